@@ -1,0 +1,1 @@
+"""The simulator: core types, the scheduling loop, KV accounting, cost models, metrics."""

@@ -1,0 +1,83 @@
+"""The engine's limits, in vLLM's names."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+KVAllocator = Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine enforces whatever the policy wants.
+
+    Attributes
+    ----------
+    num_blocks, block_size : int
+        KV cache: blocks, and tokens in a block.
+    max_model_len : int
+        Longest sequence (prompt and output) in tokens; must fit the KV cache alone.
+    max_num_seqs : int
+        Seats: most requests with KV memory at a time.
+    max_num_batched_tokens : int
+        Token budget of a step; a decode counts one.
+    enable_chunked_prefill : bool
+        Whether a prompt may be computed in pieces.
+    long_prefill_token_threshold : int
+        Largest piece of a prompt in one step; 0 means no limit.
+    watermark : float
+        Share of the blocks that admission keeps free (not when nothing runs).
+    scheduler_reserve_full_isl : bool
+        Admit only if the whole sequence fits now, not just its first chunk.
+    kv_allocator : str
+        ``paged``, or one of the contiguous reservations of the time before paging.
+    fast_forward : bool
+        Take steps at once where the plan promises it; off = the slow oracle, same results.
+    check_horizon : bool
+        Re-plan at every skipped step and raise `PolicyLied` on a broken promise.
+
+    Raises
+    ------
+    ValueError
+        If a limit is impossible.
+    """
+
+    num_blocks: int
+    max_model_len: int
+    block_size: int = 16
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = False
+    kv_allocator: KVAllocator = "paged"
+    fast_forward: bool = True
+    check_horizon: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens",
+        ):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError("long_prefill_token_threshold must be >= 0 (0 = no limit)")
+        if not 0.0 <= self.watermark < 1.0:
+            raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
+        if self.max_model_len > self.num_blocks * self.block_size:
+            raise ValueError(
+                f"max_model_len {self.max_model_len} does not fit the KV cache of "
+                f"{self.num_blocks * self.block_size} tokens ({self.num_blocks} blocks of "
+                f"{self.block_size}); lower max_model_len or give the cache more memory"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"without chunked prefill, max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}) must be at least max_model_len "
+                f"({self.max_model_len}), or long prompts could never run"
+            )
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that admission keeps free."""
+        return int(self.watermark * self.num_blocks)

@@ -1,0 +1,1 @@
+"""Cost models: how long the GPU takes for one step of a given shape."""

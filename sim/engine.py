@@ -1,0 +1,557 @@
+"""The one scheduling loop, for both backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from sim.config import EngineConfig
+from sim.cost.shape import BatchShape
+from sim.decode_batch import DecodeBatch
+from sim.errors import InfeasiblePlan, PolicyError, PolicyLied, SchedlabError, Stalled
+from sim.executor import Executor, Steps, Work
+from sim.kv_cache import ContiguousKVCache, KVCacheManager, PagedKVCache
+from sim.log import FINISHED, TRUNCATED, RunLog
+from sim.plan import FOREVER, BatchPlan, PlanBuilder
+from sim.request import Arrival, Request, RequestState, Status
+from sim.view import EngineView
+from sim.waiting_queue import WaitingQueue
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class SchedulingPolicy(Protocol):
+    """What the engine asks of a policy; `policies.Policy` is the base class to derive from."""
+
+    static_keys: bool
+    """Whether `key` never changes while a request waits."""
+
+    def key(self, state: RequestState, now_ns: int) -> Any:
+        """Return the place of a request in the waiting queue, smaller = sooner."""
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Decide one step. Must not change the policy's own state."""
+
+    on_arrival: Callable[[RequestState, int], None] | None
+    """Called with a request that entered the queue for the first time, and the time."""
+    on_tokens: Callable[[BatchPlan, int, int], None] | None
+    """Called with a plan that was executed, for how many steps, and the time it ended."""
+    on_finish: Callable[[RequestState, int], None] | None
+    """Called with a request that finished, and the time."""
+
+
+class Segment:
+    """A run of steps of one batch: planned and under way, not yet committed."""
+
+    __slots__ = ("first_step_blocks", "log_columns", "num_decodes", "plan", "start_ns", "steps")
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        start_ns: int,
+        steps: Steps,
+        num_decodes: int,
+        first_step_blocks: int,
+        log_columns: tuple[int, ...],
+    ) -> None:
+        self.plan = plan
+        self.start_ns = start_ns
+        self.steps = steps
+        self.num_decodes = num_decodes
+        self.first_step_blocks = first_step_blocks
+        self.log_columns = log_columns
+
+    @property
+    def end_ns(self) -> int:
+        """When its last step ends."""
+        return self.start_ns + sum(self.steps.durations_ns)
+
+
+class Engine:
+    """Plan a step, carry it out, account for it; again.
+
+    The engine owns the arithmetic (blocks, seats, budget), the clock, true lengths (through its
+    executor) and the log; the policy owns the decisions. It is plain Python: `begin` plans and
+    starts a segment of one or more steps, `commit` accounts for it once its time has passed, and
+    whoever drives it (SimPy, a test, a real backend) moves the clock.
+
+    Parameters
+    ----------
+    config : EngineConfig
+        The limits.
+    policy : SchedulingPolicy
+        The decisions.
+    executor : Executor
+        The GPU, simulated or real.
+    observer : callable, optional
+        Called with the engine after every committed segment (tests, progress).
+
+    Attributes
+    ----------
+    now_ns : int
+        The clock.
+    waiting, running, prefilling, paused, held
+        Requests by state: in the queue; with a seat; of these, in prefill; of these, decoding
+        but left out of the last plan that picked; finished but keeping their seat.
+    num_plans : int
+        Calls of `policy.plan` so far.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        policy: SchedulingPolicy,
+        executor: Executor,
+        observer: Callable[[Engine], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self.executor = executor
+        self.observer = observer
+        self.now_ns = 0
+        self.num_plans = 0
+        self.num_arrived = 0
+        self.num_finished = 0
+        self.num_rejected = 0
+        self._output_tokens: dict[int, int] = {}
+        self.kv = self._make_kv(config)
+        self.waiting = WaitingQueue(policy.key)
+        self.running: dict[int, RequestState] = {}
+        self.prefilling: dict[int, RequestState] = {}
+        self.paused: dict[int, RequestState] = {}
+        self.held: dict[int, RequestState] = {}
+        self.decode_batch = DecodeBatch(config.block_size)
+        self.log = RunLog(config.block_size, self.kv.grows)
+        self.view = EngineView(self)
+        self.builder = PlanBuilder(self)
+        self.wait_until_ns = FOREVER
+        self._segment: Segment | None = None
+        self._resident_tokens = 0
+        self._held_tokens = 0
+        self._answers: list[RequestState] = []
+        self._preemptions_without_token = 0
+        self._step_preempted = 0
+        self._step_recomputed_tokens = 0
+        self._promise: tuple[tuple[object, ...], int, int] | None = None
+
+    def _make_kv(self, config: EngineConfig) -> KVCacheManager:
+        blocks, size = config.num_blocks, config.block_size
+        if config.kv_allocator == "paged":
+            return PagedKVCache(blocks, size)
+        reserve = config.kv_allocator.removeprefix("contiguous_")
+        return ContiguousKVCache(
+            blocks,
+            size,
+            reserve,  # type: ignore[arg-type]
+            config.max_model_len,
+            self._output_length,
+        )
+
+    def _output_length(self, request: Request) -> int:
+        return min(self._output_tokens[request.id], request.max_tokens)
+
+    # -- requests in and out -------------------------------------------------------------------
+
+    def submit(self, arrival: Arrival, now_ns: int) -> None:
+        """Take a request in, or reject it with a reason if it can never run."""
+        request, output_tokens, _ = arrival
+        self.num_arrived += 1
+        self._promise = None
+        total = request.prompt_tokens + min(output_tokens, request.max_tokens)
+        if total > self.config.max_model_len:
+            self.num_rejected += 1
+            self.log.reject(
+                request,
+                output_tokens,
+                f"prompt and output take {total} tokens, max_model_len is "
+                f"{self.config.max_model_len}",
+            )
+            return
+        self._output_tokens[request.id] = output_tokens
+        self.executor.add(request, output_tokens)
+        state = RequestState(request)
+        self.waiting.add(state, now_ns)
+        if self.policy.on_arrival is not None:
+            self.policy.on_arrival(state, now_ns)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests taken in and neither finished nor rejected."""
+        return len(self.waiting) + len(self.running)
+
+    # -- planning ------------------------------------------------------------------------------
+
+    def begin(self, now_ns: int, horizon_ns: int = FOREVER) -> Segment | None:
+        """Plan, and start a segment.
+
+        Parameters
+        ----------
+        now_ns : int
+            The time; not before the end of the last segment.
+        horizon_ns : int
+            The next event known from outside (an arrival): no step but the first starts at or
+            after it.
+
+        Returns
+        -------
+        Segment or None
+            `None` if the policy waits; then `wait_until_ns` says until when at the latest.
+
+        Raises
+        ------
+        PolicyError
+            If the policy raises, returns no plan of its builder, asks for the impossible or (in
+            debug mode) breaks its promise.
+        Stalled
+            If work is preempted over and over and no token comes out.
+        """
+        self.now_ns = now_ns
+        self.wait_until_ns = FOREVER
+        for _ in range(self.num_in_flight + 2):
+            plan = self._make_checked_plan() if self.config.check_horizon else self._make_plan()
+            changed = bool(plan.preempted or plan.rejected or plan.admitted)
+            if changed:
+                self._apply(plan)
+            num_decodes = self._choose_decodes(plan)
+            if num_decodes or plan.chunks:
+                self._segment = self._start(plan, num_decodes, horizon_ns)
+                return self._segment
+            if not changed:
+                if plan.until_ns <= now_ns:
+                    raise self._blame(
+                        InfeasiblePlan(f"waits until {plan.until_ns} ns, which is not after now")
+                    )
+                self.wait_until_ns = plan.until_ns
+                return None
+        raise self.stalled("the policy preempts or rejects but never schedules a token")
+
+    def _make_plan(self) -> BatchPlan:
+        policy, builder = self.policy, self.builder
+        if not policy.static_keys:
+            self.waiting.sort(self.now_ns)
+        builder.reset()
+        self.num_plans += 1
+        try:
+            plan = policy.plan(self.view, builder)
+        except SchedlabError as error:
+            self.kv.rollback()
+            raise self._blame(error) from error
+        except Exception as error:
+            self.kv.rollback()
+            raise self._blame(
+                PolicyError(f"plan() raised {type(error).__name__}: {error}")
+            ) from error
+        if plan is not builder.plan:
+            self.kv.rollback()
+            raise self._blame(
+                InfeasiblePlan(
+                    f"plan() must return what builder.build() gave it, got {type(plan).__name__}"
+                )
+            )
+        builder.settle()
+        return plan
+
+    def _blame(self, error: SchedlabError) -> SchedlabError:
+        where = f"policy {type(self.policy).__name__} at t = {self.now_ns / 1e9:.6f} s: "
+        return error if str(error).startswith("policy ") else type(error)(where + str(error))
+
+    def _apply(self, plan: BatchPlan) -> None:
+        now_ns = self.now_ns
+        for state in plan.admitted:
+            self.waiting.remove(state, now_ns)
+            state.status = Status.RUNNING
+            self.running[state.id] = state
+            self.prefilling[state.id] = state
+            if state.first_scheduled_ns < 0:
+                state.first_scheduled_ns = now_ns
+        for state in plan.preempted:
+            self._evict(state)
+        for state, reason in plan.rejected:
+            self.waiting.remove(state, now_ns)
+            state.status = Status.REJECTED
+            self.num_rejected += 1
+            self.log.reject(state.request, self._output_tokens.pop(state.id), reason)
+            self.executor.remove(state)
+        if self.held and not self.running:
+            self._end_sealed_batch(now_ns)
+        if plan.preempted:
+            self._step_preempted += len(plan.preempted)
+            self._preemptions_without_token += len(plan.preempted)
+            if self._preemptions_without_token > 100 + 10 * self.num_in_flight:
+                raise self.stalled(
+                    f"{self._preemptions_without_token} preemptions in a row without a token"
+                )
+
+    def _evict(self, state: RequestState) -> None:
+        self._leave_decodes(state)
+        self.prefilling.pop(state.id, None)
+        del self.running[state.id]
+        state.num_preemptions += 1
+        state.recomputed_tokens += state._computed
+        self._step_recomputed_tokens += state._computed
+        self._resident_tokens -= state._computed
+        state._computed = 0
+        state.status = Status.WAITING
+        self.waiting.add(state, self.now_ns)
+
+    def _leave_decodes(self, state: RequestState) -> None:
+        batch = self.decode_batch
+        if state._batch is batch:
+            batch.leave(state)
+            self.log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
+            state._entry_ns = -1
+        else:
+            self.paused.pop(state.id, None)
+
+    def _join_decodes(self, state: RequestState) -> None:
+        self.executor.joined(state, self.decode_batch)
+        self.decode_batch.join(state)
+
+    def _choose_decodes(self, plan: BatchPlan) -> int:
+        """Make the decode batch exactly the requests that decode, if any do."""
+        chosen = plan.decodes
+        if chosen is None:
+            for state in list(self.paused.values()):
+                del self.paused[state.id]
+                self._join_decodes(state)
+            return self.decode_batch.size
+        if chosen:
+            ids = {state.id for state in chosen}
+            for state in [s for s in self.decode_batch.members.values() if s.id not in ids]:
+                self._leave_decodes(state)
+                self.paused[state.id] = state
+            for state in chosen:
+                if self.paused.pop(state.id, None) is not None:
+                    self._join_decodes(state)
+        return len(chosen)
+
+    # -- executing -----------------------------------------------------------------------------
+
+    def _start(self, plan: BatchPlan, num_decodes: int, horizon_ns: int) -> Segment:
+        batch, kv = self.decode_batch, self.kv
+        first_step_blocks = batch.blocks_next_step() if num_decodes and kv.grows else 0
+        num_waiting, num_running = len(self.waiting), len(self.running)
+        max_steps = 1
+        chunks: tuple[tuple[int, int], ...] = ()
+        prefill_tokens = prefills_done = 0
+        if plan.chunks:
+            chunks = tuple([(n, state._computed) for state, n in plan.chunks])
+            for state, n in plan.chunks:
+                prefill_tokens += n
+                prefills_done += state.num_uncomputed_tokens == n
+        elif self.config.fast_forward and not self.config.check_horizon:
+            max_steps = plan.max_steps
+            if max_steps > 1 and kv.grows:
+                max_steps = batch.steps_within(kv.free_blocks + first_step_blocks, max_steps)
+            horizon_ns = min(horizon_ns, plan.until_ns)
+        pad_rows = len(self.held) if plan.pad_finished and num_decodes else 0
+        context_sum = batch.context_sum_tokens if num_decodes else 0
+        shape = BatchShape(
+            num_decodes,
+            context_sum,
+            batch.context_max_tokens if num_decodes else 0,
+            chunks,
+            plan.padding_tokens + pad_rows,
+            self._held_tokens if pad_rows else 0,
+            num_decodes + prefills_done + pad_rows,
+            0,
+            num_running,
+            num_waiting,
+        )
+        reserved_unused = 0 if kv.grows else kv.fragmentation(self._resident_tokens)[0]
+        steps = self.executor.execute(
+            Work(self.now_ns, plan, shape, batch), max_steps, horizon_ns
+        )
+        log_columns = (
+            self.now_ns, len(steps.durations_ns), num_decodes, context_sum, len(chunks),
+            prefill_tokens, prefills_done, shape.padding_tokens, num_running, num_waiting,
+            self._resident_tokens, kv.num_blocks - kv.free_blocks - first_step_blocks,
+            reserved_unused, self._step_preempted, self._step_recomputed_tokens,
+            steps.overhead_ns, 0,
+        )  # fmt: skip
+        self._step_preempted = self._step_recomputed_tokens = 0
+        return Segment(plan, self.now_ns, steps, num_decodes, first_step_blocks, log_columns)
+
+    def cut(self, now_ns: int) -> int:
+        """Shorten the segment under way to the steps that started before `now_ns`.
+
+        For drivers that learn of an event only when it happens: the step in flight is finished,
+        the ones behind it are not begun.
+
+        Returns
+        -------
+        int
+            When the shortened segment ends.
+        """
+        segment = self._segment
+        assert segment is not None
+        durations = segment.steps.durations_ns
+        start_ns = segment.start_ns
+        for i, duration in enumerate(durations):
+            if i and start_ns >= now_ns:
+                segment.steps = Steps(durations[:i], segment.steps.overhead_ns, [])
+                columns = segment.log_columns
+                segment.log_columns = (columns[0], i, *columns[2:])
+                break
+            start_ns += duration
+        return segment.end_ns
+
+    def commit(self) -> None:
+        """Account for the segment under way; the clock moves to its end."""
+        segment = self._segment
+        assert segment is not None
+        self._segment = None
+        plan, steps = segment.plan, segment.steps
+        batch, kv = self.decode_batch, self.kv
+        num_steps = len(steps.durations_ns)
+        end_ns = self.now_ns = segment.end_ns
+        if segment.num_decodes:
+            new_blocks = batch.blocks_per_step(num_steps) if kv.grows else [0] * num_steps
+            if num_steps > 1:
+                kv.free_blocks -= sum(new_blocks) - segment.first_step_blocks
+            batch.steps += num_steps
+            self._resident_tokens += segment.num_decodes * num_steps
+            self._preemptions_without_token = 0
+        else:
+            new_blocks = [0] * num_steps
+        self.log.add_segment(segment.log_columns, steps.durations_ns, new_blocks)
+        for state, n in plan.chunks:
+            self._advance_prefill(state, n, end_ns, state in steps.finished)
+        if steps.finished:
+            self._promise = None
+            for state in steps.finished:
+                self._finish(state, end_ns, plan)
+            if self.held and not self.running:
+                self._end_sealed_batch(end_ns)
+        if self.policy.on_tokens is not None:
+            self.policy.on_tokens(plan, num_steps, end_ns)
+        if self.observer is not None:
+            self.observer(self)
+
+    def _advance_prefill(
+        self, state: RequestState, num_tokens: int, end_ns: int, is_last: bool
+    ) -> None:
+        state._computed += num_tokens
+        self._resident_tokens += num_tokens
+        left = state.request.prompt_tokens + state._generated - state._computed
+        if left == 0:
+            state._generated += 1
+            state._entry_ns = end_ns
+            if state.first_token_ns < 0:
+                state.first_token_ns = end_ns
+            self._preemptions_without_token = 0
+        elif left > 1 or not state._generated:
+            return
+        # One token left after a recomputation is a decode like any other.
+        del self.prefilling[state.id]
+        if not is_last:
+            self._join_decodes(state)
+
+    def _finish(self, state: RequestState, end_ns: int, plan: BatchPlan) -> None:
+        if state._batch is not None:
+            self._leave_decodes(state)
+        else:
+            steps = self.decode_batch.steps
+            self.log.add_stint(state.id, state._entry_ns, steps, steps)
+        del self.running[state.id]
+        state.last_token_ns = end_ns
+        if plan.finished == "leave":
+            self.kv.release(state)
+            self._resident_tokens -= state._computed
+            self._log_finished(state, end_ns)
+        else:
+            state.status = Status.HELD
+            self.held[state.id] = state
+            self._held_tokens += state._computed
+            if plan.finished == "hold":
+                self._log_finished(state, end_ns)
+            else:
+                self._answers.append(state)
+
+    def _end_sealed_batch(self, end_ns: int) -> None:
+        for state in self.held.values():
+            self.kv.release(state)
+            self._resident_tokens -= state._computed
+            state.status = Status.FINISHED
+        self.held.clear()
+        self._held_tokens = 0
+        for state in self._answers:
+            self._log_finished(state, end_ns)
+        self._answers.clear()
+
+    def _log_finished(self, state: RequestState, finish_ns: int) -> None:
+        if state.status is Status.RUNNING:
+            state.status = Status.FINISHED
+        request = state.request
+        truncated = self.executor.is_truncated(request)
+        output_tokens = self._output_tokens.pop(request.id)
+        self.log.add_request(state, output_tokens, finish_ns, TRUNCATED if truncated else FINISHED)
+        self.executor.remove(state)
+        self.num_finished += 1
+        if self.policy.on_finish is not None:
+            self.policy.on_finish(state, finish_ns)
+
+    # -- checking ------------------------------------------------------------------------------
+
+    def _make_checked_plan(self) -> BatchPlan:
+        """Plan twice, and compare with the other call and with what was promised before."""
+        promise, self._promise = self._promise, None
+        if self.kv.grows and self.decode_batch.blocks_next_step() > self.kv.free_blocks:
+            promise = None  # running out of memory ends a promise
+        first = self._make_plan().decision()
+        self.kv.rollback()
+        plan = self._make_plan()
+        decision = plan.decision()
+        if decision != first:
+            raise self._blame(
+                PolicyLied(_difference("planned twice at one instant", first, decision))
+            )
+        if promise is not None and promise[1] > 0 and self.now_ns < promise[2]:
+            if decision != promise[0]:
+                raise self._blame(
+                    PolicyLied(_difference("broke its skip-ahead promise", promise[0], decision))
+                )
+            self._promise = (decision, promise[1] - 1, promise[2])
+        elif not plan.chunks:
+            self._promise = (decision, plan.max_steps - 1, plan.until_ns)
+        return plan
+
+    def check(self) -> None:
+        """Prove conservation of requests, tokens and blocks, or raise AssertionError."""
+        resident = [*self.running.values(), *self.held.values()]
+        self.kv.check(resident)
+        assert self._resident_tokens == sum(s.num_computed_tokens for s in resident)
+        known = self.num_finished + self.num_rejected + self.num_in_flight + len(self._answers)
+        assert known == self.num_arrived, f"{self.num_arrived} arrived, {known} accounted for"
+        assert len(resident) <= self.config.max_num_seqs
+        decoding = self.decode_batch.members.keys() | self.paused.keys()
+        assert decoding | self.prefilling.keys() == self.running.keys()
+        assert not decoding & self.prefilling.keys()
+        batch = self.decode_batch
+        contexts = [s.num_computed_tokens for s in batch.members.values()]
+        assert batch.context_sum_tokens == sum(contexts)
+        assert batch.context_max_tokens == max(contexts, default=0)
+        opening = sum(c % batch.block_size == 0 for c in contexts)
+        assert batch.blocks_next_step() == opening
+
+    def stalled(self, why: str) -> Stalled:
+        """Describe who waits and why, for a run that cannot go on."""
+        lines = [f"stalled at t = {self.now_ns / 1e9:.6f} s: {why}"]
+        waiting = list(self.waiting)
+        denied = self.builder.denied
+        for state in waiting[:5]:
+            reason = denied[1] if denied is not None and denied[0] is state else "not reached"
+            lines.append(f"  {state!r}: {reason}")
+        if len(waiting) > 5:
+            lines.append(f"  and {len(waiting) - 5} more waiting")
+        if self.running:
+            lines.append(f"  {len(self.running)} running but not scheduled")
+        return Stalled("\n".join(lines))
+
+
+def _difference(what: str, first: tuple[object, ...], second: tuple[object, ...]) -> str:
+    names = ("tokens", "admitted", "preempted", "rejected", "padding", "finished", "pad_finished")
+    pairs = zip(names, first, second, strict=True)
+    changed = "; ".join(f"{name}: {a} then {b}" for name, a, b in pairs if a != b)
+    return f"{what}: {changed}"

@@ -1,0 +1,162 @@
+"""A request as the server knows it, and the engine's view of its progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from sim.decode_batch import DecodeBatch
+
+
+class Slo(NamedTuple):
+    """Latency targets of a request; `None` means no target in that dimension."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What a server can know when a request arrives. It has no true output length.
+
+    Attributes
+    ----------
+    id : int
+        Unique, in order of arrival.
+    arrival_ns : int
+        When the user sent it; all latencies count from here.
+    prompt_tokens : int
+        Prompt length, >= 1.
+    max_tokens : int
+        The most output tokens the user allows (declared, not the true length).
+    priority : int
+        Lower is more urgent, as in vLLM.
+    slo : Slo or None
+        Latency targets.
+    application, session, tenant : str or None
+        Where it comes from.
+    predicted_tokens : float or None
+        What a named predictor says of the output: a length in tokens, a bucket or a rank score
+        (smaller = shorter). `None` without a predictor.
+    prefix_hash_ids : tuple of int
+        Chained block hashes of the prompt; equal ids mean equal prefix up to that block.
+    prompt : str or None
+        The text, where the trace has it.
+    """
+
+    id: int
+    arrival_ns: int
+    prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    slo: Slo | None = None
+    application: str | None = None
+    session: str | None = None
+    tenant: str | None = None
+    predicted_tokens: float | None = None
+    prefix_hash_ids: tuple[int, ...] = ()
+    prompt: str | None = None
+
+
+class Arrival(NamedTuple):
+    """One line of a workload: a request, and what only the trace and the executor know of it."""
+
+    request: Request
+    output_tokens: int
+    """True output length, >= 1."""
+    ready_ns: int
+    """When the scheduler sees the request: arrival plus prediction time."""
+
+
+class Status(IntEnum):
+    """Where a request is in its life."""
+
+    WAITING = 0
+    """In the queue: new, or preempted and to be computed again."""
+    RUNNING = 1
+    """Has a seat and KV memory."""
+    HELD = 2
+    """Finished, but keeps seat and memory until its sealed batch ends."""
+    FINISHED = 3
+    REJECTED = 4
+
+
+class RequestState:
+    """The engine's view of a request's progress. Policies read it and never write to it.
+
+    While a request decodes with the others, its counters are stored relative to the number of
+    steps the `DecodeBatch` has taken, so that a step costs nothing per request.
+    """
+
+    __slots__ = (
+        "_batch",
+        "_computed",
+        "_entry_ns",
+        "_generated",
+        "_stint_start",
+        "first_scheduled_ns",
+        "first_token_ns",
+        "id",
+        "last_token_ns",
+        "num_preemptions",
+        "recomputed_tokens",
+        "request",
+        "status",
+    )
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.id = request.id
+        self.status = Status.WAITING
+        self.num_preemptions = 0
+        self.recomputed_tokens = 0
+        self.first_scheduled_ns = -1
+        self.first_token_ns = -1
+        self.last_token_ns = -1
+        self._batch: DecodeBatch | None = None
+        self._computed = 0
+        self._generated = 0
+        self._entry_ns = -1
+        self._stint_start = 0
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose keys and values are in the cache."""
+        batch = self._batch
+        return self._computed if batch is None else self._computed + batch.steps
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        batch = self._batch
+        return self._generated if batch is None else self._generated + batch.steps
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus generated tokens: what the cache must hold before the next token."""
+        return self.request.prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens still to compute before the next one comes out; 1 while decoding."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether it runs and only its newest token is not in the cache yet."""
+        if self._batch is not None:
+            return True
+        return (
+            self.status is Status.RUNNING
+            and self._generated > 0
+            and self.request.prompt_tokens + self._generated - self._computed == 1
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<request {self.id} {self.status.name.lower()}: {self.num_computed_tokens} of "
+            f"{self.num_tokens} tokens computed, {self.num_output_tokens} generated>"
+        )
