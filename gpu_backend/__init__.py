@@ -1,0 +1,1 @@
+"""The real engine: paged attention on real kernels, under the same policies."""

@@ -1,0 +1,53 @@
+"""Continuous batching: vLLM V1's scheduling loop, with hooks."""
+
+from collections.abc import Sequence
+
+from policies.policy import Policy
+from sim.plan import FOREVER, BatchPlan, PlanBuilder
+from sim.request import RequestState
+from sim.view import EngineView
+
+
+class ContinuousBatching(Policy):
+    """Running requests first, then the waiting ones in the order of `key`.
+
+    There is no prefill or decode phase: every request has tokens left to compute, and a step
+    shares its token budget among them. Memory is only ever taken from running requests, never
+    to admit, and a step that preempted admits nobody.
+
+    Skip-ahead is honest: in a decode-only step nobody could be admitted, and with no event seats
+    and budget stay the same and free blocks only fall, so nobody can be in the next one either.
+    A step that preempted promises nothing, because the next one may admit. A hook that looks at
+    the clock must say through `until_ns` when it changes its mind.
+    """
+
+    source = "vLLM V1, vllm/v1/core/sched/scheduler.py, schedule()"
+
+    def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
+        """Choose who loses its memory; `running` has the latest admission first (and is taken)."""
+        return running[0]
+
+    def hold(self, state: RequestState, view: EngineView) -> bool:
+        """Whether to keep the head of the queue, and so all behind it, waiting on purpose."""
+        return False
+
+    def chunk(self, state: RequestState, view: EngineView) -> int | None:
+        """Return the most tokens of a newly admitted request to compute in this step."""
+        return None
+
+    def until_ns(self, view: EngineView) -> int:
+        """Return the instant at which a hook may decide otherwise although nothing happened."""
+        return FOREVER
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Plan one step as vLLM V1 does."""
+        while not builder.grant_running():
+            builder.preempt(self.victim(tuple(builder.running()), view.now_ns))
+        if builder.preempted:
+            return builder.build()
+        for state in view.waiting:
+            if builder.seats_left < 1 or builder.tokens_left < 1 or self.hold(state, view):
+                break
+            if not builder.grant(state, self.chunk(state, view)):
+                break
+        return builder.build(max_steps=FOREVER, until_ns=self.until_ns(view))

@@ -1,0 +1,62 @@
+"""What every policy is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from sim.plan import BatchPlan, PlanBuilder
+from sim.request import RequestState
+from sim.view import EngineView
+
+
+class Policy:
+    """Decides, step by step, who gets seats, memory and tokens.
+
+    A subclass overrides `plan` (full power), or derives from `ContinuousBatching` and overrides
+    a hook. Its constructor only stores its parameters, so that `get_params` can tell them.
+
+    `plan` must be a function of the view and of state that changes only in the ``on_*`` hooks:
+    the engine may call it twice at one instant. A hook that is not defined costs nothing.
+    """
+
+    source: ClassVar[str] = ""
+    """Paper section or code that the policy follows."""
+    needs_prediction: ClassVar[bool] = False
+    """Whether requests must carry `predicted_tokens`."""
+    starves: ClassVar[bool] = False
+    """Whether a request can wait for ever under sustained load."""
+    static_keys: bool = True
+    """Whether `key` never changes while a request waits; if it does, the queue is re-sorted."""
+
+    on_arrival: Callable[[RequestState, int], None] | None = None
+    """Called with a request that enters the queue for the first time, and the time in ns."""
+    on_tokens: Callable[[BatchPlan, int, int], None] | None = None
+    """Called with a plan that was executed, for how many steps, and the time it ended in ns."""
+    on_finish: Callable[[RequestState, int], None] | None = None
+    """Called with a request whose answer is complete, and the time in ns."""
+
+    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
+        """Return the request's place in the waiting queue: smaller is sooner.
+
+        Ties are broken by arrival, then id. First come, first served by default.
+        """
+        return state.request.arrival_ns
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Decide one step, granting through `builder`, and return ``builder.build(...)``."""
+        raise NotImplementedError(f"{type(self).__name__} does not override plan()")
+
+    def get_params(self) -> dict[str, Any]:
+        """Return the constructor's parameters as they are now."""
+        return {name: getattr(self, name) for name in type(self).knobs()}
+
+    @classmethod
+    def knobs(cls) -> dict[str, inspect.Parameter]:
+        """Return the constructor's parameters by name."""
+        if cls.__init__ is object.__init__:
+            return {}
+        parameters = dict(inspect.signature(cls.__init__).parameters)
+        parameters.pop("self", None)
+        return parameters

@@ -1,0 +1,13 @@
+"""The predictor that is always right."""
+
+from policies.predictors.predictor import Floats, PredictionInputs, Predictor
+
+
+class Oracle(Predictor):
+    """Return the true output length: the bound that no real predictor passes."""
+
+    emulated = True
+
+    def predict(self, inputs: PredictionInputs) -> Floats:
+        """Return the true lengths, in tokens."""
+        return inputs.output_tokens.astype("float64")

@@ -1,0 +1,90 @@
+"""Policies by name, or by ``module:Class`` for those that live elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+from policies.policy import Policy
+from sim.errors import SpecError
+
+_POLICIES: dict[str, type[Policy]] = {}
+_MODULES = ("dynamic", "fcfs", "prefill_first", "priority", "sjf", "static")
+
+
+def register(name: str) -> Callable[[type[Policy]], type[Policy]]:
+    """Make a policy known under `name` (class decorator).
+
+    Raises
+    ------
+    ValueError
+        If another class has the name.
+    """
+
+    def decorate(cls: type[Policy]) -> type[Policy]:
+        if _POLICIES.get(name, cls).__qualname__ != cls.__qualname__:
+            raise ValueError(f"policy name {name!r} is taken by {_POLICIES[name].__qualname__}")
+        _POLICIES[name] = cls
+        return cls
+
+    return decorate
+
+
+def names() -> list[str]:
+    """Return the names of all registered policies, sorted."""
+    for module in _MODULES:
+        importlib.import_module(f"policies.{module}")
+    return sorted(_POLICIES)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """Return the class of a registered name or of a ``module:Class`` path.
+
+    Raises
+    ------
+    SpecError
+        If there is no such policy; names the nearest one.
+    """
+    if ":" in name:
+        return _import_class(name)
+    known = names()
+    if name not in _POLICIES:
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise SpecError(f"unknown policy {name!r}; {hint} (or a path like my_module:MyPolicy)")
+    return _POLICIES[name]
+
+
+def make(name: str, **params: Any) -> Policy:  # noqa: ANN401 - whatever the policy takes
+    """Construct a policy by name.
+
+    Raises
+    ------
+    SpecError
+        If there is no such policy, or it does not take these parameters.
+    """
+    cls = policy_class(name)
+    unknown = params.keys() - cls.knobs().keys()
+    if unknown:
+        knobs = ", ".join(cls.knobs()) or "none"
+        raise SpecError(f"policy {name!r} has no parameter {sorted(unknown)[0]!r}; it has: {knobs}")
+    try:
+        return cls(**params)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"policy {name!r}: {error}") from error
+
+
+def _import_class(path: str) -> type[Policy]:
+    module_name, _, class_name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise SpecError(
+            f"policy {path!r}: cannot import {module_name!r}: {type(error).__name__}: {error}"
+        ) from error
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Policy)):
+        raise SpecError(f"policy {path!r}: {module_name} has no Policy class {class_name!r}")
+    return cls
