@@ -27,7 +27,7 @@ class SchedulingPolicy(Protocol):
     static_keys: bool
     """Whether `key` never changes while a request waits."""
 
-    def key(self, state: RequestState, now_ns: int) -> Any:
+    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
         """Return the place of a request in the waiting queue, smaller = sooner."""
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
@@ -218,6 +218,8 @@ class Engine:
                 self._segment = self._start(plan, num_decodes, horizon_ns)
                 return self._segment
             if not changed:
+                if not self.num_in_flight:
+                    return None
                 if plan.until_ns <= now_ns:
                     raise self._blame(
                         InfeasiblePlan(f"waits until {plan.until_ns} ns, which is not after now")
@@ -242,7 +244,7 @@ class Engine:
             raise self._blame(
                 PolicyError(f"plan() raised {type(error).__name__}: {error}")
             ) from error
-        if plan is not builder.plan:
+        if plan is None or plan is not builder.plan:
             self.kv.rollback()
             raise self._blame(
                 InfeasiblePlan(
@@ -360,9 +362,7 @@ class Engine:
             num_waiting,
         )
         reserved_unused = 0 if kv.grows else kv.fragmentation(self._resident_tokens)[0]
-        steps = self.executor.execute(
-            Work(self.now_ns, plan, shape, batch), max_steps, horizon_ns
-        )
+        steps = self.executor.execute(Work(self.now_ns, plan, shape, batch), max_steps, horizon_ns)
         log_columns = (
             self.now_ns, len(steps.durations_ns), num_decodes, context_sum, len(chunks),
             prefill_tokens, prefills_done, shape.padding_tokens, num_running, num_waiting,

@@ -116,13 +116,14 @@ class SimExecutor:
             max_steps = min(max_steps, steps_to_finish)
         if max_steps > 1:
             # A guess is enough: a segment cut short here is simply continued by the next plan.
-            max_steps = min(max_steps, (horizon_ns - now_ns) // self._last_step_ns + 2)
+            within = max(0, horizon_ns - now_ns) // self._last_step_ns + 2
+            max_steps = min(max_steps, within)
         durations = self.cost_model.step_ns(shape, max_steps)
         overhead_ns = self.overhead.ns(shape.num_running, shape.num_waiting)
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]
         self._last_step_ns = durations[-1]
-        if max_steps > 1:
+        if max_steps > 1 and now_ns + sum(durations) - durations[-1] >= horizon_ns:
             start_ns = now_ns
             for i, duration in enumerate(durations):
                 if start_ns >= horizon_ns and i:
@@ -143,9 +144,7 @@ class SimExecutor:
         while True:
             step = self._due_steps[0]
             due = [
-                s
-                for s in self._due[step]
-                if s._batch is decodes and self._due_at.get(s.id) == step
+                s for s in self._due[step] if s._batch is decodes and self._due_at.get(s.id) == step
             ]
             if due:
                 return due, step - decodes.steps

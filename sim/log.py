@@ -251,4 +251,3 @@ class RunLog:
 
 def _matrix(values: array[int], width: int) -> Int64:
     return np.frombuffer(values, dtype=np.int64).reshape(-1, width)
-
