@@ -10,7 +10,8 @@ class FirstComeFirstServed(ContinuousBatching):
 
     Optimises nothing in particular; the baseline of the field. Needs to know nothing. Nobody
     starves, but one long prompt or answer holds up everyone behind it (head-of-line blocking).
-    The latest admission is preempted and comes back first.
+    The latest admission is preempted and comes back first. Skip-ahead is honest because arrival
+    times never change.
     """
 
     source = "vLLM V1, policy=fcfs"

@@ -1,6 +1,6 @@
 """Static batching: sealed batches, run to the end of their longest request."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from policies.policy import Policy
 from policies.registry import register
@@ -63,9 +63,10 @@ class Static(Policy):
             if dispatch_at_ns > view.now_ns:
                 return builder.build(until_ns=dispatch_at_ns)
             batch = self._form(view, builder)
-            self._prefill(batch, batch, builder)
+            self._prefill(batch, 0, builder)
         elif view.prefilling:
-            self._prefill(view.prefilling, [*view.running, *view.held], builder)
+            done = max((s.num_computed_tokens for s in (*view.running, *view.held)), default=0)
+            self._prefill(view.prefilling, done, builder)
         else:
             while not builder.grant_running():
                 builder.preempt(next(builder.running()))
@@ -84,10 +85,11 @@ class Static(Policy):
         return batch
 
     def _prefill(
-        self, todo: Iterable[RequestState], batch: Iterable[RequestState], builder: PlanBuilder
+        self, prompts: Collection[RequestState], longest_done: int, builder: PlanBuilder
     ) -> None:
-        longest = max((s.num_tokens for s in batch), default=0) if self.pad_prompts else 0
-        for state in todo:
+        longest = max((s.num_tokens for s in prompts), default=0)
+        longest = max(longest, longest_done) if self.pad_prompts else 0
+        for state in prompts:
             length = state.num_tokens
             # Padding goes with the tokens it accompanies, so that it uses up the budget as well.
             # The first token of a step may exceed it, or a very short prompt would never start.

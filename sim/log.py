@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.request import Request, RequestState
+from sim.steps import SEGMENT_COLUMNS, Int64, Steps
 
-Int64 = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[np.generic]]
 
 FINISHED, REJECTED, UNFINISHED, TRUNCATED = range(4)
@@ -21,12 +21,6 @@ _REQUEST_COLUMNS = (
     "num_preemptions", "recomputed_tokens", "priority", "status",
 )  # fmt: skip
 _TARGET_COLUMNS = ("predicted_tokens", "slo_ttft_ms", "slo_tpot_ms", "slo_e2el_ms")
-_SEGMENT_COLUMNS = (
-    "start_ns", "num_steps", "num_decodes", "decode_context_sum_tokens", "num_prefills",
-    "prefill_tokens", "prefills_done", "padding_tokens", "num_running", "num_waiting",
-    "kv_tokens", "kv_allocated_blocks", "kv_reserved_unused_tokens", "num_preempted",
-    "recomputed_tokens", "overhead_ns", "swapped_bytes",
-)  # fmt: skip
 _NAN = float("nan")
 
 
@@ -56,7 +50,7 @@ class RunLog:
         self._durations_ns = array("q")
         self._new_blocks = array("q")
         self._stints = array("q")
-        self._ends_ns: Int64 | None = None
+        self._decode_ends: tuple[int, Int64] | None = None
 
     # -- writing (the engine) ------------------------------------------------------------------
 
@@ -87,11 +81,10 @@ class RunLog:
     def add_segment(
         self, columns: tuple[int, ...], durations_ns: list[int], new_blocks: list[int]
     ) -> None:
-        """Record steps of one batch; `columns` in the order of the segment columns."""
+        """Record steps of one batch; `columns` in the order of SEGMENT_COLUMNS."""
         self._segments.extend(columns)
         self._durations_ns.extend(durations_ns)
         self._new_blocks.extend(new_blocks)
-        self._ends_ns = None
 
     def add_stint(self, request_id: int, entry_ns: int, first: int, last: int) -> None:
         """Record the tokens that a request got since it entered the decode batch."""
@@ -113,64 +106,20 @@ class RunLog:
             name: np.ascontiguousarray(rows[order, i]) for i, name in enumerate(_REQUEST_COLUMNS)
         }
         columns["status"] = columns["status"].astype(np.int8)
-        targets = np.frombuffer(self._targets, dtype=np.float64).reshape(-1, len(_TARGET_COLUMNS))
+        targets = np.array(self._targets).reshape(-1, len(_TARGET_COLUMNS))
         for i, name in enumerate(_TARGET_COLUMNS):
             columns[name] = np.ascontiguousarray(targets[order, i])
         return columns
 
-    def steps(self) -> Columns:
-        """Return one row a step.
-
-        Columns: start_ns, end_ns, num_decodes, decode_context_sum_tokens, num_prefills,
-        prefill_tokens, padding_tokens, num_running, num_waiting, kv_tokens (resident when the
-        step ends), kv_allocated_tokens, kv_reserved_unused_tokens, kv_fragmentation_tokens,
-        num_preempted, recomputed_tokens (thrown away by preemptions at the step's start),
-        overhead_ns, swapped_bytes.
-        """
-        segments = self._segment_columns()
-        counts = segments["num_steps"]
-        ends = self._step_ends_ns()
-        durations = np.frombuffer(self._durations_ns, dtype=np.int64)
-        first = np.zeros(len(ends), dtype=bool)
-        first[np.cumsum(counts) - counts] = True
-        index = np.arange(len(ends)) - np.repeat(np.cumsum(counts) - counts, counts)
-
-        def spread(name: str) -> Int64:
-            return np.repeat(segments[name], counts)
-
-        def at_start(name: str) -> Int64:
-            return np.where(first, spread(name), 0)
-
-        decodes = spread("num_decodes")
-        kv_tokens = spread("kv_tokens") + decodes * (index + 1)
-        new_blocks = np.frombuffer(self._new_blocks, dtype=np.int64)
-        grown = np.cumsum(new_blocks)
-        before = np.repeat(
-            (grown - new_blocks)[np.cumsum(counts) - counts] if len(ends) else grown, counts
+    def steps(self) -> Steps:
+        """Return one row a step."""
+        return Steps(
+            _matrix(self._segments, len(SEGMENT_COLUMNS)),
+            _matrix(self._durations_ns, 1)[:, 0],
+            _matrix(self._new_blocks, 1)[:, 0],
+            self.block_size,
+            self.grows,
         )
-        allocated = (spread("kv_allocated_blocks") + grown - before) * self.block_size
-        reserved = spread("kv_reserved_unused_tokens")
-        if not self.grows:
-            reserved = reserved - decodes * (index + 1) - spread("prefill_tokens")
-        return {
-            "start_ns": ends - durations,
-            "end_ns": ends,
-            "num_decodes": decodes,
-            "decode_context_sum_tokens": spread("decode_context_sum_tokens") + decodes * index,
-            "num_prefills": spread("num_prefills"),
-            "prefill_tokens": spread("prefill_tokens"),
-            "padding_tokens": spread("padding_tokens"),
-            "num_running": spread("num_running"),
-            "num_waiting": spread("num_waiting"),
-            "kv_tokens": kv_tokens + spread("prefill_tokens"),
-            "kv_allocated_tokens": allocated,
-            "kv_reserved_unused_tokens": reserved,
-            "kv_fragmentation_tokens": allocated - kv_tokens - spread("prefill_tokens") - reserved,
-            "num_preempted": at_start("num_preempted"),
-            "recomputed_tokens": at_start("recomputed_tokens"),
-            "overhead_ns": spread("overhead_ns"),
-            "swapped_bytes": at_start("swapped_bytes"),
-        }
 
     def token_gaps(self) -> tuple[Int64, Int64]:
         """Return all gaps between tokens of the same request, as (gap in ns, how many).
@@ -210,44 +159,30 @@ class RunLog:
 
     def token_counts(self) -> tuple[Int64, Int64]:
         """Return (time in ns, tokens that came out then), one pair a step with any."""
-        segments = self._segment_columns()
-        out = np.repeat(segments["num_decodes"] + segments["prefills_done"], segments["num_steps"])
-        return self._step_ends_ns()[out > 0], out[out > 0]
+        steps = self.steps()
+        out = steps.tokens_out()
+        return steps["end_ns"][out > 0], out[out > 0]
 
     def token_times(self, request_id: int) -> Int64:
         """Return when each token of a request came out, in ns."""
-        decode_ends = self._decode_ends_ns()
+        decode_ends, stints = self._decode_ends_ns(), self._stint_rows()
         times: list[Int64] = []
-        for row in self._stint_rows():
-            if row[0] == request_id:
-                if row[1] >= 0:
-                    times.append(row[1:2])
-                times.append(decode_ends[row[2] : row[3]])
+        for _, entry, first, last in stints[stints[:, 0] == request_id].tolist():
+            if entry >= 0:
+                times.append(np.array([entry]))
+            times.append(decode_ends[first:last])
         return np.concatenate(times) if times else np.zeros(0, dtype=np.int64)
-
-    def _segment_columns(self) -> dict[str, Int64]:
-        rows = _matrix(self._segments, len(_SEGMENT_COLUMNS))
-        return {name: rows[:, i] for i, name in enumerate(_SEGMENT_COLUMNS)}
 
     def _stint_rows(self) -> Int64:
         return _matrix(self._stints, 4)
 
-    def _step_ends_ns(self) -> Int64:
-        if self._ends_ns is None:
-            segments = self._segment_columns()
-            counts, starts = segments["num_steps"], segments["start_ns"]
-            durations = np.frombuffer(self._durations_ns, dtype=np.int64)
-            elapsed = np.cumsum(durations)
-            first = np.cumsum(counts) - counts
-            offset = starts - (elapsed - durations)[first] if len(durations) else starts
-            self._ends_ns = elapsed + np.repeat(offset, counts)
-        return self._ends_ns
-
     def _decode_ends_ns(self) -> Int64:
-        segments = self._segment_columns()
-        decoding = np.repeat(segments["num_decodes"] > 0, segments["num_steps"])
-        return self._step_ends_ns()[decoding]
+        if self._decode_ends is None or self._decode_ends[0] != self.num_steps:
+            steps = self.steps()
+            self._decode_ends = (self.num_steps, steps["end_ns"][steps["num_decodes"] > 0])
+        return self._decode_ends[1]
 
 
 def _matrix(values: array[int], width: int) -> Int64:
-    return np.frombuffer(values, dtype=np.int64).reshape(-1, width)
+    # A copy: an array that is looked at could not grow any more.
+    return np.array(values, dtype=np.int64).reshape(-1, width)

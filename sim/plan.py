@@ -69,7 +69,9 @@ class BatchPlan(NamedTuple):
 
     def decoding(self) -> tuple[RequestState, ...]:
         """List the requests that decode; valid until the step is done."""
-        return self.list_decodes() if self.decodes is None else self.decodes
+        if self.decodes is not None:
+            return self.decodes
+        return tuple(s for s in self.list_decodes() if s not in self.preempted)
 
     def decision(self) -> tuple[object, ...]:
         """Return what two plans must agree on to be the same decision."""
@@ -229,8 +231,10 @@ class PlanBuilder:
         """
         if want is not None and want < 1:
             raise InfeasiblePlan(f"a grant needs at least one token, not {want}")
-        if state.id in self._chunks or state.id in self._decodes or (
-            self._all_decodes and state.is_decoding
+        if (
+            state.id in self._chunks
+            or state.id in self._decodes
+            or (self._all_decodes and state.is_decoding)
         ):
             raise InfeasiblePlan(f"{state!r} is granted tokens twice in one step")
         if state.status is Status.WAITING:

@@ -28,9 +28,7 @@ def workloads(draw, max_requests=24, max_prompt=60, max_output=40):
     for i, (gap_ns, prompt, output, priority, error) in enumerate(rows):
         now_ns += gap_ns
         requests.append(
-            arrival(
-                i, now_ns, prompt, output, priority=priority, predicted_tokens=output * error
-            )
+            arrival(i, now_ns, prompt, output, priority=priority, predicted_tokens=output * error)
         )
     return requests
 

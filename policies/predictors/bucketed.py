@@ -21,9 +21,7 @@ class Bucketed(Predictor):
 
     emulated = True
 
-    def __init__(
-        self, num_buckets: int = 5, accuracy: float = 1.0, latency_s: float = 0.0
-    ) -> None:
+    def __init__(self, num_buckets: int = 5, accuracy: float = 1.0, latency_s: float = 0.0) -> None:
         super().__init__(latency_s)
         if num_buckets < 2:
             raise ValueError(f"num_buckets must be at least 2, got {num_buckets}")

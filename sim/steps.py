@@ -1,0 +1,148 @@
+"""The steps of a run, one row each, written out from segments a column at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+
+SEGMENT_COLUMNS = (
+    "start_ns", "num_steps", "num_decodes", "decode_context_sum_tokens", "num_prefills",
+    "prefill_tokens", "prefills_done", "padding_tokens", "num_running", "num_waiting",
+    "kv_tokens", "kv_allocated_blocks", "kv_reserved_unused_tokens", "num_preempted",
+    "recomputed_tokens", "overhead_ns", "swapped_bytes",
+)  # fmt: skip
+"""What is logged once for a run of steps with the same batch, as of its start."""
+
+_FIRST_STEP_ONLY = ("num_preempted", "recomputed_tokens", "swapped_bytes")
+
+
+class Steps(Mapping[str, Int64]):
+    """A table of steps; a column is computed when it is asked for, and not kept.
+
+    Columns: start_ns, end_ns, num_decodes, decode_context_sum_tokens, num_prefills,
+    prefill_tokens, padding_tokens, num_running, num_waiting, kv_tokens (resident when the step
+    ends), kv_allocated_tokens (held by requests), kv_reserved_unused_tokens (held, and used by
+    its owner later), kv_fragmentation_tokens (held for nothing), num_preempted,
+    recomputed_tokens (thrown away by preemptions at the step's start), overhead_ns,
+    swapped_bytes.
+
+    Parameters
+    ----------
+    segments : ndarray of int64, shape (num_segments, len(SEGMENT_COLUMNS))
+        Runs of steps with the same batch.
+    durations_ns, new_blocks : ndarray of int64, shape (num_steps,)
+        Per step: how long it took, and how many KV blocks its decodes opened.
+    block_size : int
+        Tokens in a KV block.
+    grows : bool
+        Whether decodes open blocks as they go, or use what was reserved at admission.
+    """
+
+    _NAMES = (
+        "start_ns", "end_ns", "num_decodes", "decode_context_sum_tokens", "num_prefills",
+        "prefill_tokens", "padding_tokens", "num_running", "num_waiting", "kv_tokens",
+        "kv_allocated_tokens", "kv_reserved_unused_tokens", "kv_fragmentation_tokens",
+        "num_preempted", "recomputed_tokens", "overhead_ns", "swapped_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self, segments: Int64, durations_ns: Int64, new_blocks: Int64, block_size: int, grows: bool
+    ) -> None:
+        self._segments = segments
+        self._durations_ns = durations_ns
+        self._new_blocks = new_blocks
+        self._block_size = block_size
+        self._grows = grows
+        self._counts = self._segment("num_steps")
+        self._first = np.cumsum(self._counts) - self._counts
+
+    def __len__(self) -> int:
+        return len(self._NAMES)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._NAMES)
+
+    @property
+    def num_rows(self) -> int:
+        """Steps in the table."""
+        return len(self._durations_ns)
+
+    def batches(self, num_rows: int) -> Iterator[Steps]:
+        """Cut the table into pieces of about `num_rows` steps, in order."""
+        if not self.num_rows:
+            yield self
+            return
+        bounds = np.searchsorted(self._first, np.arange(0, self.num_rows, num_rows))
+        edges = np.unique([*bounds, len(self._segments)]).tolist()
+        for low, high in pairwise(edges):
+            first = int(self._first[low])
+            last = int(self._first[high]) if high < len(self._first) else self.num_rows
+            yield Steps(
+                self._segments[low:high],
+                self._durations_ns[first:last],
+                self._new_blocks[first:last],
+                self._block_size,
+                self._grows,
+            )
+
+    def __getitem__(self, name: str) -> Int64:
+        """Return one column, shape (num_rows,).
+
+        Raises
+        ------
+        KeyError
+            If there is no such column.
+        """
+        if name not in self._NAMES:
+            raise KeyError(name)
+        if name == "start_ns":
+            return self["end_ns"] - self._durations_ns
+        if name == "end_ns":
+            elapsed = np.cumsum(self._durations_ns)
+            before = (elapsed - self._durations_ns)[self._first]
+            return elapsed + self._spread(self._segment("start_ns") - before)
+        if name == "decode_context_sum_tokens":
+            return self._spread(self._segment(name)) + self._decoded_before()
+        if name == "kv_tokens":
+            start = self._segment("kv_tokens") + self._segment("prefill_tokens")
+            return self._spread(start + self._segment("num_decodes")) + self._decoded_before()
+        if name == "kv_allocated_tokens":
+            grown = np.cumsum(self._new_blocks)
+            before = (grown - self._new_blocks)[self._first]
+            held = grown + self._spread(self._segment("kv_allocated_blocks") - before)
+            return held * self._block_size
+        if name == "kv_reserved_unused_tokens":
+            reserved = self._segment(name)
+            if self._grows:
+                return self._spread(reserved)
+            reserved = reserved - self._segment("prefill_tokens") - self._segment("num_decodes")
+            return self._spread(reserved) - self._decoded_before()
+        if name == "kv_fragmentation_tokens":
+            used = self["kv_tokens"] + self["kv_reserved_unused_tokens"]
+            return self["kv_allocated_tokens"] - used
+        if name in _FIRST_STEP_ONLY:
+            column = np.zeros(self.num_rows, dtype=np.int64)
+            column[self._first] = self._segment(name)
+            return column
+        return self._spread(self._segment(name))
+
+    def tokens_out(self) -> Int64:
+        """Return how many tokens came out at the end of each step."""
+        return self._spread(self._segment("num_decodes") + self._segment("prefills_done"))
+
+    def _segment(self, name: str) -> Int64:
+        column: Int64 = self._segments[:, SEGMENT_COLUMNS.index(name)]
+        return column
+
+    def _spread(self, values: Int64) -> Int64:
+        return np.repeat(values, self._counts)
+
+    def _decoded_before(self) -> Int64:
+        """Return the tokens that each step's segment decoded before it."""
+        index = np.arange(self.num_rows) - self._spread(self._first)
+        return self._spread(self._segment("num_decodes")) * index

@@ -1,0 +1,282 @@
+"""Each policy's rule, traced by hand: the exact batches of a few iterations."""
+
+import pytest
+
+from policies import ContinuousBatching, Policy, registry
+from sim.config import EngineConfig
+from sim.errors import SpecError
+from tests import laws
+from tests.laws import arrival
+
+
+class Recorder:
+    """A policy that writes down every plan of the one it wraps."""
+
+    def __init__(self, policy):
+        self._policy = policy
+        self.batches = []
+
+    def __getattr__(self, name):
+        return getattr(self._policy, name)
+
+    def plan(self, view, builder):
+        plan = self._policy.plan(view, builder)
+        tokens = dict(sorted(plan.num_scheduled_tokens().items()))
+        gone = [s.id for s in plan.preempted]
+        self.batches.append(
+            (tokens, plan.padding_tokens)
+            if plan.padding_tokens
+            else (tokens, gone)
+            if gone
+            else tokens
+        )
+        return plan
+
+
+def batches(name, work, config, **params):
+    """Run step by step and return each plan as {request: tokens}; with preempted ids or padding."""
+    recorder = Recorder(registry.make(name, **params))
+    log = laws.run(recorder, work, laws.slow(config))
+    return [b for b in recorder.batches if b != {}], log
+
+
+def limits(num_blocks=100, seats=8, budget=16, block_size=4, **more):
+    return EngineConfig(
+        num_blocks=num_blocks, max_model_len=min(100, num_blocks * block_size),
+        block_size=block_size, max_num_seqs=seats, max_num_batched_tokens=budget, **more,
+    )  # fmt: skip
+
+
+def test_fcfs_shares_the_token_budget_running_first_and_chunks_the_last_prompt():
+    work = [
+        arrival(0, prompt=10, output=3),
+        arrival(1, prompt=14, output=2),
+        arrival(2, prompt=3, output=2),
+    ]
+    got, _ = batches("fcfs", work, limits())
+    assert got == [
+        {0: 10, 1: 6},  # the budget of 16 cuts request 1; request 2 does not jump ahead
+        {0: 1, 1: 8, 2: 3},  # decode, rest of the prompt, and now request 2
+        {0: 1, 1: 1, 2: 1},
+    ]
+
+
+def test_fcfs_without_memory_preempts_the_latest_and_recomputes_it_first():
+    # 5 blocks of 4. Prompts of 8 hold two blocks each and fill them; the first decode of each
+    # needs one more, and only one is free.
+    work = [
+        arrival(0, prompt=8, output=6),
+        arrival(1, prompt=8, output=3),
+        arrival(2, prompt=4, output=1),
+    ]
+    got, log = batches("fcfs", work, limits(num_blocks=5))
+    assert got == [
+        {0: 8, 1: 8},  # request 2 would need the 17th token: out of budget
+        ({0: 1}, [1]),  # request 1 goes; nobody is admitted in a step that preempted
+        {0: 1},  # request 1 comes first now, but its 9 tokens need 3 blocks and 2 are free
+        {0: 1},
+        {0: 1},
+        {0: 1},  # request 0 is done: 6 tokens out
+        {1: 9, 2: 4},  # prompt and the token it had: recomputed in one go
+        {1: 1},
+    ]
+    assert log.requests()["recomputed_tokens"].tolist() == [0, 8, 0]
+
+
+def test_fcfs_long_prefill_threshold_lets_others_in_beside_a_long_prompt():
+    work = [arrival(0, prompt=12, output=1), arrival(1, prompt=9, output=1)]
+    got, _ = batches("fcfs", work, limits(long_prefill_token_threshold=5))
+    assert got == [{0: 5, 1: 5}, {0: 5, 1: 4}, {0: 2}]
+
+
+def test_priority_serves_lower_numbers_first_and_evicts_the_highest():
+    work = [
+        arrival(0, prompt=8, output=3, priority=1),
+        arrival(1, prompt=8, output=3, priority=5),
+        arrival(2, prompt=8, output=3, priority=0),
+    ]
+    got, log = batches("priority", work, limits(num_blocks=7, budget=24))
+    assert got == [
+        {0: 8, 1: 8, 2: 8},  # all fit: 6 of 7 blocks
+        ({0: 1, 2: 1}, [1]),  # three new blocks, one free: priority 5 goes
+        {0: 1, 2: 1},
+        {1: 9},
+        {1: 1},
+    ]
+    assert log.requests()["num_preemptions"].tolist() == [0, 1, 0]
+
+
+def test_sjf_admits_by_prediction_not_by_arrival():
+    work = [
+        arrival(0, prompt=4, output=1, predicted_tokens=30.0),
+        arrival(1, prompt=4, output=1, predicted_tokens=10.0),
+        arrival(2, prompt=4, output=1, predicted_tokens=20.0),
+    ]
+    got, _ = batches("sjf", work, limits(seats=1))
+    assert got == [{1: 4}, {2: 4}, {0: 4}]
+
+
+def test_sjf_without_a_prediction_says_what_is_missing():
+    with pytest.raises(Exception, match="sjf needs a predictor"):
+        batches("sjf", [arrival(0)], limits())
+
+
+def test_prefill_first_stalls_decodes_while_prompts_fit():
+    # A step takes 1000 ns and more, so request 2 is there when the second step is planned.
+    work = [
+        arrival(0, prompt=6, output=3),
+        arrival(1, prompt=12, output=2),
+        arrival(2, at_ns=500, prompt=5, output=2),
+    ]
+    got, _ = batches("prefill_first", work, limits(seats=3))
+    assert got == [
+        {0: 6},  # request 1 would exceed the budget and prompts are not cut
+        {1: 12},  # request 0 is stalled; request 2 does not fit beside
+        {2: 5},
+        {0: 1, 1: 1, 2: 1},
+        {0: 1},
+    ]
+
+
+def test_prefill_first_computes_a_prompt_beyond_the_budget_in_steps_of_its_own():
+    work = [arrival(0, prompt=2, output=2), arrival(1, prompt=20, output=1)]
+    got, _ = batches("prefill_first", work, limits())
+    assert got == [{0: 2}, {1: 16}, {1: 4}, {0: 1}]
+
+
+def test_static_seals_a_batch_and_pads_it_to_the_longest():
+    work = [
+        arrival(0, prompt=4, output=1),
+        arrival(1, prompt=6, output=3),
+        arrival(2, prompt=2, output=1),
+    ]
+    got, log = batches("static", work, limits(seats=2))
+    assert got == [
+        ({0: 4, 1: 6}, 2),  # both at the length of the longer: two tokens for nobody
+        {1: 1},  # request 0 is done, but nobody takes its seat
+        {1: 1},
+        {2: 2},
+    ]
+    requests, steps = log.requests(), log.steps()
+    # Request 0 is answered when its batch ends, with request 1.
+    assert requests["finish_ns"][0] == requests["finish_ns"][1] == steps["end_ns"][2]
+    assert requests["last_token_ns"][0] == steps["end_ns"][0]
+    assert steps["padding_tokens"].tolist() == [2, 1, 1, 0]  # the finished row is computed along
+
+
+def test_static_returning_early_answers_at_once_but_keeps_the_seat():
+    work = [arrival(0, prompt=4, output=1), arrival(1, prompt=4, output=3), arrival(2, prompt=2)]
+    got, log = batches("static", work, limits(seats=2), return_early=True, pad_decodes=False)
+    assert got == [{0: 4, 1: 4}, {1: 1}, {1: 1}, {2: 2}]
+    requests = log.requests()
+    assert (requests["finish_ns"] == requests["last_token_ns"]).all()
+    assert log.steps()["padding_tokens"].tolist() == [0, 0, 0, 0]
+
+
+def test_static_prefills_a_batch_beyond_the_budget_in_several_steps():
+    work = [arrival(0, prompt=10, output=2), arrival(1, prompt=10, output=2)]
+    got, _ = batches("static", work, limits())
+    assert got == [{0: 10, 1: 6}, {1: 4}, {0: 1, 1: 1}]
+
+
+def test_static_slot_utilisation_is_that_of_the_textbook_example():
+    # Outputs 5, 200, 3, 150 in one batch: 358 of 800 slots do work.
+    work = [arrival(i, prompt=1, output=n) for i, n in enumerate([5, 200, 3, 150])]
+    config = EngineConfig(num_blocks=400, max_model_len=300, block_size=1, max_num_seqs=4)
+    steps = laws.run(registry.make("static"), work, config).steps()
+    useful = int((steps["num_decodes"] + steps["num_prefills"]).sum())
+    slots = useful + int(steps["padding_tokens"].sum())
+    assert (useful, slots) == (358, 800)
+
+
+def test_dynamic_dispatches_a_full_batch_at_once_and_a_partial_one_after_the_delay():
+    work = [
+        arrival(0, at_ns=0, prompt=2),
+        arrival(1, at_ns=300, prompt=2),
+        arrival(2, at_ns=50_000, prompt=2),
+    ]
+    _, log = batches("dynamic", work, limits(), max_batch_size=2, max_queue_delay_s=10e-6)
+    started = log.requests()["first_scheduled_ns"].tolist()
+    assert started == [300, 300, 60_000]
+
+
+def test_dynamic_without_delay_takes_what_is_there():
+    work = [arrival(0, prompt=2), arrival(1, at_ns=300, prompt=2)]
+    _, log = batches("dynamic", work, limits())
+    assert log.requests()["first_scheduled_ns"].tolist() == [0, 1020]
+
+
+# -- base class and registry -------------------------------------------------------------------
+
+
+def test_policy_of_a_dozen_lines_runs_by_its_path():
+    name = f"{__name__}:LongestPromptFirst"
+    work = [arrival(0, prompt=2), arrival(1, prompt=8), arrival(2, prompt=5)]
+    got, _ = batches(name, work, limits(seats=1))
+    assert [list(b) for b in got] == [[1], [2], [0]]
+
+
+class LongestPromptFirst(ContinuousBatching):
+    """The longest prompt first."""
+
+    def key(self, state, now_ns):
+        return -state.request.prompt_tokens
+
+
+def test_hooks_hold_and_chunk_shape_admission():
+    class Patient(ContinuousBatching):
+        """Admits nobody while someone runs, and computes prompts in pieces of three at first."""
+
+        def hold(self, state, view):
+            return bool(view.running)
+
+        def chunk(self, state, view):
+            return 3
+
+    recorder = Recorder(Patient())
+    work = [arrival(0, prompt=5, output=2), arrival(1, prompt=2)]
+    laws.run(recorder, work, laws.slow(limits()))
+    # The second prompt fits the first step, before anyone runs.
+    assert [b for b in recorder.batches if b] == [{0: 3, 1: 2}, {0: 2}, {0: 1}]
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_policy_says_what_a_reader_must_know(name):
+    cls = registry.policy_class(name)
+    doc = " ".join((cls.__doc__ or "").split())
+    assert cls.source, "source missing"
+    for word in ("Optimises", "Needs", "starve", "Skip-ahead is honest"):
+        assert word in doc, f"{name} does not say: {word}"
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_policy_constructor_only_stores_its_parameters(name):
+    cls = registry.policy_class(name)
+    policy = registry.make(name)
+    defaults = {k: p.default for k, p in cls.knobs().items()}
+    assert policy.get_params() == defaults
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("fcsf", {}, "did you mean 'fcfs'"),
+        ("nonsense", {}, "known: dynamic, fcfs"),
+        ("static", {"batch_size": 3}, "no parameter 'batch_size'.*max_batch_size"),
+        ("static", {"max_batch_size": 0}, "at least 1"),
+        ("dynamic", {"max_queue_delay_s": float("nan")}, "finite"),
+        ("no_such_module:X", {}, "cannot import 'no_such_module'"),
+        ("tests.laws:LinearCost", {}, "no Policy class 'LinearCost'"),
+    ],
+)
+def test_registry_on_a_bad_name_or_parameter_says_what_is_right(name, params, message):
+    with pytest.raises(SpecError, match=message):
+        registry.make(name, **params)
+
+
+def test_registry_when_a_name_is_taken_refuses():
+    with pytest.raises(ValueError, match="taken by FirstComeFirstServed"):
+
+        @registry.register("fcfs")
+        class Other(Policy):
+            """Another one."""
