@@ -1,0 +1,330 @@
+"""A calibration profile on disk: meta.json (what was measured) and fit.json (what it gave)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sim.cost.shape import BatchShape
+from sim.errors import SpecError
+from sim.files import replacing
+
+SCHEMA = "schedlab-fit-1"
+
+FEATURES = (
+    "decode_context_sum_tokens",
+    "decode_context_max_tokens",
+    "prefill_attention_pairs",
+    "num_decodes",
+    "num_prefills",
+    "swapped_bytes",
+)
+"""What a step costs by, beside its new tokens; a fit has one coefficient for each."""
+
+META_KEYS = ("model", "hardware", "dtype", "tensor_parallel_size")
+"""What meta.json must say; the loader compares it with the run."""
+
+
+def step_features(shape: BatchShape) -> dict[str, int]:
+    """Return the features of a step, ``new_tokens`` and those of `FEATURES`.
+
+    Notes
+    -----
+    ``new_tokens = num_decodes + padding_tokens + sum of chunks``. The context sum includes what is
+    read for padding rows. A chunk of q tokens after c has ``q*c + q*(q+1)/2`` causal pairs.
+    """
+    return {
+        "new_tokens": shape.num_decodes + shape.padding_tokens + sum(q for q, _ in shape.chunks),
+        "decode_context_sum_tokens": shape.decode_context_sum_tokens + shape.padding_context_tokens,
+        "decode_context_max_tokens": shape.decode_context_max_tokens,
+        "prefill_attention_pairs": sum(q * (2 * c + q + 1) // 2 for q, c in shape.chunks),
+        "num_decodes": shape.num_decodes,
+        "num_prefills": len(shape.chunks),
+        "swapped_bytes": shape.swapped_bytes,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """Step time in one mode of launching kernels.
+
+    Attributes
+    ----------
+    knots_tokens : tuple of int
+        New tokens at the knots, increasing.
+    knots_s : tuple of float
+        Seconds there, non-decreasing; linear between, constant below, last slope beyond.
+    coefficients_s : mapping of str to float
+        Seconds per unit of each feature, >= 0; a feature left out costs nothing, but for
+        ``swapped_bytes``, which then cannot be priced.
+    buckets : tuple of int
+        CUDA-graph batch sizes: new tokens are rounded up to the next. Empty without graphs.
+    """
+
+    knots_tokens: tuple[int, ...]
+    knots_s: tuple[float, ...]
+    coefficients_s: Mapping[str, float]
+    buckets: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.knots_tokens) < 2 or len(self.knots_tokens) != len(self.knots_s):
+            raise SpecError("knots_tokens and knots_s must have the same length, at least 2")
+        if self.knots_tokens[0] < 1 or not _increasing(self.knots_tokens):
+            raise SpecError("knots_tokens must be >= 1 and strictly increasing")
+        for value in self.knots_s:
+            _check_number("knots_s", value)
+        if list(self.knots_s) != sorted(self.knots_s):
+            raise SpecError("knots_s must not decrease: more tokens cannot take less time")
+        for key, value in self.coefficients_s.items():
+            _check_key(key, FEATURES, "coefficients_s")
+            _check_number(f"coefficients_s.{key}", value)
+        if self.buckets and (self.buckets[0] < 1 or not _increasing(self.buckets)):
+            raise SpecError("buckets must be >= 1 and strictly increasing")
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """How far a fit is from measured steps, as fractions (0.03 = 3 %).
+
+    Attributes
+    ----------
+    mape, p90, max : float
+        Mean, 90th percentile and largest absolute relative error.
+    bias : float
+        Mean signed relative error; positive = the fit is too slow.
+    num_points : int
+        Measured steps.
+    """
+
+    mape: float
+    p90: float
+    max: float
+    bias: float
+    num_points: int
+
+    def __post_init__(self) -> None:
+        for key in ("mape", "p90", "max"):
+            _check_number(key, getattr(self, key))
+        if not math.isfinite(self.bias):
+            raise SpecError(f"bias must be finite, got {self.bias!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """All that fit.json holds.
+
+    Attributes
+    ----------
+    eager : Regime
+        Steps with prefills, and all steps larger than the largest graph.
+    graph : Regime or None
+        Decode-only steps that replay a CUDA graph; has buckets.
+    validity : mapping of str to (float, float)
+        Least and largest measured value of ``new_tokens`` and of each feature. Zero (the
+        component is absent) is always inside.
+    train, held_out : FitError
+        Errors on the measured points the fit has seen, and on those it has not.
+    """
+
+    eager: Regime
+    graph: Regime | None
+    validity: Mapping[str, tuple[float, float]]
+    train: FitError
+    held_out: FitError
+
+    def __post_init__(self) -> None:
+        if self.eager.buckets:
+            raise SpecError("eager: buckets belong to the graph regime")
+        if self.graph is not None and not self.graph.buckets:
+            raise SpecError("graph: buckets are missing")
+        if "new_tokens" not in self.validity:
+            raise SpecError("validity: new_tokens is missing")
+        for key, (low, high) in self.validity.items():
+            _check_key(key, ("new_tokens", *FEATURES), "validity")
+            _check_number(f"validity.{key}", low)
+            _check_number(f"validity.{key}", high)
+            if low > high:
+                raise SpecError(f"validity.{key}: {low} > {high}")
+
+
+def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
+    """Write meta.json and fit.json into a profile folder, each whole or not at all.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if need be; other files in it (raw points, residuals) are left alone.
+    meta : mapping
+        ``model``, ``hardware``, ``dtype``, ``tensor_parallel_size`` and whatever else describes the
+        measurement (driver, versions, clocks, date, seed).
+    fit : Fit
+        The result.
+
+    Raises
+    ------
+    SpecError
+        If `meta` lacks a required key.
+    """
+    for key in META_KEYS:
+        if key not in meta:
+            raise SpecError(f"profile meta: key {key!r} is missing")
+    graph = fit.graph
+    data = {
+        "schema": SCHEMA,
+        "regimes": {
+            "eager": _regime_json(fit.eager),
+            **({"graph": _regime_json(graph)} if graph else {}),
+        },
+        "validity": {key: list(bounds) for key, bounds in fit.validity.items()},
+        "error": {"train": asdict(fit.train), "held_out": asdict(fit.held_out)},
+    }
+    for name, content in (("meta.json", dict(meta)), ("fit.json", data)):
+        with replacing(Path(folder) / name) as temporary:
+            text = json.dumps(content, indent=2, allow_nan=False)
+            temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return meta.json of a profile folder; raises `SpecError` if a required key is missing."""
+    path = Path(folder) / "meta.json"
+    meta = _read_json(path)
+    for key in META_KEYS:
+        if key not in meta:
+            raise SpecError(f"{path}: key {key!r} is missing")
+    return meta
+
+
+def read_fit(folder: Path) -> Fit:
+    """Return fit.json of a profile folder.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read, a key is missing, unknown or of the wrong type, or a coefficient is
+        negative.
+    """
+    path = Path(folder) / "fit.json"
+    data = _read_json(path)
+    if data.get("schema") != SCHEMA:
+        raise SpecError(f"{path}: schema {data.get('schema')!r}, this version reads {SCHEMA!r}")
+    try:
+        regimes = _section(data, "regimes", ("eager", "graph"))
+        error = _section(data, "error", ("train", "held_out"))
+        bounds = _section(data, "validity", ("new_tokens", *FEATURES))
+        return Fit(
+            eager=_regime("eager", regimes),
+            graph=_regime("graph", regimes) if "graph" in regimes else None,
+            validity={key: _pair(f"validity.{key}", value) for key, value in bounds.items()},
+            train=_fit_error("train", error),
+            held_out=_fit_error("held_out", error),
+        )
+    except SpecError as problem:
+        raise SpecError(f"{path}: {problem}") from problem
+
+
+def _regime_json(regime: Regime) -> dict[str, object]:
+    data: dict[str, object] = {
+        "knots_tokens": list(regime.knots_tokens),
+        "knots_s": list(regime.knots_s),
+        "coefficients_s": dict(regime.coefficients_s),
+    }
+    return {**data, "buckets": list(regime.buckets)} if regime.buckets else data
+
+
+def _regime(name: str, regimes: Mapping[str, Any]) -> Regime:
+    keys = ("knots_tokens", "knots_s", "coefficients_s", "buckets")
+    data = _section(regimes, name, keys)
+    for key in keys[:3]:
+        if key not in data:
+            raise SpecError(f"regimes.{name}: key {key!r} is missing")
+    coefficients = _section(data, "coefficients_s", FEATURES)
+    try:
+        return Regime(
+            knots_tokens=_whole(data, "knots_tokens"),
+            knots_s=tuple(
+                _number(f"knots_s[{i}]", x) for i, x in enumerate(_array(data, "knots_s"))
+            ),
+            coefficients_s={key: _number(key, value) for key, value in coefficients.items()},
+            buckets=_whole(data, "buckets") if "buckets" in data else (),
+        )
+    except SpecError as problem:
+        raise SpecError(f"regimes.{name}: {problem}") from problem
+
+
+def _fit_error(name: str, errors: Mapping[str, Any]) -> FitError:
+    keys = ("mape", "p90", "max", "bias", "num_points")
+    data = _section(errors, name, keys)
+    for key in keys:
+        if key not in data:
+            raise SpecError(f"error.{name}: key {key!r} is missing")
+    values = {key: _number(f"error.{name}.{key}", data[key]) for key in keys[:4]}
+    return FitError(**values, num_points=int(_number("num_points", data["num_points"])))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot read profile: {error.strerror}") from error
+    except ValueError as error:
+        raise SpecError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: must hold a JSON object")
+    return data
+
+
+def _section(data: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[str, Any]:
+    """Return a sub-object whose keys are all known."""
+    section = data.get(key)
+    if not isinstance(section, dict):
+        raise SpecError(f"key {key!r} is missing or is no object")
+    for name in section:
+        _check_key(name, tuple(known), key)
+    return section
+
+
+def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise SpecError(f"{where}: unknown key {key!r}; {hint}")
+
+
+def _check_number(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise SpecError(f"{name} must be finite and >= 0, got {value!r}")
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def _array(data: Mapping[str, Any], key: str) -> list[Any]:
+    if not isinstance(data[key], list):
+        raise SpecError(f"{key} must be an array, got {data[key]!r}")
+    return list(data[key])
+
+
+def _whole(data: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    values = [_number(f"{key}[{i}]", value) for i, value in enumerate(_array(data, key))]
+    if any(value != int(value) for value in values):
+        raise SpecError(f"{key} must hold whole numbers")
+    return tuple(int(value) for value in values)
+
+
+def _pair(name: str, value: object) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise SpecError(f"{name} must be [least, largest], got {value!r}")
+    return _number(name, value[0]), _number(name, value[1])
+
+
+def _increasing(values: tuple[int, ...]) -> bool:
+    return all(a < b for a, b in pairwise(values))

@@ -1,0 +1,212 @@
+"""The calibrated cost model and its files."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sim.cost.fitted import FittedCostModel
+from sim.cost.profile import Fit, FitError, Regime, read_fit, read_meta, write_fit
+from sim.cost.shape import BatchShape
+from sim.errors import SpecError
+
+ERROR = FitError(mape=0.03, p90=0.06, max=0.2, bias=-0.01, num_points=100)
+COEFFICIENTS = {
+    "decode_context_sum_tokens": 3e-9,
+    "decode_context_max_tokens": 2e-9,
+    "prefill_attention_pairs": 1e-9,
+    "num_decodes": 100e-9,
+    "num_prefills": 1000e-9,
+}
+EAGER = Regime((1, 11, 21), (10e-6, 20e-6, 40e-6), COEFFICIENTS)
+GRAPH = Regime((1, 8), (5e-6, 12e-6), {}, buckets=(1, 2, 4, 8))
+BOX = {"new_tokens": (1.0, 100.0)}
+FIT = Fit(EAGER, None, BOX, train=ERROR, held_out=replace(ERROR, mape=0.04))
+META = {"model": "llama-3-8b", "hardware": "h200", "dtype": "bf16", "tensor_parallel_size": 1}
+
+
+def cost(fit=FIT):
+    return FittedCostModel(fit, META)
+
+
+def edited(folder, change):
+    """Write the profile, change fit.json, return the folder."""
+    write_fit(folder, META, FIT)
+    data = json.loads((folder / "fit.json").read_text())
+    change(data)
+    (folder / "fit.json").write_text(json.dumps(data))
+    return folder
+
+
+def test_fitted_step_is_the_curve_plus_each_term_by_hand():
+    # 2 decodes and a chunk of 4 after 10: T = 6, half way between the knots at 1 and 11 -> 15 us.
+    # Sum 300 * 3 = 900 ns, max 200 * 2 = 400, pairs 4*10 + 4*5/2 = 50, 2 * 100, one prefill 1000.
+    shape = BatchShape(2, 300, 200, chunks=((4, 10),))
+    assert cost().step_ns(shape) == [15_000 + 900 + 400 + 50 + 200 + 1000]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ns"),
+    [(1, 10_000), (11, 20_000), (16, 30_000), (21, 40_000), (31, 60_000)],  # beyond: last slope
+)
+def test_fitted_curve_is_linear_between_and_beyond_the_knots(tokens, ns):
+    assert cost().step_ns(BatchShape(0, 0, 0, padding_tokens=tokens)) == [ns]
+
+
+def test_fitted_padding_counts_as_tokens_and_context():
+    shape = BatchShape(1, 100, 100, padding_tokens=10, padding_context_tokens=50)
+    assert cost().step_ns(shape) == [20_000 + 3 * 150 + 2 * 100 + 100]
+
+
+@pytest.mark.parametrize(
+    ("decodes", "ns"),
+    [(1, 5000), (3, 8000), (5, 12_000), (8, 12_000), (9, 18_000 + 900)],  # 9: eager, 100 ns a row
+)
+def test_fitted_decode_only_steps_round_up_to_the_graph_bucket(decodes, ns):
+    assert cost(replace(FIT, graph=GRAPH)).step_ns(BatchShape(decodes, 0, 0)) == [ns]
+
+
+def test_fitted_step_with_a_chunk_is_eager_even_if_small():
+    shape = BatchShape(1, 0, 0, chunks=((2, 0),))
+    assert cost(replace(FIT, graph=GRAPH)).step_ns(shape) == [12_000 + 3 + 100 + 1000]
+
+
+def test_fitted_swapping_without_a_measurement_is_refused():
+    with pytest.raises(SpecError, match="no coefficient for swapped_bytes"):
+        cost().step_ns(BatchShape(0, 0, 0, swapped_bytes=1))
+
+
+def test_fitted_several_steps_with_a_chunk_are_refused():
+    with pytest.raises(ValueError, match="k = 2"):
+        cost().step_ns(BatchShape(1, 1, 1, chunks=((4, 0),)), 2)
+
+
+@pytest.mark.filterwarnings("ignore::sim.cost.fitted.ExtrapolationWarning")
+def test_fitted_counts_steps_outside_the_box_by_feature():
+    fit = replace(FIT, validity={**BOX, "decode_context_sum_tokens": (100.0, 110.0)})
+    model = cost(fit)
+    model.step_ns(BatchShape(2, 98, 49), 10)  # sums 98, 100, ..., 116: 98, 112, 114, 116 outside
+    model.step_ns(BatchShape(0, 0, 0, chunks=((101, 0),)))  # no decodes: only new_tokens is outside
+    assert model.extrapolated_steps == 5
+    assert model.extrapolated_by_feature == {"decode_context_sum_tokens": 4, "new_tokens": 1}
+    described = model.describe()
+    assert (described["priced_steps"], described["extrapolated_steps"]) == (11, 5)
+
+
+def test_fit_written_and_read_is_the_same(tmp_path):
+    fit = replace(FIT, graph=GRAPH)
+    write_fit(tmp_path / "h200" / "llama", {**META, "driver": "570.1"}, fit)
+    assert read_fit(tmp_path / "h200" / "llama") == fit
+    assert read_meta(tmp_path / "h200" / "llama")["driver"] == "570.1"
+    assert sorted(p.name for p in (tmp_path / "h200" / "llama").iterdir()) == [
+        "fit.json", "meta.json",
+    ]  # fmt: skip
+
+
+def test_write_fit_without_a_required_key_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="'hardware' is missing"):
+        write_fit(tmp_path, {"model": "x"}, FIT)
+
+
+def test_load_of_the_right_profile_describes_its_errors(tmp_path):
+    write_fit(tmp_path, META, FIT)
+    model = FittedCostModel.load(
+        tmp_path, model="meta-llama/Meta-Llama-3-8B", hardware="NVIDIA H200", dtype="bfloat16",
+        tensor_parallel_size=1,
+    )  # fmt: skip
+    described = model.describe()
+    assert described["calibration"] == "CALIBRATED"
+    assert described["error"]["held_out"]["mape"] == 0.04
+    assert described["mismatches"] == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"model": "llama-2-7b"}, "model is 'llama-3-8b' in the profile, 'llama-2-7b' in the run"),
+        ({"hardware": "h100"}, "hardware is 'h200'"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 1"),
+    ],
+)
+def test_load_of_another_profile_is_refused_unless_allowed(tmp_path, wanted, message):
+    write_fit(tmp_path, META, FIT)
+    with pytest.raises(SpecError, match=message):
+        FittedCostModel.load(tmp_path, **wanted)
+    model = FittedCostModel.load(tmp_path, **wanted, allow_mismatch=True)
+    assert message in model.describe()["mismatches"][0]
+
+
+def negative(data):
+    data["regimes"]["eager"]["coefficients_s"]["num_decodes"] = -1e-9
+
+
+def falling(data):
+    data["regimes"]["eager"]["knots_s"] = [2e-5, 1e-5, 3e-5]
+
+
+def unknown(data):
+    data["regimes"]["eager"]["coefficients_s"]["num_decode"] = 1.0
+
+
+def no_held_out(data):
+    del data["error"]["held_out"]
+
+
+def no_bias(data):
+    del data["error"]["train"]["bias"]
+
+
+def text(data):
+    data["regimes"]["eager"]["knots_s"][1] = "fast"
+
+
+def short(data):
+    data["regimes"]["eager"]["knots_s"].pop()
+
+
+def old(data):
+    data["schema"] = "schedlab-fit-0"
+
+
+def box(data):
+    data["validity"]["new_tokens"] = [10, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (negative, r"regimes\.eager: coefficients_s\.num_decodes must be finite and >= 0"),
+        (falling, "knots_s must not decrease"),
+        (unknown, r"unknown key 'num_decode'; did you mean 'num_decodes'"),
+        (no_held_out, "'held_out' is missing"),
+        (no_bias, r"error\.train: key 'bias' is missing"),
+        (text, r"knots_s\[1\] must be a number, got 'fast'"),
+        (short, "same length"),
+        (old, "this version reads 'schedlab-fit-1'"),
+        (box, r"validity\.new_tokens: 10.0 > 1.0"),
+    ],
+)
+def test_read_fit_of_a_malformed_file_names_file_and_key(tmp_path, change, message):
+    folder = edited(tmp_path, change)
+    with pytest.raises(SpecError, match=rf"fit\.json: .*{message}"):
+        read_fit(folder)
+
+
+def test_load_of_a_folder_that_is_no_profile_names_the_file(tmp_path):
+    with pytest.raises(SpecError, match=r"meta\.json: cannot read"):
+        FittedCostModel.load(tmp_path)
+
+
+def test_graph_regime_without_buckets_is_refused():
+    with pytest.raises(SpecError, match="graph: buckets are missing"):
+        replace(FIT, graph=EAGER)
+
+
+def test_fit_shown_in_the_docs_can_be_loaded(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "cost-models.md").read_text()
+    meta, fit = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "meta.json").write_text(meta)
+    (tmp_path / "fit.json").write_text(fit)
+    assert FittedCostModel.load(tmp_path).step_ns(BatchShape(1, 100, 100))[0] > 1_000_000

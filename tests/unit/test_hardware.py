@@ -1,0 +1,106 @@
+"""The GPU table and GPUs from files."""
+
+import json
+import pickle
+
+import pytest
+
+from sim.errors import SpecError
+from sim.hardware import gpu, gpu_names
+
+FIELDS = {
+    "memory_bytes": 96_000_000_000,
+    "memory_bytes_per_s": 1.5e12,
+    "flops_per_s": {"bf16": 400e12},
+    "interconnect_bytes_per_s": 64e9,
+    "pcie_bytes_per_s": 64e9,
+}
+
+
+def write(path, **changes):
+    data = {key: value for key, value in {**FIELDS, **changes}.items() if value != "absent"}
+    path.write_text(json.dumps(data))
+    return str(path)
+
+
+def test_every_gpu_has_16_bit_arithmetic_and_a_source():
+    for name in gpu_names():
+        device = gpu(name)
+        assert device.peak_flops_per_s("bf16") == device.peak_flops_per_s("fp16") > 1e13
+        assert "datasheet" in device.source or "whitepaper" in device.source
+
+
+def test_peaks_are_dense_not_sparse():
+    # H100 SXM: the datasheet prints 1,979 TFLOP/s bf16 and 3,958 fp8, both with sparsity.
+    assert gpu("h100").peak_flops_per_s("bf16") == pytest.approx(1979e12 / 2, rel=1e-3)
+    assert gpu("h100").peak_flops_per_s("fp8") == pytest.approx(3958e12 / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("A100", "a100-80gb"), ("NVIDIA H200", "h200"), ("rtx4090", "rtx-4090"),
+     ("h100_80gb", "h100-80gb")],
+)  # fmt: skip
+def test_gpu_by_alias_is_the_table_entry(alias, name):
+    assert gpu(alias) is gpu(name)
+
+
+def test_gpu_with_unknown_name_names_the_nearest():
+    with pytest.raises(SpecError, match=r"'h10' is unknown; did you mean .*h100"):
+        gpu("h10")
+
+
+def test_gpu_without_a_format_names_those_it_has():
+    with pytest.raises(
+        SpecError, match="a100-80gb does not compute in fp8; it has bf16, fp16, int8"
+    ):
+        gpu("a100").peak_flops_per_s("fp8")
+
+
+def test_gpu_survives_pickling():
+    assert pickle.loads(pickle.dumps(gpu("h200"))) == gpu("h200")
+    assert hash(gpu("h200")) == hash(pickle.loads(pickle.dumps(gpu("h200"))))
+
+
+def test_gpu_from_json_takes_its_name_from_the_file(tmp_path):
+    device = gpu(write(tmp_path / "mine.json"))
+    assert (device.name, device.memory_bytes_per_s) == ("mine", 1.5e12)
+    assert (device.compute_efficiency, device.memory_efficiency) == (0.7, 0.8)
+
+
+def test_gpu_from_yaml_reads_exponents_without_sign(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "name: mine\nmemory_bytes: 96e9\nmemory_bytes_per_s: 1.5e12\nflops_per_s: {bf16: 400e12}\n"
+        "interconnect_bytes_per_s: 64.0e+9\npcie_bytes_per_s: 64.0e+9\n"
+    )
+    device = gpu(str(path))
+    assert device.peak_flops_per_s("bf16") == 400e12
+    assert device.memory_bytes == 96 * 10**9
+    assert isinstance(device.memory_bytes, int)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory_bytes": "absent"}, "key 'memory_bytes' is missing"),
+        ({"memory_bytes": -1}, "memory_bytes must be positive"),
+        ({"memory_bytes_per_s": "fast"}, "memory_bytes_per_s must be a number"),
+        ({"compute_efficiency": 1.5}, r"compute_efficiency must be in \(0, 1\]"),
+        ({"memry_bytes": 1}, "unknown key 'memry_bytes'; did you mean 'memory_bytes'"),
+        ({"flops_per_s": 1e12}, "flops_per_s maps"),
+        ({"flops_per_s": {"bf17": 1e12}}, "dtype 'bf17' is unknown"),
+        ({"pcie_bytes_per_s": float("inf")}, "pcie_bytes_per_s must be positive and finite"),
+    ],
+)
+def test_gpu_file_with_a_fault_names_file_and_key(tmp_path, changes, message):
+    with pytest.raises(SpecError, match=rf"mine.json: .*{message}"):
+        gpu(write(tmp_path / "mine.json", **changes))
+
+
+def test_gpu_file_that_is_missing_or_broken_is_named(tmp_path):
+    with pytest.raises(SpecError, match=r"no\.yaml: cannot read"):
+        gpu(str(tmp_path / "no.yaml"))
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(SpecError, match=r"bad\.yaml: cannot parse"):
+        gpu(str(tmp_path / "bad.yaml"))

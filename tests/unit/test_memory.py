@@ -1,0 +1,82 @@
+"""KV capacity against what vLLM reported on real GPUs."""
+
+import pytest
+
+from sim.errors import SpecError
+from sim.hardware import gpu
+from sim.memory import memory_budget
+from sim.models import model
+
+
+def test_memory_budget_parts_add_up_by_hand():
+    # No estimate in it: the reserve is given, and Llama-3-8B weighs 2 * 8,030,261,248 bytes.
+    device = gpu("a100-80gb")
+    budget = memory_budget(
+        model("llama-3-8b"), device, gpu_memory_utilization=0.5, activation_bytes=10**9
+    )
+    kv = int(0.5 * device.memory_bytes) - 16_060_522_496 - 10**9
+    assert budget.kv_bytes == kv
+    assert budget.num_blocks == kv // (16 * 131_072)
+    assert budget.num_tokens == budget.num_blocks * 16
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "batched_tokens", "blocks"),
+    [
+        # vLLM 0.19, max_num_batched_tokens 2048 (the run the runtime reserve was chosen from).
+        ("llama-3.1-8b", "rtx-4090", 2048, 2588),
+        # vLLM pull request 4454 prints "# GPU blocks" on an RTX A6000; vLLM then profiled with
+        # max_model_len tokens.
+        ("llama-3-8b", "rtx-a6000", 8192, 13_248),
+        ("mistral-7b-v0.1", "rtx-a6000", 32_768, 12_735),
+        ("opt-125m", "rtx-a6000", 2048, 75_937),
+        # Llumnix (OSDI'24): LLaMA-7B on an A10 holds 13,616 tokens, 851 blocks of 16.
+        ("llama-2-7b", "a10", 2560, 851),
+    ],
+)
+def test_memory_budget_is_near_the_blocks_vllm_reported(name, device, batched_tokens, blocks):
+    budget = memory_budget(model(name), gpu(device), max_num_batched_tokens=batched_tokens)
+    assert budget.num_blocks == pytest.approx(blocks, rel=0.05)
+
+
+def test_memory_budget_with_tensor_parallelism_splits_weights_and_heads():
+    one = memory_budget(model("llama-3-8b"), gpu("a100"), activation_bytes=0)
+    two = memory_budget(
+        model("llama-3-8b"), gpu("a100"), activation_bytes=0, tensor_parallel_size=2
+    )
+    assert two.weight_bytes * 2 == one.weight_bytes
+    assert two.kv_bytes_per_token * 2 == one.kv_bytes_per_token
+    assert two.num_blocks > 2 * one.num_blocks
+
+
+def test_memory_budget_of_an_8_bit_cache_holds_twice_the_tokens():
+    full = memory_budget(model("llama-3-8b"), gpu("a100"))
+    half = memory_budget(model("llama-3-8b"), gpu("a100"), kv_dtype="fp8")
+    assert half.num_blocks // 2 == full.num_blocks
+
+
+def test_memory_budget_of_an_8_bit_model_keeps_a_16_bit_cache():
+    budget = memory_budget(model("llama-3-70b"), gpu("h100"), dtype="fp8")
+    assert budget.kv_bytes_per_token == 327_680
+
+
+def test_memory_budget_when_weights_do_not_fit_says_how_much_and_what_helps():
+    # 141,107,412,992 / 2**30 = 131.4 GiB of weights against 0.9 * 79.15 = 71.2 GiB.
+    message = r"131\.4 GiB.*71\.2 GiB usable.*missing.*tensor_parallel_size \(now 1\).*dtype"
+    with pytest.raises(SpecError, match=message):
+        memory_budget(model("llama-3-70b"), gpu("a100"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization"),
+        ({"block_size": 0}, "block_size"),
+        ({"tensor_parallel_size": 3}, r"tensor_parallel_size 3 does not divide the 32 heads"),
+    ],
+)
+def test_memory_budget_with_an_impossible_argument_is_refused(options, message):
+    with pytest.raises(SpecError, match=message):
+        memory_budget(model("llama-3-8b"), gpu("a100"), **options)

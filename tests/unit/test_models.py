@@ -1,0 +1,207 @@
+"""The model table and the reader of Hugging Face configs."""
+
+import json
+
+import pytest
+
+from sim.dtypes import dtype_bytes, dtype_name
+from sim.errors import SpecError
+from sim.models import ModelShape, model, model_names
+from tests.data_folder import data_folder
+
+# Parameter counts as Hugging Face shows them for the safetensors files. Models with biases
+# (Qwen2.5: q, k, v; OPT: everywhere) are compared with a tolerance below.
+EXACT = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b": 7_248_023_552,
+    "mixtral-8x7b": 46_702_792_704,
+}
+WITH_BIASES = {
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "opt-125m": 125_239_296,
+    "opt-13b": 12_853_473_280,
+}
+KV_BYTES = {
+    "llama-2-7b": 524_288,
+    "llama-3-8b": 131_072,
+    "llama-2-70b": 327_680,
+    "opt-13b": 819_200,
+}
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+
+
+def write(path, **changes):
+    config = {key: value for key, value in {**LLAMA, **changes}.items() if value != "absent"}
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.mark.parametrize(("name", "expected"), EXACT.items())
+def test_num_parameters_of_a_model_without_biases_is_exact(name, expected):
+    assert model(name).num_parameters == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), WITH_BIASES.items())
+def test_num_parameters_of_a_model_with_biases_is_within_a_thousandth(name, expected):
+    count = model(name).num_parameters
+    assert expected * 0.999 < count < expected
+
+
+@pytest.mark.parametrize(("name", "expected"), KV_BYTES.items())
+def test_kv_bytes_per_token_in_16_bits_equals_the_published_figure(name, expected):
+    assert model(name).kv_bytes_per_token("fp16") == expected
+
+
+def test_kv_bytes_per_token_with_fewer_kv_heads_than_gpus_are_replicated():
+    shape = model("llama-3-8b")  # 8 KV heads
+    assert shape.kv_bytes_per_token("bf16", 8) == 131_072 // 8
+    assert shape.kv_bytes_per_token("bf16", 32) == 131_072 // 8
+
+
+def test_kv_and_weight_bytes_follow_the_dtype():
+    shape = model("llama-3-8b")
+    assert shape.kv_bytes_per_token("fp8") == 65_536
+    assert shape.weight_bytes("bf16") == 2 * 8_030_261_248
+    assert shape.weight_bytes("int4") == 8_030_261_248 // 2
+
+
+@pytest.mark.parametrize(
+    "spelling", ["meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct", "LLAMA-3-8B"]
+)
+def test_model_by_hugging_face_name_finds_the_table_entry(spelling):
+    assert model(spelling) is model("llama-3-8b")
+
+
+def test_every_name_in_the_table_finds_itself():
+    assert [model(name).name for name in model_names()] == model_names()
+
+
+def test_model_with_unknown_name_names_the_nearest():
+    with pytest.raises(SpecError, match=r"lama3-8b.*did you mean llama-3-8b"):
+        model("lama3-8b")
+
+
+def test_model_from_config_json_equals_the_table_entry(tmp_path):
+    shape = model(write(tmp_path / "config.json"))
+    table = model("llama-3-8b")
+    assert shape.num_parameters == table.num_parameters
+    assert (shape.num_kv_heads, shape.head_dim, shape.max_model_len) == (8, 128, 8192)
+    assert shape.source.endswith("config.json")
+
+
+def test_model_from_a_folder_reads_its_config(tmp_path):
+    write(tmp_path / "config.json")
+    assert model(str(tmp_path)).num_layers == 32
+
+
+def test_model_from_published_config_json_equals_the_table_entry():
+    path = data_folder() / "vllm_ground_truth/model_configs/meta-llama/Llama-3.1-8B.json"
+    assert model(str(path)).num_parameters == model("llama-3.1-8b").num_parameters
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "name"),
+    [
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 131072}, None),
+        ("mistral", {"sliding_window": 4096}, None),
+        ("qwen3", {"head_dim": 128}, None),
+        (
+            "qwen3_moe",
+            {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+             "head_dim": 128, "hidden_size": 2048, "num_key_value_heads": 4,
+             "num_hidden_layers": 48, "vocab_size": 151936, "mlp_only_layers": [],
+             "decoder_sparse_step": 1},
+            "qwen3-30b-a3b",
+        ),
+        (
+            "mixtral",
+            {"num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000},
+            "mixtral-8x7b",
+        ),
+        (
+            "opt",
+            {"ffn_dim": 20480, "hidden_size": 5120, "num_attention_heads": 40,
+             "num_hidden_layers": 40, "vocab_size": 50272, "max_position_embeddings": 2048,
+             "tie_word_embeddings": "absent", "word_embed_proj_dim": 5120},
+            "opt-13b",
+        ),
+    ],
+)  # fmt: skip
+def test_config_of_each_family_is_understood(tmp_path, kind, changes, name):
+    shape = model(write(tmp_path / "config.json", model_type=kind, **changes))
+    assert shape.qk_norm == kind.startswith("qwen3")
+    assert shape.sliding_window == (4096 if kind == "mistral" else None)
+    if name:
+        assert shape.num_parameters == model(name).num_parameters
+
+
+def test_config_without_kv_heads_has_one_per_query_head(tmp_path):
+    shape = model(write(tmp_path / "config.json", num_key_value_heads="absent"))
+    assert shape.num_kv_heads == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": "absent"}, r"config.json: key 'num_hidden_layers' is missing"),
+        ({"hidden_size": 0}, r"hidden_size must be a whole number >= 1, got 0"),
+        ({"hidden_size": "4096"}, r"hidden_size must be a whole number"),
+        ({"model_type": "lama"}, r"'lama' is not supported; did you mean 'llama'"),
+        ({"num_key_value_heads": 5}, r"num_heads 32 is not a multiple of num_kv_heads 5"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, r"some layers are dense"),
+    ],
+)
+def test_config_with_a_fault_names_file_and_key(tmp_path, changes, message):
+    with pytest.raises(SpecError, match=message):
+        model(write(tmp_path / "config.json", **changes))
+
+
+def test_config_that_is_not_there_or_not_json_is_named(tmp_path):
+    with pytest.raises(SpecError, match=r"no.json: cannot read"):
+        model(str(tmp_path / "no.json"))
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(SpecError, match=r"bad.json: not valid JSON"):
+        model(str(tmp_path / "bad.json"))
+
+
+def test_model_shape_with_half_a_mixture_of_experts_is_refused():
+    with pytest.raises(SpecError, match="go together"):
+        ModelShape(
+            name="x", num_layers=1, hidden_size=8, num_heads=1, num_kv_heads=1, head_dim=8,
+            intermediate_size=8, vocab_size=8, max_model_len=8, source="test", num_experts=4,
+        )  # fmt: skip
+
+
+def test_dtype_aliases_and_sizes():
+    assert dtype_name("bfloat16") == "bf16"
+    assert (dtype_bytes("fp8"), dtype_bytes("half"), dtype_bytes("int4")) == (1.0, 2.0, 0.5)
+    with pytest.raises(SpecError, match="did you mean 'bfloat16'"):
+        dtype_name("bflot16")

@@ -1,0 +1,187 @@
+"""The roofline against hand computation and against public profiles."""
+
+import math
+
+import pytest
+
+from sim.cost.overhead import SchedulingOverhead
+from sim.cost.roofline import RooflineCostModel
+from sim.cost.shape import BatchShape
+from sim.errors import SpecError
+from sim.hardware import Gpu, gpu
+from sim.models import ModelShape, model
+
+TINY = ModelShape(
+    name="tiny", num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4,
+    intermediate_size=16, vocab_size=32, max_model_len=1024, source="test",
+)  # fmt: skip
+# 1 byte per ns and 1 flop per ns: costs in ns are flops or bytes.
+SLOW_MEMORY = Gpu(
+    name="g", memory_bytes=10**9, memory_bytes_per_s=1e9, flops_per_s={"bf16": 1e15},
+    interconnect_bytes_per_s=1e9, pcie_bytes_per_s=1e9, source="test",
+)  # fmt: skip
+SLOW_COMPUTE = Gpu(
+    name="g", memory_bytes=10**9, memory_bytes_per_s=1e18, flops_per_s={"bf16": 1e9},
+    interconnect_bytes_per_s=1e18, pcie_bytes_per_s=1e18, source="test",
+)  # fmt: skip
+IDEAL = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "kernel_latency_s": 0.0}
+
+
+def decode(batch, context):
+    return BatchShape(batch, batch * context, context, rows_sampled=batch)
+
+
+def test_roofline_when_memory_bound_costs_the_bytes_moved():
+    cost = RooflineCostModel(TINY, SLOW_MEMORY, **IDEAL)
+    # One decode row with 10 tokens of context, 16-bit.
+    # Layer, weights: qkv 8*16, o 8*8, gate-up 8*32, down 16*8 = 576 parameters -> 1152 bytes.
+    # Layer, activations of the products: (8+16) + (8+8) + (8+32) + (16+8) = 104 -> 208 bytes.
+    # Element-wise: norms 8*8, rope 2*(8+4), attention q, o and k, v: 2*8 + 2*4 = 112 -> 224;
+    # cache write 2*4 elements -> 16; activation 3*16 elements -> 96.
+    layer = 1152 + 208 + 224 + 16 + 96
+    # KV: 11 tokens of 2 layers * 2 * 4 * 2 bytes = 32 bytes.
+    kv = 11 * 32
+    # Embedding and final norm 4*8*2; head (8*32 + 8 + 32) * 2, and logits in fp32 4*32.
+    ends = 64 + (256 + 40) * 2 + 128
+    assert cost.step_ns(decode(1, 10)) == [2 * layer + kv + ends]
+
+
+def test_roofline_when_compute_bound_costs_the_flops():
+    cost = RooflineCostModel(TINY, SLOW_COMPUTE, **IDEAL)
+    # 6 new tokens after 4: 2 * 576 flops per token and layer; attention 4 * 2 heads * 4 * pairs per
+    # layer with 6*4 + 6*7/2 = 45 pairs; head 2 * 8 * 32.
+    chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
+    assert cost.step_ns(chunk) == [2 * (6 * 2 * 576 + 32 * 45) + 512]
+
+
+def test_roofline_prices_padding_as_tokens_and_as_context_read():
+    cost = RooflineCostModel(TINY, SLOW_MEMORY, **IDEAL)
+    padded = BatchShape(1, 10, 10, padding_tokens=1, padding_context_tokens=5, rows_sampled=2)
+    # Against two real decode rows: the padding row reads its 5 tokens but not its own new one.
+    real = BatchShape(2, 15, 10, rows_sampled=2)
+    assert cost.step_ns(padded)[0] == cost.step_ns(real)[0] - 32
+
+
+def test_roofline_swapped_bytes_cross_pcie():
+    cost = RooflineCostModel(TINY, SLOW_MEMORY, **IDEAL)
+    swap = BatchShape(0, 0, 0, swapped_bytes=3000)
+    assert cost.step_ns(swap) == [4000]  # 3000 bytes at 75 % of 1 byte/ns
+
+
+def test_roofline_moe_reads_the_expected_number_of_experts():
+    dense = {"name": "moe", "num_experts": 4, "experts_per_token": 1, "moe_intermediate_size": 16}
+    shape = ModelShape(
+        num_layers=1, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, intermediate_size=16,
+        vocab_size=32, max_model_len=1024, source="test", **dense,
+    )  # fmt: skip
+    cost = RooflineCostModel(shape, SLOW_MEMORY, **IDEAL)
+    prefill = [cost.step_ns(BatchShape(0, 0, 0, chunks=((n, 0),)))[0] for n in (1, 2, 200)]
+    # An expert is 3 * 8 * 16 * 2 = 768 bytes; 1, 2 and 200 tokens touch 1, 4*(1-0.75**2) = 1.75 and
+    # 4 experts; all other traffic grows by the same amount per token.
+    per_token = (prefill[2] - prefill[0] - 3 * 768) / 199
+    assert prefill[1] - prefill[0] == pytest.approx(0.75 * 768 + per_token, abs=1.0)
+
+
+def test_roofline_tensor_parallelism_adds_all_reduces_and_splits_work():
+    cost = RooflineCostModel(TINY, SLOW_COMPUTE, tensor_parallel_size=2, **IDEAL)
+    chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
+    # Half the flops (the one KV head is replicated: qkv has 8*(4+2*4) per GPU instead of 8*16/2),
+    # and 2 all-reduces of 10 us in each of 2 layers.
+    params = 8 * 12 + 4 * 8 + 8 * 16 + 8 * 8
+    flops = 2 * (6 * 2 * params + 16 * 45) + 256
+    assert cost.step_ns(chunk) == [flops + 4 * 10_000]
+
+
+# Linear layers and element-wise kernels of all layers, ms, by new tokens; without head and
+# attention. Sums of the medians in public kernel profiles: Vidur (microsoft/vidur, MLSys'24) for
+# A100 and H100, LLMServingSim (casys-kaist/LLMServingSim) for the RTX cards. The efficiencies in
+# the GPU table come from these very profiles: this checks the form of the model, no prediction.
+PROFILES = {
+    ("a100-80gb", "llama-2-7b"): {1: 9.34, 512: 33.6, 1024: 68.3, 2048: 134.4, 4096: 261.7},
+    ("h100-80gb", "llama-2-7b"): {1: 5.63, 512: 12.1, 1024: 21.2, 2048: 40.9, 4096: 84.2},
+    ("rtx-4090", "llama-3.1-8b"): {1: 15.22, 256: 23.92, 512: 45.86, 1024: 90.87, 2048: 181.09},
+    ("rtx-pro-6000", "llama-3.1-8b"): {1: 10.14, 64: 10.97, 512: 22.2, 1024: 39.73, 2048: 76.66},
+}
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "tokens", "measured_ms"),
+    [(*key, *point) for key, points in PROFILES.items() for point in points.items()],
+)
+def test_roofline_is_within_12_percent_of_public_profiles(device, name, tokens, measured_ms):
+    shape, chip = model(name), gpu(device)
+    cost = RooflineCostModel(shape, chip)
+    pairs = tokens * (tokens + 1) / 2
+    attention_s = max(
+        4 * shape.num_layers * shape.num_heads * shape.head_dim * pairs
+        / (chip.peak_flops_per_s("bf16") * chip.compute_efficiency),
+        shape.kv_bytes_per_token() * tokens / (chip.memory_bytes_per_s * chip.memory_efficiency),
+    )  # fmt: skip
+    step_ms = cost.step_ns(BatchShape(0, 0, 0, chunks=((tokens, 0),)))[0] / 1e6
+    assert step_ms - attention_s * 1e3 == pytest.approx(measured_ms, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "context", "speedups"),
+    [
+        ("llama-2-7b", "a100-80gb", 1024, (6.6, 15.3)),
+        ("llama-2-7b", "h100-80gb", 1024, (6.5, 15.2)),
+        ("llama-2-7b", "a100-80gb", 256, (7.7, 24.6)),
+        ("llama-3-8b", "a100-80gb", 1024, (7.4, 23.1)),
+    ],
+)
+def test_roofline_decode_throughput_grows_with_the_batch_as_measured(
+    name, device, context, speedups
+):
+    cost = RooflineCostModel(model(name), gpu(device))
+    rates = [n / cost.step_ns(decode(n, context))[0] for n in (1, 8, 32)]
+    assert rates[1] / rates[0] == pytest.approx(speedups[0], rel=0.1)
+    assert rates[2] / rates[0] == pytest.approx(speedups[1], rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [BatchShape(2, 8, 4, chunks=((4, 0),)),
+                                   BatchShape(2, 8, 4, swapped_bytes=1)])  # fmt: skip
+def test_roofline_several_steps_of_an_unrepeatable_batch_are_refused(shape):
+    cost = RooflineCostModel(TINY, SLOW_MEMORY)
+    with pytest.raises(ValueError, match="k = 2"):
+        cost.step_ns(shape, 2)
+
+
+def test_roofline_zero_steps_are_refused():
+    with pytest.raises(ValueError, match="k = 0"):
+        RooflineCostModel(TINY, SLOW_MEMORY).step_ns(decode(1, 1), 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compute_efficiency": 0.0}, "compute_efficiency"),
+        ({"memory_efficiency": 1.01}, "memory_efficiency"),
+        ({"memory_efficiency": math.nan}, "memory_efficiency"),
+        ({"kernel_latency_s": -1.0}, "kernel_latency_s"),
+        ({"dtype": "fp8"}, "does not compute in fp8"),
+        ({"tensor_parallel_size": 5}, "tensor_parallel_size 5"),
+    ],
+)
+def test_roofline_with_an_impossible_argument_is_refused(options, message):
+    with pytest.raises(SpecError, match=message):
+        RooflineCostModel(model("llama-3-8b"), gpu("a100"), **options)
+
+
+def test_roofline_describes_itself_as_uncalibrated_and_names_what_it_ignores():
+    text = RooflineCostModel(model("mistral-7b-v0.1"), gpu("a100")).describe()
+    assert text["calibration"] == "UNCALIBRATED"
+    assert any("sliding window" in line for line in text["simplifications"])
+    assert "datasheet" in text["hardware_source"]
+
+
+def test_overhead_is_linear_and_rounded():
+    overhead = SchedulingOverhead(base_s=1e-6, per_running_s=1.6e-9, per_waiting_s=2e-9)
+    assert overhead.ns(num_running=1, num_waiting=10) == 1022  # 1000 + 1.6 + 20 = 1021.6
+    assert SchedulingOverhead().ns(100, 100) == 0
+
+
+@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf])
+def test_overhead_with_an_impossible_term_is_refused(value):
+    with pytest.raises(SpecError, match="per_running_s"):
+        SchedulingOverhead(per_running_s=value)
