@@ -267,6 +267,8 @@ class Engine:
             self.prefilling[state.id] = state
             if state.first_scheduled_ns < 0:
                 state.first_scheduled_ns = now_ns
+            else:
+                self.log.add_resumption(state.id, now_ns)
         for state in plan.preempted:
             self._evict(state)
         for state, reason in plan.rejected:
@@ -290,6 +292,7 @@ class Engine:
         self.prefilling.pop(state.id, None)
         del self.running[state.id]
         state.num_preemptions += 1
+        self.log.add_eviction(state.id, self.now_ns)
         state.recomputed_tokens += state._computed
         self._step_recomputed_tokens += state._computed
         self._resident_tokens -= state._computed

@@ -50,6 +50,8 @@ class RunLog:
         self._durations_ns = array("q")
         self._new_blocks = array("q")
         self._stints = array("q")
+        self._evictions = array("q")
+        self._resumptions = array("q")
         self._decode_ends: tuple[int, Int64] | None = None
 
     # -- writing (the engine) ------------------------------------------------------------------
@@ -90,6 +92,14 @@ class RunLog:
         """Record the tokens that a request got since it entered the decode batch."""
         if last > first or entry_ns >= 0:
             self._stints.extend((request_id, entry_ns, first, last))
+
+    def add_eviction(self, request_id: int, now_ns: int) -> None:
+        """Record that a running request lost its memory."""
+        self._evictions.extend((request_id, now_ns))
+
+    def add_resumption(self, request_id: int, now_ns: int) -> None:
+        """Record that an evicted request runs again."""
+        self._resumptions.extend((request_id, now_ns))
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -173,6 +183,14 @@ class RunLog:
             times.append(decode_ends[first:last])
         return np.concatenate(times) if times else np.zeros(0, dtype=np.int64)
 
+    def preemptions(self) -> dict[str, Int64]:
+        """Return one row a preemption, by request id and time: id, evicted_ns, resumed_ns."""
+        evicted, resumed = _matrix(self._evictions, 2), _matrix(self._resumptions, 2)
+        # Sorted alike, the k-th eviction of a request meets its k-th resumption.
+        evicted = evicted[np.argsort(evicted[:, 0], kind="stable")]
+        resumed = resumed[np.argsort(resumed[:, 0], kind="stable")]
+        return {"id": evicted[:, 0], "evicted_ns": evicted[:, 1], "resumed_ns": resumed[:, 1]}
+
     def _stint_rows(self) -> Int64:
         return _matrix(self._stints, 4)
 
@@ -184,5 +202,6 @@ class RunLog:
 
 
 def _matrix(values: array[int], width: int) -> Int64:
-    # A copy: an array that is looked at could not grow any more.
-    return np.array(values, dtype=np.int64).reshape(-1, width)
+    # A view: while it lives, the array cannot grow.
+    rows = np.frombuffer(values, dtype=np.int64) if values else np.zeros(0, dtype=np.int64)
+    return rows.reshape(-1, width)

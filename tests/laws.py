@@ -95,6 +95,12 @@ def check(log: RunLog, workload: Sequence[Arrival], config: EngineConfig, may_wa
     assert computed == int(needed[done].sum() + requests["recomputed_tokens"].sum())
     assert int(requests["recomputed_tokens"].sum()) == int(steps["recomputed_tokens"].sum())
     assert int(requests["num_preemptions"].sum()) == int(steps["num_preempted"].sum())
+    gone = log.preemptions()
+    assert (gone["evicted_ns"] <= gone["resumed_ns"]).all()
+    assert np.array_equal(
+        np.bincount(gone["id"], minlength=max(ids) + 1)[requests["id"]],
+        requests["num_preemptions"],
+    )
     times = {i: log.token_times(i) for i in ids}
     for row in np.flatnonzero(done):
         token_ns = times[int(requests["id"][row])]

@@ -1,0 +1,51 @@
+"""Weighted statistics against numpy on the list written out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.weighted import WeightedSample
+
+pairs = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 30)), min_size=1, max_size=40)
+percents = st.lists(
+    st.one_of(st.sampled_from([0, 25, 50, 90, 95, 99, 100]), st.floats(0, 100)),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+def sample_and_list(rows):
+    values = np.array([v for v, _ in rows]) / 1e6
+    counts = np.array([c for _, c in rows])
+    return WeightedSample(values, counts), np.repeat(values, counts)
+
+
+@given(pairs, percents)
+def test_weighted_percentiles_equal_numpy_on_the_expanded_list_exactly(rows, percents):
+    sample, expanded = sample_and_list(rows)
+    if len(expanded):
+        assert sample.percentiles(percents) == np.percentile(expanded, percents).tolist()
+    else:
+        assert np.isnan(sample.percentiles(percents)).all()
+
+
+@given(pairs)
+def test_weighted_median_equals_numpy_on_the_expanded_list_exactly(rows):
+    sample, expanded = sample_and_list(rows)
+    if len(expanded):
+        assert sample.median() == np.median(expanded)
+
+
+@given(pairs)
+def test_weighted_mean_and_std_equal_numpy_up_to_rounding(rows):
+    sample, expanded = sample_and_list(rows)
+    if len(expanded):
+        assert sample.mean() == pytest.approx(np.mean(expanded), rel=1e-12)
+        assert sample.std() == pytest.approx(np.std(expanded), rel=1e-9, abs=1e-6)
+
+
+def test_weighted_sample_of_unequal_lengths_or_negative_counts_is_refused():
+    with pytest.raises(ValueError, match="equal"):
+        WeightedSample(np.zeros(2), np.zeros(3, dtype=np.int64))
+    with pytest.raises(ValueError, match=">= 0"):
+        WeightedSample(np.zeros(1), np.array([-1]))

@@ -1,0 +1,200 @@
+"""Saving, loading and exporting a result, on a small fake log."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from sim.errors import SchedlabError
+from sim.files import replacing
+from sim.result import RunResult
+from tests.unit.test_metrics import COUNTS, GAPS, MS, columns, steps
+
+VLLM_KEYS = [
+    "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts",
+    "request_rate", "burstiness", "max_concurrency", "duration", "completed", "failed",
+    "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput",
+    "output_throughput", "total_token_throughput", "max_output_tokens_per_s",
+    "max_concurrent_requests", "rtfx",
+    *(f"{s}_{m}_ms" for m in ("ttft", "tpot", "itl", "e2el")
+      for s in ("mean", "median", "std", "p99")),
+    "schedlab",
+]  # fmt: skip
+
+
+class FakeLog:
+    def steps(self):
+        return steps()
+
+    def preemptions(self):
+        return {
+            "id": np.array([1]),
+            "evicted_ns": np.array([350 * MS]),
+            "resumed_ns": np.array([400 * MS]),
+        }
+
+    def token_gaps(self):
+        return GAPS
+
+    def token_counts(self):
+        return COUNTS
+
+    def token_times(self, request_id):
+        return np.array([100, 200, 300, 500]) * MS
+
+
+def result(**changes):
+    fields = {
+        "name": "three",
+        "policy": "fcfs",
+        "requests": columns(),
+        "log": FakeLog(),
+        "kv_capacity_tokens": 100,
+        "reject_reasons": {7: "too long"},
+        "provenance": {
+            "model": "llama-3-8b", "backend": "sim", "request_rate": math.inf, "seed": 0,
+            "cost_model": {"name": "roofline", "error": math.nan}, "count": np.int64(3),
+        },
+    }  # fmt: skip
+    return RunResult(**{**fields, **changes})
+
+
+@pytest.fixture(autouse=True)
+def fixed_date(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+
+
+def test_metrics_join_requests_and_steps():
+    metrics = result().metrics()
+    assert metrics["request_throughput"] == 2.0
+    assert metrics["num_steps"] == 2
+
+
+def test_metrics_by_class_split_the_requests():
+    by_priority = result().metrics_by("priority")
+    assert {key: m["completed"] for key, m in by_priority.items()} == {0.0: 2, 1.0: 1}
+    assert by_priority[1.0]["mean_ttft_ms"] == 200.0
+    assert "mean_itl_ms" not in by_priority[0.0]
+
+
+def test_to_vllm_json_has_exactly_the_keys_of_vllm_and_ours():
+    assert list(result().to_vllm_json()) == VLLM_KEYS
+
+
+def test_to_vllm_json_values_are_plain_and_undefined_ones_null():
+    exported = result().to_vllm_json()
+    assert exported["date"] == "19700101-000000"
+    assert exported["request_rate"] == "inf"
+    assert exported["tokenizer_id"] is None
+    assert exported["duration"] == 1.5
+    assert exported["p99_itl_ms"] == 200.0
+    ours = exported["schedlab"]
+    assert ours["provenance"]["cost_model"] == {"name": "roofline", "error": None}
+    assert ours["provenance"]["count"] == 3
+    assert ours["reject_reasons"] == {"7": "too long"}
+    json.dumps(exported, allow_nan=False)
+
+
+def test_save_and_load_give_the_same_result(tmp_path):
+    result().save(tmp_path / "run")
+    loaded = RunResult.load(tmp_path / "run")
+    assert loaded.metrics() == result().metrics()
+    assert loaded.to_vllm_json() == result().to_vllm_json()
+    assert loaded.reject_reasons == {7: "too long"}
+    for name, data in columns().items():
+        np.testing.assert_array_equal(loaded.requests[name], data)
+        assert loaded.requests[name].dtype == data.dtype
+
+
+def test_save_twice_gives_the_same_bytes_and_no_leftovers(tmp_path):
+    result().save(tmp_path / "a")
+    result().save(tmp_path / "b")
+    tables = ("gaps", "preemptions", "requests", "steps", "tokens")
+    names = sorted([*(f"{name}.parquet" for name in tables), "result.json"])
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_loaded_result_without_token_times_says_so(tmp_path):
+    result().save(tmp_path)
+    with pytest.raises(SchedlabError, match="token times of single requests"):
+        RunResult.load(tmp_path).log.token_times(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "cannot read result"), ("{}", "not a schedlab result"),
+     ('{"schedlab": {"schema": 99}}', "this version reads 1")],
+)  # fmt: skip
+def test_load_of_something_else_names_the_file(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "result.json").write_text(text)
+    with pytest.raises(SchedlabError, match=rf"result\.json: .*{message}"):
+        RunResult.load(tmp_path)
+
+
+def test_load_with_a_missing_table_names_it(tmp_path):
+    result().save(tmp_path)
+    (tmp_path / "requests.parquet").unlink()
+    with pytest.raises(SchedlabError, match=r"requests\.parquet: cannot read table"):
+        RunResult.load(tmp_path)
+
+
+def test_perfetto_shows_steps_and_the_spans_of_each_request(tmp_path):
+    path = tmp_path / "trace.json"
+    result().to_perfetto(path)
+    trace = json.loads(path.read_text())
+    spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert [(e["ts"], e["dur"]) for e in spans if e["tid"] == 0] == [(0.0, 0.1), (0.15, 0.3)]
+    # Request 1: arrival 100 ms, scheduled 150, first token 300, finish 500; in microseconds.
+    assert [(e["name"], e["ts"], e["dur"]) for e in spans if e["tid"] == 2] == [
+        ("queued", 100_000.0, 50_000.0),
+        ("prefill", 150_000.0, 150_000.0),
+        ("decode", 300_000.0, 200_000.0),
+        ("preempted", 350_000.0, 50_000.0),
+    ]
+    counters = [e["args"] for e in trace["traceEvents"] if e["name"] == "KV tokens"]
+    assert counters == [{"resident": 10, "held": 16}, {"resident": 30, "held": 48}]
+
+
+def test_perfetto_is_bounded_and_says_what_it_left_out(tmp_path):
+    path = tmp_path / "trace.json"
+    result().to_perfetto(path, max_requests=1, max_steps=1)
+    trace = json.loads(path.read_text())
+    assert trace["otherData"] == {
+        "name": "three", "policy": "fcfs", "requests_written": 1, "requests_total": 3,
+        "steps_written": 1, "steps_total": 2,
+    }  # fmt: skip
+    assert {e["tid"] for e in trace["traceEvents"] if e["ph"] == "X"} == {0, 1}
+
+
+def test_perfetto_marks_rejected_and_stops_where_a_request_did(tmp_path, monkeypatch):
+    requests = columns(
+        status=np.array([1, 2, 2], dtype=np.int8),
+        first_scheduled_ns=np.array([-1, 150 * MS, -1]),
+        first_token_ns=np.array([-1, -1, -1]),
+        finish_ns=np.array([-1, -1, -1]),
+    )
+    monkeypatch.setattr(FakeLog, "preemptions", lambda self: {"id": np.array([], dtype=np.int64)})
+    path = tmp_path / "trace.json"
+    result(requests=requests, reject_reasons={0: "too long"}).to_perfetto(path)
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("tid", 0) > 0]
+    assert [e["args"] for e in events if e["ph"] == "i"] == [{"reason": "too long"}]
+    assert [(e["tid"], e["name"]) for e in events if e["ph"] == "X"] == [(2, "queued")]
+
+
+def test_replacing_keeps_the_old_file_if_writing_fails(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def write_half():
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
