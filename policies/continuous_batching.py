@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from policies.policy import Policy
-from sim.plan import FOREVER, BatchPlan, PlanBuilder
+from sim.plan import FOREVER, BatchPlan
+from sim.plan_builder import PlanBuilder
 from sim.request import RequestState
 from sim.view import EngineView
 

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from sim.plan import BatchPlan, PlanBuilder
+from sim.plan import BatchPlan
+from sim.plan_builder import PlanBuilder
 from sim.request import RequestState
 from sim.view import EngineView
 

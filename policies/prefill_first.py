@@ -2,7 +2,8 @@
 
 from policies.policy import Policy
 from policies.registry import register
-from sim.plan import FOREVER, BatchPlan, PlanBuilder
+from sim.plan import FOREVER, BatchPlan
+from sim.plan_builder import PlanBuilder
 from sim.view import EngineView
 
 

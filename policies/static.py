@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 from policies.policy import Policy
 from policies.registry import register
-from sim.plan import FOREVER, BatchPlan, PlanBuilder
+from sim.plan import FOREVER, BatchPlan
+from sim.plan_builder import PlanBuilder
 from sim.request import RequestState
 from sim.view import EngineView
 

@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
+from sim.audit import difference, stalled
 from sim.config import EngineConfig
 from sim.cost.shape import BatchShape
 from sim.decode_batch import DecodeBatch
-from sim.errors import InfeasiblePlan, PolicyError, PolicyLied, SchedlabError, Stalled
+from sim.errors import InfeasiblePlan, PolicyError, PolicyLied, SchedlabError
 from sim.executor import Executor, Steps, Work
-from sim.kv_cache import ContiguousKVCache, KVCacheManager, PagedKVCache
+from sim.kv_cache import make_kv_cache
 from sim.log import FINISHED, TRUNCATED, RunLog
-from sim.plan import FOREVER, BatchPlan, PlanBuilder
+from sim.plan import FOREVER, BatchPlan
+from sim.plan_builder import PlanBuilder
 from sim.request import Arrival, Request, RequestState, Status
+from sim.scheduling import SchedulingPolicy
 from sim.view import EngineView
 from sim.waiting_queue import WaitingQueue
-
-if TYPE_CHECKING:
-    from typing import Any
-
-
-class SchedulingPolicy(Protocol):
-    """What the engine asks of a policy; `policies.Policy` is the base class to derive from."""
-
-    static_keys: bool
-    """Whether `key` never changes while a request waits."""
-
-    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
-        """Return the place of a request in the waiting queue, smaller = sooner."""
-
-    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
-        """Decide one step. Must not change the policy's own state."""
-
-    on_arrival: Callable[[RequestState, int], None] | None
-    """Called with a request that entered the queue for the first time, and the time."""
-    on_tokens: Callable[[BatchPlan, int, int], None] | None
-    """Called with a plan that was executed, for how many steps, and the time it ended."""
-    on_finish: Callable[[RequestState, int], None] | None
-    """Called with a request that finished, and the time."""
 
 
 class Segment:
@@ -94,6 +73,10 @@ class Engine:
     waiting, running, prefilling, paused, held
         Requests by state: in the queue; with a seat; of these, in prefill; of these, decoding
         but left out of the last plan that picked; finished but keeping their seat.
+    unanswered : list of RequestState
+        Held requests whose answer waits for the end of their batch.
+    resident_tokens : int
+        Tokens of all requests in the KV cache.
     num_plans : int
         Calls of `policy.plan` so far.
     """
@@ -115,7 +98,7 @@ class Engine:
         self.num_finished = 0
         self.num_rejected = 0
         self._output_tokens: dict[int, int] = {}
-        self.kv = self._make_kv(config)
+        self.kv = make_kv_cache(config, self._output_length)
         self.waiting = WaitingQueue(policy.key)
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
@@ -127,26 +110,13 @@ class Engine:
         self.builder = PlanBuilder(self)
         self.wait_until_ns = FOREVER
         self._segment: Segment | None = None
-        self._resident_tokens = 0
+        self.resident_tokens = 0
         self._held_tokens = 0
-        self._answers: list[RequestState] = []
+        self.unanswered: list[RequestState] = []
         self._preemptions_without_token = 0
         self._step_preempted = 0
         self._step_recomputed_tokens = 0
         self._promise: tuple[tuple[object, ...], int, int] | None = None
-
-    def _make_kv(self, config: EngineConfig) -> KVCacheManager:
-        blocks, size = config.num_blocks, config.block_size
-        if config.kv_allocator == "paged":
-            return PagedKVCache(blocks, size)
-        reserve = config.kv_allocator.removeprefix("contiguous_")
-        return ContiguousKVCache(
-            blocks,
-            size,
-            reserve,  # type: ignore[arg-type]
-            config.max_model_len,
-            self._output_length,
-        )
 
     def _output_length(self, request: Request) -> int:
         return min(self._output_tokens[request.id], request.max_tokens)
@@ -226,7 +196,7 @@ class Engine:
                     )
                 self.wait_until_ns = plan.until_ns
                 return None
-        raise self.stalled("the policy preempts or rejects but never schedules a token")
+        raise stalled(self, "the policy preempts or rejects but never schedules a token")
 
     def _make_plan(self) -> BatchPlan:
         policy, builder = self.policy, self.builder
@@ -283,8 +253,8 @@ class Engine:
             self._step_preempted += len(plan.preempted)
             self._preemptions_without_token += len(plan.preempted)
             if self._preemptions_without_token > 100 + 10 * self.num_in_flight:
-                raise self.stalled(
-                    f"{self._preemptions_without_token} preemptions in a row without a token"
+                raise stalled(
+                    self, f"{self._preemptions_without_token} preemptions in a row without a token"
                 )
 
     def _evict(self, state: RequestState) -> None:
@@ -295,7 +265,7 @@ class Engine:
         self.log.add_eviction(state.id, self.now_ns)
         state.recomputed_tokens += state._computed
         self._step_recomputed_tokens += state._computed
-        self._resident_tokens -= state._computed
+        self.resident_tokens -= state._computed
         state._computed = 0
         state.status = Status.WAITING
         self.waiting.add(state, self.now_ns)
@@ -364,12 +334,12 @@ class Engine:
             num_running,
             num_waiting,
         )
-        reserved_unused = 0 if kv.grows else kv.fragmentation(self._resident_tokens)[0]
+        reserved_unused = 0 if kv.grows else kv.fragmentation(self.resident_tokens)[0]
         steps = self.executor.execute(Work(self.now_ns, plan, shape, batch), max_steps, horizon_ns)
         log_columns = (
             self.now_ns, len(steps.durations_ns), num_decodes, context_sum, len(chunks),
             prefill_tokens, prefills_done, shape.padding_tokens, num_running, num_waiting,
-            self._resident_tokens, kv.num_blocks - kv.free_blocks - first_step_blocks,
+            self.resident_tokens, kv.num_blocks - kv.free_blocks - first_step_blocks,
             reserved_unused, self._step_preempted, self._step_recomputed_tokens,
             steps.overhead_ns, 0,
         )  # fmt: skip
@@ -414,7 +384,7 @@ class Engine:
             if num_steps > 1:
                 kv.free_blocks -= sum(new_blocks) - segment.first_step_blocks
             batch.steps += num_steps
-            self._resident_tokens += segment.num_decodes * num_steps
+            self.resident_tokens += segment.num_decodes * num_steps
             self._preemptions_without_token = 0
         else:
             new_blocks = [0] * num_steps
@@ -436,7 +406,7 @@ class Engine:
         self, state: RequestState, num_tokens: int, end_ns: int, is_last: bool
     ) -> None:
         state._computed += num_tokens
-        self._resident_tokens += num_tokens
+        self.resident_tokens += num_tokens
         left = state.request.prompt_tokens + state._generated - state._computed
         if left == 0:
             state._generated += 1
@@ -461,7 +431,7 @@ class Engine:
         state.last_token_ns = end_ns
         if plan.finished == "leave":
             self.kv.release(state)
-            self._resident_tokens -= state._computed
+            self.resident_tokens -= state._computed
             self._log_finished(state, end_ns)
         else:
             state.status = Status.HELD
@@ -470,18 +440,18 @@ class Engine:
             if plan.finished == "hold":
                 self._log_finished(state, end_ns)
             else:
-                self._answers.append(state)
+                self.unanswered.append(state)
 
     def _end_sealed_batch(self, end_ns: int) -> None:
         for state in self.held.values():
             self.kv.release(state)
-            self._resident_tokens -= state._computed
+            self.resident_tokens -= state._computed
             state.status = Status.FINISHED
         self.held.clear()
         self._held_tokens = 0
-        for state in self._answers:
+        for state in self.unanswered:
             self._log_finished(state, end_ns)
-        self._answers.clear()
+        self.unanswered.clear()
 
     def _log_finished(self, state: RequestState, finish_ns: int) -> None:
         if state.status is Status.RUNNING:
@@ -508,53 +478,14 @@ class Engine:
         decision = plan.decision()
         if decision != first:
             raise self._blame(
-                PolicyLied(_difference("planned twice at one instant", first, decision))
+                PolicyLied(difference("planned twice at one instant", first, decision))
             )
         if promise is not None and promise[1] > 0 and self.now_ns < promise[2]:
             if decision != promise[0]:
                 raise self._blame(
-                    PolicyLied(_difference("broke its skip-ahead promise", promise[0], decision))
+                    PolicyLied(difference("broke its skip-ahead promise", promise[0], decision))
                 )
             self._promise = (decision, promise[1] - 1, promise[2])
         elif not plan.chunks:
             self._promise = (decision, plan.max_steps - 1, plan.until_ns)
         return plan
-
-    def check(self) -> None:
-        """Prove conservation of requests, tokens and blocks, or raise AssertionError."""
-        resident = [*self.running.values(), *self.held.values()]
-        self.kv.check(resident)
-        assert self._resident_tokens == sum(s.num_computed_tokens for s in resident)
-        known = self.num_finished + self.num_rejected + self.num_in_flight + len(self._answers)
-        assert known == self.num_arrived, f"{self.num_arrived} arrived, {known} accounted for"
-        assert len(resident) <= self.config.max_num_seqs
-        decoding = self.decode_batch.members.keys() | self.paused.keys()
-        assert decoding | self.prefilling.keys() == self.running.keys()
-        assert not decoding & self.prefilling.keys()
-        batch = self.decode_batch
-        contexts = [s.num_computed_tokens for s in batch.members.values()]
-        assert batch.context_sum_tokens == sum(contexts)
-        assert batch.context_max_tokens == max(contexts, default=0)
-        opening = sum(c % batch.block_size == 0 for c in contexts)
-        assert batch.blocks_next_step() == opening
-
-    def stalled(self, why: str) -> Stalled:
-        """Describe who waits and why, for a run that cannot go on."""
-        lines = [f"stalled at t = {self.now_ns / 1e9:.6f} s: {why}"]
-        waiting = list(self.waiting)
-        denied = self.builder.denied
-        for state in waiting[:5]:
-            reason = denied[1] if denied is not None and denied[0] is state else "not reached"
-            lines.append(f"  {state!r}: {reason}")
-        if len(waiting) > 5:
-            lines.append(f"  and {len(waiting) - 5} more waiting")
-        if self.running:
-            lines.append(f"  {len(self.running)} running but not scheduled")
-        return Stalled("\n".join(lines))
-
-
-def _difference(what: str, first: tuple[object, ...], second: tuple[object, ...]) -> str:
-    names = ("tokens", "admitted", "preempted", "rejected", "padding", "finished", "pad_finished")
-    pairs = zip(names, first, second, strict=True)
-    changed = "; ".join(f"{name}: {a} then {b}" for name, a, b in pairs if a != b)
-    return f"{what}: {changed}"

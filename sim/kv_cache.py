@@ -3,9 +3,16 @@
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
+from sim.config import EngineConfig
 from sim.request import Request, RequestState
 
 Reservation = Literal["max", "pow2", "exact"]
+
+_RESERVATIONS: dict[str, Reservation] = {
+    "contiguous_max": "max",
+    "contiguous_pow2": "pow2",
+    "contiguous_exact": "exact",
+}
 
 
 class KVCacheManager(Protocol):
@@ -236,6 +243,25 @@ class ContiguousKVCache:
         self._holes = merged
         self.free_blocks += size
         self._used_at_end_tokens -= used_at_end
+
+
+def make_kv_cache(
+    config: EngineConfig, output_tokens: Callable[[Request], int]
+) -> PagedKVCache | ContiguousKVCache:
+    """Return the allocator that a configuration names.
+
+    Parameters
+    ----------
+    config : EngineConfig
+        Limits and `kv_allocator`.
+    output_tokens : callable
+        True output length of a request, for reservations and for accounting.
+    """
+    blocks, size = config.num_blocks, config.block_size
+    if config.kv_allocator == "paged":
+        return PagedKVCache(blocks, size)
+    reserve = _RESERVATIONS[config.kv_allocator]
+    return ContiguousKVCache(blocks, size, reserve, config.max_model_len, output_tokens)
 
 
 def _require_positive(num_blocks: int, block_size: int) -> None:

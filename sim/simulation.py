@@ -9,6 +9,7 @@ from typing import cast
 import simpy
 from simpy.events import EventPriority
 
+from sim.audit import stalled
 from sim.engine import Engine
 from sim.log import RunLog
 from sim.plan import FOREVER
@@ -175,7 +176,7 @@ def simulate(
                 elif source.will_send:
                     yield asleep()
                 elif engine.num_in_flight:
-                    raise engine.stalled("the policy waits and nothing is left to happen")
+                    raise stalled(engine, "the policy waits and nothing is left to happen")
                 else:
                     return
                 source.sleeping = None

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from policies import Policy
+from sim.audit import check_conservation
 from sim.config import EngineConfig
 from sim.cost.overhead import SchedulingOverhead
 from sim.cost.shape import BatchShape
@@ -59,14 +60,14 @@ def run(
 
     def observe(engine: Engine) -> None:
         if prove:
-            engine.check()
+            check_conservation(engine)
         if observer is not None:
             observer(engine)
 
     executor = SimExecutor(cost or LinearCost(), overhead)
     engine = Engine(config, policy, executor, observer=observe)
     log = simulate(engine, workload, **options)
-    engine.check()
+    check_conservation(engine)
     assert engine.num_in_flight == 0, "the run ended with requests in flight"
     assert engine.kv.free_blocks == engine.kv.num_blocks, "the run ended with blocks held"
     return log

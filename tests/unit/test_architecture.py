@@ -17,7 +17,14 @@ ALLOWED = {
     "experiments": PACKAGES,
 }
 # What a policy may know of the simulator: requests, plans, and what they are made of.
-POLICY_VIEW = {"sim.plan", "sim.request", "sim.view", "sim.errors", "sim.cost.shape"}
+POLICY_VIEW = {
+    "sim.plan",
+    "sim.plan_builder",
+    "sim.request",
+    "sim.view",
+    "sim.errors",
+    "sim.cost.shape",
+}
 
 
 def modules():

@@ -1,0 +1,29 @@
+"""What the engine asks of a policy."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sim.plan import BatchPlan
+from sim.plan_builder import PlanBuilder
+from sim.request import RequestState
+from sim.view import EngineView
+
+
+class SchedulingPolicy(Protocol):
+    """What the engine asks of a policy; `policies.Policy` is the base class to derive from."""
+
+    static_keys: bool
+    """Whether `key` never changes while a request waits."""
+
+    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
+        """Return the place of a request in the waiting queue, smaller = sooner."""
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Decide one step. Must not change the policy's own state."""
+
+    on_arrival: Callable[[RequestState, int], None] | None
+    """Called with a request that entered the queue for the first time, and the time."""
+    on_tokens: Callable[[BatchPlan, int, int], None] | None
+    """Called with a plan that was executed, for how many steps, and the time it ended."""
+    on_finish: Callable[[RequestState, int], None] | None
+    """Called with a request that finished, and the time."""
