@@ -1,0 +1,1 @@
+"""Experiments: specification, runner, sweeps, tables, figures and the command line."""

@@ -1,0 +1,154 @@
+"""Checks of a specification against what exists: policies, predictors, models, GPUs, traces."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from experiments.key_errors import nearest
+from experiments.paths import is_preset
+from experiments.spec import ExperimentSpec, Lengths
+from experiments.yaml_lines import KeyPath
+from sim.errors import SpecError
+
+Fail = Callable[[KeyPath, str], NoReturn]
+
+_PUBLIC_TRACES = {
+    "AzureLLMInferenceTrace": "the GitHub repository Azure/AzurePublicDataset, folder data",
+    "conversation_trace": "the GitHub repository kvcache-ai/Mooncake, FAST25-release",
+    "BurstGPT": "the GitHub repository HPMLL/BurstGPT, folder data or releases",
+    "ShareGPT": "the Hugging Face dataset anon8231489123/ShareGPT_Vicuna_unfiltered",
+}
+
+
+def check_names(spec: ExperimentSpec, fail: Fail) -> None:
+    """Check that everything a specification names exists and takes the knobs it is given.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        A specification that fits the schema.
+    fail : callable
+        Called with the key at fault and what is wrong with it; must raise.
+    """
+    from sim.hardware import gpu
+    from sim.models import model
+
+    for key, find in (("model", model), ("hardware", gpu)):
+        try:
+            find(getattr(spec, key))
+        except SpecError as error:
+            fail((key,), str(error))
+    profile = spec.cost_model.profile
+    if profile is not None and not Path(profile).is_dir():
+        fail(
+            ("cost_model",),
+            f"{profile} is no profile folder; {nearest(Path(profile).name, ['roofline'])}",
+        )
+    _check_policy(spec, fail)
+    _check_workload(spec, fail)
+    _check_trace(spec, fail)
+
+
+def _check_policy(spec: ExperimentSpec, fail: Fail) -> None:
+    from policies import registry
+    from policies.predictors import registry as predictors
+
+    policy, predictor = spec.policy, spec.policy.predictor
+    try:
+        cls = registry.policy_class(policy.name)
+    except SpecError as error:
+        fail(("policy", "name"), str(error))
+    _check_knobs(("policy",), policy.name, policy.knobs, list(cls.knobs()), fail)
+    try:
+        registry.make(policy.name, **policy.knobs)
+    except SpecError as error:
+        fail(("policy",), str(error))
+    if predictor is None:
+        if cls.needs_prediction:
+            fail(("policy",), f"{policy.name} needs predictions; add policy.predictor: oracle")
+        return
+    path: KeyPath = ("policy", "predictor")
+    try:
+        known = list(predictors.predictor_class(predictor.name).knobs())
+    except SpecError as error:
+        fail((*path, "name"), str(error))
+    _check_knobs(path, predictor.name, predictor.knobs, known, fail)
+    try:
+        predictors.make(predictor.name, **predictor.knobs)
+    except SpecError as error:
+        fail(path, str(error))
+
+
+def _check_knobs(
+    path: KeyPath, name: str, given: dict[str, object], known: list[str], fail: Fail
+) -> None:
+    for knob in given:
+        if knob not in known:
+            hint = nearest(knob, known) if known else "it has none"
+            fail((*path, knob), f"{name} has no such knob; {hint}")
+
+
+def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
+    from traces.arrivals import PROCESSES, process
+    from traces.lengths import LENGTHS
+    from traces.readers import READERS
+
+    workload = spec.workload
+    if workload.format not in ("auto", *READERS):
+        fail(
+            ("workload", "format"),
+            f"unknown format {workload.format!r}; {nearest(workload.format, ['auto', *READERS])}",
+        )
+    if workload.arrivals is not None:
+        arrivals, knobs = workload.arrivals.process, workload.arrivals.knobs
+        path: KeyPath = ("workload", "arrivals")
+        known = _parameters(PROCESSES[arrivals]) if arrivals in PROCESSES else []
+        _check_knobs(path, arrivals, knobs, known, fail)
+        if arrivals in PROCESSES:
+            try:
+                process(arrivals, **knobs)
+            except (SpecError, TypeError, ValueError) as error:
+                fail(path, str(error))
+    for key in ("prompt_tokens", "output_tokens"):
+        lengths: Lengths | None = getattr(workload, key)
+        if lengths is None:
+            continue
+        path = ("workload", key)
+        name, knobs = lengths.distribution, lengths.knobs
+        if name not in LENGTHS:
+            fail(
+                (*path, "distribution"), f"unknown distribution {name!r}; {nearest(name, LENGTHS)}"
+            )
+        _check_knobs(path, name, knobs, _parameters(LENGTHS[name]), fail)
+        try:
+            LENGTHS[name](**knobs)
+        except (SpecError, TypeError, ValueError) as error:
+            fail(path, str(error))
+
+
+def _parameters(function: Callable[..., object]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "seed"]
+
+
+def _check_trace(spec: ExperimentSpec, fail: Fail) -> None:
+    from traces.presets import preset
+
+    trace = spec.workload.trace
+    if trace is None:
+        return
+    if is_preset(trace):
+        try:
+            preset(trace)
+        except SpecError as error:
+            fail(("workload", "trace"), f"{error}; the path of a file has a folder or a suffix")
+        if spec.workload.num_requests is None:
+            fail(("workload",), f"num_requests is required with the preset {trace}")
+        return
+    path = Path(trace)
+    if not path.is_file():
+        source = next((s for stem, s in _PUBLIC_TRACES.items() if path.name.startswith(stem)), "")
+        hint = f"; download it from {source} and give its path as workload.trace" if source else ""
+        fail(("workload", "trace"), f"no such file: {path}{hint}")

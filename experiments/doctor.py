@@ -1,0 +1,123 @@
+"""What of this machine schedlab can use, and what the lack of the rest costs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+_REQUIRED = (
+    "simpy", "numpy", "pandas", "pyarrow", "scipy", "matplotlib", "pyyaml", "pydantic", "typer",
+    "rich",
+)  # fmt: skip
+_OPTIONAL = {
+    "torch": "the real backend; simulation needs none of it",
+    "triton": "GPU kernels of the real backend; simulation needs none of it",
+    "tiktoken": "exact token counts of traces that hold only text (they are estimated without)",
+    "transformers": "Hugging Face tokenizers for traces that hold only text",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes
+    ----------
+    subject : str
+        What was looked at.
+    state : str
+        ``ok``, ``missing`` (something optional) or ``broken`` (schedlab cannot work).
+    detail : str
+        Version, place or size; for what is missing, what that costs.
+    """
+
+    subject: str
+    state: Literal["ok", "missing", "broken"]
+    detail: str
+
+
+def examine() -> list[Finding]:
+    """Look at Python, packages, GPU, data folder, working directory and machine.
+
+    Returns
+    -------
+    list of Finding
+        In the order of a report; nothing heavy is imported, except torch where it is installed
+        (only it can tell whether CUDA works).
+    """
+    return [
+        _python(),
+        *(_required(name) for name in _REQUIRED),
+        *(_optional(name, cost) for name, cost in _OPTIONAL.items()),
+        _cuda(),
+        _data_folder(),
+        _working_directory(),
+        _machine(),
+    ]
+
+
+def _python() -> Finding:
+    state: Literal["ok", "broken"] = "ok" if sys.version_info >= (3, 11) else "broken"
+    return Finding("python", state, f"{platform.python_version()} ({sys.executable}); needs 3.11")
+
+
+def _required(name: str) -> Finding:
+    try:
+        return Finding(name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name, "broken", f"not installed; run: pip install {name}")
+
+
+def _optional(name: str, cost: str) -> Finding:
+    try:
+        return Finding(name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name, "missing", f"needed for {cost}")
+
+
+def _cuda() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("CUDA", "missing", "cannot be asked without torch; simulation needs none")
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            return Finding("CUDA", "ok", f"{torch.cuda.get_device_name(0)}, {torch.version.cuda}")
+    except Exception as error:  # a broken torch is one line of the report, not its end
+        return Finding("CUDA", "missing", f"torch does not load: {type(error).__name__}: {error}")
+    return Finding("CUDA", "missing", "torch sees no device; simulation needs none")
+
+
+def _data_folder() -> Finding:
+    named = os.environ.get("SCHEDLAB_DATA")
+    if named and Path(named).is_dir():
+        return Finding("data folder", "ok", named)
+    reason = f"SCHEDLAB_DATA is {named}, no folder" if named else "SCHEDLAB_DATA is not set"
+    return Finding(
+        "data folder", "missing", f"{reason}; only tests against real traces need it (they skip)"
+    )
+
+
+def _working_directory() -> Finding:
+    try:
+        with tempfile.TemporaryFile(dir=Path.cwd()):
+            return Finding("working directory", "ok", f"{Path.cwd()} is writable")
+    except OSError as error:
+        return Finding("working directory", "missing", f"not writable ({error}): use run -o FOLDER")
+
+
+def _machine() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    detail = f"{cores} cores, {platform.system()} {platform.machine()}"
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return Finding("machine", "ok", f"{detail}, memory unknown")
+    return Finding("machine", "ok", f"{detail}, {memory / 2**30:.0f} GiB memory")

@@ -1,0 +1,299 @@
+"""The experiment specification: every key of the YAML, its type, bounds, unit and default."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+
+from experiments.spec_fields import (
+    Count,
+    Data,
+    Finite,
+    Fraction,
+    Named,
+    NonNegative,
+    Positive,
+    Section,
+    shorthand,
+    whole,
+)
+from experiments.spec_workload import Lengths, Workload
+from sim.dtypes import dtype_name
+from sim.errors import SpecError
+
+__all__ = ["Data", "ExperimentSpec", "Lengths", "Workload", "spec_hash"]
+
+
+class Predictor(Named):
+    """Who predicts output lengths, e.g. `oracle` or `{name: noisy, sigma: 0.5}`."""
+
+    name: str = Field(min_length=1, description="A registered predictor.")
+
+
+PredictorField = Annotated[Predictor, shorthand("name")]
+
+
+class Policy(Named):
+    """The scheduling policy and its knobs, e.g. `fcfs` or `{name: sjf, predictor: oracle}`."""
+
+    name: str = Field(min_length=1, description="A registered policy, or `module:Class`.")
+    predictor: PredictorField | None = Field(
+        default=None, description="Who predicts output lengths for the policy; none if absent."
+    )
+
+
+class CostModel(Section):
+    """What a step takes: an analytic roofline, or a profile measured on a real device."""
+
+    name: Literal["roofline"] | None = Field(default=None, description="An analytic model by name.")
+    profile: str | None = Field(default=None, description="Folder of a measured profile.")
+    compute_efficiency: Fraction | None = Field(
+        default=None,
+        description="Share of peak FLOP/s reached (roofline); the model's own if absent.",
+    )
+    memory_efficiency: Fraction | None = Field(
+        default=None,
+        description="Share of peak bytes/s reached (roofline); the model's own if absent.",
+    )
+    kernel_latency_s: NonNegative | None = Field(
+        default=None, description="Start-up time of a kernel (roofline); the model's own if absent."
+    )
+    allow_mismatch: bool = Field(
+        default=False, description="Accept a profile of another model or device than the run's."
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> CostModel:
+        if (self.name is None) == (self.profile is None):
+            raise ValueError("give either name: roofline or profile: FOLDER")
+        analytic = (self.compute_efficiency, self.memory_efficiency, self.kernel_latency_s)
+        if self.profile is not None and analytic != (None, None, None):
+            raise ValueError("efficiencies and latency belong to roofline, not to a profile")
+        if self.name is not None and self.allow_mismatch:
+            raise ValueError("allow_mismatch belongs to a profile, not to the roofline model")
+        return self
+
+
+def _cost_model(value: object) -> object:
+    if isinstance(value, str):
+        return {"name": value} if value == "roofline" else {"profile": value}
+    return value
+
+
+class SchedulingOverhead(Section):
+    """CPU time of the scheduler per step, charged beside the kernel time."""
+
+    base_s: NonNegative = Field(default=0.0, description="Seconds a step costs in any case.")
+    per_running_s: NonNegative = Field(default=0.0, description="Seconds per running request.")
+    per_waiting_s: NonNegative = Field(default=0.0, description="Seconds per waiting request.")
+
+
+def _dtype(value: object) -> object:
+    """Let vLLM's long names (bfloat16, half) stand for the short ones."""
+    try:
+        return dtype_name(value) if isinstance(value, str) and value != "auto" else value
+    except SpecError:
+        return value
+
+
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
+KVDtype = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
+
+
+class Engine(Section):
+    """Limits and memory of the serving engine; vLLM's names mean what they mean in vLLM."""
+
+    max_num_seqs: Count = Field(default=128, description="Most requests in one step.")
+    max_num_batched_tokens: Count = Field(
+        default=2048, description="Most tokens computed in one step."
+    )
+    block_size: Count = Field(default=16, description="Tokens in a KV block.")
+    gpu_memory_utilization: Fraction = Field(
+        default=0.9, description="Share of device memory the engine may use."
+    )
+    max_model_len: Count | None = Field(
+        default=None,
+        description="Most tokens of a request, prompt and output; "
+        "if absent the model's limit, but no more than the KV cache holds.",
+    )
+    num_gpu_blocks_override: Count | None = Field(
+        default=None, description="KV blocks, instead of the number that follows from memory."
+    )
+    enable_chunked_prefill: bool = Field(
+        default=True, description="Whether a prompt may take many steps."
+    )
+    long_prefill_token_threshold: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
+        default=0, description="Most prompt tokens a request computes in one step; 0 is no limit."
+    )
+    watermark: Annotated[Finite, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="Share of KV blocks kept free when a request is admitted."
+    )
+    scheduler_reserve_full_isl: bool = Field(
+        default=False,
+        description="Admit a request only if its whole sequence fits, not just its first chunk.",
+    )
+    kv_allocator: Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"] = Field(
+        default="paged", description="How KV memory is given out."
+    )
+    tensor_parallel_size: Count = Field(default=1, description="Devices a layer is split over.")
+    dtype: Annotated[Dtype, BeforeValidator(_dtype)] = Field(
+        default="bf16", description="Number format of weights and activations."
+    )
+    kv_cache_dtype: Annotated[KVDtype, BeforeValidator(_dtype)] = Field(
+        default="auto",
+        description="Number format of the KV cache; `auto` is `dtype`, but no less than 16 bits.",
+    )
+    fast_forward: bool = Field(
+        default=True, description="Take steps that cannot differ at once; exact, only faster."
+    )
+    check_horizon: bool = Field(
+        default=False,
+        description="Ask the policy again at every skipped step (slow, for debugging).",
+    )
+    scheduling_overhead: SchedulingOverhead = Field(
+        default_factory=SchedulingOverhead, description="CPU time of scheduling a step."
+    )
+
+    @model_validator(mode="after")
+    def _budget_holds_the_batch(self) -> Engine:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be >= "
+                f"max_num_seqs ({self.max_num_seqs}): a step decodes one token per request"
+            )
+        return self
+
+
+class SloTargets(Section):
+    """Latency targets; a request is good if it meets every target given, with <=."""
+
+    ttft_ms: Positive | None = Field(default=None, description="Time to first token, milliseconds.")
+    tpot_ms: Positive | None = Field(
+        default=None, description="Time per output token, milliseconds."
+    )
+    e2el_ms: Positive | None = Field(default=None, description="End-to-end latency, milliseconds.")
+
+
+class ExperimentSpec(Section):
+    """One experiment: everything that can change its result, and what to vary.
+
+    Build it with `experiments.loading.load_spec` or `make_spec`, whose errors name file, line
+    and key; the constructor alone does not check names against the registries.
+    """
+
+    name: str = Field(min_length=1, description="Name in tables and figures.")
+    seed: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
+        default=0, description="Seed of every random stream; replication r uses seed + r."
+    )
+    model: str = Field(
+        default="llama-3-8b",
+        min_length=1,
+        description="A known model, or a Hugging Face config.json.",
+    )
+    hardware: str = Field(
+        default="a100-80gb", min_length=1, description="A known GPU, or a file that describes one."
+    )
+    cost_model: Annotated[CostModel, BeforeValidator(_cost_model)] = Field(
+        default_factory=lambda: CostModel(name="roofline"),
+        description="`roofline`, a profile folder, or a mapping.",
+    )
+    backend: Literal["sim", "real"] = Field(default="sim", description="Simulated or real device.")
+    engine: Engine = Field(default_factory=Engine, description="The serving engine.")
+    policy: Annotated[Policy, shorthand("name")] = Field(
+        default_factory=lambda: Policy(name="fcfs"),
+        description="The scheduling policy: a name, or a mapping with its knobs.",
+    )
+    workload: Workload = Field(description="The requests.")
+    slo: SloTargets = Field(default_factory=SloTargets, description="Latency targets.")
+    replications: Count = Field(default=1, description="Runs of each point, with different seeds.")
+    sweep: dict[str, list[Any]] = Field(
+        default_factory=dict,
+        description="Dotted keys and the values they take; all combinations are run.",
+    )
+
+    @field_validator("backend")
+    @classmethod
+    def _backend_exists(cls, backend: str) -> str:
+        if backend == "real":
+            raise ValueError("real is not available in this version; use sim")
+        return backend
+
+    def to_data(self) -> Data:
+        """Return the specification as plain data that loads back to an equal one.
+
+        Returns
+        -------
+        dict
+            Every key with its value, defaults included; absent optional keys stay absent.
+        """
+        data = _plain(self)
+        assert isinstance(data, dict)
+        return data
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        declared = {key: getattr(value, key) for key in type(value).model_fields}
+        data = {key: _plain(item) for key, item in declared.items() if item is not None}
+        # A knob set to null says something (its default may differ), an absent section does not.
+        data |= {key: _plain(item) for key, item in (value.model_extra or {}).items()}
+        return {key: item for key, item in data.items() if key != "sweep" or item}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def spec_hash(spec: ExperimentSpec) -> str:
+    """Return the identity of an experiment: equal hashes ask the same question.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point, or a whole sweep.
+
+    Returns
+    -------
+    str
+        SHA-256 (hex) of canonical JSON of every key but the name, with files replaced by the
+        SHA-256 of what they contain: neither moving a trace nor renaming an experiment changes it.
+        Program versions are not part of it; results carry them beside the hash.
+
+    Raises
+    ------
+    OSError
+        If a file the specification names cannot be read.
+    """
+    data = spec.to_data()
+    del data["name"]
+    return hashlib.sha256(
+        json.dumps(_canonical(data), sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str) and Path(value).is_absolute() and Path(value).exists():
+        return _digest(Path(value))
+    return value
+
+
+def _digest(path: Path) -> str:
+    if path.is_dir():
+        inside = sorted(p for p in path.rglob("*") if p.is_file())
+        lines = [f"{p.relative_to(path).as_posix()} {_digest(p)}" for p in inside]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,254 @@
+"""The command line: what it writes, prints and answers to mistakes."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.loading import load_spec
+from policies import registry
+from sim.hardware import gpu_names
+from sim.models import model_names
+from sim.result import RunResult
+
+ROOT = Path(__file__).resolve().parents[2]
+YAML = """\
+name: tiny
+workload: {trace: fixed, num_requests: 12, request_rate: 4}
+slo: {ttft_ms: 1000}
+"""
+
+
+@pytest.fixture
+def spec_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(YAML)
+    return path
+
+
+def schedlab(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_run_single_point_writes_result_tables_and_resolved_spec(spec_file):
+    done = schedlab("run", spec_file)
+    assert done.exit_code == 0, done.output
+    folder = Path("results/tiny")
+    assert {path.name for path in folder.iterdir()} == {
+        ".schedlab.json", "gaps.parquet", "preemptions.parquet", "requests.parquet",
+        "result.json", "spec.yaml", "steps.parquet", "tokens.parquet",
+    }  # fmt: skip
+    result = RunResult.load(folder)
+    assert result.metrics()["completed"] == 12
+    assert load_spec(folder / "spec.yaml") == load_spec(spec_file)
+
+
+def test_run_prints_table_cost_model_and_folder(spec_file):
+    done = schedlab("run", spec_file, "policy=static", "-o", "out")
+    assert "static" in done.stdout
+    assert "TTFT" in done.stdout
+    assert "roofline (llama-3-8b on a100-80gb), UNCALIBRATED" in done.stdout
+    assert "results: out" in done.stdout
+
+
+def test_run_warns_of_rejected_requests_with_a_reason(spec_file):
+    done = schedlab("run", spec_file, "engine.max_model_len=500", "workload.num_requests=3")
+    assert "warning: 3 of 3 requests rejected, e.g.: " in done.stdout
+
+
+def test_run_warns_of_clipped_prompts(spec_file):
+    done = schedlab(
+        "run", spec_file, "workload.max_total_tokens=600", "workload.too_long=clip_prompt"
+    )
+    assert "warning: 12 prompts clipped to fit" in done.stdout
+
+
+def test_run_sweep_writes_points_summary_and_figure(spec_file):
+    done = schedlab(
+        "run", spec_file, "-o", "out", "replications=2", "sweep.policy=[fcfs, static]",
+        "sweep.workload.request_rate=[2, 4]",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    folder = Path("out")
+    assert len(list(folder.glob("*/result.json"))) == 8
+    table = pd.read_csv(folder / "summary.csv")
+    assert list(table["policy"]) == ["fcfs", "fcfs", "static", "static"]
+    assert list(table["workload.request_rate"]) == [2, 4, 2, 4]
+    assert set(table["num_replications"]) == {2}
+    runs = [
+        json.loads((folder / f"{i:03d}-fcfs_request_rate=2-r{i}" / "result.json").read_text())
+        for i in (0, 1)
+    ]
+    assert table["mean_ttft_ms"][0] == pytest.approx(sum(r["mean_ttft_ms"] for r in runs) / 2)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [row["label"] for row in summary["rows"]] == list(table["label"])
+    assert (folder / "throughput_p99.png").stat().st_size > 10_000
+    assert (folder / "throughput_p99.svg").read_text().startswith("<?xml")
+
+
+def test_run_same_spec_twice_gives_the_same_bytes(spec_file, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    sweep = "sweep.workload.request_rate=[2, 4]"
+    for folder in ("one", "two"):
+        assert schedlab("run", spec_file, sweep, "-o", folder).exit_code == 0
+    files = sorted(p.relative_to("one") for p in Path("one").rglob("*") if p.is_file())
+    assert len(files) > 10
+    for file in files:
+        assert ("one" / file).read_bytes() == ("two" / file).read_bytes(), file
+
+
+def test_run_json_prints_only_json(spec_file):
+    done = schedlab("run", spec_file, "--json")
+    summary = json.loads(done.stdout)
+    assert summary["name"] == "tiny"
+    assert summary["rows"][0]["metrics"]["completed"] == 12
+    assert summary["cost_models"][0]["calibration"] == "UNCALIBRATED"
+
+
+def test_run_quiet_prints_nothing(spec_file):
+    done = schedlab("run", spec_file, "--quiet")
+    assert (done.exit_code, done.output) == (0, "")
+
+
+def test_run_perfetto_writes_a_chrome_trace(spec_file):
+    assert schedlab("run", spec_file, "--perfetto", "-o", "out").exit_code == 0
+    trace = json.loads(Path("out/trace.json").read_text())
+    assert len(trace["traceEvents"]) > 12
+
+
+def test_run_takes_a_policy_from_beside_the_file(spec_file, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (spec_file.parent / "my_own_policy.py").write_text(
+        "from policies import ContinuousBatching\nclass Mine(ContinuousBatching):\n    pass\n"
+    )
+    done = schedlab("run", spec_file, "policy=my_own_policy:Mine")
+    assert done.exit_code == 0, done.output
+    assert "my_own_policy:Mine" in done.stdout
+
+
+def test_run_again_replaces_results(spec_file):
+    for seed in (1, 2):
+        assert schedlab("run", spec_file, f"seed={seed}").exit_code == 0
+    assert load_spec("results/tiny/spec.yaml").seed == 2
+
+
+def test_run_refuses_a_folder_with_other_files_before_running(spec_file, monkeypatch):
+    monkeypatch.setattr("experiments.run.run", lambda *_: pytest.fail("ran"))
+    (spec_file.parent / "mine").mkdir()
+    (spec_file.parent / "mine" / "thesis.tex").write_text("years of work")
+    done = schedlab("run", spec_file, "-o", "mine")
+    assert done.exit_code == 2
+    assert "thesis.tex" in done.stderr
+    assert Path("mine/thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing.yaml"], "error: nothing.yaml: no such file"),
+        (["tiny.yaml", "engine.max_num_seq=3"], "did you mean max_num_seqs?"),
+        (["tiny.yaml", "engine.max_model_len=100000000"], "does not fit the KV cache"),
+    ],
+)
+def test_run_user_error_is_one_line_and_exit_2(spec_file, arguments, message):
+    done = schedlab("run", *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not Path("results").exists() or not any(Path("results").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device"),
+    ],
+)
+def test_run_cut_short_leaves_the_old_results(spec_file, monkeypatch, error, code, message):
+    assert schedlab("run", spec_file, "-o", "out").exit_code == 0
+    before = Path("out/result.json").read_bytes()
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(RunResult, "save", fail)
+    done = schedlab("run", spec_file, "-o", "out", "seed=1")
+    assert done.exit_code == code
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert Path("out/result.json").read_bytes() == before
+    assert sorted(path.name for path in Path().iterdir()) == ["out", "tiny.yaml"]
+
+
+def test_run_bug_is_a_traceback_not_a_line(spec_file, monkeypatch):
+    monkeypatch.setattr(RunResult, "save", lambda *_: 1 / 0)
+    done = schedlab("run", spec_file)
+    assert done.exit_code == 1
+    assert isinstance(done.exception, ZeroDivisionError)
+
+
+def test_plot_draws_into_the_folder_which_stays_replaceable(spec_file):
+    assert schedlab("run", spec_file, "-o", "out").exit_code == 0
+    done = schedlab("plot", "out")
+    assert done.exit_code == 0, done.output
+    assert Path("out/gantt.png") in map(Path, done.stdout.split())
+    assert schedlab("run", spec_file, "-o", "out").exit_code == 0
+    assert not Path("out/gantt.png").exists()
+
+
+def test_plot_folder_without_results_is_an_error(spec_file):
+    done = schedlab("plot", spec_file.parent)
+    assert done.exit_code == 2
+    assert "holds no results" in done.stderr
+
+
+def test_policies_lists_every_registered_policy_and_its_knobs():
+    output = schedlab("policies").stdout
+    assert all(name in output for name in registry.names())
+    assert "max_batch_size" in output
+    assert "kendall_tau" in output
+
+
+def test_models_and_gpus_list_every_name():
+    assert all(name in schedlab("models").stdout for name in model_names())
+    assert all(name in schedlab("gpus").stdout for name in gpu_names())
+
+
+def test_doctor_names_versions_and_what_is_missing(monkeypatch):
+    monkeypatch.delenv("SCHEDLAB_DATA", raising=False)
+    done = schedlab("doctor")
+    assert done.exit_code == 0
+    assert "numpy" in done.stdout
+    assert "SCHEDLAB_DATA is not set" in done.stdout
+
+
+def test_schema_prints_json():
+    assert json.loads(schedlab("schema").stdout)["title"] == "ExperimentSpec"
+
+
+def test_trace_commands_are_mounted():
+    done = schedlab("trace", "describe", "no-such-file.csv")
+    assert done.exit_code == 2
+    assert "no-such-file.csv" in done.stderr
+
+
+def test_help_imports_nothing_heavy():
+    heavy = ("numpy", "pandas", "pydantic", "scipy", "matplotlib", "pyarrow", "rich.table")
+    code = (
+        "import sys\nfrom experiments.cli import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "run" in done.stdout
+    assert done.stderr.strip() == "[]"

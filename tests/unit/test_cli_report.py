@@ -1,0 +1,95 @@
+"""Tables over settings and replications."""
+
+import csv
+import io
+import math
+
+import pytest
+
+from experiments import report
+from experiments.loading import make_spec
+from experiments.sweep import points
+
+WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
+
+
+def two_by_two():
+    spec = make_spec(
+        {"workload": WORKLOAD, "replications": 2, "sweep": {"policy": ["fcfs", "static"]}}
+    )
+    metrics = [{"p99_ttft_ms": value, "rejected": 0} for value in (1.0, 3.0, 10.0, math.nan)]
+    return report.rows(points(spec), metrics)
+
+
+def test_estimate_is_the_t_interval():
+    # mean 2, s = 1, t(0.975, 2) = 4.30265: half-width 4.30265 / sqrt(3).
+    mean, half_width = report.estimate([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert half_width == pytest.approx(2.48414, abs=1e-5)
+
+
+def test_estimate_of_one_replication_has_no_interval():
+    assert report.estimate([5.0]) == (5.0, None)
+
+
+def test_rows_gather_the_replications_of_each_setting():
+    rows = two_by_two()
+    assert [(row.label, row.policy, row.num_replications) for row in rows] == [
+        ("fcfs", "fcfs", 2), ("static", "static", 2)
+    ]  # fmt: skip
+    assert rows[0].mean("p99_ttft_ms") == 2.0
+    assert math.isnan(rows[1].mean("p99_ttft_ms"))
+    assert math.isnan(rows[0].mean("no_such_metric"))
+
+
+def test_rows_of_equal_labels_and_different_settings_stay_apart():
+    spec = make_spec({"workload": WORKLOAD, "sweep": {"seed": [1, 2]}})
+    rows = report.rows(points(spec), [{"completed": 1}, {"completed": 2}])
+    assert [row.mean("completed") for row in rows] == [1, 2]
+
+
+def test_summary_csv_has_a_column_for_each_metric_and_interval():
+    lines = list(csv.DictReader(io.StringIO(report.summary_csv(two_by_two()))))
+    assert list(lines[0]) == [
+        "label", "policy", "num_replications", "p99_ttft_ms", "p99_ttft_ms_ci95", "rejected",
+        "rejected_ci95",
+    ]  # fmt: skip
+    assert lines[0]["p99_ttft_ms"] == "2.0"
+
+
+def test_summary_data_has_none_for_what_was_not_measured():
+    first, second = report.summary_data(two_by_two())
+    assert first["metrics"]["p99_ttft_ms"] == 2.0
+    assert second["metrics"]["p99_ttft_ms"] is None
+    assert second["ci95"]["rejected"] == 0.0
+
+
+def test_table_shows_goodput_only_with_targets():
+    from rich.console import Console
+
+    def header(num_with_slo):
+        spec = make_spec({"workload": WORKLOAD})
+        rows = report.rows(points(spec), [{"num_with_slo": num_with_slo, "request_goodput": 1.0}])
+        console = Console(width=160, record=True, file=io.StringIO())
+        console.print(report.table(rows, "x"))
+        return console.export_text()
+
+    assert "good req/s" not in header(0)
+    assert "good req/s" in header(3)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1234.567, "1235"), (12.3456, "12.3"), (0.99749, "0.997"), (3.0, "3"), (0.0, "0"),
+     (math.nan, "-"), (math.inf, "inf"), (0.00001234, "0.0000")],
+)  # fmt: skip
+def test_number_keeps_three_digits(value, text):
+    assert report._number(value) == text
+
+
+def test_notes_label_an_uncalibrated_model_and_count_long_lists():
+    model = {"name": "roofline", "model": "m", "hardware": "h", "calibration": "UNCALIBRATED"}
+    lines = report.notes([model], [f"w{i}" for i in range(12)])
+    assert lines[0].startswith("cost model: roofline (m on h), UNCALIBRATED")
+    assert lines[-1] == "warning: and 4 more, in the results"
+    assert len(lines) == 10

@@ -1,0 +1,80 @@
+"""Results appear whole or not at all, and destroy nothing that is not theirs."""
+
+import pytest
+
+from experiments.results_folder import add_to_marker, check_replaceable, replacing_folder
+from sim.errors import SpecError
+
+
+def write(folder, text):
+    with replacing_folder(folder) as new:
+        (new / "inner").mkdir()
+        (new / "inner" / "a.txt").write_text(text)
+
+
+def test_replacing_folder_appears_at_the_end_only(tmp_path):
+    folder = tmp_path / "deep" / "out"
+    with replacing_folder(folder) as new:
+        (new / "a.txt").write_text("1")
+        assert not folder.exists()
+    assert (folder / "a.txt").read_text() == "1"
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+
+
+def test_replacing_folder_removes_files_of_the_run_before(tmp_path):
+    with replacing_folder(tmp_path / "out") as new:
+        (new / "old.txt").write_text("1")
+    write(tmp_path / "out", "2")
+    assert not (tmp_path / "out" / "old.txt").exists()
+    assert (tmp_path / "out" / "inner" / "a.txt").read_text() == "2"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_replacing_folder_when_the_block_raises_keeps_the_old(tmp_path, error):
+    write(tmp_path / "out", "1")
+
+    def fail():
+        with replacing_folder(tmp_path / "out") as new:
+            (new / "a.txt").write_text("2")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert (tmp_path / "out" / "inner" / "a.txt").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_replacing_folder_accepts_an_empty_folder(tmp_path):
+    (tmp_path / "out").mkdir()
+    write(tmp_path / "out", "1")
+    assert (tmp_path / "out" / "inner" / "a.txt").exists()
+
+
+@pytest.mark.parametrize("where", ["notes.txt", "inner/notes.txt"])
+def test_check_replaceable_names_a_file_that_is_not_a_result(tmp_path, where):
+    write(tmp_path / "out", "1")
+    (tmp_path / "out" / where).write_text("mine")
+    with pytest.raises(SpecError, match=where):
+        check_replaceable(tmp_path / "out")
+
+
+def test_check_replaceable_refuses_files_and_links(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("file", "link"):
+        with pytest.raises(SpecError, match="is not a folder"):
+            check_replaceable(tmp_path / name)
+
+
+def test_check_replaceable_with_a_broken_marker_trusts_nothing(tmp_path):
+    write(tmp_path / "out", "1")
+    (tmp_path / "out" / ".schedlab.json").write_text("{")
+    with pytest.raises(SpecError, match="is no result of schedlab"):
+        check_replaceable(tmp_path / "out")
+
+
+def test_add_to_marker_makes_later_files_replaceable(tmp_path):
+    write(tmp_path / "out", "1")
+    (tmp_path / "out" / "figure.png").write_text("x")
+    add_to_marker(tmp_path / "out", ["figure.png"])
+    check_replaceable(tmp_path / "out")

@@ -1,0 +1,299 @@
+"""Loading an experiment: every mistake is told with place, key and the nearest valid choice."""
+
+import math
+
+import pytest
+
+from experiments.loading import load_spec, make_spec
+from experiments.spec import spec_hash
+from sim.errors import SpecError
+
+WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
+YAML = """\
+seed: 7
+engine: {max_num_seqs: 64}
+policy:
+  name: sjf
+  predictor: {name: noisy, sigma: 0.5}
+workload:
+  trace: azure-conv
+  num_requests: 1e3
+  request_rate: inf
+slo:
+  ttft_ms: 1000
+sweep:
+  engine.block_size:
+    - 16
+    - 32
+"""
+
+
+@pytest.fixture
+def spec_file(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text(YAML)
+    return path
+
+
+def test_load_spec_fills_defaults_and_reads_numbers(spec_file):
+    spec = load_spec(spec_file)
+    assert (spec.name, spec.seed, spec.model) == ("file", 7, "llama-3-8b")
+    assert (spec.engine.max_num_seqs, spec.engine.max_num_batched_tokens) == (64, 2048)
+    assert spec.workload.num_requests == 1000
+    assert math.isinf(spec.workload.request_rate)
+    assert spec.policy.predictor.knobs == {"sigma": 0.5}
+    assert spec.slo.ttft_ms == 1000.0
+    assert spec.cost_model.name == "roofline"
+
+
+def test_load_spec_swept_key_holds_its_first_value(spec_file):
+    assert load_spec(spec_file).engine.block_size == 16
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "message"),
+    [
+        ("engine: {max_num_seqs: 64}", "engine: {max_num_seq: 64}",
+         "file.yaml:2: engine.max_num_seq: unknown key; did you mean max_num_seqs?"),
+        ("seed: 7", "max_num_seqs: 7",
+         "file.yaml:1: max_num_seqs: unknown key; did you mean engine.max_num_seqs?"),
+        ("seed: 7", "seed: -1", "file.yaml:1: seed: must be >= 0, got -1"),
+        ("seed: 7", "seed: 1.5", "file.yaml:1: seed: must be a whole number, got 1.5"),
+        ("seed: 7", "seed: true", "file.yaml:1: seed: must be a whole number, got True"),
+        ("seed: 7", "backend: real",
+         "file.yaml:1: backend: real is not available in this version; use sim"),
+        ("seed: 7", "hardware: a100-80g", "file.yaml:1: hardware: "),
+        ("seed: 7", "model: llama-3-9b", "file.yaml:1: model: "),
+        ("{max_num_seqs: 64}", "{max_num_seqs: 0}",
+         "file.yaml:2: engine.max_num_seqs: must be >= 1, got 0"),
+        ("{max_num_seqs: 64}", "{max_num_seqs: '64'}",
+         "file.yaml:2: engine.max_num_seqs: must be a whole number, got '64'"),
+        ("{max_num_seqs: 64}", "{max_num_seqs: 4096}",
+         "file.yaml:2: engine: max_num_batched_tokens (2048) must be >= max_num_seqs (4096)"),
+        ("{max_num_seqs: 64}", "{gpu_memory_utilization: .nan}",
+         "file.yaml:2: engine.gpu_memory_utilization: must be"),
+        ("{max_num_seqs: 64}", "{kv_allocator: page}",
+         "file.yaml:2: engine.kv_allocator: 'page' is not a choice here; did you mean paged?"),
+        ("name: sjf", "name: sjff", "file.yaml:4: policy.name: unknown policy 'sjff'"),
+        ("name: sjf", "name: static\n  max_batch_sise: 3",
+         "file.yaml:5: policy.max_batch_sise: static has no such knob; "
+         "did you mean max_batch_size?"),
+        ("name: sjf", "name: static\n  max_batch_size: 0", "file.yaml:3: policy: "),
+        ("  predictor: {name: noisy, sigma: 0.5}\n", "",
+         "file.yaml:3: policy: sjf needs predictions"),
+        ("name: noisy,", "name: nosy,", "file.yaml:5: policy.predictor.name: unknown predictor"),
+        ("sigma: 0.5", "sigm: 0.5",
+         "file.yaml:5: policy.predictor.sigm: noisy has no such knob; did you mean sigma?"),
+        ("sigma: 0.5", "sigma: -1", "file.yaml:5: policy.predictor: "),
+        ("trace: azure-conv", "trace: azure-con", "file.yaml:7: workload.trace: unknown preset"),
+        ("trace: azure-conv", "trace: ./none.csv", "file.yaml:7: workload.trace: no such file: "),
+        ("  num_requests: 1e3\n", "",
+         "file.yaml:6: workload: num_requests is required with the preset azure-conv"),
+        ("request_rate: inf", "request_rate: 0",
+         "file.yaml:9: workload.request_rate: must be > 0, got 0"),
+        ("request_rate: inf", "request_rate: .nan",
+         "file.yaml:9: workload.request_rate: must be > 0, got nan"),
+        ("request_rate: inf", "burstiness: 0.5",
+         "file.yaml:6: workload: burstiness needs a finite request_rate"),
+        ("request_rate: inf", "slice: [3, 1]",
+         "file.yaml:6: workload: slice must end after it starts, got [3.0, 1.0]"),
+        ("request_rate: inf", "arrivals: {process: poison}",
+         "file.yaml:9: workload.arrivals.process: 'poison' is not a choice here; "
+         "did you mean poisson?"),
+        ("request_rate: inf", "arrivals: {process: poisson, rat: 3}",
+         "file.yaml:9: workload.arrivals.rat: poisson has no such knob; did you mean rate?"),
+        ("request_rate: inf", "arrivals: closed_loop",
+         "file.yaml:6: workload: arrivals: closed_loop needs max_concurrency"),
+        ("request_rate: inf", "output_tokens: {distribution: lognormall}",
+         "file.yaml:9: workload.output_tokens.distribution: unknown distribution"),
+        ("request_rate: inf", "format: azur",
+         "file.yaml:9: workload.format: unknown format 'azur'; did you mean azure?"),
+        ("ttft_ms: 1000", "ttft_ms: .inf", "file.yaml:11: slo.ttft_ms: must be finite, got inf"),
+        ("    - 32", "    - 0", "file.yaml:15: engine.block_size: must be >= 1, got 0"),
+        ("    - 32", "    - 16", "file.yaml:13: sweep.engine.block_size: has the same value twice"),
+        ("engine.block_size:", "engine.blok_size:",
+         "file.yaml:14: engine.blok_size: unknown key; did you mean block_size?"),
+        ("engine.block_size:", "replications:",
+         "file.yaml:13: sweep.replications: cannot be swept"),
+    ],
+)  # fmt: skip
+def test_load_spec_mistake_is_told_with_line_key_and_remedy(spec_file, line, changed, message):
+    assert line in YAML
+    spec_file.write_text(YAML.replace(line, changed, 1))
+    with pytest.raises(SpecError) as caught:
+        load_spec(spec_file)
+    assert str(caught.value).startswith(f"{spec_file.parent}/{message}")
+
+
+def test_load_spec_unknown_policy_names_the_nearest(spec_file):
+    spec_file.write_text(YAML.replace("name: sjf", "name: sjff"))
+    with pytest.raises(SpecError, match="did you mean 'sjf'"):
+        load_spec(spec_file)
+
+
+def test_load_spec_absent_public_trace_says_where_to_get_it(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text("workload: {trace: AzureLLMInferenceTrace_conv.csv}\n")
+    with pytest.raises(SpecError, match="Azure/AzurePublicDataset"):
+        load_spec(path)
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "just text\n"])
+def test_load_spec_not_a_mapping_raises(tmp_path, text):
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match="an experiment is a mapping"):
+        load_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine.max_num_seq=64", "engine.max_num_seq: unknown key; did you mean max_num_seqs?"),
+        ("engine.max_num_seqs=[", "not valid YAML"),
+        ("engine.max_num_seqs", "write it as dotted.key=value"),
+        ("engine..x=3", "write it as dotted.key=value"),
+        ("seed.x=3", "seed.x: seed has no keys inside it"),
+        ("sweep.engine.block_size=[]", "sweep.engine.block_size: must be a list of values, got []"),
+        ("sweep.seed=3", "sweep.seed: must be a list of values, got 3"),
+        ("sweep.engine.dtype=[bf16, fp17]", "engine.dtype: 'fp17' is not a choice here"),
+        ("engine.block_size.x=3", "engine.block_size.x would have no effect: engine.block_size"),
+        ("extends=x.yaml", "extends cannot be overridden"),
+    ],
+)
+def test_load_spec_bad_override_is_named(spec_file, override, message):
+    with pytest.raises(SpecError) as caught:
+        load_spec(spec_file, [override])
+    assert str(caught.value).startswith(f"override {override!r}: {message}")
+
+
+def test_override_values_are_yaml_and_reach_inside_shorthands(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text("policy: {name: sjf, predictor: noisy}\nworkload: {trace: fixed}\n")
+    spec = load_spec(
+        path,
+        ["policy.predictor.sigma=0.3", "workload.num_requests=1e2", "slo={tpot_ms: 50}", "name=x"],
+    )
+    assert spec.policy.predictor.knobs == {"sigma": 0.3}
+    assert (spec.workload.num_requests, spec.slo.tpot_ms, spec.name) == (100, 50.0, "x")
+
+
+def test_override_of_a_swept_key_ends_its_sweep(spec_file):
+    spec = load_spec(spec_file, ["engine.block_size=8"])
+    assert spec.sweep == {}
+    assert spec.engine.block_size == 8
+
+
+def test_override_of_a_sweep_replaces_its_values(spec_file):
+    spec = load_spec(spec_file, ["sweep.engine.block_size=[8, 64]", "sweep.seed=[1, 2]"])
+    assert spec.sweep == {"engine.block_size": [8, 64], "seed": [1, 2]}
+
+
+def test_sweep_of_a_key_after_a_key_inside_it_raises():
+    sweep = {"policy.predictor": ["oracle"], "policy": ["sjf", "fcfs"]}
+    with pytest.raises(SpecError, match=r"must come before policy\.predictor, which is inside it"):
+        make_spec({"workload": WORKLOAD, "sweep": sweep})
+
+
+def test_relative_paths_count_from_the_file_and_overrides_from_the_working_directory(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "inner").mkdir()
+    for folder in (tmp_path, tmp_path / "inner"):
+        (folder / "t.csv").write_text("x")
+    path = tmp_path / "inner" / "file.yaml"
+    path.write_text("workload: {trace: t.csv, format: azure}\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_spec(path).workload.trace == str(tmp_path / "inner" / "t.csv")
+    assert load_spec(path, ["workload.trace=t.csv"]).workload.trace == str(tmp_path / "t.csv")
+    swept = load_spec(path, ["sweep.workload.trace=[t.csv, inner/t.csv]"])
+    assert swept.sweep["workload.trace"][1] == str(tmp_path / "inner" / "t.csv")
+
+
+def test_extends_merges_sections_and_replaces_the_rest(tmp_path, spec_file):
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: file.yaml\nengine: {block_size: 8}\npolicy: fcfs\n")
+    spec = load_spec(child)
+    assert spec.name == "child"
+    assert (spec.engine.max_num_seqs, spec.engine.block_size) == (64, 8)
+    assert spec.policy.name == "fcfs"
+    assert spec.policy.predictor is None
+    assert spec.sweep == {}  # the child set what the parent swept
+    assert spec.workload.num_requests == 1000
+
+
+def test_extends_mistakes_name_the_file_they_are_in(tmp_path, spec_file):
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: file.yaml\n\nengine: {block_siz: 8}\n")
+    with pytest.raises(SpecError, match=r"child.yaml:3: engine.block_siz: unknown key"):
+        load_spec(child)
+    child.write_text("extends: file.yaml\n")
+    spec_file.write_text(YAML.replace("max_num_seqs", "max_num_sqs"))
+    with pytest.raises(SpecError, match=r"file.yaml:2: engine.max_num_sqs: unknown key"):
+        load_spec(child)
+    child.write_text("extends: nothing.yaml\n")
+    with pytest.raises(SpecError, match=r"child.yaml:1: extends: .*nothing.yaml: no such file"):
+        load_spec(child)
+
+
+def test_extends_two_levels_raises(tmp_path, spec_file):
+    (tmp_path / "child.yaml").write_text("extends: file.yaml\n")
+    (tmp_path / "grandchild.yaml").write_text("extends: child.yaml\n")
+    with pytest.raises(SpecError, match="one level is allowed"):
+        load_spec(tmp_path / "grandchild.yaml")
+
+
+def test_make_spec_leaves_its_input_alone():
+    data = {"workload": dict(WORKLOAD), "policy": {"name": "sjf", "predictor": "oracle"}}
+    make_spec(data, ["policy.predictor.latency_s=0.1"])
+    assert data == {"workload": WORKLOAD, "policy": {"name": "sjf", "predictor": "oracle"}}
+
+
+def test_to_data_loads_back_to_an_equal_spec(spec_file):
+    spec = load_spec(spec_file, ["policy={name: static, max_batch_size: null}"])
+    assert spec.to_data()["policy"] == {"name": "static", "max_batch_size": None}
+    assert make_spec(spec.to_data()) == spec
+
+
+def test_vllm_dtype_names_are_understood():
+    spec = make_spec({"workload": WORKLOAD, "engine": {"dtype": "bfloat16"}})
+    assert (spec.engine.dtype, spec.engine.kv_cache_dtype) == ("bf16", "auto")
+
+
+@pytest.mark.parametrize(
+    ("cost_model", "message"),
+    [
+        ("roofine", "did you mean roofline?"),
+        ({"name": "roofline", "profile": "x"}, "give either name: roofline or profile: FOLDER"),
+        ({"name": "roofline", "allow_mismatch": True}, "allow_mismatch belongs to a profile"),
+        ({"profile": "x", "memory_efficiency": 0.5}, "efficiencies and latency belong to roofline"),
+    ],
+)
+def test_cost_model_inconsistent_raises(cost_model, message):
+    with pytest.raises(SpecError, match=message.replace("?", r"\?")):
+        make_spec({"workload": WORKLOAD, "cost_model": cost_model})
+
+
+def test_spec_hash_ignores_the_name_and_where_files_are(tmp_path):
+    hashes = set()
+    for folder, name in (("one", "a"), ("two", "b")):
+        (tmp_path / folder).mkdir()
+        trace = tmp_path / folder / f"{name}.csv"
+        trace.write_text("same bytes")
+        hashes.add(spec_hash(make_spec({"name": name, "workload": {"trace": str(trace)}})))
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("override", ["seed=1", "slo.ttft_ms=3", "policy=static", "replications=2"])
+def test_spec_hash_changes_with_what_can_change_the_result(override):
+    data = {"workload": WORKLOAD}
+    assert spec_hash(make_spec(data)) != spec_hash(make_spec(data, [override]))
+
+
+def test_spec_hash_changes_with_the_content_of_the_trace(tmp_path):
+    trace = tmp_path / "t.csv"
+    trace.write_text("1")
+    spec = make_spec({"workload": {"trace": str(trace)}})
+    before = spec_hash(spec)
+    trace.write_text("2")
+    assert spec_hash(spec) != before

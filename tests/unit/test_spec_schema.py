@@ -1,0 +1,84 @@
+"""The JSON Schema and the documentation describe what the loader accepts."""
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from experiments.loading import load_spec, make_spec
+from experiments.schema import json_schema, key_table
+from sim.errors import SpecError
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def validator():
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
+def test_schema_accepts_every_shipped_experiment(validator, path):
+    validator.validate(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
+def test_shipped_experiment_loads_or_says_which_trace_is_missing(path):
+    try:
+        load_spec(path)
+    except SpecError as error:
+        assert "download it from" in str(error)  # noqa: PT017 - either outcome is right
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"enigne": {}},
+        {"engine": {"max_num_seqs": 0}},
+        {"engine": {"dtype": "bf17"}},
+        {"seed": -1},
+        {"slo": {"ttft_ms": 0}},
+        {"workload": {"trace": "azure-conv", "request_rate": 0}},
+        {"sweep": {"seed": []}},
+        {"policy": []},
+    ],
+    ids=str,
+)
+def test_schema_and_loader_both_refuse(validator, change):
+    data = {"workload": {"trace": "azure-conv", "num_requests": 3}, **change}
+    assert not validator.is_valid(data)
+    with pytest.raises(SpecError):
+        make_spec(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"policy": "fcfs"},
+        {"policy": {"name": "static", "max_batch_size": 4}},
+        {"cost_model": {"name": "roofline", "memory_efficiency": 0.5}},
+        {"workload": {"num_requests": 5, "prompt_tokens": 100, "output_tokens": 10}},
+        {"workload": {"trace": "fixed", "num_requests": 5, "request_rate": "inf"}},
+        {"workload": {"trace": "fixed", "num_requests": 1e1, "arrivals": "all_at_once"}},
+    ],
+    ids=str,
+)
+def test_schema_and_loader_both_accept(validator, change):
+    data = {"workload": {"trace": "azure-conv", "num_requests": 3}, **change}
+    validator.validate(data)
+    make_spec(data)
+
+
+def test_schema_accepts_a_fully_written_out_spec(validator):
+    spec = make_spec({"workload": {"trace": "azure-conv", "num_requests": 3}})
+    validator.validate(spec.to_data())
+
+
+def test_documented_keys_are_those_of_the_schema():
+    page = (ROOT / "docs" / "experiments.md").read_text()
+    # Regenerate with: schedlab schema --markdown
+    assert key_table() in page

@@ -1,0 +1,62 @@
+"""YAML is read with line numbers, strictly, and with the scalars users expect."""
+
+import math
+
+import pytest
+
+from experiments.yaml_lines import dotted, dump_yaml, parse_yaml
+from sim.errors import SpecError
+
+
+def parse(text):
+    return parse_yaml(text, "file.yaml", numbered=True)
+
+
+def test_yaml_scalars_are_those_of_yaml_1_2():
+    text = "[1e3, .5, -3, 1_000, .inf, -.inf, true, on, yes, 1:30, 2020-01-01, null, 010]"
+    assert parse(text).data == [
+        1000.0, 0.5, -3, 1000, math.inf, -math.inf, True, "on", "yes", "1:30", "2020-01-01", None,
+        10.0,
+    ]  # fmt: skip
+
+
+def test_yaml_places_name_the_line_of_every_key_and_item():
+    located = parse("a: 1\nb:\n  c: 2\n  d:\n    - 3\n    - 4\n")
+    assert located.place(("b", "c")) == "file.yaml:3"
+    assert located.place(("b", "d", 1)) == "file.yaml:6"
+    assert located.place(("b", "d", 1, "deeper")) == "file.yaml:6"
+    assert located.place(("absent",)) == "file.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", r"^file.yaml:3: a: key given twice \(first at file.yaml:1\)$"),
+        ("x:\n  a: 1\n  a: 3\n", r"^file.yaml:3: x.a: key given twice"),
+        ("a: 1\nb: [1, 2\n", r"^file.yaml:3: not valid YAML"),
+        ("a: &x [*x]\n", r"^file.yaml:1: a YAML alias that contains itself$"),
+        ("[1, 2]: 3\n", r"^file.yaml:1: a key must be a plain word$"),
+        ("a: 1\n---\nb: 2\n", r"not valid YAML"),
+        ("a: !!python/object:os.system x\n", r"^file.yaml:1: not valid YAML"),
+        ("a: \x00", r"^file.yaml: not valid YAML"),
+    ],
+)
+def test_yaml_malformed_raises_naming_the_line(text, message):
+    with pytest.raises(SpecError, match=message):
+        parse(text)
+
+
+def test_yaml_empty_file_is_an_empty_mapping():
+    assert parse("# nothing\n").data == {}
+
+
+def test_dump_yaml_reads_back_equal():
+    data = {
+        "a": [1.0, math.inf, "1e3", "on", 1e-7, "1:30", None, "null", "", "true", True, 0, -2],
+        "b": {"c": {}, "d": [], "e": "x: y # z", "f": "010"},
+    }
+    assert parse(dump_yaml(data)).data == data
+
+
+def test_dotted_path_reads_as_users_write_it():
+    assert dotted(("workload", "slice", 0)) == "workload.slice[0]"
