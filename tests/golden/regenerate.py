@@ -1,0 +1,16 @@
+"""Accept the present results: ``make golden``. Say in CHANGELOG.md why they changed."""
+
+import json
+
+from tests.golden.cases import EXPECTED, cases, result_of
+
+
+def main() -> None:
+    """Write expected.json."""
+    results = {f"{policy} {workload}": result_of(policy, workload) for policy, workload in cases()}
+    EXPECTED.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(f"{EXPECTED}: {len(results)} cases")
+
+
+if __name__ == "__main__":
+    main()
