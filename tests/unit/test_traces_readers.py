@@ -1,0 +1,321 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from sim.errors import TraceError
+from tests.data_folder import data_folder
+from traces import READERS, Trace, detect_format, read, stream
+
+AZURE_2023 = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:15:46.6805900,374,44\r\n"
+    "2023-11-16 18:15:50.9951690,396,109\r\n"
+    "2023-11-16 18:15:50.9951691,879,55"
+)
+AZURE_2024 = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2024-05-10 00:00:00.009930+00:00,2162,5\n"
+    "2024-05-10 00:00:01+00:00,2399,6\n"
+    "2024-05-10 02:00:02.5+02:00,76,15\n"
+)
+BURSTGPT_6 = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,472,18,490,Conversation log\n"
+    "45,GPT-4,1087,230,1317,API log\n"
+    "45,ChatGPT,100,0,100,API log\n"
+)
+BURSTGPT_8 = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "19440109.0,,3,GPT-4,906,0,906,API log\n"
+    "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log\n"
+    "19440112.5,,4,ChatGPT,10,20,30,API log\n"
+)
+MOONCAKE = (
+    '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n'
+    '{"timestamp": 3000, "input_length": 512, "output_length": 7, "hash_ids": [0]}\n'
+)
+BAILIAN = (
+    '{"chat_id": 7, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 33, '
+    '"output_length": 5, "type": "text", "turn": 1, "hash_ids": [4, 5, 6]}\n'
+    '{"chat_id": 8, "parent_chat_id": 7, "timestamp": 62.5, "input_length": 48, '
+    '"output_length": 9, "type": "search", "turn": 2, "hash_ids": [4, 9, 6]}\n'
+    '{"chat_id": 9, "parent_chat_id": 2, "timestamp": 62.5, "input_length": 16, '
+    '"output_length": 9, "type": "text", "turn": 3, "hash_ids": [6]}\n'
+)
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,374,44\n4.314579,396,109\n"
+VIDUR_LENGTHS = (
+    "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.85\n"
+)
+SERVING_SIM_LEAN = (
+    '{"input_toks":33,"output_toks":20,"arrival_time_ns":46926808,"hash_ids":[0,1,2]}\n'
+    '{"input_toks":16,"output_toks":2,"arrival_time_ns":46926809,"hash_ids":[0]}\n'
+)
+VLLM_CUSTOM = (
+    '{"prompt": "What is a queue?", "output_tokens": 12}\n'
+    '{"prompt": "And Little\'s law?", "output_tokens": 30}\n'
+)
+SHAREGPT = json.dumps(
+    [
+        {"id": "a", "conversations": [{"from": "human", "value": "Hi there"}]},
+        {
+            "id": "b",
+            "conversations": [
+                {"from": "human", "value": "What is M/M/1?"},
+                {"from": "gpt", "value": "A queue with one server."},
+                {"from": "human", "value": "Thanks"},
+            ],
+        },
+        {"id": "c", "conversations": [{"value": "Say nothing"}, {"value": ""}]},
+    ]
+)
+OWN = (
+    "arrival_s,prompt_tokens,output_tokens,max_tokens,priority,deadline_s,tenant,session_id,"
+    "prefix_hash_ids,hash_block_tokens\n"
+    "0.000000001,20,5,,1,2.5,acme,s1,1 2,16\n"
+    "3,30.0,6,64,,,,,,16\n"
+)
+SAMPLES = {
+    "azure": AZURE_2023,
+    "burstgpt": BURSTGPT_6,
+    "bailian": BAILIAN,
+    "mooncake": MOONCAKE,
+    "vidur": VIDUR,
+    "llmservingsim": SERVING_SIM_LEAN,
+    "sharegpt": SHAREGPT,
+    "vllm_custom": VLLM_CUSTOM,
+    "schedlab": OWN,
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="trace.txt"):
+        path = tmp_path / name
+        path.write_bytes(text.encode())
+        return path
+
+    return write
+
+
+def test_samples_cover_every_reader():
+    assert set(SAMPLES) == set(READERS)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_detect_format_of_sample_finds_its_reader(name, file):
+    assert detect_format(file(SAMPLES[name])) == name
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_reader_conforms_in_report_gzip_and_chunks(name, file, tmp_path):
+    path = file(SAMPLES[name])
+    whole = read(path, tokenizer="estimate")
+    assert whole.report.format == name
+    assert whole.report.path == str(path)
+    assert whole.report.rows_read == len(whole) + sum(whole.report.rows_dropped.values())
+    zipped = tmp_path / "trace.gz"
+    zipped.write_bytes(gzip.compress(SAMPLES[name].encode()))
+    one_by_one = Trace.concat(list(stream(zipped, chunk_rows=1, tokenizer="estimate")))
+    assert one_by_one.report.rows_read == whole.report.rows_read
+    assert one_by_one.report.rows_dropped == whole.report.rows_dropped
+    for column, values in whole.columns().items():
+        other = getattr(one_by_one, column)
+        if column == "prefix":
+            assert other.rows() == values.rows()
+        else:
+            np.testing.assert_array_equal(other, values)
+
+
+def test_azure_2023_with_seven_decimals_is_exact(file):
+    trace = read(file(AZURE_2023))
+    assert trace.arrival_ns.tolist() == [0, 4_314_579_000, 4_314_579_100]
+    assert trace.output_tokens.tolist() == [44, 109, 55]
+    assert trace.report.time_zero == "the first request"
+
+
+def test_azure_2024_with_zones_and_mixed_precision_is_exact(file):
+    assert read(file(AZURE_2024)).arrival_ns.tolist() == [0, 990_070_000, 2_490_070_000]
+
+
+def test_burstgpt_failed_calls_are_dropped_and_counted(file):
+    trace = read(file(BURSTGPT_6))
+    assert trace.arrival_ns.tolist() == [0, 40_000_000_000]
+    assert trace.application.tolist() == ["ChatGPT/Conversation log", "GPT-4/API log"]
+    assert trace.report.rows_dropped == {"failed call: 0 tokens": 1}
+
+
+def test_burstgpt_of_eight_columns_starts_at_the_first_kept_row(file):
+    trace = read(file(BURSTGPT_8))
+    assert trace.arrival_ns.tolist() == [0, 2_500_000_000]
+    assert trace.session.tolist() == ["1722ac82", None]
+
+
+def test_mooncake_times_are_milliseconds_and_ids_are_kept(file):
+    trace = read(file(MOONCAKE))
+    assert trace.arrival_ns.tolist() == [0, 3_000_000_000]
+    assert trace.prefix.rows() == [(0, 1), (0,)]
+    assert trace.prefix.block_tokens == 512
+
+
+def test_bailian_times_are_seconds_and_blocks_are_chained(file):
+    trace = read(file(BAILIAN))
+    assert trace.arrival_ns.tolist() == [61_114_000_000, 62_500_000_000, 62_500_000_000]
+    assert trace.session.tolist() == ["7", "7", "2"]
+    assert trace.application.tolist() == ["text", "search", "text"]
+    first, second, third = trace.prefix.rows()
+    assert first[0] == second[0]
+    # Block 6 is the same content after three different prefixes: three different blocks.
+    assert len({first[2], second[2], third[0]}) == 3
+
+
+def test_mooncake_layout_with_blocks_of_sixteen_is_recognised(file):
+    line = '{"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [0, 1, 2]}'
+    assert read(file(line)).prefix.block_tokens == 16
+
+
+def test_vidur_without_times_gives_lengths_only(file):
+    trace = read(file(VIDUR_LENGTHS))
+    assert trace.arrival_ns is None
+    assert trace.report.time_unit == ""
+
+
+def test_llmservingsim_lean_keeps_full_prompt_blocks_only(file):
+    trace = read(file(SERVING_SIM_LEAN))
+    assert trace.prefix.rows() == [(0, 1), (0,)]
+    assert trace.arrival_ns[0] == 46_926_808
+
+
+def test_llmservingsim_full_chains_block_hashes_of_token_ids(file):
+    def row(tokens):
+        return json.dumps(
+            {
+                "input_toks": len(tokens),
+                "output_toks": 1,
+                "arrival_time_ns": 0,
+                "input_tok_ids": tokens,
+                "output_tok_ids": [1],
+            }
+        )
+
+    first, second = list(range(32)), list(range(100, 116))
+    rows = [[*first, 7], first[:16] + second, second + first[16:]]
+    blocks = read(file("\n".join(map(row, rows)))).prefix.rows()
+    assert [len(b) for b in blocks] == [2, 2, 2]
+    assert blocks[0][0] == blocks[1][0]
+    # The same sixteen tokens after other ones are another block.
+    assert len({blocks[0][1], blocks[1][1], blocks[2][0], blocks[2][1]}) == 4
+
+
+def test_sharegpt_takes_first_two_turns_and_counts_the_rest(file):
+    trace = read(file(SHAREGPT), tokenizer="estimate")
+    assert trace.prompt.tolist() == ["What is M/M/1?"]
+    assert trace.report.rows_dropped == {"fewer than two turns": 1, "empty prompt or answer": 1}
+    assert trace.report.tokens == "estimated as UTF-8 bytes / 4.2"
+    assert trace.prompt_tokens.tolist() == [4]
+
+
+def test_text_with_half_a_character_is_repaired_and_noted(file):
+    trace = read(file('{"prompt": "a\\ud800b", "output_tokens": 3}\n'), tokenizer="estimate")
+    assert trace.prompt.tolist() == ["a?b"]
+    assert any("half a Unicode character" in note for note in trace.report.notes)
+    pair = '[{"conversations": [{"value": "a"}, {"value": "\\ud800"}]}]'
+    trace = read(file(pair), tokenizer="estimate")
+    assert any("half a Unicode character" in note for note in trace.report.notes)
+
+
+def test_vllm_custom_without_output_tokens_needs_a_default(file):
+    path = file('{"prompt": "one two", "output_tokens": 3}\n{"prompt": "three"}\n')
+    with pytest.raises(TraceError, match=r":2: no output_tokens; give default_output_tokens"):
+        read(path, tokenizer="estimate")
+    trace = read(path, tokenizer="estimate", default_output_tokens=256)
+    assert trace.output_tokens.tolist() == [3, 256]
+    assert "output_tokens missing in the file: 256 assumed" in trace.report.notes
+
+
+def test_vllm_custom_with_given_prompt_tokens_needs_no_tokenizer(file):
+    path = file('{"prompt": "one two", "prompt_tokens": 99, "output_tokens": 3}\n')
+    trace = read(path, tokenizer="not-even-looked-at")
+    assert trace.prompt_tokens.tolist() == [99]
+    assert trace.report.tokens == "counted by the publisher"
+
+
+def test_tokenizer_that_is_not_installed_raises_and_auto_names_the_estimate(file, monkeypatch):
+    import sys
+
+    for package in ("tiktoken", "transformers"):
+        monkeypatch.setitem(sys.modules, package, None)
+    path = file(VLLM_CUSTOM)
+    with pytest.raises(TraceError, match="needs tiktoken"):
+        read(path, tokenizer="cl100k_base")
+    with pytest.raises(TraceError, match="needs transformers"):
+        read(path, tokenizer="some/model")
+    assert "estimated as UTF-8 bytes / 4.2" in read(path, tokenizer="auto").report.tokens
+
+
+def test_own_csv_with_every_column_is_read_exactly(file):
+    trace = read(file(OWN))
+    assert trace.arrival_ns.tolist() == [1, 3_000_000_000]
+    assert trace.prompt_tokens.tolist() == [20, 30]
+    assert trace.max_tokens.tolist() == [0, 64]
+    assert trace.priority.tolist() == [1, 0]
+    assert trace.deadline_s[0] == 2.5
+    assert np.isnan(trace.deadline_s[1])
+    assert trace.tenant.tolist() == ["acme", None]
+    assert trace.session.tolist() == ["s1", None]
+    assert trace.prefix.rows() == [(1, 2), ()]
+
+
+def test_own_csv_without_block_size_says_which_it_assumed(file):
+    trace = read(file("prompt_tokens,output_tokens,prefix_hash_ids\n40,1,1 2\n"))
+    assert trace.prefix.block_tokens == 16
+    assert "no column hash_block_tokens: blocks of 16 tokens assumed" in trace.report.notes
+
+
+def test_own_csv_with_foreign_column_notes_it(file):
+    trace = read(file("id,prompt_tokens,output_tokens\n7,40,1\n"))
+    assert trace.report.notes == ("columns ignored: id",)
+
+
+def test_rows_dropped_at_the_end_of_a_stream_are_still_reported(file):
+    path = file(BURSTGPT_6)
+    chunks = list(stream(path, chunk_rows=1))
+    assert [len(chunk) for chunk in chunks] == [1, 1]
+    assert chunks[-1].report.rows_dropped == {"failed call: 0 tokens": 1}
+
+
+def test_time_of_epoch_size_keeps_every_nanosecond(file):
+    text = "arrival_s,prompt_tokens,output_tokens\n0,1,1\n1700000000.123456789,1,1\n"
+    assert read(file(text)).arrival_ns[1] == 1_700_000_000_123_456_789
+
+
+def test_read_of_rounded_times_warns_and_of_late_start_tells(file):
+    rows = "".join(f"{3 * (i // 10) + 7},1,1\n" for i in range(100))
+    notes = read(file("arrival_s,prompt_tokens,output_tokens\n" + rows)).report.notes
+    assert notes[0] == "first request arrives at 7 s"
+    assert notes[1].startswith("91% of the requests arrive at the same instant")
+
+
+def test_azure_conv_equals_vidur_copy_of_it():
+    folder = data_folder() / "traces"
+    azure = read(folder / "azure_2023" / "AzureLLMInferenceTrace_conv.csv")
+    vidur = read(folder / "vidur" / "splitwise_conv.csv")
+    assert len(azure) == 19_366
+    np.testing.assert_array_equal(azure.arrival_ns, vidur.arrival_ns)
+    np.testing.assert_array_equal(azure.prompt_tokens, vidur.prompt_tokens)
+    np.testing.assert_array_equal(azure.output_tokens, vidur.output_tokens)
+
+
+def test_llmservingsim_full_and_lean_share_the_same_prefixes():
+    folder = data_folder() / "vllm_ground_truth" / "workloads"
+    full = read(folder / "sharegpt-llama-3.1-8b-300-sps10.first3.jsonl")
+    lean = read(folder / "sharegpt-llama-3.1-8b-300-sps10.lean.jsonl")
+    assert len(lean) == 300
+    assert int(lean.prompt_tokens.sum()) == 257_239
+    assert len(lean.prefix.ids) == 15_942
+    np.testing.assert_array_equal(full.arrival_ns, lean.arrival_ns[:3])
+    start = lean.head(3).prefix
+    np.testing.assert_array_equal(full.prefix.offsets, start.offsets)
+    pairs = set(zip(full.prefix.ids.tolist(), start.ids.tolist(), strict=True))
+    assert len(pairs) == len(set(start.ids.tolist())) == len(set(full.prefix.ids.tolist()))

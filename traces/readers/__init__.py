@@ -1,0 +1,170 @@
+"""Read a trace of any known format, whole or in chunks."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from sim.errors import TraceError
+from traces.readers import (
+    azure,
+    bailian,
+    burstgpt,
+    llmservingsim,
+    mooncake,
+    schedlab,
+    sharegpt,
+    vidur,
+    vllm_custom,
+)
+from traces.readers.reader import Reader, ReadOptions
+from traces.readers.source import Peek, existing, peek
+from traces.trace import Trace
+
+READERS: dict[str, Reader] = {
+    module.READER.name: module.READER
+    for module in (
+        azure,
+        burstgpt,
+        bailian,
+        mooncake,
+        vidur,
+        llmservingsim,
+        sharegpt,
+        vllm_custom,
+        schedlab,
+    )
+}
+
+# No public trace with times finer than a second comes near it.
+COARSE_TIMES_SHARE = 0.3
+
+__all__ = ["READERS", "Reader", "detect_format", "read", "stream"]
+
+
+def stream(
+    path: str | Path,
+    format: str = "auto",
+    *,
+    chunk_rows: int = 65536,
+    tokenizer: str = "auto",
+    default_output_tokens: int | None = None,
+    drop_empty: bool = False,
+) -> Iterator[Trace]:
+    """Yield a trace file in chunks, in file order.
+
+    Memory is bounded by the chunk, but for ShareGPT, a JSON array that has to be loaded whole.
+    Times run on from chunk to chunk: they all count from the same instant.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file, plain or gzip.
+    format : str
+        A name in `READERS`, or ``"auto"`` to recognise it by its header or first record.
+    chunk_rows : int
+        Rows a chunk, >= 1.
+    tokenizer : str
+        For formats of text: ``"auto"``, ``"estimate"`` or the name of a tokenizer
+        (see `traces.tokenizer.token_counter`).
+    default_output_tokens : int, optional
+        For prompts without a known output length.
+    drop_empty : bool
+        Leave rows with 0 prompt or output tokens out and count them; by default they are an
+        error, but for BurstGPT and ShareGPT, where they are failed calls and empty turns.
+
+    Yields
+    ------
+    Trace
+        Each with a report of its own rows.
+
+    Raises
+    ------
+    TraceError
+        At the first row that is not what it should be, naming file and line.
+    """
+    if chunk_rows < 1:
+        raise TraceError(f"chunk_rows must be >= 1, got {chunk_rows}")
+    path = existing(path)
+    reader = _reader(format) if format != "auto" else READERS[detect_format(path)]
+    options = ReadOptions(chunk_rows, tokenizer, default_output_tokens, drop_empty)
+    return reader.chunks(path, options)
+
+
+def read(
+    path: str | Path,
+    format: str = "auto",
+    *,
+    tokenizer: str = "auto",
+    default_output_tokens: int | None = None,
+    drop_empty: bool = False,
+) -> Trace:
+    """Return a whole trace file; ``trace.report`` says what was done to it.
+
+    Parameters and errors are those of `stream`.
+    """
+    chunks = stream(
+        path,
+        format,
+        tokenizer=tokenizer,
+        default_output_tokens=default_output_tokens,
+        drop_empty=drop_empty,
+    )
+    trace = Trace.concat(list(chunks))
+    report = trace.report
+    for note in _warnings(trace):
+        report = report.noted(note)
+    return replace(trace, report=report)
+
+
+def detect_format(path: str | Path) -> str:
+    """Return the name of the format of a file.
+
+    Raises
+    ------
+    TraceError
+        If no reader recognises it; the message lists the formats and what was seen.
+    """
+    path = existing(path)
+    seen = peek(path)
+    for name, reader in READERS.items():
+        if reader.sniff(seen):
+            return name
+    raise TraceError(
+        f"{path}: unknown trace format. It looks like {_described(seen)}. "
+        f"Known formats: {', '.join(f'{r.name} ({r.summary})' for r in READERS.values())}. "
+        "Give format= if it is one of them."
+    )
+
+
+def _warnings(trace: Trace) -> Iterator[str]:
+    """Yield what a user should know of the times before replaying them."""
+    if trace.arrival_ns is None:
+        return
+    if trace.arrival_ns[0] > 0:
+        yield f"first request arrives at {trace.arrival_ns[0] / 1e9:g} s"
+    together = float((np.diff(trace.arrival_ns) == 0).mean()) if len(trace) > 1 else 0.0
+    if trace.duration_s > 0 and together > COARSE_TIMES_SHARE:
+        yield (
+            f"{together:.0%} of the requests arrive at the same instant as the one before: "
+            "times are rounded, so bursts are sharper than they were"
+        )
+
+
+def _described(seen: Peek) -> str:
+    """Return what the beginning of a file looks like."""
+    kinds = {"csv": "CSV with columns", "jsonl": "JSON Lines with keys", "json": "a JSON array of"}
+    return f"{kinds.get(seen.kind, 'Parquet with columns')} {', '.join(seen.names)[:200]!r}"
+
+
+def _reader(format: str) -> Reader:
+    """Return the reader of that name, or say which name is nearest."""
+    if format not in READERS:
+        near = difflib.get_close_matches(format, READERS, n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise TraceError(f"unknown trace format {format!r}{hint}; known: {', '.join(READERS)}")
+    return READERS[format]

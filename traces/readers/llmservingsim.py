@@ -1,0 +1,123 @@
+"""LLMServingSim workloads: JSON Lines with nanosecond times and token ids, or block ids for them.
+
+Source: casys-kaist/LLMServingSim, workloads/README.md. Full rows carry `input_tok_ids`; lean rows
+carry `hash_ids`, one a full 16-token block of prompt and output together. Agentic sessions
+(`sub_requests`) arrive when a previous answer is done, which a fixed trace cannot express.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim.errors import TraceError
+from traces.prefix_hashes import PrefixHashes
+from traces.read_report import ReadReport
+from traces.readers.cells import Int64, block_ids, nanoseconds, whole_numbers
+from traces.readers.intake import Intake
+from traces.readers.reader import Reader, ReadOptions
+from traces.readers.source import Peek, Records, jsonl_records
+from traces.trace import Trace
+
+COLUMNS = ("input_toks", "output_toks", "arrival_time_ns")
+BLOCK_TOKENS = 16
+# 56 bits: room to split a block 64-fold in an int64, and a collision chance of 1e-5 in 1M blocks.
+_HASH_MASK = (1 << 56) - 1
+
+
+def _sniff(peek: Peek) -> bool:
+    return peek.kind == "jsonl" and ("input_toks" in peek.names or "sub_requests" in peek.names)
+
+
+def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
+    report = ReadReport(
+        format="llmservingsim",
+        path=str(path),
+        time_unit="ns",
+        time_zero="the publisher's",
+        tokens="counted by the publisher",
+    )
+    intake = Intake(report, empty_reason=options.empty_reason)
+    for records in jsonl_records(path, (), options.chunk_rows):
+        for i, record in enumerate(records.values):
+            _check(record, records.at(i))
+        columns = {name: [r[name] for r in records.values] for name in COLUMNS}
+        prompt_tokens = whole_numbers(columns["input_toks"], "input_toks", records)
+        prefix = _prefix(records, prompt_tokens.tolist())
+        if prefix is not None:
+            intake.note(f"prefix hashes: full {BLOCK_TOKENS}-token blocks of the prompt")
+        trace = intake.trace(
+            records,
+            arrival_ns=nanoseconds(columns["arrival_time_ns"], 1, "arrival_time_ns", records),
+            prompt_tokens=prompt_tokens,
+            output_tokens=whole_numbers(columns["output_toks"], "output_toks", records),
+            prefix=prefix,
+        )
+        if trace is not None:
+            yield trace
+    yield intake.finish()
+
+
+def _check(record: dict[str, Any], place: str) -> None:
+    """Raise for a session, a missing field, or token ids that do not match their count."""
+    if "sub_requests" in record:
+        raise TraceError(
+            f"{place}: sub_requests (an agentic session) is not supported: its later requests "
+            "arrive when earlier answers are done; convert each sub-request to a row of its own"
+        )
+    for name in COLUMNS:
+        if name not in record:
+            raise TraceError(f"{place}: no field {name!r} (there are: {', '.join(record)})")
+    ids = record.get("input_tok_ids")
+    for name in ("input_tok_ids", "hash_ids"):
+        if not isinstance(record.get(name, []), list):
+            raise TraceError(f"{place}: {name} must be a list of integers")
+    if ids is not None and len(ids) != record["input_toks"]:
+        raise TraceError(
+            f"{place}: {len(ids)} input_tok_ids but input_toks is {record['input_toks']}"
+        )
+    blocks = record.get("hash_ids")
+    if ids is None and blocks is not None and len(blocks) < record["input_toks"] // BLOCK_TOKENS:
+        raise TraceError(
+            f"{place}: {len(blocks)} hash_ids cannot cover the {record['input_toks']}-token "
+            f"prompt in blocks of {BLOCK_TOKENS}"
+        )
+
+
+def _prefix(records: Records, prompt_tokens: list[int]) -> PrefixHashes | None:
+    """Return the ids of the full prompt blocks, given or computed from the token ids."""
+    rows: list[list[int]] = []
+    for i, (record, length) in enumerate(zip(records.values, prompt_tokens, strict=True)):
+        if "input_tok_ids" in record:
+            tokens = _token_ids(record["input_tok_ids"], records.at(i))
+            rows.append(_chained_hashes(tokens))
+        elif "hash_ids" in record:
+            rows.append(record["hash_ids"][: length // BLOCK_TOKENS])
+        else:
+            rows.append([])
+    return block_ids(rows, BLOCK_TOKENS, records) if any(rows) else None
+
+
+def _token_ids(values: list[Any], place: str) -> Int64:
+    """Return token ids as an array."""
+    if not all(type(value) is int for value in values):
+        raise TraceError(f"{place}: input_tok_ids must be a list of integers")
+    return np.array(values, dtype=np.int64)
+
+
+def _chained_hashes(tokens: Int64) -> list[int]:
+    """Return one id a full block; each depends on all tokens before it, as in vLLM's cache."""
+    blocks: list[int] = []
+    digest = b""
+    for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
+        content = digest + tokens[end - BLOCK_TOKENS : end].tobytes()
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        blocks.append(int.from_bytes(digest, "little") & _HASH_MASK)
+    return blocks
+
+
+READER = Reader("llmservingsim", "LLMServingSim JSON Lines, full or lean", _sniff, _chunks)

@@ -1,0 +1,101 @@
+"""ShareGPT: a JSON array of conversations; text only, so tokens have to be counted.
+
+Source: the file `vllm bench serve --dataset-name sharegpt` reads. As there, the first turn is the
+prompt and the second the answer; unlike there, short and long pairs are not pruned (use
+`Trace.take` or `Trace.fit`). The array is loaded whole: memory is not bounded by the chunk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from sim.errors import TraceError
+from traces.read_report import ReadReport
+from traces.readers.cells import BROKEN_TEXT, valid_texts
+from traces.readers.intake import Intake
+from traces.readers.reader import Reader, ReadOptions
+from traces.readers.source import Peek, Records, open_text, readable
+from traces.tokenizer import token_counter
+from traces.trace import Trace
+
+
+def _sniff(peek: Peek) -> bool:
+    return peek.kind == "json" and bool({"conversations", "conversation"} & set(peek.names))
+
+
+def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
+    counter = token_counter(options.tokenizer)
+    report = ReadReport(
+        format="sharegpt",
+        path=str(path),
+        tokens=counter.label,
+        notes=("first turn = prompt, second turn = answer; no pruning by length",),
+    )
+    intake = Intake(report, empty_reason="empty prompt or answer")
+    entries = _load(path)
+    for low in range(0, len(entries), options.chunk_rows):
+        records = Records(path, separator=": entry ")
+        prompts, answers = [], []
+        too_short = 0
+        for number, entry in enumerate(entries[low : low + options.chunk_rows], start=low + 1):
+            pair = _first_two_turns(entry, path, number)
+            if pair is None:
+                too_short += 1
+                continue
+            records.lines.append(number)
+            records.values.append(entry)
+            prompts.append(pair[0])
+            answers.append(pair[1])
+        intake.drop("fewer than two turns", too_short)
+        if not prompts:
+            continue
+        prompts, broken_prompts = valid_texts(prompts)
+        answers, broken_answers = valid_texts(answers)
+        if broken_prompts or broken_answers:
+            intake.note(BROKEN_TEXT)
+        trace = intake.trace(
+            records,
+            prompt_tokens=np.array(counter.count_tokens(prompts), dtype=np.int64),
+            output_tokens=np.array(counter.count_tokens(answers), dtype=np.int64),
+            prompt=np.array(prompts, dtype=object),
+        )
+        if trace is not None:
+            yield trace
+    yield intake.finish()
+
+
+def _load(path: Path) -> list[object]:
+    """Return the whole array."""
+    with open_text(path) as text, readable(path, [0]):
+        try:
+            entries = json.load(text)
+        except json.JSONDecodeError as error:
+            problem = f"{error.msg}, column {error.colno}"
+            raise TraceError(f"{path}:{error.lineno}: no complete JSON ({problem})") from None
+        except RecursionError:
+            raise TraceError(f"{path}: no JSON array of conversations (nested too deep)") from None
+    if not isinstance(entries, list):
+        raise TraceError(f"{path}: expected a JSON array of conversations")
+    return entries
+
+
+def _first_two_turns(entry: object, path: Path, number: int) -> tuple[str, str] | None:
+    """Return prompt and answer, or `None` if the conversation has no second turn."""
+    turns = None
+    if isinstance(entry, dict):
+        turns = entry.get("conversations", entry.get("conversation"))
+    if not isinstance(turns, list):
+        raise TraceError(f"{path}: entry {number} has no list 'conversations'")
+    if len(turns) < 2:
+        return None
+    prompt, answer = (turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2])
+    if not (isinstance(prompt, str) and isinstance(answer, str)):
+        raise TraceError(f"{path}: entry {number}: a turn has no text 'value'")
+    return prompt, answer
+
+
+READER = Reader("sharegpt", "ShareGPT JSON array of conversations", _sniff, _chunks)

@@ -1,0 +1,53 @@
+"""Vidur: CSV of prefill and decode lengths, with or without arrival times.
+
+Source: microsoft/vidur, data/processed_traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from traces.read_report import ReadReport
+from traces.readers.cells import nanoseconds, whole_numbers
+from traces.readers.intake import Intake
+from traces.readers.reader import Reader, ReadOptions
+from traces.readers.source import Peek, csv_records
+from traces.trace import Trace
+
+COLUMNS = ("num_prefill_tokens", "num_decode_tokens")
+
+
+def _sniff(peek: Peek) -> bool:
+    return peek.kind == "csv" and set(COLUMNS) <= set(peek.names)
+
+
+def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
+    report = ReadReport(format="vidur", path=str(path), tokens="counted by the publisher")
+    timed = ReadReport(
+        format="vidur",
+        path=str(path),
+        time_unit="s",
+        time_zero="the publisher's",
+        tokens=report.tokens,
+    )
+    intake: Intake | None = None
+    for names, records in csv_records(path, COLUMNS, options.chunk_rows):
+        has_times = "arrived_at" in names
+        if intake is None:
+            intake = Intake(timed if has_times else report, empty_reason=options.empty_reason)
+        cells = dict(zip(names, zip(*records.values, strict=True), strict=True))
+        trace = intake.trace(
+            records,
+            arrival_ns=nanoseconds(cells["arrived_at"], 1_000_000_000, "arrived_at", records)
+            if has_times
+            else None,
+            prompt_tokens=whole_numbers(cells[COLUMNS[0]], COLUMNS[0], records),
+            output_tokens=whole_numbers(cells[COLUMNS[1]], COLUMNS[1], records),
+        )
+        if trace is not None:
+            yield trace
+    yield (intake or Intake(report)).finish()
+
+
+READER = Reader("vidur", "Vidur CSV, with or without arrived_at", _sniff, _chunks)

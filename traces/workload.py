@@ -1,0 +1,212 @@
+"""Turn a trace into the requests that a server would see, one at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sim.errors import TraceError
+from sim.request import Arrival, Request, Slo
+from traces.trace import Trace
+
+CHUNK_ROWS = 8192
+
+
+def workload(
+    trace: Trace | Iterable[Trace],
+    *,
+    max_model_len: int,
+    arrival_ns: npt.NDArray[np.int64] | None = None,
+    predicted_tokens: npt.NDArray[np.float64] | None = None,
+    predictor_latency_s: float | npt.NDArray[np.float64] = 0.0,
+    slo: Slo | None = None,
+    hash_block_tokens: int | None = None,
+    first_id: int = 0,
+) -> Iterator[Arrival]:
+    """Return the requests of `trace` in order of arrival, made as they are asked for.
+
+    Parameters
+    ----------
+    trace : Trace or iterable of Trace
+        A whole trace, or the chunks of a stream (see `traces.stream`).
+    max_model_len : int
+        Longest sequence of the model. A request that declares no `max_tokens` gets
+        ``max(1, max_model_len - prompt_tokens)``. Rows too long for it are passed on: to reject
+        them is the engine's business (or see `Trace.fit`).
+    arrival_ns : ndarray of int64, shape (num_requests,), optional
+        Arrival times in place of the trace's own.
+    predicted_tokens : ndarray of float64, shape (num_requests,), optional
+        What a predictor says; NaN where it says nothing.
+    predictor_latency_s : float or ndarray of float64, shape (num_requests,)
+        Time the prediction takes: ``ready_ns = arrival_ns + latency``.
+    slo : Slo, optional
+        Targets of every request; those the trace itself gives take precedence, one by one.
+    hash_block_tokens : int, optional
+        Convert prefix hashes to blocks of this size (the engine's `block_size`); by default they
+        are passed on as the trace has them.
+    first_id : int
+        Id of the first request; the others count on from it.
+
+    Returns
+    -------
+    iterator of Arrival
+        The request, its true output length (which `Request` does not hold), and when the
+        scheduler sees it. The true length is the trace's: an engine ends a request at `max_tokens`
+        if that comes first.
+
+    Raises
+    ------
+    TraceError
+        If there are no arrival times, an array has the wrong length, or times run backwards. An
+        array that is too short or too long for a stream is found at the stream's end.
+    """
+    if max_model_len < 2:
+        raise TraceError(f"max_model_len must be >= 2, got {max_model_len}")
+    times = None if arrival_ns is None else _checked_times(arrival_ns)
+    latency = np.asarray(predictor_latency_s, dtype=np.float64)
+    if not (np.isfinite(latency).all() and (latency >= 0).all()):
+        raise TraceError("predictor_latency_s must be >= 0 and finite")
+    extras: dict[str, npt.NDArray[Any] | None] = {
+        "arrival_ns": times,
+        "predicted_tokens": predicted_tokens,
+        "predictor_latency_s": latency if latency.ndim else None,
+    }
+    if isinstance(trace, Trace):
+        _check_lengths(extras, len(trace))
+        if times is None:
+            trace.require_arrivals()
+    chunks = (trace,) if isinstance(trace, Trace) else trace
+    return _stream(chunks, extras, latency, max_model_len, slo, hash_block_tokens, first_id)
+
+
+def _stream(
+    chunks: Iterable[Trace],
+    extras: dict[str, npt.NDArray[Any] | None],
+    latency: npt.NDArray[np.float64],
+    max_model_len: int,
+    slo: Slo | None,
+    hash_block_tokens: int | None,
+    first_id: int,
+) -> Iterator[Arrival]:
+    """Yield the arrivals of all chunks, a few thousand rows at a time."""
+    start = 0
+    for whole in chunks:
+        for low in range(0, len(whole), CHUNK_ROWS):
+            rows = slice(low, min(low + CHUNK_ROWS, len(whole)))
+            stop = start + rows.stop - low
+            own = {name: _cut(column, start, stop, name) for name, column in extras.items()}
+            yield from _arrivals(
+                whole, rows, own, latency, max_model_len, slo, hash_block_tokens, first_id + start
+            )
+            start = stop
+    _check_lengths(extras, start)
+
+
+def _arrivals(
+    trace: Trace,
+    rows: slice,
+    own: dict[str, npt.NDArray[Any] | None],
+    latency: npt.NDArray[np.float64],
+    max_model_len: int,
+    slo: Slo | None,
+    hash_block_tokens: int | None,
+    first_id: int,
+) -> Iterator[Arrival]:
+    """Yield the arrivals of a few rows; columns become lists once, which is what makes it fast."""
+    num_rows = rows.stop - rows.start
+    override = own["arrival_ns"]
+    arrival_ns = trace.require_arrivals()[rows] if override is None else override
+    per_row = own["predictor_latency_s"]
+    delay_s = latency if per_row is None else per_row
+    ready_ns = arrival_ns + np.rint(delay_s * 1e9).astype(np.int64)
+    prompt_tokens = trace.prompt_tokens[rows]
+    max_tokens = np.maximum(1, max_model_len - prompt_tokens)
+    if trace.max_tokens is not None:
+        declared = trace.max_tokens[rows]
+        max_tokens = np.where(declared > 0, declared, max_tokens)
+    requests = map(
+        Request,
+        range(first_id, first_id + num_rows),
+        arrival_ns.tolist(),
+        prompt_tokens.tolist(),
+        max_tokens.tolist(),
+        _listed(trace.priority, rows, 0),
+        _slos(trace, rows, slo),
+        _listed(trace.application, rows, None),
+        _listed(trace.session, rows, None),
+        _listed(trace.tenant, rows, None),
+        _predictions(own["predicted_tokens"]),
+        _prefixes(trace, rows, hash_block_tokens),
+        _listed(trace.prompt, rows, None),
+    )
+    return map(Arrival, requests, trace.output_tokens[rows].tolist(), ready_ns.tolist())
+
+
+def _listed(column: npt.NDArray[Any] | None, rows: slice, absent: int | None) -> Iterable[Any]:
+    """Return the rows of a column as Python values, or the same absent value for ever."""
+    values: Iterable[Any] = repeat(absent) if column is None else column[rows].tolist()
+    return values
+
+
+def _predictions(predicted: npt.NDArray[np.float64] | None) -> Iterable[float | None]:
+    """Return predictions with `None` for NaN."""
+    if predicted is None:
+        return repeat(None)
+    return [None if math.isnan(value) else value for value in predicted.tolist()]
+
+
+def _prefixes(trace: Trace, rows: slice, block_tokens: int | None) -> Iterable[tuple[int, ...]]:
+    """Return the block ids of the rows, in blocks of `block_tokens` if that is given."""
+    if trace.prefix is None:
+        return repeat(())
+    prefix = trace.prefix.take(np.arange(rows.start, rows.stop))
+    if block_tokens is not None:
+        prefix = prefix.with_block_tokens(block_tokens, trace.prompt_tokens[rows])
+    return prefix.rows()
+
+
+def _slos(trace: Trace, rows: slice, default: Slo | None) -> Iterable[Slo | None]:
+    """Return the targets of the rows; a dimension the trace leaves open takes the default's."""
+    columns = (trace.slo_ttft_ms, trace.slo_tpot_ms, trace.deadline_s)
+    if all(column is None for column in columns):
+        return repeat(default)
+    ms_per_unit = (1.0, 1.0, 1000.0)
+    merged = []
+    for column, unit, fallback in zip(columns, ms_per_unit, default or Slo(), strict=True):
+        absent = [math.nan] * (rows.stop - rows.start)
+        values = absent if column is None else column[rows].tolist()
+        merged.append([fallback if math.isnan(v) else v * unit for v in values])
+    return [None if slo == (None, None, None) else Slo(*slo) for slo in zip(*merged, strict=True)]
+
+
+def _checked_times(arrival_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the override times, or raise if they are negative or run backwards."""
+    if arrival_ns.dtype.kind not in "iu":
+        raise TraceError(f"arrival_ns must be integer nanoseconds, got {arrival_ns.dtype}")
+    steps = np.diff(arrival_ns, prepend=0)
+    if (steps < 0).any():
+        raise TraceError(f"arrival_ns runs backwards at row {int(np.argmax(steps < 0))}")
+    return arrival_ns
+
+
+def _check_lengths(extras: dict[str, npt.NDArray[Any] | None], num_requests: int) -> None:
+    """Raise if a per-request array does not have one value a request."""
+    for name, column in extras.items():
+        if column is not None and len(column) != num_requests:
+            raise TraceError(f"{name} has {len(column)} values for {num_requests} requests")
+
+
+def _cut(
+    column: npt.NDArray[Any] | None, start: int, stop: int, name: str
+) -> npt.NDArray[Any] | None:
+    """Return the part of a per-request array that belongs to the rows being made."""
+    if column is None:
+        return None
+    if len(column) < stop:
+        raise TraceError(f"{name} has only {len(column)} values, the stream has more requests")
+    return column[start:stop]

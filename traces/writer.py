@@ -1,0 +1,134 @@
+"""Write a trace as schedlab's own table, CSV or Parquet, all or nothing."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from sim.errors import TraceError
+from traces.trace import Trace
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet")
+# Names in the file for columns of `Trace` that are called otherwise in memory.
+_FILE_NAMES = {"session": "session_id"}
+
+
+def write(trace: Trace, path: str | Path) -> Path:
+    """Write `trace` to `path` in the format its suffix names.
+
+    The file appears only when it is complete: it is written under a temporary name in the same
+    folder and then renamed.
+
+    Parameters
+    ----------
+    trace : Trace
+        What to write; columns it does not have are left out of the file.
+    path : str or Path
+        Ends in ``.csv``, ``.csv.gz`` or ``.parquet``.
+
+    Returns
+    -------
+    Path
+        The file written.
+
+    Raises
+    ------
+    TraceError
+        If the suffix is unknown or the folder does not exist.
+
+    Notes
+    -----
+    CSV holds times exactly (nine decimals of a second). Parquet holds `arrival_s` as float64,
+    exact to the nanosecond in the first 52 days of a trace.
+    """
+    path = Path(path)
+    writers: dict[str, Callable[[Trace, IO[bytes]], None]] = {
+        ".csv": _write_csv,
+        ".csv.gz": _write_csv_gz,
+        ".parquet": _write_parquet,
+    }
+    suffix = next((s for s in SUFFIXES if path.name.endswith(s)), None)
+    if suffix is None:
+        raise TraceError(f"cannot tell the format of {path}: use one of {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise TraceError(f"no such folder: {path.parent}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            writers[suffix](trace, file)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _write_csv(trace: Trace, file: IO[bytes]) -> None:
+    """Write comma-separated text, one row a request."""
+    columns = _columns(trace)
+    if "arrival_s" in columns:
+        columns["arrival_s"] = [_seconds(ns) for ns in trace.require_arrivals().tolist()]
+    if "prefix_hash_ids" in columns:
+        columns["prefix_hash_ids"] = [" ".join(map(str, r)) for r in columns["prefix_hash_ids"]]
+    text = _Text(file)
+    # The default CRLF line end also makes the writer quote a lone carriage return in a text.
+    writer = csv.writer(cast(Any, text))
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _write_csv_gz(trace: Trace, file: IO[bytes]) -> None:
+    """Write gzip-compressed CSV; without a time stamp, so that equal traces give equal files."""
+    with gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as packed:
+        _write_csv(trace, cast(IO[bytes], packed))
+
+
+def _write_parquet(trace: Trace, file: IO[bytes]) -> None:
+    """Write a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = _columns(trace)
+    if "arrival_s" in columns:
+        columns["arrival_s"] = trace.require_arrivals() / 1e9
+    pq.write_table(pa.table(columns), file)
+
+
+class _Text:
+    """The `write` method that `csv.writer` needs, on a binary file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write UTF-8."""
+        return self._file.write(text.encode())
+
+
+def _columns(trace: Trace) -> dict[str, Any]:
+    """Return the columns of the file, in its order, as Python lists; absent numbers are `None`."""
+    present = trace.columns()
+    columns: dict[str, Any] = {}
+    if present.pop("arrival_ns", None) is not None:
+        columns["arrival_s"] = []
+    prefix = present.pop("prefix", None)
+    for name, values in present.items():
+        listed = values.tolist()
+        if values.dtype == np.float64:
+            listed = [None if value != value else value for value in listed]
+        columns[_FILE_NAMES.get(name, name)] = listed
+    if prefix is not None:
+        columns["prefix_hash_ids"] = prefix.rows()
+        columns["hash_block_tokens"] = [prefix.block_tokens] * len(trace)
+    return columns
+
+
+def _seconds(ns: int) -> str:
+    """Return exact decimal seconds without trailing zeros."""
+    whole, part = divmod(ns, 1_000_000_000)
+    return f"{whole}.{part:09d}".rstrip("0").rstrip(".") if part else str(whole)
