@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import registry
@@ -19,7 +19,6 @@ def make(name):
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=60, deadline=None)
 @given(workload=workloads(), config=configs())
 def test_policy_on_random_work_obeys_the_laws(name, workload, config):
     log = laws.run(make(name), workload, config)
@@ -27,7 +26,6 @@ def test_policy_on_random_work_obeys_the_laws(name, workload, config):
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=40, deadline=None)
 @given(workload=workloads(), config=configs())
 def test_skipping_ahead_by_any_route_changes_no_bit(name, workload, config):
     fast = laws.signature(laws.run(make(name), workload, config))
@@ -38,7 +36,6 @@ def test_skipping_ahead_by_any_route_changes_no_bit(name, workload, config):
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=40, deadline=None)
 @given(workload=workloads(), config=configs())
 def test_policy_replanned_at_every_step_keeps_its_promise(name, workload, config):
     checked = laws.run(make(name), workload, replace(config, check_horizon=True))
@@ -46,7 +43,6 @@ def test_policy_replanned_at_every_step_keeps_its_promise(name, workload, config
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=20, deadline=None)
 @given(workload=workloads(), config=configs(), clients=st.integers(1, 6))
 def test_closed_loop_never_exceeds_its_concurrency(name, workload, config, clients):
     most = 0
@@ -62,7 +58,6 @@ def test_closed_loop_never_exceeds_its_concurrency(name, workload, config, clien
 
 
 @pytest.mark.parametrize("name", registry.names())
-@settings(max_examples=30, deadline=None)
 @given(workload=workloads(), config=configs(), lengths=st.randoms(use_true_random=False))
 def test_policy_cannot_see_true_lengths(name, workload, config, lengths):
     """Plans are the same, whatever the true lengths, until a request finishes."""
