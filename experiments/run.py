@@ -120,6 +120,7 @@ def engine_config(spec: ExperimentSpec, budget: MemoryBudget) -> EngineConfig:
     engine = spec.engine
     num_blocks = engine.num_gpu_blocks_override or budget.num_blocks
     capacity_tokens = num_blocks * engine.block_size
+    block_bytes = budget.kv_bytes_per_token * engine.block_size
     max_model_len = engine.max_model_len or min(model(spec.model).max_model_len, capacity_tokens)
     try:
         return EngineConfig(
@@ -133,6 +134,9 @@ def engine_config(spec: ExperimentSpec, budget: MemoryBudget) -> EngineConfig:
             watermark=engine.watermark,
             scheduler_reserve_full_isl=engine.scheduler_reserve_full_isl,
             kv_allocator=engine.kv_allocator,
+            preemption_mode=engine.preemption_mode,
+            swap_space_blocks=int(engine.swap_space * 2**30 / block_bytes),
+            kv_block_bytes=block_bytes,
             fast_forward=engine.fast_forward,
             check_horizon=engine.check_horizon,
         )

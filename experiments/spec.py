@@ -141,6 +141,14 @@ class Engine(Section):
     kv_allocator: Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"] = Field(
         default="paged", description="How KV memory is given out."
     )
+    preemption_mode: Literal["recompute", "swap"] = Field(
+        default="recompute",
+        description="What becomes of the KV of preempted requests: thrown away and computed "
+        "again, or moved to host memory while there is room.",
+    )
+    swap_space: NonNegative = Field(
+        default=4.0, description="Host memory for swapped KV, GiB on each device."
+    )
     tensor_parallel_size: Count = Field(default=1, description="Devices a layer is split over.")
     dtype: Annotated[Dtype, BeforeValidator(_dtype)] = Field(
         default="bf16", description="Number format of weights and activations."

@@ -20,6 +20,9 @@ class Policy:
 
     `plan` must be a function of the view and of state that changes only in the ``on_*`` hooks:
     the engine may call it twice at one instant. A hook that is not defined costs nothing.
+
+    `on_arrival` may come while several steps are under way and not accounted for: it must not
+    look at the progress of other requests. `on_tokens` sees everyone's.
     """
 
     source: ClassVar[str] = ""
@@ -29,12 +32,22 @@ class Policy:
     starves: ClassVar[bool] = False
     """Whether a request can wait for ever under sustained load."""
     static_keys: bool = True
-    """Whether `key` never changes while a request waits; if it does, the queue is re-sorted."""
+    """Whether `key` has not changed for waiting requests; if not, the queue is sorted again.
 
+    The engine looks at it before every plan, so a policy whose keys change only now and then
+    sets it to False for the step in which they did.
+    """
+
+    on_start: Callable[[EngineView], None] | None = None
+    """Called once with the view that `plan` will get, for hooks that need the limits."""
     on_arrival: Callable[[RequestState, int], None] | None = None
     """Called with a request that enters the queue for the first time, and the time in ns."""
     on_tokens: Callable[[BatchPlan, int, int], None] | None = None
-    """Called with a plan that was executed, for how many steps, and the time it ended in ns."""
+    """Called with a plan that was executed, for how many steps, and the time it ended in ns.
+
+    Where `plan.decodes` is `None`, `plan.decoding()` no longer tells who decoded: some have
+    finished, and prompts have been completed since.
+    """
     on_finish: Callable[[RequestState, int], None] | None = None
     """Called with a request whose answer is complete, and the time in ns."""
 

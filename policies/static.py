@@ -21,7 +21,7 @@ class Static(Policy):
 
     The prompts of a batch are computed before its first decode. Where they exceed
     `max_num_batched_tokens` (which engines of that time did not have), they take several steps.
-    Under memory pressure the latest admission is preempted and joins the next batch.
+    Under memory pressure the latest admission is preempted, and computed again in the next batch.
 
     Skip-ahead is honest: between events the members of a sealed batch do not change.
 
@@ -70,7 +70,7 @@ class Static(Policy):
             self._prefill(view.prefilling, done, builder)
         else:
             while not builder.grant_running():
-                builder.preempt(next(builder.running()))
+                builder.preempt(next(builder.running()), "recompute")
         return builder.build(
             max_steps=1 if builder.preempted else FOREVER,
             finished="hold" if self.return_early else "hold_answer",

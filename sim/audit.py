@@ -28,6 +28,9 @@ def check_conservation(engine: Engine) -> None:
     known = engine.num_finished + engine.num_rejected + engine.num_in_flight + unanswered
     assert known == engine.num_arrived, f"{engine.num_arrived} arrived, {known} accounted for"
     assert len(resident) <= engine.config.max_num_seqs, "more requests than seats"
+    block_size = engine.config.block_size
+    swapped = sum(-(-s.num_computed_tokens // block_size) for s in engine.waiting if s.swapped)
+    assert engine.free_swap_blocks + swapped == engine.config.swap_space_blocks, "host blocks lost"
 
     batch = engine.decode_batch
     decoding = batch.members.keys() | engine.paused.keys()
@@ -57,7 +60,10 @@ def stalled(engine: Engine, why: str) -> Stalled:
 
 def difference(what: str, first: tuple[object, ...], second: tuple[object, ...]) -> str:
     """Say in which parts two decisions (see `BatchPlan.decision`) differ."""
-    names = ("tokens", "admitted", "preempted", "rejected", "padding", "finished", "pad_finished")
+    names = (
+        "tokens", "admitted", "preempted", "swapped", "rejected", "padding", "finished",
+        "pad_finished",
+    )  # fmt: skip
     pairs = zip(names, first, second, strict=True)
     changed = "; ".join(f"{name}: {a} then {b}" for name, a, b in pairs if a != b)
     return f"{what}: {changed}"

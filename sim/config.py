@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 KVAllocator = Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"]
+PreemptionMode = Literal["recompute", "swap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,14 @@ class EngineConfig:
         Admit only if the whole sequence fits now, not just its first chunk.
     kv_allocator : str
         ``paged``, or one of the contiguous reservations of the time before paging.
+    preemption_mode : str
+        What becomes of the KV of a preempted request, unless the policy says otherwise:
+        ``recompute`` throws it away, ``swap`` moves it to host memory as long as there is room
+        and throws it away where there is none.
+    swap_space_blocks : int
+        Host memory for swapped requests, in KV blocks.
+    kv_block_bytes : int
+        Size of a KV block on one GPU, for the time that swapping takes.
     fast_forward : bool
         Take steps at once where the plan promises it; off = the slow oracle, same results.
     check_horizon : bool
@@ -51,6 +60,9 @@ class EngineConfig:
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool = False
     kv_allocator: KVAllocator = "paged"
+    preemption_mode: PreemptionMode = "recompute"
+    swap_space_blocks: int = 0
+    kv_block_bytes: int = 0
     fast_forward: bool = True
     check_horizon: bool = False
 
@@ -60,6 +72,10 @@ class EngineConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.swap_space_blocks < 0 or self.kv_block_bytes < 0:
+            raise ValueError("swap_space_blocks and kv_block_bytes must be >= 0")
+        if self.preemption_mode == "swap" and not self.swap_space_blocks:
+            raise ValueError("preemption_mode swap needs room: set swap_space above 0")
         if self.long_prefill_token_threshold < 0:
             raise ValueError("long_prefill_token_threshold must be >= 0 (0 = no limit)")
         if not 0.0 <= self.watermark < 1.0:

@@ -77,6 +77,8 @@ class Engine:
         Held requests whose answer waits for the end of their batch.
     resident_tokens : int
         Tokens of all requests in the KV cache.
+    free_swap_blocks : int
+        Host memory for swapped requests that is free, in KV blocks.
     num_plans : int
         Calls of `policy.plan` so far.
     """
@@ -111,12 +113,16 @@ class Engine:
         self.wait_until_ns = FOREVER
         self._segment: Segment | None = None
         self.resident_tokens = 0
+        self.free_swap_blocks = config.swap_space_blocks
         self._held_tokens = 0
         self.unanswered: list[RequestState] = []
         self._preemptions_without_token = 0
         self._step_preempted = 0
         self._step_recomputed_tokens = 0
+        self._step_swapped_bytes = 0
         self._promise: tuple[tuple[object, ...], int, int] | None = None
+        if policy.on_start is not None:
+            policy.on_start(self.view)
 
     def _output_length(self, request: Request) -> int:
         return min(self._output_tokens[request.id], request.max_tokens)
@@ -185,7 +191,7 @@ class Engine:
                 self._apply(plan)
             num_decodes = self._choose_decodes(plan)
             if num_decodes or plan.chunks:
-                self._segment = self._start(plan, num_decodes, horizon_ns)
+                self._segment = self._start(plan, num_decodes, horizon_ns, repeats=not changed)
                 return self._segment
             if not changed:
                 if not self.num_in_flight:
@@ -230,19 +236,24 @@ class Engine:
 
     def _apply(self, plan: BatchPlan) -> None:
         now_ns = self.now_ns
+        for state in plan.preempted:
+            self._evict(state, swap=state in plan.swapped)
         for state in plan.admitted:
             self.waiting.remove(state, now_ns)
             state.status = Status.RUNNING
             self.running[state.id] = state
-            self.prefilling[state.id] = state
+            if state.swapped:
+                self._swap_in(state)
+            phase = self.paused if state.is_decoding else self.prefilling
+            phase[state.id] = state
             if state.first_scheduled_ns < 0:
                 state.first_scheduled_ns = now_ns
             else:
                 self.log.add_resumption(state.id, now_ns)
-        for state in plan.preempted:
-            self._evict(state)
         for state, reason in plan.rejected:
             self.waiting.remove(state, now_ns)
+            if state.swapped:
+                self.free_swap_blocks += self._swap_blocks(state)
             state.status = Status.REJECTED
             self.num_rejected += 1
             self.log.reject(state.request, self._output_tokens.pop(state.id), reason)
@@ -257,18 +268,35 @@ class Engine:
                     self, f"{self._preemptions_without_token} preemptions in a row without a token"
                 )
 
-    def _evict(self, state: RequestState) -> None:
+    def _evict(self, state: RequestState, swap: bool) -> None:
         self._leave_decodes(state)
         self.prefilling.pop(state.id, None)
         del self.running[state.id]
         state.num_preemptions += 1
         self.log.add_eviction(state.id, self.now_ns)
-        state.recomputed_tokens += state._computed
-        self._step_recomputed_tokens += state._computed
         self.resident_tokens -= state._computed
-        state._computed = 0
+        if swap:
+            self.executor.swapped_out(state)
+            self.free_swap_blocks -= self._swap_blocks(state)
+            self._step_swapped_bytes += self._swap_blocks(state) * self.config.kv_block_bytes
+            state.swapped = True
+        else:
+            state.recomputed_tokens += state._computed
+            self._step_recomputed_tokens += state._computed
+            state._computed = 0
         state.status = Status.WAITING
+        self.executor.released(state)
         self.waiting.add(state, self.now_ns)
+
+    def _swap_in(self, state: RequestState) -> None:
+        state.swapped = False
+        self.resident_tokens += state._computed
+        self.free_swap_blocks += self._swap_blocks(state)
+        self._step_swapped_bytes += self._swap_blocks(state) * self.config.kv_block_bytes
+        self.executor.swapped_in(state)
+
+    def _swap_blocks(self, state: RequestState) -> int:
+        return -(-state._computed // self.config.block_size)
 
     def _leave_decodes(self, state: RequestState) -> None:
         batch = self.decode_batch
@@ -303,7 +331,7 @@ class Engine:
 
     # -- executing -----------------------------------------------------------------------------
 
-    def _start(self, plan: BatchPlan, num_decodes: int, horizon_ns: int) -> Segment:
+    def _start(self, plan: BatchPlan, num_decodes: int, horizon_ns: int, repeats: bool) -> Segment:
         batch, kv = self.decode_batch, self.kv
         first_step_blocks = batch.blocks_next_step() if num_decodes and kv.grows else 0
         num_waiting, num_running = len(self.waiting), len(self.running)
@@ -315,7 +343,7 @@ class Engine:
             for state, n in plan.chunks:
                 prefill_tokens += n
                 prefills_done += state.num_uncomputed_tokens == n
-        elif self.config.fast_forward and not self.config.check_horizon:
+        elif repeats and self.config.fast_forward and not self.config.check_horizon:
             max_steps = plan.max_steps
             if max_steps > 1 and kv.grows:
                 max_steps = batch.steps_within(kv.free_blocks + first_step_blocks, max_steps)
@@ -330,7 +358,7 @@ class Engine:
             plan.padding_tokens + pad_rows,
             self._held_tokens if pad_rows else 0,
             num_decodes + prefills_done + pad_rows,
-            0,
+            self._step_swapped_bytes,
             num_running,
             num_waiting,
         )
@@ -341,9 +369,9 @@ class Engine:
             prefill_tokens, prefills_done, shape.padding_tokens, num_running, num_waiting,
             self.resident_tokens, kv.num_blocks - kv.free_blocks - first_step_blocks,
             reserved_unused, self._step_preempted, self._step_recomputed_tokens,
-            steps.overhead_ns, 0,
+            steps.overhead_ns, self._step_swapped_bytes,
         )  # fmt: skip
-        self._step_preempted = self._step_recomputed_tokens = 0
+        self._step_preempted = self._step_recomputed_tokens = self._step_swapped_bytes = 0
         return Segment(plan, self.now_ns, steps, num_decodes, first_step_blocks, log_columns)
 
     def cut(self, now_ns: int) -> int:
@@ -430,8 +458,7 @@ class Engine:
         del self.running[state.id]
         state.last_token_ns = end_ns
         if plan.finished == "leave":
-            self.kv.release(state)
-            self.resident_tokens -= state._computed
+            self._release(state)
             self._log_finished(state, end_ns)
         else:
             state.status = Status.HELD
@@ -442,10 +469,14 @@ class Engine:
             else:
                 self.unanswered.append(state)
 
+    def _release(self, state: RequestState) -> None:
+        self.kv.release(state)
+        self.executor.released(state)
+        self.resident_tokens -= state._computed
+
     def _end_sealed_batch(self, end_ns: int) -> None:
         for state in self.held.values():
-            self.kv.release(state)
-            self.resident_tokens -= state._computed
+            self._release(state)
             state.status = Status.FINISHED
         self.held.clear()
         self._held_tokens = 0
@@ -486,6 +517,6 @@ class Engine:
                     PolicyLied(difference("broke its skip-ahead promise", promise[0], decision))
                 )
             self._promise = (decision, promise[1] - 1, promise[2])
-        elif not plan.chunks:
+        elif not (plan.chunks or plan.admitted or plan.preempted or plan.rejected):
             self._promise = (decision, plan.max_steps - 1, plan.until_ns)
         return plan

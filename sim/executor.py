@@ -49,8 +49,17 @@ class Executor(Protocol):
         which the first request finishes. More than one step is only asked of decode-only plans.
         """
 
+    def released(self, state: RequestState) -> None:
+        """Learn that a request gave up its KV memory: preempted, or finished and not held."""
+
+    def swapped_out(self, state: RequestState) -> None:
+        """Copy a request's KV to host memory before it is released."""
+
+    def swapped_in(self, state: RequestState) -> None:
+        """Copy a request's KV back into memory of its own, before it is computed on."""
+
     def remove(self, state: RequestState) -> None:
-        """Forget a request that finished or was rejected."""
+        """Forget a request that finished or was rejected; a held one still has its memory."""
 
     def is_truncated(self, request: Request) -> bool:
         """Whether `max_tokens` ends the request before its true length."""
@@ -143,8 +152,11 @@ class SimExecutor:
     def _next_finish(self, decodes: DecodeBatch) -> tuple[list[RequestState], int]:
         while True:
             step = self._due_steps[0]
+            # A request that left and came back may be listed twice at one step.
             due = [
-                s for s in self._due[step] if s._batch is decodes and self._due_at.get(s.id) == step
+                s
+                for s in dict.fromkeys(self._due[step])
+                if s._batch is decodes and self._due_at.get(s.id) == step
             ]
             if due:
                 return due, step - decodes.steps
@@ -152,6 +164,15 @@ class SimExecutor:
             for state in self._due.pop(step):
                 if self._due_at.get(state.id) == step:
                     del self._due_at[state.id]
+
+    def released(self, state: RequestState) -> None:
+        """Do nothing: simulated memory is counted by the engine alone."""
+
+    def swapped_out(self, state: RequestState) -> None:
+        """Do nothing: the cost model charges the bytes of the step."""
+
+    def swapped_in(self, state: RequestState) -> None:
+        """Do nothing: the cost model charges the bytes of the step."""
 
     def remove(self, state: RequestState) -> None:
         """Forget a request that finished or was rejected."""

@@ -88,7 +88,9 @@ class PagedKVCache:
     def allocate(self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0) -> bool:
         """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
         computed = state.num_computed_tokens
-        need = -(-(computed + num_tokens) // self.block_size) + -computed // self.block_size
+        need = -(-(computed + num_tokens) // self.block_size)
+        if not state.swapped:
+            need += -computed // self.block_size
         if need > self.free_blocks - keep_free_blocks:
             return False
         self.free_blocks -= need

@@ -200,6 +200,26 @@ def _opt(name: str, num_layers: int, hidden_size: int, num_heads: int) -> ModelS
     )
 
 
+def _own(
+    name: str, num_layers: int, hidden_size: int, num_heads: int, num_kv_heads: int,
+    intermediate_size: int, vocab_size: int,
+) -> ModelShape:  # fmt: skip
+    """Return a Llama small enough for the real engine on a CPU."""
+    return ModelShape(
+        name=name,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=hidden_size // num_heads,
+        intermediate_size=intermediate_size,
+        vocab_size=vocab_size,
+        max_model_len=8192,
+        tied_embeddings=True,
+        source="made for the CPU backend; no trained weights exist",
+    )
+
+
 _qwen3 = partial(_llama, head_dim=128, qk_norm=True)
 
 # fmt: off
@@ -240,6 +260,8 @@ _TABLE = {shape.name: shape for shape in (
     _opt("opt-13b", 40, 5120, 40),
     _opt("opt-30b", 48, 7168, 56),
     _opt("opt-66b", 64, 9216, 72),
+    _own("schedlab-tiny", 2, 64, 4, 2, 128, 512),
+    _own("schedlab-small", 8, 512, 8, 4, 1408, 8192),
 )}
 # fmt: on
 

@@ -18,7 +18,8 @@ class BatchPlan(NamedTuple):
 
     The promise: with no event (arrival, finish, KV shortage) the policy would return this same
     plan at each of the next `max_steps` step starts that lie before `until_ns`. The default
-    promises nothing, which is exact and only slower.
+    promises nothing, which is exact and only slower; so does, whatever it says, a plan that
+    computes a chunk, admits, preempts or rejects, because it cannot be the same twice.
 
     Attributes
     ----------
@@ -29,7 +30,9 @@ class BatchPlan(NamedTuple):
     admitted : tuple of RequestState
         Requests that leave the queue and take a seat in this step.
     preempted : tuple of RequestState
-        Running requests that lose their KV memory and go back to the queue (recompute).
+        Running requests that lose their KV memory and go back to the queue.
+    swapped : tuple of RequestState
+        Those of them whose KV is kept in host memory; the others are recomputed.
     rejected : tuple of (RequestState, str)
         Requests given up, and why.
     padding_tokens : int
@@ -41,6 +44,8 @@ class BatchPlan(NamedTuple):
         Whether the rows of held requests are computed along.
     max_steps, until_ns : int
         The promise.
+    start_ns : int
+        When its first step starts.
     list_decodes : callable
         Lists every decoding request, where `decodes` is `None`.
     """
@@ -49,17 +54,20 @@ class BatchPlan(NamedTuple):
     chunks: tuple[tuple[RequestState, int], ...]
     admitted: tuple[RequestState, ...]
     preempted: tuple[RequestState, ...]
+    swapped: tuple[RequestState, ...]
     rejected: tuple[tuple[RequestState, str], ...]
     padding_tokens: int
     finished: Finished
     pad_finished: bool
     max_steps: int
     until_ns: int
+    start_ns: int
     list_decodes: Callable[[], tuple[RequestState, ...]]
 
     def num_scheduled_tokens(self) -> dict[int, int]:
         """Write the plan out as vLLM does: {request id: tokens}. O(batch), so only on demand."""
         tokens = {state.id: 1 for state in self.decoding()}
+        tokens.update((state.id, 1) for state in self.admitted if state.swapped)
         tokens.update((state.id, n) for state, n in self.chunks)
         return tokens
 
@@ -75,6 +83,7 @@ class BatchPlan(NamedTuple):
             tuple(sorted(self.num_scheduled_tokens().items())),
             tuple(s.id for s in self.admitted),
             tuple(s.id for s in self.preempted),
+            tuple(s.id for s in self.swapped),
             tuple((s.id, why) for s, why in self.rejected),
             self.padding_tokens,
             self.finished,

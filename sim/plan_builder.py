@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from sim.config import PreemptionMode
 from sim.errors import InfeasiblePlan
 from sim.plan import FOREVER, BatchPlan, Finished
 from sim.request import RequestState, Status
@@ -22,6 +23,8 @@ class PlanBuilder:
         What is left of the token budget and of the seats in this step.
     preempted : list of RequestState
         Requests preempted in this step so far.
+    swap_blocks_left : int
+        Host memory left for swapping requests out, in KV blocks.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -31,7 +34,9 @@ class PlanBuilder:
         self._batch = engine.decode_batch
         self.tokens_left = 0
         self.seats_left = 0
+        self.swap_blocks_left = 0
         self.preempted: list[RequestState] = []
+        self._swapped: list[RequestState] = []
         self._admitted: dict[int, RequestState] = {}
         self._set_aside: list[RequestState] = []
         self._rejected: list[tuple[RequestState, str]] = []
@@ -48,7 +53,9 @@ class PlanBuilder:
         engine = self._engine
         self.tokens_left = self._config.max_num_batched_tokens
         self.seats_left = self._config.max_num_seqs - len(engine.running) - len(engine.held)
+        self.swap_blocks_left = engine.free_swap_blocks
         self.preempted = []
+        self._swapped = []
         self._admitted = {}
         self._set_aside = []
         self._rejected = []
@@ -82,29 +89,20 @@ class PlanBuilder:
         -----
         Costs O(1) for the decodes, whatever their number.
         """
-        if self._decodes or self._all_decodes:
-            raise InfeasiblePlan("grant_running() after decodes were already granted in this step")
-        engine, kv, batch, gone = self._engine, self._kv, self._batch, self.preempted
-        prefills: Collection[RequestState] = engine.prefilling.values()
-        num_decodes = batch.size + len(engine.paused)
+        self._require_no_decodes("grant_running")
+        kv, gone = self._kv, self.preempted
+        prefills: Collection[RequestState] = self._engine.prefilling.values()
+        num_decodes = self._count_decodes()
         if gone:
             prefills = [s for s in prefills if s not in gone]
-            num_decodes -= sum(s.is_decoding for s in gone)
         if num_decodes > self.tokens_left or (
             len(prefills) > 1
             and num_decodes + sum(self._chunk_limit(s, None) for s in prefills) > self.tokens_left
         ):
-            return self._grant_in_order()
+            return self._grant_in_order(self._engine.running.values())
         free, tokens = kv.free_blocks, self.tokens_left
-        if kv.grows and num_decodes:
-            need = batch.blocks_next_step()
-            if gone:
-                need -= sum(s._batch is batch and batch.opens_block(s) for s in gone)
-            for state in engine.paused.values():
-                need += state not in gone and state.num_computed_tokens % batch.block_size == 0
-            if need > free:
-                return False
-            kv.free_blocks -= need
+        if not self._allocate_decodes(num_decodes):
+            return False
         self.tokens_left -= num_decodes
         for i, state in enumerate(prefills):
             if not self._grant_chunk(state, None) and self.tokens_left:
@@ -113,10 +111,63 @@ class PlanBuilder:
         self._all_decodes = True
         return True
 
-    def _grant_in_order(self) -> bool:
+    def grant_decodes(self) -> bool:
+        """Schedule one token of every decode and no prefill; those are granted one by one.
+
+        Where the token budget does not suffice, decodes are served in the order of their
+        admission.
+
+        Returns
+        -------
+        bool
+            False, with nothing granted, if memory does not suffice: preempt someone and ask
+            again.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If decodes were already granted in this step.
+
+        Notes
+        -----
+        Costs O(1), whatever their number.
+        """
+        self._require_no_decodes("grant_decodes")
+        num_decodes = self._count_decodes()
+        if num_decodes > self.tokens_left:
+            return self._grant_in_order(self._list_decodes())
+        if not self._allocate_decodes(num_decodes):
+            return False
+        self.tokens_left -= num_decodes
+        self._all_decodes = True
+        return True
+
+    def _require_no_decodes(self, caller: str) -> None:
+        if self._decodes or self._all_decodes:
+            raise InfeasiblePlan(f"{caller}() after decodes were already granted in this step")
+
+    def _count_decodes(self) -> int:
+        num_decodes = self._batch.size + len(self._engine.paused)
+        return num_decodes - sum(s.is_decoding for s in self.preempted)
+
+    def _allocate_decodes(self, num_decodes: int) -> bool:
+        kv, batch, gone = self._kv, self._batch, self.preempted
+        if not (kv.grows and num_decodes):
+            return True
+        need = batch.blocks_next_step()
+        if gone:
+            need -= sum(s._batch is batch and batch.opens_block(s) for s in gone)
+        for state in self._engine.paused.values():
+            need += state not in gone and state.num_computed_tokens % batch.block_size == 0
+        if need > kv.free_blocks:
+            return False
+        kv.free_blocks -= need
+        return True
+
+    def _grant_in_order(self, states: Iterable[RequestState]) -> bool:
         free, tokens = self._kv.free_blocks, self.tokens_left
         served: list[RequestState] = []
-        for state in self._engine.running.values():
+        for state in states:
             if state in self.preempted:
                 continue
             if self.tokens_left == 0:
@@ -216,7 +267,10 @@ class PlanBuilder:
         if not self._kv.allocate(state, n, keep):
             return self._deny(state, "it does not fit the free KV blocks")
         self._admitted[state.id] = state
-        self._chunks[state.id] = (state, n)
+        if not state._next_is_decode:
+            self._chunks[state.id] = (state, n)
+        elif not self._all_decodes:
+            self._decodes[state.id] = state
         self.tokens_left -= n
         self.seats_left -= 1
         return n
@@ -239,8 +293,8 @@ class PlanBuilder:
         bool
             False if seats or memory do not suffice; nothing changed.
         """
-        if state.status is not Status.WAITING or state.id in self._admitted:
-            raise InfeasiblePlan(f"{state!r} cannot be admitted: it is not waiting")
+        if state.status is not Status.WAITING or state.id in self._admitted or state.swapped:
+            raise InfeasiblePlan(f"{state!r} cannot be admitted: it is not waiting for a prefill")
         if self.seats_left < 1:
             self._deny(state, "all seats (max_num_seqs) are taken")
             return False
@@ -260,8 +314,16 @@ class PlanBuilder:
         self._padding_tokens += num_tokens
         self.tokens_left -= num_tokens
 
-    def preempt(self, state: RequestState) -> None:
+    def preempt(self, state: RequestState, mode: PreemptionMode | None = None) -> None:
         """Evict a running request: its KV memory is free, it goes back to the queue.
+
+        Parameters
+        ----------
+        state : RequestState
+            A running request without tokens granted in this step.
+        mode : {"recompute", "swap"}, optional
+            What becomes of its KV; the engine's `preemption_mode` by default. Where host memory
+            does not suffice to swap, it is recomputed.
 
         Raises
         ------
@@ -275,6 +337,11 @@ class PlanBuilder:
         self._kv.release(state)
         self.preempted.append(state)
         self.seats_left += 1
+        if (mode or self._config.preemption_mode) == "swap":
+            blocks = -(-state.num_computed_tokens // self._config.block_size)
+            if 0 < blocks <= self.swap_blocks_left:
+                self.swap_blocks_left -= blocks
+                self._swapped.append(state)
 
     def reject(self, state: RequestState, reason: str) -> None:
         """Give a waiting request up for good, saying why."""
@@ -313,12 +380,14 @@ class PlanBuilder:
             chunks=tuple(self._chunks.values()),
             admitted=tuple(self._admitted.values()),
             preempted=tuple(self.preempted),
+            swapped=tuple(self._swapped),
             rejected=tuple(self._rejected),
             padding_tokens=self._padding_tokens,
             finished=finished,
             pad_finished=pad_finished,
             max_steps=max_steps,
             until_ns=until_ns,
+            start_ns=self._engine.now_ns,
             list_decodes=self._list_decodes,
         )
         return self.plan

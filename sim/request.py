@@ -89,6 +89,19 @@ class RequestState:
 
     While a request decodes with the others, its counters are stored relative to the number of
     steps the `DecodeBatch` has taken, so that a step costs nothing per request.
+
+    Attributes
+    ----------
+    request : Request
+        What was asked.
+    status : Status
+        Where it is in its life.
+    swapped : bool
+        Whether it waits with its computed tokens in host memory.
+    num_preemptions, recomputed_tokens : int
+        How often it was preempted, and how many computed tokens that threw away.
+    first_scheduled_ns, first_token_ns, last_token_ns : int
+        When; -1 if not yet. `last_token_ns` is set when it finishes.
     """
 
     __slots__ = (
@@ -105,12 +118,14 @@ class RequestState:
         "recomputed_tokens",
         "request",
         "status",
+        "swapped",
     )
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.id = request.id
         self.status = Status.WAITING
+        self.swapped = False
         self.num_preemptions = 0
         self.recomputed_tokens = 0
         self.first_scheduled_ns = -1
@@ -149,11 +164,12 @@ class RequestState:
         """Whether it runs and only its newest token is not in the cache yet."""
         if self._batch is not None:
             return True
-        return (
-            self.status is Status.RUNNING
-            and self._generated > 0
-            and self.request.prompt_tokens + self._generated - self._computed == 1
-        )
+        return self.status is Status.RUNNING and self._next_is_decode
+
+    @property
+    def _next_is_decode(self) -> bool:
+        left = self.request.prompt_tokens + self._generated - self._computed
+        return left == 1 and self._generated > 0
 
     def __repr__(self) -> str:
         return (

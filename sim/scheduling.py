@@ -21,6 +21,8 @@ class SchedulingPolicy(Protocol):
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Decide one step. Must not change the policy's own state."""
 
+    on_start: Callable[[EngineView], None] | None
+    """Called once, before anything else, with the view that `plan` will get."""
     on_arrival: Callable[[RequestState, int], None] | None
     """Called with a request that entered the queue for the first time, and the time."""
     on_tokens: Callable[[BatchPlan, int, int], None] | None

@@ -58,6 +58,11 @@ class EngineView:
         return self._engine.decode_batch.size + len(self._engine.paused)
 
     @property
+    def has_swapped(self) -> bool:
+        """Whether a waiting request has its KV in host memory."""
+        return self._engine.free_swap_blocks < self.config.swap_space_blocks
+
+    @property
     def free_blocks(self) -> int:
         """KV blocks that nobody holds."""
         return self._engine.kv.free_blocks

@@ -29,10 +29,12 @@ class LinearCost:
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
         tokens = shape.num_decodes + sum(n for n, _ in shape.chunks) + shape.padding_tokens
         context = shape.decode_context_sum_tokens + shape.padding_context_tokens
+        assert k == 1 or not (shape.chunks or shape.swapped_bytes)
         return [
             self.base_ns
             + self.token_ns * tokens
             + self.context_ns * (context + shape.num_decodes * j)
+            + shape.swapped_bytes
             for j in range(k)
         ]
 

@@ -38,6 +38,8 @@ def configs(draw, longest=100):
     """Draw limits that range from roomy to barely enough for one request."""
     block_size = draw(st.sampled_from([1, 4, 16]))
     least = -(-longest // block_size)
+    swap_space_blocks = draw(st.sampled_from([0, 0, 3, 500]))
+    modes = ["recompute", "swap"] if swap_space_blocks else ["recompute"]
     return EngineConfig(
         num_blocks=least + draw(st.sampled_from([0, 1, 3, 20, 400])),
         max_model_len=longest,
@@ -48,4 +50,7 @@ def configs(draw, longest=100):
         watermark=draw(st.sampled_from([0.0, 0.05])),
         scheduler_reserve_full_isl=draw(st.booleans()),
         kv_allocator=draw(st.sampled_from(KV_ALLOCATORS)),
+        preemption_mode=draw(st.sampled_from(modes)),
+        swap_space_blocks=swap_space_blocks,
+        kv_block_bytes=100,
     )

@@ -219,6 +219,8 @@ def test_policy_that_rejects_is_recorded_with_its_reason():
         ({"max_model_len": 5_000}, "does not fit the KV cache of 1600 tokens"),
         ({"enable_chunked_prefill": False}, "without chunked prefill"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold"),
+        ({"preemption_mode": "swap"}, "swap needs room"),
+        ({"swap_space_blocks": -1}, "must be >= 0"),
     ],
 )
 def test_config_with_an_impossible_limit_is_refused(change, message):

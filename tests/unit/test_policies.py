@@ -83,6 +83,53 @@ def test_fcfs_without_memory_preempts_the_latest_and_recomputes_it_first():
     assert log.requests()["recomputed_tokens"].tolist() == [0, 8, 0]
 
 
+def test_fcfs_with_swap_resumes_without_recomputing():
+    # As above, but the 8 tokens of request 1 go to host memory: 2 blocks of 100 bytes out and in.
+    work = [
+        arrival(0, prompt=8, output=6),
+        arrival(1, prompt=8, output=3),
+        arrival(2, prompt=4, output=1),
+    ]
+    config = limits(num_blocks=5, preemption_mode="swap", swap_space_blocks=2, kv_block_bytes=100)
+    got, log = batches("fcfs", work, config)
+    assert got == [
+        {0: 8, 1: 8},
+        ({0: 1}, [1]),
+        {0: 1},
+        {0: 1},
+        {0: 1},
+        {0: 1},
+        {1: 1, 2: 4},  # back with its tokens, it decodes at once
+        {1: 1},
+    ]
+    steps = log.steps()
+    assert steps["swapped_bytes"].tolist() == [0, 200, 0, 0, 0, 0, 200, 0]
+    assert log.requests()["recomputed_tokens"].tolist() == [0, 0, 0]
+    assert log.requests()["num_preemptions"].tolist() == [0, 1, 0]
+
+
+def test_swap_without_room_in_host_memory_falls_back_to_recompute():
+    work = [arrival(0, prompt=8, output=6), arrival(1, prompt=8, output=3)]
+    config = limits(num_blocks=5, preemption_mode="swap", swap_space_blocks=1)
+    got, log = batches("fcfs", work, config)
+    assert {1: 9} in got
+    assert log.requests()["recomputed_tokens"].tolist() == [0, 8]
+    assert log.steps()["swapped_bytes"].sum() == 0
+
+
+def test_prefill_first_brings_swapped_requests_back_before_any_prompt():
+    # Request 1 is swapped out when both need a third block. Request 2 arrives meanwhile; its
+    # prompt would fit, but V0 computes no prompt while someone waits in host memory.
+    work = [
+        arrival(0, prompt=8, output=4),
+        arrival(1, prompt=8, output=3),
+        arrival(2, at_ns=1_200, prompt=4, output=1),
+    ]
+    config = limits(num_blocks=5, preemption_mode="swap", swap_space_blocks=2)
+    got, _ = batches("prefill_first", work, config)
+    assert got == [{0: 8, 1: 8}, ({0: 1}, [1]), {0: 1}, {0: 1}, {1: 1}, {2: 4}, {1: 1}]
+
+
 def test_fcfs_long_prefill_threshold_lets_others_in_beside_a_long_prompt():
     work = [arrival(0, prompt=12, output=1), arrival(1, prompt=9, output=1)]
     got, _ = batches("fcfs", work, limits(long_prefill_token_threshold=5))
