@@ -1,0 +1,81 @@
+import math
+
+import numpy as np
+import pytest
+
+from experiments.comparison import METRICS, compare_runs, rank_agreement, step_errors
+from experiments.loading import make_spec
+from experiments.run import run
+
+
+def result(policy="fcfs", seed=0, **engine):
+    spec = {
+        "name": "c", "seed": seed, "policy": policy, "engine": engine,
+        "workload": {"trace": "azure-conv", "num_requests": 80, "request_rate": 5.0},
+    }  # fmt: skip
+    return run(make_spec(spec))
+
+
+def scaled(run_result, factor):
+    """Return the run as if the machine had been slower by a factor."""
+    times = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns", "finish_ns")
+    requests = {
+        name: (column * factor).astype(np.int64) if name in times else column
+        for name, column in run_result.requests.items()
+    }
+    return type(run_result)(
+        run_result.name, run_result.policy, requests, run_result.log, run_result.kv_capacity_tokens
+    )
+
+
+def test_compare_runs_of_a_run_with_itself_finds_no_error():
+    one = result()
+    rows = compare_runs("fcfs", [one], one)
+    assert [row.metric for row in rows] == list(METRICS)
+    for row in rows:
+        assert row.measured == row.simulated
+        assert row.in_spread
+        if row.measured:
+            assert row.error == 0
+        if row.interval is not None:
+            assert row.interval == (0.0, 0.0)
+
+
+def test_compare_runs_finds_the_factor_between_two_machines():
+    measured, simulated = result(), scaled(result(), 1.25)
+    rows = {row.metric: row for row in compare_runs("fcfs", [measured], simulated)}
+    for metric in ("mean_ttft_ms", "p99_e2el_ms", "p50_tpot_ms"):
+        assert rows[metric].error == pytest.approx(0.25, abs=1e-6)
+        low, high = rows[metric].interval
+        assert low == pytest.approx(0.25, abs=1e-6)
+        assert high == pytest.approx(0.25, abs=1e-6)
+    assert rows["request_throughput"].error == pytest.approx(-0.2, abs=1e-6)
+    assert not rows["mean_ttft_ms"].holds(throughput=0.05, latency=0.1)
+    assert rows["mean_ttft_ms"].holds(throughput=0.05, latency=0.3)
+
+
+def test_compare_runs_calls_a_value_among_repeats_within_the_spread():
+    slow, fast = scaled(result(), 1.2), scaled(result(), 0.8)
+    row = next(
+        r for r in compare_runs("fcfs", [slow, fast], result()) if r.metric == "mean_ttft_ms"
+    )
+    assert row.in_spread
+    assert row.spread == pytest.approx(0.2, abs=1e-3)
+    assert row.holds(throughput=0.0, latency=0.0)
+
+
+def test_rank_agreement_is_one_if_both_backends_rank_alike_and_minus_one_if_opposed():
+    one, two = result(), result(max_num_seqs=4)
+    alike = compare_runs("a", [one], scaled(one, 1.1)) + compare_runs("b", [two], scaled(two, 1.1))
+    assert rank_agreement(alike)["mean_e2el_ms"] == pytest.approx(1.0)
+    opposed = compare_runs("a", [one], two) + compare_runs("b", [two], one)
+    assert rank_agreement(opposed)["mean_e2el_ms"] == pytest.approx(-1.0)
+    assert math.isnan(rank_agreement(compare_runs("a", [one], one))["mean_e2el_ms"])
+
+
+def test_step_errors_are_those_computed_by_hand():
+    found = step_errors(np.array([110, 180, 300]), np.array([100, 200, 300]))
+    assert found["mape"] == pytest.approx((0.1 + 0.1 + 0.0) / 3)
+    assert found["bias"] == pytest.approx(590 / 600 - 1)
+    assert found["p90"] == pytest.approx(0.1)
+    assert found["num_steps"] == 3

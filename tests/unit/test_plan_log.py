@@ -1,0 +1,64 @@
+from dataclasses import replace
+
+from policies import registry
+from sim.config import EngineConfig
+from sim.engine import Engine
+from sim.executor import SimExecutor
+from sim.plan_log import RecordingExecutor, first_difference, teacher_forced
+from sim.simulation import simulate
+from tests import laws
+from tests.laws import arrival
+
+CONFIG = EngineConfig(
+    num_blocks=8, max_model_len=32, block_size=4, max_num_seqs=4, max_num_batched_tokens=32
+)
+WORK = [arrival(i, i * 1_500, 4 + 2 * i, 3 + i) for i in range(8)]
+
+
+def record(work=WORK, config=CONFIG, cost=None, policy="fcfs"):
+    recorder = RecordingExecutor(SimExecutor(cost or laws.LinearCost()))
+    log = simulate(Engine(config, registry.make(policy), recorder), work)
+    return recorder.steps, log
+
+
+def test_recording_executor_records_each_step_and_changes_no_result():
+    steps, log = record()
+    plain = laws.run(registry.make("fcfs"), WORK, CONFIG)
+    assert laws.signature(log) == laws.signature(plain)
+    assert len(steps) == log.num_steps
+    assert sum(sum(s.tokens.values()) for s in steps) == int(
+        (log.steps()["num_decodes"] + log.steps()["prefill_tokens"]).sum()
+    )
+    assert sum(len(s.preempted) for s in steps) == int(log.steps()["num_preempted"].sum()) > 0
+
+
+def test_first_difference_of_equal_decisions_is_none_even_if_times_differ():
+    # All at once, nothing depends on time.
+    burst = [a._replace(request=replace(a.request, arrival_ns=0), ready_ns=0) for a in WORK]
+    first, _ = record(burst)
+    second, _ = record(burst, cost=laws.LinearCost(base_ns=9_999))
+    assert [s.duration_ns for s in first] != [s.duration_ns for s in second]
+    assert first_difference(first, second) is None
+
+
+def test_first_difference_names_the_step_and_the_requests():
+    first, _ = record()
+    second, _ = record(config=replace(CONFIG, max_num_seqs=1))
+    found = first_difference(first, second)
+    assert found is not None
+    assert all(a.tokens == b.tokens for a, b in zip(first[: found.step], second, strict=False))
+    assert f"step {found.step}: request" in found.explain()
+
+
+def test_first_difference_of_a_shorter_run_is_its_end():
+    steps, _ = record()
+    found = first_difference(steps, steps[:-1])
+    assert found is not None
+    assert found.step == len(steps) - 1
+    assert "has ended" in found.explain()
+
+
+def test_teacher_forced_prices_the_recorded_steps():
+    steps, _ = record(cost=laws.LinearCost(base_ns=2_000))
+    predicted, measured = teacher_forced(steps, laws.LinearCost(base_ns=1_500))
+    assert (measured - predicted == 500).all()
