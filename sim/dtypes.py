@@ -1,8 +1,6 @@
 """Number formats: their names, and how many bytes an element takes."""
 
-import difflib
-
-from sim.errors import SpecError
+from sim.errors import SpecError, nearest
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5}
 _ALIASES = {
@@ -33,9 +31,7 @@ def dtype_name(name: str) -> str:
     """
     key = _ALIASES.get(name.lower(), name.lower())
     if key not in _BYTES:
-        near = difflib.get_close_matches(key, [*_BYTES, *_ALIASES], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_BYTES)}"
-        raise SpecError(f"dtype {name!r} is unknown; {hint}")
+        raise SpecError(f"dtype {name!r} is unknown; {nearest(key, [*_BYTES, *_ALIASES])}")
     return key
 
 

@@ -147,9 +147,9 @@ class Engine:
         self._output_tokens[request.id] = output_tokens
         self.executor.add(request, output_tokens)
         state = RequestState(request)
-        self.waiting.add(state, now_ns)
         if self.policy.on_arrival is not None:
             self.policy.on_arrival(state, now_ns)
+        self.waiting.add(state, now_ns)
 
     @property
     def num_in_flight(self) -> int:

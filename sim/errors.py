@@ -1,5 +1,11 @@
 """The errors a run can end with. Each message names who is at fault and what to do."""
 
+import difflib
+from collections.abc import Iterable
+
+MAX_LISTED = 40
+"""A message lists no more names than this; the table of models still fits."""
+
 
 class SchedlabError(Exception):
     """Base of every error that is meant to be read by a user, not debugged."""
@@ -27,3 +33,64 @@ class TraceError(SchedlabError):
 
 class SpecError(SchedlabError):
     """An experiment specification is wrong; the message names file, line and key."""
+
+
+def look_alike(word: object, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the choice that looks most like a word, whatever the case of their letters.
+
+    Parameters
+    ----------
+    word : object
+        What was written.
+    choices : iterable of str
+        What could have been written.
+    cutoff : float
+        Likeness asked for, 0 to 1, as `difflib.SequenceMatcher.ratio` measures it.
+
+    Returns
+    -------
+    str or None
+        None if no choice looks like it.
+
+    Examples
+    --------
+    >>> look_alike("Max_num_seq", ["max_num_seqs", "block_size"])
+    'max_num_seqs'
+    """
+    by_folded = {choice.casefold(): choice for choice in choices}
+    near = difflib.get_close_matches(str(word).casefold(), by_folded, n=1, cutoff=cutoff)
+    return by_folded[near[0]] if near else None
+
+
+def nearest(word: object, choices: Iterable[str]) -> str:
+    """Return how to go on after a wrong name: the nearest choice, or all if they are few.
+
+    Parameters
+    ----------
+    word : object
+        What was written.
+    choices : iterable of str
+        What could have been written.
+
+    Returns
+    -------
+    str
+        The end of a message, without a full stop.
+
+    Examples
+    --------
+    >>> nearest("fcsf", ["fcfs", "sjf"])
+    'did you mean fcfs?'
+    >>> nearest("lottery", ["fcfs", "sjf"])
+    'choose from fcfs, sjf'
+    >>> nearest("lottery", [])
+    'there are none'
+    """
+    known = sorted(choices)
+    if not known:
+        return "there are none"
+    if near := look_alike(word, known):
+        return f"did you mean {near}?"
+    if len(known) > MAX_LISTED:
+        return f"none of the {len(known)} names there are is like it"
+    return f"choose from {', '.join(known)}"

@@ -1,9 +1,13 @@
-"""Write a file so that it is there whole or not at all."""
+"""Files: written whole or not at all, read with errors that name them."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from sim.errors import SpecError
 
 
 @contextmanager
@@ -38,3 +42,30 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that is the whole of a file.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read, is not JSON, or holds something else; names the file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.json"
+    >>> _ = path.write_text('{"vocab_size": 32000}')
+    >>> read_json_object(path)
+    {'vocab_size': 32000}
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: must hold a JSON object, that is {{...}}")
+    return data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sim.dtypes import dtype_name
-from sim.errors import SpecError
+from sim.errors import SpecError, nearest
 
 _GIB = 1024**3
 
@@ -172,6 +171,10 @@ _TABLE = {
         _gpu("rtx-pro-6000", 94.97, 1597, _tensor(503.8, 1007.6, 1007.6, 2015.2), 64, 64,
              "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (memory), "
              "RTX Blackwell PRO whitepaper, Workstation Edition (arithmetic)", (0.8, 0.9)),
+        # Not a GPU and no datasheet: one core of a server, so that the real backend's CPU path can
+        # be named. Only a measured profile says what such a machine does.
+        _gpu("cpu", 8.0, 10, {"fp32": 0.05, "bf16": 0.05, "fp16": 0.05}, 10, 10,
+             "nominal figures of one processor core, no datasheet: calibrate before you believe"),
     )
 }  # fmt: skip
 
@@ -213,7 +216,7 @@ def gpu(name: str) -> Gpu:
     Raises
     ------
     SpecError
-        If the name is unknown (with the nearest names), or the file is wrong (naming the key).
+        If the name is unknown (with the nearest name), or the file is wrong (naming the key).
 
     Examples
     --------
@@ -225,9 +228,8 @@ def gpu(name: str) -> Gpu:
     key = canonical_gpu(name)
     if key in _TABLE:
         return _TABLE[key]
-    near = difflib.get_close_matches(key, [*_TABLE, *_ALIASES], n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_TABLE)}"
-    raise SpecError(f"hardware {name!r} is unknown; {hint} A path to a YAML file works too.")
+    hint = nearest(key, [*_TABLE, *_ALIASES])
+    raise SpecError(f"hardware {name!r} is unknown; {hint} (or the path of a YAML file)")
 
 
 def canonical_gpu(name: str) -> str:
@@ -252,9 +254,7 @@ def _read(path: Path) -> Gpu:
     known = [f.name for f in fields(Gpu)]
     for key in data:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise SpecError(f"{path}: unknown key {key!r}; {hint}")
+            raise SpecError(f"{path}: unknown key {key!r}; {nearest(key, known)}")
     data = {"name": path.stem, "source": str(path), **data}
     for key in known:
         if key not in data and not key.endswith("_efficiency"):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from sim.errors import SpecError
+from sim.errors import SpecError, look_alike, nearest
+from sim.files import read_json_object
 from sim.models import ModelShape
 
 _GATED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen3_moe")
@@ -19,15 +18,7 @@ class _Config:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SpecError(f"{path}: cannot read model config: {error.strerror}") from error
-        except ValueError as error:
-            raise SpecError(f"{path}: not valid JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise SpecError(f"{path}: a model config is a JSON object")
-        self.data: dict[str, Any] = data
+        self.data = read_json_object(path)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return a whole number >= 1; without a default the key must be there."""
@@ -35,8 +26,8 @@ class _Config:
         if value is None and default is not None:
             return default
         if value is None:
-            near = difflib.get_close_matches(key, list(self.data), n=1)
-            hint = f" (the file has {near[0]!r})" if near else ""
+            near = look_alike(key, self.data)
+            hint = f" (the file has {near!r})" if near else ""
             raise SpecError(f"{self.path}: key {key!r} is missing{hint}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise SpecError(f"{self.path}: {key} must be a whole number >= 1, got {value!r}")
@@ -71,8 +62,7 @@ def read_config(path: Path) -> ModelShape:
     config = _Config(path)
     kind = config.data.get("model_type")
     if kind not in _KNOWN:
-        near = difflib.get_close_matches(str(kind), _KNOWN, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_KNOWN)}"
+        hint = nearest(kind, _KNOWN)
         raise SpecError(f"{path}: model_type {kind!r} is not supported; {hint}")
     return _opt(config) if kind == "opt" else _gated(config, kind)
 

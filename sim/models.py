@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from sim.dtypes import dtype_bytes
-from sim.errors import SpecError
+from sim.errors import SpecError, nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +288,7 @@ def model(name: str) -> ModelShape:
     Raises
     ------
     SpecError
-        If the name is unknown (with the nearest names), or the file is unusable (naming the key).
+        If the name is unknown (with the nearest name), or the file is unusable (naming the key).
 
     Examples
     --------
@@ -304,9 +303,8 @@ def model(name: str) -> ModelShape:
         from sim.model_config import read_config
 
         return read_config(path / "config.json" if path.is_dir() else path)
-    near = difflib.get_close_matches(key, [*_TABLE, *_ALIASES], n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_TABLE)}"
-    raise SpecError(f"model {name!r} is unknown; {hint} A path to a config.json works too.")
+    hint = nearest(key, [*_TABLE, *_ALIASES])
+    raise SpecError(f"model {name!r} is unknown; {hint} (or the path of a config.json)")
 
 
 def canonical_model(name: str) -> str:

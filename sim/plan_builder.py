@@ -139,7 +139,7 @@ class PlanBuilder:
         if not self._allocate_decodes(num_decodes):
             return False
         self.tokens_left -= num_decodes
-        self._all_decodes = True
+        self._all_decodes = num_decodes > 0
         return True
 
     def _require_no_decodes(self, caller: str) -> None:

@@ -24,7 +24,7 @@ class SchedulingPolicy(Protocol):
     on_start: Callable[[EngineView], None] | None
     """Called once, before anything else, with the view that `plan` will get."""
     on_arrival: Callable[[RequestState, int], None] | None
-    """Called with a request that entered the queue for the first time, and the time."""
+    """Called with a request about to enter the queue for the first time, and the time."""
     on_tokens: Callable[[BatchPlan, int, int], None] | None
     """Called with a plan that was executed, for how many steps, and the time it ended."""
     on_finish: Callable[[RequestState, int], None] | None

@@ -7,15 +7,14 @@ same numbers as drawing at once, and a longer run begins with the shorter one.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import SpecError
+from sim.errors import SpecError, nearest
 from sim.rng import stream
 
 Int64 = npt.NDArray[np.int64]
@@ -258,14 +257,14 @@ def process(name: str, *, seed: int = 0, **parameters: float) -> Process:
         If there is no such process or parameter, or one is missing; the nearest name is given.
     """
     if name not in PROCESSES:
-        raise SpecError(f"unknown arrival process {name!r}{_nearest(name, PROCESSES)}")
+        raise SpecError(f"unknown arrival process {name!r}; {nearest(name, PROCESSES)}")
     known = inspect.signature(PROCESSES[name]).parameters
     if "seed" in known:
         parameters["seed"] = seed
     for parameter in parameters:
         if parameter not in known:
-            hint = _nearest(parameter, [p for p in known if p != "seed"])
-            raise SpecError(f"arrival process {name!r} has no parameter {parameter!r}{hint}")
+            hint = nearest(parameter, [p for p in known if p != "seed"])
+            raise SpecError(f"arrival process {name!r} has no parameter {parameter!r}; {hint}")
     for parameter, spec in known.items():
         if spec.default is spec.empty and parameter not in parameters:
             raise SpecError(f"arrival process {name!r} needs {parameter!r}")
@@ -333,12 +332,3 @@ def _positive(**values: float) -> None:
     for name, value in values.items():
         if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
             raise SpecError(f"{name} must be a positive number, got {value!r}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the nearest known name."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if near:
-        return f" (did you mean {near[0]!r}?)"
-    return f"; known: {', '.join(known)}" if known else "; it has none"

@@ -6,11 +6,10 @@ prefixes, sessions or text. Where that matters, read the trace itself.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sim.errors import SpecError
+from sim.errors import SpecError, nearest
 from traces import quantiles
 from traces.lengths import Lengths, exponential, fixed, quantile_table
 
@@ -65,9 +64,7 @@ def preset(name: str) -> Preset:
         If there is none; the nearest name is given.
     """
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise SpecError(f"unknown preset {name!r}{hint}; known: {', '.join(PRESETS)}")
+        raise SpecError(f"unknown preset {name!r}; {nearest(name, PRESETS)}")
     return PRESETS[name]
 
 

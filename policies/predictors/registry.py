@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
+from policies.construct import construct
 from policies.predictors.bucketed import Bucketed
 from policies.predictors.constant import Constant
 from policies.predictors.noisy import Noisy
 from policies.predictors.oracle import Oracle
 from policies.predictors.predictor import Predictor
-from sim.errors import SpecError
+from sim.errors import SpecError, nearest
 
 _PREDICTORS: dict[str, type[Predictor]] = {
     "bucketed": Bucketed,
@@ -34,9 +34,7 @@ def predictor_class(name: str) -> type[Predictor]:
         If there is no such predictor; names the nearest one.
     """
     if name not in _PREDICTORS:
-        near = get_close_matches(name, _PREDICTORS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}"
-        raise SpecError(f"unknown predictor {name!r}; {hint}")
+        raise SpecError(f"unknown predictor {name!r}; {nearest(name, _PREDICTORS)}")
     return _PREDICTORS[name]
 
 
@@ -49,13 +47,4 @@ def make(name: str, **params: Any) -> Predictor:  # noqa: ANN401 - whatever the 
         If there is no such predictor, or it does not take these parameters.
     """
     cls = predictor_class(name)
-    unknown = params.keys() - cls.knobs().keys()
-    if unknown:
-        knobs = ", ".join(cls.knobs())
-        raise SpecError(
-            f"predictor {name!r} has no parameter {sorted(unknown)[0]!r}; it has: {knobs}"
-        )
-    try:
-        return cls(**params)
-    except (TypeError, ValueError) as error:
-        raise SpecError(f"predictor {name!r}: {error}") from error
+    return construct(f"predictor {name!r}", cls, cls.knobs(), params)

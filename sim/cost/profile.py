@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.cost.shape import BatchShape
-from sim.errors import SpecError
-from sim.files import replacing
+from sim.errors import SpecError, nearest
+from sim.files import read_json_object, replacing
 
 SCHEMA = "schedlab-fit-1"
 
@@ -193,7 +192,7 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return meta.json of a profile folder; raises `SpecError` if a required key is missing."""
     path = Path(folder) / "meta.json"
-    meta = _read_json(path)
+    meta = read_json_object(path)
     for key in META_KEYS:
         if key not in meta:
             raise SpecError(f"{path}: key {key!r} is missing")
@@ -210,7 +209,7 @@ def read_fit(folder: Path) -> Fit:
         negative.
     """
     path = Path(folder) / "fit.json"
-    data = _read_json(path)
+    data = read_json_object(path)
     if data.get("schema") != SCHEMA:
         raise SpecError(f"{path}: schema {data.get('schema')!r}, this version reads {SCHEMA!r}")
     try:
@@ -267,18 +266,6 @@ def _fit_error(name: str, errors: Mapping[str, Any]) -> FitError:
     return FitError(**values, num_points=int(_number("num_points", data["num_points"])))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot read profile: {error.strerror}") from error
-    except ValueError as error:
-        raise SpecError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise SpecError(f"{path}: must hold a JSON object")
-    return data
-
-
 def _section(data: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[str, Any]:
     """Return a sub-object whose keys are all known."""
     section = data.get(key)
@@ -291,9 +278,7 @@ def _section(data: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[st
 
 def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
     if key not in known:
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        raise SpecError(f"{where}: unknown key {key!r}; {hint}")
+        raise SpecError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
 
 
 def _check_number(name: str, value: float) -> None:

@@ -179,7 +179,7 @@ def box(data):
     [
         (negative, r"regimes\.eager: coefficients_s\.num_decodes must be finite and >= 0"),
         (falling, "knots_s must not decrease"),
-        (unknown, r"unknown key 'num_decode'; did you mean 'num_decodes'"),
+        (unknown, r"unknown key 'num_decode'; did you mean num_decodes\?"),
         (no_held_out, "'held_out' is missing"),
         (no_bias, r"error\.train: key 'bias' is missing"),
         (text, r"knots_s\[1\] must be a number, got 'fast'"),

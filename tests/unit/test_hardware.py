@@ -24,7 +24,7 @@ def write(path, **changes):
 
 
 def test_every_gpu_has_16_bit_arithmetic_and_a_source():
-    for name in gpu_names():
+    for name in set(gpu_names()) - {"cpu"}:
         device = gpu(name)
         assert device.peak_flops_per_s("bf16") == device.peak_flops_per_s("fp16") > 1e13
         assert "datasheet" in device.source or "whitepaper" in device.source
@@ -46,7 +46,7 @@ def test_gpu_by_alias_is_the_table_entry(alias, name):
 
 
 def test_gpu_with_unknown_name_names_the_nearest():
-    with pytest.raises(SpecError, match=r"'h10' is unknown; did you mean .*h100"):
+    with pytest.raises(SpecError, match=r"'h10' is unknown; did you mean h100\?"):
         gpu("h10")
 
 
@@ -87,7 +87,7 @@ def test_gpu_from_yaml_reads_exponents_without_sign(tmp_path):
         ({"memory_bytes": -1}, "memory_bytes must be positive"),
         ({"memory_bytes_per_s": "fast"}, "memory_bytes_per_s must be a number"),
         ({"compute_efficiency": 1.5}, r"compute_efficiency must be in \(0, 1\]"),
-        ({"memry_bytes": 1}, "unknown key 'memry_bytes'; did you mean 'memory_bytes'"),
+        ({"memry_bytes": 1}, r"unknown key 'memry_bytes'; did you mean memory_bytes\?"),
         ({"flops_per_s": 1e12}, "flops_per_s maps"),
         ({"flops_per_s": {"bf17": 1e12}}, "dtype 'bf17' is unknown"),
         ({"pcie_bytes_per_s": float("inf")}, "pcie_bytes_per_s must be positive and finite"),

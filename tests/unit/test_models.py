@@ -105,7 +105,7 @@ def test_every_name_in_the_table_finds_itself():
 
 
 def test_model_with_unknown_name_names_the_nearest():
-    with pytest.raises(SpecError, match=r"lama3-8b.*did you mean llama-3-8b"):
+    with pytest.raises(SpecError, match=r"lama3-8b.*did you mean llama-3-8b\?"):
         model("lama3-8b")
 
 
@@ -174,7 +174,7 @@ def test_config_without_kv_heads_has_one_per_query_head(tmp_path):
         ({"num_hidden_layers": "absent"}, r"config.json: key 'num_hidden_layers' is missing"),
         ({"hidden_size": 0}, r"hidden_size must be a whole number >= 1, got 0"),
         ({"hidden_size": "4096"}, r"hidden_size must be a whole number"),
-        ({"model_type": "lama"}, r"'lama' is not supported; did you mean 'llama'"),
+        ({"model_type": "lama"}, r"'lama' is not supported; did you mean llama\?"),
         ({"num_key_value_heads": 5}, r"num_heads 32 is not a multiple of num_kv_heads 5"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, r"some layers are dense"),
     ],
@@ -203,5 +203,5 @@ def test_model_shape_with_half_a_mixture_of_experts_is_refused():
 def test_dtype_aliases_and_sizes():
     assert dtype_name("bfloat16") == "bf16"
     assert (dtype_bytes("fp8"), dtype_bytes("half"), dtype_bytes("int4")) == (1.0, 2.0, 0.5)
-    with pytest.raises(SpecError, match="did you mean 'bfloat16'"):
+    with pytest.raises(SpecError, match=r"did you mean bfloat16\?"):
         dtype_name("bflot16")

@@ -76,7 +76,7 @@ def test_bucketed_with_half_accuracy_is_wrong_half_of_the_time_and_by_one_bucket
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("orakel", {}, "did you mean 'oracle'"),
+        ("orakel", {}, r"did you mean oracle\?"),
         ("noisy", {}, "exactly one of sigma and kendall_tau"),
         ("noisy", {"sigma": 0.1, "kendall_tau": 0.5}, "exactly one"),
         ("noisy", {"sigma": -1.0}, "sigma must be"),

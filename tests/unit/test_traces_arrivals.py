@@ -131,10 +131,10 @@ def test_normalize_span_puts_the_last_arrival_at_n_over_rate():
         (lambda: varying(1.0, sigma=0), "sigma must be"),
         (lambda: linear_ramp(1.0, 0.0, 5), "end_rate must be"),
         (lambda: replay(np.array([1]), 0), "rate_scale must be"),
-        (lambda: process("poison", rate=1.0), "did you mean 'poisson'"),
-        (lambda: process("poisson", rat=1.0), "no parameter 'rat' .did you mean 'rate'"),
+        (lambda: process("poison", rate=1.0), r"did you mean poisson\?"),
+        (lambda: process("poisson", rat=1.0), r"no parameter 'rat'; did you mean rate\?"),
         (lambda: process("on_off", rate=1.0), "needs 'mean_on_s'"),
-        (lambda: process("all_at_once", rate=1.0), "no parameter 'rate'; it has none"),
+        (lambda: process("all_at_once", rate=1.0), "no parameter 'rate'; there are none"),
     ],
 )
 def test_process_with_wrong_parameter_raises_and_names_it(build, message):

@@ -181,7 +181,7 @@ def test_synthesize_lengths_do_not_depend_on_arrivals():
     [
         ({"num_requests": 0}, "num_requests must be"),
         ({"num_requests": 1.5}, "num_requests must be"),
-        ({"num_requests": 5, "preset": "azure-con"}, "did you mean 'azure-conv'"),
+        ({"num_requests": 5, "preset": "azure-con"}, r"did you mean azure-conv\?"),
         ({"num_requests": 5, "rate": -1.0}, "rate must be a positive number"),
         ({"num_requests": 5, "rate": 1.0, "arrivals": all_at_once()}, "either rate or arrivals"),
     ],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from sim.errors import TraceError
+from sim.errors import TraceError, nearest
 from traces.readers import (
     azure,
     bailian,
@@ -164,7 +163,5 @@ def _described(seen: Peek) -> str:
 def _reader(format: str) -> Reader:
     """Return the reader of that name, or say which name is nearest."""
     if format not in READERS:
-        near = difflib.get_close_matches(format, READERS, n=1, cutoff=0.5)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise TraceError(f"unknown trace format {format!r}{hint}; known: {', '.join(READERS)}")
+        raise TraceError(f"unknown trace format {format!r}; {nearest(format, READERS)}")
     return READERS[format]

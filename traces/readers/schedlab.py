@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sim.errors import TraceError
+from sim.errors import TraceError, look_alike, nearest
 from traces.read_report import ReadReport
 from traces.readers.cells import (
     absent,
@@ -66,10 +65,11 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
 
 def _intake(path: Path, names: tuple[str, ...], options: ReadOptions) -> Intake:
     """Return the gate for a file with these columns; a misspelt column is an error."""
-    ignored = [name for name in names if name not in REQUIRED + OPTIONAL]
+    known = REQUIRED + OPTIONAL
+    ignored = [name for name in names if name not in known]
     for name in ignored:
-        if near := difflib.get_close_matches(name, REQUIRED + OPTIONAL, n=1, cutoff=0.75):
-            raise TraceError(f"{path}:1: unknown column {name!r} (did you mean {near[0]!r}?)")
+        if look_alike(name, known, cutoff=0.75):
+            raise TraceError(f"{path}:1: unknown column {name!r}; {nearest(name, known)}")
     timed = "arrival_s" in names
     report = ReadReport(
         format="schedlab",

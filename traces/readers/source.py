@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import json
 import zlib
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, cast
 
-from sim.errors import TraceError
+from sim.errors import TraceError, nearest
 from traces.row_error import RowError
 
 # A prompt may be longer than the 128 KiB that the csv module allows by default.
@@ -69,8 +68,7 @@ def existing(path: str | Path) -> Path:
         raise TraceError(f"{path} is a folder, not a trace file")
     message = f"no such trace file: {path}"
     if path.parent.is_dir():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir()], n=1)
-        message += f" (did you mean {near[0]}?)" if near else ""
+        message += f"; {nearest(path.name, (p.name for p in path.parent.iterdir()))}"
     raise TraceError(message)
 
 
@@ -216,9 +214,7 @@ def _check_columns(
     """Raise for the first missing name, with what looks most like it."""
     for name in required:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
-            raise TraceError(f"{path}:{line}: no column {name!r} ({hint})")
+            raise TraceError(f"{path}:{line}: no column {name!r}; {nearest(name, names)}")
 
 
 class readable:  # noqa: N801 - reads as a verb in `with readable(path, where):`
