@@ -1,6 +1,6 @@
 """Continuous batching: vLLM V1's scheduling loop, with hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from policies.policy import Policy
 from sim.plan import FOREVER, BatchPlan
@@ -18,11 +18,14 @@ class ContinuousBatching(Policy):
 
     Skip-ahead is honest: in a decode-only step nobody could be admitted, and with no event seats
     and budget stay the same and free blocks only fall, so nobody can be in the next one either.
-    A step that preempted promises nothing, because the next one may admit. A hook that looks at
-    the clock must say through `until_ns` when it changes its mind.
+    A step that preempted promises nothing, because the next one may admit. Where keys drift or
+    `admission_drifts`, a step that could seat someone promises nothing. A hook that looks at the
+    clock must say through `until_ns` when it changes its mind.
     """
 
     source = "vLLM V1, vllm/v1/core/sched/scheduler.py, schedule()"
+    admission_drifts: bool = False
+    """Whether `candidates` or `hold` may let someone in at a later step though nothing happened."""
 
     def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
         """Choose who loses its memory; `running` has the latest admission first (and is taken)."""
@@ -31,6 +34,17 @@ class ContinuousBatching(Policy):
     def hold(self, state: RequestState, view: EngineView) -> bool:
         """Whether to keep the head of the queue, and so all behind it, waiting on purpose."""
         return False
+
+    def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
+        """Yield the waiting requests to admit, one after the other.
+
+        It is resumed only when the last one was admitted, so it can account for it. The first
+        that does not fit ends the admissions of the step.
+        """
+        for state in view.waiting:
+            if self.hold(state, view):
+                return
+            yield state
 
     def chunk(self, state: RequestState, view: EngineView) -> int | None:
         """Return the most tokens of a newly admitted request to compute in this step."""
@@ -46,9 +60,13 @@ class ContinuousBatching(Policy):
             builder.preempt(self.victim(tuple(builder.running()), view.now_ns))
         if builder.preempted:
             return builder.build()
-        for state in view.waiting:
-            if builder.seats_left < 1 or builder.tokens_left < 1 or self.hold(state, view):
-                break
-            if not builder.grant(state, self.chunk(state, view)):
-                break
+        if builder.seats_left and builder.tokens_left:
+            for state in self.candidates(view, builder):
+                if not builder.grant(state, self.chunk(state, view)):
+                    break
+                if builder.seats_left < 1 or builder.tokens_left < 1:
+                    break
+        drifts = self.admission_drifts or not self.static_keys
+        if drifts and len(view.waiting) and builder.seats_left and builder.tokens_left:
+            return builder.build()
         return builder.build(max_steps=FOREVER, until_ns=self.until_ns(view))

@@ -27,7 +27,7 @@ class Policy:
 
     source: ClassVar[str] = ""
     """Paper section or code that the policy follows."""
-    needs_prediction: ClassVar[bool] = False
+    needs_prediction: bool = False
     """Whether requests must carry `predicted_tokens`."""
     starves: ClassVar[bool] = False
     """Whether a request can wait for ever under sustained load."""
@@ -41,7 +41,7 @@ class Policy:
     on_start: Callable[[EngineView], None] | None = None
     """Called once with the view that `plan` will get, for hooks that need the limits."""
     on_arrival: Callable[[RequestState, int], None] | None = None
-    """Called with a request that enters the queue for the first time, and the time in ns."""
+    """Called with a request about to enter the queue for the first time, and the time in ns."""
     on_tokens: Callable[[BatchPlan, int, int], None] | None = None
     """Called with a plan that was executed, for how many steps, and the time it ended in ns.
 

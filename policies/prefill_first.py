@@ -1,5 +1,7 @@
 """Prefills before decodes, each in steps of their own."""
 
+import math
+
 from policies.policy import Policy
 from policies.registry import register
 from sim.plan import FOREVER, BatchPlan
@@ -22,18 +24,37 @@ class PrefillFirst(Policy):
     V0 in one thing: a prompt longer than the token budget is computed in several prefill-only
     steps, where V0 would drop it.
 
-    Skip-ahead is honest: a decode-only step means that no prompt fits, and with no event seats
-    stay the same and free blocks only fall. A step that preempted promises nothing.
+    Skip-ahead is honest: a decode-only step means that no prompt fits, or that the delay is not
+    over, and the plan says when it is; with no event seats stay the same and free blocks only
+    fall. A step that preempted promises nothing.
+
+    Parameters
+    ----------
+    delay_factor : float
+        While others run, the oldest waiting request has to wait this many times the duration of
+        the last prefill step before prompts are computed, so that more of them gather.
     """
 
     source = "vLLM V0, vllm/core/scheduler.py, _schedule_default()"
 
+    def __init__(self, delay_factor: float = 0.0) -> None:
+        if not 0.0 <= delay_factor < math.inf:
+            raise ValueError(f"delay_factor must be finite and >= 0, got {delay_factor}")
+        self.delay_factor = delay_factor
+        self._last_prefill_ns = 0
+
+    def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
+        """Remember how long the last prefill step took."""
+        if plan.chunks:
+            self._last_prefill_ns = now_ns - plan.start_ns
+
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan a prefill-only step if any prompt can be computed, else decode."""
+        prefill_at_ns = self._prefill_at_ns(view)
         if not view.has_swapped:
             for state in view.prefilling:
                 builder.grant(state)
-            for state in view.waiting:
+            for state in view.waiting if prefill_at_ns <= view.now_ns else ():
                 if state.num_uncomputed_tokens > builder.tokens_left and builder.has_chunks:
                     break
                 if not builder.grant(state):
@@ -48,4 +69,11 @@ class PrefillFirst(Policy):
             for state in view.waiting:
                 if state.swapped and not builder.grant(state):
                     break
-        return builder.build(max_steps=FOREVER)
+        until_ns = prefill_at_ns if prefill_at_ns > view.now_ns else FOREVER
+        return builder.build(max_steps=FOREVER, until_ns=until_ns)
+
+    def _prefill_at_ns(self, view: EngineView) -> int:
+        if not (self.delay_factor and view.running and len(view.waiting)):
+            return view.now_ns
+        delay_ns = round(self.delay_factor * self._last_prefill_ns)
+        return view.waiting.head.request.arrival_ns + delay_ns + 1

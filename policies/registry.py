@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
+from policies.construct import construct
 from policies.policy import Policy
-from sim.errors import SpecError
+from sim.errors import SpecError, nearest
 
 _POLICIES: dict[str, type[Policy]] = {}
-_MODULES = ("dynamic", "fcfs", "prefill_first", "priority", "sjf", "static")
+_MODULES = (
+    "aged", "boosted", "dynamic", "edf", "fastserve", "fcfs", "hrrn", "ltr", "magnus", "mc_sf",
+    "multi_bin", "nested_wait", "orca", "past_future", "prefill_first", "priority",
+    "prompt_buckets", "qoserve", "sarathi", "shortest_prompt", "sjf", "slai", "srtf", "static",
+    "tensorrt_llm", "tgi", "vtc", "wait",
+)  # fmt: skip
 
 
 def register(name: str) -> Callable[[type[Policy]], type[Policy]]:
@@ -51,8 +56,7 @@ def policy_class(name: str) -> type[Policy]:
         return _import_class(name)
     known = names()
     if name not in _POLICIES:
-        near = get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        hint = nearest(name, known)
         raise SpecError(f"unknown policy {name!r}; {hint} (or a path like my_module:MyPolicy)")
     return _POLICIES[name]
 
@@ -66,14 +70,7 @@ def make(name: str, **params: Any) -> Policy:  # noqa: ANN401 - whatever the pol
         If there is no such policy, or it does not take these parameters.
     """
     cls = policy_class(name)
-    unknown = params.keys() - cls.knobs().keys()
-    if unknown:
-        knobs = ", ".join(cls.knobs()) or "none"
-        raise SpecError(f"policy {name!r} has no parameter {sorted(unknown)[0]!r}; it has: {knobs}")
-    try:
-        return cls(**params)
-    except (TypeError, ValueError) as error:
-        raise SpecError(f"policy {name!r}: {error}") from error
+    return construct(f"policy {name!r}", cls, cls.knobs(), params)
 
 
 def _import_class(path: str) -> type[Policy]:

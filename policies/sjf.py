@@ -7,6 +7,23 @@ from policies.registry import register
 from sim.request import RequestState
 
 
+def predicted_tokens(state: RequestState) -> float:
+    """Return what the predictor said of a request's output.
+
+    Raises
+    ------
+    ValueError
+        If no predictor was asked.
+    """
+    predicted = state.request.predicted_tokens
+    if predicted is None:
+        raise ValueError(
+            f"request {state.id} carries no prediction; the policy needs a predictor, for example "
+            "policy.predictor: oracle"
+        )
+    return predicted
+
+
 @register("sjf")
 class ShortestJobFirst(ContinuousBatching):
     """Admit the request with the shortest predicted output first.
@@ -24,10 +41,7 @@ class ShortestJobFirst(ContinuousBatching):
 
     def key(self, state: RequestState, now_ns: int) -> float:
         """Order by predicted output length."""
-        predicted = state.request.predicted_tokens
-        if predicted is None:
-            raise ValueError(f"request {state.id} carries no prediction; sjf needs a predictor")
-        return predicted
+        return predicted_tokens(state)
 
     def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
         """Take from the longest prediction."""

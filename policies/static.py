@@ -1,6 +1,6 @@
 """Static batching: sealed batches, run to the end of their longest request."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from policies.policy import Policy
 from policies.registry import register
@@ -78,8 +78,11 @@ class Static(Policy):
         )
 
     def _form(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
+        return self._admit(view.waiting, builder)
+
+    def _admit(self, states: Iterable[RequestState], builder: PlanBuilder) -> list[RequestState]:
         batch: list[RequestState] = []
-        for state in view.waiting:
+        for state in states:
             if len(batch) == self.max_batch_size or not builder.admit(state):
                 break
             batch.append(state)

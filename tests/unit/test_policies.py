@@ -7,44 +7,7 @@ from sim.config import EngineConfig
 from sim.errors import SpecError
 from tests import laws
 from tests.laws import arrival
-
-
-class Recorder:
-    """A policy that writes down every plan of the one it wraps."""
-
-    def __init__(self, policy):
-        self._policy = policy
-        self.batches = []
-
-    def __getattr__(self, name):
-        return getattr(self._policy, name)
-
-    def plan(self, view, builder):
-        plan = self._policy.plan(view, builder)
-        tokens = dict(sorted(plan.num_scheduled_tokens().items()))
-        gone = [s.id for s in plan.preempted]
-        self.batches.append(
-            (tokens, plan.padding_tokens)
-            if plan.padding_tokens
-            else (tokens, gone)
-            if gone
-            else tokens
-        )
-        return plan
-
-
-def batches(name, work, config, **params):
-    """Run step by step and return each plan as {request: tokens}; with preempted ids or padding."""
-    recorder = Recorder(registry.make(name, **params))
-    log = laws.run(recorder, work, laws.slow(config))
-    return [b for b in recorder.batches if b != {}], log
-
-
-def limits(num_blocks=100, seats=8, budget=16, block_size=4, **more):
-    return EngineConfig(
-        num_blocks=num_blocks, max_model_len=min(100, num_blocks * block_size),
-        block_size=block_size, max_num_seqs=seats, max_num_batched_tokens=budget, **more,
-    )  # fmt: skip
+from tests.traced import Recorder, batches, limits
 
 
 def test_fcfs_shares_the_token_budget_running_first_and_chunks_the_last_prompt():
@@ -164,7 +127,7 @@ def test_sjf_admits_by_prediction_not_by_arrival():
 
 
 def test_sjf_without_a_prediction_says_what_is_missing():
-    with pytest.raises(Exception, match="sjf needs a predictor"):
+    with pytest.raises(Exception, match="needs a predictor"):
         batches("sjf", [arrival(0)], limits())
 
 
@@ -307,8 +270,8 @@ def test_policy_constructor_only_stores_its_parameters(name):
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("fcsf", {}, "did you mean 'fcfs'"),
-        ("nonsense", {}, "known: dynamic, fcfs"),
+        ("fcsf", {}, r"unknown policy 'fcsf'; did you mean fcfs\?"),
+        ("nonsense", {}, f"choose from {', '.join(registry.names())} "),
         ("static", {"batch_size": 3}, "no parameter 'batch_size'.*max_batch_size"),
         ("static", {"max_batch_size": 0}, "at least 1"),
         ("dynamic", {"max_queue_delay_s": float("nan")}, "finite"),

@@ -1,0 +1,49 @@
+"""How much KV memory requests will need before they end."""
+
+from bisect import insort
+
+from sim.request import RequestState
+from sim.view import EngineView
+
+
+def declared_blocks(state: RequestState, view: EngineView) -> int:
+    """Return the KV blocks a request holds if it generates all the tokens it declares."""
+    request, config = state.request, view.config
+    tokens = min(request.prompt_tokens + request.max_tokens, config.max_model_len)
+    return -(-tokens // config.block_size)
+
+
+class FuturePeak:
+    """The largest KV memory that a set of requests will ever hold at one time.
+
+    Each request holds `used` tokens now, gains one a step, and gives all back after `remaining`
+    steps. The sum can only peak just before an end: sorted by descending `remaining`, the i-th
+    end finds the first i requests resident, so the peak is
+    ``max_i(remaining_i * i + used_1 + ... + used_i)`` (i = 1, 2, ...).
+
+    Source: Past-Future scheduler (arXiv:2507.10150), eq. of the future required memory; the same
+    set of instants is checked by MC-SF (arXiv:2502.07115).
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[tuple[float, int, int]] = []
+
+    def add(self, used_tokens: int, remaining_tokens: float) -> None:
+        """Take a request into the set."""
+        # The index breaks ties, so that equal requests keep the order they came in.
+        insort(self._requests, (-remaining_tokens, len(self._requests), used_tokens))
+
+    def tokens(self) -> float:
+        """Return the peak in tokens, 0 for an empty set."""
+        peak, used_sum = 0.0, 0
+        for i, (negative_remaining, _, used) in enumerate(self._requests, start=1):
+            used_sum += used
+            peak = max(peak, used_sum - negative_remaining * i)
+        return peak
+
+    def tokens_with(self, used_tokens: int, remaining_tokens: float) -> float:
+        """Return the peak if one more request joined; the set stays as it is."""
+        joined = FuturePeak()
+        joined._requests = list(self._requests)
+        joined.add(used_tokens, remaining_tokens)
+        return joined.tokens()

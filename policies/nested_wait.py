@@ -1,0 +1,171 @@
+"""Nested WAIT: thresholds between segments of output length, without a prediction."""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain, pairwise
+
+from policies.policy import Policy
+from policies.preemption import grant_or_preempt
+from policies.registry import register
+from policies.wait import check_types
+from sim.plan import FOREVER, BatchPlan
+from sim.plan_builder import PlanBuilder
+from sim.request import RequestState
+from sim.view import EngineView
+
+
+@register("nested_wait")
+class NestedWait(Policy):
+    """Let answers pass from one segment of lengths to the next only in groups.
+
+    Optimises throughput in heavy traffic when lengths are unknown. Needs the distribution of
+    output lengths over the segments (given as rates of the types that end in them, or counted
+    from finished answers), and no prediction. Segment i covers the stages between output lengths
+    ``edges[i-1]`` and ``edges[i]``. It may hold a share of `total_limit` proportional to its
+    stages times the flow into it. A segment takes requests from its entry, new ones for the
+    first, survivors of the one before for the others, when as many wait there as it may have at
+    one stage; otherwise neither it nor any later segment runs. Long answers pause at entries and
+    keep their memory; the GPU may idle, by design.
+
+    Two additions keep it from waiting for ever: after `max_wait_s` of the first at an entry, the
+    segment takes what is there; and with `drain`, an entry that nobody can reach any more does
+    not wait (the authors' code drops these requests). So nobody starves. When memory runs out,
+    the latest admission is preempted.
+
+    A decision is linear in the running batch. Skip-ahead is honest because nothing is promised:
+    stages change with every token.
+
+    Parameters
+    ----------
+    output_edges : sequence of int
+        Output lengths at which the segments end, ascending; longer answers stay in the last.
+    request_rates : sequence of float, optional
+        Relative arrival rates of the types that end in each segment; counted if not given.
+    total_limit : int
+        Requests under way, all segments together.
+    max_wait_s : float
+        Longest wait of a request at an entry for others.
+    drain : bool
+        See above.
+    """
+
+    source = "Ao, Luo, Simchi-Levi, Wang (arXiv:2504.11320), vidur_or, general_nested_booking_limit"
+
+    def __init__(
+        self,
+        output_edges: Sequence[int] = (64, 128, 256, 512, 1024),
+        request_rates: Sequence[float] | None = None,
+        total_limit: int = 64,
+        max_wait_s: float = 1.0,
+        drain: bool = True,
+    ) -> None:
+        check_types(output_edges, request_rates, total_limit, max_wait_s)
+        self.output_edges = output_edges
+        self.request_rates = request_rates
+        self.total_limit = total_limit
+        self.max_wait_s = max_wait_s
+        self.drain = drain
+        # One of each to begin with, so that every segment has a flow.
+        self._ended = [1] * len(output_edges)
+        self._ran_ns: dict[int, int] = {}
+
+    def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
+        """Remember when requests ran, to know how long they wait at an entry."""
+        for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
+            self._ran_ns[state.id] = now_ns
+
+    def on_finish(self, state: RequestState, now_ns: int) -> None:
+        """Count the answer in the segment where it ended."""
+        length, last = state.num_output_tokens, len(self.output_edges) - 1
+        segment = next((i for i, edge in enumerate(self.output_edges) if length <= edge), last)
+        self._ended[segment] += 1
+        self._ran_ns.pop(state.id, None)
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Run the segments from the first up to the one whose entry still gathers."""
+        entries, inside = self._stages(view)
+        timeout_ns = round(self.max_wait_s * 1e9)
+        chosen: list[RequestState] = []
+        num_new, until_ns = 0, FOREVER
+        for i, (limit, group) in enumerate(self._limits()):
+            gathered = len(entries[i]) if i else len(view.waiting)
+            places = max(min(group, limit - len(inside[i])), 0)
+            if gathered < places and self._may_gather(i, gathered, entries, inside):
+                stalled = chain(*entries[i:], *inside[i:])
+                since_ns = [self._ran_ns[state.id] for state in stalled]
+                if i == 0 and gathered:
+                    since_ns.append(view.waiting.head.request.arrival_ns)
+                gather_until_ns = min(since_ns, default=FOREVER) + timeout_ns
+                if gather_until_ns > view.now_ns:
+                    until_ns = gather_until_ns
+                    break
+            if i == 0:
+                num_new = places
+            chosen += _at_most(group, inside[i]) + entries[i][:places]
+        self._grant(chosen, num_new, view, builder)
+        return builder.build(until_ns=until_ns)
+
+    def _stages(
+        self, view: EngineView
+    ) -> tuple[list[list[RequestState]], list[list[RequestState]]]:
+        """Sort running requests into those at the entry of a segment, and inside it."""
+        edges = self.output_edges
+        entries: list[list[RequestState]] = [[] for _ in edges]
+        inside: list[list[RequestState]] = [[] for _ in edges]
+        for state in view.running:
+            generated = state.num_output_tokens if state.is_decoding else 0
+            segment = min(bisect_right(edges, generated), len(edges) - 1)
+            at_entry = segment > 0 and generated == edges[segment - 1]
+            (entries if at_entry else inside)[segment].append(state)
+        return entries, inside
+
+    def _limits(self) -> list[tuple[int, int]]:
+        """Return of each segment how many it may hold, and how many at one stage."""
+        edges, rates = self.output_edges, self.request_rates or self._ended
+        stages = [end - start for start, end in pairwise((0, *edges))]
+        flows = [sum(rates[i:]) for i in range(len(edges))]
+        total = sum(n * flow for n, flow in zip(stages, flows, strict=True))
+        limits = []
+        for num_stages, flow in zip(stages, flows, strict=True):
+            share = self.total_limit * num_stages * flow / total
+            limits.append((max(int(share), 1), math.ceil(share / num_stages)))
+        return limits
+
+    def _may_gather(
+        self,
+        segment: int,
+        gathered: int,
+        entries: list[list[RequestState]],
+        inside: list[list[RequestState]],
+    ) -> bool:
+        if not self.drain:
+            return True
+        return bool(gathered) if segment == 0 else any(entries[:segment] + inside[:segment])
+
+    def _grant(
+        self, chosen: list[RequestState], num_new: int, view: EngineView, builder: PlanBuilder
+    ) -> None:
+        victims = list(view.running)
+        for state in chosen:
+            if state not in builder.preempted and builder.tokens_left:
+                grant_or_preempt(builder, state, victims)
+        if builder.preempted:
+            return
+        for state in view.waiting:
+            if num_new < 1 or not builder.grant(state):
+                return
+            num_new -= 1
+
+
+def _at_most(group: int, states: list[RequestState]) -> list[RequestState]:
+    """Return up to `group` of the requests at each stage."""
+    at_stage: Counter[int] = Counter()
+    chosen = []
+    for state in states:
+        stage = state.num_output_tokens
+        if at_stage[stage] < group or not state.is_decoding:
+            at_stage[stage] += state.is_decoding
+            chosen.append(state)
+    return chosen

@@ -1,0 +1,40 @@
+"""Orca: iteration-level scheduling of whole prompts."""
+
+from collections.abc import Iterator
+
+from policies.continuous_batching import ContinuousBatching
+from policies.registry import register
+from sim.plan_builder import PlanBuilder
+from sim.request import RequestState
+from sim.view import EngineView
+
+
+@register("orca")
+class Orca(ContinuousBatching):
+    """Let requests join and leave at every iteration; a prompt is computed whole, among decodes.
+
+    Optimises throughput against request-level batching. Needs to know the longest answer a
+    request may have, because its memory is reserved at admission: use it with
+    ``engine.kv_allocator: contiguous_max`` (or ``contiguous_pow2``, ``contiguous_exact``, the
+    baselines of the PagedAttention paper), where nobody is ever preempted. Strictly first come,
+    first served, so nobody starves; but every whole prompt stalls the decodes it joins, and
+    reservations keep the batch small.
+
+    Orca has no token budget: set ``engine.max_num_batched_tokens`` above the longest prompt. A
+    prompt that does not fit beside the decodes waits for them, one beyond the budget takes
+    several steps. Selective batching is a matter of the cost model, which prices linear layers
+    by all tokens and attention by request. Pipelined iterations are not modelled.
+
+    Skip-ahead is honest for the reason given in `ContinuousBatching`: the room in the budget is
+    the same in every decode-only step.
+    """
+
+    source = "Orca, Yu et al., OSDI 2022, algorithm 1"
+
+    def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
+        """Yield in order of arrival while the whole prompt fits the step."""
+        for state in view.waiting:
+            whole = min(state.num_uncomputed_tokens, view.config.max_num_batched_tokens)
+            if whole > builder.tokens_left:
+                return
+            yield state

@@ -1,0 +1,76 @@
+"""Preemptive scheduling in the order of a rank over all requests."""
+
+from collections import deque
+from typing import Any
+
+from policies.policy import Policy
+from sim.plan import FOREVER, BatchPlan
+from sim.plan_builder import PlanBuilder
+from sim.request import RequestState
+from sim.view import EngineView
+
+
+class Ranked(Policy):
+    """Serve running and waiting requests alike in the order of `key`, the best ranked first.
+
+    A waiting request that outranks running ones takes their seats and memory, from the worst
+    ranked upwards, if that makes enough room for all of it; otherwise nobody behind it is
+    admitted. A running request beyond the token budget, or without a free block, is left out and
+    keeps its memory until a better ranked one needs it. A paused request keeps its seat as well,
+    so at full seats a change of places always evicts. Memory reserved in contiguous ranges is
+    never taken for another request: then the rank orders admissions and tokens only.
+
+    A decision sorts the running requests, O(n log n) in the batch; the queue is kept sorted.
+
+    Skip-ahead is honest if the keys of decoding requests only get better and all others stay,
+    which holds until `horizon`: then who decodes stays ahead of who does not, and the memory that
+    could be made free for the first in the queue only falls.
+    """
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Return for how many steps, and until when, no key gets worse though nothing happens."""
+        return FOREVER, FOREVER
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Grant tokens by rank, preempting from the other end."""
+        now_ns = view.now_ns
+
+        def place(state: RequestState) -> tuple[Any, int, int]:
+            return self.key(state, now_ns), state.request.arrival_ns, state.id
+
+        ranked = sorted((place(state), state) for state in view.running)
+        residents = deque(ranked)
+        waiting = iter(view.waiting)
+        head = next(waiting, None)
+        while builder.tokens_left and (residents or head is not None):
+            if head is not None and (not residents or place(head) < residents[0][0]):
+                fits = self._admit(head, residents, view, builder)
+                head = next(waiting, None) if fits else None
+            else:
+                _, state = residents.popleft()
+                while not builder.grant(state) and residents:
+                    builder.preempt(residents.pop()[1])
+        max_steps, until_ns = self.horizon(view)
+        return builder.build(max_steps, until_ns)
+
+    def _admit(
+        self,
+        state: RequestState,
+        worse: deque[tuple[tuple[Any, int, int], RequestState]],
+        view: EngineView,
+        builder: PlanBuilder,
+    ) -> bool:
+        if builder.grant(state):
+            return True
+        if view.config.kv_allocator != "paged":
+            return False
+        size = view.config.block_size
+        room = view.free_blocks - view.config.watermark_blocks
+        room += sum(-(-victim.num_computed_tokens // size) for _, victim in worse)
+        if -(-state.num_tokens // size) > room:
+            return False
+        while worse:
+            builder.preempt(worse.pop()[1])
+            if builder.grant(state):
+                return True
+        return False

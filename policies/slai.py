@@ -1,0 +1,159 @@
+"""SLAI: decodes run as late as their deadlines allow, so that prompts go first."""
+
+import math
+
+from policies.policy import Policy
+from policies.preemption import grant_or_preempt
+from policies.registry import register
+from sim.plan import FOREVER, BatchPlan
+from sim.plan_builder import PlanBuilder
+from sim.request import RequestState
+from sim.view import EngineView
+
+ORDERS = ("fcfs", "shortest_prompt", "paying_first")
+
+
+@register("slai")
+class SLAI(Policy):
+    """Schedule a decode only when its next token is about to be late; fill up with prompts.
+
+    Optimises the time to first token while each request's time between tokens holds. Needs a
+    target for the time between tokens (``slo.tpot_ms`` of the request, else `tbt_s`), and no
+    prediction. After each step that gave a request a token, its last schedulable time is set to
+    the end of the step + target - offset x mean step time. A step takes, within `token_budget`:
+    decodes whose last schedulable time has come; prompts under way; new prompts; other decodes.
+    In the orders by prompt length long prompts starve under load. At overload answers end later,
+    which holds memory for longer.
+
+    A decode without a free block takes it from the latest prompt under way, else it is preempted
+    itself. Use it with ``engine.scheduler_reserve_full_isl: true``, which is how the original
+    admits. RAD, the theoretical scheduler of the same paper, is not modelled.
+
+    A decision is O(n log n) in the running batch. Skip-ahead is honest: while all decodes run and
+    nobody could be admitted, deadlines change nothing; any other step promises nothing.
+
+    Parameters
+    ----------
+    order : {"fcfs", "shortest_prompt", "paying_first"}
+        Order of new prompts; paying users are those of lower `priority` numbers.
+    token_budget : int
+        Tokens of a step.
+    tbt_s : float
+        Target of requests that state none.
+    offset : int
+        Steps of safety before a deadline, if `dynamic_offset` is off.
+    dynamic_offset : bool
+        5 steps while less than `memory_limit` of the memory is used, else 10, so that decodes
+        end sooner.
+    memory_limit : float
+        Share of the memory in use from which the offset is larger.
+    max_decodes : int
+        Most decodes in a step.
+    """
+
+    source = "SLAI, arXiv:2508.01002; agrimUT/SLAI, slai_scheduler.py"
+    starves = True
+
+    def __init__(
+        self,
+        order: str = "shortest_prompt",
+        token_budget: int = 512,
+        tbt_s: float = 0.2,
+        offset: int = 10,
+        dynamic_offset: bool = True,
+        memory_limit: float = 0.96,
+        max_decodes: int = 128,
+    ) -> None:
+        if order not in ORDERS:
+            raise ValueError(f"order must be one of {', '.join(ORDERS)}; got {order!r}")
+        if min(token_budget, max_decodes) < 1:
+            raise ValueError("token_budget and max_decodes must be at least 1")
+        if not 0.0 < tbt_s < math.inf:
+            raise ValueError(f"tbt_s must be finite and > 0, got {tbt_s}")
+        if offset < 0 or not 0.0 <= memory_limit <= 1.0:
+            raise ValueError("offset must be >= 0 and memory_limit in [0, 1]")
+        self.order = order
+        self.token_budget = token_budget
+        self.tbt_s = tbt_s
+        self.offset = offset
+        self.dynamic_offset = dynamic_offset
+        self.memory_limit = memory_limit
+        self.max_decodes = max_decodes
+        self._busy_ns = 0
+        self._num_steps = 0
+        self._last_schedulable_ns: dict[int, int] = {}
+
+    def key(self, state: RequestState, now_ns: int) -> tuple[int, int]:
+        """Order new prompts."""
+        request = state.request
+        if self.order == "fcfs":
+            return 0, request.arrival_ns
+        paying = request.priority if self.order == "paying_first" else 0
+        return paying, request.prompt_tokens
+
+    def on_start(self, view: EngineView) -> None:
+        """Keep the view, to see how full the memory is."""
+        self._view = view
+
+    def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
+        """Set the last schedulable time of everyone who got a token."""
+        self._busy_ns += now_ns - plan.start_ns
+        self._num_steps += num_steps
+        offset = self.offset
+        if self.dynamic_offset:
+            used = 1.0 - self._view.free_blocks / self._view.num_blocks
+            offset = 5 if used < self.memory_limit else 10
+        safety_ns = offset * self._busy_ns // self._num_steps
+        for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
+            if state.is_decoding:
+                slo = state.request.slo
+                target_s = self.tbt_s if slo is None or slo.tpot_ms is None else slo.tpot_ms / 1e3
+                self._last_schedulable_ns[state.id] = now_ns + round(target_s * 1e9) - safety_ns
+
+    def on_finish(self, state: RequestState, now_ns: int) -> None:
+        """Forget the request."""
+        self._last_schedulable_ns.pop(state.id, None)
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Plan critical decodes, prompts under way, new prompts, other decodes."""
+        due = self._last_schedulable_ns
+        decodes = sorted(
+            (due.get(s.id, 0), s.request.arrival_ns, s.id, s) for s in view.running if s.is_decoding
+        )
+        critical = [s for lst_ns, _, _, s in decodes if lst_ns <= view.now_ns]
+        others = [s for lst_ns, _, _, s in decodes if lst_ns > view.now_ns]
+        floor = max(builder.tokens_left - self.token_budget, 0)
+        paused = list(view.prefilling)
+
+        room = self.max_decodes
+        room -= self._decode(critical[:room], paused, builder, floor)
+        for state in tuple(paused):
+            if builder.tokens_left > floor and builder.grant(state, builder.tokens_left - floor):
+                paused.remove(state)
+        for state in view.waiting if not builder.preempted else ():
+            left = builder.tokens_left - floor
+            if left < 1 or not builder.grant(state, left):
+                break
+        room -= self._decode(others[:room], paused, builder, floor)
+        if paused and not builder.preempted and len(paused) == len(view.running):
+            # Prompts under way block each other for memory; the original reserves them whole.
+            builder.preempt(paused[-1])
+        all_run = self.max_decodes - room == len(decodes)
+        could_admit = len(view.waiting) and builder.seats_left
+        return builder.build(max_steps=FOREVER if all_run and not could_admit else 1)
+
+    def _decode(
+        self,
+        states: list[RequestState],
+        paused: list[RequestState],
+        builder: PlanBuilder,
+        floor: int,
+    ) -> int:
+        granted = 0
+        for state in states:
+            if builder.tokens_left <= floor:
+                break
+            victims = [state, *paused]
+            granted += grant_or_preempt(builder, state, victims)
+            paused[:] = [victim for victim in victims if victim is not state]
+        return granted

@@ -1,0 +1,57 @@
+"""TensorRT-LLM: admission by one of two capacity policies."""
+
+from collections.abc import Iterator
+
+from policies.continuous_batching import ContinuousBatching
+from policies.future_memory import declared_blocks
+from policies.registry import register
+from sim.plan_builder import PlanBuilder
+from sim.request import RequestState
+from sim.view import EngineView
+
+CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization")
+
+
+@register("tensorrt_llm")
+class TensorRTLLM(ContinuousBatching):
+    """Admit a request only if it can never be evicted, or as soon as its prompt fits.
+
+    Optimises predictability (``guaranteed_no_evict``, the default: a request under way is never
+    paused) or the use of memory (``max_utilization``: as many requests a step as fit, the latest
+    admission is paused when memory runs out). Needs the `max_tokens` each request declares:
+    generous declarations keep memory reserved for answers that never come, and the batch small.
+    First come, first served, so nobody starves.
+
+    A paused request is recomputed, unless ``engine.preemption_mode`` swaps. Context chunking is
+    ``engine.enable_chunked_prefill``, off by default in TensorRT-LLM.
+
+    Skip-ahead is honest: what running requests have declared does not change while they decode,
+    and otherwise as in `ContinuousBatching`.
+
+    Parameters
+    ----------
+    capacity_policy : {"guaranteed_no_evict", "max_utilization"}
+        TensorRT-LLM's `capacity_scheduler_policy`.
+    """
+
+    source = "NVIDIA TensorRT-LLM, executor API, CapacitySchedulerPolicy"
+
+    def __init__(self, capacity_policy: str = "guaranteed_no_evict") -> None:
+        if capacity_policy not in CAPACITY_POLICIES:
+            raise ValueError(
+                f"capacity_policy must be one of {', '.join(CAPACITY_POLICIES)}; "
+                f"got {capacity_policy!r}"
+            )
+        self.capacity_policy = capacity_policy
+
+    def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
+        """Yield in order of arrival while all can be carried to their declared ends."""
+        if self.capacity_policy == "max_utilization":
+            yield from view.waiting
+            return
+        free = view.num_blocks - sum(declared_blocks(s, view) for s in view.running)
+        for state in view.waiting:
+            free -= declared_blocks(state, view)
+            if free < 0:
+                return
+            yield state

@@ -1,0 +1,114 @@
+"""Text Generation Inference: prefills interrupt decoding when enough requests wait."""
+
+import math
+
+from policies.future_memory import declared_blocks
+from policies.policy import Policy
+from policies.registry import register
+from sim.plan import FOREVER, BatchPlan
+from sim.plan_builder import PlanBuilder
+from sim.request import RequestState
+from sim.view import EngineView
+
+
+@register("tgi")
+class TextGenerationInference(Policy):
+    """Pause decoding for a prefill batch once enough requests wait, or have waited long enough.
+
+    Optimises the balance of first tokens against stalls of running answers. Needs the
+    `max_tokens` each request declares: it is reserved at admission, so nobody is ever evicted,
+    and generous declarations keep the batch small. First come, first served, so nobody starves.
+
+    While n requests run, a prefill batch must have at least ``floor(n * waiting_served_ratio)``
+    members, unless `max_waiting_tokens` decode steps have passed since the last one. A prefill
+    is a step of its own (several, if the engine's token budget is smaller), and one decode step
+    follows it before the queue is looked at again.
+
+    Where TGI rejects a prompt above `max_batch_prefill_tokens`, it waits here until nobody runs
+    and is computed alone.
+
+    Skip-ahead is honest: what is reserved does not change while requests decode, and the step in
+    which a batch may be smaller is counted down in the promise.
+
+    Parameters
+    ----------
+    waiting_served_ratio : float
+        Least size of a prefill batch, as a share of the running requests.
+    max_batch_prefill_tokens : int
+        Most prompt tokens in a prefill batch.
+    max_waiting_tokens : int
+        Decode steps after which a prefill batch may be of any size.
+    max_batch_total_tokens : int, optional
+        Tokens that all running requests may hold at their declared ends; the whole KV cache if
+        not given.
+    """
+
+    source = "Hugging Face text-generation-inference, router, batching_task and queue.next_batch"
+
+    def __init__(
+        self,
+        waiting_served_ratio: float = 0.3,
+        max_batch_prefill_tokens: int = 4096,
+        max_waiting_tokens: int = 20,
+        max_batch_total_tokens: int | None = None,
+    ) -> None:
+        if not 0.0 <= waiting_served_ratio < math.inf:
+            raise ValueError(f"waiting_served_ratio must be >= 0, got {waiting_served_ratio}")
+        if min(max_batch_prefill_tokens, max_waiting_tokens, max_batch_total_tokens or 1) < 1:
+            raise ValueError("max_batch_prefill_tokens, max_waiting_tokens and "
+                             "max_batch_total_tokens must be at least 1")  # fmt: skip
+        self.waiting_served_ratio = waiting_served_ratio
+        self.max_batch_prefill_tokens = max_batch_prefill_tokens
+        self.max_waiting_tokens = max_waiting_tokens
+        self.max_batch_total_tokens = max_batch_total_tokens
+        self._waiting_tokens = 1
+        self._owes_decode = False
+
+    def on_start(self, view: EngineView) -> None:
+        """Keep the view, to tell a first prefill from one that interrupted decodes."""
+        self._view = view
+
+    def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
+        """Count decode steps since the last prefill."""
+        if plan.chunks:
+            prefilled = {state.id for state, _ in plan.chunks}
+            self._waiting_tokens = 1
+            self._owes_decode = any(s.id not in prefilled for s in self._view.running)
+        else:
+            self._waiting_tokens += num_steps
+            self._owes_decode = False
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Plan a prefill batch if one is due, else decode."""
+        batch = tuple(view.prefilling) or self._next_batch(view, builder)
+        if any([builder.grant(state) for state in batch]):
+            return builder.build()
+        while not builder.grant_running():
+            builder.preempt(next(builder.running()))
+        if builder.preempted:
+            return builder.build()
+        countdown = self.max_waiting_tokens - self._waiting_tokens
+        if not len(view.waiting) or (countdown <= 0 and not self._owes_decode):
+            return builder.build(max_steps=FOREVER)
+        return builder.build(max_steps=1 if self._owes_decode else countdown)
+
+    def _next_batch(self, view: EngineView, builder: PlanBuilder) -> tuple[RequestState, ...]:
+        running = view.running
+        if running and self._owes_decode:
+            return ()
+        blocks = view.num_blocks
+        if self.max_batch_total_tokens is not None:
+            blocks = min(blocks, self.max_batch_total_tokens // view.config.block_size)
+        blocks -= sum(declared_blocks(state, view) for state in running)
+        prompt_tokens = self.max_batch_prefill_tokens
+        batch: list[RequestState] = []
+        for state in view.waiting:
+            blocks -= declared_blocks(state, view)
+            prompt_tokens -= state.num_uncomputed_tokens
+            full = min(blocks, prompt_tokens) < 0 or len(batch) == builder.seats_left
+            if full and (running or batch):
+                break
+            batch.append(state)
+        waited = self._waiting_tokens >= self.max_waiting_tokens
+        least = 0 if waited else math.floor(len(running) * self.waiting_served_ratio)
+        return tuple(batch) if len(batch) >= least else ()

@@ -1,0 +1,88 @@
+"""What policies that wrap another ordering have in common."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from policies import registry
+from policies.continuous_batching import ContinuousBatching
+from sim.plan import BatchPlan
+from sim.request import RequestState
+from sim.view import EngineView
+
+Inner = str | Mapping[str, Any]
+
+
+def ordering(inner: Inner) -> ContinuousBatching:
+    """Construct the policy to wrap: a name, or a mapping of a name and knobs.
+
+    Raises
+    ------
+    ValueError
+        If it is no pure ordering: only its order, victim and chunks can be wrapped.
+    SpecError
+        If there is no such policy or knob.
+    """
+    knobs = {"name": inner} if isinstance(inner, str) else dict(inner)
+    if "name" not in knobs:
+        raise ValueError(f"inner needs a name, for example {{name: sjf}}; got {knobs}")
+    name = knobs.pop("name")
+    policy = registry.make(name, **knobs)
+    base = ContinuousBatching
+    if (
+        not isinstance(policy, base)
+        or type(policy).plan is not base.plan
+        or type(policy).candidates is not base.candidates
+    ):
+        raise ValueError(f"inner must be an ordering such as sjf or priority; {name} does more")
+    return policy
+
+
+class Wrapper(ContinuousBatching):
+    """An ordering that defers to another one, and changes something about it."""
+
+    def __init__(self, inner: Inner) -> None:
+        self.inner = inner
+        self._ordering = ordering(inner)
+        self.needs_prediction = self._ordering.needs_prediction
+        self.static_keys = self._ordering.static_keys
+        self.admission_drifts = self._ordering.admission_drifts
+
+    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
+        """Order as the inner policy does."""
+        return self._ordering.key(state, now_ns)
+
+    def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
+        """Take from whom the inner policy takes."""
+        return self._ordering.victim(running, now_ns)
+
+    def hold(self, state: RequestState, view: EngineView) -> bool:
+        """Hold whom the inner policy holds."""
+        return self._ordering.hold(state, view)
+
+    def chunk(self, state: RequestState, view: EngineView) -> int | None:
+        """Cut prompts as the inner policy does."""
+        return self._ordering.chunk(state, view)
+
+    def until_ns(self, view: EngineView) -> int:
+        """Promise no more than the inner policy does."""
+        return self._ordering.until_ns(view)
+
+    def on_start(self, view: EngineView) -> None:
+        """Pass it on."""
+        if self._ordering.on_start is not None:
+            self._ordering.on_start(view)
+
+    def on_arrival(self, state: RequestState, now_ns: int) -> None:
+        """Pass it on."""
+        if self._ordering.on_arrival is not None:
+            self._ordering.on_arrival(state, now_ns)
+
+    def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
+        """Pass it on."""
+        if self._ordering.on_tokens is not None:
+            self._ordering.on_tokens(plan, num_steps, now_ns)
+
+    def on_finish(self, state: RequestState, now_ns: int) -> None:
+        """Pass it on."""
+        if self._ordering.on_finish is not None:
+            self._ordering.on_finish(state, now_ns)

@@ -1,0 +1,145 @@
+"""What single policies guarantee whatever comes, beyond the laws that hold for all."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import registry
+from sim.config import EngineConfig
+from sim.request import Slo
+from tests import laws
+from tests.laws import arrival
+from tests.traced import Recorder
+from tests.workloads import configs, workloads
+
+
+@st.composite
+def floods(draw):
+    """Draw two tenants whose requests are all there from the start."""
+    rows = draw(
+        st.lists(
+            st.tuples(st.sampled_from("ab"), st.integers(1, 30), st.integers(1, 20)),
+            min_size=2,
+            max_size=30,
+        )
+    )
+    return [arrival(i, 0, p, n, tenant=tenant) for i, (tenant, p, n) in enumerate(rows)]
+
+
+@given(workload=floods(), seats=st.integers(1, 6), budget=st.sampled_from([8, 64]))
+def test_vtc_keeps_the_difference_in_service_within_its_bound(workload, seats, budget):
+    config = EngineConfig(
+        num_blocks=60, max_model_len=60, block_size=1, max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+    )  # fmt: skip
+    longest = max(a.request.prompt_tokens for a in workload)
+    bound = 2 * max(1.0 * longest, 2.0 * config.num_blocks)
+
+    def watch(engine):
+        backlogged = {s.request.tenant for s in engine.waiting if s.num_preemptions == 0}
+        if backlogged == {"a", "b"}:
+            counters = engine.policy.counters
+            assert abs(counters["a"] - counters["b"]) <= bound
+
+    laws.run(registry.make("vtc"), workload, config, observer=watch)
+
+
+@given(workload=workloads(), config=configs(), tenants=st.randoms(use_true_random=False))
+def test_vtc_with_tenants_obeys_the_laws_by_any_route(workload, config, tenants):
+    workload = [
+        a._replace(request=replace(a.request, tenant=tenants.choice("abc"))) for a in workload
+    ]
+    log = laws.run(registry.make("vtc"), workload, config)
+    laws.check(log, workload, config)
+    for other in (laws.slow(config), replace(config, check_horizon=True)):
+        again = laws.run(registry.make("vtc"), workload, other)
+        assert laws.signature(again) == laws.signature(log)
+
+
+@given(
+    workload=workloads(),
+    config=configs(),
+    targets=st.randoms(use_true_random=False),
+    name=st.sampled_from(["slai", "qoserve", "edf"]),
+)
+def test_slo_policies_with_targets_obey_the_laws_by_any_route(workload, config, targets, name):
+    some = [None, Slo(ttft_ms=0.01), Slo(tpot_ms=0.003), Slo(ttft_ms=0.02, tpot_ms=0.002),
+            Slo(e2el_ms=0.1)]  # fmt: skip
+    workload = [
+        a._replace(request=replace(a.request, slo=targets.choice(some), application="x"))
+        for a in workload
+    ]
+    knobs = {"qoserve": {"min_chunk_size": 2, "alpha_ms_per_token": 1e-4}}.get(name, {})
+    log = laws.run(registry.make(name, **knobs), workload, config)
+    laws.check(log, workload, config)
+    for other in (laws.slow(config), replace(config, check_horizon=True)):
+        again = laws.run(registry.make(name, **knobs), workload, other)
+        assert laws.signature(again) == laws.signature(log)
+
+
+@given(workload=workloads(max_prompt=12), budget=st.sampled_from([6, 20]))
+def test_slai_leaves_no_critical_decode_out_while_budget_allows(workload, budget):
+    config = EngineConfig(
+        num_blocks=2000, max_model_len=100, block_size=1, max_num_seqs=30,
+        max_num_batched_tokens=500, fast_forward=False,
+    )  # fmt: skip
+    policy = registry.make("slai", token_budget=budget, tbt_s=4e-6, dynamic_offset=False, offset=1)
+
+    class Watched(Recorder):
+        def plan(self, view, builder):
+            due = dict(policy._last_schedulable_ns)
+            decodes = {s.id for s in view.running if s.is_decoding}
+            plan = super().plan(view, builder)
+            critical = {i for i in decodes if due[i] <= view.now_ns}
+            granted = {s.id for s in plan.decodes}
+            assert critical <= granted or len(granted & critical) == budget
+            return plan
+
+    laws.run(Watched(policy), workload, config)
+
+
+@given(workload=workloads(), config=configs())
+def test_guaranteed_no_evict_never_evicts(workload, config):
+    config = replace(config, kv_allocator="paged")
+    for name in ("tensorrt_llm", "tgi"):
+        log = laws.run(registry.make(name), workload, config)
+        assert log.requests()["num_preemptions"].sum() == 0
+
+
+@given(workload=workloads(), config=configs())
+def test_mc_sf_with_exact_lengths_never_evicts(workload, config):
+    exact = [
+        a._replace(request=replace(a.request, predicted_tokens=float(a.output_tokens)))
+        for a in workload
+    ]
+    config = replace(config, kv_allocator="paged")
+    log = laws.run(registry.make("mc_sf", margin=0.0), exact, config)
+    assert log.requests()["num_preemptions"].sum() == 0
+
+
+@given(workload=workloads(), config=configs())
+def test_srtf_with_seats_for_all_and_memory_for_all_is_sjf_without_preemption(workload, config):
+    roomy = replace(config, num_blocks=5000, max_num_seqs=30)
+    log = laws.run(registry.make("srtf"), workload, roomy)
+    assert log.requests()["num_preemptions"].sum() == 0
+
+
+@given(workload=workloads(), config=configs())
+def test_boosted_and_aged_at_their_extremes_are_the_inner_order_and_first_come(workload, config):
+    def run(name, **knobs):
+        return laws.signature(laws.run(registry.make(name, **knobs), workload, config))
+
+    assert run("boosted", threshold_s=1e3) == run("sjf")
+    assert run("aged", rate_per_s=0.0) == run("sjf")
+    assert run("boosted", inner="fcfs", threshold_s=0.0) == run("fcfs")
+
+
+@given(workload=workloads(), config=configs())
+def test_nested_wait_never_exceeds_the_places_of_its_segments(workload, config):
+    policy = registry.make("nested_wait", output_edges=[4, 12], total_limit=6, max_wait_s=5e-6)
+
+    def watch(engine):
+        assert sum(s.num_output_tokens < 4 for s in engine.running.values()) <= 6
+
+    laws.run(policy, workload, config, observer=watch)

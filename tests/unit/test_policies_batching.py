@@ -1,0 +1,186 @@
+"""Batching policies of published engines, traced by hand: the exact batches of a few steps.
+
+A step takes 1000 ns and 10 ns a token and 1 ns a token of context, so requests that come at
+500 ns are there when the second step is planned. Blocks hold four tokens.
+"""
+
+import pytest
+
+from tests.laws import arrival
+from tests.traced import batches, limits
+
+
+def test_orca_computes_whole_prompts_among_decodes_and_stops_at_the_first_that_does_not_fit():
+    work = [
+        arrival(0, prompt=6, output=3),
+        arrival(1, prompt=12, output=2),
+        arrival(2, prompt=3, output=1),
+    ]
+    got, _ = batches("orca", work, limits())
+    assert got == [
+        {0: 6},  # 6 + 12 > 16, and request 2 may not overtake
+        {0: 1, 1: 12, 2: 3},  # whole prompts join the decode
+        {0: 1, 1: 1},
+    ]
+
+
+def test_orca_computes_a_prompt_beyond_the_budget_when_it_has_the_step_for_itself():
+    work = [arrival(0, prompt=2, output=2), arrival(1, prompt=20, output=1)]
+    got, _ = batches("orca", work, limits())
+    assert got == [{0: 2}, {0: 1}, {1: 16}, {1: 4}]
+
+
+def test_orca_with_reserved_memory_admits_by_the_longest_answer_and_never_preempts():
+    # max_model_len is 16 tokens, so 2 requests of a reserved 16 fit 40 tokens; 3 paged ones do.
+    work = [arrival(i, prompt=4, output=4) for i in range(3)]
+    reserved = limits(num_blocks=10, max_model_len=16, kv_allocator="contiguous_max")
+    got, log = batches("orca", work, reserved)
+    assert got == [{0: 4, 1: 4}] + 3 * [{0: 1, 1: 1}] + [{2: 4}] + 3 * [{2: 1}]
+    got, _ = batches("orca", work, limits(num_blocks=10, max_model_len=16))
+    assert got == [{0: 4, 1: 4, 2: 4}] + 3 * [{0: 1, 1: 1, 2: 1}]
+    assert log.requests()["num_preemptions"].sum() == 0
+
+
+def test_sarathi_decodes_first_then_prefills_under_way_then_new_within_the_chunk():
+    work = [
+        arrival(0, prompt=3, output=4),
+        arrival(1, prompt=10, output=2),
+        arrival(2, prompt=4, output=2),
+    ]
+    got, _ = batches("sarathi", work, limits(), chunk_size=6)
+    assert got == [
+        {0: 3, 1: 3},  # chunk of 6
+        {0: 1, 1: 5},  # the decode is never left out; request 1 takes the rest
+        {0: 1, 1: 2, 2: 3},  # its last 2 tokens, then the new request
+        {0: 1, 1: 1, 2: 1},  # all of request 0's 4 tokens are out
+        {2: 1},
+    ]
+
+
+def test_sarathi_decodes_though_an_older_prompt_is_still_computed():
+    # vLLM V1 would give request 0, admitted first, all 4 tokens of each step.
+    work = [arrival(0, prompt=12, output=1), arrival(1, prompt=1, output=4)]
+    config = limits(budget=4, long_prefill_token_threshold=3)
+    got, _ = batches("sarathi", work, config, chunk_size=4)
+    assert got == [{0: 3, 1: 1}, {0: 3, 1: 1}, {0: 3, 1: 1}, {0: 3, 1: 1}]
+
+
+def test_sarathi_with_more_decodes_than_the_chunk_leaves_none_out_and_admits_nobody():
+    work = [arrival(i, prompt=1, output=3) for i in range(3)] + [arrival(3, 500, prompt=1)]
+    got, _ = batches("sarathi", work, limits(), chunk_size=3)
+    assert got == [{0: 1, 1: 1, 2: 1}, {0: 1, 1: 1, 2: 1}, {0: 1, 1: 1, 2: 1}, {3: 1}]
+
+
+def test_sarathi_without_memory_preempts_the_latest_arrival():
+    work = [arrival(0, prompt=8, output=5), arrival(1, prompt=8, output=3)]
+    got, _ = batches("sarathi", work, limits(num_blocks=5), chunk_size=16)
+    assert got == [
+        {0: 8, 1: 8},
+        ({0: 1}, [1]),
+        {0: 1},  # 9 tokens need three blocks; two are free
+        {0: 1},
+        {0: 1},
+        {1: 9},
+        {1: 1},
+    ]
+
+
+def test_sarathi_prompts_that_block_each_other_give_way_to_the_earlier():
+    # 6 blocks. Both prompts get 8 tokens a step at most: after one step they hold two blocks
+    # each, and the third pair does not fit beside.
+    work = [arrival(0, prompt=16, output=1), arrival(1, prompt=16, output=1)]
+    got, log = batches("sarathi", work, limits(num_blocks=6, long_prefill_token_threshold=8))
+    assert got[:2] == [{0: 8, 1: 8}, {0: 8}]
+    assert (log.requests()["output_tokens"] == 1).all()
+
+
+def test_tensorrt_llm_guaranteed_no_evict_admits_by_declared_ends():
+    # 8 blocks. Each request declares 12 tokens in all, 3 blocks, but generates fewer: two fit.
+    work = [arrival(i, prompt=4, output=3, max_tokens=8) for i in range(3)]
+    got, log = batches("tensorrt_llm", work, limits(num_blocks=8))
+    assert got == [{0: 4, 1: 4}, {0: 1, 1: 1}, {0: 1, 1: 1}, {2: 4}, {2: 1}, {2: 1}]
+    assert log.requests()["num_preemptions"].sum() == 0
+
+
+def test_tensorrt_llm_max_utilization_admits_what_fits_now_and_pauses_the_latest():
+    work = [arrival(i, prompt=4, output=3, max_tokens=8) for i in range(3)]
+    got, _ = batches("tensorrt_llm", work, limits(num_blocks=4), capacity_policy="max_utilization")
+    assert got == [
+        {0: 4, 1: 4, 2: 4},  # one block each
+        ({0: 1, 1: 1}, [2]),  # each needs a second block; one is free, and pausing 2 frees one
+        {0: 1, 1: 1},
+        {2: 5},  # its prompt and the token it had
+        {2: 1},
+    ]
+
+
+@pytest.mark.parametrize("value", ["no_evict", "", "MAX_UTILIZATION"])
+def test_tensorrt_llm_with_an_unknown_capacity_policy_lists_the_known(value):
+    with pytest.raises(Exception, match="guaranteed_no_evict, max_utilization"):
+        batches("tensorrt_llm", [arrival(0)], limits(), capacity_policy=value)
+
+
+def test_tgi_lets_new_requests_in_when_enough_wait():
+    # Four run; floor(4 * 0.5) = 2 must wait.
+    work = [arrival(i, prompt=2, output=6, max_tokens=6) for i in range(4)]
+    work += [arrival(4, 500, prompt=2, max_tokens=2), arrival(5, 1_500, prompt=2, max_tokens=2)]
+    got, _ = batches("tgi", work, limits(), waiting_served_ratio=0.5)
+    decode = {0: 1, 1: 1, 2: 1, 3: 1}
+    assert got == [
+        {0: 2, 1: 2, 2: 2, 3: 2},
+        decode,  # only request 4 waits
+        {4: 2, 5: 2},  # decodes are paused for the prefill batch
+        *4 * [decode],
+    ]
+
+
+def test_tgi_lets_a_single_request_in_after_enough_decode_steps():
+    work = [arrival(i, prompt=2, output=6, max_tokens=6) for i in range(4)]
+    work += [arrival(4, 500, prompt=2, max_tokens=2)]
+    got, _ = batches("tgi", work, limits(), waiting_served_ratio=0.5, max_waiting_tokens=3)
+    decode = {0: 1, 1: 1, 2: 1, 3: 1}
+    # The count starts at 1 with the prefill: after two decode steps it is 3.
+    assert got == [{0: 2, 1: 2, 2: 2, 3: 2}, decode, decode, {4: 2}, *3 * [decode]]
+
+
+def test_tgi_decodes_once_between_two_prefill_batches():
+    work = [
+        arrival(0, prompt=4, output=4, max_tokens=4),
+        arrival(1, 500, prompt=4, max_tokens=4),
+        arrival(2, 500, prompt=4, max_tokens=4),
+    ]
+    got, _ = batches("tgi", work, limits(), max_batch_prefill_tokens=4)
+    assert got == [{0: 4}, {1: 4}, {0: 1}, {2: 4}, {0: 1}, {0: 1}]
+
+
+def test_tgi_reserves_declared_tokens_and_computes_an_oversized_prompt_alone():
+    work = [
+        arrival(0, prompt=4, output=2, max_tokens=4),
+        arrival(1, prompt=9, output=1, max_tokens=3),
+        arrival(2, prompt=4, output=1, max_tokens=4),
+    ]
+    got, _ = batches("tgi", work, limits(), max_batch_prefill_tokens=8)
+    assert got == [{0: 4}, {0: 1}, {1: 9}, {2: 4}]  # nobody overtakes request 1
+    got, _ = batches("tgi", work, limits(), max_batch_total_tokens=12)
+    assert got == [{0: 4}, {0: 1}, {1: 9}, {2: 4}]  # 8 + 12 declared tokens exceed 12
+
+
+def test_prefill_first_with_a_delay_lets_prompts_gather_for_as_long_as_the_last_prefill_took():
+    work = [
+        arrival(0, prompt=6, output=5),
+        arrival(1, 500, prompt=4),
+        arrival(2, 1_500, prompt=4),
+    ]
+    # The first prefill takes 1060 ns, so twice that after 500 ns is 2620 ns. Steps start at
+    # 1060, 2076 and 3093 ns.
+    got, _ = batches("prefill_first", work, limits(), delay_factor=2.0)
+    assert got == [{0: 6}, {0: 1}, {0: 1}, {1: 4, 2: 4}, {0: 1}, {0: 1}]
+    got, _ = batches("prefill_first", work, limits())
+    assert got == [{0: 6}, {1: 4}, {2: 4}, *4 * [{0: 1}]]
+
+
+def test_prefill_first_delay_is_over_when_nobody_runs():
+    work = [arrival(0, prompt=6, output=1), arrival(1, 500, prompt=4)]
+    got, log = batches("prefill_first", work, limits(), delay_factor=1e6)
+    assert got == [{0: 6}, {1: 4}]
+    assert log.steps()["start_ns"].tolist() == [0, 1060]

@@ -1,0 +1,179 @@
+"""Admission by future memory, and sealed batches by wasted memory access, traced by hand."""
+
+import pytest
+
+from policies.future_memory import FuturePeak
+from policies.magnus import QueuedBatch
+from sim.request import RequestState
+from tests.laws import arrival
+from tests.traced import batches, limits
+from tests.unit.test_policies_ordering import rival_stream, served
+
+
+def peak(*requests):
+    future = FuturePeak()
+    for used, remaining in requests:
+        future.add(used, remaining)
+    return future
+
+
+def test_future_peak_is_the_largest_sum_just_before_an_end():
+    # In two steps 5 + 2 and 4 + 2 tokens; then one is gone, and in the third step 5 + 3.
+    assert peak((5, 3), (4, 2)).tokens() == 13
+    assert peak((5, 30), (4, 2)).tokens() == 35
+    assert peak().tokens() == 0
+
+
+def test_future_peak_with_one_more_leaves_the_set_as_it_is():
+    future = peak((5, 3), (4, 2))
+    assert future.tokens_with(1, 2) == 5 + 4 + 1 + 3 * 2
+    assert future.tokens() == 13
+
+
+def test_future_peak_agrees_with_counting_step_by_step():
+    requests = [(7, 4), (1, 9), (3, 4), (10, 1), (2, 6)]
+    counted = max(
+        sum(used + t for used, remaining in requests if remaining >= t) for t in range(1, 10)
+    )
+    assert peak(*requests).tokens() == counted
+
+
+def test_past_future_reserves_declared_ends_until_it_has_seen_answers():
+    # 20 tokens of memory. Declared: 4 + 8 tokens, so two requests would need 24. Seen: answers
+    # of 2, so a request is at 6 when it ends: three need 18, a fourth 24.
+    work = [arrival(i, prompt=4, output=2, max_tokens=8) for i in range(6)]
+    config = limits(num_blocks=20, block_size=1)
+    got, _ = batches("past_future", work, config, reserved=0.0)
+    assert got == [
+        {0: 4},
+        {0: 1},
+        {1: 4, 2: 4, 3: 4},
+        {1: 1, 2: 1, 3: 1},  # 5 each now: with request 4 in a step 5 + 5 + 5 + 4 + 4 = 23
+        {4: 4, 5: 4},
+        {4: 1, 5: 1},
+    ]
+    got, _ = batches("past_future", work, config, reserved=0.15)  # 17 tokens: two at a time
+    assert got[2] == {1: 4, 2: 4}
+
+
+def test_past_future_window_forgets_old_answers():
+    # The first answer has 2 tokens, the second 8. With a window of one, the third step knows
+    # only the 8: 4 + 8 tokens each, so one at a time.
+    work = [
+        arrival(0, 0, prompt=4, output=2, max_tokens=8),
+        arrival(1, 10_000, prompt=4, output=8, max_tokens=8),
+        arrival(2, 100_000, prompt=4, output=2, max_tokens=8),
+        arrival(3, 100_000, prompt=4, output=2, max_tokens=8),
+    ]
+    config = limits(num_blocks=20, block_size=1)
+    got, _ = batches("past_future", work, config, reserved=0.0, window=1)
+    assert {2: 4} in got
+    # Request 3 is drawn at frac(4 * 0.618) = 0.472 of {2, 8}: 2.
+    got, _ = batches("past_future", work[:1] + work[2:], config, reserved=0.0, window=1)
+    assert {2: 4, 3: 4} in got
+
+
+def test_mc_sf_admits_the_shortest_while_memory_suffices_at_every_end():
+    # 17 tokens. Requests 1 and 2 peak at 4 * 2 + 2 * 2 = 12; with request 0 it would be
+    # 4 * 3 + 3 * 2 = 18. After a step they have 5 tokens and 1 and 3 to come, and with request
+    # 0 the ends are at 3 * 1 + 14 = 17, 6 + 9 and 10 tokens.
+    work = [
+        arrival(0, prompt=4, output=6, predicted_tokens=6.0),
+        arrival(1, prompt=4, output=2, predicted_tokens=2.0),
+        arrival(2, prompt=4, output=4, predicted_tokens=4.0),
+    ]
+    got, log = batches("mc_sf", work, limits(num_blocks=17, block_size=1), margin=0.0)
+    assert got == [
+        {1: 4, 2: 4},
+        {0: 4, 1: 1, 2: 1},
+        *2 * [{0: 1, 2: 1}],
+        *3 * [{0: 1}],
+    ]
+    assert log.requests()["num_preemptions"].sum() == 0
+
+
+def test_mc_sf_with_a_margin_admits_fewer():
+    work = [arrival(i, prompt=4, output=2, predicted_tokens=2.0) for i in range(3)]
+    config = limits(num_blocks=18, block_size=1)
+    assert batches("mc_sf", work, config, margin=0.0)[0][0] == {0: 4, 1: 4, 2: 4}
+    assert batches("mc_sf", work, config, margin=0.1)[0][0] == {0: 4, 1: 4}
+
+
+def test_mc_sf_that_underestimates_preempts_the_longest_prediction():
+    work = [
+        arrival(0, prompt=4, output=8, predicted_tokens=1.0),
+        arrival(1, prompt=4, output=8, predicted_tokens=2.0),
+    ]
+    _, log = batches("mc_sf", work, limits(num_blocks=12, block_size=1), margin=0.0)
+    assert log.requests()["num_preemptions"].tolist() == [0, 1]
+
+
+def test_mc_sf_starves_the_long():
+    work = rival_stream({"predicted_tokens": 1.0}, {"predicted_tokens": 9.0})
+    assert served("mc_sf", work)[-1] == 1
+
+
+def test_wasted_memory_access_is_padding_read_and_reads_after_the_end():
+    first = RequestState(arrival(0, prompt=2, predicted_tokens=3.0).request)
+    second = RequestState(arrival(1, prompt=4, predicted_tokens=5.0).request)
+    batch = QueuedBatch(first)
+    assert batch.wasted_tokens(first) == 0
+    batch.add(first)
+    # The first reads 2 tokens of padding in 3 steps, then 3 + 4 and 4 + 4 tokens for nothing.
+    assert batch.wasted_tokens(second) == 3 * 2 + 7 + 8
+    batch.add(second)
+    # A second one like the first wastes as much.
+    assert batch.wasted_tokens(first) == 2 * (3 * 2 + 7 + 8)
+
+
+def test_magnus_batches_similar_requests_and_runs_the_highest_response_ratio():
+    work = [
+        arrival(0, prompt=2, output=3, predicted_tokens=3.0),
+        arrival(1, prompt=4, output=5, predicted_tokens=5.0),
+        arrival(2, prompt=2, output=3, predicted_tokens=3.0),
+    ]
+    got, _ = batches("magnus", work, limits(), wma_threshold=20.0)
+    apart = [{0: 2, 2: 2}, *2 * [{0: 1, 2: 1}], {1: 4}, *4 * [{1: 1}]]
+    assert got == apart
+    got, _ = batches("magnus", work, limits(), wma_threshold=50.0, pad_prompts=False)
+    assert got[0] == {0: 2, 1: 4, 2: 2}  # 21 and 42 tokens wasted
+    got, _ = batches("magnus", work, limits(), wma_threshold=50.0, max_batch_size=2)
+    assert [sorted(b if isinstance(b, dict) else b[0]) for b in got[:1]] == [[0, 1]]
+
+
+def test_magnus_does_not_join_a_batch_beyond_memory():
+    # Two requests of 4 + 6 tokens need 20; 16 are there.
+    work = [arrival(i, prompt=4, output=6, predicted_tokens=6.0) for i in range(2)]
+    got, log = batches("magnus", work, limits(num_blocks=4))
+    assert got[0] == {0: 4}
+    assert log.requests()["num_preemptions"].sum() == 0
+
+
+def test_magnus_prefers_a_short_batch_to_a_long_one_that_waited_longer():
+    # At 1010 ns the long one has waited 1010 ns for 11,170 ns of work, the short 510 for 2,022.
+    work = [
+        arrival(0, 0, predicted_tokens=1.0),
+        arrival(1, 0, predicted_tokens=10.0),
+        arrival(2, 500, predicted_tokens=1.0),
+    ]
+    assert served("magnus", work, wma_threshold=0.0) == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "message"),
+    [
+        ("past_future", {"window": 0}, "window"),
+        ("past_future", {"reserved": 1.0}, "reserved"),
+        ("mc_sf", {"margin": -0.1}, "margin"),
+        ("magnus", {"wma_threshold": -1.0}, "wma_threshold"),
+    ],
+)
+def test_memory_policy_with_an_impossible_knob_is_refused(name, knobs, message):
+    with pytest.raises(Exception, match=message):
+        batches(name, [arrival(0)], limits(), **knobs)
+
+
+@pytest.mark.parametrize("name", ["mc_sf", "magnus"])
+def test_memory_policy_without_predictions_says_so(name):
+    with pytest.raises(Exception, match="needs a predictor"):
+        batches(name, [arrival(0), arrival(1)], limits())

@@ -1,0 +1,149 @@
+"""Orderings, traced by hand, and who starves under them.
+
+A step takes 1000 ns, 10 ns a token and 1 ns a token of context. With one seat, requests are
+served one after the other, in the order of the policy.
+"""
+
+import pytest
+
+from sim.request import Slo
+from tests.laws import arrival
+from tests.traced import batches, limits
+
+
+def served(name, work, config=None, **params):
+    """Return the ids in the order in which they were admitted, one seat unless told otherwise."""
+    _, log = batches(name, work, config or limits(seats=1), **params)
+    requests = log.requests()
+    return [int(i) for i in requests["id"][requests["first_scheduled_ns"].argsort(kind="stable")]]
+
+
+def rival_stream(short, long, gap_ns=900, num_short=30):
+    """One long request, and short ones that come faster than one seat serves them (1010 ns)."""
+    return [arrival(0, 0, **short), arrival(1, 0, **long)] + [
+        arrival(i, gap_ns * (i - 1), **short) for i in range(2, num_short)
+    ]
+
+
+def test_shortest_prompt_admits_by_prompt_then_arrival():
+    work = [arrival(0, prompt=9), arrival(1, prompt=3), arrival(2, prompt=5), arrival(3, prompt=3)]
+    assert served("shortest_prompt", work) == [1, 3, 2, 0]
+
+
+def test_shortest_prompt_starves_a_long_prompt_while_short_ones_keep_coming():
+    work = rival_stream({"prompt": 2}, {"prompt": 12})
+    assert served("shortest_prompt", work)[-1] == 1
+    assert served("fcfs", work)[1] == 1
+
+
+def test_sjf_starves_a_long_answer_and_hrrn_only_in_a_lasting_overload():
+    short, long = {"predicted_tokens": 1.0}, {"predicted_tokens": 10.0}
+    # After k answers it is 1010 k. The oldest short request has waited (1010 - gap) k, and the
+    # long one, ten times as long, has a ratio of 1010 k / 10. So what counts is whether the gap
+    # is above or below 909 ns: an overload of 1 / (1 - 1/10).
+    for gap_ns, place in ((920, 1), (900, 29)):
+        work = rival_stream(short, long, gap_ns)
+        assert served("sjf", work)[-1] == 1
+        assert served("hrrn", work).index(1) == place
+
+
+def test_hrrn_serves_by_wait_over_predicted_length():
+    # At 1010 ns request 1 has waited 1010 (ratio 101), request 2 510 (ratio 255), request 3 310
+    # (ratio 77.5). At 2020: request 1 202, request 3 (2020 - 700) / 4 = 330.
+    work = [
+        arrival(0, 0, predicted_tokens=1.0),
+        arrival(1, 0, predicted_tokens=10.0),
+        arrival(2, 500, predicted_tokens=2.0),
+        arrival(3, 700, predicted_tokens=4.0),
+    ]
+    assert served("hrrn", work) == [0, 2, 3, 1]
+
+
+def test_edf_serves_by_arrival_plus_target():
+    work = [
+        arrival(0, 0),
+        arrival(1, 100, slo=Slo(ttft_ms=5.0)),
+        arrival(2, 200, slo=Slo(ttft_ms=1.0)),
+        arrival(3, 300, slo=Slo(e2el_ms=2.0)),
+        arrival(4, 400),  # no target: the default of 3 ms
+        arrival(5, 500, slo=Slo(tpot_ms=1.0)),  # none for the first token either
+    ]
+    assert served("edf", work, default_ttft_s=3e-3) == [0, 2, 3, 4, 5, 1]
+
+
+def test_edf_serves_a_late_request_before_all_that_come_after_its_deadline():
+    urgent = {"slo": Slo(ttft_ms=0.001)}
+    work = rival_stream(urgent, {"slo": Slo(ttft_ms=0.01)})  # deadline at 10 us
+    # Urgent request i is due at 900 (i - 1) + 1000 ns: those up to i = 10 come
+    # before, and i = 11 ties and arrived later.
+    assert served("edf", work).index(1) == 10
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_edf_with_an_impossible_default_is_refused(value):
+    with pytest.raises(Exception, match="default_ttft_s"):
+        batches("edf", [arrival(0)], limits(), default_ttft_s=value)
+
+
+def test_prompt_buckets_fill_a_batch_from_the_bucket_of_the_oldest_request():
+    work = [arrival(i, prompt=p) for i, p in enumerate([3, 10, 2, 9, 1, 4])]
+    got, _ = batches("prompt_buckets", work, limits(seats=3), bucket_edges=[4, 8])
+    assert got == [
+        ({0: 3, 2: 2, 4: 1}, 3),  # up to 4 tokens, padded to 3: 1 + 2 for nobody
+        {1: 10, 3: 5},  # beyond 8: request 3 is padded to 10 as well, and that takes budget
+        ({3: 4}, 1),
+        {5: 4},
+    ]
+
+
+def test_prompt_buckets_starve_nobody():
+    work = rival_stream({"prompt": 2}, {"prompt": 12})
+    assert served("prompt_buckets", work, bucket_edges=[4])[1] == 1
+
+
+def test_multi_bin_serves_bins_in_the_order_they_became_full():
+    lengths = [5, 50, 6, 51, 52, 7]
+    work = [arrival(i, prompt=2, predicted_tokens=float(n)) for i, n in enumerate(lengths)]
+    got, _ = batches("multi_bin", work, limits(), bin_edges=[10], max_batch_size=2, max_wait_s=1e-5)
+    assert got == [
+        {0: 2, 2: 2},  # full with request 2
+        {1: 2, 3: 2},  # full with request 3
+        {4: 2},  # two bins of one each: after 10 us the oldest request's is served
+        {5: 2},
+    ]
+
+
+def test_multi_bin_waits_for_a_bin_to_fill_but_no_longer_than_its_limit():
+    work = [
+        arrival(0, 0, predicted_tokens=5.0),
+        arrival(1, 3_000, predicted_tokens=50.0),
+        arrival(2, 4_000, predicted_tokens=50.0),
+    ]
+    _, log = batches(
+        "multi_bin", work, limits(), bin_edges=[10], max_batch_size=2, max_wait_s=10e-6
+    )
+    assert log.requests()["first_scheduled_ns"].tolist() == [10_000, 4_000, 4_000]
+
+
+def test_multi_bin_serves_a_rare_length_though_other_bins_are_always_full():
+    work = [arrival(0, 0, predicted_tokens=50.0)]
+    work += [arrival(i, 400 * i, predicted_tokens=5.0) for i in range(1, 29)]
+    knobs = {"bin_edges": [10], "max_batch_size": 2}
+    seats = limits(seats=2)
+    assert served("multi_bin", work, seats, max_wait_s=1e-3, **knobs)[-1] == 0
+    # Two answers take 1020 ns; the first step behind 5 us is at 6 us or so.
+    assert served("multi_bin", work, seats, max_wait_s=5e-6, **knobs).index(0) < 12
+
+
+@pytest.mark.parametrize("edges", [[0, 4], [4, 4], [8, 2], [-1.0]])
+@pytest.mark.parametrize("name", ["multi_bin", "prompt_buckets"])
+def test_bins_with_edges_out_of_order_are_refused(name, edges):
+    knob = {"multi_bin": "bin_edges", "prompt_buckets": "bucket_edges"}[name]
+    with pytest.raises(Exception, match=f"{knob} must be positive and strictly ascending"):
+        batches(name, [arrival(0)], limits(), **{knob: edges})
+
+
+@pytest.mark.parametrize("name", ["hrrn", "multi_bin"])
+def test_policy_that_needs_predictions_says_so_when_there_are_none(name):
+    with pytest.raises(Exception, match="needs a predictor"):
+        batches(name, [arrival(0), arrival(1)], limits())

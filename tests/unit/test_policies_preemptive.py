@@ -1,0 +1,225 @@
+"""Preemptive orders and starvation rules, traced by hand.
+
+A step takes 1000 ns, 10 ns a token and 1 ns a token of context. Blocks hold four tokens.
+"""
+
+import pytest
+
+from tests.laws import arrival
+from tests.traced import batches, limits
+from tests.unit.test_policies_ordering import rival_stream, served
+
+
+def test_srtf_takes_the_seat_of_a_longer_request_for_a_shorter_one():
+    work = [
+        arrival(0, 0, prompt=4, output=6, predicted_tokens=6.0),
+        arrival(1, 500, prompt=3, output=2, predicted_tokens=2.0),
+        arrival(2, 500, prompt=3, output=4, predicted_tokens=4.0),
+    ]
+    got, _ = batches("srtf", work, limits(seats=1))
+    assert got == [
+        {0: 4},  # one token out, 5 predicted to come
+        ({1: 3}, [0]),  # 2 < 5
+        {1: 1},
+        {2: 3},  # 4 < 5: request 0 still has 5 to come
+        *3 * [{2: 1}],
+        {0: 5},  # prompt and the token it had
+        *4 * [{0: 1}],
+    ]
+
+
+def test_srtf_does_not_preempt_for_a_request_that_would_not_fit_even_then():
+    # 6 blocks. Request 0 is better ranked and holds 3; request 1 holds 1, and request 2 needs 4.
+    work = [
+        arrival(0, 0, prompt=12, output=4, predicted_tokens=4.0),
+        arrival(1, 0, prompt=4, output=3, predicted_tokens=30.0),
+        arrival(2, 500, prompt=13, output=1, predicted_tokens=20.0),
+    ]
+    got, log = batches("srtf", work, limits(num_blocks=6))
+    assert got == [
+        {0: 12, 1: 4},
+        *2 * [{0: 1, 1: 1}],  # their fourth and second blocks: all 6 are taken
+        {0: 1},
+        {2: 13},
+    ]
+    assert log.requests()["num_preemptions"].sum() == 0
+
+
+def test_srtf_starves_the_long_and_aged_sjf_does_not():
+    work = rival_stream({"predicted_tokens": 1.0}, {"predicted_tokens": 3.0})
+    assert served("srtf", work)[-1] == 1
+    assert served("sjf", work)[-1] == 1
+    # At 0.5 tokens a microsecond, who comes 4 us after the long one goes behind it: request 6,
+    # at 4.5 us, is the first.
+    assert served("aged", work, rate_per_s=5e5).index(1) == 5
+
+
+def test_aged_orders_by_class_and_wait():
+    work = [
+        arrival(0, 0, priority=0),
+        arrival(1, 0, priority=2),
+        arrival(2, 1_000, priority=1),
+        arrival(3, 1_010, priority=0),
+    ]
+    # At 1 class a microsecond: keys 2, 1 + 1.0 and 1.01; ties by arrival.
+    assert served("aged", work, inner="priority", rate_per_s=1e6) == [0, 3, 1, 2]
+
+
+def test_boosted_serves_first_who_has_waited_beyond_the_threshold():
+    work = rival_stream({"predicted_tokens": 1.0}, {"predicted_tokens": 10.0})
+    # The k-th answer ends at 1010 k; from 5 us on the long one goes first: at k = 5.
+    assert served("boosted", work, threshold_s=5e-6)[:7] == [0, 2, 3, 4, 5, 1, 6]
+    assert served("boosted", work, threshold_s=1.0)[-1] == 1
+    assert served("boosted", work, threshold_s=0.0) == served("fcfs", work)
+
+
+def test_boosted_counts_iterations_from_the_end_of_the_one_of_arrival():
+    work = rival_stream({"predicted_tokens": 1.0}, {"predicted_tokens": 10.0})
+    # The long one comes before the first iteration and is idle in the three that follow it.
+    assert served("boosted", work, threshold_iterations=3)[:6] == [0, 2, 3, 4, 1, 5]
+
+
+def test_boosted_with_everyone_waiting_too_long_is_first_come_first_served():
+    work = [arrival(i, prompt=4, output=3, predicted_tokens=9.0 - i) for i in range(6)]
+    assert served("boosted", work, threshold_s=2e-6) == [5, 0, 1, 2, 3, 4]
+    assert served("boosted", work, threshold_s=2e-6, inner="fcfs") == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        ("static", "must be an ordering such as sjf"),
+        ("srtf", "must be an ordering such as sjf"),
+        ("tensorrt_llm", "must be an ordering such as sjf"),
+        ("boosted", "must be an ordering such as sjf"),
+        ("sfj", "did you mean .?sjf"),
+        ({"knob": 1}, "inner needs a name"),
+        ({"name": "sjf", "knob": 1}, "no parameter 'knob'"),
+    ],
+)
+def test_wrapper_of_what_is_no_ordering_says_why(inner, message):
+    with pytest.raises(Exception, match=message):
+        batches("boosted", [arrival(0)], limits(), inner=inner)
+
+
+def test_boosted_wraps_an_aged_ordering():
+    work = rival_stream({"predicted_tokens": 1.0}, {"predicted_tokens": 10.0})
+    inner = {"name": "aged", "inner": "sjf", "rate_per_s": 0.0}
+    assert served("boosted", work, inner=inner, threshold_s=1.0) == served("sjf", work)
+
+
+def test_ltr_serves_by_score_and_keeps_it_while_the_answer_grows():
+    # Request 0 would have 2 tokens left by length, but its score stays 6.
+    work = [
+        arrival(0, 0, prompt=4, output=6, predicted_tokens=6.0),
+        arrival(1, 4_000, prompt=3, output=3, predicted_tokens=3.0),
+    ]
+    got, _ = batches("ltr", work, limits(seats=1))
+    assert got == [
+        {0: 4},
+        *3 * [{0: 1}],
+        ({1: 3}, [0]),  # at 4075 ns
+        *2 * [{1: 1}],
+        {0: 8},
+        {0: 1},
+    ]
+
+
+def test_ltr_promotes_the_idle_for_a_quantum():
+    # One seat. Request 1 has the worse score and comes with the first iteration; it is idle in
+    # the three that follow, is promoted, decodes for 2 iterations, and is put back.
+    work = [
+        arrival(0, prompt=2, output=9, predicted_tokens=1.0),
+        arrival(1, prompt=2, output=9, predicted_tokens=9.0),
+    ]
+    got, _ = batches("ltr", work, limits(seats=1), starvation_threshold=3, quantum=2)
+    assert got[:8] == [
+        {0: 2},
+        *3 * [{0: 1}],
+        ({1: 2}, [0]),
+        *2 * [{1: 1}],
+        ({0: 6}, [1]),  # request 0 was idle for three iterations as well
+    ]
+    got, _ = batches("ltr", work, limits(seats=1), starvation_threshold=None)
+    assert got == [{0: 2}, *8 * [{0: 1}], {1: 2}, *8 * [{1: 1}]]
+
+
+def test_ltr_without_its_rule_starves_the_long_and_with_it_does_not():
+    work = rival_stream({"predicted_tokens": 1.0}, {"predicted_tokens": 10.0})
+    assert served("ltr", work, starvation_threshold=None)[-1] == 1
+    assert served("ltr", work, starvation_threshold=10).index(1) == 11
+
+
+def test_fastserve_joins_the_level_that_holds_its_prefill_and_drops_by_use():
+    # Quanta are 2000, 4000, 8000 ns. Prefills of 4 tokens take 1040 ns: level 0. That of 110
+    # tokens takes 2100 ns: level 1.
+    work = [
+        arrival(0, prompt=110, output=2),
+        arrival(1, prompt=4, output=4),
+        arrival(2, prompt=4, output=2),
+    ]
+    config = limits(seats=1, budget=200, max_model_len=200)
+    got, _ = batches("fastserve", work, config, first_quantum_s=2e-6)
+    assert got == [
+        {1: 4},  # level 0, first come
+        {1: 1},  # 1040 ns used
+        ({2: 4}, [1]),  # 2054 ns: to level 1, and to its front; request 2 is at level 0
+        {2: 1},
+        {1: 6},  # in front of request 0
+        {1: 1},
+        {0: 110},
+        {0: 1},
+    ]
+
+
+def test_fastserve_promotes_who_has_not_run_for_long():
+    # Requests come one after the other at level 0 and end within it; request 0 drops to level 1.
+    work = [arrival(0, prompt=1, output=4)]
+    work += [arrival(i, 500 * i, prompt=1, output=2) for i in range(1, 20)]
+    knobs = {"first_quantum_s": 2e-6, "starvation_period": 4}
+    _, log = batches("fastserve", work, limits(seats=1), starvation_s=1.0, **knobs)
+    last = log.requests()["finish_ns"]
+    assert last[0] == max(last)
+    _, log = batches("fastserve", work, limits(seats=1), starvation_s=10e-6, **knobs)
+    last = log.requests()["finish_ns"]
+    assert last[0] < sorted(last)[9]
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "message"),
+    [
+        ("aged", {"rate_per_s": -1.0}, "rate_per_s"),
+        ("boosted", {"threshold_s": -1.0}, "threshold_s"),
+        ("boosted", {"threshold_s": 1.0, "threshold_iterations": 3}, "not both"),
+        ("boosted", {"threshold_iterations": 0}, "threshold_iterations"),
+        ("ltr", {"starvation_threshold": 0}, "starvation_threshold"),
+        ("ltr", {"quantum": 0}, "quantum"),
+        ("fastserve", {"first_quantum_s": 0.0}, "first_quantum_s"),
+        ("fastserve", {"starvation_s": float("nan")}, "starvation_s"),
+        ("fastserve", {"starvation_period": 0}, "starvation_period"),
+    ],
+)
+def test_preemptive_policy_with_an_impossible_knob_is_refused(name, knobs, message):
+    with pytest.raises(Exception, match=message):
+        batches(name, [arrival(0)], limits(), **knobs)
+
+
+@pytest.mark.parametrize("name", ["srtf", "ltr", "aged", "boosted"])
+def test_ranking_policy_without_predictions_says_so(name):
+    with pytest.raises(Exception, match="needs a predictor"):
+        batches(name, [arrival(0), arrival(1)], limits())
+
+
+def test_srtf_a_request_that_ends_at_the_step_it_once_would_have_ends_once():
+    # Ends are filed by the count of decode steps. Request 0, preempted for request 1, computes
+    # its next token with its prompt, which is no decode step: its end moves ahead by one. Then
+    # request 2 decodes twice in its place, and the end is back where it was filed first.
+    work = [
+        arrival(0, 0, prompt=2, output=12, predicted_tokens=90.0),
+        arrival(1, 1_500, prompt=2, output=1, predicted_tokens=1.0),
+        arrival(2, 6_000, prompt=2, output=3, predicted_tokens=1.0),
+    ]
+    got, log = batches("srtf", work, limits(seats=1))
+    assert log.requests()["num_preemptions"].tolist() == [2, 0, 0]
+    assert log.requests()["generated_tokens"].tolist() == [12, 1, 3]
+    assert got.count({2: 1}) == 2

@@ -1,0 +1,164 @@
+"""Policies that plan by latency targets, traced by hand.
+
+A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
+"""
+
+import pytest
+
+from sim.request import Slo
+from tests.laws import arrival
+from tests.traced import batches, limits
+from tests.unit.test_policies_ordering import rival_stream, served
+
+SLAI = {"token_budget": 8, "tbt_s": 6e-6, "dynamic_offset": False, "offset": 1}
+
+
+def test_slai_delays_a_decode_until_its_last_schedulable_time():
+    # After the first step (1080 ns) request 0 may wait until 1080 + 6000 - 1 * 1080 = 6000 ns.
+    work = [arrival(0, prompt=4, output=4), arrival(1, prompt=60, output=1)]
+    got, _ = batches("slai", work, limits(), **SLAI)
+    assert got == [
+        {0: 4, 1: 4},  # the shorter prompt first
+        *5 * [{1: 8}],  # at 1080, 2160, ... 5400: the prompt takes the whole budget
+        {0: 1, 1: 7},  # at 6480 the decode is critical and comes first
+        {1: 8},  # at 7564; critical again from 7564 + 6000 - 1080 = 12484
+        {0: 1, 1: 1},  # but there is room
+        {0: 1},
+    ]
+
+
+def test_slai_with_a_large_offset_never_delays_a_decode():
+    work = [arrival(0, prompt=4, output=2), arrival(1, prompt=60, output=1)]
+    got, _ = batches("slai", work, limits(), **{**SLAI, "offset": 10})
+    assert got[:2] == [{0: 4, 1: 4}, {0: 1, 1: 7}]
+
+
+def test_slai_takes_the_larger_offset_when_memory_is_nearly_full():
+    # Offsets of 5 and 10 steps of 1080 ns: from 1680, or at once (negative).
+    work = [arrival(0, prompt=4, output=2), arrival(1, prompt=60, output=1)]
+    knobs = {**SLAI, "dynamic_offset": True}
+    got, _ = batches("slai", work, limits(), **knobs, memory_limit=0.96)
+    assert got[1] == {1: 8}
+    got, _ = batches("slai", work, limits(), **knobs, memory_limit=0.01)
+    assert got[1] == {0: 1, 1: 7}
+
+
+def test_slai_a_request_with_a_tighter_target_is_critical_first():
+    tight = Slo(tpot_ms=0.002)
+    work = [
+        arrival(0, prompt=2, output=2),
+        arrival(1, prompt=2, output=2, slo=tight),
+        arrival(2, prompt=60, output=1),
+    ]
+    got, _ = batches("slai", work, limits(), **SLAI)
+    # Last schedulable times: 1080 + 6000 - 1080, and 1080 + 2000 - 1080 = 2000.
+    assert got[:4] == [{0: 2, 1: 2, 2: 4}, {2: 8}, {1: 1, 2: 7}, {2: 8}]
+
+
+def test_slai_orders_new_prompts_by_class_and_length():
+    work = [
+        arrival(0, prompt=9, priority=1),
+        arrival(1, prompt=3, priority=1),
+        arrival(2, prompt=7, priority=0),
+    ]
+    assert served("slai", work, order="fcfs") == [0, 1, 2]
+    assert served("slai", work, order="shortest_prompt") == [1, 2, 0]
+    assert served("slai", work, order="paying_first") == [2, 1, 0]
+
+
+def test_slai_starves_long_prompts_except_in_order_of_arrival():
+    work = rival_stream({"prompt": 2}, {"prompt": 12})
+    assert served("slai", work)[-1] == 1
+    assert served("slai", work, order="fcfs")[1] == 1
+
+
+def test_slai_without_memory_evicts_a_prompt_under_way_for_a_critical_decode():
+    # 5 blocks: the decode's second block is needed when the prompt under way holds all others.
+    work = [arrival(0, prompt=4, output=3), arrival(1, prompt=19, output=1)]
+    knobs = {**SLAI, "offset": 10, "order": "fcfs"}
+    got, _ = batches("slai", work, limits(num_blocks=5), **{**knobs, "token_budget": 20})
+    assert got == [
+        {0: 4, 1: 12},  # 16 tokens a step at most: one block and three
+        {0: 1},  # takes the last block; the prompt's last 7 tokens need two
+        {0: 1},
+        {1: 7},
+    ]
+    config = limits(num_blocks=5, budget=20)
+    got, log = batches("slai", work, config, **{**knobs, "token_budget": 20})
+    assert got[:2] == [{0: 4, 1: 16}, ({0: 1}, [1])]
+    assert log.requests()["num_preemptions"].tolist() == [0, 1]
+
+
+def test_qoserve_makes_chunks_as_large_as_the_next_deadline_allows():
+    # Request 0 is due 1000 ns after arrival and every 1120 ns from then on.
+    work = [
+        arrival(0, 0, prompt=4, output=3, slo=Slo(ttft_ms=0.001, tpot_ms=0.00112)),
+        arrival(1, 500, prompt=60, output=1),
+    ]
+    got, log = batches("qoserve", work, limits(), min_chunk_size=1)
+    assert got == [
+        {0: 4},  # late whatever one does; ends at 1040
+        {0: 1, 1: 6},  # due at 2120: 1000 + 10 * 7 + 4 <= 1080 < 1000 + 10 * 8 + 4
+        {0: 1, 1: 11},  # at 2114, due at 3240: 1000 + 10 * 12 + 5 <= 1126
+        *2 * [{1: 16}],  # nobody decodes: the engine's budget
+        {1: 11},
+    ]
+    assert log.steps()["end_ns"][:3].tolist() == [1040, 2114, 3239]
+
+
+def test_qoserve_never_takes_less_than_the_smallest_chunk():
+    work = [
+        arrival(0, 0, prompt=4, output=3, slo=Slo(ttft_ms=0.001, tpot_ms=0.0001)),
+        arrival(1, 500, prompt=8, output=1),
+    ]
+    got, _ = batches("qoserve", work, limits(), min_chunk_size=3)
+    assert got == [{0: 4}, {0: 1, 1: 3}, {0: 1, 1: 3}, {1: 2}]
+
+
+def test_qoserve_relegates_who_cannot_be_in_time():
+    work = [
+        arrival(0, slo=Slo(ttft_ms=0.0001)),
+        arrival(1, slo=Slo(ttft_ms=10.0)),
+        arrival(2, slo=Slo(ttft_ms=5.0)),
+    ]
+    assert served("qoserve", work) == [2, 1, 0]
+
+
+def test_qoserve_weighs_deadlines_against_work():
+    work = [
+        arrival(0, prompt=12, slo=Slo(ttft_ms=5.0)),
+        arrival(1, prompt=4, slo=Slo(ttft_ms=6.0)),
+    ]
+    assert served("qoserve", work, alpha_ms_per_token=0.0) == [0, 1]
+    assert served("qoserve", work, alpha_ms_per_token=1.0) == [1, 0]  # 5 + 12 > 6 + 4
+
+
+def test_qoserve_counts_expected_answers_of_requests_that_are_due_at_their_end():
+    # Application b is known for answers of 9 tokens when requests 2 and 3 come.
+    due = {"slo": Slo(e2el_ms=50.0)}
+    work = [
+        arrival(0, 0, output=1, application="a"),
+        arrival(1, 0, output=9, application="b"),
+        arrival(2, 30_000, application="b", **due),
+        arrival(3, 30_000, application="a", prompt=2, **due),
+    ]
+    assert served("qoserve", work, alpha_ms_per_token=1.0)[2:] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "message"),
+    [
+        ("slai", {"order": "spf"}, "fcfs, shortest_prompt, paying_first"),
+        ("slai", {"token_budget": 0}, "token_budget"),
+        ("slai", {"tbt_s": 0.0}, "tbt_s"),
+        ("slai", {"offset": -1}, "offset"),
+        ("slai", {"memory_limit": 1.5}, "memory_limit"),
+        ("qoserve", {"ttft_s": 0.0}, "ttft_s"),
+        ("qoserve", {"tbt_s": float("inf")}, "tbt_s"),
+        ("qoserve", {"alpha_ms_per_token": -1.0}, "alpha_ms_per_token"),
+        ("qoserve", {"min_chunk_size": 0}, "min_chunk_size"),
+    ],
+)
+def test_slo_policy_with_an_impossible_knob_is_refused(name, knobs, message):
+    with pytest.raises(Exception, match=message):
+        batches(name, [arrival(0)], limits(), **knobs)

@@ -1,0 +1,131 @@
+"""WAIT and nested WAIT, traced by hand.
+
+A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
+"""
+
+import pytest
+
+from policies.fluid import fluid_equilibrium
+from tests.laws import arrival
+from tests.traced import batches, limits
+
+
+def test_fluid_equilibrium_balances_arrivals_and_steps():
+    # 2 requests a second, each 11 stages and 15 tokens in memory on average: 330 tokens in
+    # memory a second of step time, at 1 ms each a third of the time.
+    fluid = fluid_equilibrium([2.0], [10.0], [10.0], step_base_s=0.01, step_s_per_token=0.001)
+    assert fluid.step_s == pytest.approx(0.01 / 0.67)
+    assert fluid.admitted == pytest.approx((0.02 / 0.67,))
+    assert fluid.memory_tokens == pytest.approx(3.3 / 0.67)
+    assert fluid.num_running == pytest.approx(0.22 / 0.67)
+    # The step lasts as long as its load makes it.
+    assert fluid.step_s == pytest.approx(0.01 + 0.001 * fluid.memory_tokens)
+
+
+def test_fluid_equilibrium_beyond_capacity_is_refused():
+    with pytest.raises(ValueError, match="no equilibrium"):
+        fluid_equilibrium([10.0], [10.0], [10.0], step_base_s=0.01, step_s_per_token=0.001)
+
+
+# One type of 3 output tokens and 8 places: int(8 / (3 + 1)) = 2 new requests a step.
+WAIT = {"output_edges": [3], "total_limit": 8, "max_wait_s": 1e-3}
+
+
+def answer(i, at_ns, output=3):
+    return arrival(i, at_ns, prompt=2, output=output, predicted_tokens=float(output))
+
+
+def test_wait_holds_everything_until_enough_of_a_type_have_come():
+    work = [answer(0, 0), answer(1, 5_000), answer(2, 5_500), answer(3, 9_000)]
+    got, log = batches("wait", work, limits(), **WAIT)
+    assert got == [
+        {0: 2, 1: 2},  # at 5000
+        {0: 1, 1: 1, 2: 2, 3: 2},  # decodes have waited from 6040 to 9000 for request 3
+        {0: 1, 1: 1, 2: 1, 3: 1},  # nobody waits: those under way are served
+        {2: 1, 3: 1},
+    ]
+    assert log.steps()["start_ns"][:2].tolist() == [5_000, 9_000]
+
+
+def test_wait_after_its_longest_wait_runs_with_what_there_is():
+    got, log = batches("wait", [answer(0, 0)], limits(), **{**WAIT, "max_wait_s": 7e-6})
+    assert got == [{0: 2}, {0: 1}, {0: 1}]
+    assert log.steps()["start_ns"].tolist() == [7_000, 8_020, 9_032]
+
+
+def test_wait_as_in_theory_lets_requests_under_way_wait_for_arrivals():
+    knobs = {**WAIT, "max_wait_s": 7e-6, "drain": False}
+    _, log = batches("wait", [answer(0, 0)], limits(), **knobs)
+    assert log.steps()["start_ns"].tolist() == [7_000, 15_020, 23_032]
+
+
+def test_wait_as_a_cap_limits_places_and_never_waits():
+    work = [answer(i, 0) for i in range(3)]
+    got, _ = batches("wait", work, limits(), output_edges=[3], total_limit=2, only_cap=True)
+    assert got[:3] == [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}]
+    assert got[3] == {2: 2}
+
+
+def test_wait_shares_places_by_rate_and_length():
+    # Weights 1 * (1 + 1) and 1 * (5 + 1): of 8 places, 2 and 6, one new request of each a step.
+    work = [answer(i, 0, output=1) for i in range(2)] + [answer(i, 0, output=5) for i in (2, 3)]
+    knobs = {"output_edges": [1, 5], "request_rates": [1.0, 1.0], "total_limit": 8}
+    got, _ = batches("wait", work, limits(), **knobs)
+    assert got[:2] == [{0: 2, 2: 2}, {1: 2, 2: 1, 3: 2}]
+
+
+# Segments of 2 and 2 stages with flows 2 and 1: of 12 places 8 and 4, 4 and 2 at a stage.
+NESTED = {"output_edges": [2, 4], "request_rates": [1.0, 1.0], "total_limit": 12}
+
+
+def test_nested_wait_passes_requests_on_in_groups():
+    work = [arrival(i, prompt=2, output=4) for i in range(4)]
+    got, _ = batches("nested_wait", work, limits(), **NESTED)
+    assert got == [
+        {0: 2, 1: 2, 2: 2, 3: 2},
+        {0: 1, 1: 1, 2: 1, 3: 1},  # all at the entry of the second segment now
+        {0: 1, 1: 1},  # two at a stage
+        {0: 1, 1: 1, 2: 1, 3: 1},
+        {2: 1, 3: 1},
+    ]
+
+
+def test_nested_wait_lets_a_long_answer_wait_for_company():
+    outputs = [4, 2, 2, 2, 4, 2, 2, 2]
+    work = [arrival(i, 0 if i < 4 else 500, prompt=2, output=n) for i, n in enumerate(outputs)]
+    got, _ = batches("nested_wait", work, limits(), **NESTED)
+    assert got == [
+        {0: 2, 1: 2, 2: 2, 3: 2},
+        {0: 1, 1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 2, 7: 2},
+        {4: 1, 5: 1, 6: 1, 7: 1},  # request 0 waits at the entry of the second segment
+        {0: 1, 4: 1},
+        {0: 1, 4: 1},
+    ]
+
+
+def test_nested_wait_holds_new_requests_until_they_are_a_group_or_have_waited():
+    work = [arrival(0, 0, prompt=2, output=1), arrival(1, 3_000, prompt=2, output=1)]
+    _, log = batches("nested_wait", work, limits(), max_wait_s=9e-6, **NESTED)
+    assert log.requests()["first_scheduled_ns"].tolist() == [9_000, 9_000]
+
+
+@pytest.mark.parametrize("name", ["wait", "nested_wait"])
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"output_edges": []}, "at least one type"),
+        ({"output_edges": [8, 4]}, "strictly ascending"),
+        ({"output_edges": [4, 8], "request_rates": [1.0]}, "request_rates must be 2"),
+        ({"output_edges": [4], "request_rates": [0.0]}, "numbers > 0"),
+        ({"total_limit": 0}, "total_limit"),
+        ({"max_wait_s": float("nan")}, "max_wait_s"),
+    ],
+)
+def test_wait_with_an_impossible_knob_is_refused(name, knobs, message):
+    with pytest.raises(Exception, match=message):
+        batches(name, [answer(0, 0)], limits(), **knobs)
+
+
+def test_wait_without_predictions_says_so():
+    with pytest.raises(Exception, match="needs a predictor"):
+        batches("wait", [arrival(0)], limits())
