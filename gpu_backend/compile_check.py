@@ -1,0 +1,194 @@
+"""Compile the kernels for a GPU that is not there, and read what the compiler made of them.
+
+``python -m gpu_backend.compile_check`` compiles every launch of a decode step and a prefill step
+for sm_80 and sm_90 and prints shared memory, registers, spills and the instructions that matter.
+What is compiled are the very launches that `gpu_backend.triton_ops` would make, on tensors
+without memory. It says nothing of speed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from gpu_backend.kernels.activation import silu_and_mul_launch
+from gpu_backend.kernels.decode import decode_launches
+from gpu_backend.kernels.launch import Device, Launch
+from gpu_backend.kernels.norm import add_rms_norm_launch
+from gpu_backend.kernels.prefill import prefill_launch
+from gpu_backend.kernels.rope_cache import rope_cache_launch
+
+DEVICES = {80: Device(80, 108), 90: Device(90, 132)}
+"""An A100 and an H200."""
+
+SHARED_LIMIT_BYTES = {80: 166_912, 90: 232_448}
+"""Most dynamic shared memory of a program (CUDA C++ Programming Guide, compute capabilities)."""
+
+_POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32",
+             torch.int32: "*i32", torch.int64: "*i64"}  # fmt: skip
+_ALIGNED = [["tt.divisibility", 16]]
+
+
+class Compiled(NamedTuple):
+    """What became of one kernel. The counts of instructions are None without cuobjdump."""
+
+    kernel: str
+    arch: int
+    head_dim: int
+    group: int
+    shared_bytes: int
+    registers: int | None
+    stack_bytes: int | None
+    local_accesses: int | None
+    """Instructions LDL and STL: registers spilled to memory."""
+    wide_async_copies: int | None
+    """Asynchronous copies of 128 bits from global to shared memory."""
+    hgmma: int | None
+    """Warp-group tensor-core instructions (Hopper)."""
+    hmma: int | None
+    """Warp tensor-core instructions."""
+
+
+def cuobjdump() -> Path | None:
+    """Return the disassembler that comes with triton, if it does."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return tool if tool.exists() else None
+
+
+def step_launches(
+    device: Device,
+    *,
+    head_dim: int,
+    group: int,
+    num_kv_heads: int = 8,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Iterator[Launch]:
+    """Yield every launch of a decode step of 64 rows and of a prefill of 2048 tokens."""
+
+    def meta(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    num_heads = group * num_kv_heads
+    k_pool, v_pool = (meta(4096, num_kv_heads, block_size, head_dim) for _ in "kv")
+    for num_tokens, num_seqs in ((64, 64), (2048, 4)):
+        fused = meta(num_tokens, num_heads + 2 * num_kv_heads, head_dim)
+        q, k, v = fused.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        out = meta(num_tokens, num_heads, head_dim)
+        tables = meta(num_seqs, 512, dtype=torch.int32)
+        context_lens = meta(num_seqs, dtype=torch.int32)
+        scale = head_dim**-0.5
+        if num_tokens == num_seqs:
+            yield from decode_launches(device, q, k_pool, v_pool, tables, context_lens, scale, out)
+            continue
+        starts = meta(num_seqs + 1, dtype=torch.int32)
+        for max_query_tokens in (512, 1):
+            yield prefill_launch(
+                device, q, k_pool, v_pool, tables, starts, context_lens, max_query_tokens,
+                scale, out,
+            )  # fmt: skip
+        yield rope_cache_launch(
+            q, k, v, meta(8192, head_dim, dtype=torch.float32),
+            meta(num_tokens, dtype=torch.int64), meta(num_tokens, dtype=torch.int64),
+            k_pool, v_pool,
+        )  # fmt: skip
+        x = out.flatten(1)
+        yield add_rms_norm_launch(x, x, meta(x.shape[1]), 1e-5, x, x)
+        yield silu_and_mul_launch(meta(num_tokens, 2 * 14336), meta(num_tokens, 14336))
+
+
+def compile_launch(launch: Launch, arch: int) -> Compiled:
+    """Compile a launch as the JIT would for its arguments, and inspect the machine code.
+
+    Raises
+    ------
+    triton.compiler.errors.CompilationError
+        If the kernel does not compile.
+    """
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attrs: dict[tuple[int, ...], list[list[Any]]] = {}
+    for i, param in enumerate(launch.kernel.params):
+        if param.is_constexpr:
+            signature[param.name] = "constexpr"
+            constants[param.name] = launch.constants[param.name]
+            continue
+        value = launch.args[param.name]
+        specialized = not param.do_not_specialize
+        if isinstance(value, Tensor):
+            signature[param.name] = _POINTERS[value.dtype]
+            attrs[(i,)] = _ALIGNED
+        elif isinstance(value, float):
+            signature[param.name] = "fp32"
+        elif value == 1 and specialized:
+            signature[param.name] = "constexpr"
+            constants[param.name] = 1
+        else:
+            signature[param.name] = param.annotation_type or "i32"
+            if specialized and value % 16 == 0:
+                attrs[(i,)] = _ALIGNED
+    source = ASTSource(launch.kernel, signature, constants, attrs)
+    options = {
+        "num_warps": launch.num_warps,
+        "num_stages": launch.num_stages,
+        "enable_fp_fusion": True,
+    }
+    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    code = _inspect(built.asm["cubin"])
+    return Compiled(
+        kernel=launch.kernel.fn.__name__,
+        arch=arch,
+        head_dim=launch.constants.get("HEAD_DIM", 0),
+        group=launch.constants.get("GROUP", 0),
+        shared_bytes=built.metadata.shared,
+        **code,
+    )
+
+
+def _inspect(cubin: bytes) -> dict[str, int | None]:
+    """Return registers, stack and counts of instructions of a binary."""
+    patterns = {
+        "local_accesses": r"\b(?:LDL|STL)\b",
+        "wide_async_copies": r"\bLDGSTS\.E\.\S*128\b",
+        "hgmma": r"\bHGMMA\b",
+        "hmma": r"\bHMMA\b",
+    }
+    tool = cuobjdump()
+    if tool is None:
+        return dict.fromkeys(["registers", "stack_bytes", *patterns])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        usage, sass = (
+            subprocess.run([tool, option, path], check=True, capture_output=True, text=True).stdout
+            for option in ("--dump-resource-usage", "--dump-sass")
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if found is None:
+        raise ValueError(f"cuobjdump's resource usage is not understood: {usage!r}")
+    counts = {name: len(re.findall(pattern, sass)) for name, pattern in patterns.items()}
+    return {"registers": int(found[1]), "stack_bytes": int(found[2]), **counts}
+
+
+def main() -> None:
+    """Compile everything and print one JSON object a line."""
+    import json
+
+    for arch, device in DEVICES.items():
+        for head_dim, group in ((64, 4), (128, 1), (128, 4), (128, 8), (256, 4)):
+            for launch in step_launches(device, head_dim=head_dim, group=group):
+                print(json.dumps(compile_launch(launch, arch)._asdict()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The Triton kernels of the real backend, each with what launches it."""

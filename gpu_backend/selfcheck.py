@@ -1,0 +1,246 @@
+"""Everything that has to be measured on a GPU, in one command: ``python -m gpu_backend.selfcheck``.
+
+Each part takes less than eight minutes, prints a table and writes a JSON file of its own. Without
+a CUDA device nothing is measured, and the exit status is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from rich.console import Console
+from rich.table import Table
+
+from gpu_backend import ceilings, kernel_bench
+from gpu_backend.device import open_device
+from gpu_backend.device_timer import Timer, cuda_timer
+from gpu_backend.kernel_bench import Figure
+from gpu_backend.kernel_check import Check, check_high_block_ids, check_kernels
+from gpu_backend.tile_search import search_tiles
+from sim.errors import SpecError
+from sim.files import replacing
+
+Part = Callable[[torch.device, Timer, Console], Mapping[str, Any]]
+
+
+def kernel_hash() -> str:
+    """Return a hash of the kernels' source: measurements are of these kernels and no others."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(__file__).parent / "kernels").glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def versions(device: torch.device, timer: Timer, console: Console) -> Mapping[str, Any]:
+    """Tell what a measurement depends on besides this project."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "kernels": kernel_hash(),
+        "processor": platform.processor() or platform.machine(),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "device": properties.name,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "l2_bytes": properties.L2_cache_size,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    _print(console, "versions", ("what", "value"), found.items())
+    return found
+
+
+def limits(device: torch.device, timer: Timer, console: Console) -> Mapping[str, Any]:
+    """Measure the device's ceilings: memory, matrix products, both ways over PCIe."""
+    found = [
+        ceilings.device_copy(device, timer),
+        ceilings.matrix_product(device, timer),
+        *ceilings.host_copies(device, timer),
+    ]
+    rows = [
+        (c.name, f"{c.rate / 1e12:.3f} T{c.unit}", f"{c.timing.median_s * 1e3:.3f} ms",
+         f"{c.timing.iqr_s * 1e3:.3f} ms", c.timing.mode)
+        for c in found
+    ]  # fmt: skip
+    _print(console, "ceilings", ("what", "rate", "median", "IQR", "timed as"), rows)
+    return {c.name: {"rate": c.rate, "unit": c.unit, "timing": c.timing._asdict()} for c in found}
+
+
+def correctness(device: torch.device, timer: Timer, console: Console) -> Mapping[str, Any]:
+    """Compare every kernel with float64, in bf16 and fp16, and beyond 31-bit offsets."""
+    found: dict[str, list[Check]] = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        found[str(dtype).removeprefix("torch.")] = list(check_kernels(device, dtype))
+    skipped = {}
+    try:
+        found["bfloat16"].append(check_high_block_ids(device, torch.bfloat16))
+    except MemoryError as error:
+        skipped["block ids beyond 31-bit offsets"] = str(error)
+    rows = [
+        (dtype, c.name, f"{c.error:.2e}", f"{c.tolerance:.0e}", "ok" if c.passed else "FAILED")
+        for dtype, checks in found.items()
+        for c in checks
+    ]
+    rows += [("", name, "", "", f"not run: {why}") for name, why in skipped.items()]
+    _print(console, "correctness", ("format", "what", "error", "allowed", ""), rows)
+    checks = {
+        dtype: [{**c._asdict(), "passed": c.passed} for c in checks]
+        for dtype, checks in found.items()
+    }
+    failed = sum(not c.passed for several in found.values() for c in several)
+    return {"checks": checks, "not_run": skipped, "failed": failed}
+
+
+def bench(device: torch.device, timer: Timer, console: Console) -> Mapping[str, Any]:
+    """Measure the kernels against a device copy and torch's attention, all in this run."""
+    copy = ceilings.device_copy(device, timer)
+    dtype = torch.bfloat16
+    figures: list[Figure] = [
+        *kernel_bench.decode_figures(timer, device, dtype, copy.rate),
+        *kernel_bench.prefill_figures(timer, device, dtype),
+        *kernel_bench.elementwise_figures(timer, device, dtype, copy.rate),
+    ]
+    rows = [
+        (f.name, f"{f.value:.3g} {f.unit}", _goal(f, f.required), _goal(f, f.stretch), f.detail)
+        for f in figures
+    ]
+    _print(console, "kernels", ("what", "measured", "required", "stretch", "how"), rows)
+    return {
+        "device_copy_bytes_per_s": copy.rate,
+        "figures": [
+            {**f._asdict(), "meets_required": f.meets(f.required),
+             "meets_stretch": f.meets(f.stretch)}
+            for f in figures
+        ],
+    }  # fmt: skip
+
+
+def tiles(device: torch.device, timer: Timer, console: Console) -> Mapping[str, Any]:
+    """Time other tiles than the table's."""
+    found = list(search_tiles(timer, device, torch.bfloat16))
+    rows = [
+        (t.case, t.tile, "table" if t.in_table else "",
+         "does not fit" if t.median_us is None else f"{t.median_us:.1f} us")
+        for t in found
+    ]  # fmt: skip
+    _print(console, "tiles", ("case", "tile", "", "median"), rows)
+    return {"times": [t._asdict() for t in found]}
+
+
+PARTS: dict[str, Part] = {
+    "versions": versions,
+    "ceilings": limits,
+    "correctness": correctness,
+    "bench": bench,
+    "tiles": tiles,
+}
+
+
+def run_parts(
+    names: Sequence[str],
+    device: torch.device,
+    timer: Timer,
+    folder: Path | None,
+    console: Console,
+) -> int:
+    """Run parts of the check, in the order given.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Keys of `PARTS`.
+    device : torch.device
+    timer : Timer
+        How to measure on it.
+    folder : Path or None
+        Where each part's ``NAME.json`` goes, as soon as the part is done.
+    console : Console
+        Where the tables go.
+
+    Returns
+    -------
+    int
+        0, or 1 if a correctness check failed.
+    """
+    failed = 0
+    for name in names:
+        start_s = time.perf_counter()
+        result = PARTS[name](device, timer, console)
+        took_s = time.perf_counter() - start_s
+        failed += result.get("failed", 0)
+        console.print(f"{name}: {took_s:.0f} s")
+        if folder is not None:
+            record = {"part": name, "kernels": kernel_hash(), "took_s": took_s, **result}
+            with replacing(folder / f"{name}.json") as path:
+                path.write_text(json.dumps(_finite(record), indent=1), encoding="utf-8")
+    return 1 if failed else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gpu_backend.selfcheck", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for JSON files")
+    parser.add_argument(
+        "--only", action="append", choices=[*PARTS], metavar="PART",
+        help=f"run this part ({', '.join(PARTS)}); may be repeated. Default: all but tiles",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    try:
+        device = open_device("cuda")
+    except SpecError as error:
+        print(f"selfcheck: nothing was measured. {error}", file=sys.stderr)
+        return 2
+    names = options.only or [name for name in PARTS if name != "tiles"]
+    return run_parts(names, device, cuda_timer, options.output, Console())
+
+
+def _goal(figure: Figure, goal: float | None) -> str:
+    if goal is None:
+        return ""
+    sign = "<=" if figure.smaller_is_better else ">="
+    if math.isnan(figure.value):
+        return f"{sign} {goal:.3g}: ?"
+    return f"{sign} {goal:.3g}: {'yes' if figure.meets(goal) else 'NO'}"
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value with None for NaN, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _print(
+    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
+) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*map(str, row))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""The decoder's kernels in Triton: the functions of `gpu_backend.cpu_ops`, for a GPU.
+
+Every function enqueues its kernels on the current CUDA stream, reads nothing back and takes its
+launch grid from tensor shapes alone, so a step can be captured in a CUDA graph. CPU tensors work
+only under Triton's interpreter (``TRITON_INTERPRET=1`` before triton is imported).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpu_backend.kernels.activation import silu_and_mul_launch
+from gpu_backend.kernels.decode import decode_launches
+from gpu_backend.kernels.launch import device_of
+from gpu_backend.kernels.norm import add_rms_norm_launch
+from gpu_backend.kernels.prefill import prefill_launch
+from gpu_backend.kernels.rope_cache import rope_cache_launch
+from gpu_backend.kernels.tiles import DecodeTile, PrefillTile
+
+
+def paged_decode(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    out: Tensor,
+    tile: DecodeTile | None = None,
+) -> None:
+    """Attend from one token of each sequence to all of its cache.
+
+    Parameters
+    ----------
+    q : Tensor, shape (B, num_heads, head_dim)
+        Rotated queries; a view into a wider projection is fine.
+    k_pool, v_pool : Tensor, shape (num_blocks, num_kv_heads, block_size, head_dim)
+        The cache of one layer. Only the first stride may differ from a contiguous one.
+    block_tables : Tensor of int32, shape (B, max_blocks)
+        Blocks of each sequence, in order; entries behind its context are not looked at.
+    context_lens : Tensor of int32, shape (B,)
+        Tokens to attend to, the newest included, at most ``max_blocks * block_size``. A row of 0
+        gets zeros.
+    scale : float
+        Factor of the scores.
+    out : Tensor, shape (B, num_heads, head_dim)
+        Written.
+    tile : DecodeTile, optional
+        How to cut the work; by default the table's answer.
+    """
+    _check_pools(q, k_pool, v_pool, out)
+    for launch in decode_launches(
+        device_of(q), q, k_pool, v_pool, block_tables, context_lens, scale, out, tile
+    ):
+        launch.run()
+
+
+def paged_prefill(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_tables: Tensor,
+    query_start: Tensor,
+    context_lens: Tensor,
+    max_query_tokens: int,
+    scale: float,
+    out: Tensor,
+    tile: PrefillTile | None = None,
+) -> None:
+    """Attend causally from the new tokens of each sequence, one or many, to its cache.
+
+    Parameters
+    ----------
+    q, out : Tensor, shape (T, num_heads, head_dim)
+        Queries of all sequences, one sequence after the other; `out` is written.
+    k_pool, v_pool, block_tables, scale
+        As for `paged_decode`, one row a sequence.
+    query_start : Tensor of int32, shape (S + 1,)
+        Where each sequence's tokens start in `q`; a sequence may have none.
+    context_lens : Tensor of int32, shape (S,)
+        Tokens of each sequence in the cache, the new ones included; the last new token attends
+        to all of them.
+    max_query_tokens : int
+        Most new tokens of a sequence; where all are few, a smaller tile is taken.
+    tile : PrefillTile, optional
+        How to cut the work; by default the table's answer.
+    """
+    _check_pools(q, k_pool, v_pool, out)
+    prefill_launch(
+        device_of(q), q, k_pool, v_pool, block_tables, query_start, context_lens,
+        max_query_tokens, scale, out, tile,
+    ).run()  # fmt: skip
+
+
+def rope_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+) -> None:
+    """Rotate queries and keys in place, and write keys and values to the cache.
+
+    Parameters
+    ----------
+    q, k, v : Tensor, shape (T, heads, head_dim)
+        Views into one projection are fine. Dimension i is rotated with i + head_dim / 2.
+    cos_sin : Tensor of float32, shape (max_len, head_dim)
+        Cosines, then sines.
+    positions, slots : Tensor of int64, shape (T,)
+        Position of each token, and ``block * block_size + offset`` to write to (-1: nowhere).
+    k_pool, v_pool : Tensor, shape (num_blocks, num_kv_heads, block_size, head_dim)
+        The cache of one layer.
+    """
+    _check_pools(q, k_pool, v_pool, q)
+    _check_heads(k, "k")
+    _check_heads(v, "v")
+    rope_cache_launch(q, k, v, cos_sin, positions, slots, k_pool, v_pool).run()
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Add `x` to the residual stream and normalise the sum.
+
+    Parameters
+    ----------
+    x : Tensor, shape (T, H)
+    residual : Tensor, shape (T, H), or None
+        The stream so far; `None` stands for zeros.
+    weight : Tensor, shape (H,)
+    eps : float
+        Added to the mean square.
+
+    Returns
+    -------
+    (Tensor, Tensor), both of shape (T, H)
+        ``sum * rsqrt(mean(sum**2) + eps) * weight``, and the sum. Computed in float32 from the
+        sum as it is stored.
+    """
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = x if residual is None else torch.empty_like(normed)
+    add_rms_norm_launch(x, residual, weight, eps, normed, total).run()
+    return normed, total
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """Return ``silu(gate) * up`` of the two halves of (T, 2 * I), shape (T, I)."""
+    shape = (gate_up.shape[0], gate_up.shape[1] // 2)
+    out = torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
+    silu_and_mul_launch(gate_up, out).run()
+    return out
+
+
+def _check_pools(q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor) -> None:
+    """Refuse layouts that the kernels would read wrongly without noticing."""
+    _check_heads(q, "q")
+    _check_heads(out, "out")
+    if k_pool.stride() != v_pool.stride():
+        raise ValueError(f"k_pool has strides {k_pool.stride()}, v_pool {v_pool.stride()}")
+    if not k_pool[:1].is_contiguous():
+        raise ValueError(f"the blocks of a pool must be contiguous, not {k_pool.stride()}")
+
+
+def _check_heads(x: Tensor, name: str) -> None:
+    if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
+        raise ValueError(f"the heads of {name} must be contiguous, strides are {x.stride()}")
