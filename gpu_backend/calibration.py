@@ -1,0 +1,221 @@
+"""Measure steps on a device: randomised, interleaved rounds, written down as they come."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from gpu_backend.block_pool import BlockPool
+from gpu_backend.calibration_design import Point, design_hash, sentinels
+from gpu_backend.calibration_fit import Measured
+from gpu_backend.runner import ModelRunner
+from sim.config import EngineConfig
+from sim.errors import SpecError
+from sim.rng import stream
+
+WARM_UPS = 3
+SENTINEL_EVERY = 25
+DRIFT_BAR = 0.03
+
+Progress = Callable[[int, int, str], None]
+"""Called with: batches measured, batches in all, what comes next."""
+
+
+class Reading(NamedTuple):
+    """One visit to one point: host and device time of each repetition, seconds."""
+
+    round: int
+    point: int
+    """Index into the points; sentinels count from -1 downwards."""
+    host_s: tuple[float, ...]
+    device_s: tuple[float, ...]
+
+
+class Measurement(NamedTuple):
+    """All readings of a calibration."""
+
+    readings: list[Reading]
+    drift: list[float]
+    """By round: the largest deviation of a sentinel from its median over all rounds."""
+
+    def median_s(self, point: int) -> float:
+        """Return the median host time of a point over all rounds and repetitions."""
+        return median(s for r in self.readings if r.point == point for s in r.host_s)
+
+    def spread(self, point: int) -> float:
+        """Return the interquartile range of a point's host times relative to the median."""
+        values = [s for r in self.readings if r.point == point for s in r.host_s]
+        low, high = np.quantile(values, [0.25, 0.75])
+        return float((high - low) / median(values))
+
+
+def measure(
+    runner: ModelRunner,
+    config: EngineConfig,
+    points: Sequence[Point],
+    log: Path,
+    *,
+    about: str,
+    num_rounds: int = 5,
+    repetitions: int = 2,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Measure every point in every round, in random order, with sentinels in between.
+
+    Parameters
+    ----------
+    runner : ModelRunner
+        Model and KV pool on the device.
+    config : EngineConfig
+        The limits that `runner` was opened with.
+    points : sequence of Point
+        What to measure; held-out points among them.
+    log : Path
+        Raw readings, a JSON line each, appended as they come. Readings of the same calibration
+        found there are not taken again, so an interrupted one goes on where it was.
+    about : str
+        What is measured (device, model, format); part of the calibration's identity.
+    num_rounds, repetitions : int
+        Every point is visited once a round and timed so many times a visit.
+    seed : int
+        Of the order and of the physical blocks.
+    progress : callable, optional
+        Told how far it is.
+
+    Returns
+    -------
+    Measurement
+        Medians and drift.
+
+    Raises
+    ------
+    SpecError
+        If `log` holds readings of another calibration.
+    """
+    identity = design_hash(points, config, about)
+    readings = _resume(log, identity)
+    done = {(r.round, r.point) for r in readings if r.point >= 0}
+    watch = sentinels(config)
+    timer = _Timer(runner, config, seed)
+    total, finished = num_rounds * len(points), len(done)
+    with log.open("a", encoding="utf-8") as file:
+
+        def record(reading: Reading) -> None:
+            readings.append(reading)
+            file.write(json.dumps(reading._asdict()) + "\n")
+            file.flush()
+
+        for number in range(num_rounds):
+            order = stream(seed, f"round/{number}").permutation(len(points)).tolist()
+            todo = [i for i in order if (number, i) not in done]
+            for position, i in enumerate(todo):
+                if position % SENTINEL_EVERY == 0:
+                    for k, sentinel in enumerate(watch):
+                        record(Reading(number, -1 - k, *timer.time(sentinel, repetitions)))
+                if progress is not None:
+                    progress(finished, total, f"round {number + 1}/{num_rounds}, {points[i].kind}")
+                record(Reading(number, i, *timer.time(points[i], repetitions)))
+                finished += 1
+    if progress is not None:
+        progress(total, total, "done")
+    return Measurement(readings, _drift(readings, len(watch), num_rounds))
+
+
+def measured(measurement: Measurement, points: Sequence[Point]) -> list[Measured]:
+    """Return each point with its median time."""
+    return [Measured(p.shape, measurement.median_s(i)) for i, p in enumerate(points)]
+
+
+class _Timer:
+    """Runs batches that nobody asked for."""
+
+    def __init__(self, runner: ModelRunner, config: EngineConfig, seed: int) -> None:
+        self._runner = runner
+        self._pool = BlockPool(
+            config.num_blocks, config.block_size, config.max_num_seqs, config.max_model_len, seed
+        )
+        self._batch = runner.new_batch()
+        self._tokens = np.ones((config.max_num_seqs, config.max_model_len), dtype=np.int32)
+        self._warm: set[Point] = set()
+
+    def time(self, point: Point, repetitions: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return host and device seconds of each repetition, after warm-ups of a new point."""
+        warm_ups = 0 if point in self._warm else WARM_UPS
+        self._warm.add(point)
+        lengths = [(1, c) for c in point.decodes] + list(point.chunks)
+        host, device = [], []
+        seats = [self._pool.grow(i, n + c) for i, (n, c) in enumerate(lengths)]
+        try:
+            for repetition in range(warm_ups + repetitions):
+                begun = time.perf_counter_ns()
+                self._run(seats, lengths, decode_only=not point.chunks)
+                elapsed = time.perf_counter_ns() - begun
+                if repetition >= warm_ups:
+                    host.append(elapsed / 1e9)
+                    device.append(self._runner.device_ns / 1e9)
+        finally:
+            for i in range(len(lengths)):
+                self._pool.release(i)
+        return tuple(host), tuple(device)
+
+    def _run(self, seats: list[int], lengths: list[tuple[int, int]], decode_only: bool) -> None:
+        num_new = np.array([n for n, _ in lengths], dtype=np.int64)
+        contexts = np.array([c for _, c in lengths], dtype=np.int64)
+        rows = np.array(seats, dtype=np.int64)
+        tables, size = self._pool.tables, self._pool.block_size
+        new = None if decode_only else num_new
+        self._batch.fill(self._tokens, tables, size, rows, contexts, new)
+        last = np.cumsum(num_new) - 1
+        self._batch.sample(last, np.arange(len(last)))
+        self._runner.launch(self._batch)
+        self._runner.wait()
+
+
+def _resume(log: Path, identity: str) -> list[Reading]:
+    """Read what an interrupted calibration left, or begin a log."""
+    if not log.exists():
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(json.dumps({"calibration": identity}) + "\n", encoding="utf-8")
+        return []
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    header = json.loads(lines[0]) if lines else {}
+    if header.get("calibration") != identity:
+        raise SpecError(
+            f"{log} holds readings of another calibration (other device, model, limits or "
+            "design); choose another folder, or delete that file to begin anew"
+        )
+    whole = [line for line in lines if line.endswith("\n")]
+    if len(whole) < len(lines):  # the interruption came in the middle of a line
+        log.write_text("".join(whole), encoding="utf-8")
+    return list(_readings(whole[1:]))
+
+
+def _readings(lines: Sequence[str]) -> Iterator[Reading]:
+    for line in lines:
+        row = json.loads(line)
+        yield Reading(row["round"], row["point"], tuple(row["host_s"]), tuple(row["device_s"]))
+
+
+def _drift(readings: Sequence[Reading], num_sentinels: int, num_rounds: int) -> list[float]:
+    drift = []
+    usual = {
+        k: median(s for r in readings if r.point == -1 - k for s in r.host_s)
+        for k in range(num_sentinels)
+    }
+    for number in range(num_rounds):
+        worst = 0.0
+        for k, typical in usual.items():
+            here = [
+                s for r in readings if r.point == -1 - k and r.round == number for s in r.host_s
+            ]
+            if here:
+                worst = max(worst, abs(median(here) / typical - 1))
+        drift.append(worst)
+    return drift

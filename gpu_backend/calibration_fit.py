@@ -1,0 +1,150 @@
+"""From measured batches to a cost model: non-negative least squares on what a step costs by."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from sim.cost.fitted import ExtrapolationWarning, FittedCostModel
+from sim.cost.profile import FEATURES, Fit, FitError, Regime, step_features
+from sim.cost.shape import BatchShape
+from sim.rng import stream
+
+Floats = npt.NDArray[np.float64]
+
+_RESAMPLES = 200
+
+
+class Measured(NamedTuple):
+    """A batch and how long it took (the median of its repetitions), in seconds."""
+
+    shape: BatchShape
+    seconds: float
+
+
+def fit_profile(
+    points: Sequence[Measured], held_out: Sequence[Measured], buckets: Sequence[int] = ()
+) -> Fit:
+    """Fit both regimes and judge them on batches they have not seen.
+
+    Parameters
+    ----------
+    points : sequence of Measured
+        What to fit.
+    held_out : sequence of Measured
+        What to judge by; never fitted.
+    buckets : sequence of int
+        CUDA-graph batch sizes of decode-only steps; empty without graphs.
+
+    Notes
+    -----
+    The time of a step is a continuous piecewise-linear, non-decreasing function of its new tokens
+    (rounded up to the bucket where a graph is replayed) plus a non-negative multiple of each
+    feature. Residuals are weighted by 1 / measured time, so that the fit is good in percent.
+    """
+    graphed = [p for p in points if _is_graphed(p.shape, buckets)]
+    eager = [p for p in points if not _is_graphed(p.shape, buckets)]
+    eager_regime = _fit_regime(eager, ())
+    graph_regime = _fit_regime(graphed, tuple(buckets)) if graphed else None
+    validity = _box([p.shape for p in points])
+    unknown = FitError(0.0, 0.0, 0.0, 0.0, 0)
+    draft = Fit(eager_regime, graph_regime, validity, unknown, unknown)
+    return Fit(eager_regime, graph_regime, validity, judge(draft, points), judge(draft, held_out))
+
+
+def judge(fit: Fit, points: Sequence[Measured]) -> FitError:
+    """Return how far a fit is from measured batches."""
+    if not points:
+        return FitError(0.0, 0.0, 0.0, 0.0, 0)
+    error = predictions(fit, points) / np.array([p.seconds for p in points]) - 1
+    size = np.abs(error)
+    return FitError(
+        mape=float(size.mean()),
+        p90=float(np.quantile(size, 0.9)),
+        max=float(size.max()),
+        bias=float(error.mean()),
+        num_points=len(points),
+    )
+
+
+def predictions(fit: Fit, points: Sequence[Measured]) -> Floats:
+    """Return what the simulator would say of these batches, in seconds."""
+    model = FittedCostModel(fit, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        return np.array([model.step_ns(p.shape)[0] for p in points]) / 1e9
+
+
+def coefficient_intervals(
+    points: Sequence[Measured], buckets: Sequence[int], seed: int
+) -> dict[str, tuple[float, float]]:
+    """Return 95 % bootstrap intervals of the eager regime's coefficients, seconds per unit."""
+    eager = [p for p in points if not _is_graphed(p.shape, buckets)]
+    rng = stream(seed, "bootstrap")
+    drawn: dict[str, list[float]] = {name: [] for name in FEATURES}
+    for _ in range(_RESAMPLES):
+        sample = [eager[i] for i in rng.integers(len(eager), size=len(eager))]
+        regime = _fit_regime(sample, ())
+        for name in FEATURES:
+            drawn[name].append(float(regime.coefficients_s.get(name, 0.0)))
+    return {
+        name: (float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975)))
+        for name, values in drawn.items()
+    }
+
+
+def _is_graphed(shape: BatchShape, buckets: Sequence[int]) -> bool:
+    return bool(buckets) and not shape.chunks and shape.num_decodes <= max(buckets)
+
+
+def _fit_regime(points: Sequence[Measured], buckets: tuple[int, ...]) -> Regime:
+    features = [step_features(p.shape) for p in points]
+    tokens = np.array([_bucket(f["new_tokens"], buckets) for f in features], dtype=np.float64)
+    knots = _knots(tokens)
+    hinges = [np.clip(tokens - low, 0, high - low) for low, high in pairwise(knots)]
+    names = [name for name in FEATURES if any(f[name] for f in features)]
+    columns = [np.ones_like(tokens), *hinges]
+    columns += [np.array([f[name] for f in features], dtype=np.float64) for name in names]
+    matrix = np.stack(columns, axis=1)
+    weight = 1.0 / np.array([p.seconds for p in points])
+    scale = (matrix * weight[:, None]).max(axis=0)
+    scale[scale == 0] = 1.0
+    solution, _ = nnls(matrix * weight[:, None] / scale, np.ones(len(points)))
+    solution = solution / scale
+    slopes = solution[1 : len(knots)]
+    values = np.concatenate([[0.0], np.cumsum(slopes * np.diff(knots))]) + solution[0]
+    coefficients = {
+        name: float(value) for name, value in zip(names, solution[len(knots) :], strict=True)
+    }
+    return Regime(
+        tuple(int(k) for k in knots), tuple(float(v) for v in values), coefficients, buckets
+    )
+
+
+def _knots(tokens: Floats) -> Floats:
+    """Return powers of four between the smallest and the largest number of tokens."""
+    low, high = max(1.0, float(tokens.min())), float(tokens.max())
+    steps = [low]
+    while steps[-1] * 4 < high:
+        steps.append(float(int(steps[-1] * 4)))
+    return np.array([*steps, high] if high > steps[-1] else [*steps, steps[-1] + 1.0])
+
+
+def _bucket(tokens: int, buckets: tuple[int, ...]) -> int:
+    return min((b for b in buckets if b >= tokens), default=tokens)
+
+
+def _box(shapes: Sequence[BatchShape]) -> dict[str, tuple[float, float]]:
+    features = [step_features(shape) for shape in shapes]
+    box = {}
+    for name in ("new_tokens", *FEATURES):
+        values = [f[name] for f in features if f[name]]
+        if values:
+            box[name] = (float(min(values)), float(max(values)))
+    return box

@@ -1,0 +1,123 @@
+"""What a step's duration means on the real backend: three clocks, and their names in results.
+
+``wall``
+    Time as it passes. Requests arrive while the engine works and waits.
+``virtual``
+    Steps take as long as they were measured to take, and waiting takes no time: the discrete-event
+    loop skips it. Durations differ from run to run, and so may decisions.
+``modelled``
+    The kernels run, but a step takes what a cost model says. Decisions are then the simulator's
+    own, step by step, and repeatable.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from sim.cost.overhead import SchedulingOverhead
+from sim.cost.shape import BatchShape, CostModel
+
+
+class Clock(Protocol):
+    """Times steps for an executor."""
+
+    mode: str
+    """Name in results."""
+
+    def step_begins(self, now_ns: int) -> None:
+        """Note that the work planned at engine time `now_ns` begins."""
+
+    def step_ends(self, shape: BatchShape) -> tuple[int, int]:
+        """Return the step's duration and the part of it that is scheduling overhead, in ns."""
+
+
+class WallClock:
+    """Time as it passes since `start`.
+
+    Notes
+    -----
+    A step lasts from the instant for which it was planned to its last token, so the time that
+    accounting and planning took is part of it, as scheduling overhead.
+    """
+
+    mode = "wall"
+
+    def __init__(self) -> None:
+        self._origin_ns = time.perf_counter_ns()
+        self._planned_ns = 0
+        self._begun_ns = 0
+
+    def start(self) -> None:
+        """Set the clock to zero."""
+        self._origin_ns = time.perf_counter_ns()
+
+    def now_ns(self) -> int:
+        """Read the clock."""
+        return time.perf_counter_ns() - self._origin_ns
+
+    def sleep_until(self, instant_ns: int) -> None:
+        """Wait; not for longer than the system's timer is coarse."""
+        while (left := instant_ns - self.now_ns()) > 0:
+            time.sleep(left / 1e9)
+
+    def step_begins(self, now_ns: int) -> None:
+        """Note planning time and the time now."""
+        self._planned_ns = now_ns
+        self._begun_ns = self.now_ns()
+
+    def step_ends(self, shape: BatchShape) -> tuple[int, int]:
+        """Return (now - planned, begun - planned)."""
+        return self.now_ns() - self._planned_ns, self._begun_ns - self._planned_ns
+
+
+class VirtualClock:
+    """Time in which only steps take time, as long as they really take.
+
+    Notes
+    -----
+    What lies between two steps (accounting, arrivals, planning) is counted as scheduling overhead
+    of the second one. Before the first step nothing is counted.
+    """
+
+    mode = "virtual"
+
+    def __init__(self) -> None:
+        self._begun_ns = 0
+        self._ended_ns: int | None = None
+
+    def step_begins(self, now_ns: int) -> None:
+        """Note the time."""
+        self._begun_ns = time.perf_counter_ns()
+
+    def step_ends(self, shape: BatchShape) -> tuple[int, int]:
+        """Return (now - end of the last step, begun - end of the last step)."""
+        last_ns = self._begun_ns if self._ended_ns is None else self._ended_ns
+        self._ended_ns = time.perf_counter_ns()
+        return self._ended_ns - last_ns, self._begun_ns - last_ns
+
+
+class ModelledClock:
+    """Time as a cost model has it; the kernels run for their tokens only.
+
+    Parameters
+    ----------
+    cost_model : CostModel
+        Prices a step.
+    overhead : SchedulingOverhead, optional
+        CPU time added to each; none by default.
+    """
+
+    mode = "modelled"
+
+    def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
+        self._cost_model = cost_model
+        self._overhead = overhead or SchedulingOverhead()
+
+    def step_begins(self, now_ns: int) -> None:
+        """Note nothing."""
+
+    def step_ends(self, shape: BatchShape) -> tuple[int, int]:
+        """Return what `sim.executor.SimExecutor` would."""
+        overhead_ns = self._overhead.ns(shape.num_running, shape.num_waiting)
+        return self._cost_model.step_ns(shape)[0] + overhead_ns, overhead_ns

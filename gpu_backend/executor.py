@@ -1,0 +1,208 @@
+"""The real GPU behind the engine: carries plans out and samples tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from gpu_backend.batch_builder import BatchBuilder
+from gpu_backend.block_pool import BlockPool
+from gpu_backend.clock import Clock
+from gpu_backend.runner import ModelRunner
+from gpu_backend.sequences import Int64, PromptIds, Sequences, random_prompts
+from sim.config import EngineConfig
+from sim.cost.shape import BatchShape
+from sim.decode_batch import DecodeBatch
+from sim.engine import Engine
+from sim.errors import SpecError
+from sim.executor import Steps, Work
+from sim.request import Request, RequestState
+
+
+class StepTime(NamedTuple):
+    """One executed step: what it was, and where its time went."""
+
+    shape: BatchShape
+    duration_ns: int
+    """By the run's clock, scheduling overhead included."""
+    overhead_ns: int
+    """Scheduling overhead in it."""
+    prepare_ns: int
+    """Host: laying out the batch before its launch."""
+    device_ns: int
+    """From the copy of the batch to the device to the sampled tokens."""
+    was_prepared: bool
+    """Whether the batch was laid out while the step before it ran."""
+
+
+class TorchExecutor:
+    """Runs plans on a real model; implements `sim.executor.Executor`.
+
+    All that a plan computes goes through the model as one mixed batch, one step at a time. The
+    tokens are the model's own, but a request ends at the length its trace says (EOS is ignored),
+    so both backends run the same work. A preempted request computes prompt and generated tokens
+    again, or has its KV copied to the host and back, and goes on where it was.
+
+    Parameters
+    ----------
+    runner : ModelRunner
+        Model and KV cache on a device.
+    config : EngineConfig
+        The engine's limits.
+    clock : Clock
+        Says how long a step took.
+    estimate_step_ns : callable, optional
+        Answers policies that ask what a step would take, e.g.
+        ``SimExecutor(cost_model).estimate_step_ns``: both backends must answer alike.
+    prompt_ids : callable, optional
+        Token ids of a request's prompt; random ones by default.
+    seed : int
+        Of random prompts and of sampling.
+    shuffle_blocks : bool
+        Hand KV blocks out in random order.
+    prepare_ahead : bool, optional
+        Lay out the next decode batch while the device works; by default on a GPU only, since on
+        a CPU nothing runs meanwhile.
+
+    Attributes
+    ----------
+    pool : BlockPool
+        Physical blocks.
+    steps : list of StepTime
+        Every step so far.
+
+    Notes
+    -----
+    Tokens computed for nobody cost their linear layers and no attention. The rows of held
+    requests (static batching) decode over their cache, write nothing and are thrown away.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        config: EngineConfig,
+        clock: Clock,
+        *,
+        estimate_step_ns: Callable[[BatchShape], int] | None = None,
+        prompt_ids: PromptIds | None = None,
+        seed: int = 0,
+        shuffle_blocks: bool = False,
+        prepare_ahead: bool | None = None,
+    ) -> None:
+        self.runner = runner
+        self.clock = clock
+        self.pool = BlockPool(
+            config.num_blocks,
+            config.block_size,
+            config.max_num_seqs,
+            config.max_model_len,
+            seed if shuffle_blocks else None,
+        )
+        vocabulary = runner.decoder.config.shape.vocab_size
+        self.sequences = Sequences(
+            config.max_num_seqs,
+            config.max_model_len,
+            prompt_ids or random_prompts(seed, vocabulary),
+        )
+        self.steps: list[StepTime] = []
+        self._estimate_step_ns = estimate_step_ns
+        self._truncated: set[int] = set()
+        self._held: dict[int, RequestState] = {}
+        self._prepares_ahead = runner.is_cuda if prepare_ahead is None else prepare_ahead
+        self._builder = BatchBuilder(runner, self.pool, self.sequences, seed)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add(self, request: Request, output_tokens: int) -> None:
+        """Learn of a request and its true output length."""
+        if output_tokens > request.max_tokens:
+            self._truncated.add(request.id)
+            output_tokens = request.max_tokens
+        self.sequences.add(request, output_tokens)
+
+    def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
+        """Do nothing: the batch is read when it is executed."""
+
+    def released(self, state: RequestState) -> None:
+        """Free a request's blocks and seat; its tokens stay known."""
+        self._builder.drop(state)
+        self._held.pop(state.id, None)
+        if self.pool.holds(state.id):
+            self.sequences.leave(state.request, self.pool.seat(state.id), state.num_tokens)
+            self.pool.release(state.id)
+
+    def swapped_out(self, state: RequestState) -> None:
+        """Note that a request's KV is to be copied to the host, before `released` comes."""
+        self.runner.swap.swap_out(state.id, self.pool.blocks(state.id))
+
+    def swapped_in(self, state: RequestState) -> None:
+        """Seat a request again and note that its KV is to be copied back."""
+        seat = self.pool.grow(state.id, state.num_computed_tokens)
+        self.sequences.sit(state.request, seat)
+        self.runner.swap.swap_in(state.id, self.pool.blocks(state.id))
+
+    def remove(self, state: RequestState) -> None:
+        """Forget a request that finished or was rejected, but for the tokens it generated."""
+        self.sequences.forget(state.request)
+        self.runner.swap.forget(state.id)
+
+    def is_truncated(self, request: Request) -> bool:
+        """Whether `max_tokens` ends the request before its true length."""
+        return request.id in self._truncated
+
+    def generated(self, request_id: int) -> Int64:
+        """Return the tokens of a request that has finished (or was preempted), int64."""
+        return self.sequences.generated(request_id)
+
+    def check(self, engine: Engine) -> None:
+        """Prove that blocks on device and host are those the engine counts, between two steps.
+
+        Raises
+        ------
+        AssertionError
+            If a count is off; names it.
+        """
+        self.pool.check(engine)
+        self.runner.swap.check(engine)
+
+    def estimate_step_ns(self, shape: BatchShape) -> int:
+        """Answer from the cost model that the simulator would ask.
+
+        Raises
+        ------
+        SpecError
+            If the executor was given none.
+        """
+        if self._estimate_step_ns is None:
+            raise SpecError(
+                "this policy plans by estimated step times: give the real backend a cost model "
+                "(cost_model: a profile of this device and model)"
+            )
+        return self._estimate_step_ns(shape)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
+        """Run one step; see `sim.executor.Executor.execute`."""
+        self.clock.step_begins(work.now_ns)
+        begun_ns = time.perf_counter_ns()
+        rows = self._builder.build(work, self._held.values())
+        prepare_ns = time.perf_counter_ns() - begun_ns
+        self.runner.launch(rows.batch)
+        if self._prepares_ahead and rows.decode_only:
+            self._builder.prepare_next(rows)
+        tokens = self.runner.wait()
+        self.sequences.tokens[rows.seats, rows.indices] = tokens[rows.picks]
+        last = np.flatnonzero(self.sequences.last_index[rows.seats] == rows.indices)
+        finished = [rows.states[i] for i in last.tolist()]
+        if work.plan.finished != "leave":
+            self._held.update((state.id, state) for state in finished)
+        duration_ns, overhead_ns = self.clock.step_ends(work.shape)
+        device_ns, was_ahead = self.runner.device_ns, rows.was_ahead
+        self.steps.append(
+            StepTime(work.shape, duration_ns, overhead_ns, prepare_ns, device_ns, was_ahead)
+        )
+        return Steps([duration_ns], overhead_ns, finished)

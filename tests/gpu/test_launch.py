@@ -1,0 +1,83 @@
+"""The GPU's way of launching, rehearsed without one: only copy, events and graphs are stood in.
+
+What a graph would read is checked by running the same step eagerly on what the device buffer holds.
+"""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu_backend.graphs import DecodeGraphs, graph_buckets  # noqa: E402
+from gpu_backend.step_batch import StepBatch  # noqa: E402
+from tests.gpu.backend import CONFIG, TIGHT, generated, run_real, tiny_runner  # noqa: E402
+from tests.gpu.test_executor import alone, workload  # noqa: E402, F401
+from tests.property.test_laws import make  # noqa: E402
+
+
+class Event:
+    """An event of a device that is always done."""
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return 0.5
+
+
+class EagerGraphs:
+    """Replays by running the padded step on the device buffer's contents."""
+
+    bucket = DecodeGraphs.bucket
+
+    def __init__(self, runner):
+        self._runner = runner
+        self.buckets = graph_buckets(4)
+        self.replayed = set()
+
+    def replay(self, bucket):
+        self.replayed.add(bucket)
+        batch = self._runner.new_batch()
+        batch.pad_sequences(bucket)
+        step = batch.tensors(self._runner._views)
+        return self._runner.decoder.forward(step, self._runner.kv_pools)
+
+
+def rehearsing_runner(config, graphs=True):
+    runner = tiny_runner(config)
+    runner._buffer = torch.full((runner.layout.num_bytes,), 255, dtype=torch.uint8)
+    runner._views = runner.layout.views(runner._buffer)
+    runner._start, runner._end = Event(), Event()
+    runner._graphs = EagerGraphs(runner) if graphs else None
+    layout = runner.layout
+    runner.new_batch = lambda: StepBatch(layout, pinned=False)  # pinning needs CUDA
+    runner.is_cuda = True
+    return runner
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize("config", [CONFIG, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize("case", ["fcfs", "static", "sarathi"])
+def test_launching_as_on_a_gpu_gives_every_request_its_tokens(case, config, graphs, alone):  # noqa: F811
+    runner = rehearsing_runner(config, graphs)
+    _, executor = run_real(make(case), workload(), config, runner=runner)
+    assert generated(executor, workload()) == alone
+    assert any(step.was_prepared for step in executor.steps)
+    assert executor.steps[0].device_ns == 500_000
+    if graphs:
+        # Batches beyond the largest bucket run eagerly.
+        assert max(step.shape.num_decodes for step in executor.steps) > 4
+        assert runner._graphs.replayed >= {1, 4}
+
+
+def test_graph_buckets_are_powers_of_two_and_the_largest_batch():
+    assert graph_buckets(1) == (1,)
+    assert graph_buckets(8) == (1, 2, 4, 8)
+    assert graph_buckets(48) == (1, 2, 4, 8, 16, 32, 48)
+
+
+def test_bucket_is_the_smallest_that_holds_the_batch():
+    graphs = EagerGraphs(tiny_runner())
+    assert [graphs.bucket(n) for n in (1, 3, 4, 5)] == [1, 4, 4, None]

@@ -1,0 +1,65 @@
+"""The wall clock: what must hold however long things take."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu_backend.clock import WallClock  # noqa: E402
+from gpu_backend.executor import TorchExecutor  # noqa: E402
+from gpu_backend.replay import replay  # noqa: E402
+from policies import registry  # noqa: E402
+from sim.engine import Engine  # noqa: E402
+from sim.errors import Stalled  # noqa: E402
+from tests import laws  # noqa: E402
+from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
+
+MS = 1_000_000
+
+
+def make(policy="fcfs", **params):
+    clock = WallClock()
+    executor = TorchExecutor(tiny_runner(), CONFIG, clock)
+    return Engine(CONFIG, registry.make(policy, **params), executor), executor, clock
+
+
+def test_replay_by_the_wall_clock_obeys_the_laws():
+    work = [laws.arrival(i, i * 3 * MS, 3 + 5 * i, 2 + 3 * i) for i in range(6)]
+    engine, executor, clock = make()
+    log = replay(engine, work, clock)
+    laws.check(log, work, CONFIG, may_wait=True)  # a sleeper wakes a little late
+    assert engine.kv.free_blocks == CONFIG.num_blocks
+    assert len(executor.steps) == log.num_steps
+    steps = log.steps()
+    assert steps["end_ns"][-1] <= clock.now_ns()
+    assert (steps["overhead_ns"] >= 0).all()
+
+
+def test_replay_releases_no_request_before_its_time():
+    work = [laws.arrival(0, 0, 5, 2), laws.arrival(1, 60 * MS, 5, 2)]
+    engine, _, clock = make()
+    requests = replay(engine, work, clock).requests()
+    assert requests["finish_ns"][0] < 60 * MS <= requests["first_scheduled_ns"][1]
+
+
+def test_replay_wakes_a_policy_that_waits_by_the_clock():
+    engine, _, clock = make("dynamic", max_batch_size=4, max_queue_delay_s=0.02)
+    log = replay(engine, [laws.arrival(0, 0, 5, 2)], clock)
+    assert log.requests()["first_scheduled_ns"][0] >= 20 * MS
+
+
+def test_replay_of_a_policy_that_never_wakes_stalls_with_a_message():
+    class Sleeper(type(registry.make("fcfs"))):
+        def plan(self, view, builder):
+            return builder.build()
+
+    clock = WallClock()
+    engine = Engine(CONFIG, Sleeper(), TorchExecutor(tiny_runner(), CONFIG, clock))
+    with pytest.raises(Stalled, match="nothing is left to happen"):
+        replay(engine, [laws.arrival(0, 0, 5, 2)], clock)
+
+
+def test_replay_of_arrivals_that_go_back_in_time_is_refused():
+    engine, _, clock = make()
+    work = [laws.arrival(0, 5, 5, 2), laws.arrival(1, 3, 5, 2)]
+    with pytest.raises(ValueError, match="request 1 is ready at 3 ns, before"):
+        replay(engine, work, clock)

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu_backend.step_batch import StepBatch, StepLayout  # noqa: E402
+
+TABLES = np.array([[4, 9, 0], [7, 0, 0], [2**31 - 1, 3, 1]], dtype=np.int32)
+HISTORY = np.arange(3 * 12, dtype=np.int32).reshape(3, 12)
+
+
+def make():
+    return StepBatch(StepLayout(max_tokens=20, max_num_seqs=4, max_blocks=3), pinned=False)
+
+
+def test_mixed_batch_lays_sequences_one_after_the_other_and_padding_last():
+    batch = make()
+    seats, contexts, new = np.array([1, 0]), np.array([2, 3]), np.array([1, 4])
+    batch.fill(HISTORY, TABLES, 4, seats, contexts, new, padding_tokens=2)
+    batch.sample(np.array([0, 4]), np.array([11, 12]))
+    step = batch.tensors(batch.views)
+    assert step.tokens.tolist() == [14, 3, 4, 5, 6, 0, 0]
+    assert step.positions.tolist() == [2, 3, 4, 5, 6, 0, 0]
+    assert step.slots.tolist() == [30, 19, 36, 37, 38, -1, -1]
+    assert step.query_start.tolist() == [0, 1, 5]
+    assert step.context_lens.tolist() == [3, 7]
+    assert step.block_tables.tolist() == [[7, 0, 0], [4, 9, 0]]
+    assert step.sample_rows.tolist() == [0, 4]
+    assert (step.num_sequence_tokens, step.max_query_tokens) == (5, 4)
+    assert not batch.decode_only
+
+
+def test_slot_of_the_highest_block_id_does_not_overflow():
+    batch = make()
+    batch.fill(HISTORY, TABLES, 16, np.array([2]), np.array([5]))
+    assert batch.slots[0] == (2**31 - 1) * 16 + 5
+
+
+def test_decode_batch_padded_to_a_bucket_reads_the_dummy_block_and_writes_nothing():
+    batch = make()
+    batch.fill(HISTORY, TABLES, 4, np.array([0, 2, 1]), np.array([3, 0, 1]))
+    batch.sample(np.arange(3), np.array([1, 2, 3]))
+    assert batch.decode_only
+    batch.pad_sequences(4)
+    step = batch.tensors(batch.views)
+    assert step.tokens.tolist() == [3, 24, 13, 0]
+    assert step.slots.tolist()[3] == -1
+    assert step.context_lens.tolist() == [4, 1, 2, 1]
+    assert step.block_tables[3].tolist() == [0, 0, 0]
+    assert step.query_start.tolist() == [0, 1, 2, 3, 4]
+    assert step.sample_rows.tolist() == [0, 1, 2, 3]
+
+
+def test_layout_of_one_step_is_copied_by_its_used_bytes_alone():
+    batch = make()
+    batch.fill(HISTORY, TABLES, 4, np.array([0, 2]), np.array([3, 0]))
+    batch.sample(np.arange(2), np.array([1, 2]))
+    used = batch.layout.used_bytes(2)
+    copy = torch.full((batch.layout.num_bytes,), 255, dtype=torch.uint8)
+    copy[:used] = batch.buffer[:used]
+    there, here = batch.tensors(batch.layout.views(copy)), batch.tensors(batch.views)
+    for name, part in here._asdict().items():
+        assert torch.equal(torch.as_tensor(there._asdict()[name]), torch.as_tensor(part)), name

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu_backend.swap import SwapSpace  # noqa: E402
+from sim.errors import SchedlabError  # noqa: E402
+
+
+def make(num_host_blocks=40, num_blocks=50):
+    shape = (num_blocks, 2, 4, 8)
+    pools = [(torch.rand(shape), torch.rand(shape)) for _ in range(3)]
+    return SwapSpace(pools, num_host_blocks), pools
+
+
+@pytest.mark.parametrize("num_blocks", [1, 16, 21])
+def test_swapped_blocks_come_back_in_order_wherever_they_are_put(num_blocks):
+    swap, pools = make()
+    old, new = np.arange(1, num_blocks + 1)[::-1].copy(), np.arange(25, 25 + num_blocks)
+    before = [[pool[torch.from_numpy(old)].clone() for pool in pair] for pair in pools]
+    swap.swap_out(0, old)
+    swap.run()
+    assert swap.num_used == num_blocks
+    for pair in pools:
+        for pool in pair:
+            pool.zero_()
+    swap.swap_in(0, np.append(new, 49))
+    swap.run()
+    assert swap.num_used == 0
+    for pair, expected in zip(pools, before, strict=True):
+        for pool, blocks in zip(pair, expected, strict=True):
+            assert torch.equal(pool[torch.from_numpy(new)], blocks)
+            assert not pool[49].any()
+
+
+def test_blocks_that_change_hands_before_the_copies_run_keep_their_contents():
+    swap, pools = make(num_host_blocks=1)
+    first, second = pools[0][0][[1, 2]].clone()
+    swap.swap_out(1, np.array([1]))
+    swap.run()
+    # Request 1 returns into block 2, which request 2 leaves, over the only host block.
+    swap.swap_in(1, np.array([3]))
+    swap.swap_out(2, np.array([2]))
+    swap.run()
+    assert torch.equal(pools[0][0][3], first)
+    swap.swap_in(2, np.array([1]))
+    swap.run()
+    assert torch.equal(pools[0][0][1], second)
+
+
+def test_swap_space_without_room_or_of_a_forgotten_request():
+    swap, _ = make(num_host_blocks=2)
+    swap.swap_out(1, np.array([1, 2]))
+    with pytest.raises(SchedlabError, match="request 2 needs 1 blocks of swap space and 0 of 2"):
+        swap.swap_out(2, np.array([3]))
+    swap.forget(1)
+    swap.forget(3)
+    assert swap.num_used == 0

@@ -1,0 +1,148 @@
+"""The decoder on the Triton kernels: interpreted here, on a GPU where there is one."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from gpu_backend import cpu_ops  # noqa: E402
+from gpu_backend.clock import VirtualClock  # noqa: E402
+from gpu_backend.executor import TorchExecutor  # noqa: E402
+from gpu_backend.model import Decoder  # noqa: E402
+from gpu_backend.runner import ModelRunner, open_runner  # noqa: E402
+from policies import registry  # noqa: E402
+from sim.config import EngineConfig  # noqa: E402
+from sim.engine import Engine  # noqa: E402
+from sim.simulation import simulate  # noqa: E402
+from tests import laws  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERPRETED = """
+import torch
+from gpu_backend import cpu_ops, triton_ops
+from gpu_backend.runner import ModelRunner
+from tests.gpu.backend import CONFIG, decoder_of, paged_logits, random_tensors, variant
+for changes in ({"head_dim": 32}, {"head_dim": 64, "qk_norm": True}):
+    config = variant(num_layers=1, **changes)
+    tensors = random_tensors(config)
+    expected, logits = (
+        paged_logits(ModelRunner(decoder_of(config, tensors, ops), CONFIG), range(40, 51), (6, 7))
+        for ops in (cpu_ops, triton_ops)
+    )
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+"""
+
+
+@pytest.mark.slow
+def test_decoder_on_interpreted_triton_kernels_gives_the_logits_of_the_portable_ones():
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+GPU_CONFIG = EngineConfig(
+    num_blocks=400, max_model_len=1024, max_num_seqs=24, max_num_batched_tokens=512
+)
+
+
+def gpu_work(num_requests=30):
+    rng = np.random.default_rng(0)
+    return [
+        laws.arrival(i, 0, int(rng.integers(1, 500)), int(rng.integers(1, 120)))
+        for i in range(num_requests)
+    ]
+
+
+def serve(runner, config=GPU_CONFIG, **options):
+    executor = TorchExecutor(runner, config, VirtualClock(), **options)
+    engine = Engine(config, registry.make("fcfs"), executor, observer=executor.check)
+    log = simulate(engine, gpu_work())
+    return (
+        log,
+        executor,
+        {a.request.id: executor.generated(a.request.id).tolist() for a in gpu_work()},
+    )
+
+
+def share_of_equal_prefixes(first, second):
+    """Return which share of all tokens two runs have in common before they first differ."""
+    same = total = 0
+    for i in first:
+        pairs = list(zip(first[i], second[i], strict=True))
+        same += next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        total += len(pairs)
+    return same / total
+
+
+@pytest.fixture(scope="module")
+def gpu_runner():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return open_runner("schedlab-small", GPU_CONFIG, device="cuda")
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_give_the_logits_of_eager_launches(gpu_runner):
+    batch = gpu_runner.new_batch()
+    tables = np.arange(1, 1 + 24 * 16, dtype=np.int32).reshape(24, 16)
+    history = np.random.default_rng(0).integers(0, 8192, (24, 256)).astype(np.int32)
+    for num_seqs in (1, 3, 8, 24):
+        contexts = np.arange(num_seqs) * 7 + 5
+        batch.fill(history, tables, 16, np.arange(num_seqs), contexts)
+        batch.sample(np.arange(num_seqs), np.arange(num_seqs))
+        gpu_runner.launch(batch)
+        gpu_runner.wait()
+        graphs = gpu_runner._graphs
+        replayed = graphs.replay(graphs.bucket(num_seqs))[:num_seqs].clone()
+        step = batch.tensors(gpu_runner._views)
+        eager = gpu_runner.decoder.forward(step, gpu_runner.kv_pools)[:num_seqs]
+        torch.testing.assert_close(replayed, eager, rtol=0, atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_serving_with_graphs_and_ahead_gives_the_tokens_of_plain_eager_serving(gpu_runner):
+    plain = ModelRunner(gpu_runner.decoder, GPU_CONFIG, use_graphs=False)
+    _, _, expected = serve(plain, prepare_ahead=False)
+    _, executor, tokens = serve(gpu_runner)
+    assert sum(step.was_prepared for step in executor.steps) > 0
+    # A graph pads its batch, so products round differently and near ties may fall otherwise.
+    assert share_of_equal_prefixes(expected, tokens) > 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preempted_requests_on_a_gpu_go_on_with_nearly_the_same_tokens(gpu_runner, mode):
+    config = replace(
+        GPU_CONFIG, num_blocks=150, preemption_mode=mode, swap_space_blocks=300, kv_block_bytes=1
+    )
+    _, _, expected = serve(gpu_runner)
+    log, _, tokens = serve(ModelRunner(gpu_runner.decoder, config), config)
+    assert log.requests()["num_preemptions"].sum() > 0
+    assert share_of_equal_prefixes(expected, tokens) > 0.5
+
+
+@pytest.mark.gpu
+def test_triton_kernels_on_a_gpu_give_the_logits_of_the_portable_ones(gpu_runner):
+    portable = Decoder(
+        gpu_runner.decoder.config, gpu_runner.decoder.weights, cpu_ops, GPU_CONFIG.max_model_len
+    )
+    theirs = ModelRunner(portable, GPU_CONFIG, use_graphs=False)
+    batch = gpu_runner.new_batch()
+    tables = np.arange(1, 65, dtype=np.int32).reshape(2, 32)
+    history = np.random.default_rng(0).integers(0, 8192, (2, 512)).astype(np.int32)
+    batch.fill(history, tables, 16, np.array([0, 1]), np.array([0, 0]), np.array([400, 37]))
+    batch.sample(np.array([399, 436]), np.array([0, 1]))
+    logits = []
+    for runner in (gpu_runner, theirs):
+        runner._buffer.copy_(batch.buffer)
+        logits.append(runner.decoder.forward(batch.tensors(runner._views), runner.kv_pools).float())
+    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=0.1)
