@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from experiments.key_errors import nearest
 from experiments.paths import is_preset
 from experiments.spec import ExperimentSpec, Lengths
 from experiments.yaml_lines import KeyPath
-from sim.errors import SpecError
+from sim.errors import SpecError, nearest
 
 Fail = Callable[[KeyPath, str], NoReturn]
 
@@ -45,7 +44,7 @@ def check_names(spec: ExperimentSpec, fail: Fail) -> None:
     if profile is not None and not Path(profile).is_dir():
         fail(
             ("cost_model",),
-            f"{profile} is no profile folder; {nearest(Path(profile).name, ['roofline'])}",
+            f"{profile} is no profile folder (schedlab calibrate measures one); {nearest(Path(profile).name, ['roofline'])}",
         )
     _check_policy(spec, fail)
     _check_workload(spec, fail)
@@ -87,8 +86,7 @@ def _check_knobs(
 ) -> None:
     for knob in given:
         if knob not in known:
-            hint = nearest(knob, known) if known else "it has none"
-            fail((*path, knob), f"{name} has no such knob; {hint}")
+            fail((*path, knob), f"{name} has no such knob; {nearest(knob, known)}")
 
 
 def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:

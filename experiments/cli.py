@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -108,6 +108,80 @@ def plot(
 
     for path in draw(folder):
         typer.echo(path)
+
+
+@app.command()
+def compare(
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. real.repeats=2."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Results folder; results/<name>-compared if absent."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Run an experiment on the real backend and in simulation, and say how far they differ."""
+    from experiments.compare import compare as run_comparison
+    from experiments.compare import markdown, write
+    from experiments.loading import load_spec
+    from experiments.results_folder import check_replaceable, replacing_folder
+
+    sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
+    spec = load_spec(spec_file, overrides or [])
+    folder = output or Path("results") / f"{spec.name}-compared"
+    check_replaceable(folder)
+    with replacing_folder(folder) as new, _steps_bar(quiet) as progress:
+        found = run_comparison(spec, progress)
+        write(found, spec, new)
+    if not quiet:
+        typer.echo(markdown(found, spec))
+        typer.echo(f"results: {folder}")
+
+
+@app.command()
+def calibrate(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Profile folder, e.g. profiles/cpu/NAME.")
+    ],
+    model: Annotated[str, typer.Option(help="A known model or a config.json.")] = "schedlab-small",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:INDEX.")] = "cpu",
+    hardware: Annotated[
+        str | None, typer.Option(help="Name in the GPU table; cpu, or found from the device.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32 on a CPU, bf16 on a GPU.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1)] = 32,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=2)] = 256,
+    max_model_len: Annotated[int, typer.Option(min=2)] = 1024,
+    block_size: Annotated[int, typer.Option(min=1)] = 16,
+    num_blocks: Annotated[
+        int | None, typer.Option(help="KV blocks; as many as memory allows on a GPU.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Visits of every batch.")] = 5,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Measure this machine and fit a cost model to it: a profile that simulations can use."""
+    from experiments.calibrate import calibrate as run_calibration
+    from experiments.calibrate import calibration_config, detected_hardware
+
+    hardware = hardware or detected_hardware(device)
+    dtype = dtype or ("fp32" if device == "cpu" else "bf16")
+    config = calibration_config(
+        model, hardware, dtype,
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len, block_size=block_size, num_blocks=num_blocks,
+    )  # fmt: skip
+    with _steps_bar(quiet) as progress:
+        found = run_calibration(
+            output, model_name=model, hardware=hardware, device=device, dtype=dtype,
+            config=config, num_rounds=rounds, seed=seed, progress=progress,
+        )  # fmt: skip
+    if not quiet:
+        typer.echo(found.verdict)
+        typer.echo(f"profile: {output}")
 
 
 @app.command()
@@ -264,6 +338,31 @@ def _print_outcome(outcome: Outcome, name: str, folder: Path) -> None:
 @contextmanager
 def _progress_bar(quiet: bool) -> Iterator[Progress | None]:
     """Give a callback that draws a bar on stderr; None where nobody would see it."""
+    with _bar(quiet) as update:
+        if update is None:
+            yield None
+            return
+
+        def show(done: int, points: int, label: str, requests_done: int, requests: int) -> None:
+            part = requests_done / requests if requests else 0.0
+            update(f"[{done + 1}/{points}] {label}", (done + part) / points)
+
+        yield show
+
+
+@contextmanager
+def _steps_bar(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
+    """Give a callback (done, total, what comes next) that draws a bar on stderr, or None."""
+    with _bar(quiet) as update:
+        if update is None:
+            yield None
+        else:
+            yield lambda done, total, what: update(f"[{done}/{total}] {what}", done / total)
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Callable[[str, float], None] | None]:
+    """Give a callback (description, share done); None where nobody would see a bar."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -273,13 +372,9 @@ def _progress_bar(quiet: bool) -> Iterator[Progress | None]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0)
-
-        def show(done: int, points: int, label: str, requests_done: int, requests: int) -> None:
-            part = requests_done / requests if requests else 0.0
-            description = f"[{done + 1}/{points}] {label}".replace("[", "\\[")
-            bar.update(task, description=description, completed=(done + part) / points)
-
-        yield show
+        yield lambda text, share: bar.update(
+            task, description=text.replace("[", "\\["), completed=share
+        )
 
 
 def _purpose(cls: type) -> str:

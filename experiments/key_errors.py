@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from typing import get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from experiments.yaml_lines import KeyPath
+from sim.errors import nearest
 
 _BOUNDS = {
     "greater_than": (">", "gt"),
@@ -28,26 +27,6 @@ _KINDS = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
-
-
-def nearest(word: object, choices: Iterable[str]) -> str:
-    """Return how to go on after a wrong name: the nearest choice, or all of them.
-
-    Parameters
-    ----------
-    word : object
-        What was written.
-    choices : iterable of str
-        What could have been written.
-
-    Returns
-    -------
-    str
-        ``"did you mean max_num_seqs?"`` or ``"choose from a, b, c"``.
-    """
-    known = sorted(choices)
-    close = difflib.get_close_matches(str(word), known, n=1)
-    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
 
 def describe_error(error: ValidationError, model: type[BaseModel]) -> tuple[KeyPath, str]:
@@ -101,15 +80,11 @@ def _sentence(error: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _nearest_key(path: KeyPath, model: type[BaseModel]) -> str:
-    section = _section(path[:-1], model)
-    close = difflib.get_close_matches(str(path[-1]), section.model_fields, n=1)
-    if close:
-        return f"did you mean {close[0]}?"
     for name in model.model_fields:
         inner = _section((name,), model)
         if inner is not model and path[-1] in inner.model_fields:
             return f"did you mean {name}.{path[-1]}?"
-    return f"choose from {', '.join(section.model_fields)}"
+    return nearest(path[-1], _section(path[:-1], model).model_fields)
 
 
 def _section(path: KeyPath, model: type[BaseModel]) -> type[BaseModel]:

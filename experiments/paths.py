@@ -30,6 +30,7 @@ _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "hardware": lambda value, _: value.endswith((".yaml", ".yml", ".json")),
     "cost_model": lambda value, _: value != "roofline",
     "cost_model.profile": lambda *_: True,
+    "real.weights": lambda *_: True,
     "workload.trace": lambda value, _: not is_preset(value),
 }
 

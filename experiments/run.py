@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -23,11 +24,13 @@ from sim.cost.overhead import SchedulingOverhead
 from sim.cost.shape import CostModel
 from sim.engine import Engine
 from sim.errors import SpecError
-from sim.executor import SimExecutor
+from sim.executor import Executor, SimExecutor
 from sim.hardware import gpu
+from sim.log import RunLog
 from sim.memory import MemoryBudget, memory_budget
 from sim.models import model
-from sim.request import Slo
+from sim.plan_log import RecordedStep, RecordingExecutor
+from sim.request import Arrival, Slo
 from sim.result import RunResult
 from sim.rng import stream
 from sim.simulation import simulate
@@ -41,11 +44,15 @@ Progress = Callable[[int, int], None]
 """Called with the number of requests finished and the number in all."""
 
 
-def run(spec: ExperimentSpec, progress: Progress | None = None) -> RunResult:
-    """Run one experiment, without sweep or replications, on the simulated backend.
+def run(
+    spec: ExperimentSpec,
+    progress: Progress | None = None,
+    record: list[RecordedStep] | None = None,
+) -> RunResult:
+    """Run one experiment, without sweep or replications, on the backend it names.
 
-    A pure function of the specification and of the files it names: the same input gives the
-    same bytes.
+    On the simulated backend it is a pure function of the specification and of the files it
+    names: the same input gives the same bytes.
 
     Parameters
     ----------
@@ -53,6 +60,8 @@ def run(spec: ExperimentSpec, progress: Progress | None = None) -> RunResult:
         One point; see `experiments.sweep.points`.
     progress : callable, optional
         Told now and then how many requests are done.
+    record : list, optional
+        Filled with every step's decision and time; the run is then stepped one by one.
 
     Returns
     -------
@@ -62,7 +71,7 @@ def run(spec: ExperimentSpec, progress: Progress | None = None) -> RunResult:
     Raises
     ------
     SpecError, TraceError
-        If the specification or its trace is wrong.
+        If the specification or its trace is wrong, or the real backend cannot run here.
     PolicyError, Stalled
         If the policy misbehaves.
     """
@@ -73,12 +82,6 @@ def run(spec: ExperimentSpec, progress: Progress | None = None) -> RunResult:
     trace = load_workload(spec, config.max_model_len)
     predictor = _predictor(spec)
     predicted = None if predictor is None else _predict(predictor, trace, spec.seed)
-    cost_model = make_cost_model(spec)
-    overhead = SchedulingOverhead(**dict(spec.engine.scheduling_overhead))
-    policy = registry.make(spec.policy.name, **spec.policy.knobs)
-    engine = Engine(config, policy, SimExecutor(cost_model, overhead))
-    if progress is not None:
-        engine.observer = _reporter(progress, len(trace))
     targets = Slo(spec.slo.ttft_ms, spec.slo.tpot_ms, spec.slo.e2el_ms)
     arrivals = workload(
         trace,
@@ -87,7 +90,22 @@ def run(spec: ExperimentSpec, progress: Progress | None = None) -> RunResult:
         predictor_latency_s=predictor.latency_s if predictor is not None else 0.0,
         slo=targets if targets != (None, None, None) else None,
     )
-    log = simulate(engine, arrivals, spec.workload.max_concurrency)
+    cost_model = make_cost_model(spec)
+    overhead = make_overhead(spec, cost_model)
+    backend: Backend = SimBackend(SimExecutor(cost_model, overhead))
+    if spec.backend == "real":
+        from experiments.real_backend import open_backend
+
+        backend = open_backend(spec, config, cost_model, overhead)
+    executor: Executor = backend.executor
+    if record is not None:
+        executor = recorder = RecordingExecutor(executor)
+        recorder.steps = record
+    policy = registry.make(spec.policy.name, **spec.policy.knobs)
+    engine = Engine(config, policy, executor)
+    if progress is not None:
+        engine.observer = _reporter(progress, len(trace))
+    log = backend.drive(engine, arrivals, spec.workload.max_concurrency)
     return RunResult(
         name=spec.name,
         policy=spec.policy.name,
@@ -98,6 +116,8 @@ def run(spec: ExperimentSpec, progress: Progress | None = None) -> RunResult:
         provenance={
             **_provenance(spec),
             "cost_model": cost_model.describe(),
+            "scheduling_overhead": asdict(overhead),
+            "real": backend.describe(),
             "engine": {name: getattr(config, name) for name in config.__dataclass_fields__},
             "memory": {name: getattr(budget, name) for name in budget.__dataclass_fields__},
             "workload": trace.report.lines(),
@@ -107,6 +127,39 @@ def run(spec: ExperimentSpec, progress: Progress | None = None) -> RunResult:
             "extrapolated_steps": getattr(cost_model, "extrapolated_steps", 0),
         },
     )
+
+
+class Backend(Protocol):
+    """What carries plans out, and what moves the clock."""
+
+    @property
+    def executor(self) -> Executor:
+        """What runs steps."""
+
+    def drive(
+        self, engine: Engine, arrivals: Iterable[Arrival], max_concurrency: int | None
+    ) -> RunLog:
+        """Run a workload to its end."""
+
+    def describe(self) -> dict[str, object] | None:
+        """Return what a result must say about it; None for the simulation."""
+
+
+class SimBackend:
+    """A simulated GPU on SimPy's clock."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def drive(
+        self, engine: Engine, arrivals: Iterable[Arrival], max_concurrency: int | None
+    ) -> RunLog:
+        """Run a workload to its end."""
+        return simulate(engine, arrivals, max_concurrency)
+
+    def describe(self) -> dict[str, object] | None:
+        """Return None: the cost model says it all."""
+        return None
 
 
 def engine_config(spec: ExperimentSpec, budget: MemoryBudget) -> EngineConfig:
@@ -142,6 +195,15 @@ def engine_config(spec: ExperimentSpec, budget: MemoryBudget) -> EngineConfig:
         )
     except ValueError as error:
         raise SpecError(f"engine: {error}") from error
+
+
+def make_overhead(spec: ExperimentSpec, cost_model: CostModel) -> SchedulingOverhead:
+    """Return the scheduling overhead: the specification's, else the profile's, else none."""
+    stated = spec.engine.scheduling_overhead
+    if stated is not None:
+        return SchedulingOverhead(stated.base_s, stated.per_running_s, stated.per_waiting_s)
+    measured = getattr(cost_model, "meta", {}).get("scheduling_overhead")
+    return SchedulingOverhead(**measured) if measured else SchedulingOverhead()
 
 
 def make_cost_model(spec: ExperimentSpec) -> CostModel:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from experiments.spec_fields import (
     Count,
@@ -164,8 +164,9 @@ class Engine(Section):
         default=False,
         description="Ask the policy again at every skipped step (slow, for debugging).",
     )
-    scheduling_overhead: SchedulingOverhead = Field(
-        default_factory=SchedulingOverhead, description="CPU time of scheduling a step."
+    scheduling_overhead: SchedulingOverhead | None = Field(
+        default=None,
+        description="CPU time of scheduling a step; if absent that of the profile, or none.",
     )
 
     @model_validator(mode="after")
@@ -176,6 +177,25 @@ class Engine(Section):
                 f"max_num_seqs ({self.max_num_seqs}): a step decodes one token per request"
             )
         return self
+
+
+class Real(Section):
+    """The real backend: where the kernels run, and what its clock shows."""
+
+    device: str = Field(default="cpu", min_length=1, description="`cpu`, `cuda` or `cuda:INDEX`.")
+    clock: Literal["virtual", "wall", "modelled"] = Field(
+        default="virtual",
+        description="`virtual`: steps take as long as measured, waiting takes no time; `wall`: "
+        "time as it passes; `modelled`: kernels run, steps take what the cost model says.",
+    )
+    weights: str | None = Field(
+        default=None, description="Folder with safetensors; seeded random weights if absent."
+    )
+    temperature: NonNegative = Field(default=0.0, description="Of sampling; 0 is greedy.")
+    cuda_graphs: bool = Field(default=True, description="Replay CUDA graphs of decode steps.")
+    repeats: Count = Field(
+        default=3, description="Measured runs of each point in a comparison with the simulation."
+    )
 
 
 class SloTargets(Section):
@@ -219,18 +239,12 @@ class ExperimentSpec(Section):
     )
     workload: Workload = Field(description="The requests.")
     slo: SloTargets = Field(default_factory=SloTargets, description="Latency targets.")
+    real: Real = Field(default_factory=Real, description="The real backend.")
     replications: Count = Field(default=1, description="Runs of each point, with different seeds.")
     sweep: dict[str, list[Any]] = Field(
         default_factory=dict,
         description="Dotted keys and the values they take; all combinations are run.",
     )
-
-    @field_validator("backend")
-    @classmethod
-    def _backend_exists(cls, backend: str) -> str:
-        if backend == "real":
-            raise ValueError("real is not available in this version; use sim")
-        return backend
 
     def to_data(self) -> Data:
         """Return the specification as plain data that loads back to an equal one.

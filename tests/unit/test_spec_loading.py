@@ -60,8 +60,8 @@ def test_load_spec_swept_key_holds_its_first_value(spec_file):
         ("seed: 7", "seed: -1", "file.yaml:1: seed: must be >= 0, got -1"),
         ("seed: 7", "seed: 1.5", "file.yaml:1: seed: must be a whole number, got 1.5"),
         ("seed: 7", "seed: true", "file.yaml:1: seed: must be a whole number, got True"),
-        ("seed: 7", "backend: real",
-         "file.yaml:1: backend: real is not available in this version; use sim"),
+        ("seed: 7", "backend: gpu",
+         "file.yaml:1: backend: 'gpu' is not a choice here; choose from real, sim"),
         ("seed: 7", "hardware: a100-80g", "file.yaml:1: hardware: "),
         ("seed: 7", "model: llama-3-9b", "file.yaml:1: model: "),
         ("{max_num_seqs: 64}", "{max_num_seqs: 0}",
@@ -127,7 +127,7 @@ def test_load_spec_mistake_is_told_with_line_key_and_remedy(spec_file, line, cha
 
 def test_load_spec_unknown_policy_names_the_nearest(spec_file):
     spec_file.write_text(YAML.replace("name: sjf", "name: sjff"))
-    with pytest.raises(SpecError, match="did you mean 'sjf'"):
+    with pytest.raises(SpecError, match=r"did you mean sjf\?"):
         load_spec(spec_file)
 
 

@@ -1,0 +1,279 @@
+"""The same trace, policies and seeds on both backends: how far is the simulation off, and why."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.comparison import Compared, compare_runs, rank_agreement, step_errors
+from experiments.run import make_cost_model, run
+from experiments.spec import ExperimentSpec, spec_hash
+from experiments.sweep import Point, points
+from sim.files import replacing
+from sim.plan_log import RecordedStep, first_difference, teacher_forced
+from sim.result import RunResult
+
+Progress = Callable[[int, int, str], None]
+
+THROUGHPUT_BAR, LATENCY_BAR = 0.05, 0.10
+"""Errors that a replay should stay within, unless it lies in the spread of repeated runs."""
+
+
+@dataclass
+class PointComparison:
+    """One policy at one load.
+
+    Attributes
+    ----------
+    label, policy, load : str
+        The settings; `load` is what they are without the policy.
+    rows : list of Compared
+        By metric.
+    modelled_difference : str or None
+        Where decisions differ when both backends use the same step times: must be None.
+    measured_difference : str or None
+        Where decisions first differ when the real backend uses measured times.
+    steps : dict of str to float
+        Error of the cost model alone: the measured run's own steps, priced.
+    predicted_ns, measured_ns : ndarray
+        Those steps.
+    measured, simulated : RunResult
+        The first measured run and the simulated one, for figures.
+    """
+
+    label: str
+    policy: str
+    load: str
+    rows: list[Compared]
+    modelled_difference: str | None
+    measured_difference: str | None
+    steps: dict[str, float]
+    predicted_ns: np.ndarray[Any, np.dtype[np.int64]]
+    measured_ns: np.ndarray[Any, np.dtype[np.int64]]
+    measured: RunResult
+    simulated: RunResult
+
+
+def compare(spec: ExperimentSpec, progress: Progress | None = None) -> list[PointComparison]:
+    """Run every point of an experiment on both backends.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        Its ``real`` section says where; `real.repeats` measured runs a point, in ABBA order: all
+        points forwards, then backwards, so that a slow drift of the machine hits all alike.
+    progress : callable, optional
+        Called with runs done, runs in all, and what comes next.
+
+    Returns
+    -------
+    list of PointComparison
+        In the order of the sweep.
+
+    Raises
+    ------
+    SchedlabError
+        If a point cannot run on one of the backends.
+    """
+    todo = points(spec)
+    total = len(todo) * (spec.real.repeats + 2)
+    done = 0
+
+    def tell(what: str) -> None:
+        nonlocal done
+        if progress is not None:
+            progress(done, total, what)
+        done += 1
+
+    real: list[list[RunResult]] = [[] for _ in todo]
+    records: list[list[RecordedStep]] = [[] for _ in todo]
+    for repeat in range(spec.real.repeats):
+        forwards = repeat % 2 == 0
+        for i in range(len(todo)) if forwards else reversed(range(len(todo))):
+            tell(f"measuring {todo[i].label} ({repeat + 1}/{spec.real.repeats})")
+            gc.collect()
+            real[i].append(
+                run(_on(todo[i].spec, "real"), record=records[i] if repeat == 0 else None)
+            )
+    found = []
+    for i, point in enumerate(todo):
+        tell(f"simulating {point.label}")
+        simulated_steps: list[RecordedStep] = []
+        simulated = run(_on(point.spec, "sim"), record=simulated_steps)
+        tell(f"checking decisions of {point.label}")
+        modelled_steps: list[RecordedStep] = []
+        run(_on(point.spec, "real", clock="modelled"), record=modelled_steps)
+        modelled = first_difference(modelled_steps, simulated_steps)
+        difference = first_difference(records[i], simulated_steps)
+        predicted, measured = teacher_forced(records[i], make_cost_model(point.spec))
+        found.append(
+            PointComparison(
+                label=point.label,
+                policy=_policy(point),
+                load=_load(point),
+                rows=compare_runs(point.label, real[i], simulated, spec.seed),
+                modelled_difference=modelled.explain() if modelled else None,
+                measured_difference=difference.explain() if difference else None,
+                steps=step_errors(predicted, measured),
+                predicted_ns=predicted,
+                measured_ns=measured,
+                measured=real[i][0],
+                simulated=simulated,
+            )
+        )
+    return found
+
+
+def agreement(found: list[PointComparison]) -> dict[str, dict[str, float]]:
+    """Return Kendall's tau of the policy rankings, by load and metric."""
+    loads = dict.fromkeys(point.load for point in found)
+    return {
+        load: rank_agreement([row for point in found if point.load == load for row in point.rows])
+        for load in loads
+    }
+
+
+def write(found: list[PointComparison], spec: ExperimentSpec, folder: Path) -> None:
+    """Write comparison.json, comparison.md and the figures into a folder."""
+    from experiments.comparison_figures import cdf_figure, frontier_figure, step_figure
+    from experiments.plot_style import save
+
+    with replacing(folder / "comparison.json") as temporary:
+        text = json.dumps(_plain(to_data(found, spec)), indent=1, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
+    with replacing(folder / "comparison.md") as temporary:
+        temporary.write_text(markdown(found, spec), encoding="utf-8")
+    save(step_figure(found, spec.name), folder / "steps")
+    save(cdf_figure(found, spec.name), folder / "latency_cdf")
+    save(frontier_figure(found, spec.name), folder / "throughput_p99")
+
+
+def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any]:
+    """Return what comparison.json holds."""
+    return {
+        "name": spec.name,
+        "spec": spec.to_data(),
+        "spec_hash": spec_hash(spec),
+        "bars": {"throughput": THROUGHPUT_BAR, "latency": LATENCY_BAR},
+        "rank_agreement_kendall_tau": agreement(found),
+        "points": [
+            {
+                "label": point.label,
+                "policy": point.policy,
+                "load": point.load,
+                "num_requests": len(point.measured.requests["id"]),
+                "decisions": {
+                    "same_step_times": point.modelled_difference or "identical",
+                    "measured_step_times": point.measured_difference or "identical",
+                },
+                "cost_error_by_step": point.steps,
+                "real": point.measured.provenance["real"],
+                "metrics": [
+                    {
+                        **asdict(row),
+                        "spread": row.spread,
+                        "within_bar_or_spread": row.holds(THROUGHPUT_BAR, LATENCY_BAR),
+                    }
+                    for row in point.rows
+                ],
+            }
+            for point in found
+        ],
+        "provenance": {
+            key: found[0].simulated.provenance[key]
+            for key in ("cost_model", "scheduling_overhead", "versions", "git_commit", "engine")
+        },
+    }
+
+
+SHOWN = (
+    "request_throughput", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "p99_tpot_ms", "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms", "num_preemptions",
+    "kv_utilization",
+)  # fmt: skip
+
+
+def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
+    """Return the comparison as tables a person reads."""
+    real = found[0].measured.provenance["real"]
+    assert isinstance(real, dict)
+    lines = [
+        f"# {spec.name}: measured against simulated",
+        "",
+        f"Device {real['device']}, clock {real['clock']}, {spec.real.repeats} measured runs a "
+        f"point. The error is simulated / measured - 1; the spread is half the range of the "
+        f"measured runs; the interval is a 95 % bootstrap over requests. ok: within "
+        f"{THROUGHPUT_BAR:.0%} (throughput) or {LATENCY_BAR:.0%} (latency), or inside the spread.",
+        "",
+    ]
+    for point in found:
+        lines += [
+            f"## {point.label}",
+            "",
+            f"- decisions with the same step times: {point.modelled_difference or 'identical'}",
+            f"- decisions with measured step times: {point.measured_difference or 'identical'}",
+            f"- cost of the measured run's own steps: mean error {point.steps['mape']:.1%}, "
+            f"bias {point.steps['bias']:+.1%} over {point.steps['num_steps']} steps",
+            "",
+            "| metric | measured | spread | simulated | error | interval | |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for row in point.rows:
+            if row.metric in SHOWN:
+                interval = (
+                    "" if row.interval is None else "{:+.1%} .. {:+.1%}".format(*row.interval)
+                )
+                mark = "ok" if row.holds(THROUGHPUT_BAR, LATENCY_BAR) else "off"
+                cells = (
+                    row.metric, f"{row.measured:.4g}", _percent(row.spread),
+                    f"{row.simulated:.4g}", _percent(row.error, sign=True), interval, mark,
+                )  # fmt: skip
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    lines += ["## Do both backends rank the policies alike?", ""]
+    for load, taus in agreement(found).items():
+        said = ", ".join(f"{m} {_number(tau)}" for m, tau in taus.items())
+        lines.append(f"- {load or 'all'}: Kendall tau {said}")
+    return "\n".join(lines) + "\n"
+
+
+def _on(spec: ExperimentSpec, backend: str, **real: Any) -> ExperimentSpec:  # noqa: ANN401
+    return spec.model_copy(
+        update={"backend": backend, "real": spec.real.model_copy(update=real), "replications": 1}
+    )
+
+
+def _policy(point: Point) -> str:
+    return point.settings.get("policy", point.spec.policy.name)
+
+
+def _load(point: Point) -> str:
+    rest = {key: value for key, value in point.settings.items() if key != "policy"}
+    return ", ".join(f"{key.rsplit('.', 1)[-1]}={value}" for key, value in rest.items())
+
+
+def _percent(value: float, sign: bool = False) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:+.1%}" if sign else f"{value:.1%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "-"
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - anything JSON may hold
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,116 @@
+"""The real backend of an experiment: a model on a device, and the clock it is measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments.spec import ExperimentSpec, Real
+from sim.config import EngineConfig
+from sim.cost.overhead import SchedulingOverhead
+from sim.cost.shape import CostModel
+from sim.engine import Engine
+from sim.errors import SpecError
+from sim.executor import SimExecutor
+from sim.log import RunLog
+from sim.request import Arrival
+from sim.simulation import simulate
+
+if TYPE_CHECKING:
+    from gpu_backend.clock import Clock
+    from gpu_backend.executor import TorchExecutor
+    from gpu_backend.runner import ModelRunner
+
+
+class RealBackend:
+    """Kernels on a device under one of three clocks; see `gpu_backend.clock`."""
+
+    def __init__(self, executor: TorchExecutor, clock: Clock, real: Real) -> None:
+        self.executor = executor
+        self._clock = clock
+        self._real = real
+
+    def drive(
+        self, engine: Engine, arrivals: Iterable[Arrival], max_concurrency: int | None
+    ) -> RunLog:
+        """Run a workload to its end.
+
+        Raises
+        ------
+        SpecError
+            If a closed loop is asked for by the wall clock, which releases requests by time only.
+        """
+        from gpu_backend.clock import WallClock
+        from gpu_backend.replay import replay
+
+        if not isinstance(self._clock, WallClock):
+            return simulate(engine, arrivals, max_concurrency)
+        if max_concurrency is not None:
+            raise SpecError("workload.max_concurrency: use real.clock virtual for a closed loop")
+        return replay(engine, arrivals, self._clock)
+
+    def describe(self) -> dict[str, object]:
+        """Return device, clock and where the time went."""
+        steps = self.executor.steps
+        return {
+            "device": self._real.device,
+            "clock": self._clock.mode,
+            "weights": self._real.weights or "seeded random",
+            "graph_buckets": list(self.executor.runner.graph_buckets),
+            "device_s": sum(step.device_ns for step in steps) / 1e9,
+            "prepare_s": sum(step.prepare_ns for step in steps) / 1e9,
+            "overhead_s": sum(step.overhead_ns for step in steps) / 1e9,
+        }
+
+
+def open_backend(
+    spec: ExperimentSpec, config: EngineConfig, cost_model: CostModel, overhead: SchedulingOverhead
+) -> RealBackend:
+    """Put the experiment's model on its device.
+
+    Raises
+    ------
+    SpecError
+        If torch or the device is missing, or the model does not fit.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise SpecError(
+            "backend: real needs torch, which is not installed: pip install 'schedlab[gpu]' (on a "
+            "machine without an NVIDIA GPU, install a CPU build of torch first)"
+        ) from error
+    from gpu_backend.clock import ModelledClock, VirtualClock, WallClock
+    from gpu_backend.executor import TorchExecutor
+
+    real = spec.real
+    clock: Clock
+    if real.clock == "modelled":
+        clock = ModelledClock(cost_model, overhead)
+    else:
+        clock = WallClock() if real.clock == "wall" else VirtualClock()
+    estimate_step_ns = SimExecutor(cost_model, overhead).estimate_step_ns
+    runner = _runner(spec.model, config, spec.engine.dtype, spec.seed, real)
+    executor = TorchExecutor(
+        runner, config, clock, estimate_step_ns=estimate_step_ns, seed=spec.seed
+    )
+    return RealBackend(executor, clock, real)
+
+
+@lru_cache(maxsize=1)
+def _runner(model: str, config: EngineConfig, dtype: str, seed: int, real: Real) -> ModelRunner:
+    """Load weights and allocate the cache once for all runs of a comparison."""
+    from gpu_backend.runner import open_runner
+
+    return open_runner(
+        model,
+        config,
+        device=real.device,
+        dtype=dtype,
+        weights=Path(real.weights) if real.weights else None,
+        seed=seed,
+        temperature=real.temperature,
+        use_graphs=real.cuda_graphs,
+    )
