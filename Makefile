@@ -3,10 +3,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# Where there is no NVIDIA GPU, this version keeps pip from fetching gigabytes of CUDA libraries.
-TORCH_FOR_CPU := command -v nvidia-smi >/dev/null \
-	|| $(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-
 .PHONY: demo test fast lint format bench golden clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
@@ -47,6 +43,5 @@ $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/tested: pyproject.toml | $(VENV)/bin/python
-	$(TORCH_FOR_CPU)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(VENV)/installed

@@ -44,7 +44,8 @@ def check_names(spec: ExperimentSpec, fail: Fail) -> None:
     if profile is not None and not Path(profile).is_dir():
         fail(
             ("cost_model",),
-            f"{profile} is no profile folder (schedlab calibrate measures one); {nearest(Path(profile).name, ['roofline'])}",
+            f"{profile} is no profile folder (schedlab calibrate measures one); "
+            f"{nearest(Path(profile).name, ['roofline'])}",
         )
     _check_policy(spec, fail)
     _check_workload(spec, fail)

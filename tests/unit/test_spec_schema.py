@@ -32,7 +32,7 @@ def test_shipped_experiment_loads_or_says_how_to_get_what_is_missing(path):
         load_spec(path)
     except SpecError as error:
         told = str(error)  # either outcome is right
-        assert "download it from" in told or "schedlab calibrate" in told  # noqa: PT017
+        assert "download it from" in told or "schedlab calibrate" in told
 
 
 @pytest.mark.parametrize(
