@@ -20,7 +20,7 @@ def check_conservation(engine: Engine) -> None:
     AssertionError
         If a count is off; names it.
     """
-    resident = [*engine.running.values(), *engine.held.values()]
+    resident = [*engine.running.values(), *engine.held.values(), *engine.leaving]
     engine.kv.check(resident)
     tokens = sum(state.num_computed_tokens for state in resident)
     assert engine.resident_tokens == tokens, f"{engine.resident_tokens} tokens kept, {tokens} are"

@@ -1,10 +1,27 @@
 """The engine's limits, in vLLM's names."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 KVAllocator = Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"]
 PreemptionMode = Literal["recompute", "swap"]
+
+
+def vllm_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Return the batch sizes for which vLLM captures CUDA graphs by default.
+
+    Source: vLLM 0.19, VllmConfig: 1, 2, 4, then steps of 8 below 256 and of 16 from there on, up
+    to twice `max_num_seqs` and no further than 512.
+
+    Examples
+    --------
+    >>> vllm_capture_sizes(16)
+    (1, 2, 4, 8, 16, 24, 32)
+    """
+    most = min(2 * max_num_seqs, 512)
+    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+    return tuple(size for size in sizes if size <= most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +56,17 @@ class EngineConfig:
         Host memory for swapped requests, in KV blocks.
     kv_block_bytes : int
         Size of a KV block on one GPU, for the time that swapping takes.
+    enable_prefix_caching : bool
+        Reuse the KV blocks of equal prefixes (`Request.prefix_hash_ids`, in blocks of
+        `block_size`) and of preempted requests, as long as nobody else was given them.
+    async_scheduling : bool
+        Plan each step while the one before it runs: it knows neither the requests that arrive
+        meanwhile nor the seats and blocks of those that finish in it.
+    arrivals_between_steps : bool
+        Requests enter the engine only when a step ends, and are counted as queued from then.
+    cudagraph_capture_sizes : tuple of int
+        Batch sizes of captured CUDA graphs, increasing: the tokens of a step are padded to the
+        next one. Empty = no padding.
     fast_forward : bool
         Take steps at once where the plan promises it; off = the slow oracle, same results.
     check_horizon : bool
@@ -63,6 +91,10 @@ class EngineConfig:
     preemption_mode: PreemptionMode = "recompute"
     swap_space_blocks: int = 0
     kv_block_bytes: int = 0
+    enable_prefix_caching: bool = False
+    async_scheduling: bool = False
+    arrivals_between_steps: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] = ()
     fast_forward: bool = True
     check_horizon: bool = False
 
@@ -76,6 +108,11 @@ class EngineConfig:
             raise ValueError("swap_space_blocks and kv_block_bytes must be >= 0")
         if self.preemption_mode == "swap" and not self.swap_space_blocks:
             raise ValueError("preemption_mode swap needs room: set swap_space above 0")
+        if self.enable_prefix_caching and self.kv_allocator != "paged":
+            raise ValueError(f"prefix caching needs paged memory, not {self.kv_allocator}")
+        sizes = self.cudagraph_capture_sizes
+        if sizes and (sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes))):
+            raise ValueError("cudagraph_capture_sizes must be >= 1 and strictly increasing")
         if self.long_prefill_token_threshold < 0:
             raise ValueError("long_prefill_token_threshold must be >= 0 (0 = no limit)")
         if not 0.0 <= self.watermark < 1.0:

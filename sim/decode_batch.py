@@ -14,7 +14,9 @@ class DecodeBatch:
     new KV block in the next step are those of one phase, ``(steps - computed) mod block_size``.
     """
 
-    __slots__ = ("_longest", "_offset_sum", "_phases", "block_size", "members", "size", "steps")
+    __slots__ = (
+        "_least", "_longest", "_offset_sum", "_phases", "block_size", "members", "size", "steps",
+    )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -24,6 +26,7 @@ class DecodeBatch:
         self._offset_sum = 0
         self._phases = [0] * block_size
         self._longest: list[tuple[int, int, RequestState]] = []
+        self._least: int | None = None
 
     def join(self, state: RequestState) -> None:
         """Add a request whose next token is a decode."""
@@ -33,6 +36,8 @@ class DecodeBatch:
         state._stint_start = self.steps
         state._batch = self
         self.members[state.id] = state
+        if not self.size or (self._least is not None and offset < self._least):
+            self._least = offset
         self.size += 1
         self._offset_sum += offset
         self._phases[-offset % self.block_size] += 1
@@ -48,6 +53,8 @@ class DecodeBatch:
         state._batch = None
         del self.members[state.id]
         self.size -= 1
+        if offset == self._least:
+            self._least = None
         self._offset_sum -= offset
         self._phases[-offset % self.block_size] -= 1
 
@@ -63,6 +70,15 @@ class DecodeBatch:
         while longest and not self._is_current(longest[0]):
             heappop(longest)
         return self.steps - longest[0][0] if longest else 0
+
+    @property
+    def context_min_tokens(self) -> int:
+        """Smallest number of cached tokens of a member, 0 if there is none."""
+        if not self.size:
+            return 0
+        if self._least is None:  # the one that had it left, which is rare
+            self._least = min(state._computed for state in self.members.values())
+        return self._least + self.steps
 
     def _is_current(self, entry: tuple[int, int, RequestState]) -> bool:
         negative_offset, _, state = entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 from sim.audit import difference, stalled
@@ -10,6 +11,7 @@ from sim.cost.shape import BatchShape
 from sim.decode_batch import DecodeBatch
 from sim.errors import InfeasiblePlan, PolicyError, PolicyLied, SchedlabError
 from sim.executor import Executor, Steps, Work
+from sim.intake import Intake
 from sim.kv_cache import make_kv_cache
 from sim.log import FINISHED, TRUNCATED, RunLog
 from sim.plan import FOREVER, BatchPlan
@@ -75,8 +77,10 @@ class Engine:
         but left out of the last plan that picked; finished but keeping their seat.
     unanswered : list of RequestState
         Held requests whose answer waits for the end of their batch.
+    leaving : list of RequestState
+        Finished requests whose seat and memory the next plan still counts (async scheduling).
     resident_tokens : int
-        Tokens of all requests in the KV cache.
+        Tokens of all requests in the KV cache; those that share a block count each.
     free_swap_blocks : int
         Host memory for swapped requests that is free, in KV blocks.
     num_plans : int
@@ -116,6 +120,10 @@ class Engine:
         self.free_swap_blocks = config.swap_space_blocks
         self._held_tokens = 0
         self.unanswered: list[RequestState] = []
+        self.leaving: list[RequestState] = []
+        self._intake = Intake(config)
+        self.policy_looked_at_cache = False
+        self._evictions_seen = 0
         self._preemptions_without_token = 0
         self._step_preempted = 0
         self._step_recomputed_tokens = 0
@@ -147,14 +155,26 @@ class Engine:
         self._output_tokens[request.id] = output_tokens
         self.executor.add(request, output_tokens)
         state = RequestState(request)
+        state.queued_ns = now_ns
+        if self._intake.holds_back:
+            self._intake.add(state)
+        else:
+            self._enqueue(state, now_ns)
+
+    def _enqueue(self, state: RequestState, now_ns: int) -> None:
         if self.policy.on_arrival is not None:
             self.policy.on_arrival(state, now_ns)
         self.waiting.add(state, now_ns)
 
+    def _take_in(self, now_ns: int, wait: bool = True) -> None:
+        for state in self._intake.take(now_ns, wait):
+            self._promise = None
+            self._enqueue(state, now_ns)
+
     @property
     def num_in_flight(self) -> int:
         """Requests taken in and neither finished nor rejected."""
-        return len(self.waiting) + len(self.running)
+        return len(self.waiting) + len(self.running) + len(self._intake)
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -184,16 +204,27 @@ class Engine:
         """
         self.now_ns = now_ns
         self.wait_until_ns = FOREVER
+        if self._intake:
+            self._take_in(now_ns)
+        if self.leaving and self._intake.is_idle(now_ns):
+            self._let_go()
         for _ in range(self.num_in_flight + 2):
             plan = self._make_checked_plan() if self.config.check_horizon else self._make_plan()
             changed = bool(plan.preempted or plan.rejected or plan.admitted)
             if changed:
                 self._apply(plan)
+            repeats = not (changed or self.leaving or self._intake)
+            gone = bool(self.leaving)
+            if gone:
+                self._let_go()
             num_decodes = self._choose_decodes(plan)
             if num_decodes or plan.chunks:
-                self._segment = self._start(plan, num_decodes, horizon_ns, repeats=not changed)
+                self._segment = self._start(plan, num_decodes, horizon_ns, repeats)
                 return self._segment
-            if not changed:
+            if self._intake:
+                self._take_in(now_ns, wait=False)
+                continue
+            if not (changed or gone):
                 if not self.num_in_flight:
                     return None
                 if plan.until_ns <= now_ns:
@@ -209,6 +240,8 @@ class Engine:
         if not policy.static_keys:
             self.waiting.sort(self.now_ns)
         builder.reset()
+        self.policy_looked_at_cache = False
+        self._evictions_seen = self.kv.num_evictions
         self.num_plans += 1
         try:
             plan = policy.plan(self.view, builder)
@@ -238,6 +271,7 @@ class Engine:
         now_ns = self.now_ns
         for state in plan.preempted:
             self._evict(state, swap=state in plan.swapped)
+        cached_tokens = self.builder.cached_tokens
         for state in plan.admitted:
             self.waiting.remove(state, now_ns)
             state.status = Status.RUNNING
@@ -246,10 +280,12 @@ class Engine:
                 self._swap_in(state)
             phase = self.paused if state.is_decoding else self.prefilling
             phase[state.id] = state
+            if cached_tokens and (cached := cached_tokens.get(state.id)):
+                self._reuse(state, cached)
             if state.first_scheduled_ns < 0:
                 state.first_scheduled_ns = now_ns
             else:
-                self.log.add_resumption(state.id, now_ns)
+                self.log.add_resumption(state.id, now_ns, state.num_uncomputed_tokens)
         for state, reason in plan.rejected:
             self.waiting.remove(state, now_ns)
             if state.swapped:
@@ -287,6 +323,14 @@ class Engine:
         state.status = Status.WAITING
         self.executor.released(state)
         self.waiting.add(state, self.now_ns)
+
+    def _reuse(self, state: RequestState, num_tokens: int) -> None:
+        """Count tokens that the prefix cache holds as computed."""
+        state._computed = num_tokens
+        state.cached_tokens += num_tokens
+        if state.first_scheduled_ns < 0:
+            state.prefix_hit_tokens = num_tokens
+        self.resident_tokens += num_tokens
 
     def _swap_in(self, state: RequestState) -> None:
         state.swapped = False
@@ -346,28 +390,39 @@ class Engine:
         elif repeats and self.config.fast_forward and not self.config.check_horizon:
             max_steps = plan.max_steps
             if max_steps > 1 and kv.grows:
-                max_steps = batch.steps_within(kv.free_blocks + first_step_blocks, max_steps)
+                free_blocks = kv.free_blocks
+                if self.policy_looked_at_cache:
+                    free_blocks = kv.blocks_before_eviction()
+                    if kv.num_evictions != self._evictions_seen:
+                        max_steps = 1
+                max_steps = batch.steps_within(free_blocks + first_step_blocks, max_steps)
             horizon_ns = min(horizon_ns, plan.until_ns)
         pad_rows = len(self.held) if plan.pad_finished and num_decodes else 0
+        padding_tokens = plan.padding_tokens + pad_rows
+        if self.config.cudagraph_capture_sizes:
+            padding_tokens += self._graph_padding(num_decodes + prefill_tokens + padding_tokens)
         context_sum = batch.context_sum_tokens if num_decodes else 0
         shape = BatchShape(
             num_decodes,
             context_sum,
             batch.context_max_tokens if num_decodes else 0,
             chunks,
-            plan.padding_tokens + pad_rows,
+            padding_tokens,
             self._held_tokens if pad_rows else 0,
             num_decodes + prefills_done + pad_rows,
             self._step_swapped_bytes,
             num_running,
             num_waiting,
+            batch.context_min_tokens if num_decodes else 0,
+            pad_rows,
         )
         reserved_unused = 0 if kv.grows else kv.fragmentation(self.resident_tokens)[0]
         steps = self.executor.execute(Work(self.now_ns, plan, shape, batch), max_steps, horizon_ns)
         log_columns = (
             self.now_ns, len(steps.durations_ns), num_decodes, context_sum, len(chunks),
             prefill_tokens, prefills_done, shape.padding_tokens, num_running, num_waiting,
-            self.resident_tokens, kv.num_blocks - kv.free_blocks - first_step_blocks,
+            self.resident_tokens - kv.shared_tokens,
+            kv.num_blocks - kv.free_blocks - first_step_blocks,
             reserved_unused, self._step_preempted, self._step_recomputed_tokens,
             steps.overhead_ns, self._step_swapped_bytes,
         )  # fmt: skip
@@ -407,6 +462,7 @@ class Engine:
         batch, kv = self.decode_batch, self.kv
         num_steps = len(steps.durations_ns)
         end_ns = self.now_ns = segment.end_ns
+        self._intake.step_done(end_ns - steps.durations_ns[-1], end_ns)
         if segment.num_decodes:
             new_blocks = batch.blocks_per_step(num_steps) if kv.grows else [0] * num_steps
             if num_steps > 1:
@@ -458,7 +514,10 @@ class Engine:
         del self.running[state.id]
         state.last_token_ns = end_ns
         if plan.finished == "leave":
-            self._release(state)
+            if self.config.async_scheduling:
+                self.leaving.append(state)
+            else:
+                self._release(state)
             self._log_finished(state, end_ns)
         else:
             state.status = Status.HELD
@@ -473,6 +532,19 @@ class Engine:
         self.kv.release(state)
         self.executor.released(state)
         self.resident_tokens -= state._computed
+
+    def _let_go(self) -> None:
+        """Release what finished before the step that the last plan was made in."""
+        for state in self.leaving:
+            self._release(state)
+        self.leaving.clear()
+        self._promise = None
+
+    def _graph_padding(self, num_tokens: int) -> int:
+        """Count the tokens up to the next captured batch size; 0 beyond the largest."""
+        sizes = self.config.cudagraph_capture_sizes
+        i = bisect_left(sizes, num_tokens)
+        return sizes[i] - num_tokens if i < len(sizes) else 0
 
     def _end_sealed_batch(self, end_ns: int) -> None:
         for state in self.held.values():

@@ -90,6 +90,7 @@ class SimExecutor:
         self._due_steps: list[int] = []
         self._due_at: dict[int, int] = {}
         self._last_step_ns = 1
+        self._first_step_ns = int(self.overhead.first_step_s * 1e9 + 0.5)
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
@@ -128,10 +129,13 @@ class SimExecutor:
             within = max(0, horizon_ns - now_ns) // self._last_step_ns + 2
             max_steps = min(max_steps, within)
         durations = self.cost_model.step_ns(shape, max_steps)
-        overhead_ns = self.overhead.ns(shape.num_running, shape.num_waiting)
+        overhead_ns = self.overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]
         self._last_step_ns = durations[-1]
+        if self._first_step_ns:
+            durations[0] += self._first_step_ns
+            self._first_step_ns = 0
         if max_steps > 1 and now_ns + sum(durations) - durations[-1] >= horizon_ns:
             start_ns = now_ns
             for i, duration in enumerate(durations):
@@ -185,5 +189,5 @@ class SimExecutor:
 
     def estimate_step_ns(self, shape: BatchShape) -> int:
         """Price one step, scheduling overhead included."""
-        overhead_ns = self.overhead.ns(shape.num_running, shape.num_waiting)
+        overhead_ns = self.overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
         return self.cost_model.step_ns(shape)[0] + overhead_ns

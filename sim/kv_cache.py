@@ -1,9 +1,10 @@
 """KV memory: paged blocks, and the contiguous reservations of the time before paging."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from sim.config import EngineConfig
+from sim.free_queue import Block
 from sim.request import Request, RequestState
 
 Reservation = Literal["max", "pow2", "exact"]
@@ -13,6 +14,30 @@ _RESERVATIONS: dict[str, Reservation] = {
     "contiguous_pow2": "pow2",
     "contiguous_exact": "exact",
 }
+
+
+class Hit(NamedTuple):
+    """What a prefix cache holds of a waiting request's sequence."""
+
+    tokens: int = 0
+    """Tokens that need not be computed."""
+    blocks_in_use: int = 0
+    """Blocks of it that others hold, so that sharing them takes no memory."""
+    blocks: tuple[Block, ...] = ()
+    """Blocks of the prompt, found by their chained hashes."""
+    num_own: int = 0
+    """Free blocks behind them that only this request can use: it was preempted and left them."""
+
+
+NO_HIT = Hit()
+
+
+class Mark(NamedTuple):
+    """A point in an open ledger."""
+
+    free_blocks: int
+    journal: int = 0
+    shared_tokens: int = 0
 
 
 class KVCacheManager(Protocol):
@@ -28,6 +53,10 @@ class KVCacheManager(Protocol):
     grows: bool
     """Whether decoding requests take new blocks as they go (paged) or hold all from the start."""
     free_blocks: int
+    shared_tokens: int
+    """Tokens that several requests hold in one block, each counted once less than it is held."""
+    num_evictions: int
+    """The eviction epoch: how often a cached block was lost so far."""
 
     def begin(self) -> None:
         """Open a ledger: what follows can be rolled back."""
@@ -35,11 +64,25 @@ class KVCacheManager(Protocol):
     def rollback(self) -> None:
         """Undo every allocation and release since `begin`."""
 
-    def allocate(self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0) -> bool:
+    def mark(self) -> Mark:
+        """Return a point in the open ledger for `restore`."""
+
+    def restore(self, mark: Mark) -> None:
+        """Undo what was done since `mark`."""
+
+    def lookup(self, state: RequestState) -> Hit:
+        """Return what a prefix cache holds of a waiting request's sequence."""
+
+    def allocate(
+        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+    ) -> bool:
         """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
 
-    def release(self, state: RequestState) -> None:
-        """Give back all that the request holds for its computed tokens."""
+    def release(self, state: RequestState, comes_back: bool = False) -> None:
+        """Give back all that the request holds; it `comes_back` if it was preempted."""
+
+    def blocks_before_eviction(self) -> int:
+        """Count the blocks that can be taken before a cached one has to be."""
 
     def blocks_to_hold(self, request: Request, num_tokens: int) -> int:
         """Count the blocks that a request with `num_tokens` in the cache holds."""
@@ -75,6 +118,8 @@ class PagedKVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.free_blocks = num_blocks
+        self.shared_tokens = 0
+        self.num_evictions = 0
         self._free_at_begin = num_blocks
 
     def begin(self) -> None:
@@ -85,7 +130,21 @@ class PagedKVCache:
         """Undo every allocation and release since `begin`."""
         self.free_blocks = self._free_at_begin
 
-    def allocate(self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0) -> bool:
+    def mark(self) -> Mark:
+        """Return a point in the open ledger for `restore`."""
+        return Mark(self.free_blocks)
+
+    def restore(self, mark: Mark) -> None:
+        """Undo what was done since `mark`."""
+        self.free_blocks = mark.free_blocks
+
+    def lookup(self, state: RequestState) -> Hit:
+        """Return `NO_HIT`: contents are not remembered."""
+        return NO_HIT
+
+    def allocate(
+        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+    ) -> bool:
         """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
         computed = state.num_computed_tokens
         need = -(-(computed + num_tokens) // self.block_size)
@@ -96,9 +155,13 @@ class PagedKVCache:
         self.free_blocks -= need
         return True
 
-    def release(self, state: RequestState) -> None:
+    def release(self, state: RequestState, comes_back: bool = False) -> None:
         """Give back the blocks of the request's computed tokens."""
         self.free_blocks -= -state.num_computed_tokens // self.block_size
+
+    def blocks_before_eviction(self) -> int:
+        """Return the free blocks: no content is lost with them."""
+        return self.free_blocks
 
     def blocks_to_hold(self, request: Request, num_tokens: int) -> int:
         """Count the blocks that a request with `num_tokens` in the cache holds."""
@@ -149,6 +212,8 @@ class ContiguousKVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.free_blocks = num_blocks
+        self.shared_tokens = 0
+        self.num_evictions = 0
         self._reserve = reserve
         self._max_model_len = max_model_len
         self._output_tokens = output_tokens
@@ -170,7 +235,20 @@ class ContiguousKVCache:
                 self._take(request_id, held)
         self._journal.clear()
 
-    def allocate(self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0) -> bool:
+    def mark(self) -> Mark:
+        """Return a point in the open ledger for `restore`."""
+        return Mark(self.free_blocks)
+
+    def restore(self, mark: Mark) -> None:
+        """Do nothing: running requests, which are all that is ever taken back, hold their range."""
+
+    def lookup(self, state: RequestState) -> Hit:
+        """Return `NO_HIT`: contents are not remembered."""
+        return NO_HIT
+
+    def allocate(
+        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+    ) -> bool:
         """Reserve the request's range at its first tokens; later tokens are already paid for."""
         if state.id in self._held:
             return True
@@ -187,7 +265,11 @@ class ContiguousKVCache:
                 return True
         return False
 
-    def release(self, state: RequestState) -> None:
+    def blocks_before_eviction(self) -> int:
+        """Return the free blocks: no content is lost with them."""
+        return self.free_blocks
+
+    def release(self, state: RequestState, comes_back: bool = False) -> None:
         """Give the request's range back, if it has one."""
         held = self._held.get(state.id)
         if held is not None:
@@ -260,6 +342,10 @@ def make_kv_cache(
         True output length of a request, for reservations and for accounting.
     """
     blocks, size = config.num_blocks, config.block_size
+    if config.enable_prefix_caching:
+        from sim.prefix_cache import PrefixCachingKVCache  # it builds on this module
+
+        return PrefixCachingKVCache(blocks, size)
     if config.kv_allocator == "paged":
         return PagedKVCache(blocks, size)
     reserve = _RESERVATIONS[config.kv_allocator]

@@ -18,7 +18,8 @@ FINISHED, REJECTED, UNFINISHED, TRUNCATED = range(4)
 _REQUEST_COLUMNS = (
     "id", "arrival_ns", "prompt_tokens", "output_tokens", "generated_tokens",
     "first_scheduled_ns", "first_token_ns", "last_token_ns", "finish_ns",
-    "num_preemptions", "recomputed_tokens", "priority", "status",
+    "num_preemptions", "recomputed_tokens", "priority", "status", "queued_ns", "cached_tokens",
+    "prefix_hit_tokens",
 )  # fmt: skip
 _TARGET_COLUMNS = ("predicted_tokens", "slo_ttft_ms", "slo_tpot_ms", "slo_e2el_ms")
 _NAN = float("nan")
@@ -64,7 +65,8 @@ class RunLog:
         self._requests.extend((
             r.id, r.arrival_ns, r.prompt_tokens, output_tokens, state.num_output_tokens,
             state.first_scheduled_ns, state.first_token_ns, state.last_token_ns, finish_ns,
-            state.num_preemptions, state.recomputed_tokens, r.priority, status,
+            state.num_preemptions, state.recomputed_tokens, r.priority, status, state.queued_ns,
+            state.cached_tokens, state.prefix_hit_tokens,
         ))  # fmt: skip
         slo = r.slo
         if slo is None and r.predicted_tokens is None:
@@ -97,9 +99,24 @@ class RunLog:
         """Record that a running request lost its memory."""
         self._evictions.extend((request_id, now_ns))
 
-    def add_resumption(self, request_id: int, now_ns: int) -> None:
-        """Record that an evicted request runs again."""
-        self._resumptions.extend((request_id, now_ns))
+    def add_resumption(self, request_id: int, now_ns: int, tokens_to_compute: int) -> None:
+        """Record that an evicted request runs again, and how much of it must be computed."""
+        self._resumptions.extend((request_id, now_ns, tokens_to_compute))
+
+    def absorb(self, other: RunLog) -> None:
+        """Add what another engine of the same run logged; its steps come behind the own ones."""
+        num_decode_steps = len(self._decode_ends_ns())
+        for name in (
+            "_requests", "_targets", "_segments", "_durations_ns", "_new_blocks", "_evictions",
+            "_resumptions",
+        ):  # fmt: skip
+            getattr(self, name).extend(getattr(other, name))
+        for row in other._stint_rows().tolist():
+            request_id, entry_ns, first, last = row
+            first, last = first + num_decode_steps, last + num_decode_steps
+            self._stints.extend((request_id, entry_ns, first, last))
+        self.reject_reasons |= other.reject_reasons
+        self._decode_ends = None
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -131,13 +148,15 @@ class RunLog:
             self.grows,
         )
 
-    def token_gaps(self) -> tuple[Int64, Int64]:
+    def token_gaps(self, ids: Int64 | None = None) -> tuple[Int64, Int64]:
         """Return all gaps between tokens of the same request, as (gap in ns, how many).
 
         A decode step gives the same gap to every request that also took part in the one before,
-        so the pairs are about as many as the steps.
+        so the pairs are about as many as the steps. With `ids` only of those requests.
         """
         stints = self._stint_rows()
+        if ids is not None:
+            stints = stints[np.isin(stints[:, 0], ids)]
         decode_ends = np.append(self._decode_ends_ns(), -1)  # stints may end before any decode
         ids, entry, first, last = (stints[:, i] for i in range(4))
         # Gaps inside stints: decode step s counts once for each stint with first < s < last.
@@ -184,12 +203,21 @@ class RunLog:
         return np.concatenate(times) if times else np.zeros(0, dtype=np.int64)
 
     def preemptions(self) -> dict[str, Int64]:
-        """Return one row a preemption, by request id and time: id, evicted_ns, resumed_ns."""
-        evicted, resumed = _matrix(self._evictions, 2), _matrix(self._resumptions, 2)
+        """Return one row a preemption, by request id and time.
+
+        Columns: id, evicted_ns, resumed_ns, resumed_tokens (those it had to compute before its
+        next token when it ran again: its whole sequence, less what was swapped or still cached).
+        """
+        evicted, resumed = _matrix(self._evictions, 2), _matrix(self._resumptions, 3)
         # Sorted alike, the k-th eviction of a request meets its k-th resumption.
         evicted = evicted[np.argsort(evicted[:, 0], kind="stable")]
         resumed = resumed[np.argsort(resumed[:, 0], kind="stable")]
-        return {"id": evicted[:, 0], "evicted_ns": evicted[:, 1], "resumed_ns": resumed[:, 1]}
+        return {
+            "id": evicted[:, 0],
+            "evicted_ns": evicted[:, 1],
+            "resumed_ns": resumed[:, 1],
+            "resumed_tokens": resumed[:, 2],
+        }
 
     def _stint_rows(self) -> Int64:
         return _matrix(self._stints, 4)

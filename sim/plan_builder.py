@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.config import PreemptionMode
 from sim.errors import InfeasiblePlan
+from sim.kv_cache import NO_HIT, Mark
 from sim.plan import FOREVER, BatchPlan, Finished
 from sim.request import RequestState, Status
 
@@ -25,6 +26,8 @@ class PlanBuilder:
         Requests preempted in this step so far.
     swap_blocks_left : int
         Host memory left for swapping requests out, in KV blocks.
+    cached_tokens : dict of int to int
+        Request id to tokens that it need not compute, of those admitted with a prefix hit.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -45,6 +48,7 @@ class PlanBuilder:
         self._all_decodes = False
         self._padding_tokens = 0
         self._set_aside_blocks = 0
+        self.cached_tokens: dict[int, int] = {}
         self.denied: tuple[RequestState, str] | None = None
         self.plan: BatchPlan | None = None
 
@@ -53,6 +57,7 @@ class PlanBuilder:
         engine = self._engine
         self.tokens_left = self._config.max_num_batched_tokens
         self.seats_left = self._config.max_num_seqs - len(engine.running) - len(engine.held)
+        self.seats_left -= len(engine.leaving)
         self.swap_blocks_left = engine.free_swap_blocks
         self.preempted = []
         self._swapped = []
@@ -64,6 +69,7 @@ class PlanBuilder:
         self._all_decodes = False
         self._padding_tokens = 0
         self._set_aside_blocks = 0
+        self.cached_tokens = {}
         self.denied = None
         self.plan = None
         self._kv.begin()
@@ -100,13 +106,13 @@ class PlanBuilder:
             and num_decodes + sum(self._chunk_limit(s, None) for s in prefills) > self.tokens_left
         ):
             return self._grant_in_order(self._engine.running.values())
-        free, tokens = kv.free_blocks, self.tokens_left
+        mark, tokens = kv.mark(), self.tokens_left
         if not self._allocate_decodes(num_decodes):
             return False
         self.tokens_left -= num_decodes
         for i, state in enumerate(prefills):
             if not self._grant_chunk(state, None) and self.tokens_left:
-                self._take_back(list(prefills)[:i], free, tokens)
+                self._take_back(list(prefills)[:i], mark, tokens)
                 return False
         self._all_decodes = True
         return True
@@ -165,7 +171,7 @@ class PlanBuilder:
         return True
 
     def _grant_in_order(self, states: Iterable[RequestState]) -> bool:
-        free, tokens = self._kv.free_blocks, self.tokens_left
+        mark, tokens = self._kv.mark(), self.tokens_left
         served: list[RequestState] = []
         for state in states:
             if state in self.preempted:
@@ -173,14 +179,13 @@ class PlanBuilder:
             if self.tokens_left == 0:
                 break
             if not self.grant(state):
-                self._take_back(served, free, tokens)
+                self._take_back(served, mark, tokens)
                 return False
             served.append(state)
         return True
 
-    def _take_back(self, granted: list[RequestState], free_blocks: int, tokens_left: int) -> None:
-        # Running requests of a contiguous cache allocate nothing, so the count is all there is.
-        self._kv.free_blocks = free_blocks
+    def _take_back(self, granted: list[RequestState], mark: Mark, tokens_left: int) -> None:
+        self._kv.restore(mark)
         self.tokens_left = tokens_left
         for state in granted:
             self._chunks.pop(state.id, None)
@@ -231,8 +236,8 @@ class PlanBuilder:
         self.tokens_left -= 1
         return 1
 
-    def _chunk_limit(self, state: RequestState, want: int | None) -> int:
-        limit = state.num_uncomputed_tokens
+    def _chunk_limit(self, state: RequestState, want: int | None, cached_tokens: int = 0) -> int:
+        limit = state.num_uncomputed_tokens - cached_tokens
         if want is not None and want < limit:
             limit = want
         threshold = self._config.long_prefill_token_threshold
@@ -254,19 +259,22 @@ class PlanBuilder:
         if self.tokens_left < 1:
             return self._deny(state, "the token budget of the step is used up")
         config = self._config
-        n = self._chunk_limit(state, want)
+        hit = NO_HIT if state.swapped else self._kv.lookup(state)
+        n = self._chunk_limit(state, want, hit.tokens)
         if n > self.tokens_left:
             if not config.enable_chunked_prefill:
                 return self._deny(state, "its prompt exceeds what is left of the token budget")
             n = self.tokens_left
         keep = self._watermark()
-        if config.scheduler_reserve_full_isl and n < state.num_uncomputed_tokens:
-            need = self._kv.blocks_to_hold(state.request, state.num_tokens)
+        if config.scheduler_reserve_full_isl and n < state.num_uncomputed_tokens - hit.tokens:
+            need = self._kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
             if need > self._kv.free_blocks - keep:
                 return self._deny(state, "its whole sequence does not fit the free KV blocks")
-        if not self._kv.allocate(state, n, keep):
+        if not self._kv.allocate(state, n, keep, hit):
             return self._deny(state, "it does not fit the free KV blocks")
         self._admitted[state.id] = state
+        if hit.tokens:
+            self.cached_tokens[state.id] = hit.tokens
         if not state._next_is_decode:
             self._chunks[state.id] = (state, n)
         elif not self._all_decodes:
@@ -292,7 +300,15 @@ class PlanBuilder:
         -------
         bool
             False if seats or memory do not suffice; nothing changed.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If it does not wait for a prefill, or prefixes are cached: what is set aside for a step
+            cannot be told from what evicts cached blocks.
         """
+        if self._config.enable_prefix_caching:
+            raise InfeasiblePlan("admit() sets memory aside, which prefix caching does not allow")
         if state.status is not Status.WAITING or state.id in self._admitted or state.swapped:
             raise InfeasiblePlan(f"{state!r} cannot be admitted: it is not waiting for a prefill")
         if self.seats_left < 1:
@@ -334,7 +350,7 @@ class PlanBuilder:
             raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
         if state.id in self._chunks or state.id in self._decodes or self._all_decodes:
             raise InfeasiblePlan(f"{state!r} cannot be preempted after tokens were granted")
-        self._kv.release(state)
+        self._kv.release(state, comes_back=True)
         self.preempted.append(state)
         self.seats_left += 1
         if (mode or self._config.preemption_mode) == "swap":

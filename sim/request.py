@@ -100,8 +100,12 @@ class RequestState:
         Whether it waits with its computed tokens in host memory.
     num_preemptions, recomputed_tokens : int
         How often it was preempted, and how many computed tokens that threw away.
-    first_scheduled_ns, first_token_ns, last_token_ns : int
-        When; -1 if not yet. `last_token_ns` is set when it finishes.
+    cached_tokens, prefix_hit_tokens : int
+        Tokens that it found in the prefix cache instead of computing them: over all admissions,
+        and at the first.
+    queued_ns, first_scheduled_ns, first_token_ns, last_token_ns : int
+        When; -1 if not yet. `queued_ns` is when the engine took it in; `last_token_ns` is set
+        when it finishes.
     """
 
     __slots__ = (
@@ -110,11 +114,14 @@ class RequestState:
         "_entry_ns",
         "_generated",
         "_stint_start",
+        "cached_tokens",
         "first_scheduled_ns",
         "first_token_ns",
         "id",
         "last_token_ns",
         "num_preemptions",
+        "prefix_hit_tokens",
+        "queued_ns",
         "recomputed_tokens",
         "request",
         "status",
@@ -128,6 +135,9 @@ class RequestState:
         self.swapped = False
         self.num_preemptions = 0
         self.recomputed_tokens = 0
+        self.cached_tokens = 0
+        self.prefix_hit_tokens = 0
+        self.queued_ns = -1
         self.first_scheduled_ns = -1
         self.first_token_ns = -1
         self.last_token_ns = -1

@@ -72,6 +72,14 @@ class EngineView:
         """KV blocks in all."""
         return self.config.num_blocks
 
+    def cached_tokens(self, state: RequestState) -> int:
+        """Count the tokens of a waiting request that the prefix cache holds now.
+
+        A policy that asks is asked again whenever a cached block is lost.
+        """
+        self._engine.policy_looked_at_cache = True
+        return 0 if state.swapped else self._engine.kv.lookup(state).tokens
+
     def estimate_step_ns(self, shape: BatchShape) -> int:
         """Estimate how long a step of this shape would take, from the calibrated cost model.
 

@@ -85,7 +85,10 @@ def check(log: RunLog, workload: Sequence[Arrival], config: EngineConfig, may_wa
     assert set(log.reject_reasons) == set(requests["id"][requests["status"] == REJECTED].tolist())
 
     # Causality, and a monotone clock.
-    order = ["arrival_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns", "finish_ns"]
+    order = [
+        "arrival_ns", "queued_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns",
+        "finish_ns",
+    ]  # fmt: skip
     for before, after in pairwise(order):
         assert (requests[before][done] <= requests[after][done]).all(), f"{before} > {after}"
     assert (steps["end_ns"] > steps["start_ns"]).all()
@@ -95,7 +98,8 @@ def check(log: RunLog, workload: Sequence[Arrival], config: EngineConfig, may_wa
     assert (requests["generated_tokens"][done] == requests["output_tokens"][done]).all()
     computed = int((steps["num_decodes"] + steps["prefill_tokens"]).sum())
     needed = requests["prompt_tokens"] + requests["output_tokens"] - 1
-    assert computed == int(needed[done].sum() + requests["recomputed_tokens"].sum())
+    reused = int(requests["cached_tokens"].sum())
+    assert computed == int(needed[done].sum() + requests["recomputed_tokens"].sum()) - reused
     assert int(requests["recomputed_tokens"].sum()) == int(steps["recomputed_tokens"].sum())
     assert int(requests["num_preemptions"].sum()) == int(steps["num_preempted"].sum())
     gone = log.preemptions()

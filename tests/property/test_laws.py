@@ -35,6 +35,8 @@ PARAMS = {
     "prompt_buckets": {"bucket_edges": [10, 30]},
     "qoserve": {"ttft_s": 2e-5, "tbt_s": 2e-6, "alpha_ms_per_token": 1e-5, "min_chunk_size": 4},
     "sarathi": {"chunk_size": 12},
+    "scorpio": {"ttft_s": 3e-5, "tbt_s": 4e-6},
+    "scorpio/lenient": {"ttft_s": 1.0, "tbt_s": 3e-6},
     "slai": {"token_budget": 16, "tbt_s": 6e-6, "offset": 2, "memory_limit": 0.5},
     "slai/paying": {"order": "paying_first", "tbt_s": 1e-5, "dynamic_offset": False},
     "tensorrt_llm/max_utilization": {"capacity_policy": "max_utilization"},

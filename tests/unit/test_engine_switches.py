@@ -1,0 +1,150 @@
+"""Switches of real engines, each traced by hand; the clock of `LinearCost` is simple."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies import registry
+from sim.config import EngineConfig, vllm_capture_sizes
+from sim.cost.overhead import SchedulingOverhead
+from sim.errors import InfeasiblePlan
+from tests import laws
+from tests.laws import LinearCost, arrival
+
+CONFIG = EngineConfig(num_blocks=100, max_model_len=100, block_size=4, max_num_seqs=2)
+COST = LinearCost(base_ns=100, token_ns=0, context_ns=0)  # every step takes 100 ns
+
+
+def run(workload, config=CONFIG, policy="fcfs", **options):
+    return laws.run(registry.make(policy), workload, config, cost=COST, **options)
+
+
+def test_async_engine_schedules_an_arrival_one_step_later():
+    workload = [arrival(0, 0, 1, 6), arrival(1, 150, 1, 1)]
+    assert run(workload).requests()["first_scheduled_ns"][1] == 200
+    config = replace(CONFIG, async_scheduling=True)
+    # The step at 200 was planned at 100, before it came.
+    assert run(workload, config).requests()["first_scheduled_ns"][1] == 300
+
+
+def test_async_engine_when_idle_starts_at_once():
+    config = replace(CONFIG, async_scheduling=True)
+    log = run([arrival(0, 0, 1, 1), arrival(1, 150, 1, 1)], config)
+    assert log.requests()["first_scheduled_ns"].tolist() == [0, 150]
+
+
+def test_async_engine_frees_a_seat_one_step_after_the_finish():
+    config = replace(CONFIG, max_num_seqs=2)
+    workload = [arrival(0, 0, 1, 2), arrival(1, 0, 1, 9), arrival(2, 0, 1, 1)]
+    # Request 0 finishes at 200.
+    assert run(workload, config).requests()["first_scheduled_ns"][2] == 200
+    log = run(workload, replace(config, async_scheduling=True))
+    assert log.requests()["first_scheduled_ns"][2] == 300
+    assert log.steps()["num_running"].tolist()[:4] == [2, 2, 1, 2]
+
+
+def test_async_engine_with_everybody_leaving_does_not_stall():
+    config = replace(CONFIG, max_num_seqs=1, async_scheduling=True)
+    log = run([arrival(i, 0, 1, 1) for i in range(3)], config)
+    assert log.requests()["first_scheduled_ns"].tolist() == [0, 100, 200]
+
+
+def test_arrivals_between_steps_are_queued_when_the_step_ends():
+    config = replace(CONFIG, arrivals_between_steps=True)
+    workload = [arrival(0, 0, 1, 6), arrival(1, 150, 1, 1), arrival(2, 5000, 1, 1)]
+    requests = run(workload, config).requests()
+    assert requests["queued_ns"].tolist() == [0, 200, 5000]
+    assert requests["arrival_ns"].tolist() == [0, 150, 5000]
+    assert requests["first_scheduled_ns"].tolist() == [0, 200, 5000]
+
+
+def test_async_arrivals_between_steps_wait_for_the_plan_after_their_intake():
+    config = replace(CONFIG, arrivals_between_steps=True, async_scheduling=True)
+    requests = run([arrival(0, 0, 1, 6), arrival(1, 150, 1, 1)], config).requests()
+    assert requests["queued_ns"].tolist() == [0, 200]
+    assert requests["first_scheduled_ns"].tolist() == [0, 300]
+
+
+def test_without_switches_a_request_is_queued_when_it_arrives():
+    assert run([arrival(0, 0, 1, 6), arrival(1, 150, 1, 1)]).requests()["queued_ns"][1] == 150
+
+
+def test_graph_padding_rounds_tokens_up_to_a_captured_size():
+    config = replace(CONFIG, cudagraph_capture_sizes=(1, 2, 4), max_num_seqs=8)
+    log = run([arrival(i, 0, 1, 2) for i in range(3)] + [arrival(3, 1000, 5, 1)], config)
+    steps = log.steps()
+    tokens = steps["num_decodes"] + steps["prefill_tokens"]
+    assert tokens.tolist() == [3, 3, 5]
+    assert steps["padding_tokens"].tolist() == [1, 1, 0], "beyond the largest graph no padding"
+
+
+def test_default_capture_sizes_are_those_of_a_recorded_vllm_run():
+    # cudagraph_capture_sizes of a vLLM 0.19 engine with max_num_seqs 256, as it logged them.
+    sizes = vllm_capture_sizes(256)
+    assert sizes[:5] == (1, 2, 4, 8, 16)
+    assert sizes[-3:] == (480, 496, 512)
+    assert len(sizes) == 51
+    assert vllm_capture_sizes(128)[-1] == 256
+
+
+def test_host_terms_are_charged_to_the_steps_they_belong_to():
+    overhead = SchedulingOverhead(per_prefill_step_s=50e-9, first_step_s=1000e-9)
+    log = run([arrival(0, 0, 4, 3), arrival(1, 5000, 4, 1)], overhead=overhead)
+    durations = log.steps()["end_ns"] - log.steps()["start_ns"]
+    assert durations.tolist() == [100 + 50 + 1000, 100, 100, 100 + 50]
+
+
+def test_prefix_hit_is_counted_and_not_computed():
+    config = replace(CONFIG, enable_prefix_caching=True)
+    log = run(
+        [
+            arrival(0, 0, 9, 1, prefix_hash_ids=(1, 2)),
+            arrival(1, 500, 9, 1, prefix_hash_ids=(1, 2)),
+        ],
+        config,
+    )
+    assert log.requests()["prefix_hit_tokens"].tolist() == [0, 8]
+    assert log.steps()["prefill_tokens"].tolist() == [9, 1]
+
+
+def test_resumed_request_computes_only_what_was_evicted():
+    config = EngineConfig(
+        num_blocks=6, max_model_len=24, block_size=4, max_num_seqs=2, enable_prefix_caching=True
+    )
+    log = run([arrival(0, 0, 8, 12), arrival(1, 0, 8, 12)], config)
+    gone, requests = log.preemptions(), log.requests()
+    assert gone["id"].tolist() == [1]
+    # It had computed 12 tokens, 3 full blocks; the other took the last two of them to finish.
+    assert requests["recomputed_tokens"][1] == 12
+    assert requests["cached_tokens"].tolist() == [0, 4]
+    assert gone["resumed_tokens"].tolist() == [13 - 4]
+
+
+def test_setting_memory_aside_with_prefix_caching_is_refused():
+    with pytest.raises(InfeasiblePlan, match="prefix caching"):
+        run([arrival(0, 0, 8, 4)], replace(CONFIG, enable_prefix_caching=True), policy="static")
+
+
+def test_number_of_iterations_does_not_depend_on_the_cost_model():
+    """All at once, 128 seats, 2048 tokens, no preemption: decisions follow from lengths alone."""
+    config = EngineConfig(
+        num_blocks=100_000, max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=2048
+    )
+    # 256 prompts of 512 tokens, answers of 100: a step takes 4 prompts less what decodes use up.
+    workload = [arrival(i, 0, 512, 100) for i in range(256)]
+    counts = set()
+    for cost in (COST, LinearCost(1, 1, 1), LinearCost(10_000, 0, 7)):
+        log = laws.run(registry.make("fcfs"), workload, config, cost=cost, prove=False)
+        counts.add(log.num_steps)
+        assert log.requests()["num_preemptions"].sum() == 0
+    assert len(counts) == 1
+
+
+def test_number_of_iterations_is_the_one_counted_by_hand():
+    config = EngineConfig(
+        num_blocks=1000, max_model_len=64, max_num_seqs=2, max_num_batched_tokens=10
+    )
+    workload = [arrival(0, 0, 10, 3), arrival(1, 0, 4, 2), arrival(2, 0, 12, 2)]
+    # 1: prompt 0 (10). 2: decode 0, prompt 1 (4). 3: decodes of 0 and 1, which both finish.
+    # 4: 10 of prompt 2. 5: its last 2. 6: its second token.
+    assert run(workload, config).num_steps == 6

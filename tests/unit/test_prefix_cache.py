@@ -1,0 +1,190 @@
+import random
+
+import pytest
+
+from sim.kv_cache import NO_HIT
+from sim.prefix_cache import PrefixCachingKVCache
+from sim.request import RequestState
+from tests.laws import arrival
+
+BLOCK = 4
+
+
+def request(request_id, prompt, ids):
+    return RequestState(arrival(request_id, prompt=prompt, prefix_hash_ids=ids).request)
+
+
+def admit(kv, state, num_tokens=None):
+    """Compute a waiting request's sequence (or some of it) as the engine would."""
+    hit = kv.lookup(state)
+    wanted = (num_tokens or state.num_tokens) - hit.tokens
+    assert kv.allocate(state, wanted, hit=hit)
+    state._computed = hit.tokens + wanted
+    return hit
+
+
+def finish(kv, state, comes_back=False):
+    kv.release(state, comes_back)
+    state._computed = 0
+
+
+def test_second_request_shares_the_full_blocks_of_an_equal_prefix():
+    kv = PrefixCachingKVCache(10, BLOCK)
+    first, second = request(0, 10, (1, 2)), request(1, 11, (1, 3))
+    admit(kv, first)
+    assert kv.free_blocks == 7
+    hit = admit(kv, second)
+    assert (hit.tokens, hit.blocks_in_use) == (4, 1)
+    assert kv.free_blocks == 5, "three blocks, one of them shared"
+    assert kv.shared_tokens == 4
+    kv.check([first, second])
+    finish(kv, first)
+    assert kv.free_blocks == 7, "the shared block is still in use"
+    assert kv.shared_tokens == 0
+    kv.check([second])
+
+
+def test_prompt_that_is_all_cached_still_computes_its_last_block():
+    kv = PrefixCachingKVCache(10, BLOCK)
+    first = request(0, 8, (1, 2))
+    admit(kv, first)
+    assert kv.lookup(request(1, 8, (1, 2))).tokens == 4
+    assert kv.lookup(request(1, 9, (1, 2))).tokens == 8
+
+
+def test_end_of_a_sequence_is_handed_out_before_its_beginning():
+    kv = PrefixCachingKVCache(4, BLOCK)
+    first = request(0, 13, (1, 2, 3))
+    admit(kv, first)
+    finish(kv, first)  # queue: the partial block, 3, 2, 1
+    admit(kv, request(1, 8, (8, 9)))  # takes two blocks
+    assert kv.lookup(request(2, 13, (1, 2, 3))).tokens == 8
+
+
+def test_blocks_used_last_are_evicted_last():
+    kv = PrefixCachingKVCache(3, BLOCK)
+    for i, key in enumerate((1, 2, 1)):
+        state = request(i, 5, (key,))
+        admit(kv, state, 4)
+        finish(kv, state)
+    admit(kv, request(3, 8, (7, 8)))  # takes the never used block and that of key 2
+    assert kv.lookup(request(4, 5, (1,))).tokens == 4
+    assert kv.lookup(request(4, 5, (2,))) is NO_HIT
+
+
+def test_preempted_request_finds_its_generated_tokens_again():
+    kv = PrefixCachingKVCache(10, BLOCK)
+    state = request(0, 6, (1,))
+    state._generated = 9  # 15 tokens, the last one not computed: 14 in the cache, 3 full blocks
+    admit(kv, state, 14)
+    finish(kv, state, comes_back=True)
+    assert kv.lookup(state).tokens == 12
+    assert kv.lookup(request(1, 15, (1,))).tokens == 4, "nobody else can ask for them"
+    hit = admit(kv, state)
+    assert (hit.tokens, hit.num_own) == (12, 2)
+    kv.check([state])
+
+
+def test_own_blocks_are_lost_from_their_end_when_others_take_them():
+    kv = PrefixCachingKVCache(5, BLOCK)
+    state = request(0, 2, ())
+    state._generated = 17
+    admit(kv, state, 18)  # 4 full blocks and a partial one
+    finish(kv, state, comes_back=True)
+    other = request(1, 12, ())
+    admit(kv, other)  # takes the partial block and two full ones
+    assert kv.lookup(state).tokens == 8
+    assert kv.num_evictions == 1, "one run of blocks was cut short, once"
+
+
+def test_equal_prompts_computed_side_by_side_fill_two_blocks_of_one_name():
+    kv = PrefixCachingKVCache(10, BLOCK)
+    first, second = request(0, 4, (1,)), request(1, 4, (1,))
+    admit(kv, first)
+    assert admit(kv, second) is NO_HIT, "its only block holds its last token"
+    kv.check([first, second])
+    finish(kv, first)
+    finish(kv, second)
+    admit(kv, request(2, 9 * BLOCK, ()))
+    assert kv.lookup(request(3, 5, (1,))).tokens == 4, "one of the two is left"
+
+
+def test_prefill_in_chunks_names_blocks_as_they_fill():
+    kv = PrefixCachingKVCache(10, BLOCK)
+    state = request(0, 12, (1, 2, 3))
+    assert kv.allocate(state, 6)
+    state._computed = 6
+    assert kv.lookup(request(1, 12, (1, 2, 3))).tokens == 4
+    assert kv.allocate(state, 6)
+    assert kv.lookup(request(1, 13, (1, 2, 3))).tokens == 12
+
+
+def test_rollback_restores_order_contents_and_counts():
+    rng = random.Random(1)
+    kv = PrefixCachingKVCache(12, 1)
+    states = []
+
+    def snapshot():
+        queue, block = [], kv._queue._end.behind
+        while block is not kv._queue._end:
+            queue.append((id(block), block.key, block.owner, block.count, block.num_users))
+            block = block.behind
+        named = {key: [id(b) for b in blocks] for key, blocks in kv._named.items()}
+        held = {i: tuple(id(b) for b in blocks) for i, blocks in kv._held.items()}
+        left = {i: id(b) for i, b in kv._left_behind.items()}
+        return queue, named, held, left, kv.free_blocks, kv.shared_tokens, kv._queue.num_blocks
+
+    def act(next_id):
+        if states and rng.random() < 0.5:
+            state = states.pop(rng.randrange(len(states)))
+            finish(kv, state, comes_back=rng.random() < 0.5)
+            return
+        length = rng.randint(1, 4)
+        state = request(next_id, length + 1, tuple(rng.choice((10, 20)) + j for j in range(length)))
+        hit = kv.lookup(state)
+        if kv.allocate(state, length + 1 - hit.tokens, hit=hit):
+            state._computed = length + 1
+            states.append(state)
+
+    for i in range(300):
+        act(i)
+        kv.check(states)
+        kv.begin()
+        before, kept = snapshot(), [(s, s._computed) for s in states]
+        for j in range(rng.randint(0, 4)):
+            act(1000 + 10 * i + j)
+        kv.rollback()
+        states[:] = [s for s, _ in kept]
+        for state, computed in kept:
+            state._computed = computed
+        assert snapshot() == before
+        kv.check(states)
+
+
+def test_blocks_before_eviction_counts_up_to_the_first_cached_one():
+    kv = PrefixCachingKVCache(6, BLOCK)
+    state = request(0, 8, (1, 2))
+    admit(kv, state)
+    assert kv.blocks_before_eviction() == 4
+    finish(kv, state)  # behind the four unused ones
+    assert kv.blocks_before_eviction() == 4
+    kv.free_blocks -= 4  # decodes take them
+    assert kv.blocks_before_eviction() == 0
+
+
+def test_request_that_does_not_fit_changes_nothing():
+    kv = PrefixCachingKVCache(3, BLOCK)
+    first = request(0, 8, (1, 2))
+    admit(kv, first)
+    second = request(1, 16, (1, 2))
+    hit = kv.lookup(second)
+    assert not kv.allocate(second, 8, hit=hit)
+    assert kv.free_blocks == 1
+    kv.check([first])
+
+
+def test_prefix_caching_with_contiguous_memory_is_refused():
+    from sim.config import EngineConfig
+
+    with pytest.raises(ValueError, match="paged memory"):
+        EngineConfig(10, 16, kv_allocator="contiguous_max", enable_prefix_caching=True)
