@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -161,7 +162,7 @@ def step_metrics(steps: Columns, kv_capacity_tokens: int) -> Metrics:
     span_ns = float(end[-1] - start[0]) if len(end) else 0.0
 
     def mean(values: Ints) -> float:
-        return float(np.dot(values, length) / busy_ns) if busy_ns else float("nan")
+        return float((values * length).sum() / busy_ns) if busy_ns else float("nan")
 
     batch = _ints(steps, "num_decodes") + _ints(steps, "num_prefills")
     padding = int(_ints(steps, "padding_tokens").sum())
@@ -189,6 +190,19 @@ def step_metrics(steps: Columns, kv_capacity_tokens: int) -> Metrics:
         "kv_fragmentation_share": _rate(mean(_ints(steps, "kv_fragmentation_tokens")), mean_held),
         "swapped_bytes": int(_ints(steps, "swapped_bytes").sum()),
     }
+
+
+@cache
+def metric_names() -> tuple[str, ...]:
+    """Return the names of all metrics of a run, in order."""
+    nothing = np.zeros(0, dtype=np.int64)
+
+    class Empty(dict[str, Ints]):
+        def __missing__(self, name: str) -> Ints:
+            return nothing
+
+    pairs = nothing, nothing
+    return (*request_metrics(Empty(), pairs, pairs), *step_metrics(Empty(), 1))
 
 
 def _ints(columns: Columns, name: str) -> Ints:

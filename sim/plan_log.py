@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,22 +35,31 @@ class Difference(NamedTuple):
     first: RecordedStep | None
     second: RecordedStep | None
 
-    def explain(self) -> str:
-        """Say what differs in one line."""
+    def explain(self, arrivals_ns: Mapping[int, int] | None = None) -> str:
+        """Say what differs in one line, and why where the times of the steps tell.
+
+        Parameters
+        ----------
+        arrivals_ns : mapping of int to int, optional
+            Request id to when it came.
+        """
         if self.first is None or self.second is None:
             return f"step {self.step}: one run has ended"
         one, other = self.first.tokens, self.second.tokens
-        changed = {i for i in one.keys() | other.keys() if one.get(i) != other.get(i)}
+        changed = sorted(i for i in one.keys() | other.keys() if one.get(i) != other.get(i))
         parts = [
             f"request {i} gets {one.get(i, 0)} against {other.get(i, 0)} tokens"
-            for i in sorted(changed)[:3]
+            for i in changed[:3]
         ]
         if len(changed) > 3:
             parts.append(f"and {len(changed) - 3} more")
         if self.first.preempted != self.second.preempted:
             parts.append(f"preempted {self.first.preempted} against {self.second.preempted}")
-        waiting = (self.first.shape.num_waiting, self.second.shape.num_waiting)
-        return f"step {self.step}: {'; '.join(parts)} (waiting: {waiting[0]} against {waiting[1]})"
+        starts_ns = sorted((self.first.start_ns, self.second.start_ns))
+        came = [i for i in changed if starts_ns[0] < (arrivals_ns or {}).get(i, -1) <= starts_ns[1]]
+        starts = f"{self.first.start_ns / 1e9:.4f} s against {self.second.start_ns / 1e9:.4f} s"
+        why = f"; request {came[0]} came in between" if came else ""
+        return f"step {self.step}: {'; '.join(parts)} (the step starts at {starts}{why})"
 
 
 class RecordingExecutor:

@@ -19,6 +19,7 @@ from sim.files import replacing
 from sim.metrics import Columns, Metrics, Pairs, request_metrics, step_metrics
 from sim.steps import Steps
 from sim.weighted import Ints
+from sim.window import Window, arrived_inside, window_metrics
 
 _SCHEMA = 1
 _ROWS_PER_BATCH = 1_000_000
@@ -71,6 +72,9 @@ class RunResult:
         Spec hash, seed, versions, git commit, hardware, the cost model's description, counters.
         ``model``, ``backend``, ``request_rate``, ``burstiness`` and ``max_concurrency`` appear in
         `to_vllm_json` under vLLM's keys.
+    window : Window or None
+        The part of the run that the metrics are of; all of it if None. Requests and steps are
+        those of the whole run in any case, the log's token gaps only of measured requests.
     """
 
     name: str
@@ -80,12 +84,22 @@ class RunResult:
     kv_capacity_tokens: int
     reject_reasons: dict[int, str] = field(default_factory=dict)
     provenance: dict[str, object] = field(default_factory=dict)
+    window: Window | None = None
     _metrics: Metrics | None = field(default=None, init=False, repr=False, compare=False)
 
     def metrics(self) -> Metrics:
-        """Return all metrics, flat; see `request_metrics` and `step_metrics`."""
-        if self._metrics is None:
-            log = self.log
+        """Return all metrics, flat; see `request_metrics`, `step_metrics`, `window_metrics`."""
+        log = self.log
+        if self._metrics is None and self.window is not None:
+            self._metrics = window_metrics(
+                self.requests,
+                log.steps(),
+                log.token_gaps(),
+                log.token_counts(),
+                self.window,
+                self.kv_capacity_tokens,
+            )
+        elif self._metrics is None:
             self._metrics = request_metrics(self.requests, log.token_gaps(), log.token_counts())
             self._metrics |= step_metrics(log.steps(), self.kv_capacity_tokens)
         return dict(self._metrics)
@@ -104,10 +118,13 @@ class RunResult:
             Value to metrics, without ITL and `max_output_tokens_per_s`: those are pooled over
             requests when they are logged.
         """
-        values = self.requests[column]
+        requests = self.requests
+        if self.window is not None:
+            requests = arrived_inside(requests, self.window)
+        values = requests[column]
         return {
             float(value): request_metrics(
-                {name: data[values == value] for name, data in self.requests.items()}
+                {name: data[values == value] for name, data in requests.items()}
             )
             for value in np.unique(values)
         }
@@ -149,7 +166,7 @@ class RunResult:
         result["rtfx"] = None
         for key in _VLLM_LATENCIES:
             result[key] = metrics[key]
-        result["schedlab"] = {
+        ours: dict[str, object] = {
             "schema": _SCHEMA,
             "name": self.name,
             "policy": self.policy,
@@ -158,6 +175,9 @@ class RunResult:
             "provenance": origin,
             "metrics": metrics,
         }
+        if self.window is not None:
+            ours["window"] = self.window._asdict()
+        result["schedlab"] = ours
         plain = _plain(result)
         assert isinstance(plain, dict)
         return plain
@@ -223,6 +243,7 @@ class RunResult:
             kv_capacity_tokens=ours["kv_capacity_tokens"],
             reject_reasons={int(key): why for key, why in ours["reject_reasons"].items()},
             provenance=ours["provenance"],
+            window=Window(**ours["window"]) if "window" in ours else None,
         )
 
 

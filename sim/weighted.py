@@ -52,14 +52,15 @@ class WeightedSample:
         """Return the mean, NaN for an empty list."""
         if not self.size:
             return float("nan")
-        return float(np.dot(self._values, self._counts.astype(np.float64)) / self.size)
+        # Not a dot product: BLAS rounds it differently with every number of threads.
+        return float((self._values * self._counts).sum() / self.size)
 
     def std(self) -> float:
         """Return the population standard deviation (ddof 0), NaN for an empty list."""
         if not self.size:
             return float("nan")
         squares = (self._values - self.mean()) ** 2
-        return float(np.sqrt(np.dot(squares, self._counts.astype(np.float64)) / self.size))
+        return float(np.sqrt((squares * self._counts).sum() / self.size))
 
     def median(self) -> float:
         """Return the middle value, or the mean of the two middle ones; NaN for an empty list."""

@@ -107,21 +107,10 @@ class FittedCostModel:
         """
         folder = Path(folder)
         meta, fit = read_meta(folder), read_fit(folder)
-        wanted = {
-            "model": model,
-            "hardware": hardware,
-            "dtype": dtype,
-            "tensor_parallel_size": tensor_parallel_size,
-        }
-        mismatches = [
-            f"{key} is {meta[key]!r} in the profile, {value!r} in the run"
-            for key, value in wanted.items()
-            if value is not None and _canonical(key, meta[key]) != _canonical(key, value)
-        ]
-        if mismatches and not allow_mismatch:
-            raise SpecError(
-                f"{folder}: {'; '.join(mismatches)} (allow_mismatch uses the profile all the same)"
-            )
+        mismatches = mismatches_of(
+            meta, folder, allow_mismatch, model=model, hardware=hardware, dtype=dtype,
+            tensor_parallel_size=tensor_parallel_size,
+        )  # fmt: skip
         return cls(fit, meta, str(folder), mismatches)
 
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
@@ -134,7 +123,7 @@ class FittedCostModel:
         ValueError
             If `k` < 1, or `k` > 1 for a step that cannot repeat (chunks or swapped bytes).
         """
-        num_decodes, context, longest, chunks, padding, padding_context, _, swapped, _, _ = shape
+        num_decodes, context, longest, chunks, padding, padding_context, _, swapped = shape[:8]
         tokens = num_decodes + padding
         pairs = 0
         for q, c in chunks:
@@ -148,7 +137,7 @@ class FittedCostModel:
             base = pricer.curve_ns[tokens]
         except KeyError:
             base = pricer.price(tokens)
-        base += pricer.decode_ns * num_decodes
+        base += pricer.decode_ns * (num_decodes + shape.padding_rows)
         if chunks:
             base += pricer.pair_ns * pairs + pricer.prefill_ns * len(chunks)
         if swapped:
@@ -242,6 +231,9 @@ class _Pricer:
             return regime.coefficients_s.get(feature, 0.0) * 1e9
 
         self._regime = regime
+        x, y = regime.knots_tokens, regime.knots_s
+        middle = bisect_left(x, x[-1] / 2, hi=len(x) - 2)
+        self._slope_beyond = max(0.0, (y[-1] - y[middle]) / (x[-1] - x[middle]))
         self.curve_ns: dict[int, float] = {}
         self.sum_ns = ns("decode_context_sum_tokens")
         self.max_ns = ns("decode_context_max_tokens")
@@ -262,11 +254,35 @@ class _Pricer:
             seconds = 0.0
         elif at <= x[0]:
             seconds = y[0]
-        else:
-            i = min(bisect_left(x, at), len(x) - 1)
+        elif at <= x[-1]:
+            i = bisect_left(x, at)
             seconds = y[i - 1] + (y[i] - y[i - 1]) * (at - x[i - 1]) / (x[i] - x[i - 1])
+        else:
+            seconds = y[-1] + self._slope_beyond * (at - x[-1])
         self.curve_ns[tokens] = seconds * 1e9
         return seconds * 1e9
+
+
+def mismatches_of(
+    meta: Mapping[str, object], folder: Path, allow_mismatch: bool, **wanted: object
+) -> list[str]:
+    """Say in what a profile's meta.json differs from what is wanted (`None` is not compared).
+
+    Raises
+    ------
+    SpecError
+        If it differs and that is not allowed.
+    """
+    mismatches = [
+        f"{key} is {meta[key]!r} in the profile, {value!r} in the run"
+        for key, value in wanted.items()
+        if value is not None and _canonical(key, meta[key]) != _canonical(key, value)
+    ]
+    if mismatches and not allow_mismatch:
+        raise SpecError(
+            f"{folder}: {'; '.join(mismatches)} (allow_mismatch uses the profile all the same)"
+        )
+    return mismatches
 
 
 def _canonical(key: str, value: object) -> object:

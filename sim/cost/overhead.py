@@ -20,6 +20,11 @@ class SchedulingOverhead:
         Seconds per request in the running list.
     per_waiting_s : float
         Seconds per request in the waiting queue; 0 where the scheduler only looks at its head.
+    per_prefill_step_s : float
+        Seconds more of a step that computes prompt tokens: building its metadata, and launching
+        kernels one by one where decodes replay a CUDA graph.
+    first_step_s : float
+        Seconds more of the first step of a run, of an engine that was not warmed up.
 
     Raises
     ------
@@ -28,7 +33,8 @@ class SchedulingOverhead:
 
     Notes
     -----
-    ``overhead = base_s + per_running_s * num_running + per_waiting_s * num_waiting``
+    ``overhead = base_s + per_running_s * num_running + per_waiting_s * num_waiting
+    + per_prefill_step_s (if the step computes prompt tokens)``
 
     The default is zero: no overhead is assumed unless a profile or the user states one. Published
     sizes, to choose from: vLLM V1 0.1-0.3 ms per step and 4-10 us per running request (the
@@ -46,14 +52,20 @@ class SchedulingOverhead:
     base_s: float = 0.0
     per_running_s: float = 0.0
     per_waiting_s: float = 0.0
+    per_prefill_step_s: float = 0.0
+    first_step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in ("base_s", "per_running_s", "per_waiting_s"):
+        for key in (
+            "base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s", "first_step_s",
+        ):  # fmt: skip
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):
                 raise SpecError(f"overhead: {key} must be finite and >= 0, got {value!r}")
 
-    def ns(self, num_running: int, num_waiting: int) -> int:
+    def ns(self, num_running: int, num_waiting: int, has_prefills: bool = False) -> int:
         """Return the overhead of one step in nanoseconds, rounded to the nearest."""
         seconds = self.base_s + self.per_running_s * num_running + self.per_waiting_s * num_waiting
+        if has_prefills:
+            seconds += self.per_prefill_step_s
         return int(seconds * 1e9 + 0.5)

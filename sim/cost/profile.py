@@ -35,15 +35,16 @@ def step_features(shape: BatchShape) -> dict[str, int]:
 
     Notes
     -----
-    ``new_tokens = num_decodes + padding_tokens + sum of chunks``. The context sum includes what is
-    read for padding rows. A chunk of q tokens after c has ``q*c + q*(q+1)/2`` causal pairs.
+    ``new_tokens = num_decodes + padding_tokens + sum of chunks``. Rows of finished requests count
+    as decodes, with what is read for them. A chunk of q tokens after c has ``q*c + q*(q+1)/2``
+    causal pairs.
     """
     return {
         "new_tokens": shape.num_decodes + shape.padding_tokens + sum(q for q, _ in shape.chunks),
         "decode_context_sum_tokens": shape.decode_context_sum_tokens + shape.padding_context_tokens,
         "decode_context_max_tokens": shape.decode_context_max_tokens,
         "prefill_attention_pairs": sum(q * (2 * c + q + 1) // 2 for q, c in shape.chunks),
-        "num_decodes": shape.num_decodes,
+        "num_decodes": shape.num_decodes + shape.padding_rows,
         "num_prefills": len(shape.chunks),
         "swapped_bytes": shape.swapped_bytes,
     }
@@ -58,7 +59,8 @@ class Regime:
     knots_tokens : tuple of int
         New tokens at the knots, increasing.
     knots_s : tuple of float
-        Seconds there, non-decreasing; linear between, constant below, last slope beyond.
+        Seconds there; linear between, constant below the first; beyond the last the mean slope of
+        the upper half, if it rises. They may fall: kernels waste part of a tile on odd counts.
     coefficients_s : mapping of str to float
         Seconds per unit of each feature, >= 0; a feature left out costs nothing, but for
         ``swapped_bytes``, which then cannot be priced.
@@ -78,8 +80,6 @@ class Regime:
             raise SpecError("knots_tokens must be >= 1 and strictly increasing")
         for value in self.knots_s:
             _check_number("knots_s", value)
-        if list(self.knots_s) != sorted(self.knots_s):
-            raise SpecError("knots_s must not decrease: more tokens cannot take less time")
         for key, value in self.coefficients_s.items():
             _check_key(key, FEATURES, "coefficients_s")
             _check_number(f"coefficients_s.{key}", value)

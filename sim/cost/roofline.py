@@ -139,7 +139,7 @@ class RooflineCostModel:
         ValueError
             If `k` < 1, or `k` > 1 for a step that cannot repeat (chunks or swapped bytes).
         """
-        num_decodes, context, _, chunks, padding, padding_context, rows, swapped, _, _ = shape
+        num_decodes, context, _, chunks, padding, padding_context, rows, swapped = shape[:8]
         tokens = num_decodes + padding
         base = 0.0
         for q, c in chunks:

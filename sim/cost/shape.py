@@ -30,6 +30,18 @@ class BatchShape(NamedTuple):
     """Requests in the running list, for the scheduling overhead."""
     num_waiting: int = 0
     """Requests in the waiting queue, for the scheduling overhead."""
+    decode_context_min_tokens: int = 0
+    """Smallest context of a decode row (0 if there is none)."""
+    gathered_tokens: int = 0
+    """New tokens of all engines that share experts in this step; 0 where there is one engine."""
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens computed: decodes, chunks and padding."""
+        return self.num_decodes + self.padding_tokens + sum(q for q, _ in self.chunks)
+
+    padding_rows: int = 0
+    """Rows of finished requests computed along; each one of the `padding_tokens`."""
 
 
 class CostModel(Protocol):
@@ -45,7 +57,7 @@ class CostModel(Protocol):
         ----------
         shape : BatchShape
             The first step. Step j (0-based) has ``num_decodes * j`` more tokens in
-            `decode_context_sum_tokens` and j more in `decode_context_max_tokens`.
+            `decode_context_sum_tokens` and j more in `decode_context_max_tokens` and `_min_`.
         k : int
             Number of steps, >= 1; only 1 is allowed when `shape.chunks` is not empty.
 

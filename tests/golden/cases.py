@@ -4,8 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from experiments.loading import make_spec
 from experiments.run import run
+from experiments.spec.loading import make_spec
 
 EXPECTED = Path(__file__).with_name("expected.json")
 

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 from policies import registry
 from sim.config import EngineConfig
+from sim.cost.shape import BatchShape
 from sim.engine import Engine
 from sim.executor import SimExecutor
-from sim.plan_log import RecordingExecutor, first_difference, teacher_forced
+from sim.plan_log import RecordedStep, RecordingExecutor, first_difference, teacher_forced
 from sim.simulation import simulate
 from tests import laws
 from tests.laws import arrival
@@ -62,3 +63,13 @@ def test_teacher_forced_prices_the_recorded_steps():
     steps, _ = record(cost=laws.LinearCost(base_ns=2_000))
     predicted, measured = teacher_forced(steps, laws.LinearCost(base_ns=1_500))
     assert (measured - predicted == 500).all()
+
+
+def test_difference_by_an_arrival_between_the_two_starts_says_so():
+    shape = BatchShape(1, 8, 8)
+    early = RecordedStep(1_000, {1: 1}, (), shape, 10, 0)
+    late = RecordedStep(2_000, {1: 1, 2: 16}, (), shape, 10, 0)
+    found = first_difference([early], [late])
+    assert found.explain({1: 0, 2: 1_500}).endswith("request 2 came in between)")
+    assert "came" not in found.explain({1: 0, 2: 500})
+    assert "request 2 gets 0 against 16 tokens" in found.explain()

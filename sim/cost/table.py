@@ -1,0 +1,282 @@
+"""Step time from measured operators: a sum of tables, interpolated."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sim.cost.attention import AttentionGrid, Floats, line_us
+from sim.cost.fitted import ExtrapolationWarning, mismatches_of
+from sim.cost.profile import read_meta
+from sim.cost.shape import BatchShape
+from sim.cost.table_profile import Curve, TableProfile, read_table
+from sim.errors import SpecError
+
+_NUMPY_FROM = 16
+
+
+class TableCostModel:
+    """Price a step by adding up its operators, each looked up in a table.
+
+    Parameters
+    ----------
+    profile : TableProfile
+        The tables.
+    meta : mapping
+        What was measured: model, hardware, dtype, tensor_parallel_size, ...
+    source : str
+        Name of the profile, for messages and results.
+    mismatches : sequence of str
+        In what the profile differs from the run, if that was allowed.
+    profiling_overhead_s : float
+        What timing every kernel alone added to the sum of a step; taken off each step.
+
+    Notes
+    -----
+    For T new tokens (padding included) and S requests in the batch,
+    ``step = sum calls * by_tokens(T) + sum calls * by_requests(S) + calls * attention
+    + all-reduce(T)``. A request that computes one token counts as a decode, whatever its phase; the
+    decodes are priced at the whole part of their mean context, with the profile's correction for
+    unequal contexts if it has one. Rows of finished requests add their contexts to the decodes'.
+
+    Kernels only: neither host time nor launch gaps are in such tables; see `SchedulingOverhead`.
+    """
+
+    name = "table"
+
+    def __init__(
+        self,
+        profile: TableProfile,
+        meta: Mapping[str, object],
+        source: str = "in memory",
+        mismatches: Sequence[str] = (),
+        profiling_overhead_s: float = 0.0,
+    ) -> None:
+        self.profile = profile
+        self.profiling_overhead_s = profiling_overhead_s
+        self.meta = meta
+        self.source = source
+        self.mismatches = list(mismatches)
+        self.num_priced_steps = 0
+        self.extrapolated_steps = 0
+        self.extrapolated_by_feature: dict[str, int] = {}
+        self._attention = profile.make_attention()
+        self._attention_ns = profile.attention_calls * 1e3
+        self._own = [curve for curve in profile.by_tokens if not curve.shared]
+        self._shared = [curve for curve in profile.by_tokens if curve.shared]
+        self._token_ns: dict[int, float] = {}
+        self._shared_ns: dict[int, float] = {}
+        self._request_ns: dict[int, float] = {}
+        self._rows: dict[int, Floats] = {}
+        self.validity = {
+            "new_tokens": (1, min((c.at[-1] for c in profile.by_tokens), default=float("inf"))),
+            "num_requests": (1, min((c.at[-1] for c in profile.by_requests), default=float("inf"))),
+        }
+        if isinstance(self._attention, AttentionGrid):
+            self.validity |= self._attention.bounds
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        model: str | None = None,
+        hardware: str | None = None,
+        dtype: str | None = None,
+        tensor_parallel_size: int | None = None,
+        allow_mismatch: bool = False,
+        profiling_overhead_s: float = 0.0,
+    ) -> TableCostModel:
+        """Read a profile folder and check that it was measured for this run.
+
+        Parameters and errors are those of `FittedCostModel.load`.
+        """
+        folder = Path(folder)
+        meta, profile = read_meta(folder), read_table(folder)
+        mismatches = mismatches_of(
+            meta, folder, allow_mismatch, model=model, hardware=hardware, dtype=dtype,
+            tensor_parallel_size=tensor_parallel_size,
+        )  # fmt: skip
+        return cls(profile, meta, str(folder), mismatches, profiling_overhead_s)
+
+    def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
+        """Return the durations of `k` successive steps; see `CostModel.step_ns`.
+
+        Raises
+        ------
+        SpecError
+            If bytes are swapped: these tables do not say what that takes.
+        ValueError
+            If `k` < 1, or `k` > 1 for a step that cannot repeat.
+        """
+        n, context, longest, chunks, padding, padding_context, rows, swapped = shape[:8]
+        shortest = shape.decode_context_min_tokens
+        if swapped:
+            raise SpecError(f"{self.source}: the profile has no measurement of swapping")
+        if k != 1 and (k < 1 or chunks):
+            raise ValueError(f"k = {k}: only a step without chunks and swapping can be repeated")
+        tokens = n + padding
+        requests = max(rows, n + len(chunks))
+        context += padding_context
+        prefills = chunks
+        if chunks:
+            tokens += sum([q for q, _ in chunks])
+            singles = [c for q, c in chunks if q == 1]
+            if singles:
+                prefills = tuple([chunk for chunk in chunks if chunk[0] > 1])
+                shortest = min(singles) if not n else min(shortest, *singles)
+                longest = max(longest, *singles)
+                n += len(singles)
+                context += sum(singles)
+        mean = context // n if n else 0
+        base = self._by_tokens(tokens) + self._by_requests(requests)
+        if self._shared:
+            base += self._by_shared(shape.gathered_tokens or tokens)
+        base -= self.profiling_overhead_s * 1e9
+        self.num_priced_steps += k
+        self._check_box(tokens, requests, prefills, n, mean + k - 1, k)
+        if prefills:
+            attention = self._mixed_us(prefills, n, mean, shortest, longest)
+            return [max(int(base + self._attention_ns * attention + 0.5), 1)]
+        if not n:
+            return [max(int(base + 0.5), 1)] * k
+        return self._decode_steps(base, n, mean, shortest, longest, k)
+
+    def describe(self) -> dict[str, object]:
+        """Return source, errors, validity and extrapolation so far, for results."""
+        return {
+            "name": self.name,
+            "calibration": "MEASURED OPERATORS",
+            "model": self.meta.get("model"),
+            "hardware": self.meta.get("hardware"),
+            "profile": self.source,
+            "meta": dict(self.meta),
+            "published_error": self.meta.get("published_error", "none published"),
+            "validity": {key: list(bounds) for key, bounds in self.validity.items()},
+            "mismatches": list(self.mismatches),
+            "profiling_overhead_s": self.profiling_overhead_s,
+            "priced_steps": self.num_priced_steps,
+            "extrapolated_steps": self.extrapolated_steps,
+            "extrapolated_by_feature": dict(self.extrapolated_by_feature),
+        }
+
+    def _decode_steps(
+        self, base: float, n: int, mean: int, shortest: int, longest: int, k: int
+    ) -> list[int]:
+        """Price `k` steps of decodes only; every context grows by one a step."""
+        skew, scale = self.profile.skew, self._attention_ns
+        is_skewed = skew is not None and n > 1 and longest > mean
+        row = self._row(n, (longest if is_skewed else mean) + k)
+        durations: list[int] = []
+        done = 0
+        while done < k:
+            at, steps, alpha = mean + done, k - done, 0.0
+            if skew is not None and is_skewed:
+                rate = (mean - shortest) / (longest - shortest)
+                alpha = skew.alpha(0, 0, n, min(max(rate, 0.0), 1.0), longest + done)
+                steps = min(steps, skew.steps_to_next_bin(longest + done))
+            top = longest + done
+            if steps < _NUMPY_FROM:
+                for j in range(steps):
+                    us = row.item(at + j)
+                    if is_skewed and (more := row.item(top + j) - us) > 0:
+                        us += alpha * more
+                    durations.append(max(int(base + scale * us + 0.5), 1))
+            else:
+                part = row[at : at + steps]
+                if is_skewed:
+                    part = part + alpha * np.maximum(row[top : top + steps] - part, 0.0)
+                cost = (base + scale * part + 0.5).astype(np.int64)
+                durations += np.maximum(cost, 1).tolist()
+            done += steps
+        return durations
+
+    def _mixed_us(
+        self, prefills: Sequence[tuple[int, int]], n: int, mean: int, shortest: int, longest: int
+    ) -> float:
+        attention, skew = self._attention, self.profile.skew
+        us = attention.call_us(prefills, n, mean)
+        if skew is None or n < 2 or longest <= mean:
+            return us
+        more = attention.call_us(prefills, n, longest) - us
+        if more <= 0:
+            return us
+        chunk, kv = sum(q for q, _ in prefills), sum(c for _, c in prefills)
+        rate = min(max((mean - shortest) / (longest - shortest), 0.0), 1.0)
+        return us + skew.alpha(chunk, kv, n, rate, longest) * more
+
+    def _row(self, n: int, length: int) -> Floats:
+        row = self._rows.get(n)
+        if row is None or len(row) < length:
+            row = self._rows[n] = self._attention.decodes_us(n, max(4096, 2 * length))
+        return row
+
+    def _by_tokens(self, tokens: int) -> float:
+        try:
+            return self._token_ns[tokens]
+        except KeyError:
+            total = _sum_ns(self._own, tokens) if tokens else 0.0
+            if self.profile.all_reduce is not None and tokens:
+                total += self.profile.all_reduce.ns(tokens)
+            self._token_ns[tokens] = total
+            return total
+
+    def _by_shared(self, tokens: int) -> float:
+        if tokens not in self._shared_ns:
+            self._shared_ns[tokens] = _sum_ns(self._shared, tokens) if tokens else 0.0
+        return self._shared_ns[tokens]
+
+    def _by_requests(self, requests: int) -> float:
+        try:
+            return self._request_ns[requests]
+        except KeyError:
+            total = _sum_ns(self.profile.by_requests, requests) if requests else 0.0
+            self._request_ns[requests] = total
+            return total
+
+    def _check_box(
+        self,
+        tokens: int,
+        requests: int,
+        prefills: Sequence[tuple[int, int]],
+        n: int,
+        last_mean: int,
+        k: int,
+    ) -> None:
+        """Count steps outside what was measured; a segment counts as a whole."""
+        box = self.validity
+        outside = []
+        if tokens > box["new_tokens"][1]:
+            outside.append("new_tokens")
+        if requests > box["num_requests"][1]:
+            outside.append("num_requests")
+        if "num_decodes" in box:
+            if n > box["num_decodes"][1]:
+                outside.append("num_decodes")
+            if last_mean > box["decode_context_tokens"][1]:
+                outside.append("decode_context_tokens")
+            if prefills:
+                if sum([q for q, _ in prefills]) > box["prefill_chunk_tokens"][1]:
+                    outside.append("prefill_chunk_tokens")
+                if sum([c for _, c in prefills]) > box["prefill_context_tokens"][1]:
+                    outside.append("prefill_context_tokens")
+        if not outside:
+            return
+        if not self.extrapolated_steps:
+            warnings.warn(
+                f"cost model {self.source}: steps outside the measured range ({outside[0]}); "
+                "their times are extrapolated and counted as extrapolated_steps",
+                ExtrapolationWarning,
+                stacklevel=3,
+            )
+        self.extrapolated_steps += k
+        for feature in outside:
+            counts = self.extrapolated_by_feature
+            counts[feature] = counts.get(feature, 0) + k
+
+
+def _sum_ns(curves: Sequence[Curve], at: int) -> float:
+    return 1e3 * sum(curve.calls * max(line_us(curve.at, curve.us, at), 0.0) for curve in curves)

@@ -1,0 +1,103 @@
+"""Fairness and starvation by hand, and classes that add up to the whole."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.run import run
+from experiments.spec.loading import make_spec
+from experiments.sweeping.by_class import class_rows
+from sim.errors import SpecError
+from sim.fairness import jain_fairness, jain_index, longest_wait, longest_wait_of
+from sim.log import FINISHED, REJECTED, UNFINISHED
+from sim.result import RunResult
+
+
+@pytest.mark.parametrize(
+    ("shares", "index"), [([3, 3, 3], 1.0), ([1, 0, 0, 0], 0.25), ([1, 2, 3], 36 / 42)]
+)
+def test_jain_index_by_hand(shares, index):
+    assert jain_index(shares) == pytest.approx(index)
+
+
+def test_jain_index_of_nothing_is_nan():
+    assert np.isnan(jain_index([0.0, 0.0]))
+
+
+def result(**columns):
+    rows = {name: np.array(values) for name, values in columns.items()}
+    return RunResult("r", "fcfs", rows, log=None, kv_capacity_tokens=1)
+
+
+def test_jain_fairness_compares_speeds_not_times():
+    s = 10**9
+    even = result(
+        arrival_ns=[0, 0, 5 * s], finish_ns=[10 * s, 20 * s, 6 * s], generated_tokens=[10, 20, 1],
+        status=[FINISHED] * 3, priority=[0, 0, 1],
+    )  # fmt: skip
+    assert jain_fairness(even) == pytest.approx(1.0)
+    half = result(
+        arrival_ns=[0, 0], finish_ns=[10 * s, -1], generated_tokens=[10, 3],
+        status=[FINISHED, UNFINISHED], priority=[0, 1],
+    )  # fmt: skip
+    assert jain_fairness(half) == jain_fairness(half, "priority") == pytest.approx(0.5)
+    with pytest.raises(SpecError, match="did you mean priority"):
+        jain_fairness(half, "prioritty")
+
+
+def test_longest_wait_counts_who_was_never_scheduled_but_not_who_was_turned_away():
+    rows = {
+        "arrival_ns": np.array([0, 1, 2, 3]),
+        "first_scheduled_ns": np.array([4, 9, -1, -1]),
+        "finish_ns": np.array([6, 12, -1, -1]),
+        "status": np.array([FINISHED, FINISHED, REJECTED, UNFINISHED]),
+    }
+    assert longest_wait_of(rows, 12) == 9e-9
+    assert longest_wait(result(**rows)) == 9e-9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two classes of priority, on a server that is too small."""
+    path = tmp_path_factory.mktemp("classes")
+    arrivals = np.arange(60) * 0.05
+    lines = ["arrival_s,prompt_tokens,output_tokens,priority"]
+    lines += [f"{arrivals[i]:.2f},400,40,{i % 3 == 0:d}" for i in range(60)]
+    (path / "t.csv").write_text("\n".join(lines) + "\n")
+    spec = make_spec(
+        {
+            "workload": {"trace": str(path / "t.csv")},
+            "policy": "priority",
+            "engine": {"max_num_seqs": 4},
+            "slo": {"ttft_ms": 1000, "tpot_ms": 50},
+        }
+    )
+    done = run(spec)
+    (path / "out").mkdir()
+    done.save(path / "out")
+    return path / "out"
+
+
+def test_classes_add_up_to_the_whole(folder):
+    *classes, whole = class_rows(folder)
+    assert [row.name for row in classes] == ["0", "1"]
+    for name in ("num_requests", "request_goodput"):
+        total = sum(row.metrics[name].mean for row in classes)
+        assert total == pytest.approx(whole.metrics[name].mean)
+    urgent, patient = (row.metrics["ttft_slo_attainment"].mean for row in classes)
+    assert urgent > patient
+    assert whole.metrics["longest_wait_s"].mean == classes[1].metrics["longest_wait_s"].mean
+    assert 0.5 < whole.metrics["jain_fairness"].mean < 1.0
+
+
+def test_by_class_command_prints_a_row_a_class(folder):
+    done = CliRunner().invoke(app, ["by-class", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "TTFT met" in done.stdout
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  -")] == [
+        "0", "1", "all"
+    ]  # fmt: skip
+    wrong = CliRunner().invoke(app, ["by-class", str(folder), "--column", "prioritty"])
+    assert wrong.exit_code == 2
+    assert "did you mean priority" in wrong.output

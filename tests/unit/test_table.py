@@ -1,0 +1,210 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sim.cost.attention import AttentionGrid, RooflineAttention, Skew
+from sim.cost.fitted import ExtrapolationWarning
+from sim.cost.load import load_profile
+from sim.cost.shape import BatchShape
+from sim.cost.table import TableCostModel
+from sim.cost.table_profile import AllReduce, Curve, TableProfile, read_table, write_table
+from sim.errors import SpecError
+
+META = {"model": "llama-3-8b", "hardware": "a100", "dtype": "bf16", "tensor_parallel_size": 1}
+# A plane over all four axes, 1 + chunk + 2 kv + 3 n + 4 context, which interpolation must hit.
+POINTS = [
+    (chunk, kv, n, context, 1.0 + chunk + 2 * kv + 3 * n + 4 * context)
+    for chunk in (0, 16, 64)
+    for kv in ((0,) if chunk == 0 else (0, 100))
+    for n in (0, 1, 4)
+    for context in ((0,) if n == 0 else (16, 128, 1024))
+    if chunk or n
+]
+GRID = dict(
+    zip(
+        ("prefill_chunk", "kv_prefill", "num_decodes", "kv_decode", "us"),
+        map(list, zip(*POINTS, strict=True)),
+        strict=True,
+    )
+)
+PROFILE = TableProfile(
+    by_tokens=(Curve("dense", 2, (1.0, 101.0), (10.0, 110.0)),),
+    by_requests=(Curve("head", 1, (1.0, 10.0), (5.0, 23.0)),),
+    attention=GRID,
+    attention_calls=3,
+)
+SKEW = Skew((2.0, 8.0), (0.5, 1.0), (100.0, 1e9), (0.0, 1e9), {(0, 0, 1, 0, 0): 0.5}, 0.1)
+
+
+def model(**changes):
+    return TableCostModel(replace(PROFILE, **changes), META)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "n", "context"),
+    [
+        (((40, 30),), 2, 500),
+        (((10, 50), (20, 30)), 3, 20),
+        ((), 2, 700),
+        (((64, 100),), 4, 1024),
+        (((20, 0),), 0, 0),
+    ],
+)
+def test_attention_between_measured_points_is_linear_on_every_axis(chunks, n, context):
+    chunk, kv = sum(q for q, _ in chunks), sum(c for _, c in chunks)
+    expected = 1 + chunk + 2 * kv + 3 * n + 4 * context
+    assert AttentionGrid(*GRID.values()).call_us(chunks, n, context) == pytest.approx(expected)
+
+
+def test_attention_below_an_axis_is_its_first_value_and_beyond_it_the_last_line():
+    grid = AttentionGrid(*GRID.values())
+    assert grid.call_us((), 1, 3) == grid.call_us((), 1, 16)
+    assert grid.call_us((), 1, 2000) == pytest.approx(1 + 3 + 4 * 2000)
+    assert grid.call_us((), 8, 100) == pytest.approx(1 + 24 + 400)
+
+
+def test_attention_of_a_slice_that_was_not_measured_takes_the_nearest():
+    kept = [p for p in POINTS if p[0] != 64 or p[2] != 4]
+    grid = AttentionGrid(*map(list, zip(*kept, strict=True)))
+    assert grid.call_us(((64, 0),), 4, 16) == grid.call_us(((64, 0),), 1, 16)
+
+
+def test_attention_row_of_decodes_equals_single_calls():
+    grid = AttentionGrid(*GRID.values())
+    row = grid.decodes_us(3, 2000)
+    assert row.tolist() == pytest.approx([grid.call_us((), 3, x) for x in range(2000)], abs=1e-9)
+
+
+def test_attention_by_two_rates_counts_causal_pairs_and_cached_tokens():
+    rates = RooflineAttention(us_per_pair=2.0, us_per_kv_token=3.0, us_per_call=1.0)
+    # A chunk of 4 after 10: 4*10 + 4*5/2 = 50 pairs against 14 tokens read.
+    assert rates.call_us(((4, 10),), 2, 9) == 1 + 100 + 3.0 * 2 * 10
+    assert rates.decodes_us(2, 10)[9] == rates.call_us((), 2, 9)
+
+
+def test_step_is_the_sum_of_its_operators():
+    # 2 decodes with contexts 100 and 300, one chunk of 20 after 10: 22 tokens, 3 requests.
+    shape = BatchShape(2, 400, 300, ((20, 10),), rows_sampled=3, decode_context_min_tokens=100)
+    dense, head = 2 * 31, 9
+    attention = 1 + 20 + 2 * 10 + 3 * 2 + 4 * 200
+    assert model().step_ns(shape) == [1000 * (dense + head + 3 * attention)]
+
+
+def test_request_with_one_token_counts_as_a_decode():
+    as_chunk = BatchShape(1, 100, 100, ((1, 300),), rows_sampled=2, decode_context_min_tokens=100)
+    as_decode = BatchShape(2, 400, 300, rows_sampled=2, decode_context_min_tokens=100)
+    for profile in (model(), model(skew=SKEW)):
+        assert profile.step_ns(as_chunk) == profile.step_ns(as_decode)
+
+
+def test_mean_context_is_rounded_down():
+    whole = BatchShape(2, 400, 200, rows_sampled=2, decode_context_min_tokens=200)
+    assert model().step_ns(whole._replace(decode_context_sum_tokens=401)) == model().step_ns(whole)
+
+
+def test_unequal_contexts_cost_a_share_of_the_way_to_the_longest():
+    # Mean 60, largest 90, least 10: rate 0.625 is bucket 1 of (0.5, 1), so alpha is 0.5.
+    shape = BatchShape(2, 120, 90, rows_sampled=2, decode_context_min_tokens=10)
+    base = 2 * 11 + 7 + 3 * (1 + 6 + 4 * 60)
+    assert model(skew=SKEW).step_ns(shape) == [1000 * (base + 3 * 0.5 * 4 * 30)]
+    longer = shape._replace(decode_context_max_tokens=110)  # another bucket: the default
+    assert model(skew=SKEW).step_ns(longer) == [1000 * (base + 3 * 0.1 * 4 * 50)]
+
+
+@pytest.mark.parametrize("skew", [None, SKEW])
+@pytest.mark.parametrize("k", [2, 15, 16, 40, 500])
+def test_steps_priced_at_once_equal_steps_priced_one_by_one(skew, k):
+    rng, cost = np.random.default_rng(k), model(skew=skew)
+    for _ in range(8):
+        contexts = rng.integers(1, 400, rng.integers(1, 5)).tolist()
+        n = len(contexts)
+        shape = BatchShape(
+            n, sum(contexts), max(contexts), rows_sampled=n, decode_context_min_tokens=min(contexts)
+        )
+        one_by_one = [
+            cost.step_ns(
+                shape._replace(
+                    decode_context_sum_tokens=sum(contexts) + n * j,
+                    decode_context_max_tokens=max(contexts) + j,
+                    decode_context_min_tokens=min(contexts) + j,
+                )
+            )[0]
+            for j in range(k)
+        ]
+        assert model(skew=skew).step_ns(shape, k) == one_by_one, "a fresh model, no cached rows"
+
+
+def test_all_reduce_adds_latency_and_ring_traffic():
+    reduce = AllReduce(calls=4, num_workers=2, bytes_per_token=100, latency_s=1e-6, bytes_per_s=1e9)
+    shape = BatchShape(2, 400, 200, rows_sampled=2, decode_context_min_tokens=200)
+    # 2 * 1/2 * 2 tokens * 100 bytes at 1 GB/s are 200 ns.
+    extra = model(all_reduce=reduce).step_ns(shape)[0] - model().step_ns(shape)[0]
+    assert extra == 4 * (1000 + 200)
+
+
+def test_profiling_overhead_is_taken_off_but_no_step_is_free():
+    shape = BatchShape(1, 16, 16, rows_sampled=1, decode_context_min_tokens=16)
+    plain = model().step_ns(shape)[0]
+    less = TableCostModel(PROFILE, META, profiling_overhead_s=1e-6)
+    assert less.step_ns(shape) == [plain - 1000]
+    assert TableCostModel(PROFILE, META, profiling_overhead_s=1.0).step_ns(shape, 20) == [1] * 20
+
+
+def test_steps_outside_the_tables_are_counted_and_warned_of_once():
+    inside = BatchShape(2, 400, 200, rows_sampled=2, decode_context_min_tokens=200)
+    cost = model()
+    cost.step_ns(inside, 5)
+    assert cost.extrapolated_steps == 0
+    with pytest.warns(ExtrapolationWarning, match="decode_context_tokens"):
+        cost.step_ns(BatchShape(1, 2000, 2000, rows_sampled=1, decode_context_min_tokens=2000))
+    cost.step_ns(BatchShape(0, 0, 0, ((200, 0),), rows_sampled=1))
+    assert cost.extrapolated_steps == 2
+    told = cost.describe()
+    assert told["extrapolated_by_feature"] == {
+        "decode_context_tokens": 1, "new_tokens": 1, "prefill_chunk_tokens": 1,
+    }  # fmt: skip
+    assert told["published_error"] == "none published"
+
+
+def test_swapping_and_impossible_repeats_are_refused():
+    with pytest.raises(SpecError, match="swapping"):
+        model().step_ns(BatchShape(1, 1, 1, swapped_bytes=5))
+    with pytest.raises(ValueError, match=r"only a step"):
+        model().step_ns(BatchShape(0, 0, 0, ((4, 0),)), 2)
+
+
+def test_written_profile_reads_back_and_is_found_by_its_schema(tmp_path):
+    reduce = AllReduce(4, 2, 100.0, 1e-6, 1e9)
+    profile = replace(PROFILE, skew=SKEW, all_reduce=reduce)
+    write_table(tmp_path, META, profile)
+    back = read_table(tmp_path)
+    assert back.by_tokens == profile.by_tokens
+    assert (back.skew, back.all_reduce) == (SKEW, reduce)
+    loaded = load_profile(tmp_path, model="Meta-Llama-3-8B", hardware="a100-80gb")
+    shape = BatchShape(3, 400, 300, ((20, 10),), rows_sampled=4, decode_context_min_tokens=9)
+    assert isinstance(loaded, TableCostModel)
+    assert loaded.step_ns(shape) == TableCostModel(profile, META).step_ns(shape)
+    with pytest.raises(SpecError, match="hardware is 'a100' in the profile, 'h100' in the run"):
+        load_profile(tmp_path, hardware="h100")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"by_token": []}, "unknown key 'by_token'; did you mean by_tokens"),
+        ({"schema": "x"}, "schema 'x'"),
+        ({"by_tokens": None}, "NoneType"),
+        ({"by_tokens": [{"name": "a", "calls": 1, "at": [2, 1], "us": [1, 1]}]}, "increasing"),
+        ({"by_tokens": [{"name": "a", "calls": 1, "at": [1], "us": [-1]}]}, "not a time"),
+        ({"attention": {"us_per_pear": 1}}, "did you mean us_per_pair"),
+        ({"attention": {**GRID, "us": [0.0] * len(GRID["us"])}}, "positive"),
+    ],
+)
+def test_broken_table_is_refused_with_its_name(tmp_path, change, told):
+    write_table(tmp_path, META, PROFILE)
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(SpecError, match=told):
+        load_profile(tmp_path)
