@@ -2,6 +2,7 @@
 
 import math
 
+from policies.continuous_batching import ContinuousBatching
 from policies.registry import register
 from policies.wrapper import Inner, Wrapper
 from sim.request import RequestState
@@ -32,6 +33,8 @@ class Aged(Wrapper):
 
     def __init__(self, inner: Inner = "sjf", rate_per_s: float = 100.0) -> None:
         super().__init__(inner)
+        if type(self._ordering).order is not ContinuousBatching.order:
+            raise ValueError(f"only a fixed key can age; {inner} has none")
         if not 0.0 <= rate_per_s < math.inf:
             raise ValueError(f"rate_per_s must be finite and >= 0, got {rate_per_s}")
         self.rate_per_s = rate_per_s

@@ -1,6 +1,6 @@
 """Continuous batching: vLLM V1's scheduling loop, with hooks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from policies.policy import Policy
 from sim.plan import FOREVER, BatchPlan
@@ -35,13 +35,17 @@ class ContinuousBatching(Policy):
         """Whether to keep the head of the queue, and so all behind it, waiting on purpose."""
         return False
 
+    def order(self, view: EngineView) -> Iterable[RequestState]:
+        """Return the waiting requests in the order to admit; by default that of `key`."""
+        return view.waiting
+
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield the waiting requests to admit, one after the other.
 
         It is resumed only when the last one was admitted, so it can account for it. The first
         that does not fit ends the admissions of the step.
         """
-        for state in view.waiting:
+        for state in self.order(view):
             if self.hold(state, view):
                 return
             yield state

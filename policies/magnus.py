@@ -1,5 +1,6 @@
 """Magnus: sealed batches of similar predicted cost, served by response ratio."""
 
+from policies.predictors.serving_time import ServingTime
 from policies.registry import register
 from policies.sjf import predicted_tokens
 from policies.static import Static
@@ -71,8 +72,8 @@ class Magnus(Static):
     of its members and the estimated time for prompts and ``Gmax`` steps. Members preempted for
     lack of memory form a batch of their own, where the original splits the batch in two.
 
-    The estimate is that of the cost model, where the paper fits nearest neighbours to observed
-    times. The decision to run a batch is linear in the queue.
+    Times are those of the cost model, or, with `serving_time`, the paper's: nearest neighbours
+    among observed batches. The decision to run a batch is linear in the queue.
 
     Skip-ahead is honest: between events the members of a sealed batch do not change.
 
@@ -83,6 +84,8 @@ class Magnus(Static):
         mean prompt and mean output. The paper tunes it.
     max_batch_size, pad_prompts, pad_decodes, return_early
         As in `Static`.
+    serving_time : str, optional
+        Folder of an estimator trained by ``schedlab predictor train RUN --kind knn``.
     """
 
     source = "Magnus, Cheng et al. 2024 (arXiv:2406.04785); waste summed over the batch"
@@ -96,11 +99,15 @@ class Magnus(Static):
         pad_prompts: bool = True,
         pad_decodes: bool = True,
         return_early: bool = False,
+        serving_time: str | None = None,
     ) -> None:
         super().__init__(max_batch_size, pad_prompts, pad_decodes, return_early)
         if not wma_threshold >= 0.0:
             raise ValueError(f"wma_threshold must be >= 0, got {wma_threshold}")
         self.wma_threshold = wma_threshold
+        self.serving_time = serving_time
+        # Loaded here, a wrong folder is an error of the specification and not of the run.
+        self._estimator = None if serving_time is None else ServingTime.load(serving_time)
         self._queued: list[QueuedBatch] = []
         self._batch_of: dict[int, QueuedBatch] = {}
 
@@ -139,14 +146,19 @@ class Magnus(Static):
         return self._admit(best, builder)
 
     def _response_ratio(self, batch: list[RequestState]) -> float:
+        wait_ns = sum(self._view.now_ns - s.request.arrival_ns for s in batch) / len(batch)
+        return 1.0 + wait_ns / self._serving_time_ns(batch)
+
+    def _serving_time_ns(self, batch: list[RequestState]) -> float:
         view, size = self._view, len(batch)
         longest = max(s.request.prompt_tokens for s in batch)
         last = max(predicted_tokens(s) for s in batch)
+        if self._estimator is not None:
+            return self._estimator.estimate_s(size, longest, last) * 1e9
         prompts = ((longest, 0),) * size
         context = round(longest + last / 2)
         time_ns = view.estimate_step_ns(BatchShape(0, 0, 0, prompts, rows_sampled=size))
         step_ns = view.estimate_step_ns(
             BatchShape(size, size * context, context, rows_sampled=size)
         )
-        wait_ns = sum(view.now_ns - s.request.arrival_ns for s in batch) / size
-        return 1.0 + wait_ns / (time_ns + last * step_ns)
+        return time_ns + last * step_ns

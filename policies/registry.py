@@ -14,8 +14,8 @@ _POLICIES: dict[str, type[Policy]] = {}
 _MODULES = (
     "aged", "boosted", "dynamic", "edf", "fastserve", "fcfs", "hrrn", "ltr", "magnus", "mc_sf",
     "multi_bin", "nested_wait", "orca", "past_future", "prefill_first", "priority",
-    "prompt_buckets", "qoserve", "sarathi", "shortest_prompt", "sjf", "slai", "srtf", "static",
-    "tensorrt_llm", "tgi", "vtc", "wait",
+    "prompt_buckets", "qoserve", "sarathi", "scorpio", "shortest_prompt", "sjf", "slai", "srtf",
+    "static", "tensorrt_llm", "tgi", "vtc", "wait",
 )  # fmt: skip
 
 

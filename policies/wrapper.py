@@ -1,6 +1,6 @@
 """What policies that wrap another ordering have in common."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from policies import registry
@@ -50,6 +50,10 @@ class Wrapper(ContinuousBatching):
     def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
         """Order as the inner policy does."""
         return self._ordering.key(state, now_ns)
+
+    def order(self, view: EngineView) -> Iterable[RequestState]:
+        """Order as the inner policy does."""
+        return self._ordering.order(view)
 
     def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
         """Take from whom the inner policy takes."""

@@ -42,18 +42,51 @@ class Predictor:
 
     Parameters
     ----------
-    latency_s : float
-        Time a prediction takes; the scheduler sees the request that much later.
+    latency_s : float, optional
+        Time a prediction takes; the scheduler sees the request that much later. None only where
+        a subclass knows it from a measurement.
     """
 
     source: ClassVar[str] = ""
     emulated: ClassVar[bool] = False
     """Whether it derives its predictions from the true lengths."""
+    one_at_a_time: bool = False
+    """Whether a prediction waits until those of earlier requests are made."""
 
-    def __init__(self, latency_s: float = 0.0) -> None:
-        if not 0.0 <= latency_s < math.inf:
+    def __init__(self, latency_s: float | None = 0.0) -> None:
+        if latency_s is not None and not 0.0 <= latency_s < math.inf:
             raise ValueError(f"latency_s must be finite and >= 0, got {latency_s}")
         self.latency_s = latency_s
+
+    @property
+    def cost_s(self) -> float:
+        """Time a prediction takes, in seconds."""
+        return self.latency_s or 0.0
+
+    def delay_s(self, arrival_ns: npt.NDArray[np.int64]) -> Floats:
+        r"""Return how long after its arrival each request has its prediction.
+
+        Parameters
+        ----------
+        arrival_ns : ndarray of int64, shape (n,)
+            Arrival times, not decreasing.
+
+        Returns
+        -------
+        ndarray of float64, shape (n,)
+            Seconds: `cost_s`, or, with `one_at_a_time`, the time in a first-come, first-served
+            queue before it as well: :math:`d_i = \max_{j \le i} (a_j + (i - j + 1) c) - a_i`.
+        """
+        cost_ns = round(self.cost_s * 1e9)
+        if not self.one_at_a_time:
+            return np.full(len(arrival_ns), cost_ns / 1e9)
+        served_ns = np.arange(len(arrival_ns) + 1) * cost_ns
+        begun_ns = np.maximum.accumulate(arrival_ns - served_ns[:-1])
+        return np.asarray((begun_ns + served_ns[1:] - arrival_ns) / 1e9)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a results file says of it."""
+        return {"latency_s": self.cost_s, "one_at_a_time": self.one_at_a_time}
 
     def predict(self, inputs: PredictionInputs) -> Floats:
         """Return one prediction a request, shape (n,)."""

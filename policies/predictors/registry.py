@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from policies.construct import construct
+from policies.predictors.bert_errors import BertErrors
 from policies.predictors.bucketed import Bucketed
 from policies.predictors.constant import Constant
 from policies.predictors.noisy import Noisy
 from policies.predictors.oracle import Oracle
 from policies.predictors.predictor import Predictor
+from policies.predictors.trained import Trained
 from sim.errors import SpecError, nearest
 
 _PREDICTORS: dict[str, type[Predictor]] = {
+    "bert_errors": BertErrors,
     "bucketed": Bucketed,
     "constant": Constant,
     "noisy": Noisy,
     "oracle": Oracle,
+    "trained": Trained,
 }
 
 

@@ -162,3 +162,50 @@ def test_qoserve_counts_expected_answers_of_requests_that_are_due_at_their_end()
 def test_slo_policy_with_an_impossible_knob_is_refused(name, knobs, message):
     with pytest.raises(Exception, match=message):
         batches(name, [arrival(0)], limits(), **knobs)
+
+
+def test_scorpio_lets_a_lenient_request_run_in_every_other_step():
+    # Paces 1 and 1/2: request 1 earns half a credit a step and pays one when it runs.
+    work = [
+        arrival(0, prompt=4, output=4, slo=Slo(1, 0.002)),
+        arrival(1, prompt=4, output=3, slo=Slo(1, 0.004)),
+    ]
+    got, _ = batches("scorpio", work, limits())
+    assert got == [
+        {0: 4, 1: 4},
+        {0: 1},
+        {0: 1, 1: 1},
+        {0: 1},
+        {1: 1},  # alone it sets the pace
+    ]
+
+
+def test_scorpio_rejects_what_cannot_have_its_first_token_in_time():
+    # A prompt of 16 takes 1160 ns: the second is out at 2320, the third would be at 3480.
+    work = [arrival(i, prompt=16, output=1, slo=Slo(0.0025, 1)) for i in range(4)]
+    got, log = batches("scorpio", work, limits())
+    assert got == [{0: 16}, {1: 16}]
+    assert list(log.reject_reasons) == [2, 3]
+
+
+def test_scorpio_keeps_a_request_waiting_that_would_slow_the_others_too_much():
+    # A step of n rows at 10 tokens takes 1000 + 20 n ns; the target is 1045.
+    work = [arrival(i, prompt=10, output=2, slo=Slo(1, 0.001045)) for i in range(3)]
+    got, _ = batches("scorpio", work, limits(budget=40))
+    assert got == [
+        {0: 10, 1: 10},
+        {0: 1, 1: 1},  # with request 2, three rows would take 1060
+        {2: 10},
+        {2: 1},
+    ]
+
+
+def test_scorpio_with_nobody_running_admits_whatever_it_takes():
+    got, _ = batches("scorpio", [arrival(0, prompt=10, slo=Slo(1, 0.0001))], limits())
+    assert got == [{0: 10}]
+
+
+def test_scorpio_orders_by_deadline():
+    targets = (0.09, 0.07, 0.08)
+    work = [arrival(i, prompt=10, slo=Slo(t, 1)) for i, t in enumerate(targets)]
+    assert served("scorpio", work) == [1, 2, 0]
