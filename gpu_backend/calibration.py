@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -11,15 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpu_backend.block_pool import BlockPool
 from gpu_backend.calibration_design import Point, design_hash, sentinels
 from gpu_backend.calibration_fit import Measured
 from gpu_backend.runner import ModelRunner
+from gpu_backend.step_timer import StepTimer
 from sim.config import EngineConfig
 from sim.errors import SpecError
 from sim.rng import stream
 
-WARM_UPS = 3
 SENTINEL_EVERY = 25
 DRIFT_BAR = 0.03
 
@@ -103,7 +101,7 @@ def measure(
     readings = _resume(log, identity)
     done = {(r.round, r.point) for r in readings if r.point >= 0}
     watch = sentinels(config)
-    timer = _Timer(runner, config, seed)
+    timer = StepTimer(runner, config, seed)
     total, finished = num_rounds * len(points), len(done)
     with log.open("a", encoding="utf-8") as file:
 
@@ -133,51 +131,6 @@ def measured(measurement: Measurement, points: Sequence[Point]) -> list[Measured
     return [Measured(p.shape, measurement.median_s(i)) for i, p in enumerate(points)]
 
 
-class _Timer:
-    """Runs batches that nobody asked for."""
-
-    def __init__(self, runner: ModelRunner, config: EngineConfig, seed: int) -> None:
-        self._runner = runner
-        self._pool = BlockPool(
-            config.num_blocks, config.block_size, config.max_num_seqs, config.max_model_len, seed
-        )
-        self._batch = runner.new_batch()
-        self._tokens = np.ones((config.max_num_seqs, config.max_model_len), dtype=np.int32)
-        self._warm: set[Point] = set()
-
-    def time(self, point: Point, repetitions: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return host and device seconds of each repetition, after warm-ups of a new point."""
-        warm_ups = 0 if point in self._warm else WARM_UPS
-        self._warm.add(point)
-        lengths = [(1, c) for c in point.decodes] + list(point.chunks)
-        host, device = [], []
-        seats = [self._pool.grow(i, n + c) for i, (n, c) in enumerate(lengths)]
-        try:
-            for repetition in range(warm_ups + repetitions):
-                begun = time.perf_counter_ns()
-                self._run(seats, lengths, decode_only=not point.chunks)
-                elapsed = time.perf_counter_ns() - begun
-                if repetition >= warm_ups:
-                    host.append(elapsed / 1e9)
-                    device.append(self._runner.device_ns / 1e9)
-        finally:
-            for i in range(len(lengths)):
-                self._pool.release(i)
-        return tuple(host), tuple(device)
-
-    def _run(self, seats: list[int], lengths: list[tuple[int, int]], decode_only: bool) -> None:
-        num_new = np.array([n for n, _ in lengths], dtype=np.int64)
-        contexts = np.array([c for _, c in lengths], dtype=np.int64)
-        rows = np.array(seats, dtype=np.int64)
-        tables, size = self._pool.tables, self._pool.block_size
-        new = None if decode_only else num_new
-        self._batch.fill(self._tokens, tables, size, rows, contexts, new)
-        last = np.cumsum(num_new) - 1
-        self._batch.sample(last, np.arange(len(last)))
-        self._runner.launch(self._batch)
-        self._runner.wait()
-
-
 def _resume(log: Path, identity: str) -> list[Reading]:
     """Read what an interrupted calibration left, or begin a log."""
     if not log.exists():
@@ -188,8 +141,8 @@ def _resume(log: Path, identity: str) -> list[Reading]:
     header = json.loads(lines[0]) if lines else {}
     if header.get("calibration") != identity:
         raise SpecError(
-            f"{log} holds readings of another calibration (other device, model, limits or "
-            "design); choose another folder, or delete that file to begin anew"
+            f"{log} holds readings of another calibration (other device, model, limits, "
+            "kernels, threads or design); choose another folder, or delete that file to begin anew"
         )
     whole = [line for line in lines if line.endswith("\n")]
     if len(whole) < len(lines):  # the interruption came in the middle of a line

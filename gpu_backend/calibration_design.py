@@ -78,14 +78,16 @@ def design(config: EngineConfig, num_random: int, seed: int) -> list[Point]:
     longest = config.max_model_len - 1
     budget = config.max_num_batched_tokens
     contexts = _ladder(min(16, longest), longest, 4)
-    sizes = _ladder(1, min(config.max_num_seqs, budget), 4)
-    tokens = _ladder(2, min(budget, longest), 2)
+    tokens = token_knots(1, min(budget, longest))
+    sizes = token_knots(1, min(config.max_num_seqs, budget))
+    few = _ladder(1, sizes[-1], 4)
     points = [Point("decode", (c,) * b, ()) for b in sizes for c in contexts]
     # One long row among short ones: uniform contexts alone cannot show what skew costs.
-    points += [Point("decode", (longest, *((contexts[0],) * (b - 1))), ()) for b in sizes if b > 1]
-    points += [Point("prefill", (), ((n, c),)) for n in tokens for c in (0, longest // 2)]
-    points += [Point("prefill", (), ((n // 4, 0),) * 4) for n in tokens if n >= 8]
-    points += [Point("mixed", (contexts[1],) * b, ((n, 0),)) for b in sizes for n in tokens[1::2]]
+    points += [Point("decode", (longest, *((contexts[0],) * (b - 1))), ()) for b in few if b > 1]
+    points += [Point("prefill", (), ((n, c),)) for n in tokens if n > 1 for c in (0, longest // 2)]
+    for k in (4, 16):
+        points += [Point("prefill", (), ((n // k, 0),) * k) for n in tokens if n >= 2 * k]
+    points += [Point("mixed", (contexts[1],) * b, ((n, 0),)) for b in few for n in tokens[1::2]]
     rng = stream(seed, "calibration")
     points = [point for point in points if point.fits(config)]
     while num_random > 0:
@@ -114,6 +116,17 @@ def design_hash(points: Sequence[Point], config: EngineConfig, about: str) -> st
     """Return the identity of a calibration: measurements of another one must not be mixed in."""
     text = json.dumps([about, [list(p) for p in points], repr(config)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def token_knots(low: int, high: int) -> list[int]:
+    """Return the token counts at which the curve of a step's time has its knots.
+
+    They are `low`, `high` and, between them, every count to 16, then powers of two and the middles
+    of these. Below 16 the kernels' tiles make the curve jagged: on a CPU an odd number of rows
+    takes longer than the next even one.
+    """
+    coarse = (base << i for base in (16, 24) for i in range(high.bit_length()))
+    return sorted({low, high, *(n for n in (*range(1, 16), *coarse) if low < n < high)})
 
 
 def _ladder(low: int, high: int, factor: int) -> list[int]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
+from gpu_backend.calibration_design import token_knots
+from gpu_backend.swap_timing import SwapTime, swapped_byte_s
 from sim.cost.fitted import ExtrapolationWarning, FittedCostModel
 from sim.cost.profile import FEATURES, Fit, FitError, Regime, step_features
 from sim.cost.shape import BatchShape
@@ -44,9 +46,9 @@ def fit_profile(
 
     Notes
     -----
-    The time of a step is a continuous piecewise-linear, non-decreasing function of its new tokens
-    (rounded up to the bucket where a graph is replayed) plus a non-negative multiple of each
-    feature. Residuals are weighted by 1 / measured time, so that the fit is good in percent.
+    The time of a step is a continuous piecewise-linear function of its new tokens (rounded up to
+    the bucket where a graph is replayed) plus a non-negative multiple of each feature. Residuals
+    are weighted by 1 / measured time, so that the fit is good in percent.
     """
     graphed = [p for p in points if _is_graphed(p.shape, buckets)]
     eager = [p for p in points if not _is_graphed(p.shape, buckets)]
@@ -56,6 +58,19 @@ def fit_profile(
     unknown = FitError(0.0, 0.0, 0.0, 0.0, 0)
     draft = Fit(eager_regime, graph_regime, validity, unknown, unknown)
     return Fit(eager_regime, graph_regime, validity, judge(draft, points), judge(draft, held_out))
+
+
+def with_swapping(fit: Fit, times: Sequence[SwapTime]) -> Fit:
+    """Return the fit with what a swapped byte costs, whatever else the step does."""
+    cost = {"swapped_bytes": swapped_byte_s(times)}
+    eager, graph = (
+        regime and replace(regime, coefficients_s={**regime.coefficients_s, **cost})
+        for regime in (fit.eager, fit.graph)
+    )
+    assert eager is not None
+    sizes = [float(t.num_bytes) for t in times]
+    validity = {**fit.validity, "swapped_bytes": (min(sizes), max(sizes))}
+    return replace(fit, eager=eager, graph=graph, validity=validity)
 
 
 def judge(fit: Fit, points: Sequence[Measured]) -> FitError:
@@ -107,9 +122,8 @@ def _fit_regime(points: Sequence[Measured], buckets: tuple[int, ...]) -> Regime:
     features = [step_features(p.shape) for p in points]
     tokens = np.array([_bucket(f["new_tokens"], buckets) for f in features], dtype=np.float64)
     knots = _knots(tokens)
-    hinges = [np.clip(tokens - low, 0, high - low) for low, high in pairwise(knots)]
     names = [name for name in FEATURES if any(f[name] for f in features)]
-    columns = [np.ones_like(tokens), *hinges]
+    columns = [np.interp(tokens, knots, hat) for hat in np.eye(len(knots))]
     columns += [np.array([f[name] for f in features], dtype=np.float64) for name in names]
     matrix = np.stack(columns, axis=1)
     weight = 1.0 / np.array([p.seconds for p in points])
@@ -117,23 +131,20 @@ def _fit_regime(points: Sequence[Measured], buckets: tuple[int, ...]) -> Regime:
     scale[scale == 0] = 1.0
     solution, _ = nnls(matrix * weight[:, None] / scale, np.ones(len(points)))
     solution = solution / scale
-    slopes = solution[1 : len(knots)]
-    values = np.concatenate([[0.0], np.cumsum(slopes * np.diff(knots))]) + solution[0]
     coefficients = {
         name: float(value) for name, value in zip(names, solution[len(knots) :], strict=True)
     }
-    return Regime(
-        tuple(int(k) for k in knots), tuple(float(v) for v in values), coefficients, buckets
-    )
+    values = [float(v) for v in solution[: len(knots)]]
+    if len(knots) == 1:  # a flat curve: nothing says how it goes on
+        knots, values = [knots[0], knots[0] + 1], values * 2
+    return Regime(tuple(knots), tuple(values), coefficients, buckets)
 
 
-def _knots(tokens: Floats) -> Floats:
-    """Return powers of four between the smallest and the largest number of tokens."""
-    low, high = max(1.0, float(tokens.min())), float(tokens.max())
-    steps = [low]
-    while steps[-1] * 4 < high:
-        steps.append(float(int(steps[-1] * 4)))
-    return np.array([*steps, high] if high > steps[-1] else [*steps, steps[-1] + 1.0])
+def _knots(tokens: Floats) -> list[int]:
+    """Return the knots that have been measured."""
+    counts = set(tokens.tolist())
+    low, high = int(min(counts)), int(max(counts))
+    return [n for n in token_knots(low, high) if n in counts]
 
 
 def _bucket(tokens: int, buckets: tuple[int, ...]) -> int:

@@ -119,5 +119,5 @@ class ModelledClock:
 
     def step_ends(self, shape: BatchShape) -> tuple[int, int]:
         """Return what `sim.executor.SimExecutor` would."""
-        overhead_ns = self._overhead.ns(shape.num_running, shape.num_waiting)
+        overhead_ns = self._overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
         return self._cost_model.step_ns(shape)[0] + overhead_ns, overhead_ns

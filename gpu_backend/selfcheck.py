@@ -1,16 +1,17 @@
 """Everything that has to be measured on a GPU, in one command: ``python -m gpu_backend.selfcheck``.
 
-Each part takes less than eight minutes, prints a table and writes a JSON file of its own. Without
-a CUDA device nothing is measured, and the exit status is 2.
+Each part takes less than eight minutes, prints a table and writes a JSON file of its own;
+``--calibrate`` and ``--compare`` go on to the laboratory's own commands. Without a CUDA device
+nothing is measured, and the exit status is 2.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,24 +23,18 @@ import triton
 from rich.console import Console
 from rich.table import Table
 
-from gpu_backend import ceilings, kernel_bench
+from gpu_backend import ceilings, kernel_bench, step_bench
 from gpu_backend.device import open_device
 from gpu_backend.device_timer import Timer, cuda_timer
 from gpu_backend.kernel_bench import Figure
 from gpu_backend.kernel_check import Check, check_high_block_ids, check_kernels
+from gpu_backend.kernel_hash import kernel_hash
+from gpu_backend.runner import ModelRunner, open_runner
 from gpu_backend.tile_search import search_tiles
 from sim.errors import SpecError
 from sim.files import replacing
 
 Part = Callable[[torch.device, Timer, Console], Mapping[str, Any]]
-
-
-def kernel_hash() -> str:
-    """Return a hash of the kernels' source: measurements are of these kernels and no others."""
-    digest = hashlib.sha256()
-    for path in sorted((Path(__file__).parent / "kernels").glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def versions(device: torch.device, timer: Timer, console: Console) -> Mapping[str, Any]:
@@ -117,19 +112,7 @@ def bench(device: torch.device, timer: Timer, console: Console) -> Mapping[str, 
         *kernel_bench.prefill_figures(timer, device, dtype),
         *kernel_bench.elementwise_figures(timer, device, dtype, copy.rate),
     ]
-    rows = [
-        (f.name, f"{f.value:.3g} {f.unit}", _goal(f, f.required), _goal(f, f.stretch), f.detail)
-        for f in figures
-    ]
-    _print(console, "kernels", ("what", "measured", "required", "stretch", "how"), rows)
-    return {
-        "device_copy_bytes_per_s": copy.rate,
-        "figures": [
-            {**f._asdict(), "meets_required": f.meets(f.required),
-             "meets_stretch": f.meets(f.stretch)}
-            for f in figures
-        ],
-    }  # fmt: skip
+    return _figures_part(console, "kernels", copy.rate, figures)
 
 
 def tiles(device: torch.device, timer: Timer, console: Console) -> Mapping[str, Any]:
@@ -144,11 +127,55 @@ def tiles(device: torch.device, timer: Timer, console: Console) -> Mapping[str, 
     return {"times": [t._asdict() for t in found]}
 
 
+def steps(device: torch.device, timer: Timer, console: Console) -> Mapping[str, Any]:
+    """Time whole decode steps of Llama-3-8B against the bytes they read, and the host's share."""
+    return step_part(device, timer, console, "llama-3-8b", step_bench.CASES)
+
+
+def step_part(
+    device: torch.device,
+    timer: Timer,
+    console: Console,
+    model: str,
+    cases: Sequence[tuple[int, int]],
+    gap_batch: int = 64,
+) -> Mapping[str, Any]:
+    """Time decode steps of a model; see `gpu_backend.step_bench`."""
+    copy = ceilings.device_copy(device, timer, 2**31 if device.type == "cuda" else 2**24)
+    config = step_bench.bench_config(cases)
+    runner = open_runner(model, config, device=str(device))
+    gap = step_bench.host_gap_figure(runner, config, min(gap_batch, config.max_num_seqs))
+    eager = None
+    if runner.graph_buckets:
+        eager = ModelRunner(runner.decoder, config, use_graphs=False)
+    figures = [*step_bench.decode_step_figures(runner, eager, config, copy.rate, cases), gap]
+    return _figures_part(console, "decode steps", copy.rate, figures)
+
+
+def _figures_part(
+    console: Console, title: str, copy_rate: float, figures: Sequence[Figure]
+) -> Mapping[str, Any]:
+    rows = [
+        (f.name, f"{f.value:.3g} {f.unit}", _goal(f, f.required), _goal(f, f.stretch), f.detail)
+        for f in figures
+    ]
+    _print(console, title, ("what", "measured", "required", "stretch", "how"), rows)
+    return {
+        "device_copy_bytes_per_s": copy_rate,
+        "figures": [
+            {**f._asdict(), "meets_required": f.meets(f.required),
+             "meets_stretch": f.meets(f.stretch)}
+            for f in figures
+        ],
+    }  # fmt: skip
+
+
 PARTS: dict[str, Part] = {
     "versions": versions,
     "ceilings": limits,
     "correctness": correctness,
     "bench": bench,
+    "steps": steps,
     "tiles": tiles,
 }
 
@@ -203,14 +230,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", action="append", choices=[*PARTS], metavar="PART",
         help=f"run this part ({', '.join(PARTS)}); may be repeated. Default: all but tiles",
     )  # fmt: skip
+    parser.add_argument(
+        "--calibrate", action="store_true", help="then calibrate Llama-3-8B into DIR/profile"
+    )
+    parser.add_argument(
+        "--compare", metavar="SPEC.yaml", type=Path,
+        help="then run a comparison into DIR/comparison, by the profile in DIR if there is one",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    if (options.calibrate or options.compare) and options.output is None:
+        parser.error("--calibrate and --compare write files: give -o DIR")
+    if options.compare and not options.compare.is_file():
+        parser.error(f"--compare: there is no file {options.compare}")
     try:
         device = open_device("cuda")
     except SpecError as error:
         print(f"selfcheck: nothing was measured. {error}", file=sys.stderr)
         return 2
     names = options.only or [name for name in PARTS if name != "tiles"]
-    return run_parts(names, device, cuda_timer, options.output, Console())
+    status = run_parts(names, device, cuda_timer, options.output, Console())
+    for command in laboratory_commands(options.output, options.calibrate, options.compare):
+        # A process of its own: it finds the whole memory of the device free.
+        torch.cuda.empty_cache()
+        status = max(status, subprocess.run([sys.executable, "-m", *command]).returncode)
+    return status
+
+
+def laboratory_commands(
+    folder: Path, with_calibration: bool, comparison: Path | None
+) -> list[list[str]]:
+    """Return the commands of the laboratory that go on where the check ends.
+
+    Parameters
+    ----------
+    folder : Path
+        For ``profile`` and ``comparison``.
+    with_calibration : bool
+    comparison : Path or None
+        Specification of the comparison.
+    """
+    commands = []
+    profile = folder / "profile"
+    if with_calibration:
+        commands.append([
+            "experiments.cli", "calibrate", "--device", "cuda", "--model", "llama-3-8b",
+            "--max-num-seqs", "256", "--max-num-batched-tokens", "8192",
+            "--max-model-len", "8192", "-o", str(profile),
+        ])  # fmt: skip
+    if comparison is not None:
+        command = ["experiments.cli", "compare", str(comparison), "-o", str(folder / "comparison")]
+        if with_calibration or (profile / "fit.json").is_file():
+            command.append(f"cost_model={profile}")
+        commands.append(command)
+    return commands
 
 
 def _goal(figure: Figure, goal: float | None) -> str:

@@ -1,0 +1,133 @@
+"""How fast whole decode steps are: against the bytes they must read, and without the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from gpu_backend.calibration_design import Point
+from gpu_backend.clock import VirtualClock
+from gpu_backend.executor import TorchExecutor
+from gpu_backend.kernel_bench import Figure
+from gpu_backend.runner import ModelRunner
+from gpu_backend.step_timer import StepTimer
+from sim.config import EngineConfig
+from sim.engine import Engine
+from sim.plan import BatchPlan
+from sim.plan_builder import PlanBuilder
+from sim.request import Arrival, Request, RequestState
+from sim.simulation import simulate
+from sim.view import EngineView
+
+CASES = ((1, 2048), (8, 2048), (32, 2048), (128, 2048), (32, 512), (128, 512))
+"""Batch size and context of the decode steps that are timed."""
+
+_REPETITIONS = 20
+
+
+def bench_config(cases: Sequence[tuple[int, int]], block_size: int = 16) -> EngineConfig:
+    """Return limits within which all cases fit."""
+    longest = max(context for _, context in cases) + 256
+    blocks = max(batch * -(-(context + 256) // block_size) for batch, context in cases)
+    return EngineConfig(
+        num_blocks=blocks,
+        max_model_len=longest,
+        block_size=block_size,
+        max_num_seqs=max(batch for batch, _ in cases),
+        max_num_batched_tokens=max(2048, longest),
+    )
+
+
+def decode_step_figures(
+    runner: ModelRunner,
+    eager: ModelRunner | None,
+    config: EngineConfig,
+    copy_rate: float,
+    cases: Sequence[tuple[int, int]] = CASES,
+) -> Iterator[Figure]:
+    """Yield how near decode steps come to the time that reading weights and KV must take.
+
+    Parameters
+    ----------
+    runner : ModelRunner
+        With CUDA graphs, if the device has them.
+    eager : ModelRunner or None
+        The same model without graphs, to say what they save.
+    config : EngineConfig
+        Limits of both.
+    copy_rate : float
+        Of `gpu_backend.ceilings.device_copy` in the same run, B/s.
+    cases : sequence of (int, int)
+        Batch size and context.
+
+    Notes
+    -----
+    ``floor = (weights without the embedding table + context tokens x KV bytes) / copy_rate``;
+    the device's time runs from the copy of the batch to its sampled tokens.
+    """
+    shape = runner.decoder.config.shape
+    weight = runner.decoder.weights.embedding
+    read_bytes = shape.num_parameters * weight.itemsize
+    if not shape.tied_embeddings:
+        read_bytes -= shape.vocab_size * shape.hidden_size * weight.itemsize
+    kv_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * weight.itemsize
+    timer = StepTimer(runner, config, 0)
+    eager_timer = None if eager is None else StepTimer(eager, config, 0)
+    for batch, context in cases:
+        point = Point("decode", (context - 1,) * batch, ())
+        step_s = median(timer.time(point, _REPETITIONS)[1])
+        floor_s = (read_bytes + batch * context * kv_bytes) / copy_rate
+        goals = (0.70, 0.85) if batch >= 128 else (0.60, 0.72)
+        yield Figure(
+            f"decode step B={batch} ctx={context}, floor / measured", floor_s / step_s, "",
+            *goals, detail=f"{step_s * 1e3:.2f} ms, floor {floor_s * 1e3:.2f} ms",
+        )  # fmt: skip
+        if eager_timer is not None:
+            eager_s = median(eager_timer.time(point, _REPETITIONS)[1])
+            yield Figure(
+                f"decode step B={batch} ctx={context}, eager / graph", eager_s / step_s, "x",
+                detail=f"eager {eager_s * 1e3:.2f} ms",
+            )  # fmt: skip
+
+
+def host_gap_figure(
+    runner: ModelRunner, config: EngineConfig, batch: int = 64, prompt: int = 128, output: int = 128
+) -> Figure:
+    """Return the share of a decode step in which the device waits for the host.
+
+    The whole engine runs: planning, accounting, block tables, sampling, tokens copied back. Where
+    the device is a GPU, the next batch is laid out while it works.
+    """
+    executor = TorchExecutor(runner, config, VirtualClock())
+    arrivals = [Arrival(Request(i, 0, prompt, max_tokens=output), output, 0) for i in range(batch)]
+    simulate(Engine(config, _Everyone(), executor), arrivals)
+    decodes = [s for s in executor.steps if s.shape.num_decodes == batch and not s.shape.chunks]
+    gap = median(1 - step.device_ns / step.duration_ns for step in decodes)
+    step_ms = median(step.duration_ns for step in decodes) / 1e6
+    ahead = sum(step.was_prepared for step in decodes)
+    return Figure(
+        f"host gap of a decode step B={batch}", gap, "", 0.10, 0.03, smaller_is_better=True,
+        detail=f"step {step_ms:.2f} ms, {ahead} of {len(decodes)} batches laid out ahead",
+    )  # fmt: skip
+
+
+class _Everyone:
+    """Serves in the order of arrival; the device is measured, not the policy."""
+
+    static_keys = True
+
+    def __init__(self) -> None:
+        self.on_start: Callable[[EngineView], None] | None = None
+        self.on_arrival: Callable[[RequestState, int], None] | None = None
+        self.on_tokens: Callable[[BatchPlan, int, int], None] | None = None
+        self.on_finish: Callable[[RequestState, int], None] | None = None
+
+    def key(self, state: RequestState, now_ns: int) -> tuple[int, int]:
+        return (state.request.arrival_ns, state.id)
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        builder.grant_running()
+        for state in view.waiting:
+            if not builder.grant(state):
+                break
+        return builder.build()

@@ -1,0 +1,76 @@
+"""Times single steps of a model: batches of a given shape that nobody asked for."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from gpu_backend.block_pool import BlockPool
+from gpu_backend.calibration_design import Point
+from gpu_backend.runner import ModelRunner
+from sim.config import EngineConfig
+
+WARM_UPS = 3
+
+
+class StepTimer:
+    """Runs batches on scattered blocks of a cache whose content means nothing.
+
+    Parameters
+    ----------
+    runner : ModelRunner
+        Model and KV pool on the device.
+    config : EngineConfig
+        The limits that `runner` was opened with.
+    seed : int
+        Of the order in which blocks are handed out.
+    """
+
+    def __init__(self, runner: ModelRunner, config: EngineConfig, seed: int) -> None:
+        self._runner = runner
+        self._pool = BlockPool(
+            config.num_blocks, config.block_size, config.max_num_seqs, config.max_model_len, seed
+        )
+        self._batch = runner.new_batch()
+        self._tokens = np.ones((config.max_num_seqs, config.max_model_len), dtype=np.int32)
+        self._warm: set[Point] = set()
+
+    def time(self, point: Point, repetitions: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return host and device seconds of each repetition, after warm-ups of a new point.
+
+        The host's time includes laying the batch out, except for decode batches on a GPU: the
+        executor does that while the step before runs.
+        """
+        warm_ups = 0 if point in self._warm else WARM_UPS
+        self._warm.add(point)
+        lengths = [(1, c) for c in point.decodes] + list(point.chunks)
+        host, device = [], []
+        seats = [self._pool.grow(i, n + c) for i, (n, c) in enumerate(lengths)]
+        try:
+            for repetition in range(warm_ups + repetitions):
+                elapsed = self._run(seats, lengths, decode_only=not point.chunks)
+                if repetition >= warm_ups:
+                    host.append(elapsed / 1e9)
+                    device.append(self._runner.device_ns / 1e9)
+        finally:
+            for i in range(len(lengths)):
+                self._pool.release(i)
+        return tuple(host), tuple(device)
+
+    def _run(self, seats: list[int], lengths: list[tuple[int, int]], decode_only: bool) -> int:
+        """Run the batch once; return nanoseconds."""
+        begun = time.perf_counter_ns()
+        num_new = np.array([n for n, _ in lengths], dtype=np.int64)
+        contexts = np.array([c for _, c in lengths], dtype=np.int64)
+        rows = np.array(seats, dtype=np.int64)
+        tables, size = self._pool.tables, self._pool.block_size
+        new = None if decode_only else num_new
+        self._batch.fill(self._tokens, tables, size, rows, contexts, new)
+        last = np.cumsum(num_new) - 1
+        self._batch.sample(last, np.arange(len(last)))
+        if decode_only and self._runner.is_cuda:
+            begun = time.perf_counter_ns()
+        self._runner.launch(self._batch)
+        self._runner.wait()
+        return time.perf_counter_ns() - begun

@@ -1,0 +1,76 @@
+"""What it costs to swap a request out and in: copies of KV blocks, timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from gpu_backend.runner import ModelRunner
+from gpu_backend.swap import SwapSpace
+
+_LARGEST_BLOCKS = 256
+_WARM_UPS, _REPETITIONS = 1, 5
+
+
+class SwapTime(NamedTuple):
+    """Copying some blocks one way: bytes, and median seconds from the order to the last byte."""
+
+    direction: str
+    """``out`` (device to host) or ``in``."""
+    num_blocks: int
+    num_bytes: int
+    seconds: float
+
+
+def swap_times(runner: ModelRunner) -> list[SwapTime]:
+    """Time swapping 1, 4, 16, ... blocks both ways, as a preemption does it.
+
+    The blocks are scattered over the cache, which is overwritten; up to 256 blocks of host memory
+    are taken for the time being.
+    """
+    num_blocks = min(_LARGEST_BLOCKS, runner.kv_pools[0][0].shape[0] - 1)
+    space = SwapSpace(runner.kv_pools, num_blocks)
+    ids = np.random.default_rng(0).permutation(np.arange(1, num_blocks + 1))
+    block_bytes = sum(pool[0].nbytes for pair in runner.kv_pools for pool in pair)
+    found = []
+    for count in _counts(num_blocks):
+        blocks = ids[:count]
+        out, back = [], []
+        for repetition in range(_WARM_UPS + _REPETITIONS):
+            space.swap_out(0, blocks)
+            out_s = _run(space, runner)
+            space.swap_in(0, blocks)
+            in_s = _run(space, runner)
+            if repetition >= _WARM_UPS:
+                out.append(out_s)
+                back.append(in_s)
+        found.append(SwapTime("out", count, count * block_bytes, median(out)))
+        found.append(SwapTime("in", count, count * block_bytes, median(back)))
+    return found
+
+
+def swapped_byte_s(times: Sequence[SwapTime]) -> float:
+    """Return seconds a swapped byte, both directions alike: least squares in relative error."""
+    inverse = np.array([t.num_bytes / t.seconds for t in times])
+    return float(inverse.sum() / (inverse**2).sum())
+
+
+def _counts(num_blocks: int) -> Iterator[int]:
+    count = 1
+    while count < num_blocks:
+        yield count
+        count *= 4
+    yield num_blocks
+
+
+def _run(space: SwapSpace, runner: ModelRunner) -> float:
+    begun_ns = time.perf_counter_ns()
+    space.run()
+    if runner.is_cuda:
+        torch.cuda.synchronize(runner.device)
+    return (time.perf_counter_ns() - begun_ns) / 1e9

@@ -1,0 +1,274 @@
+"""Calibration: what is measured, how it is fitted, and what is left when it is interrupted."""
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from experiments.real import calibrate as laboratory  # noqa: E402
+from experiments.real import machine  # noqa: E402
+from experiments.real.machine import check_profile  # noqa: E402
+from experiments.run import make_cost_model, run  # noqa: E402
+from experiments.spec.loading import make_spec  # noqa: E402
+from gpu_backend import calibration  # noqa: E402
+from gpu_backend.calibration_design import Point, design, sentinels, token_knots  # noqa: E402
+from gpu_backend.calibration_fit import (  # noqa: E402
+    Measured,
+    coefficient_intervals,
+    fit_profile,
+    judge,
+    with_swapping,
+)
+from gpu_backend.swap_timing import SwapTime, swap_times, swapped_byte_s  # noqa: E402
+from sim.config import EngineConfig  # noqa: E402
+from sim.cost.fitted import FittedCostModel  # noqa: E402
+from sim.cost.profile import Fit, FitError, Regime  # noqa: E402
+from sim.errors import SpecError  # noqa: E402
+from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
+
+LIMITS = EngineConfig(
+    num_blocks=400, max_model_len=1024, block_size=16, max_num_seqs=16, max_num_batched_tokens=256
+)
+NONE = FitError(0.0, 0.0, 0.0, 0.0, 0)
+COEFFICIENTS = {
+    "decode_context_sum_tokens": 2e-6,
+    "decode_context_max_tokens": 1e-6,
+    "prefill_attention_pairs": 3e-7,
+    "num_decodes": 5e-4,
+    "num_prefills": 6e-4,
+}
+
+
+def truth(buckets=()):
+    """Return a cost model with a jagged curve, as kernels with tiles have."""
+    knots = token_knots(1, 256)
+    eager = Regime(
+        tuple(knots), tuple(0.01 + 5e-4 * n + (0.002 if n % 2 else 0) for n in knots), COEFFICIENTS
+    )
+    graph = None
+    if buckets:
+        times = tuple(0.004 + 1e-4 * b for b in buckets)
+        graph = Regime(tuple(buckets), times, {"decode_context_sum_tokens": 1e-6}, tuple(buckets))
+    return FittedCostModel(Fit(eager, graph, {"new_tokens": (1.0, 256.0)}, NONE, NONE), {})
+
+
+def measured_by(model, points):
+    return [Measured(p.shape, model.step_ns(p.shape)[0] / 1e9) for p in points]
+
+
+def test_token_knots_are_every_small_count_and_then_two_a_doubling():
+    assert token_knots(1, 20) == [*range(1, 17), 20]
+    assert token_knots(1, 130)[15:] == [16, 24, 32, 48, 64, 96, 128, 130]
+    assert token_knots(3, 3) == [3]
+
+
+def test_design_visits_every_knot_and_stays_within_the_limits():
+    points = design(LIMITS, 30, seed=0)
+    assert all(point.fits(LIMITS) for point in points)
+    assert all(point.fits(LIMITS) for point in sentinels(LIMITS))
+    tokens = {len(p.decodes) + sum(n for n, _ in p.chunks) for p in points}
+    assert set(token_knots(1, 256)) <= tokens
+    assert {len(p.decodes) for p in points if p.kind == "decode"} == set(range(1, 17))
+    assert design(LIMITS, 30, seed=0) == points
+    assert design(LIMITS, 30, seed=1) != points
+
+
+def test_fit_of_a_known_cost_model_finds_it_again():
+    model = truth()
+    train = measured_by(model, design(LIMITS, 60, seed=0))
+    test = measured_by(model, design(LIMITS, 60, seed=1)[-60:])
+    fit = fit_profile(train, test)
+    assert fit.held_out.mape < 1e-3
+    assert abs(fit.held_out.bias) < 1e-3
+    for name, value in COEFFICIENTS.items():
+        assert fit.eager.coefficients_s[name] == pytest.approx(value, rel=0.05), name
+
+
+def test_fit_of_noisy_times_states_the_noise_and_narrow_intervals():
+    model, rng = truth(), np.random.default_rng(0)
+    train, test = (
+        [Measured(m.shape, m.seconds * rng.lognormal(0, 0.03)) for m in measured_by(model, points)]
+        for points in (design(LIMITS, 60, seed=0), design(LIMITS, 60, seed=1)[-60:])
+    )
+    fit = fit_profile(train, test)
+    assert 0.01 < fit.held_out.mape < 0.05
+    low, high = coefficient_intervals(train, (), seed=0)["decode_context_sum_tokens"]
+    assert 1.7e-6 < low < high < 2.5e-6
+
+
+def test_fit_prices_decode_steps_by_the_bucket_of_their_graph():
+    buckets = (1, 2, 4, 8, 16)
+    model = truth(buckets)
+    points = measured_by(model, design(LIMITS, 60, seed=0))
+    fit = fit_profile(points, points, buckets)
+    assert fit.graph is not None
+    assert fit.graph.buckets == buckets
+    assert fit.held_out.mape < 1e-3
+
+
+def test_fit_of_one_batch_size_is_flat():
+    point = Measured(Point("decode", (8, 8), ()).shape, 0.01)
+    fit = fit_profile([point], [point])
+    assert fit.eager.knots_tokens == (2, 3)
+    assert judge(fit, [point]).mape < 1e-6
+
+
+def test_swapped_byte_costs_the_mean_of_both_directions():
+    times = [SwapTime("out", 1, 1000, 1e-6), SwapTime("in", 1, 1000, 1e-6)]
+    assert swapped_byte_s(times) == pytest.approx(1e-9)
+    fit = fit_profile(measured_by(truth(), design(LIMITS, 20, seed=0)), [])
+    swapping = FittedCostModel(with_swapping(fit, times), {})
+    shape = Point("decode", (64,), ()).shape
+    difference = swapping.step_ns(shape._replace(swapped_bytes=1_000_000))[0]
+    assert difference - swapping.step_ns(shape)[0] == pytest.approx(1_000_000, rel=1e-3)
+
+
+def test_swap_times_are_of_growing_numbers_of_blocks_both_ways():
+    times = swap_times(tiny_runner())
+    block_bytes = times[0].num_bytes
+    assert [t.direction for t in times[:4]] == ["out", "in", "out", "in"]
+    assert [t.num_blocks for t in times[::2]] == [1, 4, 16, 64]
+    assert all(t.num_bytes == t.num_blocks * block_bytes and t.seconds > 0 for t in times)
+
+
+def measure(log, config=CONFIG, rounds=1, progress=None, about="tiny"):
+    points = design(config, 0, seed=0)[:4]
+    return points, calibration.measure(
+        tiny_runner(), config, points, log,
+        about=about, num_rounds=rounds, repetitions=1, progress=progress,
+    )  # fmt: skip
+
+
+def test_measure_visits_every_point_once_a_round_with_sentinels(tmp_path):
+    seen = []
+    log = tmp_path / "points.jsonl"
+    points, taken = measure(log, rounds=2, progress=lambda *told: seen.append(told))
+    visits = [(r.round, r.point) for r in taken.readings if r.point >= 0]
+    assert sorted(visits) == [(r, i) for r in range(2) for i in range(len(points))]
+    assert {r.point for r in taken.readings if r.point < 0} == {-1, -2, -3}
+    assert seen[-1] == (8, 8, "done")
+    assert all(taken.median_s(i) > 0 for i in range(len(points)))
+    assert len(taken.drift) == 2
+
+
+def test_measure_goes_on_after_an_interruption_in_the_middle_of_a_line(tmp_path):
+    log = tmp_path / "points.jsonl"
+
+    class StopError(Exception):
+        pass
+
+    def stop(done, total, what):
+        if done == 2:
+            raise StopError
+
+    with pytest.raises(StopError):
+        measure(log, progress=stop)
+    kept = log.read_text()
+    log.write_text(kept + '{"round": 0, "poi')
+    before = [json.loads(line) for line in kept.splitlines()[1:]]
+    points, taken = measure(log)
+    assert [r._asdict()["host_s"] for r in taken.readings[: len(before)]] == [
+        tuple(row["host_s"]) for row in before
+    ]
+    visits = [r.point for r in taken.readings if r.point >= 0]
+    assert sorted(visits) == list(range(len(points)))
+
+
+def test_measure_into_the_log_of_another_calibration_says_what_to_do(tmp_path):
+    log = tmp_path / "points.jsonl"
+    measure(log)
+    with pytest.raises(SpecError, match=r"another calibration .*choose another folder, or delete"):
+        measure(log, about="another device")
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    """A whole calibration of the tiny model, small."""
+    folder = tmp_path_factory.mktemp("profile")
+    found = laboratory.calibrate(
+        folder,
+        model_name="schedlab-tiny",
+        hardware="cpu",
+        device="cpu",
+        dtype="fp32",
+        config=CONFIG,
+        num_rounds=1,
+        num_random=10,
+        num_held_out=10,
+    )
+    return folder, found
+
+
+@pytest.mark.slow
+def test_calibrate_writes_a_profile_that_a_simulation_can_use(profile):
+    folder, found = profile
+    names = {path.name for path in folder.iterdir()}
+    assert {"points.jsonl", "meta.json", "fit.json", "residuals.json", "residuals.png"} <= names
+    assert found.verdict.startswith(("GOOD", "POOR"))
+    assert "held-out error" in found.verdict
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["kernels"]
+    assert meta["machine"]["threads"] == 1
+    assert len(json.loads((folder / "residuals.json").read_text())["points"]) > 20
+    result = run(spec_with(folder))
+    assert result.provenance["cost_model"]["calibration"] == "CALIBRATED"
+    assert result.metrics()["completed"] == 4
+
+
+def spec_with(folder, **real):
+    return make_spec(
+        {
+            "name": "tiny",
+            "model": "schedlab-tiny",
+            "hardware": "cpu",
+            "cost_model": str(folder),
+            "engine": {
+                "dtype": "fp32", "max_num_seqs": 4, "max_num_batched_tokens": 32,
+                "max_model_len": 64, "num_gpu_blocks_override": 32,
+            },
+            "workload": {"prompt_tokens": 8, "output_tokens": 4, "num_requests": 4},
+            "real": real,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "real", "said"),
+    [
+        ({}, {"threads": 2}, "threads is 1 in the profile, 2 here"),
+        ({"kernels": "0123"}, {}, "kernels is '0123' in the profile"),
+        ({"machine": {"processor": "Z80", "threads": 1}}, {}, "processor is 'Z80' in the profile"),
+    ],
+)
+def test_profile_of_something_else_is_refused_with_what_to_do(
+    profile, tmp_path, change, real, said
+):
+    folder, _ = profile
+    meta = json.loads((folder / "meta.json").read_text()) | change
+    (tmp_path / "fit.json").write_bytes((folder / "fit.json").read_bytes())
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    spec = spec_with(tmp_path, **real)
+    cost_model = make_cost_model(spec)
+    with pytest.raises(SpecError, match=said) as error:
+        check_profile(spec, cost_model)
+    assert "schedlab calibrate --device cpu --model schedlab-tiny" in str(error.value)
+    allowed = spec.model_copy(
+        update={"cost_model": spec.cost_model.model_copy(update={"allow_mismatch": True})}
+    )
+    check_profile(allowed, cost_model)
+
+
+@pytest.mark.slow
+def test_profile_of_this_machine_is_accepted(profile):
+    spec = spec_with(profile[0])
+    check_profile(spec, make_cost_model(spec))
+
+
+def test_detected_hardware_without_a_gpu_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert machine.detected_hardware("cpu") == "cpu"
+    with pytest.raises(SpecError, match="CUDA"):
+        machine.detected_hardware("cuda")

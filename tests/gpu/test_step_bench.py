@@ -1,0 +1,88 @@
+"""Whole decode steps against the bytes they read, rehearsed on the CPU."""
+
+import io
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from rich.console import Console  # noqa: E402
+
+from gpu_backend import selfcheck  # noqa: E402
+from gpu_backend.calibration_design import Point  # noqa: E402
+from gpu_backend.runner import open_runner  # noqa: E402
+from gpu_backend.step_bench import (  # noqa: E402
+    bench_config,
+    decode_step_figures,
+    host_gap_figure,
+)
+from gpu_backend.step_timer import StepTimer  # noqa: E402
+from tests.gpu.test_selfcheck import ten_us  # noqa: E402
+
+CASES = ((1, 64), (4, 32))
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    config = bench_config(CASES)
+    return open_runner("schedlab-tiny", config), config
+
+
+def test_bench_config_holds_every_case(tiny):
+    _, config = tiny
+    for batch, context in CASES:
+        assert Point("decode", (context - 1,) * batch, ()).fits(config)
+
+
+def test_decode_step_floor_counts_weights_without_embeddings_and_all_kv(tiny, monkeypatch):
+    runner, config = tiny
+    monkeypatch.setattr(StepTimer, "time", lambda *_: ((), (0.001, 0.002, 0.003)))
+    shape = runner.decoder.config.shape
+    weights = 4 * shape.num_parameters
+    if not shape.tied_embeddings:
+        weights -= 4 * shape.vocab_size * shape.hidden_size
+    figures = list(decode_step_figures(runner, runner, config, 1e9, CASES))
+    floor_s = (weights + 64 * shape.kv_bytes_per_token("fp32")) / 1e9
+    assert figures[0].value == pytest.approx(floor_s / 0.002)
+    assert figures[0].required == 0.60
+    assert figures[1].name.endswith("eager / graph")
+    assert figures[1].value == pytest.approx(1.0)
+
+
+def test_host_gap_is_the_part_of_a_step_without_the_device(tiny):
+    runner, config = tiny
+    figure = host_gap_figure(runner, config, batch=4, prompt=8, output=16)
+    assert 0 < figure.value < 1
+    assert figure.smaller_is_better
+    assert "0 of 15 batches laid out ahead" in figure.detail
+
+
+def test_selfcheck_steps_part_prints_and_returns_its_figures():
+    console = Console(file=io.StringIO(), width=200)
+    found = selfcheck.step_part(
+        torch.device("cpu"), ten_us, console, "schedlab-tiny", CASES, gap_batch=4
+    )
+    assert [f["name"].split(",")[0] for f in found["figures"]] == [
+        "decode step B=1 ctx=64", "decode step B=4 ctx=32", "host gap of a decode step B=4",
+    ]  # fmt: skip
+    assert "host gap" in console.file.getvalue()
+    json.dumps(found)
+
+
+def test_selfcheck_goes_on_to_the_laboratory_with_the_profile_it_made(tmp_path):
+    spec = tmp_path / "spec.yaml"
+    both = selfcheck.laboratory_commands(tmp_path, True, spec)
+    assert [command[1] for command in both] == ["calibrate", "compare"]
+    assert both[1][-1] == f"cost_model={tmp_path / 'profile'}"
+    (alone,) = selfcheck.laboratory_commands(tmp_path, False, spec)
+    assert not any(word.startswith("cost_model") for word in alone)
+    assert selfcheck.laboratory_commands(tmp_path, False, None) == []
+
+
+@pytest.mark.parametrize("given", [["--calibrate"], ["--compare", "no.yaml", "-o", "x"]])
+def test_selfcheck_asked_for_the_impossible_says_so(given, capsys):
+    with pytest.raises(SystemExit):
+        selfcheck.main(given)
+    assert "-o DIR" in (message := capsys.readouterr().err) or "no file" in message
