@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO, cast
 
 from sim.errors import TraceError, nearest
+from traces.published import PUBLISHED
 from traces.row_error import RowError
 
 # A prompt may be longer than the 128 KiB that the csv module allows by default.
@@ -54,16 +55,19 @@ class Records:
 
 
 def existing(path: str | Path) -> Path:
-    """Return `path` if it is a file.
+    """Return `path` if it is a file, or that of the published trace of this name.
 
     Raises
     ------
     TraceError
-        If it is not; the message names the nearest file name of that folder.
+        If there is none; the message names the nearest file name of that folder, or how to fetch
+        a published trace.
     """
     path = Path(path)
     if path.is_file():
         return path
+    if str(path) in PUBLISHED:
+        return PUBLISHED[str(path)].fetched()
     if path.is_dir():
         raise TraceError(f"{path} is a folder, not a trace file")
     message = f"no such trace file: {path}"

@@ -1,0 +1,334 @@
+"""Fetching a published trace, against a server of this machine that misbehaves as it is told."""
+
+import errno
+import hashlib
+import http.server
+import shutil
+import threading
+import urllib.parse
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+import traces
+from experiments.cli import app
+from experiments.run import run
+from experiments.spec.experiment import spec_hash
+from experiments.spec.loading import make_spec
+from sim.errors import SpecError, TraceError
+from tests.data_folder import data_folder
+from traces import PRESETS, PUBLISHED, fetch
+from traces.published import PublishedTrace, cache_folder, published
+
+ROWS = "\n".join(
+    f"2023-11-16 18:{i // 600:02d}:{i / 10 % 60:04.1f},{i % 700 + 9},7" for i in range(9000)
+)
+CONTENT = f"TIMESTAMP,ContextTokens,GeneratedTokens\n{ROWS}\n".encode()
+NAME = "azure-2023-conv"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        server.ranges.append(self.headers.get("Range"))
+        asked = self.headers.get("Range") if server.knows_ranges else None
+        if server.status != 200:
+            self.send_error(server.status)
+            return
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+        body = server.content[start:]
+        self.send_response(206 if asked else 200)
+        if asked:
+            size = len(server.content)
+            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    """Serve `content`; each of `cuts` ends one connection after so many bytes."""
+    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.content, found.cuts, found.ranges = CONTENT, [], []
+    found.status, found.knows_ranges = 200, True
+    thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield found
+    found.shutdown()
+    found.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def trace(server, tmp_path, monkeypatch):
+    """Publish CONTENT under a real name, on this server, with an empty cache."""
+    monkeypatch.setenv("SCHEDLAB_CACHE", str(tmp_path / "cache"))
+    # A proxy of the machine must not be asked for 127.0.0.1.
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    one = PublishedTrace(
+        name=NAME,
+        summary="made up",
+        url=f"http://127.0.0.1:{server.server_port}/data/some.csv",
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        size_bytes=len(CONTENT),
+        licence="CC-BY 4.0",
+        cite="Nobody",
+    )
+    monkeypatch.setitem(PUBLISHED, NAME, one)
+    return one
+
+
+def part_of(trace):
+    return trace.path.with_name(f"{trace.path.name}.part")
+
+
+def test_fetch_brings_the_file_and_tells_progress(trace):
+    told = []
+    found = fetch.fetch(trace, progress=lambda *numbers: told.append(numbers))
+    assert found == (trace.path, "downloaded")
+    assert trace.path.read_bytes() == CONTENT
+    assert told[-1] == (len(CONTENT), len(CONTENT))
+    assert len(told) > 1
+    assert not part_of(trace).exists()
+
+
+def test_fetch_again_asks_nobody(trace, server):
+    fetch.fetch(trace)
+    assert fetch.fetch(trace).how == "already there"
+    assert len(server.ranges) == 1
+
+
+def test_fetch_of_a_damaged_file_replaces_it(trace):
+    fetch.fetch(trace)
+    trace.path.write_bytes(b"x" * len(CONTENT))
+    assert fetch.fetch(trace).how == "downloaded"
+    assert trace.path.read_bytes() == CONTENT
+
+
+def test_fetch_goes_on_by_itself_when_the_connection_is_cut(trace, server):
+    server.cuts = [70_000, 1000]
+    assert fetch.fetch(trace).path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=70000-", "bytes=71000-"]
+
+
+def test_fetch_that_was_given_up_is_resumed_by_the_next(trace, server):
+    server.cuts = [50_000, 0, 0, 0]
+    with pytest.raises(TraceError, match=r"50,000 bytes are kept, the same command goes on"):
+        fetch.fetch(trace)
+    assert not trace.path.exists()
+    assert part_of(trace).read_bytes() == CONTENT[:50_000]
+    assert fetch.fetch(trace) == (trace.path, "resumed")
+    assert server.ranges[-1] == "bytes=50000-"
+    assert trace.path.read_bytes() == CONTENT
+
+
+def test_fetch_of_a_whole_but_unmoved_file_asks_nobody(trace, server):
+    trace.path.parent.mkdir(parents=True)
+    part_of(trace).write_bytes(CONTENT)
+    assert fetch.fetch(trace).how == "resumed"
+    assert server.ranges == []
+
+
+def test_fetch_from_a_server_without_ranges_starts_over(trace, server):
+    server.knows_ranges = False
+    trace.path.parent.mkdir(parents=True)
+    part_of(trace).write_bytes(CONTENT[:1234])
+    assert fetch.fetch(trace).path.read_bytes() == CONTENT
+
+
+def test_fetch_after_a_spoilt_part_says_so_and_then_works(trace):
+    trace.path.parent.mkdir(parents=True)
+    part_of(trace).write_bytes(b"spoilt")
+    with pytest.raises(TraceError, match=r"wrong checksum.*thrown away"):
+        fetch.fetch(trace)
+    assert not part_of(trace).exists()
+    assert fetch.fetch(trace).how == "downloaded"
+
+
+def test_fetch_of_a_longer_part_than_the_file_starts_over(trace):
+    trace.path.parent.mkdir(parents=True)
+    part_of(trace).write_bytes(CONTENT + b"more")
+    assert fetch.fetch(trace).path.read_bytes() == CONTENT
+
+
+def test_fetch_of_another_content_is_refused_by_checksum(trace, server):
+    server.content = CONTENT.replace(b",7\n", b",8\n")
+    with pytest.raises(TraceError, match=r"wrong checksum: SHA-256 \w{64}, published as \w{64}"):
+        fetch.fetch(trace)
+    assert not trace.path.exists()
+
+
+def test_fetch_of_a_longer_file_is_refused_before_it_fills_the_disk(trace, server):
+    server.content = CONTENT * 50
+    with pytest.raises(TraceError, match="it is another file"):
+        fetch.fetch(trace)
+    assert list(trace.path.parent.iterdir()) == []
+
+
+def test_fetch_of_what_the_server_lacks_names_the_status_and_the_way_out(trace, server):
+    server.status = 404
+    with pytest.raises(TraceError, match=r"answers 404 .*--url, or download it elsewhere and put"):
+        fetch.fetch(trace)
+
+
+def test_fetch_without_network_says_so_and_leaves_nothing(trace, server):
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(TraceError, match=r"cannot be reached: .*refused"):
+        fetch.fetch(trace)
+    assert list(trace.path.parent.iterdir()) == []
+
+
+def test_fetch_without_room_says_so_before_it_begins(trace, server, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(TraceError, match=r"0\.3 MB to fetch, but 0\.0 MB free"):
+        fetch.fetch(trace)
+    assert server.ranges == []
+
+
+def test_fetch_onto_a_disk_that_fills_up_keeps_what_came(trace, monkeypatch):
+    class Full:
+        """A file on a disk with 100 kB of room, of which single writes take less than asked."""
+
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            room = 100_000 - self.file.seek(0, 2)
+            if not room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.file.write(bytes(data[: min(room, 40_000)]))
+
+    appended = fetch._append
+    monkeypatch.setattr(fetch, "_append", lambda url, file, *rest: appended(url, Full(file), *rest))
+    with pytest.raises(TraceError, match=r"disk full; 100,000 bytes are kept.*SCHEDLAB_CACHE"):
+        fetch.fetch(trace)
+    assert part_of(trace).read_bytes() == CONTENT[:100_000]
+    monkeypatch.setattr(fetch, "_append", appended)
+    assert fetch.fetch(trace) == (trace.path, "resumed")
+    assert trace.path.read_bytes() == CONTENT
+
+
+def test_fetch_while_another_does_is_refused(trace):
+    with fetch._part_file(trace), pytest.raises(TraceError, match="by another process"):
+        fetch.fetch(trace)
+
+
+def test_fetch_into_a_folder_that_cannot_be_made_names_it(trace, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SCHEDLAB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(TraceError, match=r"file/traces/.*cannot write: Not a directory"):
+        fetch.fetch(trace)
+
+
+def test_fetch_from_a_mirror_asks_the_mirror(trace, server):
+    mirror = urllib.parse.urljoin(trace.url, "/mirror.csv")
+    elsewhere = PublishedTrace(**{**vars(trace), "url": "http://127.0.0.1:1/gone.csv"})
+    assert fetch.fetch(elsewhere, mirror).path.read_bytes() == CONTENT
+
+
+def test_cache_folder_is_the_first_that_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SCHEDLAB_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder() == tmp_path / ".cache" / "schedlab"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_folder() == tmp_path / ".cache" / "schedlab"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert str(cache_folder()) == "/xdg/schedlab"
+    monkeypatch.setenv("SCHEDLAB_CACHE", "/own")
+    assert str(cache_folder()) == "/own"
+
+
+def test_published_traces_are_well_formed_and_no_preset_has_their_names():
+    assert not set(PUBLISHED) & set(PRESETS)
+    for name, one in PUBLISHED.items():
+        assert one.name == name
+        assert one.url.startswith("https://")
+        assert len(bytes.fromhex(one.sha256)) == 32
+        assert one.path.suffix in (".csv", ".jsonl")
+    with pytest.raises(TraceError, match="did you mean mooncake-2025-conversation"):
+        published("mooncake-conversation")
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("azure-2023-conv", "azure_2023/AzureLLMInferenceTrace_conv.csv"),
+        ("azure-2023-code", "azure_2023/AzureLLMInferenceTrace_code.csv"),
+        ("mooncake-2025-conversation", "mooncake/conversation_trace.jsonl"),
+        ("mooncake-2025-synthetic", "mooncake/synthetic_trace.jsonl"),
+    ],
+)
+def test_published_checksums_are_those_of_the_files_and_a_file_is_a_mirror(
+    name, file, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SCHEDLAB_CACHE", str(tmp_path))
+    source = data_folder() / "traces" / file
+    assert fetch.fetch(published(name), source.as_uri()).how == "downloaded"
+    assert published(name).fetched().read_bytes() == source.read_bytes()
+    assert traces.detect_format(published(name).path) == name.partition("-")[0]
+
+
+def test_run_of_a_fetched_trace_by_name_is_that_of_the_file(trace):
+    fetch.fetch(trace)
+    workload = {"num_requests": 30, "request_rate": 4.0}
+    by_name = make_spec({"workload": {"trace": NAME, **workload}})
+    by_path = make_spec({"workload": {"trace": str(trace.path), **workload}})
+    assert by_name.workload.trace == NAME
+    assert run(by_name).metrics() == pytest.approx(run(by_path).metrics(), nan_ok=True, rel=0)
+    assert len(spec_hash(by_name)) == 64
+    assert len(traces.read(NAME)) == 9000
+
+
+def test_spec_with_a_trace_that_was_not_fetched_says_how(trace):
+    with pytest.raises(SpecError, match=rf"not on this machine .*: schedlab trace fetch {NAME}"):
+        make_spec({"workload": {"trace": NAME}})
+    with pytest.raises(TraceError, match=f"schedlab trace fetch {NAME}"):
+        traces.read(NAME)
+
+
+def test_spec_with_a_fetched_trace_that_was_cut_says_so(trace):
+    fetch.fetch(trace)
+    trace.path.write_bytes(CONTENT[:-5])
+    with pytest.raises(SpecError, match="bytes where azure-2023-conv as published has"):
+        make_spec({"workload": {"trace": NAME}})
+
+
+def test_spec_with_the_file_name_of_a_published_trace_names_the_command(trace):
+    with pytest.raises(SpecError, match=r"no such file: .*schedlab trace fetch azure-2023-code"):
+        make_spec({"workload": {"trace": "./AzureLLMInferenceTrace_code.csv"}})
+
+
+def test_fetch_command_fetches_lists_and_states_the_licence(trace):
+    runner = CliRunner()
+    listed = runner.invoke(app, ["trace", "fetch", "--list"])
+    assert all(name in listed.output for name in PUBLISHED)
+    done = runner.invoke(app, ["trace", "fetch", NAME])
+    assert done.exit_code == 0
+    assert f"{NAME}: downloaded: {trace.path}" in done.output
+    assert "licence CC-BY 4.0; cite Nobody" in done.output
+    assert "already there" in runner.invoke(app, ["trace", "fetch", NAME]).output
+    assert "9,000 requests" in runner.invoke(app, ["trace", "describe", NAME]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name what to fetch"),
+        (["azure-2023-con"], "did you mean azure-2023-conv?"),
+        (["azure-2023-conv", "azure-2023-code", "--url", "http://x/y"], "name one trace"),
+    ],
+)
+def test_fetch_command_with_bad_input_exits_2(trace, arguments, message):
+    done = CliRunner().invoke(app, ["trace", "fetch", *arguments])
+    assert done.exit_code == 2
+    assert message in done.output
