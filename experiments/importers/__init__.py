@@ -1,0 +1,1 @@
+"""Importers of performance profiles that other projects publish, one file a format."""

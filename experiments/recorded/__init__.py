@@ -1,0 +1,1 @@
+"""Replays of recorded runs of real engines."""

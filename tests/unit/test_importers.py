@@ -1,0 +1,345 @@
+import csv
+import json
+import sys
+
+import pytest
+import yaml
+
+from experiments.importers.aiconfigurator import import_aiconfigurator, step_grid
+from experiments.importers.llmservingsim import Options, import_bundle, read_link
+from experiments.importers.splitwise import import_splitwise
+from experiments.importers.vidur import import_vidur
+from sim.cost.load import load_profile
+from sim.cost.shape import BatchShape
+from sim.cost.table import TableCostModel
+from sim.errors import SpecError
+from tests.data_folder import data_folder
+
+LAYERS = {
+    "prologue": ["embedding"],
+    "pre_attn": ["layernorm", "qkv_proj", "qk_norm", "attention"],
+    "post_attn": ["o_proj", "layernorm"],
+    "mlp_dense": ["down_proj"],
+    "mlp_moe": ["moe"],
+    "head": ["lm_head"],
+}
+TIMES = {"embedding": 1, "layernorm": 2, "qkv_proj": 3, "qk_norm": 4, "o_proj": 5, "down_proj": 6}
+CONFIG = {
+    "model_type": "qwen3", "num_hidden_layers": 10, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+EXPERTS = {
+    "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}  # fmt: skip
+
+
+def write_csv(path, header, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def bundle(root, config=None, meta=None, layers=None, tp=1):
+    """Write a bundle whose layers take TIMES at 1 token and as much again at 101."""
+    folder = root / "perf/RTX4090/Qwen/tiny/bf16"
+    meta = {"hardware": "RTX4090", "model": "Qwen/tiny", "architecture": "qwen3"} | (meta or {})
+    folder.mkdir(parents=True)
+    (folder / "meta.yaml").write_text(yaml.safe_dump(meta))
+    configs = root / "model_configs"
+    (configs / "Qwen").mkdir(parents=True)
+    (configs / "Qwen/tiny.json").write_text(json.dumps(CONFIG | (config or {})))
+    text = yaml.safe_dump(layers or {"sequence": LAYERS})
+    (configs / "qwen3.architecture.yaml").write_text(text)
+    tables = folder / f"tp{tp}"
+    dense = [(name, t, us * (1 + t // 101)) for name, us in TIMES.items() for t in (1, 101)]
+    write_csv(tables / "dense.csv", ["layer", "tokens", "time_us"], dense)
+    write_csv(tables / "per_sequence.csv", ["layer", "sequences", "time_us"], [("lm_head", 1, 7)])
+    write_csv(
+        tables / "attention.csv",
+        ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"],
+        [(0, 0, 1, 16, 20), (0, 0, 1, 1024, 20)],
+    )
+    return folder
+
+
+def step_us(path, tmp_path, options=None, shape=None):
+    imported = import_bundle(path, options or Options())
+    imported.save(tmp_path / "out")
+    shape = shape or BatchShape(1, 50, 50, rows_sampled=1, decode_context_min_tokens=50)
+    return load_profile(tmp_path / "out").step_ns(shape)[0] / 1000, imported
+
+
+def test_layers_of_the_list_are_added_up_with_qk_norm(tmp_path):
+    us, imported = step_us(bundle(tmp_path), tmp_path)
+    # Ten layers: two norms, qkv, qk_norm, attention, o, down; embedding and head once.
+    assert us == 1 + 10 * (2 * 2 + 3 + 4 + 20 + 5 + 6) + 7
+    assert imported.meta["layers"]["layernorm"] == 20
+    assert imported.meta["model"] == "tiny"
+
+
+def test_newer_form_of_the_layer_list_is_understood(tmp_path):
+    parts = {key: LAYERS[key] for key in ("pre_attn", "post_attn")}
+    newer = {
+        "blocks": {"attn": {"full_attention": parts}, "mlp": {"dense": ["down_proj"]}},
+        "shared": {key: LAYERS[key] for key in ("prologue", "head")},
+    }
+    assert step_us(bundle(tmp_path, layers=newer), tmp_path)[0] == 1 + 10 * 42 + 7
+
+
+def test_tensor_parallel_bundle_adds_all_reduces_and_says_so(tmp_path):
+    options = Options(tensor_parallel_size=2, link_latency_s=5e-6, link_bytes_per_s=1e9)
+    us, imported = step_us(bundle(tmp_path, tp=2), tmp_path, options)
+    # Behind o_proj and down_proj of ten layers: 5 us and 2 * 1/2 * 1 * 64 * 2 bytes at 1 GB/s.
+    assert us == pytest.approx(1 + 10 * 42 + 7 + 20 * (5 + 0.128), abs=1e-3)
+    assert any("all-reduces behind o_proj and down_proj" in line for line in imported.assumptions)
+
+
+def test_experts_cost_by_the_number_that_tokens_touch(tmp_path):
+    path = bundle(tmp_path, config=EXPERTS)
+    rows = [(t, e, 10 * e + t) for t in (1, 8) for e in (2, 8)]
+    write_csv(path / "tp1/moe.csv", ["tokens", "activated_experts", "time_us"], rows)
+    us, imported = step_us(path, tmp_path)
+    # One token touches exactly 2 of 8 experts: 21 us instead of the dense MLP's 6.
+    assert us == pytest.approx(1 + 10 * (42 - 6 + 21) + 7, abs=1e-3)
+    assert any("chosen uniformly" in line for line in imported.assumptions)
+
+
+def test_experts_shared_by_two_engines_compute_both_engines_tokens(tmp_path):
+    path = bundle(tmp_path, config=EXPERTS)
+    rows = [(ep, t, e, 100 * ep + t) for ep in (1, 2) for t in (1, 8) for e in (1, 4)]
+    header = ["ep", "tokens", "activated_experts", "time_us"]
+    write_csv(path / "tp1/moe.csv", header, rows)
+    options = Options(
+        data_parallel_size=2, expert_parallel=True, link_latency_s=1e-6, link_bytes_per_s=1e9
+    )
+    shape = BatchShape(1, 50, 50, rows_sampled=1, decode_context_min_tokens=50, gathered_tokens=4)
+    us, imported = step_us(path, tmp_path, options, shape)
+    # 4 tokens of two engines: 204 us; exchange: twice 1 us and 1/2 * 4 * 64 * 2 bytes at 1 GB/s.
+    assert us == pytest.approx(1 + 10 * (42 - 6 + 204 + 2 * 1.256) + 7, abs=1e-3)
+    assert any("the 2 engines exchange tokens" in line for line in imported.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "told"),
+    [
+        (lambda p: (p / "tp1/dense.csv").unlink(), "dense.csv: cannot read"),
+        (lambda p: (p / "tp1/attention.csv").write_text("a,b\n1,2\n"), "no column 'n_decode'"),
+        (
+            lambda p: (p / "tp1/dense.csv").write_text("layer,tokens,time_us\nlayernrom,1,x\n"),
+            "dense.csv:2: time_us must be a number, got 'x'",
+        ),
+        (
+            lambda p: (p / "tp1/dense.csv").write_text("layer,tokens,time_us\nembeding,1,3\n"),
+            "no timings of layer 'embedding'; did you mean embeding",
+        ),
+        (lambda p: (p / "meta.yaml").write_text("hardware: x\n"), "key 'model' is missing"),
+        (
+            lambda p: (p / "meta.yaml").write_text("hardware: x\nmodel: llama-3-8b\n"),
+            "no layer list of architecture 'None'",
+        ),
+        (lambda p: (p / "meta.yaml").write_text("- 1\n"), "must hold a mapping"),
+    ],
+)
+def test_broken_bundle_is_refused_with_file_and_line(tmp_path, breaks, told):
+    path = bundle(tmp_path)
+    breaks(path)
+    with pytest.raises(SpecError, match=told):
+        import_bundle(path, Options())
+
+
+def test_missing_tensor_parallel_size_lists_those_there_are(tmp_path):
+    with pytest.raises(SpecError, match="no folder tp4; there are tp1"):
+        import_bundle(bundle(tmp_path), Options(tensor_parallel_size=4))
+
+
+def test_link_of_a_cluster_is_read_in_its_units(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"link_bw": 16, "link_latency": 20000}))
+    assert read_link(path) == (pytest.approx(20e-6), 16e9)
+    path.write_text(json.dumps({"link_bw": 16}))
+    with pytest.raises(SpecError, match="link_latency must be a positive number"):
+        read_link(path)
+
+
+def test_skew_is_left_out_where_meta_disables_it_and_says_so(tmp_path):
+    path = bundle(tmp_path, meta={"skew_fit": {"enabled": False}})
+    write_csv(path / "tp1/skew_fit.csv", ["pc", "alpha"], [(0, 0.5)])
+    imported = import_bundle(path, Options())
+    assert imported.profile.skew is None
+    assert any("left unused" in line for line in imported.assumptions)
+
+
+def test_unknown_version_of_skew_is_refused_with_a_way_out(tmp_path):
+    fit = {"enabled": True, "bucket_axes": {"n_bins": [0, 2], "lev_bins": [0, 1]}}
+    path = bundle(tmp_path, meta={"skew_fit": fit})
+    with pytest.raises(SpecError, match=r"no skew_rate_bins.*--no-skew"):
+        import_bundle(path, Options())
+    assert import_bundle(path, Options(use_skew=False)).profile.skew is None
+
+
+@pytest.mark.parametrize(
+    ("hardware", "tp", "has_skew"),
+    [("RTX4090", 1, False), ("RTXPRO6000", 1, True), ("RTXPRO6000", 2, True)],
+)
+def test_published_bundles_import(tmp_path, hardware, tp, has_skew):
+    folder = data_folder() / "vllm_ground_truth/perf" / hardware / "meta-llama/Llama-3.1-8B/bf16"
+    imported = import_bundle(folder, Options(tensor_parallel_size=tp))
+    assert (imported.profile.skew is not None) == has_skew
+    assert (imported.profile.all_reduce is not None) == (tp > 1)
+    assert imported.meta["layers"]["layernorm"] == 64
+    imported.save(tmp_path)
+    cost = load_profile(tmp_path, model="llama-3.1-8b", hardware=hardware, tensor_parallel_size=tp)
+    shape = BatchShape(32, 32_000, 1000, rows_sampled=32, decode_context_min_tokens=1000)
+    assert 8e6 < cost.step_ns(shape)[0] < 30e6
+    assert cost.extrapolated_steps == 0
+
+
+def vidur_rows(tmp_path, **changes):
+    ops = (
+        "emb", "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj",
+        "post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",
+    )  # fmt: skip
+    header = [f"time_stats.{op}.median" for op in ops]
+    header += ["num_tokens", "num_tensor_parallel_workers", "n_embd", "n_head"]
+    shape = {"n_embd": 4096, "n_head": 32} | changes
+    # Every operator takes t microseconds for t tokens, measured twice.
+    rows = [
+        [t / 1000] * len(ops) + [t, tp, shape["n_embd"], shape["n_head"]]
+        for t in (1, 100)
+        for tp in (1, 2)
+        for _ in range(2)
+    ]
+    path = tmp_path / "Meta-Llama-3-8B" / "mlp.csv"
+    write_csv(path, header, rows)
+    return path
+
+
+def test_vidur_operators_are_added_up_and_attention_is_a_roofline(tmp_path):
+    imported = import_vidur(vidur_rows(tmp_path), "a100")
+    imported.save(tmp_path / "out")
+    cost = load_profile(tmp_path / "out", model="llama-3-8b", hardware="a100-80gb", dtype="fp16")
+    ten, twenty = (
+        cost.step_ns(BatchShape(0, 0, 0, ((t, 0),), padding_tokens=0, rows_sampled=1))[0] / 1000
+        for t in (10, 20)
+    )
+    # 1 + 32 * 9 operators of a microsecond a token; attention of 20 new tokens is well below that.
+    assert twenty - ten == pytest.approx((1 + 32 * 9) * 10, rel=0.01)
+    assert any("attention follows a roofline" in line for line in imported.assumptions)
+
+
+def test_vidur_tensor_parallelism_takes_measured_all_reduces_inside_one_machine(tmp_path):
+    path = vidur_rows(tmp_path)
+    with pytest.raises(SpecError, match="--network"):
+        import_vidur(path, "a100", tensor_parallel_size=2)
+    network = tmp_path / "all_reduce.csv"
+    header = ["num_workers", "size", "devices_per_node", "time_stats.all_reduce.median"]
+    # 8192 bytes are one token of Llama-3-8B; the slow rows are between machines.
+    write_csv(network, header, [(2, 8192, 2, 0.1), (2, 81920, 2, 0.2), (2, 8192, 1, 9)])
+    two = import_vidur(path, "a100", tensor_parallel_size=2, network=network)
+    reduce = two.profile.by_tokens[-1]
+    assert (reduce.name, reduce.calls) == ("all_reduce", 64)
+    assert (reduce.at, reduce.us) == ((1.0, 10.0), (100.0, 200.0))
+
+
+def test_vidur_profile_of_another_model_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"n_embd is \{5120\}, but llama-3-8b has 4096"):
+        import_vidur(vidur_rows(tmp_path, n_embd=5120), "a100")
+
+
+def splitwise_rows(tmp_path):
+    header = (
+        "model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size",
+        "prompt_time", "token_time",
+    )  # fmt: skip
+    own = ("llama2-70b", "a100-80gb", 8)
+    rows = [
+        (*own, 512, 1, 128, 90, 40), (*own, 512, 1, 128, 94, 44), (*own, 1024, 1, 128, 180, 43),
+        (*own, 512, 8, 128, 700, 50), ("llama2-70b", "h100-80gb", 8, 512, 1, 128, 1, 1),
+    ]  # fmt: skip
+    write_csv(tmp_path / "perf_model.csv", header, rows)
+    return tmp_path / "perf_model.csv"
+
+
+def test_splitwise_steps_are_prompts_of_all_tokens_or_decodes_by_batch(tmp_path):
+    path = splitwise_rows(tmp_path)
+    import_splitwise(path, "llama2-70b", "a100-80gb").save(tmp_path / "out")
+    cost = load_profile(tmp_path / "out", model="llama-2-70b", tensor_parallel_size=8)
+
+    def ms(*shape, **more):
+        return cost.step_ns(BatchShape(*shape, **more))[0] / 1e6
+
+    assert ms(0, 0, 0, ((512, 0),)) == 92  # the median of two measurements
+    assert ms(0, 0, 0, ((256, 0), (512, 0))) == pytest.approx((92 + 180) / 2)
+    assert ms(8, 8 * 576, 576, decode_context_min_tokens=576) == 50
+    assert ms(1, 576, 576, decode_context_min_tokens=576) == 42
+    # With 8 decodes, a prompt of 512 costs what 520 tokens cost.
+    assert ms(8, 800, 100, ((512, 0),)) == pytest.approx(92 + 8 / 512 * 88)
+
+
+def test_splitwise_names_that_were_not_measured_are_refused(tmp_path):
+    path = splitwise_rows(tmp_path)
+    with pytest.raises(SpecError, match="hardware 'a100' was not measured"):
+        import_splitwise(path, "llama2-70b", "a100")
+    with pytest.raises(SpecError, match="has no tp 4"):
+        import_splitwise(path, "llama2-70b", "a100-80gb", 4)
+
+
+def test_published_vidur_and_splitwise_files_import(tmp_path):
+    root = data_folder() / "profiles"
+    compute = root / "vidur/compute/a100/meta-llama/Meta-Llama-3-8B/mlp.csv"
+    network = root / "vidur/network/a100_dgx/all_reduce.csv"
+    import_vidur(compute, "a100", tensor_parallel_size=2, network=network).save(tmp_path / "vidur")
+    path = root / "splitwise/perf_model.csv"
+    import_splitwise(path, "llama2-70b", "h100-80gb", 4).save(tmp_path / "splitwise")
+    shape = BatchShape(8, 8000, 1000, rows_sampled=8, decode_context_min_tokens=1000)
+    for name, least, most in (("vidur", 6e6, 12e6), ("splitwise", 20e6, 60e6)):
+        assert least < load_profile(tmp_path / name).step_ns(shape)[0] < most
+
+
+class LinearSteps:
+    """Prices of steps that are easy to add up, in milliseconds."""
+
+    def predict_prefill_latency(self, bs, isl, prefix=0):
+        return 10 + (isl - prefix) + prefix / 1000
+
+    def predict_decode_latency(self, bs, isl, osl=2):
+        return 5 + bs + bs * isl / 1000
+
+    def mixed_step_breakdown(self, ctx_tokens, gen_tokens, isl, osl):
+        shared, decode = 10 + ctx_tokens + gen_tokens, gen_tokens * isl / 1000
+        return shared + decode, shared, 0.0, decode
+
+
+def test_aiconfigurator_grid_reproduces_the_steps_it_was_asked_for():
+    cost = TableCostModel(step_grid(LinearSteps()), {})
+
+    def ms(n, context, chunks=()):
+        shape = BatchShape(n, n * context, context, chunks, decode_context_min_tokens=context)
+        return cost.step_ns(shape)[0] / 1e6
+
+    assert ms(5, 700) == pytest.approx(5 + 5 + 3.5)
+    assert ms(0, 0, ((300, 2000),)) == pytest.approx(10 + 300 + 2)
+    assert ms(5, 700, ((300, 2000),)) == pytest.approx(10 + 300 + 2 + 5 + 3.5)
+
+
+def test_aiconfigurator_of_an_unknown_gpu_is_refused():
+    with pytest.raises(SpecError, match="aiconfigurator has no 'h20'; did you mean h200"):
+        import_aiconfigurator("meta-llama/Meta-Llama-3.1-8B", "h20")
+
+
+def test_aiconfigurator_package_prices_a_known_model(tmp_path):
+    pytest.importorskip("aiconfigurator_core", reason="optional package")
+    imported = import_aiconfigurator("meta-llama/Meta-Llama-3.1-8B", "h100")
+    imported.save(tmp_path)
+    cost = load_profile(tmp_path, model="llama-3.1-8b", hardware="h100-80gb")
+    shape = BatchShape(8, 8000, 1000, rows_sampled=8, decode_context_min_tokens=1000)
+    assert 5e6 < cost.step_ns(shape)[0] < 12e6
+
+
+def test_aiconfigurator_without_its_package_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk.engine", None)
+    with pytest.raises(SpecError, match=r"schedlab\[aiconfigurator\]"):
+        import_aiconfigurator("meta-llama/Meta-Llama-3.1-8B", "h100")

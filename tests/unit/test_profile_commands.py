@@ -1,0 +1,55 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from tests.data_folder import data_folder
+
+SPEC = Path(__file__).resolve().parents[2] / "experiments/validate-rtx4090.yaml"
+BUNDLE = "vllm_ground_truth/perf/RTX4090/meta-llama/Llama-3.1-8B/bf16"
+
+
+def schedlab(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_import_of_a_missing_bundle_is_one_line_and_exit_code_2(tmp_path):
+    done = schedlab("profile", "import", "llmservingsim", tmp_path, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: ")
+    assert "meta.yaml: cannot read" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_validation_without_a_recording_says_which_key_is_missing(tmp_path):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("workload: {trace: azure-conv, num_requests: 5}\n")
+    done = schedlab("validate", spec)
+    assert done.exit_code == 2
+    assert "validation: is required here" in done.stderr
+
+
+def test_missing_profile_says_how_to_get_one(monkeypatch):
+    monkeypatch.setenv("SCHEDLAB_DATA", "/nowhere")
+    done = schedlab("validate", SPEC, "cost_model=/nowhere/either")
+    assert done.exit_code == 2
+    assert "schedlab profile import" in done.stderr
+
+
+def test_imported_profile_predicts_a_recorded_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCHEDLAB_DATA", str(data_folder()))
+    imported = schedlab(
+        "profile", "import", "llmservingsim", data_folder() / BUNDLE, "-o", tmp_path / "p"
+    )
+    assert imported.exit_code == 0
+    assert "assumed: kernel time in eager mode" in imported.stdout
+    arguments = ("validate", SPEC, f"cost_model={tmp_path / 'p'}")
+    table = schedlab(*arguments).stdout
+    assert "mean absolute error 0.45%" in table
+    assert "preemptions 194; recomputed tokens 110,596; prefix hit tokens 4,848" in table
+    assert "every step inside the measured range" in table
+    data = json.loads(schedlab(*arguments, "--json").stdout)
+    assert data["mean_absolute_error"] == pytest.approx(0.0045, abs=1e-4)
+    assert data["latencies_ms"]["TTFT Mean"]["measured"] == pytest.approx(65456.6, abs=0.05)

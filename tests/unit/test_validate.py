@@ -1,0 +1,214 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.importers.llmservingsim import Options, import_bundle
+from experiments.recorded import host_terms
+from experiments.recorded.host_terms import HostTerms, validate_elsewhere
+from experiments.recorded.validate import timeline, validate
+from experiments.recorded.vllm_recording import read_recording
+from experiments.run import run
+from experiments.spec.loading import load_spec, make_spec
+from sim.cost.limits import check_limits, least_step_s
+from sim.cost.table_profile import Curve, TableProfile, write_table
+from sim.errors import SpecError
+from sim.hardware import gpu
+from sim.models import model
+from tests.data_folder import data_folder
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+PEER = {"rtx4090": 0.0045, "rtxpro6000": 0.021}
+FOLDERS = {"rtx4090": "RTX4090", "rtxpro6000": "RTXPRO6000"}
+
+
+def row(i, **changes):
+    times = {"queued_ts": 1.0, "first_token_ts": 1.5, "last_token_ts": 2.5}
+    return {"request_id": f"bench-{i}", "input_toks": 8, "output_toks": 3, **times, **changes}
+
+
+def recording(path, rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def tiny(tmp_path, rows, us=100_000.0):
+    """Make an experiment of two requests whose steps take 100 ms each."""
+    attention = {"us_per_pair": 0.0, "us_per_kv_token": 0.0}
+    meta = {"model": "llama-3-8b", "hardware": "a100", "dtype": "bf16", "tensor_parallel_size": 1}
+    curve = Curve("all", 1, (1.0, 4096.0), (us, us))
+    write_table(tmp_path / "profile", meta, TableProfile((curve,), (), attention, 0))
+    trace = tmp_path / "trace.jsonl"
+    line = {"input_toks": 8, "output_toks": 3, "arrival_time_ns": 0}
+    trace.write_text("".join(json.dumps(line | {"arrival_time_ns": i}) + "\n" for i in range(2)))
+    return make_spec(
+        {
+            "cost_model": str(tmp_path / "profile"),
+            "workload": {"trace": str(trace), "format": "llmservingsim"},
+            "validation": {"measured": str(recording(tmp_path / "requests.jsonl", rows))},
+        }
+    )
+
+
+def test_latencies_of_a_recording_equal_the_hand_computation(tmp_path):
+    path = recording(tmp_path / "r.jsonl", [row(1, last_token_ts=3.5), row(0)])
+    found = read_recording(path).latencies_ms()
+    assert found["TTFT Mean"] == 500
+    assert found["TPOT Mean"] == pytest.approx((500 + 1000) / 2)
+    assert found["Latency Median"] == pytest.approx(2000)
+    assert found["Latency P90"] == pytest.approx(1500 + 0.9 * 1000)
+    assert len(found) == 15
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([row(0), row(0)], "r.jsonl:2: request 0 is there twice"),
+        ([row(0), row(2)], "without gaps"),
+        ([row(0, first_token_ts=0.5)], "run backwards"),
+        ([row(0, queued_ts="x")], "queued_ts must be a number"),
+        ([row(0, request_id="a")], "must end in -<row>"),
+        ([], "without gaps"),
+    ],
+)
+def test_broken_recording_is_refused(tmp_path, rows, told):
+    with pytest.raises(SpecError, match=told):
+        read_recording(recording(tmp_path / "r.jsonl", rows))
+
+
+def test_validation_compares_each_latency(tmp_path):
+    # Both prompts in the first step (request 1 comes 1 ns late, so in the second).
+    found = validate(tiny(tmp_path, [row(0), row(1)]))
+    assert found.predicted_ms["TTFT Mean"] == pytest.approx((100 + 200) / 2, rel=1e-6)
+    assert found.errors["TTFT Mean"] == pytest.approx(150 / 500 - 1, rel=1e-6)
+    assert found.counts["steps"] == 4
+    assert found.worst[0] in found.errors
+    assert any("table" in line for line in found.notes)
+
+
+def test_validation_of_other_requests_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="request 1 has 4 output_tokens, the workload says 3"):
+        validate(tiny(tmp_path, [row(0), row(1, output_toks=4)]))
+    with pytest.raises(SpecError, match="1 requests, but the workload has 2"):
+        validate(tiny(tmp_path, [row(0)]))
+
+
+def test_fit_on_the_run_to_be_predicted_is_refused(tmp_path):
+    spec = tiny(tmp_path, [row(0), row(1)])
+    with pytest.raises(SpecError, match="the very run"):
+        validate_elsewhere(spec, spec)
+
+
+def test_host_terms_reach_every_step(tmp_path):
+    spec = HostTerms(0.010, 0.005, 0.001).apply(tiny(tmp_path, [row(0), row(1)]))
+    found = validate(spec)
+    # The first step: 100 - 5 + 10 ms, and 1 ms for its one running request.
+    assert found.predicted_ms["TTFT Mean"] == pytest.approx((106 + 106 + 107) / 2, abs=1e-3)
+
+
+def test_fit_finds_the_terms_a_recording_was_made_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_terms, "PREFILL_STEP_GRID_S", (0.0, 0.002, 0.004))
+    monkeypatch.setattr(host_terms, "PROFILING_GRID_S", (0.0, 0.0003, 0.0006))
+    spec = tiny(tmp_path, [row(0), row(1)])
+    made_with = HostTerms(0.002, 0.0003)
+    run_there = timeline(run(made_with.apply(spec)))
+    recorded = [
+        row(
+            i,
+            queued_ts=float(run_there.queued_s[i]),
+            first_token_ts=float(run_there.first_token_s[i]),
+            last_token_ts=float(run_there.last_token_s[i]),
+        )
+        for i in range(2)
+    ]
+    (tmp_path / "elsewhere").mkdir()
+    other = tiny(tmp_path / "elsewhere", [row(0), row(1)])
+    spec = tiny(tmp_path, recorded)
+    terms, found = validate_elsewhere(other, spec)
+    assert terms == made_with
+    assert found.predicted_ms == pytest.approx(run_there.latencies_ms(), rel=1e-9)
+
+
+def test_profile_beyond_the_device_is_refused(tmp_path):
+    # Llama-3-8B in bf16 has 14 GB of weights in its layers: 7 ms at 2039 GB/s.
+    with pytest.raises(SpecError, match="beyond the device"):
+        validate(tiny(tmp_path, [row(0), row(1)], us=1000.0))
+
+
+def test_least_step_time_is_arithmetic_or_traffic():
+    shape, device = model("llama-3-8b"), gpu("a100")
+    steps = {
+        "num_decodes": np.array([1, 0, 0]),
+        "prefill_tokens": np.array([0, 4096, 0]),
+        "decode_context_sum_tokens": np.array([100_000, 0, 0]),
+        "start_ns": np.zeros(3, dtype=np.int64),
+        "end_ns": np.full(3, 10**9),
+    }
+    parameters = 32 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336)
+    read = parameters * 2 + 100_000 * 2 * 32 * 8 * 128 * 2
+    least = least_step_s(steps, shape, device)
+    assert least[0] == pytest.approx(read / 2039e9, rel=1e-3)
+    assert least[1] == pytest.approx(2 * parameters * 4096 / 312e12, rel=1e-3)
+    assert least[2] == 0
+    check_limits(steps, shape, device, "a second each")
+    with pytest.raises(SpecError, match="1 steps are beyond"):
+        check_limits(steps | {"end_ns": np.array([10**9, 10**8, 1])}, shape, device, "too fast")
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory):
+    root = tmp_path_factory.mktemp("profiles")
+    for name, folder in FOLDERS.items():
+        path = data_folder() / "vllm_ground_truth/perf" / folder / "meta-llama/Llama-3.1-8B/bf16"
+        import_bundle(path, Options()).save(root / name)
+    return root
+
+
+@pytest.fixture
+def spec_of(profiles, monkeypatch):
+    monkeypatch.setenv("SCHEDLAB_DATA", str(data_folder()))
+
+    def load(name, *overrides):
+        path = EXPERIMENTS / f"validate-{name}.yaml"
+        return load_spec(path, [f"cost_model={profiles / name.split('-')[0]}", *overrides])
+
+    return load
+
+
+@pytest.mark.parametrize("name", sorted(FOLDERS))
+def test_recorded_latencies_are_those_that_were_published(name):
+    folder = data_folder() / "vllm_ground_truth" / FOLDERS[name] / "Llama-3.1-8B"
+    found = read_recording(folder / "vllm/requests.jsonl").latencies_ms()
+    published = {}
+    for line in (folder / "validation/summary.txt").read_text().splitlines()[2:]:
+        if line.strip():
+            metric, statistic, value, *_ = line.split()
+            published[f"{metric} {statistic}"] = value
+    assert {key: f"{value:.1f}" for key, value in found.items()} == published
+
+
+@pytest.mark.parametrize("name", sorted(FOLDERS))
+def test_unfitted_prediction_is_as_good_as_the_peer_simulator(spec_of, name):
+    found = validate(spec_of(name))
+    assert found.mean_absolute_error == pytest.approx(PEER[name], abs=0.0005)
+
+
+def test_memory_bound_replay_preempts_and_reuses_as_published(spec_of):
+    counts = validate(spec_of("rtx4090")).counts
+    assert (counts["preemptions"], counts["recomputed_tokens"], counts["prefix_hit_tokens"]) == (
+        194, 110_596, 4_848,
+    )  # fmt: skip
+
+
+def test_all_switches_reproduce_an_independent_replay_of_the_real_scheduler(spec_of):
+    # Errors in percent of a replay written from the same notes by others: async scheduling,
+    # requests taken in between steps, 2587 usable blocks; no graph padding.
+    found = validate(spec_of("rtx4090-vllm", "engine.cuda_graph_padding=false"))
+    percent = {name: round(100 * error, 2) for name, error in found.errors.items()}
+    expected = {
+        "TTFT Mean": 0.83, "TTFT Median": 0.89, "TTFT P99": 0.28, "TPOT Mean": 0.21,
+        "TPOT Median": 0.39, "TPOT P99": 0.72, "Latency Mean": 0.69, "Latency Median": 1.45,
+        "Latency P99": 0.42,
+    }  # fmt: skip
+    assert {name: percent[name] for name in expected} == pytest.approx(expected, abs=0.011)
