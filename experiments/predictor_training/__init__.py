@@ -1,0 +1,1 @@
+"""Train predictors of output length and of serving time, and say how good they are."""

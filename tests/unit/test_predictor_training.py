@@ -1,0 +1,354 @@
+"""Training predictors: what they learn, what is reported, and the commands."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.predictor_training.batches import read_batches
+from experiments.predictor_training.dataset import read_dataset
+from experiments.predictor_training.quality import (
+    application_means,
+    kendall_tau,
+    pairs_right,
+    quality,
+)
+from experiments.run import run
+from experiments.spec.loading import make_spec
+from policies.predictors import registry
+from policies.predictors.predictor import PredictionInputs
+from sim.errors import SchedlabError, SpecError
+from sim.rng import stream
+from tests.data_folder import data_folder
+
+ANSWERS = {"in one word": 4, "in brief": 20, "in some detail": 80, "as a long essay": 400}
+TOPICS = ("tea", "steel", "rivers", "clocks", "bees", "sleep", "glass", "music")
+
+
+def answered(num_prompts=300, seed=0):
+    """Return records whose answers are as long as the prompt asks, give or take a third."""
+    rng = stream(seed, "answers")
+    rows = []
+    for i in range(num_prompts):
+        wish = list(ANSWERS)[rng.integers(len(ANSWERS))]
+        tokens = max(1, round(ANSWERS[wish] * rng.uniform(0.67, 1.5)))
+        topic = TOPICS[rng.integers(len(TOPICS))]
+        rows.append(
+            {
+                "application": "qa" if ANSWERS[wish] < 50 else "essay",
+                "prompt": f"Tell me about {topic} number {i}, {wish}.",
+                "prompt_tokens": 9,
+                "output_tokens": tokens,
+            }
+        )
+    return rows
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write(tmp_path / "answers.jsonl", answered())
+
+
+def schedlab(*arguments):
+    return CliRunner().invoke(app, ["predictor", *(str(argument) for argument in arguments)])
+
+
+def trained(data, folder, kind):
+    pytest.importorskip("sklearn" if kind == "random_forest" else "torch")
+    done = schedlab("train", data, "-o", folder, "--kind", kind, "--json", "-q")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kind", ["listmle", "pointwise", "buckets", "random_forest"])
+def test_train_learns_to_order_unseen_prompts_and_saves_what_it_learned(data, tmp_path, kind):
+    report = trained(data, tmp_path / "model", kind)
+    # The noise within the four wishes limits what can be known.
+    assert report["test"]["kendall_tau"] > 0.6
+    assert report["test"]["gain"]["pairs_right"] > 0.1
+    predictor = registry.make("trained", model=str(tmp_path / "model"))
+    asked = np.array([f"Tell me about tea number 7, {wish}." for wish in ANSWERS], dtype=object)
+    apps = np.array(["qa", "qa", "essay", "essay"], dtype=object)
+    nothing = np.full(4, 1)
+    inputs = PredictionInputs(np.full(4, 9), nothing, stream(0, "predictor"), apps, asked)
+    said = predictor.predict(inputs)
+    assert (np.diff(said) > 0).all()
+    assert said[0] < 40
+    assert said[-1] > 100
+    assert predictor.cost_s == report["latency_s"]["median"] > 0
+
+
+@pytest.mark.parametrize("kind", ["listmle", "random_forest"])
+def test_train_twice_gives_the_same_bytes_and_another_seed_does_not(data, tmp_path, kind):
+    for name in ("first", "second"):
+        trained(data, tmp_path / name, kind)
+    for name in ("weights.npz", "meta.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    done = schedlab("train", data, "-o", tmp_path / "other", "--kind", kind, "--seed", 1, "-q")
+    assert done.exit_code == 0
+    other = (tmp_path / "other" / "weights.npz").read_bytes()
+    assert other != (tmp_path / "first" / "weights.npz").read_bytes()
+
+
+def test_train_prints_agreement_within_applications_beside_their_mean(data, tmp_path):
+    pytest.importorskip("torch")
+    done = schedlab("train", data, "-o", tmp_path / "model", "--kind", "pointwise")
+    for text in ("overall", "mean of the application", "within qa", "within essay", "tau-b"):
+        assert text in done.output
+    assert "a prediction takes" in done.output
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert files == {".schedlab.json", "meta.json", "report.json", "weights.npz"}
+
+
+def test_train_learning_curve_counts_what_learning_costs(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    from experiments.predictor_training import train
+
+    monkeypatch.setattr(train, "CURVE_PROMPTS", (60, 120, 8_000))
+    rows = answered()
+    report = trained(write(tmp_path / "a.jsonl", rows), tmp_path / "model", "pointwise")
+    curve = report["learning_curve"]
+    assert [point["num_prompts"] for point in curve] == [60, 120, 240]
+    tokens = [point["generated_tokens"] for point in curve]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] < sum(row["output_tokens"] for row in rows)
+
+
+def test_evaluate_on_the_own_file_uses_the_prompts_kept_out(data, tmp_path):
+    report = trained(data, tmp_path / "model", "pointwise")
+    done = schedlab("evaluate", tmp_path / "model", data, "--json")
+    assert json.loads(done.stdout)["test"] == report["test"]
+    other = write(tmp_path / "other.jsonl", answered(100, seed=5))
+    found = json.loads(schedlab("evaluate", tmp_path / "model", other, "--json").stdout)
+    assert found["test"]["num_prompts"] == 100
+    assert "application_mean" not in found["test"]
+    assert "tested on all of other.jsonl" in found["notes"][0]
+
+
+def test_held_out_writes_a_trace_of_the_test_prompts(data, tmp_path):
+    trained(data, tmp_path / "model", "pointwise")
+    out = tmp_path / "test.jsonl.gz"
+    done = schedlab("held-out", tmp_path / "model", data, "-o", out)
+    assert done.exit_code == 0, done.output
+    read = read_dataset(data)
+    written = [json.loads(line) for line in gzip.decompress(out.read_bytes()).splitlines()]
+    assert [row["prompt"] for row in written] == [read.prompts.text[i] for i in read.test_rows]
+    spec = make_spec(
+        {
+            "policy": {
+                "name": "sjf",
+                "predictor": {"name": "trained", "model": str(tmp_path / "model")},
+            },
+            "workload": {"trace": str(out), "request_rate": "inf"},
+        }
+    )
+    assert run(spec).provenance["prediction"]["kendall_tau"] > 0.6
+    done = schedlab("held-out", tmp_path / "model", out, "-o", tmp_path / "again.jsonl")
+    assert "learned from answers.jsonl" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--encoder", "minlm"], "did you mean minilm?"),
+        (["--encoder", "hf:/nowhere"], "holds no Hugging Face model"),
+        (["--encoder", "minilm", "--kind", "knn"], "knn has no encoder"),
+    ],
+)
+def test_train_with_a_wrong_encoder_says_so(data, tmp_path, arguments, message):
+    done = schedlab("train", data, "-o", tmp_path / "model", *arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not (tmp_path / "model").exists()
+
+
+def test_train_on_a_trace_without_text_names_formats_with_text(tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text("prompt_tokens,output_tokens\n5,6\n")
+    done = schedlab("train", path, "-o", tmp_path / "model")
+    assert done.exit_code == 2
+    assert "sharegpt, vllm_custom" in done.output
+
+
+def test_train_on_too_few_prompts_says_how_many_are_needed(tmp_path):
+    path = write(tmp_path / "few.jsonl", answered(20))
+    assert "16 prompts to learn from" in schedlab("train", path, "-o", tmp_path / "m").output
+
+
+def test_read_dataset_takes_the_split_of_the_file_else_draws_a_fifth_of_each_application(tmp_path):
+    rows = answered(200)
+    given = [row | {"split": "test" if i % 2 else "train"} for i, row in enumerate(rows)]
+    read = read_dataset(write(tmp_path / "given.jsonl", given))
+    assert read.is_test.tolist() == [bool(i % 2) for i in range(200)]
+    assert read.split == "as given in the file"
+    drawn = read_dataset(write(tmp_path / "drawn.jsonl", rows), seed=3)
+    for name in ("qa", "essay"):
+        inside = np.array([row["application"] == name for row in rows])
+        assert drawn.is_test[inside].mean() == pytest.approx(0.2, abs=0.01)
+    assert drawn.split.endswith("seed 3")
+
+
+def test_pairs_right_counts_pairs_by_hand():
+    predicted, true = np.array([1, 1, 2, 3]), np.array([10, 20, 30, 25])
+    # Six pairs: right are (0,2) (0,3) (1,2) (1,3); (0,1) is held equal; (2,3) is wrong.
+    tau = kendall_tau(predicted, true)
+    assert tau == pytest.approx(3 / np.sqrt(5 * 6))
+    assert pairs_right(tau, predicted, true) == pytest.approx(4.5 / 6)
+    assert kendall_tau(np.ones(4), true) is None
+    assert pairs_right(None, np.ones(4), true) is None
+
+
+def test_quality_interval_holds_the_estimate_and_narrows_with_more_prompts():
+    rng = stream(0, "quality")
+    widths = []
+    for n in (100, 1000):
+        true = rng.exponential(100, n)
+        predicted = true * np.exp(rng.standard_normal(n))
+        found = quality(predicted, true, np.full(n, "a"), None)
+        low, high = found["interval"]
+        assert low < found["kendall_tau"] < high
+        widths.append(high - low)
+        assert found["by_application"] == {}
+    # The width falls with the root of the number of prompts: by 3.2.
+    assert 2.0 < widths[0] / widths[1] < 5.0
+
+
+def test_quality_resamples_have_the_tau_of_the_rows_they_draw():
+    from experiments.predictor_training.quality import _concordance, _unequal_drawn_pairs
+
+    rng = stream(1, "quality")
+    x, y = rng.integers(0, 9, (2, 60)).astype(float)
+    times = rng.multinomial(60, np.full(60, 1 / 60), 3).T.astype(np.float32)
+    got = _concordance(x, y, times)
+    got /= np.sqrt(_unequal_drawn_pairs(x, times) * _unequal_drawn_pairs(y, times))
+    for i in range(3):
+        rows = np.repeat(np.arange(60), times[:, i].astype(int))
+        assert got[i] == pytest.approx(kendall_tau(x[rows], y[rows]))
+
+
+def test_application_means_of_an_unseen_application_are_the_mean_of_all():
+    true = np.array([1.0, 3.0, 8.0])
+    means = application_means(true, np.array(["a", "a", "b"]), np.array(["b", "a", "new"]))
+    assert means.tolist() == [8.0, 2.0, 4.0]
+
+
+def test_forest_is_that_of_scikit_learn():
+    ensemble = pytest.importorskip("sklearn.ensemble")
+    from experiments.predictor_training.trees import nodes
+    from policies.predictors.forest import Forest
+
+    rng = stream(0, "forest")
+    columns = rng.standard_normal((200, 5)).astype(np.float32)
+    grown = ensemble.RandomForestRegressor(n_estimators=7, random_state=0)
+    grown.fit(columns, columns[:, 0] * 3 + rng.standard_normal(200))
+    ours = Forest([], nodes(grown.estimators_)).trees(columns)
+    assert ours == pytest.approx(grown.predict(columns), rel=1e-12)
+
+
+def sealed_run(folder, **policy):
+    spec = make_spec(
+        {
+            "policy": {"name": "magnus", "max_batch_size": 4, "predictor": "oracle"} | policy,
+            "workload": {"trace": "azure-conv", "num_requests": 240, "request_rate": "inf"},
+        }
+    )
+    result = run(spec)
+    folder.mkdir()
+    result.save(folder)
+    return result
+
+
+def test_serving_time_estimator_learns_from_a_runs_batches_and_magnus_uses_it(tmp_path):
+    result = sealed_run(tmp_path / "run")
+    seen = read_batches(tmp_path / "run")
+    assert seen.num_left_out == 0
+    assert seen.shape[:, 0].sum() == 240
+    assert seen.shape[:, 0].max() == 4
+    # Batches do not overlap, so their times fill the run.
+    assert seen.serving_time_s.sum() <= result.metrics()["duration_s"] * (1 + 1e-9)
+    done = schedlab("train", tmp_path / "run", "-o", tmp_path / "knn", "--kind", "knn", "--json")
+    assert done.exit_code == 0, done.output
+    test = json.loads(done.stdout)["test"]
+    assert test["kendall_tau"] > 0.5
+    assert test["mean_absolute_error_s"] < test["mean_absolute_error_of_mean_s"] / 2
+    done = schedlab("evaluate", tmp_path / "knn", tmp_path / "run")
+    assert "serving times" in done.output
+    with_estimator = sealed_run(tmp_path / "again", serving_time=str(tmp_path / "knn"))
+    assert with_estimator.metrics()["completed"] == 240
+
+
+def test_serving_time_from_a_run_that_does_not_seal_batches_is_refused(tmp_path):
+    spec = make_spec({"workload": {"trace": "fixed", "num_requests": 5, "request_rate": 5}})
+    (tmp_path / "run").mkdir()
+    run(spec).save(tmp_path / "run")
+    with pytest.raises(SpecError, match="policy fcfs does not seal its batches"):
+        read_batches(tmp_path / "run")
+    with pytest.raises(SchedlabError, match="cannot read result"):
+        read_batches(tmp_path / "nowhere")
+
+
+def test_magnus_with_a_model_of_another_kind_is_refused(data, tmp_path):
+    from tests.trained_models import chars_plus_one
+
+    model = chars_plus_one(tmp_path / "model")
+    with pytest.raises(SpecError, match="wanted is knn"):
+        make_spec(
+            {
+                "policy": {"name": "magnus", "predictor": "oracle", "serving_time": str(model)},
+                "workload": {"trace": "fixed", "num_requests": 5, "request_rate": 5},
+            }
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "baseline"), [("gpteacher_gpt4_10k", 0.648), ("zeroeval_llama31_8b", 0.504)]
+)
+def test_application_mean_of_public_prompts_is_as_published(name, baseline):
+    read = read_dataset(data_folder() / "length_prediction" / f"{name}.jsonl.gz")
+    true = read.output_tokens.astype(np.float64)
+    train, test = read.train_rows, read.test_rows
+    means = application_means(true[train], read.applications(train), read.applications(test))
+    assert kendall_tau(means, true[test]) == pytest.approx(baseline, abs=0.0005)
+
+
+@pytest.mark.slow
+def test_listmle_beats_tau_0_4_from_1000_public_prompts(tmp_path):
+    pytest.importorskip("torch")
+    source = data_folder() / "length_prediction" / "gpteacher_gpt4_10k.jsonl.gz"
+    lines = [json.loads(line) for line in gzip.decompress(source.read_bytes()).splitlines()]
+    learned = [row for row in lines if row["split"] == "train"][::8][:1000]
+    tested = [row for row in lines if row["split"] == "test"][::4]
+    report = trained(write(tmp_path / "part.jsonl", learned + tested), tmp_path / "m", "listmle")
+    assert report["test"]["interval"][0] > 0.4
+
+
+@pytest.mark.slow
+def test_train_with_a_hugging_face_encoder_learns_and_checks_its_weights(data, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    words = sorted({w for row in answered() for w in row["prompt"].lower().strip(".").split()})
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    (encoder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]))
+    transformers.BertTokenizerFast(str(encoder / "vocab.txt")).save_pretrained(encoder)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(vocab_size=len(words) + 4, intermediate_size=32, **shape)
+    transformers.BertModel(config).save_pretrained(encoder)
+    done = schedlab("train", data, "-o", tmp_path / "m", "--encoder", f"hf:{encoder}", "--json")
+    assert done.exit_code == 0, done.output
+    # Random weights still tell words apart.
+    assert json.loads(done.stdout)["test"]["kendall_tau"] > 0.4
+    torch.manual_seed(1)
+    transformers.BertModel(config).save_pretrained(encoder)
+    done = schedlab("evaluate", tmp_path / "m", data)
+    assert "has other weights than in training" in done.output
