@@ -1,0 +1,1 @@
+"""Many points: run on many processors, kept by content, taken up again, searched."""

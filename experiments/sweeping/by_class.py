@@ -1,0 +1,121 @@
+"""What each class of requests got: attainment of its targets, goodput, waits, and how evenly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.statistics import Estimate, estimate
+from experiments.sweeping.policy_comparison import places
+from sim.errors import SpecError, nearest
+from sim.fairness import jain_fairness, longest_wait_of, measured_requests
+from sim.result import RunResult
+
+METRICS = {
+    "num_requests": "requests",
+    "slo_attainment": "SLO met",
+    "ttft_slo_attainment": "TTFT met",
+    "tpot_slo_attainment": "TPOT met",
+    "e2el_slo_attainment": "E2EL met",
+    "request_goodput": "good req/s",
+    "mean_ttft_ms": "mean TTFT ms",
+    "p99_ttft_ms": "P99 TTFT ms",
+    "p99_tpot_ms": "P99 TPOT ms",
+    "longest_wait_s": "longest wait s",
+    "jain_fairness": "Jain index",
+}
+"""What is measured of a class, and its header in a table; the last of all classes together."""
+
+
+class ClassRow(NamedTuple):
+    """One class at one setting.
+
+    Attributes
+    ----------
+    setting : str
+        The swept keys, in a line.
+    name : str
+        Value of the column that tells classes apart; ``all`` for all requests together.
+    metrics : mapping of str to Estimate
+        `METRICS` over the replications; ``jain_fairness`` only in the row of all.
+    """
+
+    setting: str
+    name: str
+    metrics: Mapping[str, Estimate]
+
+
+def class_rows(folder: Path, column: str = "priority") -> list[ClassRow]:
+    """Measure every class of every setting of a results folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Of one run, or of a run or sweep of several.
+    column : str
+        Column of requests.parquet that tells classes apart.
+
+    Returns
+    -------
+    list of ClassRow
+        Setting by setting, class by class, then all. Goodput of a class is its good requests over
+        the time of the whole run, so that classes add up; requests without a target are in no
+        attainment, rejected and unfinished ones count as misses.
+
+    Raises
+    ------
+    SpecError
+        If there is no such column.
+    SchedlabError
+        If the folder holds no results.
+    """
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for place in places(folder):
+        setting = ", ".join(f"{key}={value}" for key, value in place.settings.items())
+        for name, metrics in _classes(RunResult.load(place.folder), column).items():
+            found.setdefault((setting, name), []).append(metrics)
+    return [
+        ClassRow(
+            setting,
+            name,
+            {key: estimate([one[key] for one in runs if key in one]) for key in runs[0]},
+        )
+        for (setting, name), runs in found.items()
+    ]
+
+
+def table_cells(row: ClassRow) -> list[str]:
+    """Return a cell for each of `METRICS`, a dash where there is nothing to measure."""
+    cells = []
+    for name in METRICS:
+        mean, half = row.metrics.get(name, Estimate(math.nan, None))
+        if math.isnan(mean):
+            cells.append("-")
+        else:
+            cells.append(f"{mean:.4g}" + (f" ± {float(f'{half:.2g}'):g}" if half else ""))
+    return cells
+
+
+def _classes(result: RunResult, column: str) -> dict[str, dict[str, float]]:
+    if column not in result.requests:
+        raise SpecError(f"--column: no {column!r}; {nearest(column, result.requests)}")
+    whole = result.metrics()
+    rows = measured_requests(result)
+    end_ns = int(result.requests["finish_ns"].max())
+    found = {}
+    for value, metrics in result.metrics_by(column).items():
+        good = metrics["num_slo_met"] / whole["duration_s"] if whole["duration_s"] else math.nan
+        of_class = {name: data[rows[column] == value] for name, data in rows.items()}
+        found[f"{value:g}"] = {
+            **{name: metrics[name] for name in METRICS if name in metrics},
+            "request_goodput": good if metrics["num_with_slo"] else math.nan,
+            "longest_wait_s": longest_wait_of(of_class, end_ns),
+        }
+    found["all"] = {
+        **{name: whole[name] for name in METRICS if name in whole},
+        "longest_wait_s": longest_wait_of(rows, end_ns),
+        "jain_fairness": jain_fairness(result, column),
+    }
+    return found

@@ -1,0 +1,92 @@
+"""The commands that read results: compare-policies, by-class, batch-means."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments.reporting.terminal import print_table
+
+
+def compare_policies_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Results of a run or sweep with replications.")
+    ],
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", "-m", help="What to compare; may be repeated.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Hold the others against this one; the first by default.")
+    ] = None,
+    key: Annotated[str, typer.Option(help="Swept key whose values are compared.")] = "policy",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say which policy beats which, by how much and how surely, over the seeds they share."""
+    from dataclasses import asdict
+
+    from experiments.sweeping.policy_comparison import METRICS, compare_policies, runs_of
+
+    found = compare_policies(runs_of(folder), metric or METRICS, against, key)
+    if as_json:
+        typer.echo(json.dumps([_plain_change(asdict(one)) for one in found], indent=1))
+        return
+    rows: list[tuple[str, ...]] = [
+        (
+            one.setting or "-", one.verdict, f"{one.means[0]:.4g}", f"{one.means[1]:.4g}",
+            f"{one.change.effect_size:.2g}", str(one.change.num_pairs),
+        )
+        for one in found
+    ]  # fmt: skip
+    print_table("", ("setting", "verdict", "mean", "mean against", "effect size", "seeds"), rows)
+    typer.echo(
+        "[low, high]: 95 % interval of the paired difference, per cent of the second; effect size: "
+        "mean paired difference over its standard deviation; of 20 intervals about one excludes "
+        "no difference by chance"
+    )
+
+
+def batch_means_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of one long run.")],
+    num_batches: Annotated[int, typer.Option("--batches", help="Of successive arrivals.")] = 20,
+) -> None:
+    """Say how sure the mean latencies of one long run are."""
+    from experiments.sweeping.run_intervals import run_intervals
+    from sim.result import RunResult
+
+    result = RunResult.load(folder)
+    found = run_intervals(result, num_batches)
+    rows: list[tuple[str, ...]] = [
+        (name, f"{one.mean:.4g} ± {float(f'{one.half_width:.2g}'):g}", f"{one.lag1:+.2f}",
+         "yes" if one.long_enough else "NO: batches are correlated, the interval is too narrow")
+        for name, one in found.items()
+    ]  # fmt: skip
+    header = ("metric", "mean ± 95 %", "correlation of neighbours", "batches long enough")
+    print_table("", header, rows)
+    if result.window is None:
+        typer.echo("warm-up is in it: cut it off with measure: {warm_up_s: ...}")
+
+
+def by_class_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of a run or sweep.")],
+    column: Annotated[
+        str, typer.Option(help="Column of requests.parquet that tells classes apart.")
+    ] = "priority",
+) -> None:
+    """Show what each class of requests got: SLO attainment, goodput, longest wait, fairness."""
+    from experiments.sweeping.by_class import METRICS, class_rows, table_cells
+
+    rows = [(row.setting or "-", row.name, *table_cells(row)) for row in class_rows(folder, column)]
+    header = ("setting", column, *METRICS.values())
+    shown = [i for i in range(len(header)) if i < 2 or any(row[i] != "-" for row in rows)]
+    print_table("", tuple(header[i] for i in shown), [tuple(row[i] for i in shown) for row in rows])
+
+
+def _plain_change(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison as JSON holds it."""
+    numbers = data["change"]._asdict()
+    kept = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return {**data, "change": kept}

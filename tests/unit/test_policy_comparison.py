@@ -1,0 +1,83 @@
+"""Policies compared over the seeds they share, from either kind of results folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.spec.loading import load_spec
+from experiments.sweeping.policy_comparison import Run, compare_policies, runs_of
+from experiments.sweeping.store import Store
+from experiments.sweeping.sweep_all import sweep_all
+from experiments.sweeping.workers import InProcess
+from sim.errors import SchedlabError, SpecError
+
+
+def schedlab(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def spec_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "workload: {trace: fixed, num_requests: 30}\nreplications: 3\n"
+        "sweep: {policy: [fcfs, static], workload.request_rate: [2, 4]}\n"
+    )
+    return path
+
+
+@pytest.mark.slow
+def test_compare_reads_runs_and_sweeps_alike(spec_file):
+    assert schedlab("run", spec_file, "-o", "run", "-q").exit_code == 0
+    sweep_all(load_spec(spec_file), Store(Path("swept")), InProcess())
+    assert runs_of(Path("run")) == runs_of(Path("swept"))
+    found = compare_policies(runs_of(Path("run")), ["mean_ttft_ms"])
+    assert [(one.setting, one.of, one.against) for one in found] == [
+        ("workload.request_rate=2", "static", "fcfs"), ("workload.request_rate=4", "static", "fcfs")
+    ]  # fmt: skip
+    assert all(one.verdict.startswith("static is worse than fcfs") for one in found)
+    shown = schedlab("compare-policies", "swept", "-m", "mean_ttft_ms", "--against", "static")
+    assert "fcfs beats static in mean_ttft_ms by" in shown.stdout
+    listed = json.loads(schedlab("compare-policies", "swept", "--json").stdout)
+    assert listed[0]["change"]["num_pairs"] == 3
+
+
+def test_compare_of_one_run_each_is_refused(spec_file):
+    assert schedlab("run", spec_file, "replications=1", "-o", "one", "-q").exit_code == 0
+    done = schedlab("compare-policies", "one")
+    assert done.exit_code == 2
+    assert "no verdict from one run" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metrics": ["p99_tft_ms"]}, "did you mean p99_ttft_ms"),
+        ({"against": "sjff"}, "did you mean sjf"),
+        ({"key": "workload.request_rate"}, "takes no two values"),
+    ],
+)
+def test_compare_wrong_names_are_named(arguments, message):
+    runs = [Run({"policy": p}, r, {"p99_ttft_ms": 1.0}) for p in ("fcfs", "sjf") for r in (0, 1)]
+    with pytest.raises(SpecError, match=message):
+        compare_policies(runs, **{"metrics": ["p99_ttft_ms"], **arguments})
+
+
+def test_compare_pairs_by_replication_and_leaves_out_what_one_side_lacks():
+    def run(policy, replication, value):
+        return Run({"policy": policy}, replication, {"failed": value})
+
+    runs = [run("a", 0, 10.0), run("a", 1, 20.0), run("b", 2, 9.0), run("b", 1, 10.0)]
+    runs += [run("b", 0, 5.0)]
+    (found,) = compare_policies(runs, ["failed"])
+    assert found.means == (7.5, 15.0)
+    assert found.change.change == -0.5
+
+
+def test_compare_of_a_folder_without_results_raises(tmp_path):
+    with pytest.raises(SchedlabError, match="no results of several runs"):
+        runs_of(tmp_path)

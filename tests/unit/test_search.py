@@ -1,0 +1,291 @@
+"""Searches find a known answer, notice what is odd, and keep their runs."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.spec.loading import make_spec
+from experiments.spec.search import Find
+from experiments.sweeping import tune as tuning
+from experiments.sweeping.bracket import Probe, bracket
+from experiments.sweeping.evaluate import Evaluator
+from experiments.sweeping.find import find
+from experiments.sweeping.store import Store
+from experiments.sweeping.workers import InProcess
+from sim.errors import SpecError
+
+
+def searched(excess, between=None, start=1.0, tolerance=0.02, whole=False):
+    """Drive a search with a function in place of runs."""
+    search = bracket(between, start, tolerance, whole)
+    asked = next(search)
+    try:
+        while True:
+            asked = search.send([Probe(value, (excess(value),)) for value in asked])
+    except StopIteration as end:
+        return end.value
+
+
+@pytest.mark.parametrize("truth", [1.1, 3.7, 9.99, 36.0])
+@pytest.mark.parametrize("between", [(1.0, 40.0), None])
+def test_bracket_holds_the_truth_within_the_tolerance(truth, between):
+    found = searched(lambda value: value - truth, between)
+    assert found.value <= truth < found.above <= 1.02 * found.value
+    assert found.bound == ""
+    assert not found.holds_again
+
+
+@pytest.mark.parametrize("start", [0.01, 1.0, 500.0])
+def test_bracket_without_a_range_doubles_or_halves_from_the_start(start):
+    found = searched(lambda value: value - 7.0, start=start)
+    assert found.value <= 7.0 < found.above
+
+
+@pytest.mark.parametrize("truth", [1, 2, 17, 63])
+def test_bracket_of_integers_ends_at_neighbours(truth):
+    found = searched(lambda value: value - truth, (1.0, 64.0), whole=True)
+    assert (found.value, found.above) == (truth, truth + 1)
+
+
+def test_bracket_tells_answers_beyond_the_range():
+    high = searched(lambda value: -1.0, (1.0, 40.0))
+    assert (high.value, high.above, high.bound) == (40.0, math.inf, "at least")
+    low = searched(lambda value: 1.0, (1.0, 40.0))
+    assert (low.value, low.bound) == (1.0, "below")
+
+
+def test_bracket_tells_a_break_that_heals_and_answers_below_it():
+    found = searched(lambda value: 1.0 if 2.0 < value < 10.0 else -1.0, (1.0, 40.0))
+    assert found.value <= 2.0 < found.above
+    assert found.holds_again
+    assert found.falls(0)
+
+
+def test_bracket_takes_what_cannot_be_measured_as_a_break():
+    found = searched(lambda value: math.inf if value > 5 else -1.0, (1.0, 40.0))
+    assert found.value <= 5 < found.above
+
+
+# -- the section -------------------------------------------------------------------------------
+
+WORKLOAD = {"trace": "fixed", "num_requests": 60, "request_rate": 4}
+
+
+def spec(**keys):
+    return make_spec({"name": "s", "workload": WORKLOAD, **keys})
+
+
+def test_find_reads_a_sentence():
+    said = "max workload.request_rate between 1 and 40 subject to p99_ttft_ms <= 500, completed>=9"
+    assert spec(find=said).find == Find(
+        maximize="workload.request_rate",
+        between=(1.0, 40.0),
+        at_most={"p99_ttft_ms": 500.0},
+        at_least={"completed": 9.0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("find", "message"),
+    [
+        ("min workload.request_rate", "write it as a mapping, or as: max KEY"),
+        ("max a.b subject to p99_ttft_ms < 5", "is no bar"),
+        ("max a.b subject to p99_ttft_ms <= fast", "'fast' is no number"),
+        ("max a.b subject to p99_tft_ms <= 5", "did you mean p99_ttft_ms?"),
+        ({"maximize": "a.b"}, "without a bar"),
+        ({"maximize": "a.b", "between": [4, 1], "at_most": {"failed": 0}}, "must rise"),
+    ],
+)
+def test_find_that_makes_no_sense_raises(find, message):
+    with pytest.raises(SpecError, match=message.replace("?", r"\?")):
+        spec(find=find)
+
+
+def test_find_of_a_swept_key_raises():
+    with pytest.raises(SpecError, match="is swept as well"):
+        spec(
+            find="max workload.request_rate subject to failed <= 0",
+            sweep={"workload.request_rate": [1, 2]},
+        )
+
+
+def test_search_sections_do_not_change_what_a_point_is(tmp_path):
+    plain = spec()
+    asked = spec(find="max workload.request_rate subject to failed <= 0")
+    assert [p.spec for p in find_points(asked)] == [p.spec for p in find_points(plain)]
+
+
+def find_points(one):
+    from experiments.sweep import points
+
+    return points(one)
+
+
+def test_find_on_runs_brackets_the_bar_for_every_seed(tmp_path):
+    asked = spec(
+        find="max workload.request_rate between 2 and 100 subject to p99_ttft_ms <= 120",
+        replications=2,
+    )
+    evaluator = Evaluator(Store(tmp_path / "out"), InProcess())
+    (found,) = find(asked, evaluator)
+    assert len(found.brackets) == 2
+    for one, metrics in zip(found.brackets, found.metrics, strict=True):
+        assert metrics["p99_ttft_ms"] <= 120
+        assert one.bound == ""
+        assert one.above <= 1.02 * one.value
+        (breaking,) = [probe for probe in one.probes if probe.value == one.above]
+        assert breaking.excess[0] > 0
+    assert len(list((tmp_path / "out").glob("*/result.json"))) == evaluator.num_runs
+
+
+def test_find_of_an_integer_key_answers_in_integers(tmp_path):
+    asked = spec(
+        find="max engine.max_num_seqs between 1 and 16 subject to p99_tpot_ms <= 11",
+        policy="fcfs",
+    )
+    (found,) = find(asked, Evaluator(Store(tmp_path / "out"), InProcess()))
+    assert found.values[0].is_integer()
+    assert found.brackets[0].above - found.values[0] in (1.0, math.inf)
+
+
+def test_find_command_writes_what_was_tried_and_takes_it_up_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(
+        "workload: {trace: fixed, num_requests: 40}\nreplications: 2\n"
+        "find: max workload.request_rate between 2 and 64 subject to mean_ttft_ms <= 60\n"
+        "sweep: {policy: [fcfs, static]}\n"
+    )
+    from experiments.sweeping import commands
+
+    monkeypatch.setattr("experiments.sweeping.workers.Processes", lambda n: InProcess())
+    done = CliRunner().invoke(app, ["find", "s.yaml"])
+    assert done.exit_code == 0, done.output
+    assert commands.results_folder(make_spec({"name": "s", "workload": WORKLOAD}), "find").is_dir()
+    data = json.loads(Path("results/s-find/find.json").read_text())
+    assert [one["label"] for one in data["settings"]] == ["fcfs", "static"]
+    assert data["settings"][1]["bound"] == "below"
+    assert "a bar breaks at the smallest value tried already" in done.output
+    before = {p: p.stat().st_mtime_ns for p in Path("results").glob("*/*/result.json")}
+    again = CliRunner().invoke(app, ["find", "s.yaml", "--json"])
+    assert json.loads(again.stdout) == data
+    assert before == {p: p.stat().st_mtime_ns for p in Path("results").glob("*/*/result.json")}
+
+
+# -- tuning ------------------------------------------------------------------------------------
+
+
+class Surface:
+    """Stands for runs: a known goal and bar over two keys."""
+
+    num_runs = 0
+
+    def metrics(self, wanted):
+        self.num_runs += len(wanted)
+        return [self._metrics(one) for one, _ in wanted]
+
+    def _metrics(self, one):
+        seqs, tokens = one.engine.max_num_seqs, one.engine.max_num_batched_tokens
+        peak = -(math.log(seqs / 60) ** 2)
+        noise = 0.001 * ((7 * one.seed + seqs) % 5)
+        return {
+            "output_throughput": 100 + peak + math.log(tokens) + noise,
+            "p99_itl_ms": tokens / 10,
+        }
+
+
+def tuned(**keys):
+    section = {
+        "maximize": "output_throughput",
+        "over": {"engine.max_num_seqs": [8, 512], "engine.max_num_batched_tokens": [64, 8192]},
+        "at_most": {"p99_itl_ms": 100},
+        "tolerance": 0.05,
+        **keys,
+    }
+    return tuning.tune(spec(tune=section, replications=3), Surface())
+
+
+def test_tune_finds_the_peak_within_the_bar():
+    found = tuned(at_most={"p99_itl_ms": 100})
+    assert found.best.values["engine.max_num_seqs"] == pytest.approx(60, rel=0.1)
+    assert 0.9 * 1000 <= found.best.values["engine.max_num_batched_tokens"] <= 1000
+    assert found.best.holds
+    assert not found.given.holds  # 2048 tokens break the bar
+    assert "which breaks a bar" in found.verdict
+    assert len(found.trials) <= 100
+
+
+def test_tune_leaves_out_combinations_that_are_not_allowed():
+    assert tuned().num_invalid > 0  # max_num_batched_tokens < max_num_seqs
+
+
+def test_tune_without_any_setting_that_holds_says_so():
+    found = tuned(at_most={"p99_itl_ms": 1})
+    assert not found.best.holds
+    assert "NO SETTING HOLDS ALL BARS" in found.remarks[0]
+    assert found.best.values["engine.max_num_batched_tokens"] < 100  # least broken
+
+
+def test_tune_says_when_the_best_is_at_the_end_of_a_range():
+    found = tuned(at_most={"p99_itl_ms": 1e9})
+    assert "max_num_batched_tokens is best at the end of its range" in " ".join(found.remarks)
+
+
+def test_tune_stops_at_its_budget_and_says_so():
+    found = tuned(max_settings=17)
+    assert len(found.trials) == 17
+    assert "stopped after 17 settings" in found.remarks[-1]
+
+
+def test_tune_confirms_the_winner_on_new_seeds(tmp_path):
+    asked = spec(
+        replications=2,
+        tune={
+            "maximize": "output_throughput",
+            "over": {"engine.max_num_seqs": [2, 16]},
+            "levels": 3,
+            "tolerance": 1.0,
+        },
+    )
+    store = Store(tmp_path / "out")
+    found = tuning.tune(asked, Evaluator(store, InProcess()))
+    seeds = {json.loads(p.read_text())["schedlab"]["provenance"]["seed"]
+             for p in (tmp_path / "out").glob("*/result.json")}  # fmt: skip
+    assert seeds == {0, 1, 2, 3}
+    assert len(found.best.goals) == 2
+
+
+@pytest.mark.slow
+def test_tune_of_a_rate_searches_it_at_every_setting(tmp_path):
+    asked = spec(
+        replications=2,
+        tune={
+            "maximize": "workload.request_rate",
+            "between": [4, 64],
+            "at_most": {"p99_ttft_ms": 150},
+            "over": {"engine.max_num_seqs": [2, 64]},
+            "levels": 2,
+            "tolerance": 10.0,
+        },
+    )
+    found = tuning.tune(asked, Evaluator(Store(tmp_path / "out"), InProcess()))
+    assert found.best.values == {"engine.max_num_seqs": 64}
+    assert found.best.goal.mean > 4
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"maximize": "throughput", "over": {"seed": [1, 2]}}, "no metric is called 'throughput'"),
+        ({"maximize": "completed", "over": {"seed": [2, 1]}}, "must rise"),
+        ({"maximize": "workload.request_rate", "over": {"seed": [1, 2]}}, "needs a bar"),
+        ({"maximize": "completed", "over": {}}, "over"),
+        ({"maximize": "completed", "between": [1, 2], "over": {"seed": [1, 2]}}, "between belongs"),
+    ],
+)
+def test_tune_that_makes_no_sense_raises(section, message):
+    with pytest.raises(SpecError, match=message):
+        spec(tune=section)

@@ -1,0 +1,113 @@
+"""Intervals cover what they should, pairing narrows them, and one run gives no verdict."""
+
+import math
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.run import run
+from experiments.spec.loading import make_spec
+from experiments.statistics import batch_means, paired_change, verdict
+from experiments.sweeping.run_intervals import run_intervals
+from sim.errors import SpecError
+
+
+def test_paired_change_by_hand():
+    change = paired_change([11.0, 21.0, 34.0], [10.0, 20.0, 30.0])
+    # R = 66/60 = 1.1; residuals x - 1.1 y = 0, -1, 1 over the mean 20; s = 0.05, t = 4.3027.
+    assert change.change == pytest.approx(0.1)
+    assert change.high - change.change == pytest.approx(4.302653 * 0.05 / math.sqrt(3), rel=1e-6)
+    # Differences 1, 1, 4: mean 2, s = sqrt(3).
+    assert change.effect_size == pytest.approx(2 / math.sqrt(3))
+
+
+def test_paired_change_cancels_what_a_seed_does_to_both():
+    rng = np.random.default_rng(1)
+    load = rng.lognormal(3, 1, 10)
+    change = paired_change(list(1.05 * load), list(load))
+    assert (change.low, change.high) == pytest.approx((0.05, 0.05))
+
+
+@pytest.mark.parametrize("runs", [[], [1.0]])
+def test_paired_change_refuses_one_run(runs):
+    with pytest.raises(SpecError, match="no verdict from one run"):
+        paired_change(runs, runs)
+
+
+def test_paired_interval_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(1000):
+        base = rng.normal(10, 1, 6)
+        change = paired_change(list(1.1 * base + rng.normal(0, 0.3, 6)), list(base))
+        covered += change.low <= 0.1 <= change.high
+    assert 930 <= covered <= 970  # 95 % +- 3 standard errors
+
+
+@pytest.mark.parametrize(
+    ("values", "larger", "words"),
+    [
+        ([8.0, 8.1], False, "a beats b in m by 19.5 %"),
+        ([8.0, 8.1], True, "a is worse than b in m by 19.5 %"),
+        ([8.0, 8.1], None, "m of a is 19.5 % [13.1, 25.9] below that of b"),
+        ([8.0, 12.1], False, "no difference shown between a and b in m: +0.5 %"),
+        ([10.0, 10.0], False, "a and b are equal in m"),
+    ],
+)
+def test_verdict_says_which_way_and_only_if_the_interval_does(values, larger, words):
+    change = paired_change(values, [10.0, 10.0])
+    assert verdict("a", "b", "m", change, larger).startswith(words)
+
+
+def test_verdict_against_nothing_is_none():
+    assert "no verdict" in verdict("a", "b", "m", paired_change([1.0, 2.0], [0.0, 0.0]), True)
+
+
+def autoregressive(n, rho, seed):
+    rng = np.random.default_rng(seed)
+    values, x = np.empty(n), 0.0
+    for i, shock in enumerate(rng.normal(0, 1, n)):
+        x = rho * x + shock
+        values[i] = x
+    return values
+
+
+def test_batch_means_cover_where_independence_would_not():
+    naive = covered = 0
+    for seed in range(150):
+        values = autoregressive(4000, 0.9, seed)
+        found = batch_means(values)
+        covered += abs(found.mean) <= found.half_width
+        naive += abs(values.mean()) <= 1.96 * values.std() / math.sqrt(len(values))
+    assert naive < 80  # treating requests as independent covers about a third
+    assert 135 <= covered <= 149
+
+
+def test_batch_means_say_when_batches_are_too_short():
+    assert not batch_means(autoregressive(400, 0.99, 0)).long_enough
+    assert batch_means(np.random.default_rng(0).normal(size=4000)).long_enough
+
+
+def test_batch_means_of_too_few_values_raise():
+    with pytest.raises(SpecError, match="too few"):
+        batch_means(range(100))
+
+
+def test_intervals_of_a_run_are_around_its_means(tmp_path):
+    workload = {"trace": "azure-conv", "num_requests": 400, "request_rate": 3}
+    done = run(make_spec({"workload": workload, "measure": {"warm_up_requests": 40}}))
+    found = run_intervals(done, 10)
+    metrics = done.metrics()
+    for name, one in found.items():
+        assert one.mean == pytest.approx(metrics[name], rel=0.03), name
+        assert 0 < one.half_width < one.mean
+    done.save(tmp_path)
+    shown = CliRunner().invoke(app, ["batch-means", str(tmp_path), "--batches", "10"])
+    assert shown.exit_code == 0, shown.output
+    assert f"mean_ttft_ms         {found['mean_ttft_ms'].mean:.4g} ±" in shown.stdout
+    assert "warm-up is in it" not in shown.stdout
+    few = CliRunner().invoke(app, ["batch-means", str(tmp_path), "--batches", "100"])
+    assert few.exit_code == 2
+    assert "too few" in few.output

@@ -1,0 +1,381 @@
+"""A sweep by many workers: same bytes, nothing lost, failures told."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.spec.loading import load_spec, make_spec
+from experiments.sweeping.jobs import POINT_FILE
+from experiments.sweeping.point_hash import code_version, point_hash
+from experiments.sweeping.store import Store
+from experiments.sweeping.sweep_all import Shard, plan, sweep_all
+from experiments.sweeping.timing import Timing, duration
+from experiments.sweeping.workers import InProcess, Processes
+from sim.errors import SpecError
+
+ROOT = Path(__file__).resolve().parents[2]
+YAML = """\
+name: tiny
+workload: {trace: fixed, num_requests: 12}
+replications: 2
+sweep:
+  policy: [fcfs, static]
+  workload.request_rate: [2, 4]
+"""
+KILLS = """\
+import os, signal
+from policies import ContinuousBatching
+class Kills(ContinuousBatching):
+    def plan(self, view, builder):
+        os.kill(os.getpid(), signal.SIGKILL)
+class Raises(ContinuousBatching):
+    def plan(self, view, builder):
+        raise RuntimeError("planned on purpose")
+"""
+
+
+@pytest.fixture
+def spec_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code_version.cache_clear()  # workers read the sources anew, too
+    path = tmp_path / "tiny.yaml"
+    path.write_text(YAML)
+    return path
+
+
+def schedlab(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def contents(folder):
+    """Everything a sweep wrote, but for how long points took and for locks."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not path.name.startswith(".lock"):
+            content = path.read_bytes()
+            if path.name == POINT_FILE:
+                content = json.dumps({**json.loads(content), "seconds": 0}).encode()
+            found[name] = content
+    return found
+
+
+def in_process(spec_file, folder, **keys):
+    return sweep_all(load_spec(spec_file), Store(folder), InProcess(), **keys)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_bytes_of_one(spec_file):
+    in_process(spec_file, Path("one"))
+    with Processes(2) as workers:
+        swept = sweep_all(load_spec(spec_file), Store(Path("two")), workers)
+    assert (swept.num_points, swept.num_found, swept.failures) == (8, 0, [])
+    one, two = contents(Path("one")), contents(Path("two"))
+    assert len([name for name in one if name.endswith("result.json")]) == 8
+    assert one == two
+
+
+def test_sweep_summary_is_that_of_run(spec_file):
+    in_process(spec_file, Path("swept"))
+    assert schedlab("run", spec_file, "-o", "run", "-q").exit_code == 0
+    for name in ("summary.json", "summary.csv", "throughput_p99.svg"):
+        assert (Path("swept") / name).read_bytes() == (Path("run") / name).read_bytes()
+
+
+def test_second_sweep_runs_nothing_and_a_wider_one_only_what_is_new(spec_file):
+    before = in_process(spec_file, Path("out"))
+    again = in_process(spec_file, Path("out"))
+    assert (before.num_found, again.num_found) == (0, 8)
+    assert repr(again.outcome.rows) == repr(before.outcome.rows)  # NaN is not equal to itself
+    spec_file.write_text(YAML.replace("[2, 4]", "[4, 8]"))
+    wider = in_process(spec_file, Path("out"))
+    assert (wider.num_points, wider.num_found, wider.num_others) == (8, 4, 4)
+
+
+def test_point_with_a_missing_or_torn_file_runs_again(spec_file):
+    in_process(spec_file, Path("out"))
+    whole = contents(Path("out"))
+    first, second = sorted(Path("out").glob("*/result.json"))[:2]
+    first.write_text(first.read_text()[:100])
+    (second.parent / "steps.parquet").unlink()
+    assert in_process(spec_file, Path("out")).num_found == 6
+    assert contents(Path("out")) == whole
+
+
+def test_sweep_killed_in_the_middle_of_a_write_loses_no_finished_point(spec_file):
+    in_process(spec_file, Path("whole"))
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from experiments.spec.loading import load_spec\n"
+        "from experiments.sweeping.store import Store\n"
+        "from experiments.sweeping.sweep_all import sweep_all\n"
+        "from experiments.sweeping.workers import InProcess\n"
+        "import sim.result as r\n"
+        "write, calls = r._write_parquet, []\n"
+        "def dying(path, batches):\n"
+        "    calls.append(path)\n"
+        "    if len(calls) == 18:\n"  # five tables a point: in the middle of the fourth
+        "        path.write_bytes(b'half')\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    write(path, batches)\n"
+        "r._write_parquet = dying\n"
+        f"sweep_all(load_spec({str(spec_file)!r}), Store(Path('out')), InProcess())\n"
+    )
+    died = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": ROOT})
+    assert died.returncode == -signal.SIGKILL
+    assert len(list(Path("out").glob("[!.]*/result.json"))) == 3
+    assert list(Path("out").glob(".*.new-*/*"))  # the half-written point
+    swept = in_process(spec_file, Path("out"))
+    assert (swept.num_found, swept.failures) == (3, [])
+    assert contents(Path("out")) == contents(Path("whole"))
+
+
+@pytest.mark.slow
+def test_sweep_of_processes_killed_from_outside_goes_on(spec_file):
+    spec_file.write_text(YAML.replace("num_requests: 12", "num_requests: 2000"))
+    command = [sys.executable, "-m", "experiments.cli", "sweep", spec_file, "-o", "out", "-j", "2"]
+    process = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": ROOT}, start_new_session=True
+    )
+    while process.poll() is None and len(list(Path("out").glob("[!.]*/point.json"))) < 2:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)  # its workers notice and end themselves
+    process.wait()
+    kept = len(list(Path("out").glob("[!.]*/point.json")))
+    swept = in_process(spec_file, Path("out"))
+    assert 2 <= kept <= swept.num_found <= 8
+    in_process(spec_file, Path("whole"))
+    assert contents(Path("out")) == contents(Path("whole"))
+
+
+@pytest.mark.slow
+def test_worker_that_dies_costs_its_point_only(spec_file):
+    Path("killing.py").write_text(KILLS)
+    done = schedlab(
+        "sweep", spec_file, "-o", "out", "-j", "2",
+        "sweep.policy=['killing:Kills', fcfs, 'killing:Raises']", "sweep.workload.request_rate=[2]",
+    )  # fmt: skip
+    assert done.exit_code == 1, done.output
+    assert "failed: killing:Kills, request_rate=2, seed 0: its process was ended by SIGKILL" in (
+        done.output
+    )
+    assert "planned on purpose" in done.output
+    assert "4 FAILED" in done.output
+    summary = json.loads(Path("out/summary.json").read_text())
+    assert [row["policy"] for row in summary["rows"]] == ["fcfs"]
+
+
+def test_failing_point_does_not_stop_the_rest_and_is_tried_again(spec_file):
+    Path("faulty_once.py").write_text(KILLS)
+    sys.path.insert(0, str(Path.cwd()))
+    spec = load_spec(
+        spec_file, ["sweep.policy=['faulty_once:Raises', fcfs]", "sweep.workload.request_rate=[2]"]
+    )
+    for _ in range(2):
+        swept = sweep_all(spec, Store(Path("out")), InProcess())
+        assert [done.job.spec.seed for done in swept.failures] == [0, 1]
+        assert "planned on purpose" in swept.failures[0].error
+    assert swept.num_found == 2
+
+
+def test_sweep_json_holds_the_table_and_what_failed(spec_file, monkeypatch):
+    Path("failing.py").write_text(KILLS)
+    monkeypatch.setattr("experiments.sweeping.workers.Processes", lambda n: InProcess())
+    done = schedlab(
+        "sweep", spec_file, "-o", "out", "--json", "replications=1",
+        "sweep.policy=['failing:Raises', fcfs]", "sweep.workload.request_rate=[2]",
+    )  # fmt: skip
+    assert done.exit_code == 1
+    data = json.loads(done.stdout)
+    assert [row["policy"] for row in data["rows"]] == ["fcfs"]
+    (failure,) = data["failures"]
+    assert failure["label"] == "failing:Raises, request_rate=2"
+    assert "planned on purpose" in failure["error"]
+
+
+def test_shards_share_the_points_and_the_last_sums_up(spec_file):
+    for index in (1, 2, 3):
+        swept = in_process(spec_file, Path("parts"), shard=Shard(index, 3))
+        assert swept.num_points == {1: 3, 2: 3, 3: 2}[index]
+        assert (swept.outcome is None) == (index < 3)
+    in_process(spec_file, Path("whole"))
+    assert contents(Path("parts")) == contents(Path("whole"))
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "a/2", "2"])
+def test_shard_that_is_none_raises(spec_file, shard):
+    done = schedlab("sweep", spec_file, "-o", "out", "--shard", shard)
+    assert done.exit_code == 2
+    assert f"--shard {shard}" in done.output
+
+
+def test_sweep_into_a_folder_of_others_is_refused(spec_file):
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").write_text("x")
+    done = schedlab("sweep", spec_file, "-o", "mine")
+    assert done.exit_code == 2
+    assert "no folder of a sweep" in done.output
+    assert [path.name for path in Path("mine").iterdir()] == ["thesis.tex"]
+
+
+def test_two_sweeps_at_the_same_time_in_one_folder_are_refused(spec_file):
+    store = Store(Path("out"))
+    with store.lock(""), pytest.raises(SpecError, match="another sweep is at work"):
+        in_process(spec_file, Path("out"))
+
+
+def test_dry_run_writes_nothing_and_says_how_much_is_left(spec_file):
+    done = schedlab("sweep", spec_file, "-o", "out", "--dry-run", "-j", "2")
+    assert done.exit_code == 0, done.output
+    assert "8 points: 4 settings x 2 replications; 8 of them here, 0 done, 8 to run" in done.output
+    assert "12 of 12 requests" in done.output
+    assert not Path("out").exists()
+    in_process(spec_file, Path("out"), shard=Shard(1, 2))
+    done = schedlab("sweep", spec_file, "-o", "out", "--dry-run")
+    assert "4 done, 4 to run" in done.output
+    assert "from the 4 points that are done" in done.output
+
+
+def test_sweep_on_the_real_backend_runs_one_point_at_a_time(spec_file):
+    done = schedlab("sweep", spec_file, "-o", "out", "-j", "2", "backend=real")
+    assert done.exit_code == 2
+    assert "one point at a time" in done.output
+
+
+# -- what a result depends on ------------------------------------------------------------------
+
+
+def spec(**keys):
+    workload = {"trace": "fixed", "num_requests": 5, **keys.pop("workload", {})}
+    return make_spec({"workload": workload, **keys})
+
+
+def test_point_hash_changes_with_what_can_change_the_result(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    base = point_hash(spec())
+    assert point_hash(spec(name="other")) == base
+    for other in (spec(seed=1), spec(policy="static"), spec(engine={"block_size": 32})):
+        assert point_hash(other) != base
+    monkeypatch.setattr("experiments.sweeping.point_hash.versions", lambda: {"numpy": "0"})
+    assert point_hash(spec()) != base
+
+
+def test_point_hash_follows_the_trace_by_content(tmp_path):
+    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
+    for path in (a, b):
+        path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,5,5\n")
+    traced = [spec(workload={"trace": str(path), "num_requests": 2}) for path in (a, b)]
+    assert point_hash(traced[0]) == point_hash(traced[1])
+    b.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,5,6\n")
+    assert point_hash(traced[0]) != point_hash(traced[1])
+
+
+def test_point_hash_follows_a_policy_and_the_modules_it_imports(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "hashed_policy.py").write_text(
+        "from hashed_helper import N\nfrom policies import ContinuousBatching\n"
+        "class Mine(ContinuousBatching):\n    pass\n"
+    )
+    (tmp_path / "hashed_helper.py").write_text("N = 1\n")
+    mine = spec(policy="hashed_policy:Mine")
+    before = point_hash(mine)
+    assert point_hash(mine) == before
+    (tmp_path / "hashed_helper.py").write_text("N = 2\n")
+    assert point_hash(mine) != before
+
+
+def test_plan_runs_first_replications_first_and_equal_points_once(spec_file, tmp_path):
+    sweep = {"policy": ["fcfs", {"name": "fcfs"}, "static"]}
+    twice = spec(replications=2, sweep=sweep)
+    planned = plan(twice, Store(tmp_path / "out"))
+    assert len(planned.points) == 6
+    assert [job.spec.seed for job in planned.wanted] == [0, 0, 1, 1]
+
+
+# -- how long it takes -------------------------------------------------------------------------
+
+
+def test_timing_expects_a_replication_to_take_as_long_as_its_sibling():
+    now = [0.0]
+    timing = Timing(["a", "a", "b", "b"], num_workers=1, clock=lambda: now[0])
+    assert timing.remaining_s() is None
+    timing.finish("a", 10.0)
+    assert timing.remaining_s() == 30.0  # everything else as long as what is known
+    timing.finish("b", 100.0)
+    assert timing.remaining_s() == 110.0
+    now[0] = 60.0
+    assert timing.remaining_s() == 50.0
+
+
+def test_timing_of_many_workers_is_silent_until_each_has_had_a_turn():
+    timing = Timing(["a"] * 8, num_workers=4, clock=lambda: 0.0)
+    for _ in range(3):
+        timing.finish("a", 8.0)
+        assert timing.remaining_s() is None
+    timing.finish("a", 8.0)
+    assert timing.remaining_s() == 8.0
+    assert timing.text() == "about 8 s left"
+
+
+def test_timing_is_never_below_the_longest_point():
+    timing = Timing(["a", "b"], num_workers=2, clock=lambda: 0.0)
+    timing.know("a", 1.0)
+    timing.know("b", 99.0)
+    assert timing.remaining_s() == 99.0
+
+
+def test_timing_ignores_how_fast_points_fail():
+    timing = Timing(["a", "b"], num_workers=1, clock=lambda: 0.0)
+    timing.finish("a", None)
+    assert timing.remaining_s() is None
+    assert math.isclose(Timing([], 1).remaining_s(), 0.0)
+
+
+def test_duration_is_no_more_precise_than_it_needs_to_be():
+    shown = [duration(s) for s in (0.2, 59, 61, 605, 3600, 90_000)]
+    assert shown == ["1 s", "59 s", "1 min", "10 min", "1 h", "25 h"]
+
+
+# -- Ray ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_local_ray_cluster_gives_the_bytes_of_one_process(spec_file):
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    done = schedlab("sweep", spec_file, "-o", "clustered", "-j", "2", "-q", "--ray")
+    assert done.exit_code == 0, done.output
+    in_process(spec_file, Path("one"))
+    assert contents(Path("clustered")) == contents(Path("one"))
+
+
+@pytest.mark.slow
+def test_ray_reports_failing_points(spec_file):
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    Path("killing.py").write_text(KILLS)
+    done = schedlab(
+        "sweep", spec_file, "-o", "out", "--ray", "sweep.workload.request_rate=[2]",
+        "sweep.policy=['killing:Kills', fcfs, 'killing:Raises']",
+    )  # fmt: skip
+    assert done.exit_code == 1, done.output
+    assert "planned on purpose" in done.output
+    assert "killing:Kills, request_rate=2, seed 1: WorkerCrashedError" in done.output
+    assert len(list(Path("out").glob("[!.]*/result.json"))) == 2
+
+
+def test_ray_without_the_package_says_how_to_get_it(spec_file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = schedlab("sweep", spec_file, "-o", "out", "--ray")
+    assert done.exit_code == 2
+    assert "schedlab[ray]" in done.output
