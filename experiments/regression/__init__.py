@@ -1,0 +1,1 @@
+"""Results that must not change unnoticed."""

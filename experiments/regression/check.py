@@ -1,0 +1,302 @@
+"""Run the matrix of a regression check, keep what it gave, and judge what has moved since."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from experiments.regression.baseline import SHOWN_HASH, Baseline, Measured, write_baseline
+from experiments.regression.matrix import Matrix, MatrixPoint, Tolerance
+from experiments.run import run
+from experiments.sweeping.point_hash import point_hash
+from sim.errors import SchedlabError, SpecError
+from sim.metrics import Columns
+
+Progress = Callable[[int, int, str], None]
+"""Called with points done, points in all, and the next one."""
+
+Status = Literal["same", "better", "worse", "not reproduced", "other question", "new", "gone",
+                 "failed"]  # fmt: skip
+FAILING: frozenset[Status] = frozenset(
+    {"worse", "not reproduced", "other question", "new", "gone", "failed"}
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a matrix gives now.
+
+    Attributes
+    ----------
+    points : dict of str to Measured
+        Those that ran to their end, by key.
+    errors : dict of str to str
+        Why the others did not.
+    seconds : dict of str to float
+        How long each took.
+    """
+
+    points: dict[str, Measured]
+    errors: dict[str, str]
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A figure that is not what it was.
+
+    Attributes
+    ----------
+    metric : str
+        Which.
+    before, now : float
+        Kept and new value; of a comparison by tolerance the means over the seeds.
+    allowed : float
+        How far it may move; 0 in an exact comparison.
+    better : bool
+        Whether it moved the good way.
+    seed : int or None
+        The run, in an exact comparison.
+    """
+
+    metric: str
+    before: float
+    now: float
+    allowed: float
+    better: bool
+    seed: int | None = None
+
+    @property
+    def change(self) -> float:
+        """Change as a share of the kept value; infinite from 0, NaN from or to nothing."""
+        difference = self.now - self.before
+        return difference / abs(self.before) if self.before else math.copysign(math.inf, difference)
+
+
+@dataclass
+class Case:
+    """The verdict on one policy on one workload, all seeds together.
+
+    Attributes
+    ----------
+    workload, policy : str
+        Labels of the matrix.
+    status : Status
+        Which of them it is; those in `FAILING` fail the check.
+    exact : bool
+        Whether every seed was compared to the last bit.
+    moves : list of Move
+        What moved further than it may, the worst first.
+    num_within : int
+        Figures that moved, but no further than they may.
+    detail : str
+        What else there is to say.
+    seconds : float
+        How long its runs took.
+    """
+
+    workload: str
+    policy: str
+    status: Status = "same"
+    exact: bool = False
+    moves: list[Move] = field(default_factory=list)
+    num_within: int = 0
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def measure(matrix: Matrix, progress: Progress | None = None) -> Outcome:
+    """Run every point of a matrix.
+
+    Parameters
+    ----------
+    matrix : Matrix
+        What to run.
+    progress : callable, optional
+        Told before each point.
+
+    Returns
+    -------
+    Outcome
+        An error of one point does not keep the others from running.
+    """
+    outcome = Outcome({}, {}, {})
+    for done, point in enumerate(matrix.points):
+        if progress is not None:
+            progress(done, len(matrix.points), point.key)
+        begun = time.perf_counter()
+        try:
+            outcome.points[point.key] = _measured(point, matrix.metrics)
+        except SchedlabError as error:
+            outcome.errors[point.key] = str(error)
+        except Exception as error:  # A bug in what is checked is a finding of the check.
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            outcome.errors[point.key] = (
+                f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+            )
+        outcome.seconds[point.key] = time.perf_counter() - begun
+    return outcome
+
+
+def compare(matrix: Matrix, baseline: Baseline, outcome: Outcome) -> list[Case]:
+    """Judge what a matrix gives now by what was kept.
+
+    Parameters
+    ----------
+    matrix : Matrix
+        The matrix of both.
+    baseline : Baseline
+        What was kept.
+    outcome : Outcome
+        What it gives now.
+
+    Returns
+    -------
+    list of Case
+        One a policy and workload: those of the matrix in its order, then those only kept.
+
+    Notes
+    -----
+    A point whose `Measured.version` is the kept one must give the same to the last bit: any
+    difference, good or bad, is "not reproduced". Otherwise the means over the seeds are compared:
+    ``|now - kept| <= max(absolute, relative * |kept|)`` holds, or the metric is worse or better.
+    """
+    cases: dict[tuple[str, str], list[MatrixPoint]] = {}
+    for point in matrix.points:
+        cases.setdefault((point.workload, point.policy), []).append(point)
+    found = [_judged(group, matrix.metrics, baseline, outcome) for group in cases.values()]
+    gone: dict[tuple[str, str], list[str]] = {}
+    for key in sorted(set(baseline.points) - {point.key for point in matrix.points}):
+        workload, policy, seed = key.split("/")
+        gone.setdefault((workload, policy), []).append(seed)
+    for (workload, policy), seeds in gone.items():
+        detail = f"kept for seed {', '.join(seeds)}, but the matrix does not ask for it any more"
+        found.append(Case(workload, policy, "gone", detail=detail))
+    return found
+
+
+def keep(folder: Path, outcome: Outcome) -> None:
+    """Write what a matrix gives as its baseline: sorted, a line a point.
+
+    Raises
+    ------
+    SpecError
+        If a point did not run to its end: a baseline must not be less than its matrix.
+    """
+    if outcome.errors:
+        key, error = next(iter(outcome.errors.items()))
+        raise SpecError(
+            f"nothing kept: {len(outcome.errors)} of {len(outcome.seconds)} points failed, "
+            f"first {key}: {error}"
+        )
+    write_baseline(folder, outcome.points)
+
+
+def _measured(point: MatrixPoint, compared: Mapping[str, Tolerance]) -> Measured:
+    result = run(point.spec)
+    metrics = result.metrics()
+    return Measured(
+        question=point.question[:SHOWN_HASH],
+        version=point_hash(point.spec)[:SHOWN_HASH],
+        metrics={name: metrics[name] for name in compared},
+        requests_sha256=_table_hash(result.requests)[:SHOWN_HASH],
+    )
+
+
+def _table_hash(columns: Columns) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(columns):
+        digest.update(f"{name} {columns[name].dtype.str}\n".encode())
+        digest.update(columns[name].tobytes())
+    return digest.hexdigest()
+
+
+def _judged(
+    group: Sequence[MatrixPoint],
+    metrics: Mapping[str, Tolerance],
+    baseline: Baseline,
+    outcome: Outcome,
+) -> Case:
+    """Return the verdict on the seeds of one policy on one workload."""
+    case = Case(group[0].workload, group[0].policy)
+    case.seconds = sum(outcome.seconds[point.key] for point in group)
+    for point in group:
+        if point.key in outcome.errors:
+            case.status, case.detail = "failed", f"seed {point.seed}: {outcome.errors[point.key]}"
+            return case
+    without = [str(point.seed) for point in group if point.key not in baseline.points]
+    if without:
+        case.status = "new"
+        case.detail = f"no baseline for seed {', '.join(without)}"
+        return case
+    pairs = {p.seed: (baseline.points[p.key], outcome.points[p.key]) for p in group}
+    if any(kept.question != now.question for kept, now in pairs.values()):
+        case.status = "other question"
+        case.detail = "the matrix, or a file it names, asks for another run than the one kept"
+        return case
+    if any(set(kept.metrics) != set(metrics) for kept, _ in pairs.values()):
+        case.status = "other question"
+        case.detail = "the matrix compares other metrics than those kept"
+        return case
+    case.exact = all(kept.version == now.version for kept, now in pairs.values())
+    if case.exact:
+        _judge_exactly(case, metrics, pairs)
+    else:
+        _judge_by_tolerance(case, metrics, list(pairs.values()))
+    return case
+
+
+def _judge_exactly(
+    case: Case, metrics: Mapping[str, Tolerance], pairs: Mapping[int, tuple[Measured, Measured]]
+) -> None:
+    for seed, (kept, now) in pairs.items():
+        if kept.requests_sha256 != now.requests_sha256 or not _equal(kept.metrics, now.metrics):
+            case.status = "not reproduced"
+            case.detail = "the same program and question gave another result"
+        for name, tolerance in metrics.items():
+            before, after = kept.metrics[name], now.metrics[name]
+            if not _equal({name: before}, {name: after}):
+                better = _is_better(tolerance, before, after)
+                case.moves.append(Move(name, before, after, 0.0, better, seed))
+
+
+def _judge_by_tolerance(
+    case: Case, metrics: Mapping[str, Tolerance], pairs: Sequence[tuple[Measured, Measured]]
+) -> None:
+    for name, tolerance in metrics.items():
+        before = sum(kept.metrics[name] for kept, _ in pairs) / len(pairs)
+        after = sum(now.metrics[name] for _, now in pairs) / len(pairs)
+        if _equal({name: before}, {name: after}):
+            continue
+        allowed = tolerance.allowed(before)
+        if abs(after - before) <= allowed:
+            case.num_within += 1
+        else:
+            better = _is_better(tolerance, before, after)
+            case.moves.append(Move(name, before, after, allowed, better))
+    if case.moves:
+        case.moves.sort(key=lambda move: (move.better, -_severity(move)))
+        case.status = "better" if case.moves[0].better else "worse"
+
+
+def _is_better(tolerance: Tolerance, before: float, after: float) -> bool:
+    """Say whether a value moved the good way; to or from nothing is never good."""
+    return after < before if tolerance.better == "lower" else after > before
+
+
+def _severity(move: Move) -> float:
+    difference = abs(move.now - move.before)
+    return math.inf if math.isnan(difference) or not move.allowed else difference / move.allowed
+
+
+def _equal(kept: Mapping[str, float], now: Mapping[str, float]) -> bool:
+    return all(
+        kept[name] == now[name] or (math.isnan(kept[name]) and math.isnan(now[name]))
+        for name in kept
+    )

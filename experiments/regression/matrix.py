@@ -1,0 +1,179 @@
+"""The matrix of a regression check: which runs, which metrics, how far they may move."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import Field, ValidationError
+
+from experiments.spec.experiment import ExperimentSpec, data_hash
+from experiments.spec.fields import Data, NonNegative, Section
+from experiments.spec.key_errors import describe_error
+from experiments.spec.loading import make_spec
+from experiments.spec.paths import absolute_paths
+from experiments.spec.yaml_lines import KeyPath, dotted, read_yaml
+from sim.errors import SpecError, nearest
+from sim.metrics import metric_names
+
+MATRIX = "matrix.yaml"
+"""Name of the file in a baseline's folder."""
+
+_NOT_OF_A_WORKLOAD = ("name", "policy", "seed", "replications", "sweep", "extends", "claim")
+_LABEL = re.compile(r"[A-Za-z0-9_.+-]+")
+
+
+class Tolerance(Section):
+    """Which way a metric gets better, and how far it may move between versions."""
+
+    better: Literal["lower", "higher"] = Field(description="Which way is better.")
+    relative: NonNegative = Field(default=0.0, description="Share of the kept value.")
+    absolute: NonNegative = Field(default=0.0, description="In the metric's own unit.")
+
+    def allowed(self, kept: float) -> float:
+        """Return how far a value may be from `kept`: the larger of the two bounds."""
+        return max(self.absolute, self.relative * abs(kept))
+
+
+class _File(Section):
+    """The keys of a matrix file."""
+
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    experiment: Data = Field(default_factory=dict)
+    workloads: Annotated[dict[str, Data], Field(min_length=1)]
+    registered: bool = True
+    predictor: str | Data | None = None
+    policies: dict[str, str | Data] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, Tolerance], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class MatrixPoint:
+    """One run of the matrix.
+
+    Attributes
+    ----------
+    workload, policy : str
+        Their labels in the matrix.
+    seed : int
+        Seed of the run.
+    spec : ExperimentSpec
+        What to run.
+    question : str
+        Hash of what the matrix says of this run, files by content. It does not change when
+        schedlab's own defaults do.
+    """
+
+    workload: str
+    policy: str
+    seed: int
+    spec: ExperimentSpec
+    question: str
+
+    @property
+    def key(self) -> str:
+        """Name of the point, e.g. ``chat/fcfs/0``."""
+        return f"{self.workload}/{self.policy}/{self.seed}"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What a regression check runs and compares.
+
+    Attributes
+    ----------
+    points : list of MatrixPoint
+        Sorted by workload and policy as the file lists them, then by seed.
+    metrics : dict of str to Tolerance
+        What is compared.
+    """
+
+    points: list[MatrixPoint]
+    metrics: dict[str, Tolerance]
+
+
+def load_matrix(folder: Path) -> Matrix:
+    """Read ``matrix.yaml`` of a baseline's folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Relative paths in the file are relative to it.
+
+    Returns
+    -------
+    Matrix
+        Every point checked as any experiment is.
+
+    Raises
+    ------
+    SpecError
+        If the file is missing or anything in it is wrong; names file, line and key.
+    """
+    path = folder / MATRIX
+    if not path.is_file():
+        raise SpecError(
+            f"{path}: no such file; a baseline's folder holds the matrix it is the baseline of"
+        )
+    located = read_yaml(path)
+
+    def fail(where: KeyPath, message: str) -> NoReturn:
+        place = located.place(where) or str(path)
+        raise SpecError(": ".join(part for part in (place, dotted(where), message) if part))
+
+    try:
+        file = _File.model_validate(located.data)
+    except ValidationError as error:
+        fail(*describe_error(error, _File))
+    if len(set(file.seeds)) < len(file.seeds):
+        fail(("seeds",), "has the same seed twice")
+    for name in file.metrics:
+        if name not in metric_names():
+            fail(("metrics", name), f"no such metric; {nearest(name, metric_names())}")
+    for section, labels in (("workloads", file.workloads), ("policies", file.policies)):
+        for label in labels:
+            if not _LABEL.fullmatch(label):
+                fail((section, label), "a label is made of letters, digits and . _ + -")
+    found = []
+    for workload, keys in file.workloads.items():
+        for section, given in (("experiment", file.experiment), ("workloads", keys)):
+            for key in _NOT_OF_A_WORKLOAD:
+                if key in given:
+                    at = (section,) if section == "experiment" else (section, workload)
+                    fail((*at, key), "is for the matrix to set, not for one of its workloads")
+        for policy, chosen in _policies(file, fail).items():
+            written = {**file.experiment, **keys, "policy": chosen}
+            data = absolute_paths(written, folder.absolute())
+            try:
+                spec = make_spec(data)
+            except SpecError as error:
+                own = policy in file.policies and "policy" in str(error)
+                at = ("policies", policy) if own else ("workloads", workload)
+                fail(at, f"{workload} with {policy}: {error}")
+            for seed in file.seeds:
+                one = spec.model_copy(update={"name": "regress", "seed": seed})
+                question = data_hash({**data, "seed": seed})
+                found.append(MatrixPoint(workload, policy, seed, one, question))
+    return Matrix(found, dict(file.metrics))
+
+
+def _policies(file: _File, fail: Any) -> dict[str, Any]:  # noqa: ANN401 - raises, as above
+    """Return every policy to run by its label; the file's own come before the defaults."""
+    from policies import registry
+
+    found: dict[str, Any] = {}
+    for name in registry.names() if file.registered else ():
+        if name in file.policies:
+            continue
+        try:
+            needs_prediction = registry.make(name).needs_prediction
+        except SpecError as error:
+            fail(("registered",), f"{error}; give {name} its settings under policies")
+        if needs_prediction and file.predictor is None:
+            fail(("registered",), f"{name} needs predictions: give predictor, e.g. oracle")
+        found[name] = {"name": name}
+        if needs_prediction:
+            found[name]["predictor"] = file.predictor
+    return dict(sorted({**found, **file.policies}.items()))
