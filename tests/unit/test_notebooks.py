@@ -1,6 +1,8 @@
-"""Notebooks run from top to bottom."""
+"""Notebooks run from top to bottom, and are the same as script and as notebook."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +10,78 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted((ROOT / "notebooks").glob("*.py"))
+LONGEST_S = 180
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
 def test_notebook_runs_to_its_end(path):
     environment = {**os.environ, "FAST": "1", "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(path)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONGEST_S,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_figures_are_shown_in_jupyter(tmp_path):
+    pytest.importorskip("nbconvert", reason="pip install 'schedlab[notebooks]'")
+    pytest.importorskip("ipykernel", reason="pip install 'schedlab[notebooks]'")
+    environment = {**os.environ, "FAST": "1", "PYTHONPATH": str(ROOT)}
+    notebook = ROOT / "notebooks" / "01_quickstart.ipynb"
+    subprocess.run(
+        [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--output-dir",
+         str(tmp_path), str(notebook)],
+        env=environment, check=True, capture_output=True, timeout=LONGEST_S,
+    )  # fmt: skip
+    cells = json.loads((tmp_path / notebook.name).read_text())["cells"]
+    shown = [output for cell in cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 3
+
+
+def cells_of_script(text):
+    """Return (kind, source) of each cell of a script in jupytext's percent format."""
+    _, _, body = text.partition("# ---\n\n")
+    found = []
+    for part in re.split(r"^# %%", body, flags=re.MULTILINE)[1:]:
+        kind, _, source = part.partition("\n")
+        if kind.strip() == "[markdown]":
+            lines = [
+                line.removeprefix("#").removeprefix(" ") for line in source.strip().split("\n")
+            ]
+            found.append(("markdown", "\n".join(lines)))
+        else:
+            found.append(("code", source.strip()))
+    return found
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_notebook_and_script_have_the_same_cells(path):
+    notebook = json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    assert cells == cells_of_script(path.read_text(encoding="utf-8")), "run: make notebooks"
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_notebook_has_no_outputs(path):
+    notebook = json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert code
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_notebook_begins_by_saying_how_long_it_takes(path):
+    kind, source = cells_of_script(path.read_text(encoding="utf-8"))[0]
+    assert kind == "markdown"
+    assert re.search(r"(second|minute)s?", source)
+
+
+def test_there_is_no_notebook_without_a_script():
+    assert {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} == {p.stem for p in SCRIPTS}

@@ -2,25 +2,35 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 
+import matplotlib.colors
 import numpy as np
 import pytest
 
-from experiments import plots
-from experiments.loading import make_spec
-from experiments.plot_style import LOOKS, looks, save, spread
-from experiments.report import Estimate, Row
+from experiments.latencies import latencies_s
+from experiments.plotting import plots
+from experiments.plotting.distributions import _by_length as by_length
+from experiments.plotting.gantt import _COLORS as PHASES
+from experiments.plotting.heat_map import times_worse
+from experiments.plotting.style import LOOKS, PALE, looks, save, spread
+from experiments.reporting.tables import Estimate, Row
 from experiments.run import run
+from experiments.spec.loading import make_spec
+from sim.errors import SchedlabError, SpecError
 
 NONE = np.zeros(0, dtype=np.int64)
 
 
-def row(policy, rate, achieved, p99_ms=100.0, half_width=None, service_ms=1000.0):
+def row(
+    policy, rate, achieved, p99_ms=100.0, half_width=None, service_ms=1000.0, attainment=math.nan
+):
     values = {
         "offered_request_rate": rate, "request_throughput": achieved, "completed": 1000,
         "duration_s": 1000 / achieved, "median_e2el_ms": service_ms + 500.0,
-        "median_queue_time_ms": 500.0, "p99_tpot_ms": p99_ms / 10,
+        "median_queue_time_ms": 500.0, "p99_tpot_ms": p99_ms / 10, "slo_attainment": attainment,
+        "output_throughput": 100 * achieved, "num_preemptions": 0.0,
     }  # fmt: skip
     metrics = {name: Estimate(value, None) for name, value in values.items()}
     metrics["p99_ttft_ms"] = Estimate(p99_ms, half_width)
@@ -96,12 +106,16 @@ def test_latency_cdf_ends_at_one_and_marks_percentiles(small_run):
 def test_time_series_of_a_long_run_keeps_extremes(small_run):
     steps = small_run.log.steps()
     figure = plots.time_series(small_run, "title")
-    upper, lower = figure.axes
+    upper, lower, waste, preempted = figure.axes
     assert len(steps["start_ns"]) > 0
     assert [t.get_text() for t in upper.get_legend().get_texts()] == ["running", "waiting"]
     assert upper.dataLim.ymax >= max(steps["num_waiting"].max(), steps["num_running"].max())
     top = 100 * steps["kv_allocated_tokens"].max() / small_run.kv_capacity_tokens
     assert lower.dataLim.ymax >= top
+    shares = steps["kv_fragmentation_tokens"] / np.maximum(steps["kv_allocated_tokens"], 1)
+    assert waste.dataLim.ymax >= 100 * shares.max() > 0
+    drawn = sum(bar.get_height() * bar.get_width() / 0.9 for bar in preempted.patches)
+    assert drawn == pytest.approx(steps["num_preempted"].sum())
 
 
 def test_gantt_bars_are_the_phases_of_each_request(small_run):
@@ -172,8 +186,258 @@ def test_looks_differ_in_grey_too():
     assert len({(look.marker, look.line) for look in found[:8]}) == 8
 
 
+def test_phases_of_a_request_differ_in_grey_too():
+    lightness = sorted(
+        np.dot(matplotlib.colors.to_rgb(PHASES[phase]), [0.299, 0.587, 0.114])
+        for phase in ("queued", "prefill", "decode")
+    )
+    assert min(np.diff(lightness)) > 0.15
+
+
 def test_spread_keeps_order_and_distance():
     placed = spread([0.5, 0.5, 0.51, 0.0, 0.99], 0.1)
     assert placed[3] == 0.0
     assert sorted(placed) == [placed[i] for i in (3, 0, 1, 2, 4)]
     assert min(np.diff(sorted(placed))) >= 0.1 - 1e-12
+
+
+# -- curves over the rate ----------------------------------------------------------------------
+
+
+def test_rate_figure_has_the_offered_rate_and_shades_where_all_are_saturated():
+    rows = [
+        row("a", 2, 2),
+        row("a", 4, 2),
+        row("a", 8, 2),
+        row("b", 2, 2),
+        row("b", 4, 4),
+        row("b", 8, 4),
+    ]
+    figure = plots.latency_against_rate(rows, "title")
+    axes = figure.axes[0]
+    curve = next(line for line in axes.lines if len(line.get_xdata()) == 3)
+    assert list(curve.get_xdata()) == [2, 4, 8]
+    (shade,) = [patch for patch in axes.patches if patch.get_width() > 0]
+    assert shade.get_x() == 8
+
+
+def test_rate_figure_without_common_saturation_shades_nothing():
+    rows = [row("a", 2, 2), row("a", 4, 2), row("b", 2, 2), row("b", 4, 4)]
+    assert not plots.latency_against_rate(rows, "title").axes[0].patches
+
+
+def test_highlight_draws_the_others_grey_and_unnamed():
+    rows = [row("a", 1, 1), row("a", 2, 2), row("b", 1, 1), row("b", 2, 2)]
+    figure = plots.throughput_against_p99(rows, "title", highlight=["b"])
+    axes = figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["b"]
+    assert PALE in {line.get_color() for line in axes.lines}
+    assert "grey: the other 1 settings" in figure.get_supxlabel()
+
+
+@pytest.mark.parametrize(
+    ("attainments", "expected"),
+    [
+        ([1.0, 0.95, 0.45], (4 + 0.1 * 4, False)),
+        ([0.8, 1.0, 1.0], (math.nan, False)),
+        ([1.0, 1.0, 0.9], (8.0, True)),
+        # Walking up stops at the first failure, whatever comes after it.
+        ([1.0, 0.8, 1.0], (2 + 0.5 * 2, False)),
+        ([1.0, math.nan, 1.0], (2.0, False)),
+    ],
+)
+def test_rate_within_interpolates_to_the_first_failure(attainments, expected):
+    rows = [
+        row("x", rate, rate, attainment=a) for rate, a in zip((2, 4, 8), attainments, strict=True)
+    ]
+    limit, is_bound = plots.rate_within(rows, "slo_attainment", 0.9)
+    assert limit == pytest.approx(expected[0], nan_ok=True)
+    assert is_bound is expected[1]
+
+
+def test_attainment_figure_names_each_limit():
+    rows = [row("a", 2, 2, attainment=1.0), row("a", 4, 4, attainment=0.8),
+            row("b", 2, 2, attainment=1.0), row("b", 4, 4, attainment=0.95),
+            row("c", 2, 2, attainment=0.1), row("c", 4, 4, attainment=0.0)]  # fmt: skip
+    figure = plots.attainment_against_rate(rows, "title")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["a: 3", "b: > 4", "c: never"]
+
+
+def test_attainment_figure_without_targets_is_an_error():
+    with pytest.raises(SchedlabError, match="no run has a target"):
+        plots.attainment_against_rate([row("a", 2, 2)], "title")
+
+
+def test_figure_over_rates_without_a_swept_rate_is_an_error():
+    still = dataclasses.replace(row("a", 2, 2), settings={"policy": "a"})
+    with pytest.raises(SchedlabError, match="no request rate is swept"):
+        plots.latency_against_rate([still], "title")
+
+
+# -- settings side by side ---------------------------------------------------------------------
+
+
+def test_pareto_draws_the_frontier_in_colour_and_the_rest_faint():
+    rows = [row("good", 1, 1, 100), row("good", 2, 2, 200), row("bad", 2, 2, 400)]
+    axes = plots.pareto(rows, "title").axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["good"]
+    (front,) = [line for line in axes.lines if line.get_label() == "good"]
+    assert list(front.get_xdata()) == [100, 200]
+    assert list(front.get_ydata()) == [0.1, 0.2]
+    assert [text.get_text() for text in axes.texts] == ["1/s", "2/s"]
+
+
+def test_pareto_of_a_metric_without_a_better_side_is_an_error():
+    with pytest.raises(SpecError, match="neither better large nor small"):
+        plots.pareto([row("a", 1, 1)], "title", x="num_requests")
+
+
+def test_heat_map_writes_means_with_intervals_and_marks_what_ties_with_the_best():
+    rows = [row("a", 2, 2.0, 100, half_width=20), row("b", 2, 2.0, 130, half_width=20),
+            row("c", 2, 1.0, 800, half_width=20)]  # fmt: skip
+    figure = plots.heat_map(rows, "title", ["request_throughput", "p99_ttft_ms", "request_goodput"])
+    axes = figure.axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["a", "b", "c"]
+    cells = {text.get_position(): text for text in axes.texts}
+    assert cells[1, 0].get_text() == "0.100 ±0.020"
+    assert [cells[1, i].get_fontweight() for i in range(3)] == ["bold", "bold", "normal"]
+    assert [cells[0, i].get_fontweight() for i in range(3)] == ["bold", "bold", "normal"]
+    assert len(cells) == 6, "a metric that no run has is left out"
+    shades = axes.images[0].get_array()
+    assert shades[:, 0].tolist() == pytest.approx([0, 0, math.log(2) / math.log(8)])
+    assert shades[2, 1] == 1.0
+
+
+def test_times_worse_knows_directions_and_a_best_of_zero():
+    assert times_worse([2.0, 4.0], "request_throughput").tolist() == [2.0, 1.0]
+    assert times_worse([2.0, 4.0], "p99_ttft_ms").tolist() == [1.0, 2.0]
+    assert times_worse([0.0, 4.0], "num_preemptions").tolist() == [1.0, math.inf]
+
+
+# -- requests ----------------------------------------------------------------------------------
+
+
+def small_batches(policy):
+    return run(
+        make_spec(
+            {
+                "engine": {"max_num_seqs": 4}, "policy": policy,
+                "workload": {
+                    "num_requests": 12, "arrivals": "all_at_once", "prompt_tokens": 50,
+                    "output_tokens": {"distribution": "uniform", "low": 2, "high": 90},
+                },
+            }
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def batches():
+    return {
+        "static": small_batches({"name": "static", "max_batch_size": 4}),
+        "continuous": small_batches("fcfs"),
+    }
+
+
+def test_no_seat_has_two_requests_at_once_and_every_request_has_one(batches, small_run):
+    for result in (*batches.values(), small_run):
+        stays = plots.seats(result)
+        assert {stay.request_id for stay in stays} == set(result.requests["id"].tolist())
+        by_seat = {}
+        for stay in stays:
+            by_seat.setdefault(stay.seat, []).append(stay)
+        for there in by_seat.values():
+            assert all(a.end_s <= b.begin_s for a, b in pairwise(there))
+        assert len(by_seat) <= 4
+
+
+def test_batching_figure_shows_that_static_seats_wait(batches):
+    figure = plots.batching(batches, "title")
+    static, continuous = (
+        axes.get_title(loc="left").rpartition(" ")[2].rstrip("%") for axes in figure.axes
+    )
+    assert int(static) < int(continuous)
+    held = [bar for bar in figure.axes[0].patches if bar.get_hatch()]
+    waits = [stay.end_s - stay.begin_s - stay.used_s for stay in plots.seats(batches["static"])]
+    assert sum(bar.get_width() for bar in held) == pytest.approx(sum(waits))
+    assert sum(waits) > 0
+
+
+def test_slowdown_figure_draws_median_and_tail(batches):
+    result = batches["continuous"]
+    many = dataclasses.replace(
+        result, requests={name: np.repeat(data, 8) for name, data in result.requests.items()}
+    )
+    alone = latencies_s(many, "e2el") / 2
+    middle, high, one = plots.slowdown_against_length({"x": many}, alone, "t").axes[0].lines
+    assert len(middle.get_xdata()) > 3
+    assert middle.get_ydata() == pytest.approx(2.0)
+    assert high.get_ydata() == pytest.approx(2.0)
+    assert list(one.get_ydata()) == [1, 1]
+
+
+def test_by_length_gives_medians_of_groups():
+    tokens = np.repeat(np.arange(1.0, 9.0), 10)
+    x, middle, high = by_length(tokens, 3 * tokens)
+    assert x.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert middle.tolist() == (3 * x).tolist()
+    assert (high >= middle).all()
+
+
+def test_predictability_figure_is_in_percent(small_run):
+    slower = {name: column.copy() for name, column in small_run.requests.items()}
+    slower["finish_ns"] = slower["arrival_ns"] + 2 * (slower["finish_ns"] - slower["arrival_ns"])
+    runs = [small_run, dataclasses.replace(small_run, requests=slower)]
+    axes = plots.predictability({"x": runs}, "title").axes[0]
+    # Of 1 and 2 the mean is 1.5 and the sample standard deviation 1 / sqrt 2.
+    assert axes.lines[0].get_xdata() == pytest.approx(100 / math.sqrt(2) / 1.5)
+
+
+# -- theory, measurements, claims --------------------------------------------------------------
+
+
+def test_theory_figure_draws_lines_and_points():
+    check = plots.TheoryCheck([0, 1], [0, 2], [0.5], [Estimate(1.1, 0.2)])
+    axes = plots.theory_against_simulation({"M/M/1": check}, "t", "x", "y").axes[0]
+    assert list(axes.lines[0].get_ydata()) == [0, 2]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["M/M/1"]
+
+
+def test_claim_figure_shows_estimate_band_and_source():
+    one = {
+        "claim": {
+            "system": "Sarathi", "source": "a paper",
+            "figures": [
+                {"name": "capacity", "compare": "ratio", "paper": 2.6, "accept": [1.8, "inf"]},
+                {"name": "gap", "compare": "reduction", "accept": [0.6, 0.9]},
+            ],
+        },
+        "figures": [
+            {"estimate": 3.0, "interval": [2.9, 3.1], "verdict": "reproduced"},
+            {"estimate": 0.5, "interval": [0.4, 0.55], "verdict": "direction only"},
+        ],
+    }  # fmt: skip
+    upper, lower = plots.claim(one).axes
+    dots = [
+        next(line for line in axes.lines if line.get_marker() == "o") for axes in (upper, lower)
+    ]
+    assert [dot.get_xdata()[0] for dot in dots] == [3.0, 50.0]
+    assert [dot.get_markerfacecolor() for dot in dots] == [LOOKS[0].color, "white"]
+    assert [line.get_xdata()[0] for line in upper.lines if line.get_marker() == "D"] == [2.6]
+    assert upper.texts[-1].get_text() == "reproduced"
+
+
+def test_agreement_figure_marks_what_is_outside_and_cuts_what_is_far():
+    def metric(name, error, holds):
+        return {"metric": name, "error": error, "spread": 0.01, "within_bar_or_spread": holds}
+
+    point = {"load": "request_rate=2", "policy": "fcfs", "metrics": [
+        metric("request_throughput", 0.02, True), metric("p99_ttft_ms", 1.5, False),
+        metric("mean_ttft_ms", None, False), metric("num_preemptions", 0.1, True),
+    ]}  # fmt: skip
+    data = {"bars": {"throughput": 0.05, "latency": 0.1}, "points": [point]}
+    axes = plots.measured_against_simulated(data, "title").axes[0]
+    dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
+    assert [dot.get_xdata()[0] for dot in dots] == [2.0, 60.0]
+    assert [dot.get_markerfacecolor() for dot in dots] == [LOOKS[0].color, "white"]
+    assert [text.get_text() for text in axes.texts] == ["+150 %"]

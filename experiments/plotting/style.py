@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +37,11 @@ LOOKS = (
     Look("#444444", "h", ":"),
 )
 GREY = "#666666"
+"""Of notes."""
+
+PALE = "#D9D9D9"
+"""Of what lies in the background."""
+
 _STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
     "savefig.dpi": 160,
@@ -57,6 +64,11 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "schedlab",
     "svg.fonttype": "none",
 }
+
+
+def legend_width(labels: Iterable[str], panel: float) -> float:
+    """Return the width in inches of a figure with these labels beside a panel of some width."""
+    return panel + 0.3 + 0.075 * max((len(label) for label in labels), default=0)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -106,10 +118,26 @@ def plain_numbers(axes: Axes, axis: str) -> None:
     along = axes.yaxis if axis == "y" else axes.xaxis
     low, high = axes.get_ylim() if axis == "y" else axes.get_xlim()
     span = high / low
-    subs = (1.0, 2.0, 5.0) if span < 100 else (1.0, 3.0) if span < 1e5 else (1.0,)
+    subs = (1.0, 2.0, 5.0) if span < 100 else (1.0, 3.0) if span < 1e4 else (1.0,)
     along.set_major_locator(LogLocator(subs=subs, numticks=20))
     along.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     along.set_minor_formatter(NullFormatter())
+
+
+def show_in_notebooks() -> None:
+    """Let Jupyter show a figure that ends a cell, though none is pyplot's; elsewhere do nothing."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        return
+    from matplotlib.figure import Figure
+
+    def png(figure: Figure) -> bytes:
+        file = io.BytesIO()
+        with house_style():
+            figure.savefig(file, format="png", dpi=100)
+        return file.getvalue()
+
+    shell.display_formatter.formatters["image/png"].for_type(Figure, png)
 
 
 def save(figure: Figure, path: Path) -> list[Path]:

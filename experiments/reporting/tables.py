@@ -8,8 +8,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from experiments.statistics import Estimate, estimate
 from experiments.sweep import Point
 
 if TYPE_CHECKING:
@@ -20,23 +21,9 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, float]
 
 _SHOWN_WARNINGS = 8
+_SHOWN_PREDICTORS = 8
 # What of a trace's report means that the workload is not just the file.
 _CHANGED = re.compile(r"^rows dropped|clipped|estimate")
-
-
-class Estimate(NamedTuple):
-    """A metric over the replications of a setting.
-
-    Attributes
-    ----------
-    mean : float
-        Mean over replications; NaN if there was nothing to measure.
-    half_width : float or None
-        Half the 95 % confidence interval (Student's t); None for one replication.
-    """
-
-    mean: float
-    half_width: float | None
 
 
 @dataclass(frozen=True)
@@ -101,34 +88,6 @@ def rows(points: Sequence[Point], metrics: Sequence[Metrics]) -> list[Row]:
             )
         )
     return gathered
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Return mean and 95 % confidence half-width of independent replications.
-
-    Parameters
-    ----------
-    values : sequence of float
-        One value a replication.
-
-    Returns
-    -------
-    Estimate
-        ``half_width = t(0.975, n - 1) * s / sqrt(n)`` with the sample standard deviation s.
-
-    Examples
-    --------
-    >>> estimate([1.0, 2.0, 3.0]).half_width.__round__(3)
-    2.484
-    """
-    n = len(values)
-    mean = math.fsum(values) / n
-    if n == 1:
-        return Estimate(mean, None)
-    from scipy.special import stdtrit
-
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    return Estimate(mean, float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n))
 
 
 def table(results: Sequence[Row], title: str) -> Table:
@@ -253,11 +212,19 @@ def warnings(result: RunResult) -> list[str]:
     Returns
     -------
     list of str
-        Requests rejected (with a reason), unfinished or cut off, steps outside the measured range
-        of the cost model, and rows of the trace that were dropped, clipped or estimated.
+        What part of the run is measured, requests rejected (with a reason), unfinished or cut off,
+        steps outside the measured range of the cost model, a predictor tested on what it learned
+        from, and rows of the trace that were dropped, clipped or estimated.
     """
     metrics = result.metrics()
     found = []
+    if result.window is not None:
+        begin_s = (result.window.begin_ns - result.requests["arrival_ns"].min()) / 1e9
+        found.append(
+            f"measured from {begin_s:.4g} s to {begin_s + result.window.duration_s:.4g} s after "
+            f"the first arrival: {metrics['num_requests']:.0f} of {len(result.requests['id'])} "
+            "requests arrived then; rates are of that time"
+        )
     if metrics["rejected"]:
         example = next(iter(result.reject_reasons.values()), "no reason given")
         counts = f"{metrics['rejected']:.0f} of {metrics['num_requests']:.0f}"
@@ -272,13 +239,23 @@ def warnings(result: RunResult) -> list[str]:
             f"{extrapolated} of {metrics['num_steps']:.0f} steps lie outside the range the cost "
             "model was measured in; their times are extrapolated"
         )
+    prediction = result.provenance.get("prediction")
+    if isinstance(prediction, dict) and prediction.get("learned_from_this_trace"):
+        found.append(
+            "the predictor learned from prompts of this very trace, so it does better here than on "
+            "new ones (schedlab predictor held-out writes those it did not learn from)"
+        )
     lines = result.provenance.get("workload", [])
     assert isinstance(lines, list)
     return found + [line.removeprefix("note: ") for line in lines if _CHANGED.search(line)]
 
 
-def notes(cost_models: Sequence[Mapping[str, object]], found: Sequence[str]) -> list[str]:
-    """Return the lines to print under a table: cost models and warnings.
+def notes(
+    cost_models: Sequence[Mapping[str, object]],
+    found: Sequence[str],
+    predictors: Sequence[str] = (),
+) -> list[str]:
+    """Return the lines to print under a table: cost models, predictors and warnings.
 
     Parameters
     ----------
@@ -286,6 +263,8 @@ def notes(cost_models: Sequence[Mapping[str, object]], found: Sequence[str]) -> 
         What `CostModel.describe` says of each model used.
     found : sequence of str
         The warnings of all runs; those beyond the first few are counted.
+    predictors : sequence of str
+        A line on each predictor; those beyond the first few are counted.
 
     Returns
     -------
@@ -302,12 +281,28 @@ def notes(cost_models: Sequence[Mapping[str, object]], found: Sequence[str]) -> 
                 ", UNCALIBRATED: compare policies by it, do not take its times for measured ones"
             )
         elif calibration:
-            kind += f", calibrated: {calibration}"
+            kind += f", calibrated: {calibration}{_known_error(described)}"
         lines.append(kind)
+    lines += predictors[:_SHOWN_PREDICTORS]
+    if len(predictors) > _SHOWN_PREDICTORS:
+        lines.append(f"and {len(predictors) - _SHOWN_PREDICTORS} more predictions, in the results")
     lines += [f"warning: {warning}" for warning in found[:_SHOWN_WARNINGS]]
     if len(found) > _SHOWN_WARNINGS:
         lines.append(f"warning: and {len(found) - _SHOWN_WARNINGS} more, in the results")
     return lines
+
+
+def _known_error(described: Mapping[str, object]) -> str:
+    """Say what is known of a profile's error, and whether the run stayed in its range."""
+    known = described.get("published_error")
+    error = described.get("error")
+    if isinstance(error, Mapping) and isinstance(error.get("held_out"), Mapping):
+        held_out = error["held_out"]
+        known = f"{held_out['mape']:.1%} mean on steps it was not fitted to"
+    text = f"; error: {known}" if known else ""
+    if described.get("extrapolated_steps") == 0:
+        text += "; every step inside the measured range"
+    return text
 
 
 def _finite(value: float | None) -> float | None:

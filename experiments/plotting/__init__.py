@@ -1,0 +1,1 @@
+"""The figures, one file a subject; `experiments.plotting.plots` names them all."""

@@ -1,0 +1,189 @@
+"""The HTML report: complete, self-contained, and looked at in a browser."""
+
+import base64
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+
+from experiments.reporting.html_parts import element, table
+from experiments.reporting.page import report_page, write_page
+from experiments.reporting.saved_results import read_results
+from experiments.results_folder import check_replaceable, replacing_folder
+from experiments.run_all import run_all
+from experiments.spec.loading import make_spec
+
+NASTY = 'tails <b>"under"</b> load & more'
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    spec = make_spec(
+        {
+            "name": NASTY,
+            "slo": {"ttft_ms": 500},
+            "replications": 2,
+            "engine": {"max_model_len": 1500},
+            "workload": {"trace": "azure-conv", "num_requests": 25},
+            "sweep": {"policy": ["static", "fcfs"], "workload.request_rate": [2, 8]},
+        }
+    )
+    folder = tmp_path_factory.mktemp("report") / "out"
+    with replacing_folder(folder) as new:
+        run_all(spec, new)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return report_page(read_results(folder))
+
+
+class Reader(HTMLParser):
+    """Collects text, tags and what a browser would load, and checks that tags close."""
+
+    EMPTY = ("meta", "link", "img", "br", "hr")
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.open, self.loads, self.tags = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [value for name, value in attrs if name in ("src", "href") and value]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def read(page):
+    reader = Reader()
+    reader.feed(page)
+    assert not reader.open
+    return reader
+
+
+def test_page_loads_nothing_from_elsewhere(page):
+    reader = read(page)
+    assert all(place.startswith(("data:", "#")) for place in reader.loads)
+    assert "script" not in reader.tags
+    assert not re.search(r"url\(|@import", page)
+
+
+def test_page_has_results_verdicts_figures_cost_model_and_provenance(page):
+    reader = read(page)
+    text = " ".join(reader.text)
+    for section in ("Results", "Verdicts", "Figures", "Cost model", "Provenance", "All metrics"):
+        assert section in reader.text
+    assert reader.tags.count("figure") == 7
+    assert "UNCALIBRATED" in text
+    assert "Accuracy: not known" in text
+    assert "requests rejected" in text, "warnings are shown"
+    assert re.search(r"fcfs (beats|is worse than) static|between fcfs and static", text)
+    assert "numpy" in text
+    assert "max_num_seqs: 128" in text, "the experiment itself is there"
+
+
+def test_page_escapes_names(page):
+    assert "<b>" not in page
+    assert NASTY in read(page).text
+
+
+def test_page_numbers_are_those_of_the_summary(folder, page):
+    row = read_results(folder).rows[0]
+    exact = f"{row.mean('p99_e2el_ms'):.6g}"
+    assert exact in read(page).text
+
+
+def test_page_is_the_same_each_time_and_leaves_a_folder_that_can_be_replaced(folder, page):
+    path = write_page(folder)
+    assert path == folder / "report.html"
+    assert path.read_text(encoding="utf-8") == page
+    check_replaceable(folder)
+
+
+def test_page_of_a_single_run_has_its_time_series_and_no_verdict(folder):
+    first = min(path for path in folder.iterdir() if path.is_dir())
+    reader = read(report_page(read_results(first)))
+    assert "Verdicts" not in reader.text
+    assert reader.tags.count("figure") == 4
+
+
+def test_accuracy_of_a_calibrated_model_is_its_held_out_error(folder, monkeypatch):
+    monkeypatch.setattr("experiments.reporting.page.drawings", lambda results: [])
+    results = read_results(folder)
+    results.cost_models[0] |= {
+        "name": "fitted", "calibration": "CALIBRATED",
+        "error": {"train": {"mape": 0.031}, "held_out": {"mape": 0.0625}},
+        "validity": {"num_tokens": [1, 256]},
+    }  # fmt: skip
+    text = " ".join(read(report_page(results)).text)
+    assert "held out" in text
+    assert "6.25%" in text
+    assert "lie outside the range it was measured in" in text
+
+
+def test_elements_and_tables_escape_what_is_text():
+    assert element("a", href='x"y') == '<a href="x&quot;y"></a>'
+    assert "&lt;i&gt;" in table(["h"], [["<i>"]])
+
+
+@pytest.mark.slow
+def test_page_looks_right_in_a_browser(folder, tmp_path):
+    browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser_path is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    path = write_page(folder, tmp_path / "report.html")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        context = browser.new_context(offline=True)
+        for width in (400, 1280):
+            tab = context.new_page()
+            tab.set_viewport_size({"width": width, "height": 900})
+            asked, said = [], []
+            tab.on("request", lambda request, asked=asked: asked.append(request.url))
+            tab.on("console", lambda message, said=said: said.append(message.text))
+            tab.goto(path.as_uri())
+            seen = tab.evaluate(
+                """() => ({
+                    width: document.documentElement.scrollWidth,
+                    images: [...document.images].map(i => [i.naturalWidth, i.clientWidth]),
+                    shown: [...document.querySelectorAll("h2")].map(h => h.offsetHeight > 0),
+                })"""
+            )
+            assert seen["width"] <= width, "the page scrolls sideways"
+            assert len(seen["images"]) == 7
+            assert all(natural > 100 and 0 < client <= width for natural, client in seen["images"])
+            assert len(seen["shown"]) == 6
+            assert all(seen["shown"])
+            assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+            assert said == []
+            picture = tab.screenshot(full_page=True)
+            assert base64.b64encode(picture).startswith(b"iVBOR")
+            tab.get_by_text("The experiment, spec.yaml").click()
+            assert tab.get_by_text("max_num_seqs: 128").is_visible()
+        browser.close()
+
+
+def test_report_command_writes_where_it_is_told_and_refuses_a_folder_without_results(
+    folder, tmp_path
+):
+    from typer.testing import CliRunner
+
+    from experiments.cli import app
+
+    first = min(path for path in folder.iterdir() if path.is_dir())
+    done = CliRunner().invoke(app, ["report", str(first), "-o", str(tmp_path / "one.html")])
+    assert done.exit_code == 0
+    assert (tmp_path / "one.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "holds no results" in done.output

@@ -1,0 +1,157 @@
+"""Results folders read back, and the figures that suit them."""
+
+import json
+
+import pytest
+
+from experiments.plotting.figures import draw, drawings, shown_load
+from experiments.reporting.saved_results import read_results
+from experiments.reporting.tables import Estimate, Row
+from experiments.results_folder import check_replaceable, replacing_folder
+from experiments.run_all import run_all
+from experiments.spec.loading import make_spec
+from sim.errors import SchedlabError
+
+SWEPT = {
+    "name": "small",
+    "slo": {"ttft_ms": 500},
+    "replications": 2,
+    "workload": {"trace": "azure-conv", "num_requests": 12},
+    "sweep": {"policy": ["fcfs", "prefill_first"], "workload.request_rate": [2, 8]},
+}
+
+
+def results_of(spec, folder):
+    with replacing_folder(folder) as new:
+        outcome = run_all(make_spec(spec), new)
+    return outcome, read_results(folder)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    return results_of(SWEPT, tmp_path_factory.mktemp("results") / "swept")
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    spec = {key: value for key, value in SWEPT.items() if key not in ("sweep", "replications")}
+    return results_of(spec, tmp_path_factory.mktemp("results") / "single")
+
+
+def test_a_sweep_reads_back_as_its_rows(swept):
+    outcome, results = swept
+    assert [row.settings for row in results.rows] == [row.settings for row in outcome.rows]
+    for read, written in zip(results.rows, outcome.rows, strict=True):
+        assert read.mean("p99_ttft_ms") == written.mean("p99_ttft_ms")
+        assert read.metrics["p99_ttft_ms"] == written.metrics["p99_ttft_ms"]
+    assert results.warnings == outcome.warnings
+    assert results.cost_models == outcome.cost_models
+
+
+def test_each_row_finds_its_own_runs(swept):
+    _, results = swept
+    for row in results.rows:
+        runs = results.of(row)
+        assert [run.replication for run in runs] == [0, 1]
+        values = [run.load().metrics()["mean_ttft_ms"] for run in runs]
+        assert sum(values) / 2 == pytest.approx(row.mean("mean_ttft_ms"))
+        assert runs[0].head()["policy"] == row.policy
+
+
+def test_runs_are_found_by_points_json_where_there_is_one(swept, tmp_path):
+    _, results = swept
+    (tmp_path / "summary.json").write_text((results.folder / "summary.json").read_text())
+    row = results.rows[1]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "result.json").write_text(
+        (results.of(row)[0].folder / "result.json").read_text()
+    )
+    places = [{"label": row.label, "replication": 0, "folder": "elsewhere"},
+              {"label": row.label, "replication": 1, "folder": "not there (yet)"}]  # fmt: skip
+    (tmp_path / "points.json").write_text(json.dumps(places))
+    (run,) = read_results(tmp_path).runs
+    assert (run.label, run.folder) == (row.label, tmp_path / "elsewhere")
+
+
+def test_a_single_run_reads_back_as_one_row(single):
+    outcome, results = single
+    (row,) = results.rows
+    assert row.settings == {}
+    assert row.mean("p99_ttft_ms") == outcome.rows[0].mean("p99_ttft_ms")
+    assert results.warnings == outcome.warnings
+
+
+def test_a_cost_model_is_told_once_whatever_it_counted(swept, tmp_path):
+    summary = json.loads((swept[1].folder / "summary.json").read_text())
+    fitted = {
+        "name": "fitted",
+        "meta": {"model": "m", "hardware": "h"},
+        "calibration": "CALIBRATED",
+    }
+    summary["cost_models"] = [fitted | {"priced_steps": n, "extrapolated_steps": 0} for n in (3, 4)]
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert read_results(tmp_path).cost_models == [{"model": "m", "hardware": "h", **fitted}]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "holds no results"),
+        ({"summary.json": "{"}, "not JSON"),
+        ({"summary.json": '{"rows": 1}'}, "not a summary of schedlab"),
+        ({"result.json": "{}"}, "not a schedlab result"),
+    ],
+)
+def test_a_folder_without_results_says_what_is_wrong(tmp_path, files, message):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(SchedlabError, match=message):
+        read_results(tmp_path)
+
+
+def test_figures_suit_what_is_there(swept, single):
+    assert [item.name for item in drawings(swept[1])] == [
+        "throughput_p99", "latency_rate", "slo_attainment", "pareto", "heat_map", "ttft_cdf",
+        "e2el_cdf",
+    ]  # fmt: skip
+    assert [item.name for item in drawings(single[1])] == [
+        "ttft_cdf", "e2el_cdf", "time_series", "gantt",
+    ]  # fmt: skip
+
+
+def test_a_sweep_without_a_rate_has_a_frontier_and_a_heat_map(tmp_path):
+    spec = SWEPT | {"sweep": {"policy": ["fcfs", "prefill_first"]}, "replications": 1}
+    spec["workload"] = SWEPT["workload"] | {"request_rate": 4}
+    _, results = results_of(spec, tmp_path / "out")
+    assert [item.name for item in drawings(results)][:2] == ["pareto", "heat_map"]
+    assert shown_load(results.rows) == (results.rows, "")
+
+
+@pytest.mark.parametrize(
+    ("achieved", "expected"),
+    [
+        ({"a": {"2": 2, "4": 4, "8": 5}, "b": {"2": 2, "4": 3, "8": 3}}, "4"),
+        ({"a": {"2": 2, "4": 4, "8": 5}, "b": {"2": 2, "4": 3, "8": 8}}, "8"),
+        # Where even the lowest is too much, there is nothing better to show.
+        ({"a": {"2": 1, "4": 1, "inf": 1}, "b": {"2": 1, "4": 1, "inf": 1}}, "2"),
+    ],
+)
+def test_shown_load_is_the_highest_that_is_not_all_saturated(achieved, expected):
+    def row(policy, rate, reached):
+        values = {"offered_request_rate": float(rate), "completed": 1000, "median_e2el_ms": 0.0,
+                  "median_queue_time_ms": 0.0, "duration_s": 1000 / reached}  # fmt: skip
+        settings = {"policy": policy, "workload.request_rate": rate}
+        metrics = {name: Estimate(value, None) for name, value in values.items()}
+        return Row(f"{policy} {rate}", policy, settings, 1, metrics)
+
+    rows = [row(p, rate, r) for p, rates in achieved.items() for rate, r in rates.items()]
+    shown, load = shown_load(rows)
+    assert load == f"at {expected} requests/s"
+    assert [one.settings["workload.request_rate"] for one in shown] == [expected, expected]
+
+
+def test_drawing_leaves_a_folder_that_can_be_replaced(single):
+    folder = single[1].folder
+    written = {path.name for path in draw(folder)}
+    assert {"time_series.png", "time_series.svg", "gantt.png"} <= written
+    check_replaceable(folder)
