@@ -1,0 +1,1 @@
+"""Claims of the literature, held against simulations."""

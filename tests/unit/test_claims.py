@@ -1,0 +1,339 @@
+"""Claims: what is compared, how a verdict is reached, and that the page is made by rule."""
+
+import json
+import math
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from experiments.claimed.claims import (
+    Measured,
+    compared,
+    examine,
+    load_claims,
+    shipped,
+    source_sha256,
+    verdict,
+)
+from experiments.claimed.report import band_text, figure_text, markdown
+from experiments.cli import app
+from experiments.spec.claim import Figure
+from experiments.spec.experiment import spec_hash
+from experiments.spec.loading import load_spec, make_spec
+from experiments.spec.schema import json_schema
+from sim.errors import SpecError
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = shipped("policies") + shipped("claims")
+
+
+def figure(compare="ratio", paper=None, accept=(1.0, 2.0)):
+    against = None if compare == "value" else {}
+    return Figure(
+        name="f",
+        metric="mean_e2el_ms",
+        compare=compare,
+        against=against,
+        paper=paper,
+        accept=accept,
+    )
+
+
+def experiment(**changes):
+    claim = {
+        "system": "Continuous",
+        "statement": "It is faster.",
+        "source": "a paper",
+        "scaled_down": "nothing",
+        "figures": [
+            {
+                "name": "throughput",
+                "metric": "output_throughput",
+                "of": {"policy": "fcfs"},
+                "against": {"policy": "static"},
+                "at": {"workload.request_rate": 20},
+                "compare": "ratio",
+                "paper": [2, 4],
+                "accept": [1.5, 5],
+            },
+            {
+                "name": "capacity",
+                "capacity": {
+                    "over": "workload.request_rate",
+                    "at_most": {"mean_queue_time_ms": 700},
+                },
+                "of": {"policy": "fcfs"},
+                "against": {"policy": "static"},
+                "compare": "increase",
+                "accept": [0.0, ".inf"],
+            },
+        ],
+    }
+    claim["figures"][1]["accept"][1] = math.inf
+    return {
+        "model": "llama-2-7b",
+        "workload": {
+            "num_requests": 24,
+            "prompt_tokens": 64,
+            "output_tokens": {"distribution": "exponential", "mean": 64},
+        },
+        "engine": {"max_num_seqs": 8},
+        "replications": 3,
+        "sweep": {"policy": ["fcfs", "static"], "workload.request_rate": [0.5, 4, 20]},
+        "claim": claim,
+        **changes,
+    }
+
+
+# -- estimates ---------------------------------------------------------------------------------
+
+
+def test_ratio_is_that_of_the_means_with_the_interval_of_paired_residuals():
+    # x = 2, 4, 9 over y = 1, 2, 3: R = 15/6 = 2.5; d = (x - R y)/2 = -0.25, -0.5, 0.75;
+    # s = 0.6614..., t(0.975, 2) = 4.3027: half-width 4.3027 * 0.66144 / sqrt(3) = 1.6431.
+    middle, low, high = compared("ratio", [2, 4, 9], [1, 2, 3])
+    assert middle == 2.5
+    assert high - middle == pytest.approx(1.6431, abs=1e-4)
+    assert middle - low == pytest.approx(high - middle)
+
+
+def test_pairing_makes_a_common_factor_vanish():
+    assert compared("ratio", [2, 20, 200], [1, 10, 100]) == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("compare", "expected"),
+    [("value", 3.0), ("ratio", 1.5), ("increase", 0.5), ("reduction", -0.5), ("difference", 1.0)],
+)
+def test_comparison_is_what_its_name_says(compare, expected):
+    against = [] if compare == "value" else [1.5, 2.5]
+    assert compared(compare, [2.0, 4.0], against)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("of", "against"), [([1, math.nan], [1, 1]), ([1, 1], [0, 0]), ([1, math.inf], [1, 1])]
+)
+def test_comparison_without_a_number_is_nan(of, against):
+    assert all(math.isnan(x) for x in compared("ratio", of, against))
+
+
+# -- verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("compare", "paper", "accept", "found", "expected"),
+    [
+        ("ratio", (1.8, 4.6), (1.8, 5.0), (2.0, 1.5, 2.5), "reproduced"),
+        # In the band, but the interval holds 1: luck is not excluded.
+        ("ratio", (1.8, 4.6), (1.8, 5.0), (2.0, 0.9, 3.1), "not reproduced"),
+        ("ratio", (1.8, 4.6), (1.8, 5.0), (1.4, 1.2, 1.6), "direction only"),
+        ("ratio", (1.8, 4.6), (1.8, 5.0), (9.0, 8.0, 10.0), "direction only"),
+        ("ratio", (1.8, 4.6), (1.8, 5.0), (1.1, 0.9, 1.3), "not reproduced"),
+        ("ratio", (1.8, 4.6), (1.8, 5.0), (0.7, 0.6, 0.8), "opposite"),
+        ("ratio", None, (0.4, 0.8), (1.2, 1.1, 1.3), "opposite"),
+        ("ratio", None, (0.4, 0.8), (0.2, 0.1, 0.3), "direction only"),
+        # The band holds no effect: there is no direction to get right or wrong.
+        ("ratio", (1.0, 1.0), (0.95, 1.05), (1.01, 0.9, 1.12), "reproduced"),
+        ("ratio", (1.0, 1.0), (0.95, 1.05), (1.2, 1.1, 1.3), "not reproduced"),
+        ("increase", (0.237, 0.237), (0.2, 0.27), (-0.1, -0.2, -0.01), "opposite"),
+        ("increase", (0.237, 0.237), (0.2, 0.27), (0.0, -0.1, 0.1), "not reproduced"),
+        ("reduction", None, (0.0, 0.5), (0.2, 0.1, 0.3), "reproduced"),
+        ("difference", None, (-5.0, 0.0), (3.0, 2.0, 4.0), "opposite"),
+        ("value", (0.62, 0.62), (0.55, 0.7), (0.6, 0.1, 1.1), "reproduced"),
+        ("value", (0.62, 0.62), (0.55, 0.7), (0.8, 0.7, 0.9), "not reproduced"),
+        ("ratio", (1.8, 4.6), (1.8, 5.0), (math.nan,) * 3, "not measured"),
+    ],
+)
+def test_verdict_follows_from_band_and_interval(compare, paper, accept, found, expected):
+    assert verdict(figure(compare, paper, accept), *found) == expected
+
+
+# -- the section -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metric": "mean_e2e_ms"}, "did you mean mean_e2el_ms"),
+        ({"metric": {"name": "largest"}}, "largest needs latency"),
+        ({"metric": {"name": "largest", "latncy": "itl"}}, "did you mean latency"),
+        ({"metric": {"name": "mean_e2el_ms", "x": 1}}, "takes no parameters"),
+        ({"of": {"policy": "sjf"}}, "no value of the sweep fit sjf"),
+        ({"of": {}}, "must say which policy"),
+        ({"at": {"workload.request_rat": 20}}, "is not swept; did you mean workload.request_rate"),
+        ({"of": {"policy": "fcfs", "workload.request_rate": 20}}, "is given in `at` as well"),
+        ({"against": None}, "needs against"),
+        ({"compare": "value"}, "takes no against"),
+        ({"accept": [5, 1]}, "from low to high"),
+        ({"capacity": {"over": "workload.request_rate"}}, "needs a bar"),
+        ({"acept": [1, 2]}, "did you mean accept"),
+    ],
+    ids=str,
+)
+def test_wrong_figure_is_refused_with_the_key_at_fault(change, message):
+    spec = experiment()
+    spec["claim"]["figures"][0] |= change
+    with pytest.raises(SpecError, match=message):
+        make_spec(spec)
+
+
+def test_capacity_over_a_key_that_is_not_swept_is_refused():
+    spec = experiment()
+    spec["claim"]["figures"][1]["capacity"]["over"] = "workload.request_rte"
+    with pytest.raises(SpecError, match="request_rte is not swept; did you mean"):
+        make_spec(spec)
+
+
+def test_claim_needs_replications():
+    with pytest.raises(SpecError, match="replications: a claim needs at least 2"):
+        make_spec(experiment(replications=1))
+
+
+def test_claim_cannot_change_the_identity_of_an_experiment():
+    spec = experiment()
+    without = {key: value for key, value in spec.items() if key != "claim"}
+    assert spec_hash(make_spec(spec)) == spec_hash(make_spec(without))
+
+
+def test_fully_written_out_claim_loads_back_to_an_equal_one():
+    spec = make_spec(experiment())
+    assert make_spec(spec.to_data()) == spec
+
+
+def test_setting_is_found_by_a_part_of_it():
+    from experiments.claimed.figures import settings_of
+
+    policies = ["fcfs", {"name": "static", "max_batch_size": 4}, {"name": "static"}]
+    spec = experiment(sweep={"policy": policies, "workload.request_rate": [20]})
+    spec["claim"]["figures"] = spec["claim"]["figures"][:1]
+    spec["claim"]["figures"][0]["against"] = {"policy": {"max_batch_size": 4}}
+    loaded = make_spec(spec)
+    assert settings_of(loaded, loaded.claim.figures[0], "against") == [(1, 0)]
+    spec["claim"]["figures"][0]["against"] = {"policy": "static"}
+    with pytest.raises(SpecError, match="several values of the sweep fit static"):
+        make_spec(spec)
+
+
+# -- the shipped experiments, and a small one end to end ---------------------------------------
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_claim_loads_and_has_seeds_enough(path):
+    spec = load_spec(path)
+    assert spec.claim is not None
+    assert spec.replications >= 5
+    assert spec.name == path.stem
+    assert len(spec.claim.scaled_down) > 10 or spec.claim.scaled_down == "nothing"
+    jsonschema.Draft202012Validator(json_schema()).validate(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("page", ["policies", "claims"])
+def test_results_page_shows_every_shipped_experiment(page):
+    record = json.loads((ROOT / "docs" / "results" / f"{page}.json").read_text())
+    by_file = {entry["file"]: entry for entry in record["experiments"]}
+    assert sorted(by_file) == [path.name for path in shipped(page)]
+    for path in shipped(page):
+        # A page older than its experiment fails here: schedlab claims --page ... -o docs/results
+        assert by_file[path.name]["source_sha256"] == source_sha256(path), path.name
+
+
+def test_command_runs_a_claim_to_the_same_bytes_twice(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(experiment()))
+    for out in ("one", "two"):
+        done = CliRunner().invoke(app, ["claims", str(path), "-o", str(tmp_path / out)])
+        assert done.exit_code == 0, done.output
+        assert "reproduced" in done.output
+    for name in ("policies.md", "policies.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    (entry,) = json.loads((tmp_path / "one" / "policies.json").read_text())["experiments"]
+    throughput, capacity = entry["figures"]
+    assert throughput["verdict"] == "reproduced"
+    assert throughput["estimate"] == pytest.approx(
+        sum(throughput["of"]) / sum(throughput["against"]), rel=1e-6
+    )
+    assert capacity["estimate"] > 0
+    assert all(0.5 < reading <= 20 for reading in capacity["against"])
+
+
+def test_capacity_is_interpolated_between_the_loads_around_the_bar(tmp_path):
+    from experiments.run import run
+    from experiments.sweep import points
+
+    spec = make_spec(experiment())
+    (_, capacity) = examine(tmp_path / "x.yaml", spec).measured
+    reading = capacity.against[1]
+    found = {
+        float(p.settings["workload.request_rate"]): run(p.spec).metrics()["mean_queue_time_ms"]
+        for p in points(spec)
+        if p.settings["policy"] == "static" and p.replication == 1
+    }
+    held = max(rate for rate, wait in found.items() if wait <= 700)
+    broken = min(rate for rate, wait in found.items() if rate > held)
+    share = (700 - found[held]) / (found[broken] - found[held])
+    assert reading.value == pytest.approx(held + share * (broken - held))
+
+
+def test_capacity_beyond_the_sweep_is_called_a_bound(tmp_path):
+    spec = experiment()
+    spec["claim"]["figures"][1]["capacity"]["at_most"] = {"mean_queue_time_ms": 1e9}
+    finding = examine(tmp_path / "x.yaml", make_spec(spec))
+    assert finding.measured[1].num_bounds == 6
+    assert [reading.value for reading in finding.measured[1].of] == [20.0] * 3
+    assert "(a bound)" in markdown([finding])
+
+
+def test_capacity_below_the_sweep_is_not_measured(tmp_path):
+    spec = experiment()
+    spec["claim"]["figures"][1]["capacity"]["at_most"] = {"mean_e2el_ms": 0.001}
+    finding = examine(tmp_path / "x.yaml", make_spec(spec))
+    assert finding.measured[1].verdict == "not measured"
+    assert "| - | not measured |" in markdown([finding])
+
+
+def test_experiment_without_a_claim_is_refused():
+    with pytest.raises(SpecError, match="claim: is required"):
+        load_claims([ROOT / "experiments" / "quickstart.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("compare", "value", "text"),
+    [
+        ("value", 0.12345, "0.123"),
+        ("value", 353876.2, "353,876"),
+        ("ratio", 0.99996, "1.00x"),
+        ("increase", 0.237, "+23.7 %"),
+        ("increase", -0.00001, "+0.0 %"),
+        ("reduction", 0.53, "-53.0 %"),
+        ("difference", math.nan, "-"),
+        ("value", math.inf, "inf"),
+    ],
+)
+def test_number_is_shown_short(compare, value, text):
+    assert figure_text(figure(compare), value) == text
+
+
+@pytest.mark.parametrize(
+    ("compare", "band", "text"),
+    [
+        ("ratio", (1.8, 4.6), "1.80x to 4.60x"),
+        ("reduction", (0.6, 0.9), "-90.0 % to -60.0 %"),
+        ("increase", (0.237, 0.237), "+23.7 %"),
+        ("ratio", (5.0, math.inf), "at least 5.00x"),
+        ("value", None, "-"),
+    ],
+)
+def test_band_is_shown_from_low_to_high(compare, band, text):
+    assert band_text(figure(compare), band) == text
+
+
+def test_page_counts_what_sources_state_apart_from_our_expectations(tmp_path):
+    finding = examine(tmp_path / "x.yaml", make_spec(experiment()))
+    assert isinstance(finding.measured[0], Measured)
+    page = markdown([finding])
+    assert "1 figures that a source states: 1 reproduced" in page
+    assert "1 expectations of ours beside them" in page
+    assert "[Continuous](#continuous)" in page

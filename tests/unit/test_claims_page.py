@@ -1,0 +1,191 @@
+"""The list of quoted claims, and the page that is made from it."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.claimed.claims import Finding, Measured, shipped
+from experiments.claimed.page import data, markdown
+from experiments.claimed.quoted import (
+    PARTS,
+    QuotedClaim,
+    load_quoted,
+    measured_of,
+    verdict_of,
+    wanted,
+)
+from experiments.cli import app
+from experiments.spec.loading import load_spec, make_spec
+from sim.errors import SpecError
+from sim.models import model
+from tests.unit.test_claims import experiment
+
+CLAIMS = load_quoted()
+
+
+def claim(**changes):
+    fields = {"id": "A1", "quoted": "It is faster.", "source": "None.", **changes}
+    return QuotedClaim(**fields)
+
+
+def finding(*verdicts, folder="claims"):
+    """An experiment with two figures, as if they had come out like this."""
+    spec = make_spec({**experiment(), "name": "small"})
+    measured = tuple(
+        Measured(figure, 2.0, 1.5, 2.5, (), (), verdict)
+        for figure, verdict in zip(spec.claim.figures, verdicts, strict=True)
+    )
+    return Finding(Path("experiments") / folder / "small.yaml", spec, measured, ())
+
+
+# -- the list ----------------------------------------------------------------------------------
+
+
+def test_list_has_all_claims_of_all_parts():
+    parts = Counter(c.id[0] for c in CLAIMS)
+    assert parts == {"A": 22, "B": 14, "C": 11, "D": 8, "E": 7, "F": 11}
+    assert list(parts) == list(PARTS)
+    numbers = [int(c.id[1:]) for c in CLAIMS]
+    assert numbers == [n for part in parts for n in range(1, parts[part] + 1)]
+
+
+def test_figures_that_the_list_names_exist():
+    figures = {}
+    for path in (*shipped("claims"), *shipped("policies")):
+        spec = load_spec(path)
+        assert spec.name not in figures, "two experiments have the same name"
+        figures[spec.name] = {figure.name for figure in spec.claim.figures}
+    named = wanted(CLAIMS)
+    for name in named:
+        assert named[name] <= figures[name], name
+    # What was made for this page is used on it.
+    assert {path.stem for path in shipped("claims")} <= set(named)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"test": {"x": ["y"]}, "outside": "no"}, {"outside": "no", "checked": "yes"}],
+    ids=str,
+)
+def test_claim_is_decided_in_exactly_one_way(fields):
+    with pytest.raises(ValueError, match="exactly one of test, outside and checked"):
+        claim(**fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- {id: G1, quoted: a, source: b, outside: c}", "0.id"),
+        ("- {id: A1, quoted: a, source: b, outside: c, tset: 1}", "tset"),
+        ("- {id: A1, quoted: a, source: b, outside: c}\n" * 2, "A1 is given twice"),
+    ],
+    ids=str,
+)
+def test_wrong_list_is_refused_with_the_entry_at_fault(tmp_path, text, message):
+    path = tmp_path / "list.yml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load_quoted(path)
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ({"smal": ["throughput"]}, "no experiment 'smal'; did you mean small"),
+        ({"small": ["troughput"]}, "no figure 'troughput'; did you mean throughput"),
+    ],
+    ids=str,
+)
+def test_unknown_figure_names_the_nearest(test, message):
+    found = {"small": finding("reproduced", "opposite")}
+    with pytest.raises(SpecError, match=message):
+        measured_of(claim(test=test), found)
+
+
+def test_block_of_sixteen_tokens_is_eight_mebibytes():
+    # "Blocks are typically of 16 KB" (claim C3): 512 times as much, over all layers.
+    assert 16 * model("llama-2-7b").kv_bytes_per_token("fp16") == 8 * 2**20 == 512 * 16 * 2**10
+
+
+# -- verdicts and page -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (("reproduced", "reproduced"), "holds"),
+        (("reproduced", "opposite"), "holds in part"),
+        (("direction only", "direction only"), "holds in part"),
+        (("not reproduced", "opposite"), "does not hold"),
+        (("not measured", "not reproduced"), "does not hold"),
+    ],
+)
+def test_verdict_on_a_claim_follows_from_its_figures(verdicts, expected):
+    asked = claim(test={"small": ["throughput", "capacity"]})
+    measured = measured_of(asked, {"small": finding(*verdicts)})
+    assert verdict_of(asked, measured) == expected
+
+
+def test_claim_of_which_only_a_part_is_tested_holds_in_part():
+    asked = claim(test={"small": ["throughput"]}, only="a half of it.")
+    found = {"small": finding("reproduced", "opposite")}
+    assert verdict_of(asked, measured_of(asked, found)) == "holds in part"
+    assert "Tested is only a part: a half of it." in markdown([asked], [found["small"]])
+
+
+def test_figures_beside_do_not_decide():
+    asked = claim(test={"small": ["throughput"]}, beside={"small": ["capacity"]})
+    measured = measured_of(asked, {"small": finding("reproduced", "opposite")})
+    assert verdict_of(asked, measured) == "holds"
+
+
+def test_page_tells_claim_source_figures_and_reasons():
+    claims = [
+        claim(test={"small": ["throughput"]}, beside={"small": ["capacity"]}),
+        claim(id="D1", outside="It is a default."),
+        claim(id="F1", checked="A measurement."),
+    ]
+    found = [finding("reproduced", "opposite")]
+    page = markdown(claims, found)
+    assert "Of 3 claims: 1 holds, 1 checked otherwise, 1 not testable here." in page
+    assert "| [A1](#a1) | It is faster. | None. | holds |" in page
+    assert "| [small](#continuous) | throughput | 2.00x to 4.00x |" in page
+    assert "*beside:* capacity" in page
+    assert "**Not testable here.** It is a default." in page
+    assert "`experiments/claims/small.yaml`" in page
+    assert page == markdown(claims, found)
+
+
+def test_data_keeps_figures_of_this_page_apart_from_cited_ones(tmp_path):
+    text = (tmp_path / "small.yaml", "name: small")
+    text[0].write_text(text[1])
+    cited = finding("reproduced", "opposite", folder="policies")
+    cited = Finding(tmp_path.parent / "policies" / "small.yaml", cited.spec, cited.measured[:1], ())
+    cited.path.parent.mkdir(exist_ok=True)
+    cited.path.write_text("name: small")
+    found = data([claim(test={"small": ["throughput"]})], [cited])
+    assert found["experiments"] == []
+    (entry,) = found["cited"]
+    assert [figure["name"] for figure in entry["figures"]] == ["throughput"]
+    assert [figure["name"] for figure in entry["claim"]["figures"]] == ["throughput"]
+    assert found["claims"][0]["verdict"] == "holds"
+    assert math.isclose(entry["figures"][0]["estimate"], 2.0)
+
+
+def test_recorded_page_has_the_present_list():
+    import json
+
+    root = Path(__file__).resolve().parents[2]
+    record = json.loads((root / "docs" / "results" / "claims.json").read_text())
+    # A page older than the list fails here: schedlab claims --page claims -o docs/results
+    recorded = [{k: v for k, v in c.items() if k != "verdict"} for c in record["claims"]]
+    assert recorded == [c.model_dump(exclude_none=True, exclude_defaults=True) for c in CLAIMS]
+
+
+def test_files_and_the_page_of_quoted_claims_exclude_each_other():
+    path = str(shipped("policies")[0])
+    done = CliRunner().invoke(app, ["claims", path, "--page", "claims"])
+    assert done.exit_code != 0
