@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Without an NVIDIA GPU the tests of the real backend need this build of torch; with one, any.
+TORCH  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
 
-.PHONY: demo test fast lint format bench golden clean
+.PHONY: demo test fast lint format bench golden notebooks clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
 	$(BIN)/schedlab run experiments/quickstart.yaml -o runs/quickstart
@@ -30,6 +32,9 @@ bench: $(VENV)/installed         ## CPU seconds of the simulator; prints a table
 golden: $(VENV)/tested           ## accept the present results as the expected ones
 	$(BIN)/python -m tests.golden.regenerate
 
+notebooks: $(VENV)/tested        ## write each notebook anew from its .py, without outputs
+	$(BIN)/jupytext --to ipynb --update notebooks/*.py
+
 clean:                           ## remove what was built and measured here
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -43,5 +48,6 @@ $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/tested: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu,predictors]'
 	@touch $@ $(VENV)/installed

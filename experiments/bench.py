@@ -64,8 +64,8 @@ def measure(spec: Row) -> Row:
     import resource
     import time
 
-    from experiments.loading import make_spec
     from experiments.run import run
+    from experiments.spec.loading import make_spec
 
     made = make_spec(spec)
     start_s = time.process_time()
@@ -134,6 +134,8 @@ def main(argv: list[str] | None = None) -> None:
                   f" {process_s:10.2f} {row['peak_rss_mb']:6.0f} {row['num_plans']:10,}"
                   f" {row['num_steps']:11,}", flush=True)  # fmt: skip
         found["start_up"] = _start_up(Path(folder))
+    if not options.quick:
+        found["decisions"] = _decisions()
     for name, seconds in found["start_up"].items():
         print(f"start-up, {name}: {seconds:.2f} s CPU")
     fast, slow = (found["workloads"][n]["loop_cpu_s"] for n in ("6 req/s", "6 req/s, step by step"))
@@ -144,6 +146,23 @@ def main(argv: list[str] | None = None) -> None:
 
         with replacing(options.json) as temporary:
             temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _decisions() -> list[Row]:
+    """Measure and print what a decision costs, by policy."""
+    from experiments.decision_bench import BATCH, DEPTHS, LARGE_BATCH, measure
+
+    depths = "".join(f"{depth:>8,}" for depth in DEPTHS)
+    print(f"CPU microseconds a step, {BATCH} running (last column: {LARGE_BATCH}), by queue depth")
+    print(f"{'policy':24}{depths} {'slope':>6} {f'{DEPTHS[0]} x {LARGE_BATCH}':>10}")
+    rows = []
+    for cost in measure():
+        by_depth = "".join(f"{us:8.0f}" for us in cost.by_depth_us)
+        print(
+            f"{cost.policy:24}{by_depth} {cost.slope:6.2f} {cost.large_batch_us:10.0f}", flush=True
+        )
+        rows.append({**cost._asdict(), "slope": cost.slope})
+    return rows
 
 
 def _start_up(folder: Path) -> dict[str, float]:

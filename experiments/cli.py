@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from experiments.claimed.commands import claims
+from experiments.predictor_training.commands import predictor_app
+from experiments.profile_commands import profile_app
+from experiments.real.commands import calibrate, compare
+from experiments.recorded.commands import validate
+from experiments.regression.commands import regress_app
+from experiments.reporting.terminal import console, print_table, progress_bar
+from experiments.sweeping.commands import add_sweep_commands
 from experiments.trace_commands import trace_app
 from sim.errors import SchedlabError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from experiments.run_all import Outcome, Progress
+    from experiments.run_all import Outcome
 
 INTERRUPTED = 130
 USER_ERROR = 2
@@ -56,6 +60,9 @@ app = typer.Typer(
     epilog="Start with: schedlab run experiments/quickstart.yaml",
 )
 app.add_typer(trace_app, name="trace")
+app.add_typer(profile_app, name="profile")
+app.add_typer(predictor_app, name="predictor")
+app.add_typer(regress_app, name="regress")
 
 
 @app.command()
@@ -80,9 +87,9 @@ def run(
     """Run an experiment: all points of its sweep."""
     import json
 
-    from experiments.loading import load_spec
     from experiments.results_folder import check_replaceable, replacing_folder
     from experiments.run_all import run_all, summary
+    from experiments.spec.loading import load_spec
 
     # Policies given as module:Class live beside the experiment or in the working directory.
     sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
@@ -91,7 +98,7 @@ def run(
         c if c not in '/\\:*?"<>|' else "_" for c in spec.name
     )
     check_replaceable(folder)
-    with replacing_folder(folder) as new, _progress_bar(quiet) as progress:
+    with replacing_folder(folder) as new, progress_bar(quiet) as progress:
         outcome = run_all(spec, new, perfetto=perfetto, progress=progress)
     if as_json:
         typer.echo(json.dumps(summary(spec, outcome), indent=1))
@@ -99,89 +106,36 @@ def run(
         _print_outcome(outcome, spec.name, folder)
 
 
+add_sweep_commands(app)
+
+
 @app.command()
 def plot(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
 ) -> None:
     """Draw figures of a finished run into its folder."""
-    from experiments.figures import draw
+    from experiments.plotting.figures import draw
 
     for path in draw(folder):
         typer.echo(path)
 
 
-@app.command()
-def compare(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. real.repeats=2."),
-    ] = None,
+@app.command("report")
+def report_page(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Results folder; results/<name>-compared if absent."),
+        typer.Option("-o", "--output", metavar="FILE.html", help="DIR/report.html if not given."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
-    """Run an experiment on the real backend and in simulation, and say how far they differ."""
-    from experiments.compare import compare as run_comparison
-    from experiments.compare import markdown, write
-    from experiments.loading import load_spec
-    from experiments.results_folder import check_replaceable, replacing_folder
+    """Write one HTML page of a finished run or sweep, that needs no network."""
+    from experiments.reporting.page import write_page
 
-    sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
-    spec = load_spec(spec_file, overrides or [])
-    folder = output or Path("results") / f"{spec.name}-compared"
-    check_replaceable(folder)
-    with replacing_folder(folder) as new, _steps_bar(quiet) as progress:
-        found = run_comparison(spec, progress)
-        write(found, spec, new)
-    if not quiet:
-        typer.echo(markdown(found, spec))
-        typer.echo(f"results: {folder}")
+    typer.echo(write_page(folder, output))
 
 
-@app.command()
-def calibrate(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Profile folder, e.g. profiles/cpu/NAME.")
-    ],
-    model: Annotated[str, typer.Option(help="A known model or a config.json.")] = "schedlab-small",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:INDEX.")] = "cpu",
-    hardware: Annotated[
-        str | None, typer.Option(help="Name in the GPU table; cpu, or found from the device.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32 on a CPU, bf16 on a GPU.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1)] = 32,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=2)] = 256,
-    max_model_len: Annotated[int, typer.Option(min=2)] = 1024,
-    block_size: Annotated[int, typer.Option(min=1)] = 16,
-    num_blocks: Annotated[
-        int | None, typer.Option(help="KV blocks; as many as memory allows on a GPU.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Visits of every batch.")] = 5,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-) -> None:
-    """Measure this machine and fit a cost model to it: a profile that simulations can use."""
-    from experiments.calibrate import calibrate as run_calibration
-    from experiments.calibrate import calibration_config, detected_hardware
-
-    hardware = hardware or detected_hardware(device)
-    dtype = dtype or ("fp32" if device == "cpu" else "bf16")
-    config = calibration_config(
-        model, hardware, dtype,
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len, block_size=block_size, num_blocks=num_blocks,
-    )  # fmt: skip
-    with _steps_bar(quiet) as progress:
-        found = run_calibration(
-            output, model_name=model, hardware=hardware, device=device, dtype=dtype,
-            config=config, num_rounds=rounds, seed=seed, progress=progress,
-        )  # fmt: skip
-    if not quiet:
-        typer.echo(found.verdict)
-        typer.echo(f"profile: {output}")
+for _command in (compare, validate, calibrate, claims):
+    app.command()(_command)
 
 
 @app.command()
@@ -190,7 +144,7 @@ def policies() -> None:
     from policies import registry
     from policies.predictors import registry as predictors
 
-    _print_table(
+    print_table(
         "policies (policy: NAME, or policy: {name: NAME, knob: value})",
         ("name", "purpose", "source", "knobs"),
         [
@@ -198,7 +152,7 @@ def policies() -> None:
             for name, cls in ((name, registry.policy_class(name)) for name in registry.names())
         ],
     )
-    _print_table(
+    print_table(
         "predictors (policy: {name: NAME, predictor: NAME})",
         ("name", "purpose", "source", "knobs"),
         [
@@ -213,7 +167,7 @@ def models() -> None:
     """List known models (a config.json works, too)."""
     from sim.models import model, model_names
 
-    _print_table(
+    print_table(
         "models (model: NAME)",
         ("name", "parameters", "layers", "KV B/token (bf16)", "max_model_len", "source"),
         [
@@ -235,7 +189,7 @@ def gpus() -> None:
     """List known GPUs (a YAML of datasheet numbers works, too)."""
     from sim.hardware import gpu, gpu_names
 
-    _print_table(
+    print_table(
         "GPUs (hardware: NAME)",
         ("name", "memory GiB", "bandwidth TB/s", "dense bf16 TFLOP/s", "source"),
         [
@@ -257,7 +211,7 @@ def doctor() -> None:
     from experiments.doctor import examine
 
     findings = examine()
-    _print_table(
+    print_table(
         "schedlab doctor",
         ("", "state", ""),
         [(finding.subject, finding.state, finding.detail) for finding in findings],
@@ -275,7 +229,7 @@ def schema(
     """Print the JSON Schema of experiment files, for editors."""
     import json
 
-    from experiments.schema import json_schema, key_table
+    from experiments.spec.schema import json_schema, key_table
 
     typer.echo(key_table() if markdown else json.dumps(json_schema(), indent=2), nl=not markdown)
 
@@ -302,79 +256,16 @@ def _complain(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    # Files and pipes have no width of their own: wide enough for every column of the tables.
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=180 if wide else None)
-
-
-def _print_table(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for i, name in enumerate(header):
-        table.add_column(name, no_wrap=i == 0)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    _console().print(table)
-
-
 def _print_outcome(outcome: Outcome, name: str, folder: Path) -> None:
     from rich.text import Text
 
-    from experiments import report
+    from experiments.reporting import tables as report
 
-    console = _console()
-    console.print(report.table(outcome.rows, name))
-    for line in report.notes(outcome.cost_models, outcome.warnings):
-        console.print(Text(line))
-    console.print(Text(f"results: {folder}"))
-
-
-@contextmanager
-def _progress_bar(quiet: bool) -> Iterator[Progress | None]:
-    """Give a callback that draws a bar on stderr; None where nobody would see it."""
-    with _bar(quiet) as update:
-        if update is None:
-            yield None
-            return
-
-        def show(done: int, points: int, label: str, requests_done: int, requests: int) -> None:
-            part = requests_done / requests if requests else 0.0
-            update(f"[{done + 1}/{points}] {label}", (done + part) / points)
-
-        yield show
-
-
-@contextmanager
-def _steps_bar(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Give a callback (done, total, what comes next) that draws a bar on stderr, or None."""
-    with _bar(quiet) as update:
-        if update is None:
-            yield None
-        else:
-            yield lambda done, total, what: update(f"[{done}/{total}] {what}", done / total)
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[str, float], None] | None]:
-    """Give a callback (description, share done); None where nobody would see a bar."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda text, share: bar.update(
-            task, description=text.replace("[", "\\["), completed=share
-        )
+    screen = console()
+    screen.print(report.table(outcome.rows, name))
+    for line in report.notes(outcome.cost_models, outcome.warnings, outcome.predictors):
+        screen.print(Text(line))
+    screen.print(Text(f"results: {folder}"))
 
 
 def _purpose(cls: type) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import subprocess
 from collections.abc import Callable, Iterable
@@ -10,16 +9,13 @@ from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from experiments.spec import ExperimentSpec, spec_hash
+from experiments.prediction import predictions
+from experiments.spec.experiment import ExperimentSpec, spec_hash
 from experiments.workload import load_workload
 from policies import registry
-from policies.predictors import registry as predictors
-from policies.predictors.predictor import PredictionInputs
-from sim.config import EngineConfig
+from sim.config import EngineConfig, vllm_capture_sizes
 from sim.cost.overhead import SchedulingOverhead
 from sim.cost.shape import CostModel
 from sim.engine import Engine
@@ -32,13 +28,9 @@ from sim.models import model
 from sim.plan_log import RecordedStep, RecordingExecutor
 from sim.request import Arrival, Slo
 from sim.result import RunResult
-from sim.rng import stream
 from sim.simulation import simulate
-from traces.trace import Trace
+from sim.window import WindowLog, measured_window
 from traces.workload import workload
-
-if TYPE_CHECKING:
-    from policies.predictors.predictor import Floats, Predictor
 
 Progress = Callable[[int, int], None]
 """Called with the number of requests finished and the number in all."""
@@ -80,21 +72,22 @@ def run(
     budget = _memory(spec)
     config = engine_config(spec, budget)
     trace = load_workload(spec, config.max_model_len)
-    predictor = _predictor(spec)
-    predicted = None if predictor is None else _predict(predictor, trace, spec.seed)
+    prediction = predictions(spec, trace)
     targets = Slo(spec.slo.ttft_ms, spec.slo.tpot_ms, spec.slo.e2el_ms)
     arrivals = workload(
         trace,
         max_model_len=config.max_model_len,
-        predicted_tokens=predicted,
-        predictor_latency_s=predictor.latency_s if predictor is not None else 0.0,
+        predicted_tokens=None if prediction is None else prediction.predicted_tokens,
+        predictor_latency_s=0.0 if prediction is None else prediction.delay_s,
         slo=targets if targets != (None, None, None) else None,
+        hash_block_tokens=config.block_size if config.enable_prefix_caching else None,
     )
     cost_model = make_cost_model(spec)
     overhead = make_overhead(spec, cost_model)
     backend: Backend = SimBackend(SimExecutor(cost_model, overhead))
     if spec.backend == "real":
-        from experiments.real_backend import open_backend
+        _refuse_simulated_switches(spec)
+        from experiments.real.backend import open_backend
 
         backend = open_backend(spec, config, cost_model, overhead)
     executor: Executor = backend.executor
@@ -105,13 +98,30 @@ def run(
     engine = Engine(config, policy, executor)
     if progress is not None:
         engine.observer = _reporter(progress, len(trace))
-    log = backend.drive(engine, arrivals, spec.workload.max_concurrency)
+    if spec.engine.data_parallel_size > 1:
+        from experiments.data_parallel import run_engines
+
+        if record is not None:
+            raise SpecError("engine.data_parallel_size: steps can be recorded of one engine only")
+        log, num_plans = run_engines(spec, config, cost_model, overhead, arrivals)
+    else:
+        log = backend.drive(engine, arrivals, spec.workload.max_concurrency)
+        num_plans = engine.num_plans
+    if spec.backend == "sim" and spec.cost_model.profile is not None:
+        _check_limits(spec, log)
+    requests = log.requests()
+    window = None
+    measured_log: RunLog | WindowLog = log
+    if spec.measure is not None:
+        window = measured_window(requests, **spec.measure.model_dump())
+        measured_log = WindowLog(log, requests, window)
     return RunResult(
         name=spec.name,
         policy=spec.policy.name,
-        requests=log.requests(),
-        log=log,
-        kv_capacity_tokens=config.num_blocks * config.block_size,
+        requests=requests,
+        log=measured_log,
+        window=window,
+        kv_capacity_tokens=config.num_blocks * config.block_size * spec.engine.data_parallel_size,
         reject_reasons=log.reject_reasons,
         provenance={
             **_provenance(spec),
@@ -121,8 +131,8 @@ def run(
             "engine": {name: getattr(config, name) for name in config.__dataclass_fields__},
             "memory": {name: getattr(budget, name) for name in budget.__dataclass_fields__},
             "workload": trace.report.lines(),
-            "prediction": _prediction_quality(spec, predicted, trace),
-            "num_plans": engine.num_plans,
+            "prediction": None if prediction is None else prediction.provenance,
+            "num_plans": num_plans,
             "num_steps": log.num_steps,
             "extrapolated_steps": getattr(cost_model, "extrapolated_steps", 0),
         },
@@ -172,6 +182,7 @@ def engine_config(spec: ExperimentSpec, budget: MemoryBudget) -> EngineConfig:
     """
     engine = spec.engine
     num_blocks = engine.num_gpu_blocks_override or budget.num_blocks
+    num_blocks -= engine.reserve_null_block
     capacity_tokens = num_blocks * engine.block_size
     block_bytes = budget.kv_bytes_per_token * engine.block_size
     max_model_len = engine.max_model_len or min(model(spec.model).max_model_len, capacity_tokens)
@@ -190,6 +201,12 @@ def engine_config(spec: ExperimentSpec, budget: MemoryBudget) -> EngineConfig:
             preemption_mode=engine.preemption_mode,
             swap_space_blocks=int(engine.swap_space * 2**30 / block_bytes),
             kv_block_bytes=block_bytes,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            async_scheduling=engine.async_scheduling,
+            arrivals_between_steps=engine.arrivals_between_steps,
+            cudagraph_capture_sizes=(
+                vllm_capture_sizes(engine.max_num_seqs) if engine.cuda_graph_padding else ()
+            ),
             fast_forward=engine.fast_forward,
             check_horizon=engine.check_horizon,
         )
@@ -201,7 +218,7 @@ def make_overhead(spec: ExperimentSpec, cost_model: CostModel) -> SchedulingOver
     """Return the scheduling overhead: the specification's, else the profile's, else none."""
     stated = spec.engine.scheduling_overhead
     if stated is not None:
-        return SchedulingOverhead(stated.base_s, stated.per_running_s, stated.per_waiting_s)
+        return SchedulingOverhead(**stated.model_dump())
     measured = getattr(cost_model, "meta", {}).get("scheduling_overhead")
     return SchedulingOverhead(**measured) if measured else SchedulingOverhead()
 
@@ -216,15 +233,16 @@ def make_cost_model(spec: ExperimentSpec) -> CostModel:
     """
     engine, chosen = spec.engine, spec.cost_model
     if chosen.profile is not None:
-        from sim.cost.fitted import FittedCostModel
+        from sim.cost.load import load_profile
 
-        return FittedCostModel.load(
+        return load_profile(
             chosen.profile,
             model=model(spec.model).name,
             hardware=gpu(spec.hardware).name,
             dtype=engine.dtype,
             tensor_parallel_size=engine.tensor_parallel_size,
             allow_mismatch=chosen.allow_mismatch,
+            profiling_overhead_s=chosen.profiling_overhead_s,
         )
     from sim.cost.roofline import RooflineCostModel
 
@@ -240,6 +258,32 @@ def make_cost_model(spec: ExperimentSpec) -> CostModel:
         dtype=engine.dtype,
         kv_dtype=_kv_dtype(spec),
         **given,
+    )
+
+
+def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
+    for switch in ("enable_prefix_caching", "async_scheduling", "cuda_graph_padding"):
+        if getattr(spec.engine, switch):
+            raise SpecError(f"engine.{switch}: the real backend does not do that; set it to false")
+    if spec.engine.data_parallel_size > 1:
+        raise SpecError("engine.data_parallel_size: the real backend runs one engine")
+
+
+def _check_limits(spec: ExperimentSpec, log: RunLog) -> None:
+    """Refuse a profile that is faster than its device; a nominal CPU has no datasheet."""
+    device = gpu(spec.hardware)
+    if device.name == "cpu":
+        return
+    from sim.cost.limits import check_limits
+
+    check_limits(
+        log.steps(),
+        model(spec.model),
+        device,
+        str(spec.cost_model.profile),
+        tensor_parallel_size=spec.engine.tensor_parallel_size,
+        dtype=spec.engine.dtype,
+        kv_dtype=_kv_dtype(spec),
     )
 
 
@@ -260,50 +304,6 @@ def _memory(spec: ExperimentSpec) -> MemoryBudget:
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
     )
-
-
-def _predictor(spec: ExperimentSpec) -> Predictor | None:
-    chosen = spec.policy.predictor
-    if chosen is not None:
-        return predictors.make(chosen.name, **chosen.knobs)
-    if registry.policy_class(spec.policy.name).needs_prediction:
-        raise SpecError(
-            f"policy.predictor: {spec.policy.name} orders by predicted output; give it one, e.g. "
-            f"policy: {{name: {spec.policy.name}, predictor: oracle}}"
-        )
-    return None
-
-
-def _predict(predictor: Predictor, trace: Trace, seed: int) -> Floats:
-    return predictor.predict(
-        PredictionInputs(
-            prompt_tokens=trace.prompt_tokens,
-            output_tokens=trace.output_tokens,
-            rng=stream(seed, "predictor"),
-            application=trace.application,
-            prompt=trace.prompt,
-        )
-    )
-
-
-def _prediction_quality(
-    spec: ExperimentSpec, predicted: Floats | None, trace: Trace
-) -> dict[str, object] | None:
-    """Say how well the predictions really ordered and sized this workload."""
-    if predicted is None or spec.policy.predictor is None:
-        return None
-    from scipy.stats import kendalltau
-
-    # tau is O(n log n); a sample is plenty and keeps a million requests cheap.
-    some = slice(None, None, max(1, len(predicted) // 20_000))
-    true = trace.output_tokens[some].astype(np.float64)
-    tau = float(kendalltau(predicted[some], true).statistic) if len(true) > 1 else math.nan
-    error = np.abs(predicted[some] - true)
-    return {
-        "predictor": spec.policy.predictor.name,
-        "kendall_tau": tau,
-        "mean_absolute_error_tokens": float(error.mean()),
-    }
 
 
 def _reporter(progress: Progress, num_requests: int) -> Callable[[Engine], None]:
@@ -333,20 +333,21 @@ def _provenance(spec: ExperimentSpec) -> dict[str, object]:
         "burstiness": workload.burstiness if rate is None else workload.burstiness or 1.0,
         "max_concurrency": workload.max_concurrency,
         "policy_source": registry.policy_class(spec.policy.name).source,
-        "versions": _versions(),
+        "versions": versions(),
         "git_commit": _git_commit(),
     }
 
 
 @cache
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """Return the versions of what computes a result, by package."""
+    found = {"python": platform.python_version()}
     for package in ("schedlab", "numpy", "scipy", "simpy"):
         try:
-            versions[package] = metadata.version(package)
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            versions[package] = "not installed: run from a checkout"
-    return versions
+            found[package] = "not installed: run from a checkout"
+    return found
 
 
 @cache

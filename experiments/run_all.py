@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import report
-from experiments.plots import RATE_KEYS, throughput_against_p99
-from experiments.spec import ExperimentSpec, spec_hash
+from experiments.plotting.plots import RATE_KEYS, throughput_against_p99
+from experiments.prediction import prediction_line
+from experiments.reporting import tables as report
+from experiments.spec.experiment import ExperimentSpec, spec_hash
+from experiments.spec.yaml_lines import dump_yaml
 from experiments.sweep import Point, points
-from experiments.yaml_lines import dump_yaml
 from sim.files import replacing
 
 if TYPE_CHECKING:
@@ -33,13 +34,68 @@ class Outcome:
         A row a setting.
     cost_models : list of dict
         Descriptions of the cost models used, each once.
+    predictors : list of str
+        What was predicted, how well and at what cost, each once.
     warnings : list of str
         What a reader of the numbers must know, each once, with the runs it concerns.
     """
 
     rows: list[report.Row] = field(default_factory=list)
     cost_models: list[dict[str, object]] = field(default_factory=list)
+    predictors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What the table of an experiment needs of one run.
+
+    Attributes
+    ----------
+    metrics : mapping of str to float
+        Metrics of the run.
+    warnings : list of str
+        What qualifies them; see `report.warnings`.
+    cost_model : dict
+        What the cost model says of itself.
+    prediction : object
+        Provenance of the predictions; None if nothing was predicted.
+    """
+
+    metrics: Mapping[str, float]
+    warnings: list[str]
+    cost_model: dict[str, object]
+    prediction: object = None
+
+
+def gather(todo: Sequence[Point], finished: Sequence[Finished]) -> Outcome:
+    """Gather the runs of points into a table, with what qualifies it.
+
+    Parameters
+    ----------
+    todo : sequence of Point
+        What was run, as `sweep.points` orders it.
+    finished : sequence of Finished
+        What each gave.
+
+    Returns
+    -------
+    Outcome
+        A row a setting.
+    """
+    outcome = Outcome(rows=report.rows(todo, [one.metrics for one in finished]))
+    predicted: dict[str, list[object]] = {}
+    found: list[tuple[str, str]] = []
+    for point, one in zip(todo, finished, strict=True):
+        found += [(point.label, warning) for warning in one.warnings]
+        described = _cost_model(one.cost_model)
+        if described not in outcome.cost_models:
+            outcome.cost_models.append(described)
+        if one.prediction is not None:
+            predicted.setdefault(point.label, []).append(one.prediction)
+    outcome.predictors = list(dict.fromkeys(map(prediction_line, predicted.values())))
+    outcome.warnings = _told_once(found, len(todo))
+    return outcome
 
 
 def run_all(
@@ -76,9 +132,7 @@ def run_all(
     from experiments.run import run
 
     todo = points(spec)
-    outcome = Outcome()
-    metrics = []
-    found: list[tuple[str, str]] = []
+    finished = []
     for done, point in enumerate(todo):
 
         def tell(requests_done: int, requests: int, done: int = done, point: Point = point) -> None:
@@ -87,32 +141,65 @@ def run_all(
 
         tell(0, 0)
         result = run(point.spec, tell)
-        metrics.append(result.metrics())
-        _write_point(result, point, folder / point.folder if len(todo) > 1 else folder, perfetto)
-        found += [(point.label, warning) for warning in report.warnings(result)]
-        if _cost_model(result) not in outcome.cost_models:
-            outcome.cost_models.append(_cost_model(result))
-    outcome.rows = report.rows(todo, metrics)
-    outcome.warnings = _told_once(found, len(todo))
+        write_point(
+            result, point.spec, folder / point.folder if len(todo) > 1 else folder, perfetto
+        )
+        described = result.provenance["cost_model"]
+        assert isinstance(described, dict)
+        finished.append(
+            Finished(
+                result.metrics(),
+                report.warnings(result),
+                described,
+                result.provenance.get("prediction"),
+            )
+        )
+    outcome = gather(todo, finished)
     if len(todo) > 1:
-        _write_summary(spec, outcome, folder)
+        write_summary(spec, outcome, folder)
     return outcome
 
 
-def _write_point(result: RunResult, point: Point, folder: Path, perfetto: bool) -> None:
+def write_point(
+    result: RunResult, spec: ExperimentSpec, folder: Path, perfetto: bool = False
+) -> None:
+    """Write the files of one run.
+
+    Parameters
+    ----------
+    result : RunResult
+        The run.
+    spec : ExperimentSpec
+        The point that was run.
+    folder : Path
+        Where to; made if need be.
+    perfetto : bool
+        Also write trace.json.
+    """
     folder.mkdir(exist_ok=True)
-    _write(folder / "spec.yaml", dump_yaml(point.spec.to_data()))
+    _write(folder / "spec.yaml", dump_yaml(spec.to_data()))
     result.save(folder)
     if perfetto:
         result.to_perfetto(folder / "trace.json")
 
 
-def _write_summary(spec: ExperimentSpec, outcome: Outcome, folder: Path) -> None:
+def write_summary(spec: ExperimentSpec, outcome: Outcome, folder: Path) -> None:
+    """Write what several points came to: spec.yaml, summary.csv, summary.json, a figure.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The experiment.
+    outcome : Outcome
+        What its runs gave.
+    folder : Path
+        Where to.
+    """
     _write(folder / "spec.yaml", dump_yaml(spec.to_data()))
     _write(folder / "summary.csv", report.summary_csv(outcome.rows))
     _write(folder / "summary.json", json.dumps(summary(spec, outcome), indent=1) + "\n")
-    if any(len(spec.sweep.get(key, [])) > 1 for key in RATE_KEYS):
-        from experiments.plot_style import save
+    if any(len({row.settings.get(key) for row in outcome.rows}) > 1 for key in RATE_KEYS):
+        from experiments.plotting.style import save
 
         save(throughput_against_p99(outcome.rows, spec.name), folder / "throughput_p99")
 
@@ -130,12 +217,13 @@ def summary(spec: ExperimentSpec, outcome: Outcome) -> dict[str, object]:
     Returns
     -------
     dict
-        name, spec_hash, cost_models, warnings and rows (see `report.summary_data`).
+        name, spec_hash, cost_models, predictors, warnings and rows (see `report.summary_data`).
     """
     return {
         "name": spec.name,
         "spec_hash": spec_hash(spec),
         "cost_models": outcome.cost_models,
+        "predictors": outcome.predictors,
         "warnings": outcome.warnings,
         "rows": report.summary_data(outcome.rows),
     }
@@ -146,11 +234,10 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _cost_model(result: RunResult) -> dict[str, object]:
+def _cost_model(described: Mapping[str, object]) -> dict[str, object]:
     """Return what the cost model says of itself, without what it counted in this run."""
-    described = result.provenance["cost_model"]
-    assert isinstance(described, dict)
-    return {key: value for key, value in described.items() if not key.startswith("extrapolated")}
+    counted = ("extrapolated", "priced_steps")
+    return {key: value for key, value in described.items() if not key.startswith(counted)}
 
 
 def _told_once(found: Sequence[tuple[str, str]], num_points: int) -> list[str]:

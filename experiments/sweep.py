@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from experiments.loading import make_spec, set_key
-from experiments.spec import ExperimentSpec
+from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.loading import make_spec, set_key
+from experiments.swept import swept_keys, swept_values
 from sim.errors import SpecError
 
 
@@ -52,35 +53,41 @@ def points(spec: ExperimentSpec) -> list[Point]:
     Returns
     -------
     list of Point
-        The Cartesian product of the swept values, the last key varying fastest, each with all
-        its replications. Replication r has seed ``spec.seed + r`` at every setting, so that all
-        settings meet the same random numbers and their differences can be paired.
+        The Cartesian product of the swept values, the last key varying fastest (linked keys vary
+        as one), each with all its replications. Replication r has seed ``spec.seed + r`` at every
+        setting, so that all settings meet the same random numbers and their differences can be
+        paired.
 
     Raises
     ------
     SpecError
         If a combination of values is invalid although each value is valid alone.
     """
-    base = {key: value for key, value in spec.to_data().items() if key != "sweep"}
+    # Claims and searches are about the sweep, not about any one of its points.
+    about_all = ("sweep", "claim", "find", "tune")
+    base = {key: value for key, value in spec.to_data().items() if key not in about_all}
     base["replications"] = 1
-    names = _short_names(list(spec.sweep))
-    texts = {key: _texts(values) for key, values in spec.sweep.items()}
+    axes = [_axis(key, items) for key, items in spec.sweep.items()]
+    names = _short_names([key for axis in axes for key in axis])
+    texts = {key: _texts(values) for axis in axes for key, values in axis.items()}
     found: list[Point] = []
-    for choice in itertools.product(*(range(len(values)) for values in spec.sweep.values())):
-        settings = {key: texts[key][i] for key, i in zip(spec.sweep, choice, strict=True)}
+    for choice in itertools.product(*(range(len(items)) for items in spec.sweep.values())):
+        chosen = {key: i for axis, i in zip(axes, choice, strict=True) for key in axis}
+        settings = {key: texts[key][i] for key, i in chosen.items()}
         label = ", ".join(
             text if key == "policy" else f"{names[key]}={text}" for key, text in settings.items()
         )
         data = copy.deepcopy(base)
         try:
-            for key, i in zip(spec.sweep, choice, strict=True):
-                set_key(data, key, spec.sweep[key][i])
+            for axis, i in zip(axes, choice, strict=True):
+                for key, values in axis.items():
+                    set_key(data, key, values[i])
             concrete = make_spec(data)
         except SpecError as error:
             raise SpecError(f"sweep point {label!r}: {error}") from None
         for replication in range(spec.replications):
             seed = concrete.seed + replication
-            folder = f"{len(found):03d}-{_slug(label or spec.name)}"
+            folder = f"{len(found):03d}-{slug(label or spec.name)}"
             found.append(
                 Point(
                     spec=concrete.model_copy(update={"seed": seed}),
@@ -91,6 +98,12 @@ def points(spec: ExperimentSpec) -> list[Point]:
                 )
             )
     return found
+
+
+def _axis(key: str, items: Sequence[object]) -> dict[str, list[object]]:
+    """Return the values of each key of an entry of the sweep; linked keys move together."""
+    columns = zip(*(swept_values(key, item) for item in items), strict=True)
+    return {k: list(column) for k, column in zip(swept_keys(key), columns, strict=True)}
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -112,6 +125,11 @@ def _texts(values: Sequence[object]) -> list[str]:
     return [s if short.count(s) == 1 else f for s, f in zip(short, full, strict=True)]
 
 
+def shown(value: object) -> str:
+    """Return a value of a sweep as short text, with all that a mapping holds."""
+    return _text(value, full=True)
+
+
 def _text(value: object, full: bool) -> str:
     if isinstance(value, dict):
         rest = {key: _text(item, full) for key, item in value.items()}
@@ -131,6 +149,12 @@ def _text(value: object, full: bool) -> str:
     return PurePath(text).name if "/" in text and not full else text
 
 
-def _slug(label: str) -> str:
-    """Return the label with only what every file system takes in a name."""
-    return re.sub(r"[^A-Za-z0-9._=-]+", "_", label).strip("_")[:80]
+def slug(label: str) -> str:
+    """Return a label with only what every file system takes in a name.
+
+    Examples
+    --------
+    >>> slug("sjf(predictor=oracle), request_rate=4")
+    'sjf_predictor=oracle_request_rate=4'
+    """
+    return re.sub(r"[^A-Za-z0-9._=-]+", "_", label).strip("_.")[:80]

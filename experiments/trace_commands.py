@@ -1,4 +1,4 @@
-"""The `trace` commands: describe a trace file, convert it, draw a synthetic one."""
+"""The `trace` commands: fetch a trace, describe it, convert it, draw a synthetic one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from experiments.fetch_command import fetch_command
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from traces import Trace
 
 trace_app = typer.Typer(
-    help="Look at, convert and draw request traces.", no_args_is_help=True, add_completion=False
+    help="Fetch, look at, convert and draw request traces.",
+    no_args_is_help=True,
+    add_completion=False,
 )
+trace_app.command("fetch")(fetch_command)
 
 Format = Annotated[
     str, typer.Option("--format", "-f", help="Format of the file; recognised by default.")
@@ -30,7 +35,9 @@ OutputTokens = Annotated[
 DropEmpty = Annotated[
     bool, typer.Option("--drop-empty", help="Leave rows with 0 tokens out instead of failing.")
 ]
-Source = Annotated[Path, typer.Argument(metavar="FILE", help="A trace file, plain or gzip.")]
+Source = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A trace file, plain or gzip, or a fetched one.")
+]
 Target = Annotated[Path, typer.Argument(metavar="OUT", help="Ends in .csv, .csv.gz or .parquet.")]
 
 

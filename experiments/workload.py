@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paths import is_preset
-from experiments.spec import ExperimentSpec, Lengths, Workload
+from experiments.spec.experiment import ExperimentSpec, Lengths, Workload
+from experiments.spec.paths import is_preset, is_published
 from sim.errors import SpecError
 from sim.rng import stream
 from traces.arrivals import all_at_once, gamma, process
@@ -64,10 +64,13 @@ def _source(workload: Workload, seed: int) -> Trace:
         assert workload.num_requests is not None
         preset = workload.trace or DEFAULT_PRESET
         return synthesize(workload.num_requests, preset=preset, seed=seed)
+    from traces.published import published
     from traces.readers import read
 
+    found = is_published(workload.trace)
+    path = published(workload.trace).fetched() if found else Path(workload.trace)
     # Readers name the row at fault; where there is text only, they need a tokenizer.
-    trace = read(Path(workload.trace), format=workload.format, tokenizer=workload.tokenizer)
+    trace = read(path, format=workload.format, tokenizer=workload.tokenizer)
     if workload.slice is not None:
         trace = trace.slice(*workload.slice)
     wanted = workload.num_requests

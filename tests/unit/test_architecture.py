@@ -23,6 +23,7 @@ POLICY_VIEW = {
     "sim.request",
     "sim.view",
     "sim.errors",
+    "sim.files",
     "sim.cost.shape",
 }
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.cli import app
-from experiments.loading import load_spec
+from experiments.spec.loading import load_spec
 from policies import registry
 from sim.hardware import gpu_names
 from sim.models import model_names

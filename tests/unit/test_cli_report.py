@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from experiments import report
-from experiments.loading import make_spec
+from experiments.reporting import tables as report
+from experiments.spec.loading import make_spec
 from experiments.sweep import points
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}

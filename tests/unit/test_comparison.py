@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from experiments.comparison import METRICS, compare_runs, rank_agreement, step_errors
-from experiments.loading import make_spec
+from experiments.real.comparison import METRICS, compare_runs, rank_agreement, step_errors
 from experiments.run import run
+from experiments.spec.loading import make_spec
 
 
 def result(policy="fcfs", seed=0, **engine):

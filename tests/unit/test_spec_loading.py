@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from experiments.loading import load_spec, make_spec
-from experiments.spec import spec_hash
+from experiments.spec.experiment import spec_hash
+from experiments.spec.loading import load_spec, make_spec
 from sim.errors import SpecError
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
@@ -297,3 +297,10 @@ def test_spec_hash_changes_with_the_content_of_the_trace(tmp_path):
     before = spec_hash(spec)
     trace.write_text("2")
     assert spec_hash(spec) != before
+
+
+def test_wrapper_of_a_policy_that_needs_predictions_needs_them_too():
+    spec = {"name": "x", "workload": {"trace": "azure-conv", "num_requests": 1}}
+    with pytest.raises(SpecError, match="boosted needs predictions"):
+        make_spec({**spec, "policy": {"name": "boosted", "inner": "sjf"}})
+    make_spec({**spec, "policy": {"name": "boosted", "inner": "priority"}})

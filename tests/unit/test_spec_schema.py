@@ -6,8 +6,8 @@ import jsonschema
 import pytest
 import yaml
 
-from experiments.loading import load_spec, make_spec
-from experiments.schema import json_schema, key_table
+from experiments.spec.loading import load_spec, make_spec
+from experiments.spec.schema import json_schema, key_table
 from sim.errors import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ def test_shipped_experiment_loads_or_says_how_to_get_what_is_missing(path):
         load_spec(path)
     except SpecError as error:
         told = str(error)  # either outcome is right
-        assert "download it from" in told or "schedlab calibrate" in told
+        assert "schedlab trace fetch" in told or "schedlab calibrate" in told
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.loading import make_spec
+from experiments.spec.loading import load_spec, make_spec
 from experiments.sweep import points
 from sim.errors import SpecError
 
@@ -79,3 +79,54 @@ def test_points_combination_invalid_together_is_named():
     )
     with pytest.raises(SpecError, match=r"max_num_seqs=512, max_num_batched_tokens=64"):
         points(spec)
+
+
+LINKED = "engine.max_num_seqs, engine.max_num_batched_tokens"
+
+
+def test_linked_keys_move_together_and_count_as_one():
+    found = expand({LINKED: [[64, 1024], [128, 1024], [128, 2048]], "policy": ["fcfs", "static"]})
+    assert [point.label for point in found[::2]] == [
+        "max_num_seqs=64, max_num_batched_tokens=1024, fcfs",
+        "max_num_seqs=128, max_num_batched_tokens=1024, fcfs",
+        "max_num_seqs=128, max_num_batched_tokens=2048, fcfs",
+    ]
+    engines = [(p.spec.engine.max_num_seqs, p.spec.engine.max_num_batched_tokens) for p in found]
+    assert engines == [(64, 1024)] * 2 + [(128, 1024)] * 2 + [(128, 2048)] * 2
+    assert found[0].settings["engine.max_num_batched_tokens"] == "1024"
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        (
+            {LINKED: [64, 128]},
+            r"\[0\]: must be a list with a value for each of engine.max_num_seqs",
+        ),
+        ({LINKED: [[64, 1024], [128]]}, r"\[1\]: must be a list with a value for each"),
+        ({LINKED: [[64, 1024]], "engine.max_num_seqs": [8]}, "engine.max_num_seqs is swept twice"),
+        ({LINKED: [[64, 0]]}, r"engine.max_num_batched_tokens: must be >= 1"),
+        ({"seed, name": [[1, 2]]}, "'name' cannot be swept"),
+    ],
+)
+def test_linked_keys_wrongly_given_are_named(sweep, message):
+    with pytest.raises(SpecError, match=message):
+        expand(sweep)
+
+
+def test_linked_keys_are_read_from_yaml_with_lines_and_paths(tmp_path):
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n")
+    path = tmp_path / "e.yaml"
+    text = (
+        "workload: {trace: fixed, num_requests: 1}\nsweep:\n"
+        "  workload.trace, seed:\n    - [t.csv, 1]\n    - [fixed, 2]\n"
+    )
+    path.write_text(text)
+    spec = load_spec(path)
+    assert [p.spec.workload.trace for p in points(spec)] == [str(tmp_path / "t.csv"), "fixed"]
+    assert load_spec(path, ["sweep.workload.trace, seed=[[fixed, 7]]"]).seed == 7
+    with pytest.raises(SpecError, match="seed is swept together with others"):
+        load_spec(path, ["seed=3"])
+    path.write_text(text.replace("[fixed, 2]", "[fixed, -2]"))
+    with pytest.raises(SpecError, match=r"e.yaml:5: seed: must be >= 0"):
+        load_spec(path)

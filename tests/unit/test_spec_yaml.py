@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiments.yaml_lines import dotted, dump_yaml, parse_yaml
+from experiments.spec.yaml_lines import dotted, dump_yaml, parse_yaml
 from sim.errors import SpecError
 
 

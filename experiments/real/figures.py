@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.plot_style import house_style, looks, new_figure, plain_numbers
+from experiments.plotting.style import house_style, looks, new_figure, plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from experiments.compare import PointComparison
+    from experiments.real.compare import PointComparison
 
 
 def step_figure(found: Sequence[PointComparison], title: str) -> Figure:
     """Draw each measured step against its price: the error of the cost model alone."""
     with house_style():
-        figure = new_figure(8.4, 4.0)
+        figure = new_figure(8.4, 4.6)
         left, right = figure.subplots(1, 2)
         for point, look in zip(found, looks(), strict=False):
             measured, predicted = point.measured_ns / 1e6, point.predicted_ns / 1e6
@@ -42,8 +42,10 @@ def step_figure(found: Sequence[PointComparison], title: str) -> Figure:
         right.set_xlabel("absolute error of a step (%)")
         right.set_ylabel("share of steps")
         right.set_ylim(0, 1)
+        right.set_xlim(left=0.1)
         right.set_title("how large the errors are")
-        right.legend(loc="upper left", fontsize=7)
+        handles, labels = right.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
@@ -78,7 +80,11 @@ def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
                     axes.set_ylabel("share of requests")
                 if row == 0:
                     axes.set_title(f"{title}: {load}" if load else title)
-        grid[0, 0].legend(title="solid measured, dotted simulated", loc="upper left", fontsize=7)
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, title="solid measured, dotted simulated",
+            loc="outside lower center", ncols=len(labels), fontsize=8,
+        )  # fmt: skip
     return figure
 
 

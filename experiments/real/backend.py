@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.spec import ExperimentSpec, Real
+from experiments.spec.experiment import ExperimentSpec, Real
 from sim.config import EngineConfig
 from sim.cost.overhead import SchedulingOverhead
 from sim.cost.shape import CostModel
@@ -56,6 +56,7 @@ class RealBackend:
         steps = self.executor.steps
         return {
             "device": self._real.device,
+            **({"threads": self._real.threads} if self._real.device == "cpu" else {}),
             "clock": self._clock.mode,
             "weights": self._real.weights or "seeded random",
             "graph_buckets": list(self.executor.runner.graph_buckets),
@@ -76,7 +77,7 @@ def open_backend(
         If torch or the device is missing, or the model does not fit.
     """
     try:
-        import torch  # noqa: F401
+        import torch
     except ImportError as error:
         raise SpecError(
             "backend: real needs torch, which is not installed: pip install 'schedlab[gpu]' (on a "
@@ -92,7 +93,11 @@ def open_backend(
     else:
         clock = WallClock() if real.clock == "wall" else VirtualClock()
     estimate_step_ns = SimExecutor(cost_model, overhead).estimate_step_ns
-    runner = _runner(spec.model, config, spec.engine.dtype, spec.seed, real)
+    torch.set_num_threads(real.threads)
+    runner = _runner(
+        spec.model, config, spec.engine.dtype, spec.seed, real.device, real.weights,
+        real.temperature, real.cuda_graphs,
+    )  # fmt: skip
     executor = TorchExecutor(
         runner, config, clock, estimate_step_ns=estimate_step_ns, seed=spec.seed
     )
@@ -100,17 +105,26 @@ def open_backend(
 
 
 @lru_cache(maxsize=1)
-def _runner(model: str, config: EngineConfig, dtype: str, seed: int, real: Real) -> ModelRunner:
+def _runner(
+    model: str,
+    config: EngineConfig,
+    dtype: str,
+    seed: int,
+    device: str,
+    weights: str | None,
+    temperature: float,
+    use_graphs: bool,
+) -> ModelRunner:
     """Load weights and allocate the cache once for all runs of a comparison."""
     from gpu_backend.runner import open_runner
 
     return open_runner(
         model,
         config,
-        device=real.device,
+        device=device,
         dtype=dtype,
-        weights=Path(real.weights) if real.weights else None,
+        weights=Path(weights) if weights else None,
         seed=seed,
-        temperature=real.temperature,
-        use_graphs=real.cuda_graphs,
+        temperature=temperature,
+        use_graphs=use_graphs,
     )

@@ -8,7 +8,7 @@ from typing import get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from experiments.yaml_lines import KeyPath
+from experiments.spec.yaml_lines import KeyPath
 from sim.errors import nearest
 
 _BOUNDS = {

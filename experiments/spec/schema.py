@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from experiments.key_errors import model_in
-from experiments.spec import ExperimentSpec
+from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.key_errors import model_in
 
 Schema = dict[str, Any]
 
@@ -22,6 +22,10 @@ _SHORTHANDS: dict[tuple[str, str], list[Schema]] = {
     ("Workload", "prompt_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
     ("Workload", "output_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
     ("Workload", "request_rate"): [{"const": "inf"}],
+    ("ExperimentSpec", "find"): [_STRING],
+    ("Figure", "metric"): [_STRING],
+    ("Figure", "paper"): [{"type": "number"}],
+    ("Figure", "accept"): [{"type": "number"}],
 }
 """What may be written instead of the full form of a key."""
 
@@ -74,7 +78,9 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
     properties = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
         inner = model_in(field.annotation)
-        values = "mapping" if inner else _values(properties[name])
+        values = _values(properties[name]) if not inner else "mapping"
+        if inner and properties[name].get("type") == "array":
+            values = "list of mappings"
         if (model.__name__, name) in _SHORTHANDS:
             shorthand = " or ".join(_values(form) for form in _SHORTHANDS[model.__name__, name])
             values = f"{shorthand} or {values}"
@@ -91,13 +97,16 @@ def _values(schema: Schema) -> str:
         return " \\| ".join(f"`{choice}`" for choice in form["enum"])
     if "const" in form:
         return f"`{form['const']}`"
+    mapped = form.get("additionalProperties")
     kind = {
         "integer": "integer",
         "number": "number",
         "boolean": "`true` \\| `false`",
         "string": "text",
         "array": "[number, number]",
-        "object": "mapping of lists",
+        "object": {"array": "mapping of lists", "number": "mapping of numbers"}.get(
+            str(mapped.get("type")) if isinstance(mapped, dict) else "", "mapping"
+        ),
     }[form["type"]]
     signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
     bounds = [f"{sign} {form[key]:g}" for key, sign in signs.items() if key in form]

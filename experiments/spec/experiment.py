@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from experiments.spec_fields import (
+from experiments.spec.claim import Claim
+from experiments.spec.fields import (
     Count,
     Data,
     Finite,
@@ -23,7 +24,8 @@ from experiments.spec_fields import (
     shorthand,
     whole,
 )
-from experiments.spec_workload import Lengths, Workload
+from experiments.spec.search import FindField, Measurement, Tune
+from experiments.spec.workload import Lengths, Workload
 from sim.dtypes import dtype_name
 from sim.errors import SpecError
 
@@ -64,6 +66,11 @@ class CostModel(Section):
     kernel_latency_s: NonNegative | None = Field(
         default=None, description="Start-up time of a kernel (roofline); the model's own if absent."
     )
+    profiling_overhead_s: NonNegative = Field(
+        default=0.0,
+        description="Seconds that timing kernels one by one added to a step (imported tables); "
+        "taken off.",
+    )
     allow_mismatch: bool = Field(
         default=False, description="Accept a profile of another model or device than the run's."
     )
@@ -77,6 +84,8 @@ class CostModel(Section):
             raise ValueError("efficiencies and latency belong to roofline, not to a profile")
         if self.name is not None and self.allow_mismatch:
             raise ValueError("allow_mismatch belongs to a profile, not to the roofline model")
+        if self.name is not None and self.profiling_overhead_s:
+            raise ValueError("profiling_overhead_s belongs to a profile, not to the roofline model")
         return self
 
 
@@ -92,6 +101,12 @@ class SchedulingOverhead(Section):
     base_s: NonNegative = Field(default=0.0, description="Seconds a step costs in any case.")
     per_running_s: NonNegative = Field(default=0.0, description="Seconds per running request.")
     per_waiting_s: NonNegative = Field(default=0.0, description="Seconds per waiting request.")
+    per_prefill_step_s: NonNegative = Field(
+        default=0.0, description="Seconds more of a step that computes prompt tokens."
+    )
+    first_step_s: NonNegative = Field(
+        default=0.0, description="Seconds more of the very first step, without a warm-up."
+    )
 
 
 def _dtype(value: object) -> object:
@@ -106,9 +121,25 @@ Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
 KVDtype = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
 
 
+ENGINE_PROFILES: dict[str, Data] = {
+    "vllm-0.19": {
+        "enable_prefix_caching": True,
+        "scheduler_reserve_full_isl": True,
+        "async_scheduling": True,
+        "arrivals_between_steps": True,
+        "cuda_graph_padding": True,
+        "reserve_null_block": True,
+    }
+}
+"""Switches that together behave like a released engine; keys written beside them win."""
+
+
 class Engine(Section):
     """Limits and memory of the serving engine; vLLM's names mean what they mean in vLLM."""
 
+    profile: Literal["vllm-0.19"] | None = Field(
+        default=None, description="Switches of a released engine at once; see cost-models.md."
+    )
     max_num_seqs: Count = Field(default=128, description="Most requests in one step.")
     max_num_batched_tokens: Count = Field(
         default=2048, description="Most tokens computed in one step."
@@ -141,6 +172,24 @@ class Engine(Section):
     kv_allocator: Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"] = Field(
         default="paged", description="How KV memory is given out."
     )
+    enable_prefix_caching: bool = Field(
+        default=False,
+        description="Reuse the KV blocks of equal prefixes and of preempted requests.",
+    )
+    async_scheduling: bool = Field(
+        default=False,
+        description="Plan each step while the one before it runs, without knowing its end.",
+    )
+    arrivals_between_steps: bool = Field(
+        default=False,
+        description="Take requests in when a step ends; validation counts their latency from then.",
+    )
+    cuda_graph_padding: bool = Field(
+        default=False, description="Pad the tokens of a step to the sizes of vLLM's CUDA graphs."
+    )
+    reserve_null_block: bool = Field(
+        default=False, description="Keep one KV block unused, as vLLM does."
+    )
     preemption_mode: Literal["recompute", "swap"] = Field(
         default="recompute",
         description="What becomes of the KV of preempted requests: thrown away and computed "
@@ -150,6 +199,11 @@ class Engine(Section):
         default=4.0, description="Host memory for swapped KV, GiB on each device."
     )
     tensor_parallel_size: Count = Field(default=1, description="Devices a layer is split over.")
+    data_parallel_size: Count = Field(
+        default=1,
+        description="Engines that share the requests and run every step together, as with shared "
+        "experts; all limits are those of one engine.",
+    )
     dtype: Annotated[Dtype, BeforeValidator(_dtype)] = Field(
         default="bf16", description="Number format of weights and activations."
     )
@@ -168,6 +222,13 @@ class Engine(Section):
         default=None,
         description="CPU time of scheduling a step; if absent that of the profile, or none.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_profile(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the YAML holds
+        if isinstance(data, dict) and data.get("profile") in ENGINE_PROFILES:
+            return {**ENGINE_PROFILES[data["profile"]], **data}
+        return data
 
     @model_validator(mode="after")
     def _budget_holds_the_batch(self) -> Engine:
@@ -193,8 +254,19 @@ class Real(Section):
     )
     temperature: NonNegative = Field(default=0.0, description="Of sampling; 0 is greedy.")
     cuda_graphs: bool = Field(default=True, description="Replay CUDA graphs of decode steps.")
+    threads: Count = Field(
+        default=1, description="Threads of the kernels on a CPU; a profile is of one number."
+    )
     repeats: Count = Field(
         default=3, description="Measured runs of each point in a comparison with the simulation."
+    )
+
+
+class Validation(Section):
+    """A recorded run of a real engine, to hold the prediction against."""
+
+    measured: str = Field(
+        min_length=1, description="Its requests.jsonl: queued_ts, first_token_ts, last_token_ts."
     )
 
 
@@ -211,7 +283,7 @@ class SloTargets(Section):
 class ExperimentSpec(Section):
     """One experiment: everything that can change its result, and what to vary.
 
-    Build it with `experiments.loading.load_spec` or `make_spec`, whose errors name file, line
+    Build it with `experiments.spec.loading.load_spec` or `make_spec`, whose errors name file, line
     and key; the constructor alone does not check names against the registries.
     """
 
@@ -239,11 +311,27 @@ class ExperimentSpec(Section):
     )
     workload: Workload = Field(description="The requests.")
     slo: SloTargets = Field(default_factory=SloTargets, description="Latency targets.")
+    measure: Measurement | None = Field(
+        default=None, description="What of a run is measured; all of it if absent."
+    )
     real: Real = Field(default_factory=Real, description="The real backend.")
+    validation: Validation | None = Field(
+        default=None, description="A recorded real run, for `schedlab validate`."
+    )
     replications: Count = Field(default=1, description="Runs of each point, with different seeds.")
     sweep: dict[str, list[Any]] = Field(
         default_factory=dict,
-        description="Dotted keys and the values they take; all combinations are run.",
+        description="Dotted keys and the values they take; all combinations are run. Keys joined "
+        "by commas are linked: each value is a list with one for each.",
+    )
+    find: FindField | None = Field(
+        default=None,
+        description="A largest value, for `schedlab find`; a mapping, or `max KEY between A and B "
+        "subject to METRIC <= X`.",
+    )
+    tune: Tune | None = Field(default=None, description="A best setting, for `schedlab tune`.")
+    claim: Claim | None = Field(
+        default=None, description="What a paper says of it, for `schedlab claims`."
     )
 
     def to_data(self) -> Data:
@@ -284,7 +372,7 @@ def spec_hash(spec: ExperimentSpec) -> str:
     Returns
     -------
     str
-        SHA-256 (hex) of canonical JSON of every key but the name, with files replaced by the
+        SHA-256 (hex) of canonical JSON of every key but name and claim, with files replaced by the
         SHA-256 of what they contain: neither moving a trace nor renaming an experiment changes it.
         Program versions are not part of it; results carry them beside the hash.
 
@@ -295,6 +383,28 @@ def spec_hash(spec: ExperimentSpec) -> str:
     """
     data = spec.to_data()
     del data["name"]
+    data.pop("claim", None)
+    return data_hash(data)
+
+
+def data_hash(data: Data) -> str:
+    """Return a hash of plain data in which files count by what they contain.
+
+    Parameters
+    ----------
+    data : dict
+        Nested plain data; absolute paths of what exists stand for its content.
+
+    Returns
+    -------
+    str
+        SHA-256 (hex) of canonical JSON.
+
+    Raises
+    ------
+    OSError
+        If a file that exists cannot be read.
+    """
     return hashlib.sha256(
         json.dumps(_canonical(data), sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()

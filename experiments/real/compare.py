@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,10 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.comparison import Compared, compare_runs, rank_agreement, step_errors
+from experiments.real.comparison import Compared, compare_runs, rank_agreement, step_errors
+from experiments.real.machine import check_profile
+from experiments.real.measured_runs import MeasuredRuns
 from experiments.run import make_cost_model, run
-from experiments.spec import ExperimentSpec, spec_hash
+from experiments.spec.experiment import ExperimentSpec, spec_hash
 from experiments.sweep import Point, points
+from sim.cost.fitted import FittedCostModel
+from sim.errors import SchedlabError
 from sim.files import replacing
 from sim.plan_log import RecordedStep, first_difference, teacher_forced
 from sim.result import RunResult
@@ -61,7 +67,17 @@ class PointComparison:
     simulated: RunResult
 
 
-def compare(spec: ExperimentSpec, progress: Progress | None = None) -> list[PointComparison]:
+class UnfinishedError(SchedlabError):
+    """Time is up before all runs are measured; those that are have been kept."""
+
+
+def compare(
+    spec: ExperimentSpec,
+    progress: Progress | None = None,
+    *,
+    keep: Path | None = None,
+    max_s: float = math.inf,
+) -> list[PointComparison]:
     """Run every point of an experiment on both backends.
 
     Parameters
@@ -71,6 +87,10 @@ def compare(spec: ExperimentSpec, progress: Progress | None = None) -> list[Poin
         points forwards, then backwards, so that a slow drift of the machine hits all alike.
     progress : callable, optional
         Called with runs done, runs in all, and what comes next.
+    keep : Path, optional
+        Folder for the measured runs; those found there are not measured again.
+    max_s : float
+        No measured run begins later than this.
 
     Returns
     -------
@@ -79,10 +99,16 @@ def compare(spec: ExperimentSpec, progress: Progress | None = None) -> list[Poin
 
     Raises
     ------
+    UnfinishedError
+        If `max_s` is over; call again with the same `keep`.
     SchedlabError
-        If a point cannot run on one of the backends.
+        If a point cannot run on one of the backends, or the profile is not of this machine.
     """
     todo = points(spec)
+    for point in todo:
+        cost_model = make_cost_model(point.spec)
+        if isinstance(cost_model, FittedCostModel):
+            check_profile(point.spec, cost_model)
     total = len(todo) * (spec.real.repeats + 2)
     done = 0
 
@@ -92,16 +118,23 @@ def compare(spec: ExperimentSpec, progress: Progress | None = None) -> list[Poin
             progress(done, total, what)
         done += 1
 
+    kept = MeasuredRuns(keep, _identity(spec)) if keep is not None else None
     real: list[list[RunResult]] = [[] for _ in todo]
     records: list[list[RecordedStep]] = [[] for _ in todo]
+    deadline_s = time.monotonic() + max_s
     for repeat in range(spec.real.repeats):
         forwards = repeat % 2 == 0
         for i in range(len(todo)) if forwards else reversed(range(len(todo))):
             tell(f"measuring {todo[i].label} ({repeat + 1}/{spec.real.repeats})")
-            gc.collect()
-            real[i].append(
-                run(_on(todo[i].spec, "real"), record=records[i] if repeat == 0 else None)
-            )
+            before = kept.find(i, repeat) if kept is not None else None
+            if before is None and time.monotonic() > deadline_s:
+                left = spec.real.repeats * len(todo) - done + 1
+                raise UnfinishedError(f"time is up, {left} runs are left to measure; run it again")
+            result, steps = before or _measure(todo[i].spec, recorded=repeat == 0)
+            if kept is not None and before is None:
+                kept.keep(i, repeat, result, steps)
+            real[i].append(result)
+            records[i] += steps
     found = []
     for i, point in enumerate(todo):
         tell(f"simulating {point.label}")
@@ -113,6 +146,9 @@ def compare(spec: ExperimentSpec, progress: Progress | None = None) -> list[Poin
         modelled = first_difference(modelled_steps, simulated_steps)
         difference = first_difference(records[i], simulated_steps)
         predicted, measured = teacher_forced(records[i], make_cost_model(point.spec))
+        columns = simulated.requests
+        ids, times_ns = columns["id"].tolist(), columns["arrival_ns"].tolist()
+        arrivals_ns = dict(zip(ids, times_ns, strict=True))
         found.append(
             PointComparison(
                 label=point.label,
@@ -120,7 +156,7 @@ def compare(spec: ExperimentSpec, progress: Progress | None = None) -> list[Poin
                 load=_load(point),
                 rows=compare_runs(point.label, real[i], simulated, spec.seed),
                 modelled_difference=modelled.explain() if modelled else None,
-                measured_difference=difference.explain() if difference else None,
+                measured_difference=difference.explain(arrivals_ns) if difference else None,
                 steps=step_errors(predicted, measured),
                 predicted_ns=predicted,
                 measured_ns=measured,
@@ -129,6 +165,19 @@ def compare(spec: ExperimentSpec, progress: Progress | None = None) -> list[Poin
             )
         )
     return found
+
+
+def _identity(spec: ExperimentSpec) -> str:
+    from gpu_backend.kernel_hash import kernel_hash
+
+    return f"{spec_hash(spec)[:16]} kernels {kernel_hash(spec.real.device)}"
+
+
+def _measure(spec: ExperimentSpec, recorded: bool) -> tuple[RunResult, list[RecordedStep]]:
+    steps: list[RecordedStep] = []
+    gc.collect()
+    result = run(_on(spec, "real"), record=steps if recorded else None)
+    return result, steps
 
 
 def agreement(found: list[PointComparison]) -> dict[str, dict[str, float]]:
@@ -142,8 +191,8 @@ def agreement(found: list[PointComparison]) -> dict[str, dict[str, float]]:
 
 def write(found: list[PointComparison], spec: ExperimentSpec, folder: Path) -> None:
     """Write comparison.json, comparison.md and the figures into a folder."""
-    from experiments.comparison_figures import cdf_figure, frontier_figure, step_figure
-    from experiments.plot_style import save
+    from experiments.plotting.style import save
+    from experiments.real.figures import cdf_figure, frontier_figure, step_figure
 
     with replacing(folder / "comparison.json") as temporary:
         text = json.dumps(_plain(to_data(found, spec)), indent=1, allow_nan=False)
@@ -156,10 +205,16 @@ def write(found: list[PointComparison], spec: ExperimentSpec, folder: Path) -> N
 
 
 def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any]:
-    """Return what comparison.json holds."""
+    """Return what comparison.json holds; paths in it are relative to the working directory."""
+    origin = dict(found[0].simulated.provenance)
+    settings = spec.to_data()
+    if spec.cost_model.profile is not None:
+        profile = os.path.relpath(spec.cost_model.profile)
+        settings["cost_model"] = {**settings["cost_model"], "profile": profile}
+        origin["cost_model"] = {**_mapping(origin["cost_model"]), "profile": profile}
     return {
         "name": spec.name,
-        "spec": spec.to_data(),
+        "spec": settings,
         "spec_hash": spec_hash(spec),
         "bars": {"throughput": THROUGHPUT_BAR, "latency": LATENCY_BAR},
         "rank_agreement_kendall_tau": agreement(found),
@@ -187,7 +242,7 @@ def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any
             for point in found
         ],
         "provenance": {
-            key: found[0].simulated.provenance[key]
+            key: origin[key]
             for key in ("cost_model", "scheduling_overhead", "versions", "git_commit", "engine")
         },
     }
@@ -267,6 +322,11 @@ def _percent(value: float, sign: bool = False) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else "-"
+
+
+def _mapping(value: object) -> dict[str, object]:
+    assert isinstance(value, dict)
+    return value
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - anything JSON may hold

@@ -9,15 +9,17 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from experiments.checks import check_names
-from experiments.key_errors import describe_error
-from experiments.paths import absolute_paths
-from experiments.spec import Data, ExperimentSpec
-from experiments.yaml_lines import KeyPath, Located, Value, dotted, parse_yaml, read_yaml
+from experiments.spec.checks import check_names
+from experiments.spec.experiment import Data, ExperimentSpec
+from experiments.spec.key_errors import describe_error
+from experiments.spec.paths import absolute_paths
+from experiments.spec.search import check_search
+from experiments.spec.yaml_lines import KeyPath, Located, Value, dotted, parse_yaml, read_yaml
+from experiments.swept import swept_keys, swept_values
 from sim.errors import SpecError
 
 _MERGED_SECTIONS = ("engine", "workload", "slo", "sweep")
-_NEVER_SWEPT = ("name", "sweep", "replications", "extends")
+_NEVER_SWEPT = ("name", "sweep", "replications", "extends", "claim", "find", "tune")
 _SHORTHANDS = {
     "policy": "name",
     "policy.predictor": "name",
@@ -189,7 +191,13 @@ def _replace(
     else:
         if path[0] != "sweep" and isinstance(data.get("sweep"), dict):
             data["sweep"].pop(key, None)
-            outer = [swept for swept in data["sweep"] if key.startswith(f"{swept}.")]
+            swept_all = [(entry, k) for entry in data["sweep"] for k in swept_keys(entry)]
+            linked = [entry for entry, swept in swept_all if key == swept]
+            if linked:
+                raise SpecError(
+                    f"{place}: {key} is swept together with others; set 'sweep.{linked[0]}' instead"
+                )
+            outer = [swept for _, swept in swept_all if key.startswith(f"{swept}.")]
             if outer:
                 raise SpecError(
                     f"{place}: {key} would have no effect: {outer[0]} is swept; "
@@ -211,6 +219,15 @@ def _finish(located: Located, overrides: Sequence[str]) -> ExperimentSpec:
     for key, values in sweep.items():
         for index in range(1, len(values)):
             _build_point(located, sweep, indices | {key: index})
+
+    def fail(path: KeyPath, message: str) -> NoReturn:
+        raise SpecError(_message(located, path, message))
+
+    check_search(spec.find, spec.tune, [k for entry in sweep for k in swept_keys(entry)], fail)
+    if spec.claim is not None:
+        from experiments.claimed.figures import check_claim
+
+        check_claim(spec, fail)
     return spec
 
 
@@ -222,17 +239,28 @@ def _checked_sweep(located: Located) -> dict[str, list[Any]]:
 
     if not isinstance(sweep, dict):
         fail(("sweep",), "must map dotted keys to lists of values")
-    for i, (key, values) in enumerate(sweep.items()):
-        path = ("sweep", key)
-        if not all(key.split(".")) or key.split(".")[0] in _NEVER_SWEPT:
-            fail(path, "cannot be swept")
-        if not isinstance(values, list) or not values:
-            fail(path, f"must be a list of values, got {values!r}")
-        if any(value in values[:j] for j, value in enumerate(values)):
+    earlier: list[str] = []
+    for entry, items in sweep.items():
+        path = ("sweep", entry)
+        keys = swept_keys(entry)
+        for key in keys:
+            if not all(key.split(".")) or key.split(".")[0] in _NEVER_SWEPT:
+                fail(path, "cannot be swept" if len(keys) == 1 else f"{key!r} cannot be swept")
+            if key in earlier:
+                fail(path, f"{key} is swept twice")
+            inner = [other for other in earlier if other.startswith(f"{key}.")]
+            if inner:
+                fail(path, f"must come before {inner[0]}, which is inside it")
+            earlier.append(key)
+        if not isinstance(items, list) or not items:
+            fail(path, f"must be a list of values, got {items!r}")
+        if any(item in items[:j] for j, item in enumerate(items)):
             fail(path, "has the same value twice")
-        inner = [earlier for earlier in list(sweep)[:i] if earlier.startswith(f"{key}.")]
-        if inner:
-            fail(path, f"must come before {inner[0]}, which is inside it")
+        for j, item in enumerate(items):
+            try:
+                swept_values(entry, item)
+            except ValueError as error:
+                fail((*path, j), str(error))
     return dict(sweep)
 
 
@@ -242,24 +270,30 @@ def _build_point(
     """Validate one choice of swept values, with errors told where those were written."""
     data = copy.deepcopy({key: value for key, value in located.data.items() if key != "sweep"})
     point = Located(data, dict(located.places))
-    for key, index in indices.items():
-        path: KeyPath = tuple(key.split("."))
-        written: KeyPath = ("sweep", key, index)
-        try:
-            set_key(data, key, sweep[key][index])
-        except SpecError as error:
-            raise SpecError(_message(located, written, str(error))) from None
-        moved = {
-            path + p[len(written) :]: where
-            for p, where in located.places.items()
-            if p[: len(written)] == written
-        }
-        place = located.place(written)
-        point.places = {p: w for p, w in point.places.items() if p[: len(path)] != path} | (
-            {path: place} if place else {}
-        )
-        point.places |= moved
+    for entry, index in indices.items():
+        keys = swept_keys(entry)
+        for j, (key, value) in enumerate(
+            zip(keys, swept_values(entry, sweep[entry][index]), strict=True)
+        ):
+            written: KeyPath = ("sweep", entry, index) + ((j,) if len(keys) > 1 else ())
+            try:
+                set_key(data, key, value)
+            except SpecError as error:
+                raise SpecError(_message(located, written, str(error))) from None
+            _move_places(located, point, written, tuple(key.split(".")))
     return _build({**data, "sweep": sweep} if keep_sweep else data, point)
+
+
+def _move_places(located: Located, point: Located, written: KeyPath, path: KeyPath) -> None:
+    """Note that what stands at `path` of a point was written at `written` of the sweep."""
+    moved = {
+        path + p[len(written) :]: where
+        for p, where in located.places.items()
+        if p[: len(written)] == written
+    }
+    place = located.place(written)
+    kept = {p: w for p, w in point.places.items() if p[: len(path)] != path}
+    point.places = kept | ({path: place} if place else {}) | moved
 
 
 def _build(data: Data, located: Located) -> ExperimentSpec:

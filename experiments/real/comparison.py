@@ -100,7 +100,7 @@ def compare_runs(
     """
     columns = [run.metrics() for run in measured]
     other = simulated.metrics()
-    intervals = _bootstrap(measured[0], simulated, seed)
+    intervals = _bootstrap(measured, simulated, seed)
     rows = []
     for metric in METRICS:
         values = [float(column[metric]) for column in columns]
@@ -174,24 +174,25 @@ def _latencies(requests: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Flo
 
 
 def _bootstrap(
-    measured: RunResult, simulated: RunResult, seed: int
+    measured: Sequence[RunResult], simulated: RunResult, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Resample requests, the same on both sides, and return intervals of the error."""
-    real, model = _latencies(measured.requests), _latencies(simulated.requests)
-    if len(real["e2el"]) != len(model["e2el"]):
+    real = [_latencies(run.requests) for run in measured]
+    model = _latencies(simulated.requests)
+    if any(len(run["e2el"]) != len(model["e2el"]) for run in real):
         return {}
     rng = stream(seed, "bootstrap")
     intervals = {}
     for name in ("ttft", "tpot", "e2el"):
-        both = np.isfinite(real[name]) & np.isfinite(model[name])
-        num_requests = int(both.sum())
+        known = np.isfinite(np.stack([*(run[name] for run in real), model[name]])).all(axis=0)
+        num_requests = int(known.sum())
         if num_requests < 2:
             continue
         picks = rng.integers(num_requests, size=(_RESAMPLES, num_requests))
-        theirs, ours = real[name][both][picks], model[name][both][picks]
         for statistic in ("mean", "p50", "p90", "p99"):
-            errors = _statistic(statistic, ours) / _statistic(statistic, theirs) - 1
-            low, high = np.percentile(errors, [2.5, 97.5])
+            theirs = np.mean([_statistic(statistic, run[name][known][picks]) for run in real], 0)
+            ours = _statistic(statistic, model[name][known][picks])
+            low, high = np.percentile(ours / theirs - 1, [2.5, 97.5])
             intervals[f"{statistic}_{name}_ms"] = (float(low), float(high))
     return intervals
 

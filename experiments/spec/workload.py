@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from experiments.spec_fields import Count, Named, NonNegative, Positive, Section, shorthand
+from experiments.spec.fields import Count, Named, NonNegative, Positive, Section, shorthand
 
 
 def _rate(value: object) -> object:
@@ -56,7 +56,9 @@ class Workload(Section):
     """Which requests arrive, and when."""
 
     trace: str | None = Field(
-        default=None, description="Path of a trace file, or the name of a preset."
+        default=None,
+        description="Path of a trace file, or the name of a preset or of a trace that "
+        "`schedlab trace fetch` brought.",
     )
     format: str = Field(default="auto", description="Format of the trace file; `auto` detects it.")
     num_requests: Count | None = Field(

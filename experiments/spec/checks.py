@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from experiments.paths import is_preset
-from experiments.spec import ExperimentSpec, Lengths
-from experiments.yaml_lines import KeyPath
-from sim.errors import SpecError, nearest
+from experiments.spec.experiment import ExperimentSpec, Lengths
+from experiments.spec.paths import is_preset, is_published
+from experiments.spec.yaml_lines import KeyPath
+from sim.errors import SpecError, TraceError, nearest
 
 Fail = Callable[[KeyPath, str], NoReturn]
 
@@ -44,7 +44,8 @@ def check_names(spec: ExperimentSpec, fail: Fail) -> None:
     if profile is not None and not Path(profile).is_dir():
         fail(
             ("cost_model",),
-            f"{profile} is no profile folder (schedlab calibrate measures one); "
+            f"{profile} is no profile folder (schedlab calibrate measures one, schedlab profile "
+            "import reads another project's); "
             f"{nearest(Path(profile).name, ['roofline'])}",
         )
     _check_policy(spec, fail)
@@ -63,11 +64,11 @@ def _check_policy(spec: ExperimentSpec, fail: Fail) -> None:
         fail(("policy", "name"), str(error))
     _check_knobs(("policy",), policy.name, policy.knobs, list(cls.knobs()), fail)
     try:
-        registry.make(policy.name, **policy.knobs)
+        made = registry.make(policy.name, **policy.knobs)
     except SpecError as error:
         fail(("policy",), str(error))
     if predictor is None:
-        if cls.needs_prediction:
+        if made.needs_prediction:  # of a wrapper, what it wraps
             fail(("policy",), f"{policy.name} needs predictions; add policy.predictor: oracle")
         return
     path: KeyPath = ("policy", "predictor")
@@ -134,15 +135,26 @@ def _parameters(function: Callable[..., object]) -> list[str]:
 
 def _check_trace(spec: ExperimentSpec, fail: Fail) -> None:
     from traces.presets import preset
+    from traces.published import PUBLISHED, published
 
     trace = spec.workload.trace
     if trace is None:
+        return
+    if is_published(trace):
+        try:
+            published(trace).fetched()
+        except TraceError as error:
+            fail(("workload", "trace"), str(error))
         return
     if is_preset(trace):
         try:
             preset(trace)
         except SpecError as error:
-            fail(("workload", "trace"), f"{error}; the path of a file has a folder or a suffix")
+            fail(
+                ("workload", "trace"),
+                f"{error}; the path of a file has a folder or a suffix, and schedlab trace fetch "
+                "--list shows the traces of others",
+            )
         if spec.workload.num_requests is None:
             fail(("workload",), f"num_requests is required with the preset {trace}")
         return
@@ -150,4 +162,7 @@ def _check_trace(spec: ExperimentSpec, fail: Fail) -> None:
     if not path.is_file():
         source = next((s for stem, s in _PUBLIC_TRACES.items() if path.name.startswith(stem)), "")
         hint = f"; download it from {source} and give its path as workload.trace" if source else ""
+        upstream = (one.name for one in PUBLISHED.values() if one.url.endswith(f"/{path.name}"))
+        if name := next(upstream, None):
+            hint += f", or: schedlab trace fetch {name}, and workload.trace: {name}"
         fail(("workload", "trace"), f"no such file: {path}{hint}")

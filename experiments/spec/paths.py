@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.yaml_lines import Value
+from experiments.spec.yaml_lines import Value
+from experiments.swept import swept_keys
 
 
 def is_preset(trace: str) -> bool:
@@ -21,7 +23,25 @@ def is_preset(trace: str) -> bool:
     bool
         True for ``azure-conv``, False for ``azure-conv.csv`` and ``./azure-conv``.
     """
-    return not any(mark in trace for mark in "/\\.")
+    return not any(mark in trace for mark in "/\\.") and not is_published(trace)
+
+
+def is_published(trace: str) -> bool:
+    """Say whether a trace is named as one that `schedlab trace fetch` knows.
+
+    Parameters
+    ----------
+    trace : str
+        The value of `workload.trace`.
+
+    Returns
+    -------
+    bool
+        True for ``azure-2023-conv``.
+    """
+    from traces.published import PUBLISHED
+
+    return trace in PUBLISHED
 
 
 # Names of models hold dots and slashes (Qwen/Qwen2.5-7B), so what is on disk decides.
@@ -31,7 +51,11 @@ _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "cost_model": lambda value, _: value != "roofline",
     "cost_model.profile": lambda *_: True,
     "real.weights": lambda *_: True,
-    "workload.trace": lambda value, _: not is_preset(value),
+    "policy.serving_time": lambda *_: True,
+    "policy.predictor.model": lambda *_: True,
+    "policy.predictor.path": lambda *_: True,
+    "validation.measured": lambda *_: True,
+    "workload.trace": lambda value, _: not (is_preset(value) or is_published(value)),
 }
 
 
@@ -54,7 +78,7 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
     """
     if key == "sweep" and isinstance(value, dict):
         return {
-            swept: [absolute_paths(item, folder, swept) for item in items]
+            swept: [_swept_paths(item, folder, swept) for item in items]
             if isinstance(items, list)
             else items
             for swept, items in value.items()
@@ -65,5 +89,12 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
             for name, item in value.items()
         }
     if isinstance(value, str) and value and key in _IS_PATH and _IS_PATH[key](value, folder):
-        return str((folder / Path(value).expanduser()).resolve())
+        return str((folder / Path(os.path.expandvars(value)).expanduser()).resolve())
     return value
+
+
+def _swept_paths(item: Value, folder: Path, key: str) -> Value:
+    keys = swept_keys(key)
+    if len(keys) > 1 and isinstance(item, list) and len(item) == len(keys):
+        return [absolute_paths(part, folder, k) for k, part in zip(keys, item, strict=True)]
+    return absolute_paths(item, folder, key)

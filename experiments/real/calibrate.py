@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.real.machine import describe_machine
 from policies import registry
 from sim.config import EngineConfig
 from sim.cost.profile import Fit, write_fit
@@ -79,6 +79,7 @@ def calibrate(
     device: str,
     dtype: str,
     config: EngineConfig,
+    threads: int = 1,
     num_rounds: int = 5,
     num_random: int = 60,
     num_held_out: int = 60,
@@ -98,6 +99,8 @@ def calibrate(
         Where and in what format to run.
     config : EngineConfig
         Limits to calibrate within; they bound the validity of the profile.
+    threads : int
+        Of the kernels on a CPU.
     num_rounds, num_random, num_held_out : int
         Size of the design; see `gpu_backend.calibration_design`.
     seed : int
@@ -115,16 +118,27 @@ def calibrate(
     SpecError
         If the device is missing, the model does not fit, or `folder` holds another calibration.
     """
+    import torch
+
     from gpu_backend.calibration import measure, measured
     from gpu_backend.calibration_design import design
-    from gpu_backend.calibration_fit import coefficient_intervals, fit_profile, predictions
+    from gpu_backend.calibration_fit import (
+        coefficient_intervals,
+        fit_profile,
+        predictions,
+        with_swapping,
+    )
+    from gpu_backend.kernel_hash import kernel_hash
     from gpu_backend.runner import open_runner
+    from gpu_backend.swap_timing import swap_times
 
     fitted_on = design(config, num_random, seed)
     held_out = replayed_points(config, model_name, hardware, dtype, num_held_out, seed)
+    torch.set_num_threads(threads)
     runner = open_runner(model_name, config, device=device, dtype=dtype, seed=seed)
     points = [*fitted_on, *held_out]
-    about = f"{model_name} {hardware} {device} {dtype}"
+    kernels = kernel_hash(device)
+    about = f"{model_name} {hardware} {device} {dtype} kernels {kernels} threads {threads}"
     taken = measure(
         runner, config, points, folder / "points.jsonl",
         about=about, num_rounds=num_rounds, seed=seed, progress=progress,
@@ -132,7 +146,8 @@ def calibrate(
     rows = measured(taken, points)
     train, test = rows[: len(fitted_on)], rows[len(fitted_on) :]
     buckets = runner.graph_buckets
-    fit = fit_profile(train, test, buckets)
+    swapping = swap_times(runner)
+    fit = with_swapping(fit_profile(train, test, buckets), swapping)
     overhead = scheduling_overhead(runner, config, seed)
     meta = {
         "model": model(model_name).name,
@@ -144,9 +159,11 @@ def calibrate(
         "engine": {name: getattr(config, name) for name in config.__dataclass_fields__},
         "graph_buckets": list(buckets),
         "rounds": num_rounds,
+        "swap_times": [time._asdict() for time in swapping],
         "sentinel_drift_by_round": taken.drift,
         "median_repeat_spread": float(np.median([taken.spread(i) for i in range(len(points))])),
         "seed": seed,
+        "kernels": kernels,
         "machine": describe_machine(device),
     }
     write_fit(folder, meta, fit)
@@ -199,23 +216,6 @@ def calibration_config(
         )
     except ValueError as error:
         raise SpecError(f"calibration: {error}") from error
-
-
-def detected_hardware(device: str) -> str:
-    """Return the GPU table's name of a device, ``"cpu"`` for the processor.
-
-    Raises
-    ------
-    SpecError
-        If there is no such device, or the table does not know it.
-    """
-    if device == "cpu":
-        return "cpu"
-    import torch
-
-    from gpu_backend.device import open_device
-
-    return gpu(torch.cuda.get_device_name(open_device(device))).name
 
 
 def replayed_points(
@@ -286,6 +286,8 @@ def scheduling_overhead(
 
 def verdict(fit: Fit, taken: Measurement) -> str:
     """Say whether the profile may be trusted, and what speaks against it."""
+    from gpu_backend.calibration import DRIFT_BAR
+
     error = fit.held_out
     found = (
         f"held-out error {error.mape:.1%} on average, {error.p90:.1%} at the 90th percentile, "
@@ -295,46 +297,13 @@ def verdict(fit: Fit, taken: Measurement) -> str:
     judgement = "GOOD" if good else f"POOR (bar: {MAPE_BAR:.0%} and {BIAS_BAR:.0%})"
     worst = max(taken.drift, default=0.0)
     shaky = f"; sentinels moved by up to {worst:.1%}: the machine was not quiet"
-    return f"{judgement}: {found}{shaky if worst > 0.03 else ''}"
-
-
-def describe_machine(device: str) -> dict[str, object]:
-    """Return what a reader must know of the machine and the programs."""
-    import torch
-
-    about: dict[str, object] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-    }
-    if device.startswith("cuda"):
-        import triton
-
-        properties = torch.cuda.get_device_properties(torch.device(device))
-        about |= {
-            "gpu": properties.name,
-            "memory_bytes": properties.total_memory,
-            "cuda": torch.version.cuda,
-            "triton": triton.__version__,
-        }
-    else:
-        about |= {"processor": _processor(), "threads": torch.get_num_threads()}
-    return about
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    return f"{judgement}: {found}{shaky if worst > DRIFT_BAR else ''}"
 
 
 def _save_figure(
     points: Sequence[Point], residuals: Sequence[dict[str, Any]], folder: Path
 ) -> None:
-    from experiments.plot_style import save
+    from experiments.plotting.style import save
 
     save(residual_figure(points, residuals, folder.name), folder / "residuals")
 
@@ -343,7 +312,7 @@ def residual_figure(
     points: Sequence[Point], residuals: Sequence[dict[str, Any]], title: str
 ) -> Figure:
     """Draw predicted against measured times, and the relative error against the measured time."""
-    from experiments.plot_style import house_style, looks, new_figure, plain_numbers
+    from experiments.plotting.style import house_style, looks, new_figure, plain_numbers
 
     with house_style():
         figure = new_figure(9.0, 3.9)

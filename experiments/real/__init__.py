@@ -1,0 +1,1 @@
+"""Calibration of a device, and comparison of both backends."""

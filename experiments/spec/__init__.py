@@ -1,0 +1,1 @@
+"""What an experiment is: its keys, read strictly from YAML."""
