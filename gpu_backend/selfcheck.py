@@ -34,6 +34,9 @@ from gpu_backend.tile_search import search_tiles
 from sim.errors import SpecError
 from sim.files import replacing
 
+_SITTING_S = 300
+"""No run of a comparison begins later, so that a sitting takes less than eight minutes."""
+
 Part = Callable[[torch.device, Timer, Console], Mapping[str, Any]]
 
 
@@ -235,7 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--compare", metavar="SPEC.yaml", type=Path,
-        help="then run a comparison into DIR/comparison, by the profile in DIR if there is one",
+        help="then run a comparison into DIR/comparison, by the profile in DIR if there is one, in "
+        "sittings of less than eight minutes: repeat the command with --only versions to go on",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     if (options.calibrate or options.compare) and options.output is None:
@@ -278,7 +282,10 @@ def laboratory_commands(
             "--max-model-len", "8192", "-o", str(profile),
         ])  # fmt: skip
     if comparison is not None:
-        command = ["experiments.cli", "compare", str(comparison), "-o", str(folder / "comparison")]
+        command = [
+            "experiments.cli", "compare", str(comparison), "-o", str(folder / "comparison"),
+            "--keep", str(folder / "measured"), "--max-s", str(_SITTING_S),
+        ]  # fmt: skip
         if with_calibration or (profile / "fit.json").is_file():
             command.append(f"cost_model={profile}")
         commands.append(command)

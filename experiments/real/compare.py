@@ -80,6 +80,9 @@ def compare(
 ) -> list[PointComparison]:
     """Run every point of an experiment on both backends.
 
+    On the real one it runs `real.repeats` times by the clock of the experiment, and once by the
+    modelled clock, which shows whether both decide alike when steps take the same time.
+
     Parameters
     ----------
     spec : ExperimentSpec
@@ -88,9 +91,9 @@ def compare(
     progress : callable, optional
         Called with runs done, runs in all, and what comes next.
     keep : Path, optional
-        Folder for the measured runs; those found there are not measured again.
+        Folder for the runs on the device; those found there are not repeated.
     max_s : float
-        No measured run begins later than this.
+        No run on the device begins later than this.
 
     Returns
     -------
@@ -121,29 +124,40 @@ def compare(
     kept = MeasuredRuns(keep, _identity(spec)) if keep is not None else None
     real: list[list[RunResult]] = [[] for _ in todo]
     records: list[list[RecordedStep]] = [[] for _ in todo]
+    modelled_records: list[list[RecordedStep]] = [[] for _ in todo]
     deadline_s = time.monotonic() + max_s
-    for repeat in range(spec.real.repeats):
+    repeats = spec.real.repeats
+    for repeat in range(repeats + 1):
         forwards = repeat % 2 == 0
         for i in range(len(todo)) if forwards else reversed(range(len(todo))):
-            tell(f"measuring {todo[i].label} ({repeat + 1}/{spec.real.repeats})")
+            label, is_check = todo[i].label, repeat == repeats
+            tell(
+                f"checking decisions of {label}" if is_check
+                else f"measuring {label} ({repeat + 1}/{repeats})"
+            )  # fmt: skip
             before = kept.find(i, repeat) if kept is not None else None
             if before is None and time.monotonic() > deadline_s:
-                left = spec.real.repeats * len(todo) - done + 1
-                raise UnfinishedError(f"time is up, {left} runs are left to measure; run it again")
-            result, steps = before or _measure(todo[i].spec, recorded=repeat == 0)
+                left = (repeats + 1) * len(todo) - done + 1
+                raise UnfinishedError(
+                    f"time is up, {left} runs are left on the device; go on later"
+                )
+            result, steps = before or _measure(
+                _on(todo[i].spec, "real", **({"clock": "modelled"} if is_check else {})),
+                recorded=repeat in (0, repeats),
+            )
             if kept is not None and before is None:
                 kept.keep(i, repeat, result, steps)
-            real[i].append(result)
-            records[i] += steps
+            if is_check:
+                modelled_records[i] = steps
+            else:
+                real[i].append(result)
+                records[i] += steps
     found = []
     for i, point in enumerate(todo):
         tell(f"simulating {point.label}")
         simulated_steps: list[RecordedStep] = []
         simulated = run(_on(point.spec, "sim"), record=simulated_steps)
-        tell(f"checking decisions of {point.label}")
-        modelled_steps: list[RecordedStep] = []
-        run(_on(point.spec, "real", clock="modelled"), record=modelled_steps)
-        modelled = first_difference(modelled_steps, simulated_steps)
+        modelled = first_difference(modelled_records[i], simulated_steps)
         difference = first_difference(records[i], simulated_steps)
         predicted, measured = teacher_forced(records[i], make_cost_model(point.spec))
         columns = simulated.requests
@@ -176,7 +190,7 @@ def _identity(spec: ExperimentSpec) -> str:
 def _measure(spec: ExperimentSpec, recorded: bool) -> tuple[RunResult, list[RecordedStep]]:
     steps: list[RecordedStep] = []
     gc.collect()
-    result = run(_on(spec, "real"), record=steps if recorded else None)
+    result = run(spec, record=steps if recorded else None)
     return result, steps
 
 

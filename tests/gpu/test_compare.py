@@ -101,7 +101,7 @@ def test_compare_takes_up_the_runs_that_were_kept(compared, monkeypatch):
 
 def test_compare_that_runs_out_of_time_says_how_many_runs_are_left(tmp_path):
     spec = make_spec(SPEC)
-    with pytest.raises(UnfinishedError, match="6 runs are left"):
+    with pytest.raises(UnfinishedError, match="9 runs are left"):
         compare(spec, keep=tmp_path / "runs", max_s=-1.0)
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["measurement.json"]
 
