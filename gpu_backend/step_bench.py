@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from statistics import median
 
 from gpu_backend.calibration_design import Point
@@ -117,6 +117,7 @@ class _Everyone:
     static_keys = True
 
     def __init__(self) -> None:
+        self.rekeyed: Collection[RequestState] = ()
         self.on_start: Callable[[EngineView], None] | None = None
         self.on_arrival: Callable[[RequestState, int], None] | None = None
         self.on_tokens: Callable[[BatchPlan, int, int], None] | None = None

@@ -27,9 +27,10 @@ class LearningToRank(Ranked):
     at the first request that does not fit, where here running requests behind a waiting one that
     does not fit still run. Idle iterations count from the end of the one in which a request came.
 
-    A decision is O(n log n) in the running batch; the queue is sorted again only in a step that
-    promotes. Skip-ahead is honest because scores never change, and the plan names the iteration
-    at which the next request may be promoted or has used up its quantum.
+    A decision is O(n log n) in the running batch; a step that promotes merges the promoted into the
+    queue anew, which is linear, but a merge of two sorted runs. Skip-ahead is honest because scores
+    never change, and the plan names the iteration at which the next request may be promoted or has
+    used up its quantum.
 
     Parameters
     ----------
@@ -52,7 +53,8 @@ class LearningToRank(Ranked):
         self.starvation_threshold = starvation_threshold
         self.quantum = quantum
         self._iteration = 0
-        self._new: dict[int, None] = {}
+        self._new: dict[int, RequestState] = {}
+        self._states: dict[int, RequestState] = {}
         self._last_ran: dict[int, int] = {}
         self._quantum_left: dict[int, int] = {}
         # When to look at a request again; whether it ran meanwhile is found out then.
@@ -70,14 +72,15 @@ class LearningToRank(Ranked):
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Remember to count its idle iterations."""
         if self.starvation_threshold is not None:
-            self._new[state.id] = None
+            self._new[state.id] = state
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Count iterations; promote who was idle too long, demote whose quantum is used up."""
         if self.starvation_threshold is None:
             return
         self._iteration += num_steps
-        for request_id in self._new:
+        for request_id, state in self._new.items():
+            self._states[request_id] = state
             self._last_ran[request_id] = self._iteration
             heappush(self._due, (self._iteration + self.starvation_threshold, request_id))
         self._new.clear()
@@ -90,16 +93,17 @@ class LearningToRank(Ranked):
                 self._quantum_left[state.id] -= num_steps
                 if self._quantum_left[state.id] <= 0:
                     del self._quantum_left[state.id]
-        self.static_keys = not self._promote_idle(self.starvation_threshold)
+        self.rekeyed = self._promote_idle(self.starvation_threshold)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
         self._new.pop(state.id, None)
+        self._states.pop(state.id, None)
         self._last_ran.pop(state.id, None)
         self._quantum_left.pop(state.id, None)
 
-    def _promote_idle(self, threshold: int) -> bool:
-        promoted = False
+    def _promote_idle(self, threshold: int) -> list[RequestState]:
+        promoted = []
         while self._due and self._due[0][0] <= self._iteration:
             _, request_id = heappop(self._due)
             last_ran = self._last_ran.get(request_id)
@@ -108,6 +112,6 @@ class LearningToRank(Ranked):
             if self._iteration - last_ran >= threshold:
                 self._quantum_left[request_id] = self.quantum
                 self._last_ran[request_id] = last_ran = self._iteration
-                promoted = True
+                promoted.append(self._states[request_id])
             heappush(self._due, (last_ran + threshold, request_id))
         return promoted

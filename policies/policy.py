@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 from sim.plan import BatchPlan
@@ -37,6 +37,9 @@ class Policy:
     The engine looks at it before every plan, so a policy whose keys change only now and then
     sets it to False for the step in which they did.
     """
+
+    rekeyed: Collection[RequestState] = ()
+    """Requests whose `key` has changed while those of all others have not; set in a hook."""
 
     on_start: Callable[[EngineView], None] | None = None
     """Called once with the view that `plan` will get, for hooks that need the limits."""

@@ -239,6 +239,8 @@ class Engine:
         policy, builder = self.policy, self.builder
         if not policy.static_keys:
             self.waiting.sort(self.now_ns)
+        elif policy.rekeyed:
+            self.waiting.rekey(policy.rekeyed, self.now_ns)
         builder.reset()
         self.policy_looked_at_cache = False
         self._evictions_seen = self.kv.num_evictions

@@ -1,6 +1,6 @@
 """What the engine asks of a policy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from sim.plan import BatchPlan
@@ -13,7 +13,9 @@ class SchedulingPolicy(Protocol):
     """What the engine asks of a policy; `policies.Policy` is the base class to derive from."""
 
     static_keys: bool
-    """Whether `key` never changes while a request waits."""
+    """Whether `key` never changes while a request waits, but for those in `rekeyed`."""
+    rekeyed: Collection[RequestState]
+    """Requests whose key changed since the last plan, where keys are static otherwise."""
 
     def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
         """Return the place of a request in the waiting queue, smaller = sooner."""

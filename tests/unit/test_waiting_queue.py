@@ -1,6 +1,8 @@
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sim.request import RequestState
 from sim.waiting_queue import WaitingQueue
@@ -61,3 +63,26 @@ def test_queue_with_drifting_key_is_put_in_order_by_sort():
     assert [s.id for s in queue] == [1, 0]
     queue.remove(early, 40)  # its key changed since the sort
     assert [s.id for s in queue] == [1]
+
+
+@given(
+    keys=st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    changes=st.dictionaries(st.integers(0, 14), st.integers(0, 5)),
+    taken=st.integers(0, 3),
+)
+def test_rekeying_some_requests_gives_the_order_of_sorting_all(keys, changes, taken):
+    now = dict(enumerate(keys))
+    states = [RequestState(arrival(i, prompt=1).request) for i in range(15)]
+    queues = [WaitingQueue(lambda state, _: now[state.id]) for _ in range(2)]
+    for queue in queues:
+        for state in states[: len(keys)]:
+            queue.add(state, 0)
+        for _ in range(min(taken, len(keys) - 1)):
+            queue.remove(queue.head, 0)
+    now.update(changes)
+    queues[0].rekey([states[i] for i in changes], 0)
+    queues[1].sort(0)
+    assert list(queues[0]) == list(queues[1])
+    for state in list(queues[0]):
+        queues[0].remove(state, 0)
+    assert len(queues[0]) == 0
