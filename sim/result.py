@@ -178,7 +178,7 @@ class RunResult:
         if self.window is not None:
             ours["window"] = self.window._asdict()
         result["schedlab"] = ours
-        plain = _plain(result)
+        plain = json_value(result)
         assert isinstance(plain, dict)
         return plain
 
@@ -281,18 +281,18 @@ def _date() -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime(int(epoch) if epoch else None))
 
 
-def _plain(value: object) -> object:
-    """Return what JSON can hold: no numpy, no NaN, no infinity."""
+def json_value(value: object) -> object:
+    """Return what JSON can hold: no numpy; NaN becomes None, infinity the string ``"inf"``."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     return value

@@ -24,7 +24,7 @@ from sim.cost.fitted import FittedCostModel
 from sim.errors import SchedlabError
 from sim.files import replacing
 from sim.plan_log import RecordedStep, first_difference, teacher_forced
-from sim.result import RunResult
+from sim.result import RunResult, json_value
 
 Progress = Callable[[int, int, str], None]
 
@@ -209,7 +209,7 @@ def write(found: list[PointComparison], spec: ExperimentSpec, folder: Path) -> N
     from experiments.real.figures import cdf_figure, frontier_figure, step_figure
 
     with replacing(folder / "comparison.json") as temporary:
-        text = json.dumps(_plain(to_data(found, spec)), indent=1, allow_nan=False)
+        text = json.dumps(json_value(to_data(found, spec)), indent=1, allow_nan=False)
         temporary.write_text(text + "\n", encoding="utf-8")
     with replacing(folder / "comparison.md") as temporary:
         temporary.write_text(markdown(found, spec), encoding="utf-8")
@@ -340,14 +340,4 @@ def _number(value: float) -> str:
 
 def _mapping(value: object) -> dict[str, object]:
     assert isinstance(value, dict)
-    return value
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - anything JSON may hold
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     return value

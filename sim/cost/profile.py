@@ -170,9 +170,7 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
     SpecError
         If `meta` lacks a required key.
     """
-    for key in META_KEYS:
-        if key not in meta:
-            raise SpecError(f"profile meta: key {key!r} is missing")
+    require_meta(meta)
     graph = fit.graph
     data = {
         "schema": SCHEMA,
@@ -187,6 +185,13 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
         with replacing(Path(folder) / name) as temporary:
             text = json.dumps(content, indent=2, allow_nan=False)
             temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def require_meta(meta: Mapping[str, object]) -> None:
+    """Raise `SpecError` if a profile does not say what it was measured on."""
+    for key in META_KEYS:
+        if key not in meta:
+            raise SpecError(f"profile meta: key {key!r} is missing")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

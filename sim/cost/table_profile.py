@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.cost.attention import Attention, AttentionGrid, RooflineAttention, Skew
-from sim.cost.profile import META_KEYS
+from sim.cost.profile import require_meta
 from sim.errors import SpecError, nearest
 from sim.files import read_json_object, replacing
 
@@ -162,9 +162,7 @@ def write_table(folder: Path, meta: Mapping[str, object], profile: TableProfile)
     SpecError
         If `meta` lacks a required key.
     """
-    for key in META_KEYS:
-        if key not in meta:
-            raise SpecError(f"profile meta: key {key!r} is missing")
+    require_meta(meta)
     skew = profile.skew
     data: dict[str, object] = {
         "schema": SCHEMA,
