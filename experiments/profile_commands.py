@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from experiments.importers.imported import Imported
 
 profile_app = typer.Typer(
     help="Import performance profiles of other projects.",
@@ -70,8 +73,7 @@ def llmservingsim_command(
         use_skew=skew,
     )
     imported = import_bundle(path, options)
-    imported.save(output)
-    _report(imported.assumptions, output)
+    _save(imported, output)
 
 
 @import_app.command("vidur")
@@ -91,8 +93,7 @@ def vidur_command(
     from experiments.importers.vidur import import_vidur
 
     imported = import_vidur(path, hardware, model, tensor_parallel_size, network)
-    imported.save(output)
-    _report(imported.assumptions, output)
+    _save(imported, output)
 
 
 @import_app.command("splitwise")
@@ -107,8 +108,7 @@ def splitwise_command(
     from experiments.importers.splitwise import import_splitwise
 
     imported = import_splitwise(path, model, hardware, tensor_parallel_size)
-    imported.save(output)
-    _report(imported.assumptions, output)
+    _save(imported, output)
 
 
 @import_app.command("aiconfigurator")
@@ -128,12 +128,12 @@ def aiconfigurator_command(
     imported = import_aiconfigurator(
         model, hardware, tensor_parallel_size, backend, backend_version
     )
+    _save(imported, output)
+
+
+def _save(imported: Imported, output: Path) -> None:
+    """Write the profile; say what was assumed, and how to use it."""
     imported.save(output)
-    _report(imported.assumptions, output)
-
-
-def _report(assumptions: tuple[str, ...], output: Path) -> None:
-    """Say what was assumed, and how to use the result."""
-    for line in assumptions:
+    for line in imported.assumptions:
         typer.echo(f"assumed: {line}")
     typer.echo(f"profile: {output} (use it with cost_model: {output})")

@@ -105,16 +105,7 @@ def rope_and_cache(
 ) -> None:
     """Rotate queries and keys in place, and write keys and values to the cache.
 
-    Parameters
-    ----------
-    q, k, v : Tensor, shape (T, heads, head_dim)
-        Views into one projection are fine. Dimension i is rotated with i + head_dim / 2.
-    cos_sin : Tensor of float32, shape (max_len, head_dim)
-        Cosines, then sines.
-    positions, slots : Tensor of int64, shape (T,)
-        Position of each token, and ``block * block_size + offset`` to write to (-1: nowhere).
-    k_pool, v_pool : Tensor, shape (num_blocks, num_kv_heads, block_size, head_dim)
-        The cache of one layer.
+    Parameters are those of `gpu_backend.cpu_ops.rope_and_cache`.
     """
     _check_pools(q, k_pool, v_pool, q)
     _check_heads(k, "k")
@@ -127,20 +118,8 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Add `x` to the residual stream and normalise the sum.
 
-    Parameters
-    ----------
-    x : Tensor, shape (T, H)
-    residual : Tensor, shape (T, H), or None
-        The stream so far; `None` stands for zeros.
-    weight : Tensor, shape (H,)
-    eps : float
-        Added to the mean square.
-
-    Returns
-    -------
-    (Tensor, Tensor), both of shape (T, H)
-        ``sum * rsqrt(mean(sum**2) + eps) * weight``, and the sum. Computed in float32 from the
-        sum as it is stored.
+    Parameters and result are those of `gpu_backend.cpu_ops.add_rms_norm`; computed in float32 from
+    the sum as it is stored.
     """
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(normed)
