@@ -40,6 +40,7 @@ def run(
     spec: ExperimentSpec,
     progress: Progress | None = None,
     record: list[RecordedStep] | None = None,
+    opened: Callable[[CostModel, SchedulingOverhead], Backend] | None = None,
 ) -> RunResult:
     """Run one experiment, without sweep or replications, on the backend it names.
 
@@ -54,6 +55,8 @@ def run(
         Told now and then how many requests are done.
     record : list, optional
         Filled with every step's decision and time; the run is then stepped one by one.
+    opened : callable, optional
+        Opens another backend than the specification's, e.g. one that goes by a recording.
 
     Returns
     -------
@@ -85,7 +88,9 @@ def run(
     cost_model = make_cost_model(spec)
     overhead = make_overhead(spec, cost_model)
     backend: Backend = SimBackend(SimExecutor(cost_model, overhead))
-    if spec.backend == "real":
+    if opened is not None:
+        backend = opened(cost_model, overhead)
+    elif spec.backend == "real":
         _refuse_simulated_switches(spec)
         from experiments.real.backend import open_backend
 
@@ -107,7 +112,7 @@ def run(
     else:
         log = backend.drive(engine, arrivals, spec.workload.max_concurrency)
         num_plans = engine.num_plans
-    if spec.backend == "sim" and spec.cost_model.profile is not None:
+    if backend.describe() is None and spec.cost_model.profile is not None:
         _check_limits(spec, log)
     requests = log.requests()
     window = None
@@ -207,11 +212,17 @@ def engine_config(spec: ExperimentSpec, budget: MemoryBudget) -> EngineConfig:
             cudagraph_capture_sizes=(
                 vllm_capture_sizes(engine.max_num_seqs) if engine.cuda_graph_padding else ()
             ),
+            first_launch_ns=_first_launch_ns(spec),
             fast_forward=engine.fast_forward,
             check_horizon=engine.check_horizon,
         )
     except ValueError as error:
         raise SpecError(f"engine: {error}") from error
+
+
+def _first_launch_ns(spec: ExperimentSpec) -> int:
+    stated = spec.engine.scheduling_overhead
+    return 0 if stated is None else int(stated.first_step_s * 1e9 + 0.5)
 
 
 def make_overhead(spec: ExperimentSpec, cost_model: CostModel) -> SchedulingOverhead:
@@ -243,6 +254,8 @@ def make_cost_model(spec: ExperimentSpec) -> CostModel:
             tensor_parallel_size=engine.tensor_parallel_size,
             allow_mismatch=chosen.allow_mismatch,
             profiling_overhead_s=chosen.profiling_overhead_s,
+            separate_prefills=chosen.separate_prefills,
+            nearest_skew=bool(chosen.nearest_skew),
         )
     from sim.cost.roofline import RooflineCostModel
 

@@ -67,6 +67,9 @@ class EngineConfig:
     cudagraph_capture_sizes : tuple of int
         Batch sizes of captured CUDA graphs, increasing: the tokens of a step are padded to the
         next one. Empty = no padding.
+    first_launch_ns : int
+        How long the engine is busy launching its first step (no warm-up): the step planned ahead
+        meanwhile is planned only then, and knows who came until then.
     fast_forward : bool
         Take steps at once where the plan promises it; off = the slow oracle, same results.
     check_horizon : bool
@@ -95,6 +98,7 @@ class EngineConfig:
     async_scheduling: bool = False
     arrivals_between_steps: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
+    first_launch_ns: int = 0
     fast_forward: bool = True
     check_horizon: bool = False
 
@@ -104,8 +108,9 @@ class EngineConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.swap_space_blocks < 0 or self.kv_block_bytes < 0:
-            raise ValueError("swap_space_blocks and kv_block_bytes must be >= 0")
+        for name in ("swap_space_blocks", "kv_block_bytes", "first_launch_ns"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
         if self.preemption_mode == "swap" and not self.swap_space_blocks:
             raise ValueError("preemption_mode swap needs room: set swap_space above 0")
         if self.enable_prefix_caching and self.kv_allocator != "paged":

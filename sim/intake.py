@@ -16,13 +16,15 @@ class Intake:
     Parameters
     ----------
     config : EngineConfig
-        `async_scheduling` and `arrivals_between_steps`; without either nothing is held back.
+        `async_scheduling`, `arrivals_between_steps` and `first_launch_ns`; without either of the
+        switches nothing is held back.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.holds_back = config.async_scheduling or config.arrivals_between_steps
         self._plans_ahead = config.async_scheduling
         self._between_steps = config.arrivals_between_steps
+        self._launch_ns = config.first_launch_ns
         self._requests: list[RequestState] = []
         self._last_start_ns = -1
         self._last_end_ns = -1
@@ -36,6 +38,8 @@ class Intake:
 
     def step_done(self, start_ns: int, end_ns: int) -> None:
         """Learn when the last step ran."""
+        if self._last_end_ns >= 0:
+            self._launch_ns = 0  # that was the launch of the first step
         self._last_start_ns, self._last_end_ns = start_ns, end_ns
 
     def is_idle(self, now_ns: int) -> bool:
@@ -54,13 +58,13 @@ class Intake:
         """
         known_ns = now_ns
         if wait and self._plans_ahead and not self.is_idle(now_ns):
-            known_ns = self._last_start_ns
+            known_ns = min(self._last_start_ns + self._launch_ns, now_ns)
         known: list[RequestState] = []
         late: list[RequestState] = []
         for state in self._requests:
             if self._between_steps and state.queued_ns > self._last_start_ns:
                 # It came during the step that just ended, or while nothing ran.
-                state.queued_ns = now_ns
+                state.queued_ns = known_ns if state.queued_ns <= known_ns else now_ns
             (known if state.queued_ns <= known_ns or not wait else late).append(state)
         self._requests = late
         return known

@@ -9,13 +9,18 @@ from typing import Annotated
 import typer
 
 from experiments.reporting.terminal import print_table, steps_bar
+from experiments.spec.experiment import ExperimentSpec
+from sim.errors import SpecError
 
 
 def validate(
     spec_file: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. engine.async_scheduling=true"),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Changes, e.g. engine.async_scheduling=true (to OTHER.yaml, too)",
+        ),
     ] = None,
     fitted_on: Annotated[
         Path | None,
@@ -23,6 +28,12 @@ def validate(
             metavar="OTHER.yaml", help="Fit host-side terms on another recorded run first."
         ),
     ] = None,
+    by_step: Annotated[
+        bool,
+        typer.Option(
+            "--by-step", help="Force the recorded times on the replay: decisions, cost by step."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
@@ -34,17 +45,38 @@ def validate(
 
     sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
     spec = load_spec(spec_file, overrides or [])
+    if by_step:
+        if fitted_on is not None:
+            raise SpecError("--by-step and --fitted-on answer different questions; choose one")
+        _print_steps(spec, as_json)
+        return
     if fitted_on is None:
         found = run_validation(spec)
     else:
         from experiments.recorded.host_terms import validate_elsewhere
 
         with steps_bar(quiet) as progress:
-            terms, found = validate_elsewhere(spec, load_spec(fitted_on), progress)
+            other = load_spec(fitted_on, overrides or [])
+            terms, found = validate_elsewhere(spec, other, progress)
         typer.echo(f"fitted on {fitted_on}: {terms}", err=as_json)
     if as_json:
         typer.echo(json.dumps(found.to_data(), indent=1))
         return
     print_table(f"{spec.name} (ms)", ("metric", "measured", "predicted", "error"), found.rows())
+    for line in found.lines():
+        typer.echo(line)
+
+
+def _print_steps(spec: ExperimentSpec, as_json: bool) -> None:
+    import json
+
+    from experiments.recorded.forced_replay import forced_replay
+
+    found = forced_replay(spec)
+    if as_json:
+        typer.echo(json.dumps(found.to_data(), indent=1))
+        return
+    headings = ("kind", "count", "predicted ms", "recorded - predicted, ms")
+    print_table(f"{spec.name}: recorded times forced on the replay", headings, found.rows())
     for line in found.lines():
         typer.echo(line)

@@ -124,7 +124,7 @@ def validate(spec: ExperimentSpec) -> Validation:
     result = run(spec)
     cpu_s = time.process_time() - begun_s
     predicted = timeline(result)
-    _check_same(measured, predicted, spec.validation.measured)
+    check_same(measured, predicted, spec.validation.measured)
     requests = result.requests
     preemptions = result.log.preemptions() if result.log is not None else {}
     cost_model = result.provenance["cost_model"]
@@ -168,7 +168,14 @@ def timeline(result: RunResult) -> Timeline:
     )
 
 
-def _check_same(measured: Timeline, predicted: Timeline, path: str) -> None:
+def check_same(measured: Timeline, predicted: Timeline, path: str) -> None:
+    """Make sure that a recording is of the workload that was replayed.
+
+    Raises
+    ------
+    SpecError
+        If the requests differ in number or lengths.
+    """
     if len(measured.queued_s) != len(predicted.queued_s):
         raise SpecError(
             f"{path}: {len(measured.queued_s)} requests, but the workload has "

@@ -33,6 +33,8 @@ class Timeline:
         Lengths.
     queued_s, first_token_s, last_token_s : ndarray of float64, shape (num_requests,)
         When the engine took a request in, and when its first and last token were done.
+    scheduled_s : ndarray of float64, shape (num_requests,), or None
+        When it was first scheduled, if that was recorded.
     """
 
     prompt_tokens: Ints
@@ -40,6 +42,7 @@ class Timeline:
     queued_s: Floats
     first_token_s: Floats
     last_token_s: Floats
+    scheduled_s: Floats | None = None
 
     def latencies_ms(self) -> dict[str, float]:
         """Return mean, median, P90, P95 and P99 of TTFT, TPOT and end-to-end latency.
@@ -70,7 +73,8 @@ def read_recording(path: Path) -> Timeline:
     ----------
     path : Path
         One object a line: request_id (``<anything>-<row of the workload>``), input_toks,
-        output_toks, queued_ts, first_token_ts, last_token_ts (seconds, one clock).
+        output_toks, queued_ts, first_token_ts, last_token_ts (seconds, one clock), and scheduled_ts
+        in all lines or none.
 
     Returns
     -------
@@ -98,7 +102,9 @@ def read_recording(path: Path) -> Timeline:
     ordered = [rows[i] for i in range(len(rows))]
     prompt, output = (np.array([r[key] for r in ordered], dtype=np.int64) for key in _TOKENS)
     queued, first, last = (np.array([r[key] for r in ordered]) for key in _TIMES)
-    return Timeline(prompt, output, queued, first, last)
+    scheduled = [row.get("scheduled_ts") for row in ordered]
+    known = None if None in scheduled else np.array(scheduled, dtype=np.float64)
+    return Timeline(prompt, output, queued, first, last, known)
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -161,6 +162,8 @@ def _check_trace(spec: ExperimentSpec, fail: Fail) -> None:
     path = Path(trace)
     if not path.is_file():
         source = next((s for stem, s in _PUBLIC_TRACES.items() if path.name.startswith(stem)), "")
+        if unset := re.search(r"\$\{?([A-Za-z_]\w*)", trace):
+            fail(("workload", "trace"), f"the environment variable {unset[1]} is not set: {trace}")
         hint = f"; download it from {source} and give its path as workload.trace" if source else ""
         upstream = (one.name for one in PUBLISHED.values() if one.url.endswith(f"/{path.name}"))
         if name := next(upstream, None):

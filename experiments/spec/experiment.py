@@ -71,6 +71,16 @@ class CostModel(Section):
         description="Seconds that timing kernels one by one added to a step (imported tables); "
         "taken off.",
     )
+    separate_prefills: bool | None = Field(
+        default=None,
+        description="Price the attention of several prefills in a step one by one, not pooled into "
+        "one (imported attention tables).",
+    )
+    nearest_skew: bool | None = Field(
+        default=None,
+        description="Correct for unequal contexts beside a chunk of any size as beside the nearest "
+        "measured size (imported attention tables).",
+    )
     allow_mismatch: bool = Field(
         default=False, description="Accept a profile of another model or device than the run's."
     )
@@ -84,8 +94,9 @@ class CostModel(Section):
             raise ValueError("efficiencies and latency belong to roofline, not to a profile")
         if self.name is not None and self.allow_mismatch:
             raise ValueError("allow_mismatch belongs to a profile, not to the roofline model")
-        if self.name is not None and self.profiling_overhead_s:
-            raise ValueError("profiling_overhead_s belongs to a profile, not to the roofline model")
+        for key in ("profiling_overhead_s", "separate_prefills", "nearest_skew"):
+            if self.name is not None and getattr(self, key):
+                raise ValueError(f"{key} belongs to a profile, not to the roofline model")
         return self
 
 

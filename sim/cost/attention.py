@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +35,10 @@ class AttentionGrid:
         together with `num_decodes` decodes that each have `kv_decode` cached ones. 0 = absent.
     us : sequence of float, shape (num_points,)
         Microseconds of the call.
+    separate_prefills : bool
+        How several prefills in one call are priced. False: pooled, their new tokens add up and so
+        do their contexts, as LLMServingSim does with these tables; that counts pairs of tokens of
+        different prompts. True: the longest together with the decodes, each other one alone.
 
     Raises
     ------
@@ -43,8 +47,7 @@ class AttentionGrid:
 
     Notes
     -----
-    Several prefills in one call are pooled: their new tokens add up, and so do their contexts, as
-    LLMServingSim does with these tables. Inside a slice (prefill_chunk, num_decodes) the time is
+    Inside a slice (prefill_chunk, num_decodes) the time is
     interpolated along kv_decode, then along kv_prefill; then between neighbouring num_decodes, then
     between neighbouring prefill_chunks. Below an axis its first value holds, above it the line
     through its last two. Where a slice was not measured (batch and memory limits cut the corners of
@@ -58,7 +61,9 @@ class AttentionGrid:
         num_decodes: Sequence[int],
         kv_decode: Sequence[int],
         us: Sequence[float],
+        separate_prefills: bool = False,
     ) -> None:
+        self.separate_prefills = separate_prefills
         times = np.asarray(us, dtype=np.float64)
         if not len(times) or not (np.isfinite(times).all() and (times > 0).all()):
             raise ValueError("attention times must be positive and finite, and there must be some")
@@ -80,6 +85,10 @@ class AttentionGrid:
 
     def call_us(self, chunks: Chunks, num_decodes: int, context: int) -> float:
         """Price one call; see `Attention.call_us`."""
+        if self.separate_prefills and len(chunks) > 1:
+            longest, *others = sorted(chunks, reverse=True)
+            alone = sum(self.call_us((other,), 0, 0) for other in others)
+            return alone + self.call_us((longest,), num_decodes, context)
         chunk = kv = 0
         for q, c in chunks:
             chunk += q
@@ -188,6 +197,9 @@ class Skew:
         Fitted alpha, by the pooled new tokens of the prefills exactly.
     default : float
         Alpha of every other step.
+    nearest : bool
+        False: a chunk that was not measured gets `default`, as in LLMServingSim, so nearly every
+        step with prompts does. True: it gets the alpha of the nearest chunk that was measured.
 
     Notes
     -----
@@ -200,17 +212,26 @@ class Skew:
     kv_bins: tuple[float, ...]
     cells: Mapping[tuple[int, ...], float]
     default: float
+    nearest: bool = False
+    _chunks: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        chunks = tuple(sorted({cell[0] for cell in self.cells if cell[0]}))
+        object.__setattr__(self, "_chunks", chunks)
 
     def alpha(self, chunk: int, kv: int, num_decodes: int, rate: float, largest: int) -> float:
         """Return the share of the way from the time at the mean to that at the largest context."""
         cell = (
-            chunk,
+            self._nearest_chunk(chunk) if self.nearest and chunk else chunk,
             bisect_left(self.decode_bins, num_decodes),
             bisect_left(self.rate_bins, rate),
             bisect_left(self.context_bins, largest),
             bisect_left(self.kv_bins, kv),
         )
         return self.cells.get(cell, self.default)
+
+    def _nearest_chunk(self, chunk: int) -> int:
+        return min(self._chunks, key=lambda known: abs(known - chunk), default=chunk)
 
     def steps_to_next_bin(self, largest: int) -> int:
         """Return how far the largest context can grow in its bucket, at least 1."""

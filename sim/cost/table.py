@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,10 @@ class TableCostModel:
         In what the profile differs from the run, if that was allowed.
     profiling_overhead_s : float
         What timing every kernel alone added to the sum of a step; taken off each step.
+    separate_prefills : bool, optional
+        How the attention of several prefills is priced: see `AttentionGrid`.
+    nearest_skew : bool
+        How unequal contexts beside chunks that were not measured are corrected: see `Skew`.
 
     Notes
     -----
@@ -54,7 +59,13 @@ class TableCostModel:
         source: str = "in memory",
         mismatches: Sequence[str] = (),
         profiling_overhead_s: float = 0.0,
+        separate_prefills: bool | None = None,
+        nearest_skew: bool = False,
     ) -> None:
+        if nearest_skew:
+            if profile.skew is None:
+                raise SpecError(f"{source}: nearest_skew needs a correction for unequal contexts")
+            profile = replace(profile, skew=replace(profile.skew, nearest=True))
         self.profile = profile
         self.profiling_overhead_s = profiling_overhead_s
         self.meta = meta
@@ -63,7 +74,7 @@ class TableCostModel:
         self.num_priced_steps = 0
         self.extrapolated_steps = 0
         self.extrapolated_by_feature: dict[str, int] = {}
-        self._attention = profile.make_attention()
+        self._attention = profile.make_attention(separate_prefills)
         self._attention_ns = profile.attention_calls * 1e3
         self._own = [curve for curve in profile.by_tokens if not curve.shared]
         self._shared = [curve for curve in profile.by_tokens if curve.shared]
@@ -75,8 +86,16 @@ class TableCostModel:
             "new_tokens": (1, min((c.at[-1] for c in profile.by_tokens), default=float("inf"))),
             "num_requests": (1, min((c.at[-1] for c in profile.by_requests), default=float("inf"))),
         }
+        self._contexts = "priced at their mean"
+        if profile.skew is not None:
+            self._contexts = "corrected beside measured chunk sizes, by an average beside others"
+            if profile.skew.nearest:
+                self._contexts = "corrected as beside the nearest measured chunk size"
+        self._prefills = "priced one by one"
         if isinstance(self._attention, AttentionGrid):
             self.validity |= self._attention.bounds
+            if not self._attention.separate_prefills:
+                self._prefills = "pooled into one"
 
     @classmethod
     def load(
@@ -89,6 +108,8 @@ class TableCostModel:
         tensor_parallel_size: int | None = None,
         allow_mismatch: bool = False,
         profiling_overhead_s: float = 0.0,
+        separate_prefills: bool | None = None,
+        nearest_skew: bool = False,
     ) -> TableCostModel:
         """Read a profile folder and check that it was measured for this run.
 
@@ -100,7 +121,10 @@ class TableCostModel:
             meta, folder, allow_mismatch, model=model, hardware=hardware, dtype=dtype,
             tensor_parallel_size=tensor_parallel_size,
         )  # fmt: skip
-        return cls(profile, meta, str(folder), mismatches, profiling_overhead_s)
+        return cls(
+            profile, meta, str(folder), mismatches, profiling_overhead_s, separate_prefills,
+            nearest_skew,
+        )  # fmt: skip
 
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
         """Return the durations of `k` successive steps; see `CostModel.step_ns`.
@@ -158,6 +182,8 @@ class TableCostModel:
             "validity": {key: list(bounds) for key, bounds in self.validity.items()},
             "mismatches": list(self.mismatches),
             "profiling_overhead_s": self.profiling_overhead_s,
+            "several_prefills": self._prefills,
+            "unequal_contexts": self._contexts,
             "priced_steps": self.num_priced_steps,
             "extrapolated_steps": self.extrapolated_steps,
             "extrapolated_by_feature": dict(self.extrapolated_by_feature),

@@ -124,13 +124,18 @@ class TableProfile:
     skew: Skew | None = None
     all_reduce: AllReduce | None = None
 
-    def make_attention(self) -> Attention:
+    def make_attention(self, separate_prefills: bool | None = None) -> Attention:
         """Return what prices attention.
+
+        Parameters
+        ----------
+        separate_prefills : bool, optional
+            See `AttentionGrid`; rates price every prefill by itself anyway.
 
         Raises
         ------
         SpecError
-            If the columns are neither a grid nor rates.
+            If the columns are neither a grid nor rates, or prefills are to be pooled by rates.
         """
         known = GRID_COLUMNS if "us" in self.attention else RooflineAttention.__slots__
         for key in self.attention:
@@ -138,7 +143,10 @@ class TableProfile:
                 raise SpecError(f"attention: unknown key {key!r}; {nearest(key, known)}")
         try:
             if "us" in self.attention:
-                return AttentionGrid(*(self.attention[key] for key in GRID_COLUMNS))
+                columns = {key: self.attention[key] for key in GRID_COLUMNS}
+                return AttentionGrid(**columns, separate_prefills=bool(separate_prefills))
+            if separate_prefills is False:
+                raise SpecError("attention by rates prices every prefill alone; none are pooled")
             return RooflineAttention(**self.attention)
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(f"attention: {error}") from error

@@ -94,6 +94,19 @@ def test_host_terms_are_charged_to_the_steps_they_belong_to():
     assert durations.tolist() == [100 + 50 + 1000, 100, 100, 100 + 50]
 
 
+def test_step_planned_during_the_first_launch_knows_who_came_until_it_was_over():
+    switches = {"async_scheduling": True, "arrivals_between_steps": True, "max_num_seqs": 3}
+    config = replace(CONFIG, **switches, first_launch_ns=1000)
+    overhead = SchedulingOverhead(first_step_s=1000e-9)
+    arrivals = [arrival(0, 0, 4, 9), arrival(1, 900, 4, 9), arrival(2, 1050, 4, 9)]
+    requests = run(arrivals, config, overhead=overhead).requests()
+    # The first step ends at 1100. Request 1 is in the second; request 2 must wait for the third.
+    assert requests["queued_ns"].tolist() == [0, 1000, 1100]
+    assert requests["first_scheduled_ns"].tolist() == [0, 1100, 1200]
+    warm = run(arrivals, replace(config, first_launch_ns=0), overhead=overhead).requests()
+    assert warm["first_scheduled_ns"].tolist() == [0, 1200, 1200]
+
+
 def test_prefix_hit_is_counted_and_not_computed():
     config = replace(CONFIG, enable_prefix_caching=True)
     log = run(

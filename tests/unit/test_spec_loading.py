@@ -304,3 +304,9 @@ def test_wrapper_of_a_policy_that_needs_predictions_needs_them_too():
     with pytest.raises(SpecError, match="boosted needs predictions"):
         make_spec({**spec, "policy": {"name": "boosted", "inner": "sjf"}})
     make_spec({**spec, "policy": {"name": "boosted", "inner": "priority"}})
+
+
+def test_trace_path_with_an_unset_variable_names_the_variable(tmp_path, monkeypatch):
+    monkeypatch.delenv("SOMEWHERE_ELSE", raising=False)
+    with pytest.raises(SpecError, match="variable SOMEWHERE_ELSE is not set"):
+        make_spec({"workload": {"trace": str(tmp_path / "${SOMEWHERE_ELSE}" / "trace.jsonl")}})

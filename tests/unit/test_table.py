@@ -58,6 +58,23 @@ def test_attention_between_measured_points_is_linear_on_every_axis(chunks, n, co
     assert AttentionGrid(*GRID.values()).call_us(chunks, n, context) == pytest.approx(expected)
 
 
+def test_attention_of_separate_prefills_counts_no_pairs_of_different_prompts():
+    points = [(q, 0, n, 0, 1.0 + q * q + n) for q in (0, 10, 20) for n in (0, 2) if q or n]
+    grid = AttentionGrid(*map(list, zip(*points, strict=True)), separate_prefills=True)
+    chunks = ((10, 0), (20, 0))
+    assert grid.call_us(chunks, 2, 0) == (1 + 400 + 2) + (1 + 100), "decodes go with the longest"
+    pooled = AttentionGrid(*map(list, zip(*points, strict=True)))
+    assert pooled.call_us(chunks, 2, 0) == pooled.call_us(((30, 0),), 2, 0)
+
+
+def test_prefills_cannot_be_pooled_by_rates():
+    rates = replace(PROFILE, attention={"us_per_pair": 1.0, "us_per_kv_token": 1.0})
+    with pytest.raises(SpecError, match="none are pooled"):
+        TableCostModel(rates, META, separate_prefills=False)
+    told = TableCostModel(rates, META, separate_prefills=True).describe()
+    assert told["several_prefills"] == "priced one by one"
+
+
 def test_attention_below_an_axis_is_its_first_value_and_beyond_it_the_last_line():
     grid = AttentionGrid(*GRID.values())
     assert grid.call_us((), 1, 3) == grid.call_us((), 1, 16)
@@ -111,6 +128,21 @@ def test_unequal_contexts_cost_a_share_of_the_way_to_the_longest():
     assert model(skew=SKEW).step_ns(shape) == [1000 * (base + 3 * 0.5 * 4 * 30)]
     longer = shape._replace(decode_context_max_tokens=110)  # another bucket: the default
     assert model(skew=SKEW).step_ns(longer) == [1000 * (base + 3 * 0.1 * 4 * 50)]
+
+
+def test_nearest_skew_takes_the_alpha_of_the_nearest_measured_chunk():
+    cells = {(0, 0, 1, 0, 0): 0.5, (16, 0, 1, 0, 0): 0.2, (64, 0, 1, 0, 0): 0.4}
+    published = replace(SKEW, cells=cells)
+    nearest = replace(published, nearest=True)
+    step = {"kv": 0, "num_decodes": 2, "rate": 0.7, "largest": 90}
+    assert [published.alpha(chunk, **step) for chunk in (16, 30, 60)] == [0.2, 0.1, 0.1]
+    assert [nearest.alpha(chunk, **step) for chunk in (16, 30, 60)] == [0.2, 0.2, 0.4]
+    assert nearest.alpha(0, **step) == 0.5, "a step without prompts is measured as such"
+
+
+def test_nearest_skew_without_a_correction_is_refused():
+    with pytest.raises(SpecError, match="nearest_skew needs a correction"):
+        TableCostModel(PROFILE, META, nearest_skew=True)
 
 
 @pytest.mark.parametrize("skew", [None, SKEW])

@@ -1,0 +1,179 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.importers.llmservingsim import Options, import_bundle
+from experiments.recorded.forced_replay import forced_replay
+from experiments.recorded.validate import timeline
+from experiments.run import run
+from experiments.spec.loading import load_spec, make_spec
+from sim.errors import SpecError
+from tests.data_folder import data_folder
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+SWITCHES = {"max_num_seqs": 12, "async_scheduling": True, "arrivals_between_steps": True}
+
+
+def workload(path, n=60):
+    """Write requests that come in bursts, more than there are seats for."""
+    rng = np.random.default_rng(3)
+    with path.open("w") as file:
+        for i in range(n):
+            line = {
+                "input_toks": int(rng.integers(20, 900)),
+                "output_toks": int(rng.integers(5, 60)),
+                "arrival_time_ns": int(i * 40e6 + rng.integers(0, 200e6) * (i % 7 == 0)),
+            }
+            file.write(json.dumps(line) + "\n")
+    rows = sorted(path.read_text().splitlines(), key=lambda r: json.loads(r)["arrival_time_ns"])
+    path.write_text("\n".join(rows) + "\n")
+
+
+def record(result, path, shift_s=1000.0, scheduled=True):
+    """Write what a run of ours would have looked like to a client with another clock."""
+    seen, requests = timeline(result), result.requests
+    with path.open("w") as file:
+        for i in range(len(seen.queued_s)):
+            row = {
+                "request_id": f"bench-{i}",
+                "input_toks": int(seen.prompt_tokens[i]),
+                "output_toks": int(seen.output_tokens[i]),
+                "queued_ts": shift_s + float(seen.queued_s[i]),
+                "first_token_ts": shift_s + float(seen.first_token_s[i]),
+                "last_token_ts": shift_s + float(seen.last_token_s[i]),
+            }
+            if scheduled:
+                row["scheduled_ts"] = shift_s + float(requests["first_scheduled_ns"][i]) / 1e9
+            file.write(json.dumps(row) + "\n")
+
+
+def experiment(folder, **engine):
+    return make_spec(
+        {
+            "model": "llama-3-8b",
+            "hardware": "a100",
+            "cost_model": "roofline",
+            "engine": SWITCHES | engine,
+            "workload": {"trace": str(folder / "trace.jsonl"), "format": "llmservingsim"},
+            "validation": {"measured": str(folder / "requests.jsonl")},
+        }
+    )
+
+
+@pytest.fixture(params=[True, False], ids=["scheduled", "without scheduled"])
+def folder(tmp_path, request):
+    workload(tmp_path / "trace.jsonl")
+    truth = {"base_s": 0.0006, "per_prefill_step_s": 0.004}
+    spec = experiment(tmp_path, scheduling_overhead=truth)
+    record(run(spec), tmp_path / "requests.jsonl", scheduled=request.param)
+    return tmp_path
+
+
+def test_forced_replay_finds_what_the_cost_model_leaves_out(folder):
+    found = forced_replay(experiment(folder))
+    assert found.contradictions == []
+    by_kind = {d.kind: d for d in found.differences}
+    decodes = by_kind["9-16 decodes"]
+    assert decodes.count > 100
+    assert decodes.mean_ms == pytest.approx(0.6, abs=0.05)
+    assert by_kind["a step with prompts"].mean_ms == pytest.approx(4.6, abs=0.3)
+    assert by_kind["each further prompt in it"].mean_ms == pytest.approx(0, abs=0.3)
+
+
+def test_forced_replay_of_the_right_cost_model_finds_no_difference(folder):
+    truth = {"base_s": 0.0006, "per_prefill_step_s": 0.004}
+    found = forced_replay(experiment(folder, scheduling_overhead=truth))
+    assert found.contradictions == []
+    assert all(abs(d.mean_ms) < 0.1 for d in found.differences)
+    assert sum(step.num_times for step in found.steps) == 2 * 60
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"async_scheduling": False}, {"max_num_seqs": 11}, {"max_num_batched_tokens": 512}]
+)
+def test_forced_replay_of_other_decisions_contradicts_the_recording(folder, wrong):
+    found = forced_replay(experiment(folder, **wrong))
+    assert len(found.contradictions) > 5
+    assert "contradict" in found.lines()[0]
+    assert "were recorded at" in found.lines()[1]
+
+
+def test_forced_replay_without_a_recording_is_refused():
+    with pytest.raises(SpecError, match="validation: is required"):
+        forced_replay(make_spec({"workload": {"trace": "azure-conv", "num_requests": 3}}))
+
+
+def test_validate_by_step_prints_decisions_and_differences(folder, tmp_path):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(json.dumps(experiment(folder).to_data()))
+    told = CliRunner().invoke(app, ["validate", str(spec), "--by-step"])
+    assert told.exit_code == 0, told.output
+    assert "a step with prompts" in told.output
+    assert "0 of these steps contradict the recording" in told.output
+    told = CliRunner().invoke(app, ["validate", str(spec), "--by-step", "--json"])
+    data = json.loads(told.output)
+    assert data["contradictions"] == []
+    assert data["recorded_times"] == 120
+    both = ["validate", str(spec), "--by-step", "--fitted-on", str(spec)]
+    assert CliRunner().invoke(app, both).exit_code != 0
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory):
+    root = tmp_path_factory.mktemp("profiles")
+    for name, folder in (("rtx4090", "RTX4090"), ("rtxpro6000", "RTXPRO6000")):
+        path = data_folder() / "vllm_ground_truth/perf" / folder / "meta-llama/Llama-3.1-8B/bf16"
+        import_bundle(path, Options()).save(root / name)
+    return root
+
+
+@pytest.fixture
+def recorded(profiles, monkeypatch):
+    monkeypatch.setenv("SCHEDLAB_DATA", str(data_folder()))
+    first_step_s = {"rtx4090": 0.46, "rtxpro6000": 0.067}
+
+    def load(name, *overrides):
+        return load_spec(
+            EXPERIMENTS / f"validate-{name}-vllm.yaml",
+            [
+                f"cost_model={{profile: {profiles / name}, separate_prefills: true}}",
+                f"engine.scheduling_overhead.first_step_s={first_step_s[name]}",
+                *overrides,
+            ],
+        )
+
+    return load
+
+
+def test_every_decision_of_a_recorded_vllm_run_is_reproduced(recorded):
+    found = forced_replay(recorded("rtxpro6000"))
+    assert found.contradictions == []
+    assert sum(step.num_times > 0 for step in found.steps) > 450
+
+
+def test_decisions_of_a_memory_bound_vllm_run_are_nearly_all_reproduced(recorded):
+    found = forced_replay(recorded("rtx4090"))
+    assert len(found.contradictions) <= 15
+    assert sum(step.num_times > 0 for step in found.steps) > 450
+    assert found.num_preemptions == 194
+
+
+def test_a_switch_that_vllm_has_and_the_replay_has_not_shows_in_its_decisions(recorded):
+    off = forced_replay(recorded("rtxpro6000", "engine.async_scheduling=false"))
+    assert len(off.contradictions) > 100
+
+
+@pytest.mark.parametrize("name", ["rtx4090", "rtxpro6000"])
+def test_prompts_priced_one_by_one_cost_what_they_cost_in_real_steps(recorded, name):
+    def further_prompt(*overrides):
+        found = forced_replay(recorded(name, *overrides))
+        return next(d for d in found.differences if d.kind == "each further prompt in it")
+
+    apart = further_prompt()
+    pooled = further_prompt("cost_model.separate_prefills=false")
+    assert abs(apart.mean_ms) < 2 * apart.standard_error_ms
+    assert pooled.mean_ms < -5 * pooled.standard_error_ms
