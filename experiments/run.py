@@ -245,6 +245,7 @@ def make_cost_model(spec: ExperimentSpec) -> CostModel:
     engine, chosen = spec.engine, spec.cost_model
     if chosen.profile is not None:
         from sim.cost.load import load_profile
+        from sim.cost.table import TableReading
 
         return load_profile(
             chosen.profile,
@@ -253,9 +254,9 @@ def make_cost_model(spec: ExperimentSpec) -> CostModel:
             dtype=engine.dtype,
             tensor_parallel_size=engine.tensor_parallel_size,
             allow_mismatch=chosen.allow_mismatch,
-            profiling_overhead_s=chosen.profiling_overhead_s,
-            separate_prefills=chosen.separate_prefills,
-            nearest_skew=bool(chosen.nearest_skew),
+            reading=TableReading(
+                chosen.profiling_overhead_s, chosen.separate_prefills, bool(chosen.nearest_skew)
+            ),
         )
     from sim.cost.roofline import RooflineCostModel
 

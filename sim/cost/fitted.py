@@ -6,15 +6,11 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from sim.cost.profile import Fit, Regime, read_fit, read_meta, step_features
+from sim.cost.profile import Fit, Regime, step_features
 from sim.cost.segment import segment_ns
 from sim.cost.shape import BatchShape
-from sim.dtypes import dtype_name
 from sim.errors import SpecError
-from sim.hardware import canonical_gpu
-from sim.models import canonical_model
 
 _INSIDE = (0.0, float("inf"))
 
@@ -77,41 +73,6 @@ class FittedCostModel:
         self._decodes_box = box.get("num_decodes", _INSIDE)
         self._prefills_box = box.get("num_prefills", _INSIDE)
         self._swapped_box = box.get("swapped_bytes", _INSIDE)
-
-    @classmethod
-    def load(
-        cls,
-        folder: Path | str,
-        *,
-        model: str | None = None,
-        hardware: str | None = None,
-        dtype: str | None = None,
-        tensor_parallel_size: int | None = None,
-        allow_mismatch: bool = False,
-    ) -> FittedCostModel:
-        """Read a profile folder and check that it was measured for this run.
-
-        Parameters
-        ----------
-        folder : Path or str
-            Holds meta.json and fit.json (docs/cost-models.md has the format).
-        model, hardware, dtype, tensor_parallel_size : optional
-            What the run is about; `None` is not compared.
-        allow_mismatch : bool
-            Go on although they differ; `describe` then says so.
-
-        Raises
-        ------
-        SpecError
-            If a file is missing or malformed, or the profile is of something else.
-        """
-        folder = Path(folder)
-        meta, fit = read_meta(folder), read_fit(folder)
-        mismatches = mismatches_of(
-            meta, folder, allow_mismatch, model=model, hardware=hardware, dtype=dtype,
-            tensor_parallel_size=tensor_parallel_size,
-        )  # fmt: skip
-        return cls(fit, meta, str(folder), mismatches)
 
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
         """Return the durations of `k` successive steps; see `CostModel.step_ns`.
@@ -261,35 +222,3 @@ class _Pricer:
             seconds = y[-1] + self._slope_beyond * (at - x[-1])
         self.curve_ns[tokens] = seconds * 1e9
         return seconds * 1e9
-
-
-def mismatches_of(
-    meta: Mapping[str, object], folder: Path, allow_mismatch: bool, **wanted: object
-) -> list[str]:
-    """Say in what a profile's meta.json differs from what is wanted (`None` is not compared).
-
-    Raises
-    ------
-    SpecError
-        If it differs and that is not allowed.
-    """
-    mismatches = [
-        f"{key} is {meta[key]!r} in the profile, {value!r} in the run"
-        for key, value in wanted.items()
-        if value is not None and _canonical(key, meta[key]) != _canonical(key, value)
-    ]
-    if mismatches and not allow_mismatch:
-        raise SpecError(
-            f"{folder}: {'; '.join(mismatches)} (allow_mismatch uses the profile all the same)"
-        )
-    return mismatches
-
-
-def _canonical(key: str, value: object) -> object:
-    if key == "model":
-        return canonical_model(str(value))
-    if key == "hardware":
-        return canonical_gpu(str(value))
-    if key == "dtype":
-        return dtype_name(str(value))
-    return value

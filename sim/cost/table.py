@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sim.cost.attention import AttentionGrid, Floats, line_us
-from sim.cost.fitted import ExtrapolationWarning, mismatches_of
-from sim.cost.profile import read_meta
+from sim.cost.fitted import ExtrapolationWarning
 from sim.cost.shape import BatchShape
-from sim.cost.table_profile import Curve, TableProfile, read_table
+from sim.cost.table_profile import Curve, TableProfile
 from sim.errors import SpecError
 
 _NUMPY_FROM = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TableReading:
+    """How tables are read, where the way of their authors is not the only one.
+
+    Attributes
+    ----------
+    profiling_overhead_s : float
+        What timing every kernel alone added to the sum of a step; taken off each step.
+    separate_prefills : bool or None
+        How the attention of several prefills is priced (see `AttentionGrid`); None = as its
+        authors do.
+    nearest_skew : bool
+        How unequal contexts beside chunks that were not measured are corrected: see `Skew`.
+    """
+
+    profiling_overhead_s: float = 0.0
+    separate_prefills: bool | None = None
+    nearest_skew: bool = False
+
+
+_AS_PUBLISHED = TableReading()
 
 
 class TableCostModel:
@@ -32,12 +53,8 @@ class TableCostModel:
         Name of the profile, for messages and results.
     mismatches : sequence of str
         In what the profile differs from the run, if that was allowed.
-    profiling_overhead_s : float
-        What timing every kernel alone added to the sum of a step; taken off each step.
-    separate_prefills : bool, optional
-        How the attention of several prefills is priced: see `AttentionGrid`.
-    nearest_skew : bool
-        How unequal contexts beside chunks that were not measured are corrected: see `Skew`.
+    reading : TableReading
+        How to read them.
 
     Notes
     -----
@@ -58,23 +75,21 @@ class TableCostModel:
         meta: Mapping[str, object],
         source: str = "in memory",
         mismatches: Sequence[str] = (),
-        profiling_overhead_s: float = 0.0,
-        separate_prefills: bool | None = None,
-        nearest_skew: bool = False,
+        reading: TableReading = _AS_PUBLISHED,
     ) -> None:
-        if nearest_skew:
+        if reading.nearest_skew:
             if profile.skew is None:
                 raise SpecError(f"{source}: nearest_skew needs a correction for unequal contexts")
             profile = replace(profile, skew=replace(profile.skew, nearest=True))
         self.profile = profile
-        self.profiling_overhead_s = profiling_overhead_s
+        self.reading = reading
         self.meta = meta
         self.source = source
         self.mismatches = list(mismatches)
         self.num_priced_steps = 0
         self.extrapolated_steps = 0
         self.extrapolated_by_feature: dict[str, int] = {}
-        self._attention = profile.make_attention(separate_prefills)
+        self._attention = profile.make_attention(reading.separate_prefills)
         self._attention_ns = profile.attention_calls * 1e3
         self._own = [curve for curve in profile.by_tokens if not curve.shared]
         self._shared = [curve for curve in profile.by_tokens if curve.shared]
@@ -96,35 +111,6 @@ class TableCostModel:
             self.validity |= self._attention.bounds
             if not self._attention.separate_prefills:
                 self._prefills = "pooled into one"
-
-    @classmethod
-    def load(
-        cls,
-        folder: Path | str,
-        *,
-        model: str | None = None,
-        hardware: str | None = None,
-        dtype: str | None = None,
-        tensor_parallel_size: int | None = None,
-        allow_mismatch: bool = False,
-        profiling_overhead_s: float = 0.0,
-        separate_prefills: bool | None = None,
-        nearest_skew: bool = False,
-    ) -> TableCostModel:
-        """Read a profile folder and check that it was measured for this run.
-
-        Parameters and errors are those of `FittedCostModel.load`.
-        """
-        folder = Path(folder)
-        meta, profile = read_meta(folder), read_table(folder)
-        mismatches = mismatches_of(
-            meta, folder, allow_mismatch, model=model, hardware=hardware, dtype=dtype,
-            tensor_parallel_size=tensor_parallel_size,
-        )  # fmt: skip
-        return cls(
-            profile, meta, str(folder), mismatches, profiling_overhead_s, separate_prefills,
-            nearest_skew,
-        )  # fmt: skip
 
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
         """Return the durations of `k` successive steps; see `CostModel.step_ns`.
@@ -159,7 +145,7 @@ class TableCostModel:
         base = self._by_tokens(tokens) + self._by_requests(requests)
         if self._shared:
             base += self._by_shared(shape.gathered_tokens or tokens)
-        base -= self.profiling_overhead_s * 1e9
+        base -= self.reading.profiling_overhead_s * 1e9
         self.num_priced_steps += k
         self._check_box(tokens, requests, prefills, n, mean + k - 1, k)
         if prefills:
@@ -181,7 +167,7 @@ class TableCostModel:
             "published_error": self.meta.get("published_error", "none published"),
             "validity": {key: list(bounds) for key, bounds in self.validity.items()},
             "mismatches": list(self.mismatches),
-            "profiling_overhead_s": self.profiling_overhead_s,
+            "profiling_overhead_s": self.reading.profiling_overhead_s,
             "several_prefills": self._prefills,
             "unequal_contexts": self._contexts,
             "priced_steps": self.num_priced_steps,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim.cost.fitted import FittedCostModel
+from sim.cost.load import load_profile
 from sim.cost.profile import Fit, FitError, Regime, read_fit, read_meta, write_fit
 from sim.cost.shape import BatchShape
 from sim.errors import SpecError
@@ -122,7 +123,7 @@ def test_write_fit_without_a_required_key_is_refused(tmp_path):
 
 def test_load_of_the_right_profile_describes_its_errors(tmp_path):
     write_fit(tmp_path, META, FIT)
-    model = FittedCostModel.load(
+    model = load_profile(
         tmp_path, model="meta-llama/Meta-Llama-3-8B", hardware="NVIDIA H200", dtype="bfloat16",
         tensor_parallel_size=1,
     )  # fmt: skip
@@ -143,8 +144,8 @@ def test_load_of_the_right_profile_describes_its_errors(tmp_path):
 def test_load_of_another_profile_is_refused_unless_allowed(tmp_path, wanted, message):
     write_fit(tmp_path, META, FIT)
     with pytest.raises(SpecError, match=message):
-        FittedCostModel.load(tmp_path, **wanted)
-    model = FittedCostModel.load(tmp_path, **wanted, allow_mismatch=True)
+        load_profile(tmp_path, **wanted)
+    model = load_profile(tmp_path, **wanted, allow_mismatch=True)
     assert message in model.describe()["mismatches"][0]
 
 
@@ -201,7 +202,7 @@ def test_read_fit_of_a_malformed_file_names_file_and_key(tmp_path, change, messa
 
 def test_load_of_a_folder_that_is_no_profile_names_the_file(tmp_path):
     with pytest.raises(SpecError, match=r"meta\.json: cannot read"):
-        FittedCostModel.load(tmp_path)
+        load_profile(tmp_path)
 
 
 def test_graph_regime_without_buckets_is_refused():
@@ -214,4 +215,4 @@ def test_fit_shown_in_the_docs_can_be_loaded(tmp_path):
     meta, fit = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "meta.json").write_text(meta)
     (tmp_path / "fit.json").write_text(fit)
-    assert FittedCostModel.load(tmp_path).step_ns(BatchShape(1, 100, 100))[0] > 1_000_000
+    assert load_profile(tmp_path).step_ns(BatchShape(1, 100, 100))[0] > 1_000_000

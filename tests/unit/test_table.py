@@ -8,7 +8,7 @@ from sim.cost.attention import AttentionGrid, RooflineAttention, Skew
 from sim.cost.fitted import ExtrapolationWarning
 from sim.cost.load import load_profile
 from sim.cost.shape import BatchShape
-from sim.cost.table import TableCostModel
+from sim.cost.table import TableCostModel, TableReading
 from sim.cost.table_profile import AllReduce, Curve, TableProfile, read_table, write_table
 from sim.errors import SpecError
 
@@ -70,8 +70,8 @@ def test_attention_of_separate_prefills_counts_no_pairs_of_different_prompts():
 def test_prefills_cannot_be_pooled_by_rates():
     rates = replace(PROFILE, attention={"us_per_pair": 1.0, "us_per_kv_token": 1.0})
     with pytest.raises(SpecError, match="none are pooled"):
-        TableCostModel(rates, META, separate_prefills=False)
-    told = TableCostModel(rates, META, separate_prefills=True).describe()
+        TableCostModel(rates, META, reading=TableReading(separate_prefills=False))
+    told = TableCostModel(rates, META, reading=TableReading(separate_prefills=True)).describe()
     assert told["several_prefills"] == "priced one by one"
 
 
@@ -142,7 +142,7 @@ def test_nearest_skew_takes_the_alpha_of_the_nearest_measured_chunk():
 
 def test_nearest_skew_without_a_correction_is_refused():
     with pytest.raises(SpecError, match="nearest_skew needs a correction"):
-        TableCostModel(PROFILE, META, nearest_skew=True)
+        TableCostModel(PROFILE, META, reading=TableReading(nearest_skew=True))
 
 
 @pytest.mark.parametrize("skew", [None, SKEW])
@@ -179,9 +179,14 @@ def test_all_reduce_adds_latency_and_ring_traffic():
 def test_profiling_overhead_is_taken_off_but_no_step_is_free():
     shape = BatchShape(1, 16, 16, rows_sampled=1, decode_context_min_tokens=16)
     plain = model().step_ns(shape)[0]
-    less = TableCostModel(PROFILE, META, profiling_overhead_s=1e-6)
+    less = TableCostModel(PROFILE, META, reading=TableReading(profiling_overhead_s=1e-6))
     assert less.step_ns(shape) == [plain - 1000]
-    assert TableCostModel(PROFILE, META, profiling_overhead_s=1.0).step_ns(shape, 20) == [1] * 20
+    assert (
+        TableCostModel(PROFILE, META, reading=TableReading(profiling_overhead_s=1.0)).step_ns(
+            shape, 20
+        )
+        == [1] * 20
+    )
 
 
 def test_steps_outside_the_tables_are_counted_and_warned_of_once():
