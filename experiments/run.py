@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from experiments.prediction import predictions
-from experiments.spec.experiment import ExperimentSpec, spec_hash
+from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.identity import spec_hash
 from experiments.workload import load_workload
 from policies import registry
 from sim.config import EngineConfig, vllm_capture_sizes

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from experiments.plotting.plots import RATE_KEYS, throughput_against_p99
 from experiments.prediction import prediction_line
 from experiments.reporting import tables as report
-from experiments.spec.experiment import ExperimentSpec, spec_hash
+from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.identity import spec_hash
 from experiments.spec.yaml_lines import dump_yaml
 from experiments.sweep import Point, points
 from sim.files import replacing

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.spec.experiment import ExperimentSpec, Lengths, Workload
+from experiments.spec.experiment import ExperimentSpec
 from experiments.spec.paths import is_preset, is_published
+from experiments.spec.workload import Lengths, Workload
 from sim.errors import SpecError
 from sim.rng import stream
 from traces.arrivals import all_at_once, gamma, process

@@ -17,7 +17,8 @@ from experiments.claimed.figures import (
     settings_of,
 )
 from experiments.spec.claim import Capacity, Figure, Measure
-from experiments.spec.experiment import ExperimentSpec, spec_hash
+from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.identity import spec_hash
 from experiments.spec.loading import load_spec
 from experiments.spec.yaml_lines import read_yaml
 from experiments.statistics import compared

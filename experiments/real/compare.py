@@ -18,7 +18,8 @@ from experiments.real.comparison import Compared, compare_runs, rank_agreement, 
 from experiments.real.machine import check_profile
 from experiments.real.measured_runs import MeasuredRuns
 from experiments.run import make_cost_model, run
-from experiments.spec.experiment import ExperimentSpec, spec_hash
+from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.identity import spec_hash
 from experiments.sweep import Point, points
 from sim.cost.fitted import FittedCostModel
 from sim.errors import SchedlabError

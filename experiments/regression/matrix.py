@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, ValidationError
 
-from experiments.spec.experiment import ExperimentSpec, data_hash
+from experiments.spec.experiment import ExperimentSpec
 from experiments.spec.fields import Data, NonNegative, Section
+from experiments.spec.identity import data_hash
 from experiments.spec.key_errors import describe_error
 from experiments.spec.loading import make_spec
 from experiments.spec.paths import absolute_paths

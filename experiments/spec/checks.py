@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from experiments.spec.experiment import ExperimentSpec, Lengths
+from experiments.spec.experiment import ExperimentSpec
 from experiments.spec.paths import is_preset, is_published
+from experiments.spec.workload import Lengths
 from experiments.spec.yaml_lines import KeyPath
 from sim.errors import SpecError, TraceError, nearest
 

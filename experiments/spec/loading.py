@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from experiments.spec.checks import check_names
-from experiments.spec.experiment import Data, ExperimentSpec
+from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.fields import Data
 from experiments.spec.key_errors import describe_error
 from experiments.spec.paths import absolute_paths
 from experiments.spec.search import check_search

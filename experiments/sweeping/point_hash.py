@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from experiments.run import versions
-from experiments.spec.experiment import ExperimentSpec, spec_hash
+from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.identity import spec_hash
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("sim", "policies", "traces", "gpu_backend", "experiments")

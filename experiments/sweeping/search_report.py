@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.spec.experiment import ExperimentSpec, spec_hash
+from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.identity import spec_hash
 from experiments.sweeping.evaluate import bars_of
 from experiments.sweeping.find import Found
 from experiments.sweeping.tune import Trial, Tuned

@@ -21,7 +21,7 @@ from experiments.claimed.claims import (
 from experiments.claimed.report import band_text, figure_text, markdown
 from experiments.cli import app
 from experiments.spec.claim import Figure
-from experiments.spec.experiment import spec_hash
+from experiments.spec.identity import spec_hash
 from experiments.spec.loading import load_spec, make_spec
 from experiments.spec.schema import json_schema
 from sim.errors import SpecError

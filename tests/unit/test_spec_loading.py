@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiments.spec.experiment import spec_hash
+from experiments.spec.identity import spec_hash
 from experiments.spec.loading import load_spec, make_spec
 from sim.errors import SpecError
 

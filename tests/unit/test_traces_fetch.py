@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import traces
 from experiments.cli import app
 from experiments.run import run
-from experiments.spec.experiment import spec_hash
+from experiments.spec.identity import spec_hash
 from experiments.spec.loading import make_spec
 from sim.errors import SpecError, TraceError
 from tests.data_folder import data_folder
