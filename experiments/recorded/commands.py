@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from experiments.reporting.terminal import print_table, steps_bar
-from experiments.spec.experiment import ExperimentSpec
 from sim.errors import SpecError
+
+if TYPE_CHECKING:
+    from experiments.spec.experiment import ExperimentSpec
 
 
 def validate(
