@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from experiments.prediction import predictions
 from experiments.spec.experiment import ExperimentSpec
 from experiments.spec.identity import spec_hash
@@ -116,6 +118,8 @@ def run(
     if backend.describe() is None and spec.cost_model.profile is not None:
         _check_limits(spec, log)
     requests = log.requests()
+    if trace.tenant is not None:
+        requests["tenant"] = trace.tenant[requests["id"].astype(np.int64)].astype(str)
     window = None
     measured_log: RunLog | WindowLog = log
     if spec.measure is not None:

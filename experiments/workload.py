@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 
 from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.lengths import Lengths
 from experiments.spec.paths import is_preset, is_published
-from experiments.spec.workload import Lengths, Workload
+from experiments.spec.traffic_class import TrafficClass
+from experiments.spec.workload import Workload
 from sim.errors import SpecError
 from sim.rng import stream
+from traces import traffic_classes
 from traces.arrivals import all_at_once, gamma, process
 from traces.lengths import LENGTHS
+from traces.presets import preset
 from traces.trace import Trace
 
 
@@ -45,6 +49,9 @@ def load_workload(spec: ExperimentSpec, max_model_len: int) -> Trace:
     workload = spec.workload
     trace = _lengths(spec, _source(workload, spec.seed))
     trace = _arrivals(workload, trace, spec.seed)
+    if workload.classes:
+        classes = {name: _traffic_class(one) for name, one in workload.classes.items()}
+        trace = traffic_classes.in_classes(trace, classes, spec.seed)
     limit = workload.max_total_tokens
     if workload.too_long == "reject":
         if limit is not None and limit < max_model_len:
@@ -104,6 +111,21 @@ def _lengths(spec: ExperimentSpec, trace: Trace) -> Trace:
         columns["output_tokens"] = _distribution(output)(uniform[:, 1])
     names = " and ".join(name for name in columns if name.endswith("tokens"))
     return replace(trace, **columns, report=trace.report.noted(f"{names} drawn anew"))
+
+
+def _traffic_class(one: TrafficClass) -> traffic_classes.TrafficClass:
+    prompt, output = one.prompt_tokens, one.output_tokens
+    source = preset(one.trace) if one.trace else None
+    shared = one.shared_prefix
+    return traffic_classes.TrafficClass(
+        share=one.share,
+        priority=one.priority,
+        **one.slo.model_dump(),
+        prompt=_distribution(prompt) if prompt else source.prompt if source else None,
+        output=_distribution(output) if output else source.output if source else None,
+        prefix_tokens=shared.tokens if shared else 0,
+        prefix_groups=shared.groups if shared else 1,
+    )
 
 
 def _distribution(lengths: Lengths) -> Any:  # noqa: ANN401 - a length distribution

@@ -104,8 +104,8 @@ class RunResult:
             self._metrics |= step_metrics(log.steps(), self.kv_capacity_tokens)
         return dict(self._metrics)
 
-    def metrics_by(self, column: str) -> dict[float, Metrics]:
-        """Return the request metrics of each class, e.g. of each ``"priority"``.
+    def metrics_by(self, column: str) -> dict[float | str, Metrics]:
+        """Return the request metrics of each class, e.g. of each ``"tenant"`` or ``"priority"``.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class RunResult:
             requests = arrived_inside(requests, self.window)
         values = requests[column]
         return {
-            float(value): request_metrics(
+            value if isinstance(value, str) else float(value): request_metrics(
                 {name: data[values == value] for name, data in requests.items()}
             )
             for value in np.unique(values)

@@ -285,14 +285,14 @@ class Trace:
             if name in names and any(getattr(trace, name) is None for trace in traces):
                 raise TraceError(f"cannot join traces with and without {name}")
         joined: dict[str, Any] = {
-            name: np.concatenate([trace._filled(name) for trace in traces])
+            name: np.concatenate([trace.filled(name) for trace in traces])
             for name in names - {"prefix"}
         }
         if "prefix" in names:
             joined["prefix"] = PrefixHashes.concat([t.prefix for t in traces if t.prefix])
         return cls(**joined, report=merged(trace.report for trace in traces))
 
-    def _filled(self, name: str) -> npt.NDArray[Any]:
+    def filled(self, name: str) -> npt.NDArray[Any]:
         """Return the column `name`, made of "absent" values if the trace lacks it."""
         column: npt.NDArray[Any] | None = getattr(self, name)
         if column is not None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from experiments.spec.experiment import ExperimentSpec
+from experiments.spec.lengths import Lengths
 from experiments.spec.paths import is_preset, is_published
-from experiments.spec.workload import Lengths
 from experiments.spec.yaml_lines import KeyPath
 from sim.errors import SpecError, TraceError, nearest
+
+_LENGTHS = ("prompt_tokens", "output_tokens")
 
 Fail = Callable[[KeyPath, str], NoReturn]
 
@@ -96,6 +98,7 @@ def _check_knobs(
 def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
     from traces.arrivals import PROCESSES, process
     from traces.lengths import LENGTHS
+    from traces.presets import preset
     from traces.readers import READERS
 
     workload = spec.workload
@@ -114,11 +117,20 @@ def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
                 process(arrivals, **knobs)
             except (SpecError, TypeError, ValueError) as error:
                 fail(path, str(error))
-    for key in ("prompt_tokens", "output_tokens"):
-        lengths: Lengths | None = getattr(workload, key)
+    places: list[tuple[KeyPath, Lengths | None]] = [
+        (("workload", key), getattr(workload, key)) for key in _LENGTHS
+    ]
+    for name, one in workload.classes.items():
+        path = ("workload", "classes", name)
+        places += [((*path, key), getattr(one, key)) for key in _LENGTHS]
+        if one.trace is not None:
+            try:
+                preset(one.trace)
+            except SpecError as error:
+                fail((*path, "trace"), f"{error} (a class takes its lengths from a preset)")
+    for path, lengths in places:
         if lengths is None:
             continue
-        path = ("workload", key)
         name, knobs = lengths.distribution, lengths.knobs
         if name not in LENGTHS:
             fail(

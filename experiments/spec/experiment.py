@@ -15,13 +15,15 @@ from experiments.spec.fields import (
     Data,
     Named,
     NonNegative,
-    Positive,
     Section,
     shorthand,
     whole,
 )
 from experiments.spec.search import FindField, Measurement, Tune
+from experiments.spec.slo import SloTargets
 from experiments.spec.workload import Workload
+
+_MAY_BE_EMPTY = ("sweep", "classes")
 
 
 class Predictor(Named):
@@ -70,16 +72,6 @@ class Validation(Section):
     measured: str = Field(
         min_length=1, description="Its requests.jsonl: queued_ts, first_token_ts, last_token_ts."
     )
-
-
-class SloTargets(Section):
-    """Latency targets; a request is good if it meets every target given, with <=."""
-
-    ttft_ms: Positive | None = Field(default=None, description="Time to first token, milliseconds.")
-    tpot_ms: Positive | None = Field(
-        default=None, description="Time per output token, milliseconds."
-    )
-    e2el_ms: Positive | None = Field(default=None, description="End-to-end latency, milliseconds.")
 
 
 class ExperimentSpec(Section):
@@ -155,7 +147,7 @@ def _plain(value: object) -> object:
         data = {key: _plain(item) for key, item in declared.items() if item is not None}
         # A knob set to null says something (its default may differ), an absent section does not.
         data |= {key: _plain(item) for key, item in (value.model_extra or {}).items()}
-        return {key: item for key, item in data.items() if key != "sweep" or item}
+        return {key: item for key, item in data.items() if item or key not in _MAY_BE_EMPTY}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

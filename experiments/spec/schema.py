@@ -21,6 +21,8 @@ _SHORTHANDS: dict[tuple[str, str], list[Schema]] = {
     ("Workload", "arrivals"): [_STRING],
     ("Workload", "prompt_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
     ("Workload", "output_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
+    ("TrafficClass", "prompt_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
+    ("TrafficClass", "output_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
     ("Workload", "request_rate"): [{"const": "inf"}],
     ("ExperimentSpec", "find"): [_STRING],
     ("Figure", "metric"): [_STRING],
@@ -81,12 +83,15 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
         values = _values(properties[name]) if not inner else "mapping"
         if inner and properties[name].get("type") == "array":
             values = "list of mappings"
+        named = inner is not None and "additionalProperties" in properties[name]
+        if named:
+            values = "mappings by name"
         if (model.__name__, name) in _SHORTHANDS:
             shorthand = " or ".join(_values(form) for form in _SHORTHANDS[model.__name__, name])
             values = f"{shorthand} or {values}"
         yield f"| `{prefix}{name}` | {values} | {_default(field, inner)} | {field.description} |"
         if inner:
-            yield from _rows(inner, f"{prefix}{name}.")
+            yield from _rows(inner, f"{prefix}{name}.{'NAME.' if named else ''}")
 
 
 def _values(schema: Schema) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from experiments.spec.fields import Count, Named, NonNegative, Positive, Section, shorthand
+from experiments.spec.lengths import LengthsField
+from experiments.spec.traffic_class import TrafficClass
 
 
 def _rate(value: object) -> object:
@@ -34,22 +36,6 @@ class Arrivals(Named):
         description="Name of the process; `replay` keeps the trace's times, `closed_loop` sends "
         "a request as soon as one of `max_concurrency` places is free."
     )
-
-
-class Lengths(Named):
-    """A length distribution in tokens, with its parameters beside the name."""
-
-    distribution: str = Field(min_length=1, description="Name of the distribution.")
-
-
-def _lengths(value: object) -> object:
-    """Read a lone number as that many tokens for every request."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return {"distribution": "fixed", "tokens": value}
-    return {"distribution": value} if isinstance(value, str) else value
-
-
-LengthsField = Annotated[Lengths, BeforeValidator(_lengths)]
 
 
 class Workload(Section):
@@ -111,6 +97,10 @@ class Workload(Section):
         default=None,
         description="Output lengths, instead of the trace's; a number is that many tokens.",
     )
+    classes: dict[str, TrafficClass] = Field(
+        default_factory=dict,
+        description="Classes of requests by name, drawn by their shares; the name is the tenant.",
+    )
     tokenizer: str = Field(
         default="auto",
         description="Counts the tokens of traces that hold only text; see the traces page.",
@@ -120,6 +110,8 @@ class Workload(Section):
     def _one_story(self) -> Workload:
         if self.trace is None and (self.prompt_tokens is None or self.output_tokens is None):
             raise ValueError("give trace, or both prompt_tokens and output_tokens")
+        if "" in self.classes:
+            raise ValueError("classes: a class needs a name")
         if self.num_requests is None and (self.trace is None or self.resample):
             raise ValueError("num_requests is required without a trace, and with resample")
         if self.request_rate is not None and self.arrivals is not None:

@@ -47,15 +47,16 @@ class ClassRow(NamedTuple):
     metrics: Mapping[str, Estimate]
 
 
-def class_rows(folder: Path, column: str = "priority") -> list[ClassRow]:
+def class_rows(folder: Path, column: str | None = None) -> list[ClassRow]:
     """Measure every class of every setting of a results folder.
 
     Parameters
     ----------
     folder : Path
         Of one run, or of a run or sweep of several.
-    column : str
-        Column of requests.parquet that tells classes apart.
+    column : str, optional
+        Column of requests.parquet that tells classes apart; ``tenant`` if there is one, else
+        ``priority``.
 
     Returns
     -------
@@ -98,7 +99,9 @@ def table_cells(row: ClassRow) -> list[str]:
     return cells
 
 
-def _classes(result: RunResult, column: str) -> dict[str, dict[str, float]]:
+def _classes(result: RunResult, column: str | None) -> dict[str, dict[str, float]]:
+    if column is None:
+        column = "tenant" if "tenant" in result.requests else "priority"
     if column not in result.requests:
         raise SpecError(f"--column: no {column!r}; {nearest(column, result.requests)}")
     whole = result.metrics()
@@ -108,7 +111,7 @@ def _classes(result: RunResult, column: str) -> dict[str, dict[str, float]]:
     for value, metrics in result.metrics_by(column).items():
         good = metrics["num_slo_met"] / whole["duration_s"] if whole["duration_s"] else math.nan
         of_class = {name: data[rows[column] == value] for name, data in rows.items()}
-        found[f"{value:g}"] = {
+        found[value if isinstance(value, str) else f"{value:g}"] = {
             **{name: metrics[name] for name in METRICS if name in metrics},
             "request_goodput": good if metrics["num_with_slo"] else math.nan,
             "longest_wait_s": longest_wait_of(of_class, end_ns),

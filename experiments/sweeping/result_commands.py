@@ -73,14 +73,18 @@ def batch_means_command(
 def by_class_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of a run or sweep.")],
     column: Annotated[
-        str, typer.Option(help="Column of requests.parquet that tells classes apart.")
-    ] = "priority",
+        str | None,
+        typer.Option(
+            help="Column of requests.parquet that tells classes apart; by default the tenant if "
+            "there is one, else the priority."
+        ),
+    ] = None,
 ) -> None:
     """Show what each class of requests got: SLO attainment, goodput, longest wait, fairness."""
     from experiments.sweeping.by_class import METRICS, class_rows, table_cells
 
     rows = [(row.setting or "-", row.name, *table_cells(row)) for row in class_rows(folder, column)]
-    header = ("setting", column, *METRICS.values())
+    header = ("setting", column or "class", *METRICS.values())
     shown = [i for i in range(len(header)) if i < 2 or any(row[i] != "-" for row in rows)]
     print_table("", tuple(header[i] for i in shown), [tuple(row[i] for i in shown) for row in rows])
 

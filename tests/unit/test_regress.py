@@ -339,10 +339,10 @@ def test_means_over_the_seeds_are_what_tolerance_judges(folder):
     assert [move.metric for move in worse[0].moves] == ["mean_ttft_ms"]
 
 
-def test_kept_matrix_asks_for_every_registered_policy_on_three_workloads():
+def test_kept_matrix_asks_for_every_registered_policy_on_four_workloads():
     matrix = load_matrix(ROOT / "regression")
     assert {p.spec.policy.name for p in matrix.points} == set(registry.names())
-    assert len({p.workload for p in matrix.points}) == 3
+    assert len({p.workload for p in matrix.points}) == 4
     assert len({p.seed for p in matrix.points}) > 1
     kept = regress_baseline.kept_baseline(ROOT / "regression")
     assert set(kept.points) == {point.key for point in matrix.points}

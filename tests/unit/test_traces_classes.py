@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+
+from experiments.run import run
+from experiments.spec.identity import spec_hash
+from experiments.spec.loading import make_spec
+from experiments.sweeping.by_class import class_rows
+from experiments.workload import load_workload
+from sim.errors import SpecError, TraceError
+from traces.lengths import fixed
+from traces.synthetic import synthesize
+from traces.traffic_classes import PREFIX_BLOCK_TOKENS, TrafficClass, in_classes
+
+BASE = {"trace": "azure-conv", "num_requests": 400, "request_rate": 5}
+
+
+def spec(classes, **more):
+    return make_spec({"workload": {**BASE, "classes": classes}, **more})
+
+
+def test_requests_are_drawn_by_their_shares_and_keep_arrivals_and_lengths():
+    trace = synthesize(4000, seed=1)
+    mixed = in_classes(trace, {"a": TrafficClass(share=3), "b": TrafficClass(share=1)}, seed=1)
+    assert np.mean(mixed.tenant == "a") == pytest.approx(0.75, abs=0.03)
+    assert (mixed.arrival_ns == trace.arrival_ns).all()
+    assert (mixed.prompt_tokens == trace.prompt_tokens).all()
+    assert mixed.priority is None
+    assert any("requests in classes: a " in line for line in mixed.report.lines())
+
+
+def test_a_class_has_its_own_lengths_targets_and_priority():
+    trace = synthesize(500, seed=2)
+    classes = {
+        "a": TrafficClass(prompt=fixed(7), output=fixed(3), priority=-1, ttft_ms=9, e2el_ms=2000),
+        "b": TrafficClass(tpot_ms=40),
+    }
+    mixed = in_classes(trace, classes, seed=2)
+    a = mixed.tenant == "a"
+    assert set(mixed.prompt_tokens[a]) == {7}
+    assert set(mixed.output_tokens[a]) == {3}
+    assert (mixed.prompt_tokens[~a] == trace.prompt_tokens[~a]).all()
+    assert set(mixed.priority[a]) == {-1}
+    assert set(mixed.priority[~a]) == {0}
+    assert set(mixed.slo_ttft_ms[a]) == {9}
+    assert np.isnan(mixed.slo_ttft_ms[~a]).all()
+    assert set(mixed.deadline_s[a]) == {2.0}
+    assert set(mixed.slo_tpot_ms[~a]) == {40}
+
+
+def test_requests_of_a_class_stay_when_another_class_changes():
+    trace = synthesize(500, seed=3)
+    other = {"a": TrafficClass(output=fixed(5), prefix_tokens=64, prefix_groups=4)}
+    one = in_classes(trace, {**other, "b": TrafficClass()}, seed=3)
+    two = in_classes(trace, {**other, "b": TrafficClass(prompt=fixed(9))}, seed=3)
+    a = one.tenant == "a"
+    assert (a == (two.tenant == "a")).all()
+    rows = np.flatnonzero(a)
+    assert one.prefix.take(rows).rows() == two.prefix.take(rows).rows()
+
+
+def test_prompts_of_a_group_share_whole_blocks_and_classes_share_none():
+    trace = synthesize(600, seed=4)
+    classes = {
+        "a": TrafficClass(prefix_tokens=70, prefix_groups=2, prompt=fixed(100)),
+        "b": TrafficClass(prefix_tokens=70, prompt=fixed(33)),
+        "c": TrafficClass(),
+    }
+    mixed = in_classes(trace, classes, seed=4)
+    rows = mixed.prefix.rows()
+    seen = {
+        name: {r for r, t in zip(rows, mixed.tenant, strict=True) if t == name} for name in "abc"
+    }
+    assert len(seen["a"]) == 2
+    assert all(len(ids) == 70 // PREFIX_BLOCK_TOKENS for ids in seen["a"])
+    (short,) = seen["b"]
+    assert len(short) == 32 // PREFIX_BLOCK_TOKENS, "the last token is computed anyway"
+    assert seen["c"] == {()}
+    blocks = [block for name in "ab" for ids in seen[name] for block in ids]
+    assert len(blocks) == len(set(blocks))
+
+
+def test_a_class_needs_a_share():
+    with pytest.raises(TraceError, match="shares > 0"):
+        in_classes(synthesize(3), {})
+    with pytest.raises(TraceError, match="shares > 0"):
+        in_classes(synthesize(3), {"a": TrafficClass(share=0)})
+
+
+def test_experiment_with_classes_reports_each_of_them(tmp_path):
+    one = spec(
+        {
+            "paying": {"priority": 0, "slo": {"ttft_ms": 300}},
+            "free": {"share": 2, "priority": 1, "trace": "azure-code"},
+        },
+        slo={"ttft_ms": 4000},
+    )
+    result = run(one)
+    result.save(tmp_path)
+    rows = {row.name: row.metrics for row in class_rows(tmp_path)}
+    assert list(rows) == ["free", "paying", "all"]
+    assert rows["free"]["num_requests"].mean + rows["paying"]["num_requests"].mean == 400
+    by_priority = {row.name: row.metrics for row in class_rows(tmp_path, "priority")}
+    assert by_priority["1"]["p99_ttft_ms"] == rows["free"]["p99_ttft_ms"]
+
+
+def test_shared_prefix_is_computed_once_with_prefix_caching():
+    shared = {"prompt_tokens": 800, "shared_prefix": {"tokens": 640, "groups": 2}}
+    classes = {"agent": shared, "chat": {"share": 1}}
+
+    def hits(cached):
+        result = run(spec(classes, engine={"enable_prefix_caching": cached}))
+        return np.asarray(result.requests["prefix_hit_tokens"]), result.requests["tenant"]
+
+    tokens, tenant = hits(True)
+    agents = tokens[tenant == "agent"]
+    assert np.count_nonzero(agents == 640) >= len(agents) - 20
+    assert not tokens[tenant == "chat"].any()
+    assert not hits(False)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("classes", "told"),
+    [
+        ({"a": {"shar": 1}}, "classes.a.shar: unknown key; did you mean share"),
+        ({"a": {"share": 0}}, "classes.a.share: must be > 0"),
+        ({"a": {"trace": "azure-cove"}}, "classes.a.trace: unknown preset 'azure-cove'"),
+        ({"a": {"prompt_tokens": "unifrm"}}, "classes.a.prompt_tokens.distribution: unknown"),
+        ({"a": {"shared_prefix": {"groups": 2}}}, "classes.a.shared_prefix.tokens: is required"),
+        ({"a": {"slo": {"ttft": 2}}}, "classes.a.slo.ttft: unknown key"),
+    ],
+)
+def test_mistake_in_a_class_is_named(classes, told):
+    with pytest.raises(SpecError, match=told):
+        spec(classes)
+
+
+def test_experiment_without_classes_keeps_its_identity():
+    plain = make_spec({"workload": BASE})
+    assert "classes" not in plain.to_data()["workload"]
+    assert spec_hash(plain) != spec_hash(spec({"a": {}}))
+    assert load_workload(plain, 8192).tenant is None
