@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from experiments.spec.experiment import ExperimentSpec
 from experiments.spec.lengths import Lengths
@@ -21,6 +22,8 @@ from traces.arrivals import all_at_once, gamma, process
 from traces.lengths import LENGTHS
 from traces.presets import preset
 from traces.trace import Trace
+
+Int64 = npt.NDArray[np.int64]
 
 
 def load_workload(spec: ExperimentSpec, max_model_len: int) -> Trace:
@@ -48,10 +51,14 @@ def load_workload(spec: ExperimentSpec, max_model_len: int) -> Trace:
     """
     workload = spec.workload
     trace = _lengths(spec, _source(workload, spec.seed))
-    trace = _arrivals(workload, trace, spec.seed)
+    which = None
+    if any(one.has_arrivals for one in workload.classes.values()):
+        trace, which = _arrivals_of_classes(workload, trace, spec.seed)
+    else:
+        trace = _arrivals(workload, trace, spec.seed)
     if workload.classes:
         classes = {name: _traffic_class(one) for name, one in workload.classes.items()}
-        trace = traffic_classes.in_classes(trace, classes, spec.seed)
+        trace = traffic_classes.in_classes(trace, classes, spec.seed, which)
     limit = workload.max_total_tokens
     if workload.too_long == "reject":
         if limit is not None and limit < max_model_len:
@@ -113,12 +120,30 @@ def _lengths(spec: ExperimentSpec, trace: Trace) -> Trace:
     return replace(trace, **columns, report=trace.report.noted(f"{names} drawn anew"))
 
 
+def _arrivals_of_classes(workload: Workload, trace: Trace, seed: int) -> tuple[Trace, Int64]:
+    """Draw each class's arrivals, and keep the first so many of all together."""
+    times = []
+    for name, one in workload.classes.items():
+        own_seed = int(stream(seed, f"arrivals of {name}").integers(2**31))
+        if one.arrivals is not None:
+            draw = process(one.arrivals.process, seed=own_seed, **one.arrivals.knobs)
+        else:
+            assert one.request_rate is not None
+            draw = gamma(one.request_rate, 1.0, seed=own_seed)
+        times.append(np.asarray(draw(len(trace)), dtype=np.int64))
+    together = np.concatenate(times)
+    first = np.argsort(together, kind="stable")[: len(trace)]
+    report = trace.report.noted("arrivals drawn anew: a process for each class")
+    arrived = replace(trace, arrival_ns=together[first], report=report)
+    return arrived, first // len(trace)
+
+
 def _traffic_class(one: TrafficClass) -> traffic_classes.TrafficClass:
     prompt, output = one.prompt_tokens, one.output_tokens
     source = preset(one.trace) if one.trace else None
     shared = one.shared_prefix
     return traffic_classes.TrafficClass(
-        share=one.share,
+        share=one.share or 1.0,
         priority=one.priority,
         **one.slo.model_dump(),
         prompt=_distribution(prompt) if prompt else source.prompt if source else None,

@@ -51,7 +51,12 @@ class TrafficClass:
     prefix_groups: int = 1
 
 
-def in_classes(trace: Trace, classes: Mapping[str, TrafficClass], seed: int = 0) -> Trace:
+def in_classes(
+    trace: Trace,
+    classes: Mapping[str, TrafficClass],
+    seed: int = 0,
+    which: Int64 | None = None,
+) -> Trace:
     """Return the trace with every request in a class, drawn at random by their shares.
 
     Parameters
@@ -64,6 +69,8 @@ def in_classes(trace: Trace, classes: Mapping[str, TrafficClass], seed: int = 0)
         Seed of the experiment. The streams are ``"classes"`` and, for a class C, ``"lengths of C"``
         and ``"prefixes of C"``: the requests of a class do not change when another class does,
         as long as the shares stay.
+    which : ndarray of int64, shape (num_requests,), optional
+        Class of each request by number, instead of a draw by the shares.
 
     Returns
     -------
@@ -78,9 +85,10 @@ def in_classes(trace: Trace, classes: Mapping[str, TrafficClass], seed: int = 0)
     """
     if not classes or not all(math.isfinite(c.share) and c.share > 0 for c in classes.values()):
         raise TraceError("traffic classes need shares > 0, and there must be one at least")
-    shares = np.array([c.share for c in classes.values()])
-    edges = np.cumsum(shares / shares.sum())[:-1]
-    which = np.searchsorted(edges, stream(seed, "classes").random(len(trace)), side="right")
+    if which is None:
+        shares = np.array([c.share for c in classes.values()])
+        edges = np.cumsum(shares / shares.sum())[:-1]
+        which = np.searchsorted(edges, stream(seed, "classes").random(len(trace)), side="right")
     of_class = {name: np.flatnonzero(which == i) for i, name in enumerate(classes)}
     columns: dict[str, Any] = {"tenant": np.array(list(classes), dtype=object)[which]}
     for column, of in (("prompt_tokens", "prompt"), ("output_tokens", "output")):

@@ -185,6 +185,8 @@ def forced_replay(spec: ExperimentSpec) -> ForcedReplay:
     """
     if spec.validation is None:
         raise SpecError("validation: is required here, e.g. validation: {measured: requests.jsonl}")
+    if spec.engine.data_parallel_size > 1:
+        raise SpecError("engine.data_parallel_size: a recording does not say which engine it was")
     recording = read_recording(Path(spec.validation.measured))
     correction_ms: Floats = np.zeros(len(_KINDS))
     best: ForcedReplay | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from experiments.spec.arrivals import Arrivals
 from experiments.spec.experiment import ExperimentSpec
 from experiments.spec.lengths import Lengths
 from experiments.spec.paths import is_preset, is_published
@@ -107,27 +108,30 @@ def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
             ("workload", "format"),
             f"unknown format {workload.format!r}; {nearest(workload.format, ['auto', *READERS])}",
         )
-    if workload.arrivals is not None:
-        arrivals, knobs = workload.arrivals.process, workload.arrivals.knobs
-        path: KeyPath = ("workload", "arrivals")
-        known = _parameters(PROCESSES[arrivals]) if arrivals in PROCESSES else []
-        _check_knobs(path, arrivals, knobs, known, fail)
-        if arrivals in PROCESSES:
-            try:
-                process(arrivals, **knobs)
-            except (SpecError, TypeError, ValueError) as error:
-                fail(path, str(error))
+    processes: dict[KeyPath, Arrivals | None] = {("workload", "arrivals"): workload.arrivals}
     places: list[tuple[KeyPath, Lengths | None]] = [
         (("workload", key), getattr(workload, key)) for key in _LENGTHS
     ]
     for name, one in workload.classes.items():
-        path = ("workload", "classes", name)
+        path: KeyPath = ("workload", "classes", name)
+        processes[(*path, "arrivals")] = one.arrivals
         places += [((*path, key), getattr(one, key)) for key in _LENGTHS]
         if one.trace is not None:
             try:
                 preset(one.trace)
             except SpecError as error:
                 fail((*path, "trace"), f"{error} (a class takes its lengths from a preset)")
+    for path, arrivals in processes.items():
+        if arrivals is None:
+            continue
+        name, knobs = arrivals.process, arrivals.knobs
+        known = _parameters(PROCESSES[name]) if name in PROCESSES else []
+        _check_knobs(path, name, knobs, known, fail)
+        if name in PROCESSES:
+            try:
+                process(name, **knobs)
+            except (SpecError, TypeError, ValueError) as error:
+                fail(path, str(error))
     for path, lengths in places:
         if lengths is None:
             continue

@@ -21,6 +21,7 @@ _SHORTHANDS: dict[tuple[str, str], list[Schema]] = {
     ("Workload", "arrivals"): [_STRING],
     ("Workload", "prompt_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
     ("Workload", "output_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
+    ("TrafficClass", "arrivals"): [_STRING],
     ("TrafficClass", "prompt_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
     ("TrafficClass", "output_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
     ("Workload", "request_rate"): [{"const": "inf"}],

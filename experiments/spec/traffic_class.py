@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from experiments.spec.arrivals import ArrivalsField
 from experiments.spec.fields import Count, Positive, Section
 from experiments.spec.lengths import LengthsField
 from experiments.spec.slo import SloTargets
@@ -22,7 +23,15 @@ class SharedPrefix(Section):
 class TrafficClass(Section):
     """Some of the requests, and what tells them from the others."""
 
-    share: Positive = Field(default=1.0, description="Weight among the classes.")
+    share: Positive | None = Field(
+        default=None, description="Weight among the classes; 1 if absent."
+    )
+    request_rate: Positive | None = Field(
+        default=None, description="Poisson arrivals of this class alone, instead of a share."
+    )
+    arrivals: ArrivalsField | None = Field(
+        default=None, description="Another arrival process of this class alone."
+    )
     priority: int | None = Field(
         default=None, description="Lower is more urgent; the trace's own if absent."
     )
@@ -41,6 +50,22 @@ class TrafficClass(Section):
     shared_prefix: SharedPrefix | None = Field(
         default=None, description="What its prompts have in common; nothing if absent."
     )
+
+    @property
+    def has_arrivals(self) -> bool:
+        """Whether the class has an arrival process of its own."""
+        return self.request_rate is not None or self.arrivals is not None
+
+    @model_validator(mode="after")
+    def _arrivals_from_one_place(self) -> TrafficClass:
+        if self.request_rate is not None and self.arrivals is not None:
+            raise ValueError("give request_rate or arrivals, not both")
+        if self.has_arrivals and self.share is not None:
+            raise ValueError("share divides the workload's arrivals; this class has its own")
+        process = self.arrivals.process if self.arrivals else None
+        if process in ("all_at_once", "replay", "closed_loop"):
+            raise ValueError(f"arrivals: {process} is of a whole workload, not of a class")
+        return self
 
     @model_validator(mode="after")
     def _lengths_from_one_place(self) -> TrafficClass:

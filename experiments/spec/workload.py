@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from experiments.spec.fields import Count, Named, NonNegative, Positive, Section, shorthand
+from experiments.spec.arrivals import ArrivalsField
+from experiments.spec.fields import Count, NonNegative, Positive, Section
 from experiments.spec.lengths import LengthsField
 from experiments.spec.traffic_class import TrafficClass
 
@@ -18,24 +19,6 @@ def _rate(value: object) -> object:
 
 def _pair(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
-
-
-class Arrivals(Named):
-    """The arrival process, with its parameters beside the name."""
-
-    process: Literal[
-        "poisson",
-        "gamma",
-        "linear_ramp",
-        "on_off",
-        "varying",
-        "all_at_once",
-        "replay",
-        "closed_loop",
-    ] = Field(
-        description="Name of the process; `replay` keeps the trace's times, `closed_loop` sends "
-        "a request as soon as one of `max_concurrency` places is free."
-    )
 
 
 class Workload(Section):
@@ -66,7 +49,7 @@ class Workload(Section):
         description="Gamma shape of the gaps drawn for `request_rate`; 1 is Poisson, "
         "less is burstier.",
     )
-    arrivals: Annotated[Arrivals, shorthand("process")] | None = Field(
+    arrivals: ArrivalsField | None = Field(
         default=None, description="Another arrival process, instead of `request_rate`."
     )
     rate_scale: Positive | None = Field(
@@ -110,8 +93,7 @@ class Workload(Section):
     def _one_story(self) -> Workload:
         if self.trace is None and (self.prompt_tokens is None or self.output_tokens is None):
             raise ValueError("give trace, or both prompt_tokens and output_tokens")
-        if "" in self.classes:
-            raise ValueError("classes: a class needs a name")
+        self._check_classes()
         if self.num_requests is None and (self.trace is None or self.resample):
             raise ValueError("num_requests is required without a trace, and with resample")
         if self.request_rate is not None and self.arrivals is not None:
@@ -132,3 +114,18 @@ class Workload(Section):
         if self.slice is not None and self.slice[0] >= self.slice[1]:
             raise ValueError(f"slice must end after it starts, got {list(self.slice)}")
         return self
+
+    def _check_classes(self) -> None:
+        if "" in self.classes:
+            raise ValueError("classes: a class needs a name")
+        own = [name for name, one in self.classes.items() if one.has_arrivals]
+        if not own:
+            return
+        if len(own) < len(self.classes):
+            other = next(name for name in self.classes if name not in own)
+            raise ValueError(f"classes: {own[0]} has arrivals of its own, so {other} needs some")
+        for key in ("request_rate", "arrivals", "rate_scale", "max_concurrency"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key}: the classes have arrivals of their own; give it to them")
+        if self.num_requests is None:
+            raise ValueError("num_requests is required where classes have arrivals of their own")

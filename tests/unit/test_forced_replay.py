@@ -107,6 +107,11 @@ def test_forced_replay_without_a_recording_is_refused():
         forced_replay(make_spec({"workload": {"trace": "azure-conv", "num_requests": 3}}))
 
 
+def test_forced_replay_of_several_engines_is_refused(folder):
+    with pytest.raises(SpecError, match="data_parallel_size"):
+        forced_replay(experiment(folder, data_parallel_size=2))
+
+
 def test_validate_by_step_prints_decisions_and_differences(folder, tmp_path):
     spec = tmp_path / "spec.yaml"
     spec.write_text(json.dumps(experiment(folder).to_data()))

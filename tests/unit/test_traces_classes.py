@@ -139,3 +139,36 @@ def test_experiment_without_classes_keeps_its_identity():
     assert "classes" not in plain.to_data()["workload"]
     assert spec_hash(plain) != spec_hash(spec({"a": {}}))
     assert load_workload(plain, 8192).tenant is None
+
+
+def test_classes_with_arrivals_of_their_own_share_the_first_requests():
+    flood = {"arrivals": {"process": "on_off", "rate": 6, "mean_on_s": 5, "mean_off_s": 15}}
+    classes = {"steady": {"request_rate": 2}, "flood": flood}
+    one = make_spec({"workload": {"trace": "azure-conv", "num_requests": 600, "classes": classes}})
+    trace = load_workload(one, 8192)
+    steady = trace.arrival_ns[trace.tenant == "steady"]
+    assert len(trace) == 600
+    assert 2 * steady[-1] / 1e9 == pytest.approx(len(steady), rel=0.2)
+    # The other class changes, the steady one does not.
+    classes["flood"] = {"request_rate": 50}
+    other = load_workload(
+        make_spec({"workload": one.to_data()["workload"] | {"classes": classes}}), 8192
+    )
+    again = other.arrival_ns[other.tenant == "steady"]
+    assert (again == steady[: len(again)]).all()
+
+
+@pytest.mark.parametrize(
+    ("workload", "told"),
+    [
+        ({"classes": {"a": {"request_rate": 1}, "b": {}}}, "a has arrivals of its own, so b needs"),
+        ({"request_rate": 3, "classes": {"a": {"request_rate": 1}}}, "request_rate: the classes"),
+        ({"classes": {"a": {"request_rate": 1, "share": 2}}}, "share divides the workload's"),
+        ({"classes": {"a": {"arrivals": "all_at_once"}}}, "of a whole workload, not of a class"),
+        ({"classes": {"a": {"arrivals": "poison"}}}, "'poison' is not a choice"),
+        ({"classes": {"a": {"arrivals": {"process": "poisson", "rat": 2}}}}, "rat"),
+    ],
+)
+def test_contradiction_among_arrivals_is_named(workload, told):
+    with pytest.raises(SpecError, match=told):
+        make_spec({"workload": {"trace": "azure-conv", "num_requests": 5, **workload}})
