@@ -36,6 +36,10 @@ def validate(
             "--by-step", help="Force the recorded times on the replay: decisions, cost by step."
         ),
     ] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --by-step: draw it, as FILE.png and FILE.svg."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
@@ -50,8 +54,10 @@ def validate(
     if by_step:
         if fitted_on is not None:
             raise SpecError("--by-step and --fitted-on answer different questions; choose one")
-        _print_steps(spec, as_json)
+        _print_steps(spec, as_json, figure)
         return
+    if figure is not None:
+        raise SpecError("--figure needs --by-step: without it there is nothing to draw")
     if fitted_on is None:
         found = run_validation(spec)
     else:
@@ -69,12 +75,17 @@ def validate(
         typer.echo(line)
 
 
-def _print_steps(spec: ExperimentSpec, as_json: bool) -> None:
+def _print_steps(spec: ExperimentSpec, as_json: bool, figure: Path | None) -> None:
     import json
 
     from experiments.recorded.forced_replay import forced_replay
 
     found = forced_replay(spec)
+    if figure is not None:
+        from experiments.plotting.style import save
+        from experiments.recorded.figures import step_time_figure
+
+        save(step_time_figure(found, spec.name), figure.with_suffix(""))
     if as_json:
         typer.echo(json.dumps(found.to_data(), indent=1))
         return

@@ -108,6 +108,23 @@ class ForcedReplay:
     differences: list[Difference]
     num_preemptions: int
 
+    def stretches(self) -> Floats:
+        """Return the stretches between recorded ends of steps.
+
+        Returns
+        -------
+        ndarray of float64, shape (num_stretches, 3)
+            Recorded time and predicted time in milliseconds, and 1 if prompts were computed.
+        """
+        ends = np.flatnonzero([step.num_times for step in self.steps])
+        columns = np.array([
+            (s.duration_ns / 1e6, s.predicted_ns / 1e6, bool(s.shape.chunks)) for s in self.steps
+        ])  # fmt: skip
+        inside = columns[ends[0] + 1 : ends[-1] + 1]
+        summed = np.add.reduceat(inside, ends[:-1] - ends[0], axis=0)
+        summed[:, 2] = summed[:, 2] > 0
+        return np.asarray(summed, dtype=np.float64)
+
     def rows(self) -> list[tuple[str, ...]]:
         """Return the table a forced replay prints: kind, count, predicted, difference."""
         return [

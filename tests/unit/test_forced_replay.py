@@ -90,6 +90,9 @@ def test_forced_replay_of_the_right_cost_model_finds_no_difference(folder):
     assert found.contradictions == []
     assert all(abs(d.mean_ms) < 0.1 for d in found.differences)
     assert sum(step.num_times for step in found.steps) == 2 * 60
+    stretches = found.stretches()
+    assert len(stretches) == sum(step.num_times > 0 for step in found.steps) - 1
+    assert stretches[:, 0] == pytest.approx(stretches[:, 1], rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +126,10 @@ def test_validate_by_step_prints_decisions_and_differences(folder, tmp_path):
     data = json.loads(told.output)
     assert data["contradictions"] == []
     assert data["recorded_times"] == 120
+    drawn = ["validate", str(spec), "--by-step", "--figure", str(tmp_path / "drawn.png")]
+    assert CliRunner().invoke(app, drawn).exit_code == 0
+    assert {p.name for p in tmp_path.glob("drawn.*")} == {"drawn.png", "drawn.svg"}
+    assert CliRunner().invoke(app, ["validate", str(spec), *drawn[3:]]).exit_code != 0
     both = ["validate", str(spec), "--by-step", "--fitted-on", str(spec)]
     assert CliRunner().invoke(app, both).exit_code != 0
 
