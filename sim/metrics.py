@@ -31,9 +31,9 @@ def request_metrics(
     ----------
     requests : mapping of str to ndarray
         One row a request: id, arrival_ns, prompt_tokens, generated_tokens, first_scheduled_ns,
-        first_token_ns, finish_ns (-1 = never), num_preemptions, recomputed_tokens, slo_ttft_ms,
-        slo_tpot_ms, slo_e2el_ms (NaN = no target), status (0 finished, 1 rejected, 2 unfinished,
-        3 finished but cut off by a length limit).
+        first_token_ns, finish_ns (-1 = never), num_preemptions, recomputed_tokens,
+        prefix_hit_tokens, slo_ttft_ms, slo_tpot_ms, slo_e2el_ms (NaN = no target), status (0
+        finished, 1 rejected, 2 unfinished, 3 finished but cut off by a length limit).
     token_gaps : (ndarray, ndarray) or None
         Gaps between successive tokens of one request, pooled: (gap in ns, how many). `None` leaves
         the ITL metrics out.
@@ -49,7 +49,8 @@ def request_metrics(
         max_output_tokens_per_s, max_concurrent_requests. SLO: num_with_slo, num_slo_met,
         slo_attainment, {ttft,tpot,e2el}_slo_attainment. Latency:
         {mean,median,std,p50,p90,p95,p99}_{ttft,tpot,itl,e2el,queue_time,normalized_latency}_ms.
-        Waste: num_preemptions, num_preempted_requests, recomputed_tokens.
+        Waste: num_preemptions, num_preempted_requests, recomputed_tokens. Prefix caching:
+        prefix_hit_share.
 
     Notes
     -----
@@ -63,7 +64,8 @@ def request_metrics(
     so the idle time before it does not count. Throughputs are sums over completed requests divided
     by it. Goodput counts completed requests that hold each of their targets (<=; TPOT of a
     one-token answer is 0); the attainments divide by all requests with a target, so that rejected
-    and unfinished ones are misses, and leave out requests without a target.
+    and unfinished ones are misses, and leave out requests without a target. `prefix_hit_share` is
+    of the prompt tokens of completed requests, as found at their first admission.
 
     References
     ----------
@@ -125,6 +127,8 @@ def request_metrics(
     metrics["num_preemptions"] = int(preemptions.sum())
     metrics["num_preempted_requests"] = int(np.count_nonzero(preemptions))
     metrics["recomputed_tokens"] = int(_ints(requests, "recomputed_tokens").sum())
+    hits = int(_ints(requests, "prefix_hit_tokens")[done].sum())
+    metrics["prefix_hit_share"] = _rate(hits, num_input)
     return metrics
 
 

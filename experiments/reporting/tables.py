@@ -103,8 +103,9 @@ def table(results: Sequence[Row], title: str) -> Table:
     Returns
     -------
     rich.table.Table
-        A line a setting: throughput, goodput where there are targets, mean and P99 of the
-        latencies, preemptions, rejections.
+        A line a setting: throughput, goodput where there are targets, the share of prompt tokens
+        found in the prefix cache where any were, mean and P99 of the latencies, preemptions,
+        rejections.
     """
     from rich import box
     from rich.table import Table
@@ -124,6 +125,8 @@ def table(results: Sequence[Row], title: str) -> Table:
         columns["good req/s"] = "request_goodput"
     pairs = {name.upper(): name for name in ("ttft", "tpot", "itl", "e2el")}
     counts = {"preempted": "num_preemptions", "rejected": "rejected"}
+    if any(row.mean("prefix_hit_share") > 0 for row in results):
+        columns["cached"] = "prefix_hit_share"
     for header in [*columns, *pairs, *counts]:
         drawn.add_column(header, justify="right")
     for row in results:

@@ -25,10 +25,11 @@ _NAMED = {
     "num_preemptions": ("preemptions", "", 1.0),
     "recomputed_tokens": ("recomputed", "tokens", 1.0),
     "rejected": ("rejected", "requests", 1.0),
+    "prefix_hit_share": ("prompt tokens found in the cache", "%", 100.0),
 }
 _LARGER = (
     "completed", "num_slo_met", "busy_share", "mean_batch_size", "max_batch_size",
-    "kv_utilization", "max_concurrent_requests", "max_output_tokens_per_s",
+    "kv_utilization", "prefix_hit_share", "max_concurrent_requests", "max_output_tokens_per_s",
 )  # fmt: skip
 _NEITHER = (
     "num_requests", "total_input_tokens", "total_output_tokens", "offered_request_rate",

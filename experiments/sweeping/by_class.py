@@ -23,6 +23,7 @@ METRICS = {
     "mean_ttft_ms": "mean TTFT ms",
     "p99_ttft_ms": "P99 TTFT ms",
     "p99_tpot_ms": "P99 TPOT ms",
+    "prefix_hit_share": "cached",
     "longest_wait_s": "longest wait s",
     "jain_fairness": "Jain index",
 }
@@ -113,11 +114,13 @@ def _classes(result: RunResult, column: str | None) -> dict[str, dict[str, float
         of_class = {name: data[rows[column] == value] for name, data in rows.items()}
         found[value if isinstance(value, str) else f"{value:g}"] = {
             **{name: metrics[name] for name in METRICS if name in metrics},
+            "prefix_hit_share": metrics["prefix_hit_share"] or math.nan,
             "request_goodput": good if metrics["num_with_slo"] else math.nan,
             "longest_wait_s": longest_wait_of(of_class, end_ns),
         }
     found["all"] = {
         **{name: whole[name] for name in METRICS if name in whole},
+        "prefix_hit_share": whole["prefix_hit_share"] or math.nan,
         "longest_wait_s": longest_wait_of(rows, end_ns),
         "jain_fairness": jain_fairness(result, column),
     }

@@ -60,6 +60,7 @@ def run_of(**changes):
         "finish_ns": [700 * MS, 500 * MS, -1],
         "num_preemptions": [1, 1, 0],
         "recomputed_tokens": [0, 0, 0],
+        "prefix_hit_tokens": [0, 0, 0],
         "priority": [0, 1, 1],
         "slo_ttft_ms": [100.0, NAN, 50.0],
         "slo_tpot_ms": [200.0, 150.0, NAN],

@@ -39,6 +39,7 @@ def columns(**changes):
         "finish_ns": [500 * MS, 500 * MS, 1500 * MS],
         "num_preemptions": [0, 2, 0],
         "recomputed_tokens": [0, 35, 0],
+        "prefix_hit_tokens": [0, 5, 10],
         "priority": [0, 1, 0],
         "predicted_tokens": [NAN, NAN, NAN],
         "slo_ttft_ms": [100.0, 150.0, NAN],
@@ -120,6 +121,7 @@ EXPECTED = {
     "num_preemptions": 2,
     "num_preempted_requests": 1,
     "recomputed_tokens": 35,
+    "prefix_hit_share": 15 / 60,
 }
 
 
@@ -211,6 +213,7 @@ def steps():
         "kv_fragmentation_tokens": [6, 10],
         "num_preempted": [0, 0],
         "recomputed_tokens": [0, 0],
+        "prefix_hit_tokens": [0, 0],
         "overhead_ns": [20, 20],
         "swapped_bytes": [0, 5],
     }
@@ -287,6 +290,7 @@ def test_metrics_of_a_real_vllm_run_are_those_vllm_printed(hardware):
         "first_token_ns": ns("first_token_ts"),
         "finish_ns": ns("last_token_ts"),
         "num_preemptions": zero, "recomputed_tokens": zero, "status": zero,
+        "prefix_hit_tokens": zero,
         "slo_ttft_ms": none, "slo_tpot_ms": none, "slo_e2el_ms": none,
     })  # fmt: skip
     for name, printed in VLLM_PRINTED[hardware].items():

@@ -103,6 +103,15 @@ def test_experiment_with_classes_reports_each_of_them(tmp_path):
     assert by_priority["1"]["p99_ttft_ms"] == rows["free"]["p99_ttft_ms"]
 
 
+def test_by_class_shows_what_each_class_found_in_the_cache(tmp_path):
+    shared = {"prompt_tokens": 800, "shared_prefix": {"tokens": 640}}
+    run(spec({"agent": shared, "chat": {}}, engine={"enable_prefix_caching": True})).save(tmp_path)
+    found = {row.name: row.metrics["prefix_hit_share"].mean for row in class_rows(tmp_path)}
+    assert found["agent"] == pytest.approx(640 / 800, abs=0.05)
+    assert np.isnan(found["chat"])
+    assert 0 < found["all"] < found["agent"]
+
+
 def test_shared_prefix_is_computed_once_with_prefix_caching():
     shared = {"prompt_tokens": 800, "shared_prefix": {"tokens": 640, "groups": 2}}
     classes = {"agent": shared, "chat": {"share": 1}}
