@@ -35,7 +35,8 @@ class SwapSpace:
         self._pools = [pool for pair in kv_pools for pool in pair]
         block = self._pools[0][0]
         self.num_blocks = num_blocks
-        self._host = torch.zeros(
+        # Not zeroed: a block is written before it is read, and pages nobody writes cost nothing.
+        self._host = torch.empty(
             (num_blocks, len(self._pools), *block.shape),
             dtype=block.dtype,
             pin_memory=num_blocks > 0 and block.device.type == "cuda",

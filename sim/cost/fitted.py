@@ -142,6 +142,8 @@ class FittedCostModel:
         return {
             "name": self.name,
             "calibration": "CALIBRATED",
+            "model": self.meta.get("model"),
+            "hardware": self.meta.get("hardware"),
             "profile": self.source,
             "meta": dict(self.meta),
             "error": {"train": asdict(self.fit.train), "held_out": asdict(self.fit.held_out)},

@@ -131,6 +131,7 @@ def test_load_of_the_right_profile_describes_its_errors(tmp_path):
     assert described["calibration"] == "CALIBRATED"
     assert described["error"]["held_out"]["mape"] == 0.04
     assert described["mismatches"] == []
+    assert (described["model"], described["hardware"]) == (META["model"], META["hardware"])
 
 
 @pytest.mark.parametrize(
