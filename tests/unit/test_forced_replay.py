@@ -6,7 +6,6 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.cli import app
-from experiments.importers.llmservingsim import Options, import_bundle
 from experiments.recorded.forced_replay import forced_replay
 from experiments.recorded.validate import timeline
 from experiments.run import run
@@ -132,15 +131,6 @@ def test_validate_by_step_prints_decisions_and_differences(folder, tmp_path):
     assert CliRunner().invoke(app, ["validate", str(spec), *drawn[3:]]).exit_code != 0
     both = ["validate", str(spec), "--by-step", "--fitted-on", str(spec)]
     assert CliRunner().invoke(app, both).exit_code != 0
-
-
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory):
-    root = tmp_path_factory.mktemp("profiles")
-    for name, folder in (("rtx4090", "RTX4090"), ("rtxpro6000", "RTXPRO6000")):
-        path = data_folder() / "vllm_ground_truth/perf" / folder / "meta-llama/Llama-3.1-8B/bf16"
-        import_bundle(path, Options()).save(root / name)
-    return root
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.importers.llmservingsim import Options, import_bundle
 from experiments.recorded import host_terms
 from experiments.recorded.host_terms import HostTerms, validate_elsewhere
 from experiments.recorded.validate import timeline, validate
@@ -154,15 +153,6 @@ def test_least_step_time_is_arithmetic_or_traffic():
     check_limits(steps, shape, device, "a second each")
     with pytest.raises(SpecError, match="1 steps are beyond"):
         check_limits(steps | {"end_ns": np.array([10**9, 10**8, 1])}, shape, device, "too fast")
-
-
-@pytest.fixture(scope="module")
-def profiles(tmp_path_factory):
-    root = tmp_path_factory.mktemp("profiles")
-    for name, folder in FOLDERS.items():
-        path = data_folder() / "vllm_ground_truth/perf" / folder / "meta-llama/Llama-3.1-8B/bf16"
-        import_bundle(path, Options()).save(root / name)
-    return root
 
 
 @pytest.fixture
