@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from sim.models import ModelShape, model
 
 # Layers behind which tensor parallelism sums over devices.
 _REDUCED_LAYERS = ("o_proj", "down_proj", "moe")
-_ATTENTION_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _SKEW_AXES = ("n", "skew_rate", "kv_big", "kp")
 _SEQUENCE_PARTS = ("prologue", "pre_attn", "post_attn", "mlp_dense", "mlp_moe", "head")
 
@@ -263,16 +262,26 @@ def _by_layer(table: CsvTable, key: str) -> dict[str, tuple[tuple[float, ...], t
 
 def _attention(folder: Path) -> dict[str, list[float] | list[int]]:
     table = read_csv(folder / "attention.csv", ("n_decode", "kv_decode", "time_us"))
-    if "prefill_key" in table.columns:
-        raise SpecError(
-            f"{table.path}: the column prefill_key belongs to a newer format of bundles; those "
-            "with kv_prefill can be imported"
-        )
-    names = ("prefill_chunk", "kv_prefill", "num_decodes", "kv_decode")
+    # Newer bundles have the prefills' mean key length instead of their context, and rows of other
+    # kernels than plain attention and of decodes of several tokens.
+    kept = [True] * len(table)
+    if "layer" in table.columns:
+        kept = [name == "attention" for name in table.text("layer")]
+    if "decode_q_len" in table.columns:
+        single = [q <= 1 for q in table.whole("decode_q_len")]
+        kept = [a and b for a, b in zip(kept, single, strict=True)]
+    chunk = "prefill_tokens" if "prefill_tokens" in table.columns else "prefill_chunk"
+    by_key = "prefill_key" in table.columns
     columns: dict[str, list[float] | list[int]] = {
-        name: table.whole(theirs) for name, theirs in zip(names, _ATTENTION_COLUMNS, strict=True)
+        "prefill_chunk": table.whole(chunk),
+        "prefill_key" if by_key else "kv_prefill": (
+            table.numbers("prefill_key") if by_key else table.whole("kv_prefill")
+        ),
+        "num_decodes": table.whole("n_decode"),
+        "kv_decode": table.whole("kv_decode"),
+        "us": table.numbers("time_us"),
     }
-    return {**columns, "us": table.numbers("time_us")}
+    return {key: list(compress(values, kept)) for key, values in columns.items()}
 
 
 def _skew(

@@ -39,6 +39,9 @@ class AttentionGrid:
         How several prefills in one call are priced. False: pooled, their new tokens add up and so
         do their contexts, as LLMServingSim does with these tables; that counts pairs of tokens of
         different prompts. True: the longest together with the decodes, each other one alone.
+    by_key : bool
+        Whether `kv_prefill` holds key lengths instead of cached tokens: ``context + chunk / 2``, of
+        several prefills the mean weighted by their new tokens, which keeps the number of pairs.
 
     Raises
     ------
@@ -57,17 +60,19 @@ class AttentionGrid:
     def __init__(
         self,
         prefill_chunk: Sequence[int],
-        kv_prefill: Sequence[int],
+        kv_prefill: Sequence[float],
         num_decodes: Sequence[int],
         kv_decode: Sequence[int],
         us: Sequence[float],
         separate_prefills: bool = False,
+        by_key: bool = False,
     ) -> None:
         self.separate_prefills = separate_prefills
+        self.by_key = by_key
         times = np.asarray(us, dtype=np.float64)
         if not len(times) or not (np.isfinite(times).all() and (times > 0).all()):
             raise ValueError("attention times must be positive and finite, and there must be some")
-        cells: dict[tuple[int, int], dict[int, dict[int, float]]] = {}
+        cells: dict[tuple[int, int], dict[float, dict[int, float]]] = {}
         for chunk, kv, n, context, value in zip(
             prefill_chunk, kv_prefill, num_decodes, kv_decode, times.tolist(), strict=True
         ):
@@ -89,15 +94,24 @@ class AttentionGrid:
             longest, *others = sorted(chunks, reverse=True)
             alone = sum(self.call_us((other,), 0, 0) for other in others)
             return alone + self.call_us((longest,), num_decodes, context)
-        chunk = kv = 0
-        for q, c in chunks:
-            chunk += q
-            kv += c
+        chunk, kv = self.pooled(chunks)
         low, high, weight = _between(self._chunks, chunk)
         value = self._at_chunk(low, kv, num_decodes, context)
         if weight:
             value += weight * (self._at_chunk(high, kv, num_decodes, context) - value)
         return max(value, 0.0)
+
+    def pooled(self, chunks: Chunks) -> tuple[int, float]:
+        """Return where several prefills lie on the first two axes."""
+        chunk = kv = 0
+        work = 0.0
+        for q, c in chunks:
+            chunk += q
+            kv += c
+            work += q * (c + q * 0.5)
+        if self.by_key:
+            return chunk, work / chunk if chunk else 0.0
+        return chunk, kv
 
     def decodes_us(self, num_decodes: int, length: int) -> Floats:
         """Price calls of decodes only; see `Attention.decodes_us`."""
@@ -108,7 +122,7 @@ class AttentionGrid:
             row = row + weight * (self._slice(0, high).decodes_us(contexts) - row)
         return np.maximum(row, 0.0)
 
-    def _at_chunk(self, chunk: int, kv: int, num_decodes: int, context: int) -> float:
+    def _at_chunk(self, chunk: int, kv: float, num_decodes: int, context: int) -> float:
         low, high, weight = _between(self._decodes, num_decodes)
         value = self._slice(chunk, low).us(kv, context)
         if weight:
@@ -127,13 +141,13 @@ class AttentionGrid:
 class _Slice:
     """The points of one (prefill_chunk, num_decodes): a row of contexts for each kv_prefill."""
 
-    def __init__(self, rows: dict[int, dict[int, float]]) -> None:
+    def __init__(self, rows: dict[float, dict[int, float]]) -> None:
         self._kvs = sorted(rows)
         self._rows = [
             (sorted(row), [row[x] for x in sorted(row)]) for _, row in sorted(rows.items())
         ]
 
-    def us(self, kv: int, context: int) -> float:
+    def us(self, kv: float, context: int) -> float:
         low, high, weight = _between(range(len(self._kvs)), kv, self._kvs)
         value = _line(*self._rows[low], context)
         if weight:
@@ -258,7 +272,7 @@ def _line(x: Sequence[float], y: Sequence[float], at: float) -> float:
 
 
 def _between(
-    values: Sequence[int], at: int, axis: Sequence[int] | None = None
+    values: Sequence[int], at: float, axis: Sequence[float] | None = None
 ) -> tuple[int, int, float]:
     """Return the neighbours of `at` on an axis, and the weight of the second (> 1 beyond it)."""
     axis = values if axis is None else axis

@@ -109,6 +109,7 @@ class TableCostModel:
         self._prefills = "priced one by one"
         if isinstance(self._attention, AttentionGrid):
             self.validity |= self._attention.bounds
+            self._pooled = self._attention.pooled
             if not self._attention.separate_prefills:
                 self._prefills = "pooled into one"
 
@@ -273,7 +274,7 @@ class TableCostModel:
             if prefills:
                 if sum([q for q, _ in prefills]) > box["prefill_chunk_tokens"][1]:
                     outside.append("prefill_chunk_tokens")
-                if sum([c for _, c in prefills]) > box["prefill_context_tokens"][1]:
+                if self._pooled(prefills)[1] > box["prefill_context_tokens"][1]:
                     outside.append("prefill_context_tokens")
         if not outside:
             return

@@ -18,6 +18,7 @@ from sim.files import read_json_object, replacing
 SCHEMA = "schedlab-table-1"
 
 GRID_COLUMNS = ("prefill_chunk", "kv_prefill", "num_decodes", "kv_decode", "us")
+_KEY_COLUMNS = ("prefill_chunk", "prefill_key", "num_decodes", "kv_decode", "us")
 _SECTIONS = (
     "schema", "by_tokens", "by_requests", "attention", "attention_calls", "skew", "all_reduce",
 )  # fmt: skip
@@ -108,7 +109,8 @@ class TableProfile:
     by_tokens, by_requests : tuple of Curve
         Operators whose time depends on the tokens, and on the requests, of a step.
     attention : dict
-        Columns of an attention grid (`GRID_COLUMNS`), or the three rates of `RooflineAttention`.
+        Columns of an attention grid (`GRID_COLUMNS`, or ``prefill_key`` in place of
+        ``kv_prefill``: see `AttentionGrid`), or the three rates of `RooflineAttention`.
     attention_calls : int
         Attention calls in a step.
     skew : Skew or None
@@ -137,14 +139,20 @@ class TableProfile:
         SpecError
             If the columns are neither a grid nor rates, or prefills are to be pooled by rates.
         """
-        known = GRID_COLUMNS if "us" in self.attention else RooflineAttention.__slots__
+        by_key = "prefill_key" in self.attention
+        grid = _KEY_COLUMNS if by_key else GRID_COLUMNS
+        known = grid if "us" in self.attention else RooflineAttention.__slots__
         for key in self.attention:
             if key not in known:
                 raise SpecError(f"attention: unknown key {key!r}; {nearest(key, known)}")
         try:
             if "us" in self.attention:
-                columns = {key: self.attention[key] for key in GRID_COLUMNS}
-                return AttentionGrid(**columns, separate_prefills=bool(separate_prefills))
+                columns = {
+                    key.replace("prefill_key", "kv_prefill"): self.attention[key] for key in grid
+                }
+                return AttentionGrid(
+                    **columns, separate_prefills=bool(separate_prefills), by_key=by_key
+                )
             if separate_prefills is False:
                 raise SpecError("attention by rates prices every prefill alone; none are pooled")
             return RooflineAttention(**self.attention)

@@ -88,6 +88,23 @@ def test_newer_form_of_the_layer_list_is_understood(tmp_path):
     assert step_us(bundle(tmp_path, layers=newer), tmp_path)[0] == 1 + 10 * 42 + 7
 
 
+@pytest.mark.filterwarnings("ignore:.*outside the measured range")
+def test_newer_attention_table_is_read_by_the_key_length_of_prefills(tmp_path):
+    path = bundle(tmp_path)
+    prompts = [("attention", q, key, 0, 0, 1, 1 + key) for q in (16, 32) for key in (8, 512)]
+    decodes = [("attention", 0, 0, 1, 16, 1, 20)]
+    other = [("indexer", 16, 8, 0, 0, 1, 999), ("attention", 16, 8, 1, 16, 4, 999)]
+    header = ["layer", "prefill_tokens", "prefill_key", "n_decode", "kv_decode", "decode_q_len"]
+    write_csv(path / "tp1/attention.csv", [*header, "time_us"], [*other, *decodes, *prompts])
+
+    def us(*chunks):
+        return step_us(path, tmp_path, shape=BatchShape(0, 0, 0, chunks, rows_sampled=1))[0]
+
+    # Key lengths 100 + 8 and 0 + 8 have the mean 58, as 32 tokens after 42 have: 58 = 42 + 16.
+    assert us((16, 100), (16, 0)) == pytest.approx(us((32, 42)))
+    assert us((32, 60)) - us((32, 42)) == pytest.approx(10 * 18), "ten layers, 18 keys more"
+
+
 def test_tensor_parallel_bundle_adds_all_reduces_and_says_so(tmp_path):
     options = Options(tensor_parallel_size=2, link_latency_s=5e-6, link_bytes_per_s=1e9)
     us, imported = step_us(bundle(tmp_path, tp=2), tmp_path, options)
