@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -116,8 +117,9 @@ class Workload(Section):
         return self
 
     def _check_classes(self) -> None:
-        if "" in self.classes:
-            raise ValueError("classes: a class needs a name")
+        for name in self.classes:
+            if not re.fullmatch(r"[\w-]+", name):
+                raise ValueError(f"classes: {name!r} is no name: letters, digits, - and _ only")
         own = [name for name, one in self.classes.items() if one.has_arrivals]
         if not own:
             return

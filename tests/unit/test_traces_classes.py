@@ -4,6 +4,7 @@ import pytest
 from experiments.run import run
 from experiments.spec.identity import spec_hash
 from experiments.spec.loading import make_spec
+from experiments.sweep import points
 from experiments.sweeping.by_class import class_rows
 from experiments.workload import load_workload
 from sim.errors import SpecError, TraceError
@@ -136,11 +137,20 @@ def test_shared_prefix_is_computed_once_with_prefix_caching():
         ({"a": {"prompt_tokens": "unifrm"}}, "classes.a.prompt_tokens.distribution: unknown"),
         ({"a": {"shared_prefix": {"groups": 2}}}, "classes.a.shared_prefix.tokens: is required"),
         ({"a": {"slo": {"ttft": 2}}}, "classes.a.slo.ttft: unknown key"),
+        ({"a.b": {}}, "'a.b' is no name"),
     ],
 )
 def test_mistake_in_a_class_is_named(classes, told):
     with pytest.raises(SpecError, match=told):
         spec(classes)
+
+
+def test_share_of_a_class_can_be_swept(tmp_path):
+    swept = spec({"a": {}, "b": {}}, sweep={"workload.classes.a.share": [1, 3]})
+    counts = [
+        np.count_nonzero(load_workload(point.spec, 8192).tenant == "a") for point in points(swept)
+    ]
+    assert counts[0] < 240 < 260 < counts[1]
 
 
 def test_experiment_without_classes_keeps_its_identity():
