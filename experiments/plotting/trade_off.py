@@ -87,8 +87,10 @@ def pareto(
         if scaled[:, 1].min() > 0:
             axes.set_yscale("log")
             plain_numbers(axes, "y")
-        if scaled[:, 0].min() >= 0:
-            axes.set_xlim(left=0)
+        low, high = np.nanmin(scaled[:, 0]), np.nanmax(scaled[:, 0])
+        # From zero, unless that would squeeze what there is to see into a corner.
+        if 0 <= low <= 0.7 * high:
+            axes.set_xlim(0, 1.04 * high)
         _write_rates(axes, [(results[i], tuple(scaled[i])) for i in order])
         axes.set_xlabel(_axis(x))
         axes.set_ylabel(_axis(y))

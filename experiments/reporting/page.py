@@ -15,6 +15,7 @@ from experiments.reporting.saved_results import SavedResults, read_results
 from experiments.reporting.tables import Row
 from experiments.spec.metric_names import larger_is_better, with_interval, written
 from experiments.statistics import paired_change, verdict
+from experiments.sweeping.by_class import METRICS, class_rows, table_cells
 from sim.files import replacing
 
 _JUDGED = ("request_throughput", "request_goodput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
@@ -75,13 +76,15 @@ def report_page(results: SavedResults) -> str:
     Returns
     -------
     str
-        One page: what to mind, tables, verdicts over paired replications, figures, the cost model
+        One page: what to mind, tables, verdicts over paired replications, what each class of
+        requests got (where the workload has classes), figures, the cost model
         and its accuracy, provenance and all metrics. Styles and images are inside of it.
     """
     heads = [run.head() for run in results.runs]
     sections = {
         "Results": _results_table(results),
         "Verdicts": _verdicts(results),
+        "By class": _by_class(results),
         "Figures": _figures(results),
         "Cost model": _cost_models(results, heads),
         "Provenance": _provenance(results, heads),
@@ -166,6 +169,22 @@ def _results_table(results: SavedResults) -> str:
         header += [written(metric).label for metric in metrics]
         found = html.table(header, lines, 1 + len(keys))
     return found + html.element("p", html.text(note), class_="lead")
+
+
+def _by_class(results: SavedResults) -> str:
+    """Say what each class of requests got, where the workload has classes."""
+    if not results.runs or "tenant" not in results.runs[0].load().requests:
+        return ""
+    rows = class_rows(results.folder)
+    cells = [table_cells(row) for row in rows]
+    shown = [i for i in range(len(METRICS)) if any(line[i] != "-" for line in cells)]
+    header = ["setting", "class", *(list(METRICS.values())[i] for i in shown)]
+    lines = [
+        [row.setting or "-", row.name, *(line[i] for i in shown)]
+        for row, line in zip(rows, cells, strict=True)
+    ]
+    note = "Goodput of a class: its good requests over the time of the whole run; classes add up."
+    return html.table(header, lines, 2) + html.element("p", html.text(note), class_="lead")
 
 
 def _verdicts(results: SavedResults) -> str:

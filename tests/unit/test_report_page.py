@@ -116,6 +116,25 @@ def test_page_of_a_single_run_has_its_time_series_and_no_verdict(folder):
     assert reader.tags.count("figure") == 4
 
 
+def test_page_says_what_each_class_got_where_there_are_classes(tmp_path, page):
+    spec = make_spec(
+        {
+            "workload": {
+                "trace": "azure-conv", "num_requests": 30, "request_rate": 4,
+                "classes": {"paying": {"slo": {"ttft_ms": 500}}, "free": {}},
+            },
+            "sweep": {"policy": ["fcfs", "sarathi"]},
+        }
+    )  # fmt: skip
+    with replacing_folder(tmp_path / "out") as new:
+        run_all(spec, new)
+    told = report_page(read_results(tmp_path / "out"))
+    assert 'id="by-class"' in told
+    for name in ("paying", "free", "policy=sarathi"):
+        assert f">{name}<" in told
+    assert 'id="by-class"' not in page
+
+
 def test_accuracy_of_a_calibrated_model_is_its_held_out_error(folder, monkeypatch):
     monkeypatch.setattr("experiments.reporting.page.drawings", lambda results: [])
     results = read_results(folder)
