@@ -5,13 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.recorded.validate import check_same, timeline
-from experiments.recorded.vllm_recording import Floats, Timeline, read_recording
+from experiments.recorded.validate import check_same, recording_of, timeline
+from experiments.recorded.vllm_recording import Floats, Timeline
 from experiments.run import SimBackend, run
 from experiments.spec.experiment import ExperimentSpec
 from sim.cost.overhead import SchedulingOverhead
@@ -195,27 +194,25 @@ def forced_replay(spec: ExperimentSpec) -> ForcedReplay:
 
     Between two recorded ends the number of steps of each kind is known, so the cost error by kind
     follows by robust regression (Huber weights; kinds hardly seen are drawn to zero, as by a prior
-    of 3 ms). Errors of the
-    cost model can let the replay miscount steps where nothing was recorded for long, so replay and
-    regression alternate, each correcting the other, until nothing changes; of all rounds the one
-    with the fewest contradictions counts.
+    of 3 ms). Errors of the cost model can let the replay miscount steps where nothing was recorded
+    for long, so replay and regression alternate, each correcting the other, until nothing changes;
+    of all rounds the one with the fewest contradictions counts.
     """
-    if spec.validation is None:
-        raise SpecError("validation: is required here, e.g. validation: {measured: requests.jsonl}")
+    recording = recording_of(spec)
     if spec.engine.data_parallel_size > 1:
         raise SpecError("engine.data_parallel_size: a recording does not say which engine it was")
-    recording = read_recording(Path(spec.validation.measured))
     correction_ms: Floats = np.zeros(len(_KINDS))
     best: ForcedReplay | None = None
     for _ in range(_ROUNDS):
         steps, contradictions, num_preemptions = _replay(spec, recording, correction_ms)
-        fitted = _fit(steps)
+        parts = np.array([_parts(step.shape) for step in steps])
+        mean_ms, standard_error_ms, counts = _fit(steps, parts)
         if best is None or len(contradictions) <= len(best.contradictions):
-            found = _differences(steps, *fitted)
+            found = _differences(steps, parts, mean_ms, standard_error_ms, counts)
             best = ForcedReplay(steps, contradictions, found, num_preemptions)
-        if np.allclose(fitted[0], correction_ms, atol=0.01):
+        if np.allclose(mean_ms, correction_ms, atol=0.01):
             break
-        correction_ms = fitted[0]
+        correction_ms = mean_ms
     assert best is not None
     return best
 
@@ -315,8 +312,7 @@ def _replay(
         return _RecordedBackend(executors[-1], recording)
 
     result = run(spec, opened=opened)
-    assert spec.validation is not None
-    check_same(recording, timeline(result), spec.validation.measured)
+    check_same(recording, timeline(result), spec)
     preemptions = int(result.requests["num_preemptions"].sum())
     return executors[0].steps, executors[0].contradictions, preemptions
 
@@ -332,12 +328,11 @@ def _parts(shape: BatchShape) -> Floats:
     return parts
 
 
-def _fit(steps: list[StepTime]) -> tuple[Floats, Floats, Floats]:
+def _fit(steps: list[StepTime], parts: Floats) -> tuple[Floats, Floats, Floats]:
     """Return cost error, standard error (ms) and count of each kind, between recorded times."""
     ends = [i for i, step in enumerate(steps) if step.num_times]
     if len(ends) < 2:
         raise SpecError("the recording has too few times to tell steps apart")
-    parts = np.array([_parts(step.shape) for step in steps])
     error_ms = np.array([step.duration_ns - step.predicted_ns for step in steps]) / 1e6
     inside = slice(ends[0] + 1, ends[-1] + 1)
     starts = np.array(ends[:-1]) - ends[0]
@@ -357,9 +352,12 @@ def _fit(steps: list[StepTime]) -> tuple[Floats, Floats, Floats]:
 
 
 def _differences(
-    steps: list[StepTime], mean_ms: Floats, standard_error_ms: Floats, counts: Floats
+    steps: list[StepTime],
+    parts: Floats,
+    mean_ms: Floats,
+    standard_error_ms: Floats,
+    counts: Floats,
 ) -> list[Difference]:
-    parts = np.array([_parts(step.shape) for step in steps])
     predicted_ms = np.array([step.predicted_ns for step in steps]) / 1e6
     found = []
     for i, kind in enumerate(_KINDS):

@@ -115,16 +115,12 @@ def validate(spec: ExperimentSpec) -> Validation:
     SpecError
         If there is no recording, it is of other requests, or not all of them finish in the replay.
     """
-    if spec.validation is None:
-        raise SpecError("validation: is required here, e.g. validation: {measured: requests.jsonl}")
-    if spec.backend != "sim":
-        raise SpecError("backend: validation predicts with the simulation")
-    measured = read_recording(Path(spec.validation.measured))
+    measured = recording_of(spec)
     begun_s = time.process_time()
     result = run(spec)
     cpu_s = time.process_time() - begun_s
     predicted = timeline(result)
-    check_same(measured, predicted, spec.validation.measured)
+    check_same(measured, predicted, spec)
     requests = result.requests
     preemptions = result.log.preemptions() if result.log is not None else {}
     cost_model = result.provenance["cost_model"]
@@ -141,6 +137,21 @@ def validate(spec: ExperimentSpec) -> Validation:
         notes=notes([cost_model], warnings(result)),
         cpu_s=cpu_s,
     )
+
+
+def recording_of(spec: ExperimentSpec) -> Timeline:
+    """Return the recorded run that an experiment is to be held against.
+
+    Raises
+    ------
+    SpecError
+        If there is none, it cannot be read, or the experiment is not simulated.
+    """
+    if spec.validation is None:
+        raise SpecError("validation: is required here, e.g. validation: {measured: requests.jsonl}")
+    if spec.backend != "sim":
+        raise SpecError("backend: validation predicts with the simulation")
+    return read_recording(Path(spec.validation.measured))
 
 
 def timeline(result: RunResult) -> Timeline:
@@ -168,7 +179,7 @@ def timeline(result: RunResult) -> Timeline:
     )
 
 
-def check_same(measured: Timeline, predicted: Timeline, path: str) -> None:
+def check_same(measured: Timeline, predicted: Timeline, spec: ExperimentSpec) -> None:
     """Make sure that a recording is of the workload that was replayed.
 
     Raises
@@ -176,6 +187,8 @@ def check_same(measured: Timeline, predicted: Timeline, path: str) -> None:
     SpecError
         If the requests differ in number or lengths.
     """
+    assert spec.validation is not None
+    path = spec.validation.measured
     if len(measured.queued_s) != len(predicted.queued_s):
         raise SpecError(
             f"{path}: {len(measured.queued_s)} requests, but the workload has "

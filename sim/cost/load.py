@@ -11,7 +11,6 @@ from sim.cost.table_profile import SCHEMA as TABLE_SCHEMA
 from sim.cost.table_profile import read_table
 from sim.dtypes import dtype_name
 from sim.errors import SpecError
-from sim.files import read_json_object
 from sim.hardware import canonical_gpu
 from sim.models import canonical_model
 
@@ -52,12 +51,12 @@ def load_profile(
         "dtype": dtype,
         "tensor_parallel_size": tensor_parallel_size,
     }
-    is_table = read_json_object(folder / "meta.json").get("schema") == TABLE_SCHEMA
+    meta = read_meta(folder)
+    is_table = meta.get("schema") == TABLE_SCHEMA
     if reading is not None and not is_table:
         for key in TableReading.__slots__:
             if getattr(reading, key):
                 raise SpecError(f"{folder}: {key} belongs to tables of measured operators")
-    meta = read_meta(folder)
     mismatches = [
         f"{key} is {meta[key]!r} in the profile, {value!r} in the run"
         for key, value in wanted.items()
