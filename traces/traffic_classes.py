@@ -91,13 +91,16 @@ def in_classes(
         which = np.searchsorted(edges, stream(seed, "classes").random(len(trace)), side="right")
     of_class = {name: np.flatnonzero(which == i) for i, name in enumerate(classes)}
     columns: dict[str, Any] = {"tenant": np.array(list(classes), dtype=object)[which]}
-    for column, of in (("prompt_tokens", "prompt"), ("output_tokens", "output")):
-        columns[column] = getattr(trace, column).copy()
-        for name, rows in of_class.items():
-            lengths: Lengths | None = getattr(classes[name], of)
-            if lengths is not None:
-                uniform = stream(seed, f"lengths of {name}").random((len(trace), 2))
-                columns[column][rows] = lengths(uniform[: len(rows), int(of == "output")])
+    columns |= {name: getattr(trace, name).copy() for name in ("prompt_tokens", "output_tokens")}
+    for name, rows in of_class.items():
+        prompt, output = classes[name].prompt, classes[name].output
+        if prompt is None and output is None:
+            continue
+        uniform = stream(seed, f"lengths of {name}").random((len(rows), 2))
+        if prompt is not None:
+            columns["prompt_tokens"][rows] = prompt(uniform[:, 0])
+        if output is not None:
+            columns["output_tokens"][rows] = output(uniform[:, 1])
     for column, of, factor in (
         ("priority", "priority", 1), ("slo_ttft_ms", "ttft_ms", 1.0),
         ("slo_tpot_ms", "tpot_ms", 1.0), ("deadline_s", "e2el_ms", 1e-3),
@@ -134,8 +137,8 @@ def _prefixes(
         one = classes[name]
         blocks = one.prefix_tokens // PREFIX_BLOCK_TOKENS
         groups = stream(seed, f"prefixes of {name}").integers(one.prefix_groups, size=len(rows))
-        whole = np.minimum(one.prefix_tokens, prompt_tokens[rows] - 1) // PREFIX_BLOCK_TOKENS
-        num_blocks[rows] = np.minimum(whole, blocks)
+        in_common = np.minimum(one.prefix_tokens, prompt_tokens[rows] - 1)
+        num_blocks[rows] = in_common // PREFIX_BLOCK_TOKENS
         first_id[rows] = known + groups * blocks
         known += one.prefix_groups * blocks
     offsets: npt.NDArray[np.int64] = np.zeros(len(prompt_tokens) + 1, dtype=np.int64)
