@@ -142,10 +142,9 @@ def main(argv: list[str] | None = None) -> None:
     found["skip_ahead_gain"] = slow / fast
     print(f"skipping ahead at 6 req/s: {slow / fast:.1f} times faster than step by step")
     if options.json is not None:
-        from sim.files import replacing
+        from sim.files import write_text
 
-        with replacing(options.json) as temporary:
-            temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_text(options.json, json.dumps(found, indent=1) + "\n")
 
 
 def _decisions() -> list[Row]:

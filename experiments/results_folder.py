@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sim.errors import SpecError
-from sim.files import replacing
+from sim.files import write_text
 
 MARKER = ".schedlab.json"
 """Lists what schedlab wrote into a folder: such a folder, and nothing else in it, is replaced."""
@@ -99,9 +99,7 @@ def add_to_marker(folder: Path, names: Iterable[str]) -> None:
 
 
 def _write_marker(folder: Path, names: Iterable[str]) -> None:
-    with replacing(folder / MARKER) as temporary:
-        text = json.dumps({"files": sorted(names)}, indent=1) + "\n"
-        temporary.write_text(text, encoding="utf-8")
+    write_text(folder / MARKER, json.dumps({"files": sorted(names)}, indent=1) + "\n")
 
 
 def _files(folder: Path) -> set[str]:

@@ -16,7 +16,7 @@ from experiments.spec.experiment import ExperimentSpec
 from experiments.spec.identity import spec_hash
 from experiments.spec.yaml_lines import dump_yaml
 from experiments.sweep import Point, points
-from sim.files import replacing
+from sim.files import write_text
 
 if TYPE_CHECKING:
     from sim.result import RunResult
@@ -178,7 +178,7 @@ def write_point(
         Also write trace.json.
     """
     folder.mkdir(exist_ok=True)
-    _write(folder / "spec.yaml", dump_yaml(spec.to_data()))
+    write_text(folder / "spec.yaml", dump_yaml(spec.to_data()))
     result.save(folder)
     if perfetto:
         result.to_perfetto(folder / "trace.json")
@@ -196,9 +196,9 @@ def write_summary(spec: ExperimentSpec, outcome: Outcome, folder: Path) -> None:
     folder : Path
         Where to.
     """
-    _write(folder / "spec.yaml", dump_yaml(spec.to_data()))
-    _write(folder / "summary.csv", report.summary_csv(outcome.rows))
-    _write(folder / "summary.json", json.dumps(summary(spec, outcome), indent=1) + "\n")
+    write_text(folder / "spec.yaml", dump_yaml(spec.to_data()))
+    write_text(folder / "summary.csv", report.summary_csv(outcome.rows))
+    write_text(folder / "summary.json", json.dumps(summary(spec, outcome), indent=1) + "\n")
     if any(len({row.settings.get(key) for row in outcome.rows}) > 1 for key in RATE_KEYS):
         from experiments.plotting.style import save
 
@@ -228,11 +228,6 @@ def summary(spec: ExperimentSpec, outcome: Outcome) -> dict[str, object]:
         "warnings": outcome.warnings,
         "rows": report.summary_data(outcome.rows),
     }
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _cost_model(described: Mapping[str, object]) -> dict[str, object]:

@@ -32,7 +32,7 @@ from gpu_backend.kernel_hash import kernel_hash
 from gpu_backend.runner import ModelRunner, open_runner
 from gpu_backend.tile_search import search_tiles
 from sim.errors import SpecError
-from sim.files import replacing
+from sim.files import write_text
 
 _SITTING_S = 300
 """No run of a comparison begins later, so that a sitting takes less than eight minutes."""
@@ -218,8 +218,7 @@ def run_parts(
         console.print(f"{name}: {took_s:.0f} s")
         if folder is not None:
             record = {"part": name, "kernels": kernel_hash(), "took_s": took_s, **result}
-            with replacing(folder / f"{name}.json") as path:
-                path.write_text(json.dumps(_finite(record), indent=1), encoding="utf-8")
+            write_text(folder / f"{name}.json", json.dumps(_finite(record), indent=1))
     return 1 if failed else 0
 
 

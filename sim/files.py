@@ -10,6 +10,12 @@ from typing import Any
 from sim.errors import SpecError
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all; see `replacing`."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; move it there if the block ends well.

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from sim.errors import SchedlabError
-from sim.files import replacing
+from sim.files import replacing, write_text
 from sim.metrics import Columns, Metrics, Pairs, request_metrics, step_metrics
 from sim.steps import Steps
 from sim.weighted import Ints
@@ -210,9 +210,8 @@ class RunResult:
         }
         for name, batches in tables.items():
             _write_parquet(folder / f"{name}.parquet", batches)
-        with replacing(folder / "result.json") as temporary:
-            text = json.dumps(self.to_vllm_json(), indent=2, allow_nan=False)
-            temporary.write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(self.to_vllm_json(), indent=2, allow_nan=False)
+        write_text(folder / "result.json", text + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> RunResult:

@@ -26,7 +26,7 @@ from experiments.claimed.report import (
     row,
     section,
 )
-from sim.files import replacing
+from sim.files import write_text
 
 _PREFACE = """\
 # What is said of LLM serving, and what of it holds
@@ -187,8 +187,7 @@ def write(claims: Sequence[QuotedClaim], findings: Sequence[Finding], folder: Pa
         "claims.json": json.dumps(plain(data(claims, findings)), indent=1, allow_nan=False) + "\n",
     }
     for name, text in texts.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
     return [folder / name for name in texts]
 
 

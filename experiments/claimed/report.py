@@ -13,7 +13,7 @@ from experiments.claimed.figures import settings_of
 from experiments.spec.claim import Figure
 from experiments.spec.experiment import ExperimentSpec
 from experiments.sweep import shown
-from sim.files import replacing
+from sim.files import write_text
 
 _PREFACE = """\
 # Does it do what its paper says?
@@ -147,8 +147,7 @@ def write(findings: Sequence[Finding], folder: Path) -> list[Path]:
         "policies.json": json.dumps(plain(data(findings)), indent=1, allow_nan=False) + "\n",
     }
     for name, text in texts.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
     return [folder / name for name in texts]
 
 

@@ -37,7 +37,7 @@ from policies.predictors.model_folder import META, REPORT, SCHEMA, WEIGHTS, Arra
 from policies.predictors.sentence_encoder import weights_digest
 from policies.predictors.serving_time import SERVING_TIME, ServingTime
 from policies.predictors.text_model import HASHED, TextModel
-from sim.files import replacing
+from sim.files import replacing, write_text
 
 CURVE_PROMPTS = (1_000, 3_000, 8_000)
 NUM_TIMED = 200
@@ -313,8 +313,7 @@ def write_model(folder: Path, meta: dict[str, Any], arrays: Arrays, report: Repo
     digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
     meta = {"schema": SCHEMA, **meta, "weights_sha256": digest}
     for name, content in ((REPORT, report), (META, meta)):
-        with replacing(folder / name) as temporary:
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_text(folder / name, json.dumps(content, indent=1) + "\n")
 
 
 def _versions(kind: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from sim.cost.roofline import RooflineCostModel
 from sim.engine import Engine
 from sim.errors import SpecError
 from sim.executor import SimExecutor, Steps, Work
-from sim.files import replacing
+from sim.files import write_text
 from sim.hardware import gpu
 from sim.memory import memory_budget
 from sim.models import model
@@ -173,9 +173,8 @@ def calibrate(
         for point, row, predicted in zip(points, rows, predictions(fit, rows), strict=True)
     ]  # fmt: skip
     intervals = coefficient_intervals(train, buckets, seed)
-    with replacing(folder / "residuals.json") as temporary:
-        text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
-        temporary.write_text(text + "\n", encoding="utf-8")
+    text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
+    write_text(folder / "residuals.json", text + "\n")
     _save_figure(points, residuals, folder)
     return Calibrated(fit, overhead, taken.drift, verdict(fit, taken))
 

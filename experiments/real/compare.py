@@ -23,7 +23,7 @@ from experiments.spec.identity import spec_hash
 from experiments.sweep import Point, points
 from sim.cost.fitted import FittedCostModel
 from sim.errors import SchedlabError
-from sim.files import replacing
+from sim.files import write_text
 from sim.plan_log import RecordedStep, first_difference, teacher_forced
 from sim.result import RunResult, json_value
 
@@ -209,11 +209,9 @@ def write(found: list[PointComparison], spec: ExperimentSpec, folder: Path) -> N
     from experiments.plotting.style import save
     from experiments.real.figures import cdf_figure, frontier_figure, step_figure
 
-    with replacing(folder / "comparison.json") as temporary:
-        text = json.dumps(json_value(to_data(found, spec)), indent=1, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
-    with replacing(folder / "comparison.md") as temporary:
-        temporary.write_text(markdown(found, spec), encoding="utf-8")
+    text = json.dumps(json_value(to_data(found, spec)), indent=1, allow_nan=False)
+    write_text(folder / "comparison.json", text + "\n")
+    write_text(folder / "comparison.md", markdown(found, spec))
     save(step_figure(found, spec.name), folder / "steps")
     save(cdf_figure(found, spec.name), folder / "latency_cdf")
     save(frontier_figure(found, spec.name), folder / "throughput_p99")

@@ -11,7 +11,7 @@ from typing import Any
 
 from sim.cost.shape import BatchShape
 from sim.errors import SpecError
-from sim.files import read_json_object, replacing
+from sim.files import read_json_object, write_text
 from sim.plan_log import RecordedStep
 from sim.result import RunResult
 
@@ -45,8 +45,7 @@ class MeasuredRuns:
             return
         if folder.exists() and any(folder.iterdir()):
             raise SpecError(f"{folder} holds something else than measured runs; choose another")
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps({"identity": identity}) + "\n", encoding="utf-8")
+        write_text(path, json.dumps({"identity": identity}) + "\n")
 
     def find(self, point: int, repeat: int) -> tuple[RunResult, list[RecordedStep]] | None:
         """Return a run and its steps (none if they were not recorded), or None if it is not kept.

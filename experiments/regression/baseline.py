@@ -12,7 +12,7 @@ from typing import Any
 from experiments.run import versions
 from experiments.sweeping.point_hash import code_version
 from sim.errors import SpecError
-from sim.files import read_json_object, replacing
+from sim.files import read_json_object, write_text
 
 BASELINE = "baseline.json"
 """Name of the file in a baseline's folder."""
@@ -111,8 +111,7 @@ def write_baseline(folder: Path, points: Mapping[str, Measured]) -> None:
     top = {key: _json(value) for key, value in head.items()}
     top["points"] = "{\n" + ",\n".join(lines) + "\n}"
     text = ",\n".join(f"{_json(key)}: {top[key]}" for key in sorted(top))
-    with replacing(folder / BASELINE) as temporary:
-        temporary.write_text("{\n" + text + "\n}\n", encoding="utf-8")
+    write_text(folder / BASELINE, "{\n" + text + "\n}\n")
 
 
 def version_change(baseline: Baseline) -> str:

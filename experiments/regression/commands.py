@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from experiments.reporting.terminal import steps_bar
 
 if TYPE_CHECKING:
     from experiments.regression.check import Case
@@ -52,17 +52,16 @@ def check_command(
 
     matrix = _matrix(baseline)
     kept = kept_baseline(baseline)
-    with _bar(quiet) as progress:
+    with steps_bar(quiet) as progress:
         outcome = regress.measure(matrix, progress)
     cases = regress.compare(matrix, kept, outcome)
     versions_differ = version_change(kept)
     if junit is not None:
         regress_report.write_junit(cases, junit)
     if markdown is not None:
-        from sim.files import replacing
+        from sim.files import write_text
 
-        with replacing(markdown) as temporary:
-            temporary.write_text(regress_report.markdown(cases, versions_differ), encoding="utf-8")
+        write_text(markdown, regress_report.markdown(cases, versions_differ))
     passes = regress_report.passes(cases)
     if not quiet or not passes:
         _print(cases, versions_differ)
@@ -79,7 +78,7 @@ def update_command(baseline: Folder = _DEFAULT, quiet: Quiet = False) -> None:
     matrix = _matrix(baseline)
     path = baseline / BASELINE
     kept = kept_baseline(baseline) if path.exists() else None
-    with _bar(quiet) as progress:
+    with steps_bar(quiet) as progress:
         outcome = regress.measure(matrix, progress)
     if kept is not None and not quiet:
         _print(regress.compare(matrix, kept, outcome), version_change(kept))
@@ -121,20 +120,3 @@ def _print(cases: list[Case], versions_differ: str) -> None:
         console.print(f"... and {len(moved) - _MOST_ROWS} more rows (--markdown FILE has more)")
     for line in summary_lines(cases, versions_differ):
         console.print(Text(line))
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Give a callback (done, total, what comes next) that draws a bar on stderr, or None."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda done, total, what: bar.update(
-            task, description=f"\\[{done}/{total}] {what}", completed=done / total
-        )

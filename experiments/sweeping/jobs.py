@@ -15,7 +15,7 @@ from typing import NamedTuple
 from experiments.results_folder import replacing_folder
 from experiments.spec.experiment import ExperimentSpec
 from sim.errors import SchedlabError
-from sim.files import replacing
+from sim.files import write_text
 
 POINT_FILE = "point.json"
 """Beside a result: its content hash, how long it took, and what qualifies it."""
@@ -110,8 +110,7 @@ def _run(job: Job) -> None:
             "seconds": round(seconds, 3),
             "warnings": warnings(result),
         }
-        with replacing(new / POINT_FILE) as temporary:
-            temporary.write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
+        write_text(new / POINT_FILE, json.dumps(noted, indent=1) + "\n")
 
 
 @contextmanager

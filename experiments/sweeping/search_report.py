@@ -14,7 +14,7 @@ from experiments.spec.identity import spec_hash
 from experiments.sweeping.evaluate import bars_of
 from experiments.sweeping.find import Found
 from experiments.sweeping.tune import Trial, Tuned
-from sim.files import replacing
+from sim.files import write_text
 
 Data = dict[str, Any]
 
@@ -160,8 +160,7 @@ def tune_data(spec: ExperimentSpec, tuned: Tuned, num_runs: int) -> Data:
 
 def write_json(data: Data, path: Path) -> None:
     """Write a report, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 def _requests(spec: ExperimentSpec) -> str:

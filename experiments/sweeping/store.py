@@ -16,7 +16,7 @@ from experiments.sweep import Point, slug
 from experiments.sweeping.jobs import POINT_FILE, Job
 from experiments.sweeping.point_hash import point_hash
 from sim.errors import SpecError
-from sim.files import replacing
+from sim.files import write_text
 
 SWEEP_FILE = ".schedlab-sweep.json"
 """Marks a folder that sweeps may add to."""
@@ -47,8 +47,7 @@ class Store:
         self.folder = folder.absolute()
         check_sweep_folder(self.folder)
         if not dry and not (self.folder / SWEEP_FILE).exists():
-            with replacing(self.folder / SWEEP_FILE) as temporary:
-                temporary.write_text('{"made_by": "schedlab sweep"}\n', encoding="utf-8")
+            write_text(self.folder / SWEEP_FILE, '{"made_by": "schedlab sweep"}\n')
         self._known: dict[str, Path] = dict(_complete(self.folder))
 
     def job(self, spec: ExperimentSpec, label: str) -> Job:
@@ -110,8 +109,7 @@ class Store:
             }
             for point, job in zip(todo, jobs, strict=True)
         ]
-        with replacing(self.folder / POINTS_FILE) as temporary:
-            temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_text(self.folder / POINTS_FILE, json.dumps(rows, indent=1) + "\n")
 
     @contextmanager
     def lock(self, part: str) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sim.cost.shape import BatchShape
 from sim.errors import SpecError, nearest
-from sim.files import read_json_object, replacing
+from sim.files import read_json_object, write_text
 
 SCHEMA = "schedlab-fit-1"
 
@@ -182,9 +182,7 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
         "error": {"train": asdict(fit.train), "held_out": asdict(fit.held_out)},
     }
     for name, content in (("meta.json", dict(meta)), ("fit.json", data)):
-        with replacing(Path(folder) / name) as temporary:
-            text = json.dumps(content, indent=2, allow_nan=False)
-            temporary.write_text(text + "\n", encoding="utf-8")
+        write_text(Path(folder) / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def require_meta(meta: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from sim.cost.attention import Attention, AttentionGrid, RooflineAttention, Skew
 from sim.cost.profile import require_meta
 from sim.errors import SpecError, nearest
-from sim.files import read_json_object, replacing
+from sim.files import read_json_object, write_text
 
 SCHEMA = "schedlab-table-1"
 
@@ -203,8 +203,7 @@ def write_table(folder: Path, meta: Mapping[str, object], profile: TableProfile)
         "table.json": json.dumps(data, allow_nan=False),
     }
     for name, text in texts.items():
-        with replacing(Path(folder) / name) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+        write_text(Path(folder) / name, text + "\n")
 
 
 def read_table(folder: Path) -> TableProfile:
