@@ -15,8 +15,8 @@ from experiments.reporting.saved_results import SavedResults, read_results
 from experiments.reporting.tables import Row
 from experiments.spec.metric_names import larger_is_better, with_interval, written
 from experiments.statistics import paired_change, verdict
-from experiments.sweeping.by_class import METRICS, class_rows, table_cells
-from sim.files import replacing
+from experiments.sweeping.by_class import class_table
+from sim.files import write_text
 
 _JUDGED = ("request_throughput", "request_goodput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
 _SHOWN_VERDICTS = 40
@@ -58,8 +58,7 @@ def write_page(folder: Path, output: Path | None = None) -> Path:
 
     path = output or folder / "report.html"
     text = report_page(read_results(folder))
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, text)
     if output is None:
         add_to_marker(folder, [path.name])
     return path
@@ -175,14 +174,7 @@ def _by_class(results: SavedResults) -> str:
     """Say what each class of requests got, where the workload has classes."""
     if not results.runs or "tenant" not in results.runs[0].load().requests:
         return ""
-    rows = class_rows(results.folder)
-    cells = [table_cells(row) for row in rows]
-    shown = [i for i in range(len(METRICS)) if any(line[i] != "-" for line in cells)]
-    header = ["setting", "class", *(list(METRICS.values())[i] for i in shown)]
-    lines = [
-        [row.setting or "-", row.name, *(line[i] for i in shown)]
-        for row, line in zip(rows, cells, strict=True)
-    ]
+    header, lines = class_table(results.folder)
     note = "Goodput of a class: its good requests over the time of the whole run; classes add up."
     return html.table(header, lines, 2) + html.element("p", html.text(note), class_="lead")
 

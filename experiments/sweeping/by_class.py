@@ -88,7 +88,18 @@ def class_rows(folder: Path, column: str | None = None) -> list[ClassRow]:
     ]
 
 
-def table_cells(row: ClassRow) -> list[str]:
+def class_table(folder: Path, column: str | None = None) -> tuple[list[str], list[list[str]]]:
+    """Return header and lines of `class_rows` as a table, without columns that hold nothing.
+
+    The first two columns, setting and class, are text.
+    """
+    lines = [[row.setting or "-", row.name, *_cells(row)] for row in class_rows(folder, column)]
+    header = ["setting", column or "class", *METRICS.values()]
+    shown = [i for i in range(len(header)) if i < 2 or any(line[i] != "-" for line in lines)]
+    return [header[i] for i in shown], [[line[i] for i in shown] for line in lines]
+
+
+def _cells(row: ClassRow) -> list[str]:
     """Return a cell for each of `METRICS`, a dash where there is nothing to measure."""
     cells = []
     for name in METRICS:

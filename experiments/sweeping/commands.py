@@ -123,12 +123,9 @@ def find_command(
     told = verdicts(spec.find, found)
     data = find_data(spec, found, told, evaluator.num_runs)
     write_json(data, folder / "find.json")
-    if as_json:
-        typer.echo(json.dumps(data, indent=1))
-    elif not quiet:
-        print_table("", ("setting", spec.find.maximize, "holds at", "breaks at"), find_rows(found))
-        for line in [*find_lines(spec, found), *told, f"{evaluator.num_runs} runs in {folder}"]:
-            typer.echo(line)
+    header = ("setting", spec.find.maximize, "holds at", "breaks at")
+    lines = [*find_lines(spec, found), *told, f"{evaluator.num_runs} runs in {folder}"]
+    _print_found(data, header, find_rows(found), lines, as_json, quiet)
 
 
 def tune_command(
@@ -151,12 +148,25 @@ def tune_command(
     assert spec.tune is not None
     data = tune_data(spec, tuned, evaluator.num_runs)
     write_json(data, folder / "tune.json")
+    header = (*(key.rpartition(".")[2] for key in spec.tune.over), spec.tune.maximize, "bars")
+    lines = [*tune_lines(spec, tuned), f"{evaluator.num_runs} runs in {folder}"]
+    _print_found(data, header, tune_rows(tuned), lines, as_json, quiet)
+
+
+def _print_found(
+    data: dict[str, Any],
+    header: tuple[str, ...],
+    rows: list[tuple[str, ...]],
+    lines: list[str],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Print what a search found: as JSON, or a table and the lines under it."""
     if as_json:
         typer.echo(json.dumps(data, indent=1))
     elif not quiet:
-        header = (*(key.rpartition(".")[2] for key in spec.tune.over), spec.tune.maximize, "bars")
-        print_table("", header, tune_rows(tuned))
-        for line in [*tune_lines(spec, tuned), f"{evaluator.num_runs} runs in {folder}"]:
+        print_table("", header, rows)
+        for line in lines:
             typer.echo(line)
 
 

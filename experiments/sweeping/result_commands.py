@@ -81,12 +81,10 @@ def by_class_command(
     ] = None,
 ) -> None:
     """Show what each class of requests got: SLO attainment, goodput, longest wait, fairness."""
-    from experiments.sweeping.by_class import METRICS, class_rows, table_cells
+    from experiments.sweeping.by_class import class_table
 
-    rows = [(row.setting or "-", row.name, *table_cells(row)) for row in class_rows(folder, column)]
-    header = ("setting", column or "class", *METRICS.values())
-    shown = [i for i in range(len(header)) if i < 2 or any(row[i] != "-" for row in rows)]
-    print_table("", tuple(header[i] for i in shown), [tuple(row[i] for i in shown) for row in rows])
+    header, lines = class_table(folder, column)
+    print_table("", tuple(header), [tuple(line) for line in lines])
 
 
 def _plain_change(data: dict[str, Any]) -> dict[str, Any]:
