@@ -27,7 +27,7 @@ format: $(VENV)/tested           ## put code into its one format
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/installed         ## CPU seconds of the simulator; prints a table and JSON
-	$(BIN)/python -m experiments.bench $(ARGS)
+	$(BIN)/python -m schedlab.experiments.bench.bench $(ARGS)
 
 golden: $(VENV)/tested           ## accept the present results as the expected ones
 	$(BIN)/python -m tests.golden.regenerate

@@ -1,8 +1,9 @@
 """Experiments: what is run, how often, on what, and what comes out.
 
-`cli` is the command line, `run` the one function under all of it, `run_all` and `sweeping` run
-many points. The folders: `spec` (the YAML), `real` (calibration and comparison), `recorded` (runs
-of other engines), `claimed` (claims of papers), `regression`, `plotting`, `reporting`, `importers`
-(profiles of other projects), `predictor_training`. Experiments to start from are the YAML files
-here, in `policies` and in `claims`.
+From a specification to a page, a folder each: `specification` (the YAML), `running` (one point),
+`sweeps` (many), `results` (their folders and tables), `analysis` and `figures` (what is computed
+and drawn from them), `search` (the best rate, the best limits), `comparing` (simulated against
+measured), `claims` (what papers say against what comes out), `regression`, `training`
+(predictors), `report` (one HTML page), `bench`, and `commands` (the command line over all of it).
+Experiments to start from are the YAML files here and in `papers`.
 """

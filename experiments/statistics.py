@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import SpecError
+from schedlab.sim.errors import SpecError
 
 LEVEL = 0.95
 """Confidence of every interval."""

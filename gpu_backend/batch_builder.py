@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpu_backend.block_pool import BlockPool
-from gpu_backend.runner import ModelRunner
-from gpu_backend.sequences import Int64, Sequences
-from gpu_backend.step_batch import StepBatch
-from sim.executor import Work
-from sim.request import RequestState
-from sim.rng import stream
+from schedlab.gpu_backend.block_pool import BlockPool
+from schedlab.gpu_backend.runner import ModelRunner
+from schedlab.gpu_backend.sequences import Int64, Sequences
+from schedlab.gpu_backend.step_batch import StepBatch
+from schedlab.sim.core.executor import Work
+from schedlab.sim.request import RequestState
+from schedlab.sim.rng import stream
 
 _INDEX_BITS = 31
 

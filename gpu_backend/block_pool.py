@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sim.engine import Engine
-from sim.errors import SchedlabError
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.errors import SchedlabError
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

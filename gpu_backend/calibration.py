@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpu_backend.calibration_design import Point, design_hash, sentinels
-from gpu_backend.calibration_fit import Measured
-from gpu_backend.runner import ModelRunner
-from gpu_backend.step_timer import StepTimer
-from sim.config import EngineConfig
-from sim.errors import SpecError
-from sim.rng import stream
+from schedlab.gpu_backend.calibration_design import Point, design_hash, sentinels
+from schedlab.gpu_backend.calibration_fit import Measured
+from schedlab.gpu_backend.runner import ModelRunner
+from schedlab.gpu_backend.step_timer import StepTimer
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.errors import SpecError
+from schedlab.sim.rng import stream
 
 SENTINEL_EVERY = 25
 DRIFT_BAR = 0.03

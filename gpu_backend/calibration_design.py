@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sim.config import EngineConfig
-from sim.cost.shape import BatchShape
-from sim.rng import stream
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.rng import stream
 
 
 class Point(NamedTuple):

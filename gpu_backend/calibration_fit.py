@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from gpu_backend.calibration_design import token_knots
-from gpu_backend.swap_timing import SwapTime, swapped_byte_s
-from sim.cost.fitted import ExtrapolationWarning, FittedCostModel
-from sim.cost.profile import FEATURES, Fit, FitError, Regime, step_features
-from sim.cost.shape import BatchShape
-from sim.rng import stream
+from schedlab.gpu_backend.calibration_design import token_knots
+from schedlab.gpu_backend.swap_timing import SwapTime, swapped_byte_s
+from schedlab.sim.cost.fitted import ExtrapolationWarning, FittedCostModel
+from schedlab.sim.cost.profile import FEATURES, Fit, FitError, Regime, step_features
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.rng import stream
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from gpu_backend.device_timer import Timer, Timing
+from schedlab.gpu_backend.device_timer import Timer, Timing
 
 
 class Ceiling(NamedTuple):

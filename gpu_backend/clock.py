@@ -15,8 +15,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from sim.cost.overhead import SchedulingOverhead
-from sim.cost.shape import BatchShape, CostModel
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.shape import BatchShape, CostModel
 
 
 class Clock(Protocol):
@@ -118,6 +118,6 @@ class ModelledClock:
         """Note nothing."""
 
     def step_ends(self, shape: BatchShape) -> tuple[int, int]:
-        """Return what `sim.executor.SimExecutor` would."""
+        """Return what `schedlab.sim.core.executor.SimExecutor` would."""
         overhead_ns = self._overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
         return self._cost_model.step_ns(shape)[0] + overhead_ns, overhead_ns

@@ -1,9 +1,9 @@
 """Compile the kernels for a GPU that is not there, and read what the compiler made of them.
 
-``python -m gpu_backend.compile_check`` compiles every launch of a decode step and a prefill step
-for sm_80 and sm_90 and prints shared memory, registers, spills and the instructions that matter.
-What is compiled are the very launches that `gpu_backend.triton_ops` would make, on tensors
-without memory. It says nothing of speed.
+``python -m schedlab.gpu_backend.compile_check`` compiles every launch of a decode step and a
+prefill step for sm_80 and sm_90 and prints shared memory, registers, spills and the instructions
+that matter. What is compiled are the very launches that `gpu_backend.triton_ops` would make, on
+tensors without memory. It says nothing of speed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gpu_backend.kernels.activation import silu_and_mul_launch
-from gpu_backend.kernels.decode import decode_launches
-from gpu_backend.kernels.launch import Device, Launch
-from gpu_backend.kernels.norm import add_rms_norm_launch
-from gpu_backend.kernels.prefill import prefill_launch
-from gpu_backend.kernels.rope_cache import rope_cache_launch
+from schedlab.gpu_backend.kernels.activation import silu_and_mul_launch
+from schedlab.gpu_backend.kernels.decode import decode_launches
+from schedlab.gpu_backend.kernels.launch import Device, Launch
+from schedlab.gpu_backend.kernels.norm import add_rms_norm_launch
+from schedlab.gpu_backend.kernels.prefill import prefill_launch
+from schedlab.gpu_backend.kernels.rope_cache import rope_cache_launch
 
 DEVICES = {80: Device(80, 108), 90: Device(90, 132)}
 """An A100 and an H200."""

@@ -1,7 +1,7 @@
 """The decoder's kernels in portable PyTorch: the reference, and what runs on a CPU.
 
 Sequences are attended to one by one, so no result depends on who else is in the batch. The
-functions here and in `gpu_backend.triton_ops` have the same names, arguments and meaning.
+functions here and in `schedlab.gpu_backend.triton_ops` have the same names, arguments and meaning.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.errors import SpecError
-from sim.models import ModelShape, model
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.models import ModelShape, model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def decoder_config(name: str) -> DecoderConfig:
     Parameters
     ----------
     name : str
-        As for `sim.models.model`.
+        As for `schedlab.sim.hardware.models.model`.
 
     Raises
     ------

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from sim.dtypes import dtype_name
-from sim.errors import SpecError
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.dtypes import dtype_name
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

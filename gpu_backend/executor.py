@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpu_backend.batch_builder import BatchBuilder
-from gpu_backend.block_pool import BlockPool
-from gpu_backend.clock import Clock
-from gpu_backend.runner import ModelRunner
-from gpu_backend.sequences import Int64, PromptIds, Sequences, random_prompts
-from sim.config import EngineConfig
-from sim.cost.shape import BatchShape
-from sim.decode_batch import DecodeBatch
-from sim.engine import Engine
-from sim.errors import SpecError
-from sim.executor import Steps, Work
-from sim.request import Request, RequestState
+from schedlab.gpu_backend.batch_builder import BatchBuilder
+from schedlab.gpu_backend.block_pool import BlockPool
+from schedlab.gpu_backend.clock import Clock
+from schedlab.gpu_backend.runner import ModelRunner
+from schedlab.gpu_backend.sequences import Int64, PromptIds, Sequences, random_prompts
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.decode_batch import DecodeBatch
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import Steps, Work
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.request import Request, RequestState
 
 
 class StepTime(NamedTuple):
@@ -39,7 +39,7 @@ class StepTime(NamedTuple):
 
 
 class TorchExecutor:
-    """Runs plans on a real model; implements `sim.executor.Executor`.
+    """Runs plans on a real model; implements `schedlab.sim.core.executor.Executor`.
 
     All that a plan computes goes through the model as one mixed batch, one step at a time. The
     tokens are the model's own, but a request ends at the length its trace says (EOS is ignored),
@@ -186,7 +186,7 @@ class TorchExecutor:
     # -- steps ---------------------------------------------------------------------------------
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
-        """Run one step; see `sim.executor.Executor.execute`."""
+        """Run one step; see `schedlab.sim.core.executor.Executor.execute`."""
         self.clock.step_begins(work.now_ns)
         begun_ns = time.perf_counter_ns()
         rows = self._builder.build(work, self._held.values())

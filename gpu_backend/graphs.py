@@ -7,8 +7,8 @@ from bisect import bisect_left
 import torch
 from torch import Tensor
 
-from gpu_backend.model import Decoder, StepTensors
-from gpu_backend.step_batch import StepBatch
+from schedlab.gpu_backend.model import Decoder, StepTensors
+from schedlab.gpu_backend.step_batch import StepBatch
 
 _WARM_UPS = 2
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpu_backend import triton_ops
-from gpu_backend.device_timer import Timer, Timing
-from gpu_backend.kernels.tiles import DecodeTile, PrefillTile
+from schedlab.gpu_backend import triton_ops
+from schedlab.gpu_backend.device_timer import Timer, Timing
+from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 """The attention of Llama-3-8B."""
@@ -179,7 +179,7 @@ def decode_figures(
     Parameters
     ----------
     copy_rate : float
-        Of `gpu_backend.ceilings.device_copy` in the same run, B/s.
+        Of `schedlab.gpu_backend.ceilings.device_copy` in the same run, B/s.
     batches : sequence of (str, sequence of int)
         Name and contexts; at least 256 MB of keys and values each, to be held to the goal.
     single_context : int

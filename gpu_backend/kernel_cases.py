@@ -9,8 +9,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from gpu_backend.kernels.tiles import DecodeTile, PrefillTile
-from gpu_backend.reference import reference_attention
+from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile
+from schedlab.gpu_backend.reference import reference_attention
 
 
 @dataclass

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from gpu_backend import triton_ops
-from gpu_backend.device import free_bytes
-from gpu_backend.kernel_cases import attention_case, decode_rows, rope_case
-from gpu_backend.kernels.launch import device_of
-from gpu_backend.kernels.tiles import decode_tile
-from gpu_backend.reference import relative_error
+from schedlab.gpu_backend import triton_ops
+from schedlab.gpu_backend.device import free_bytes
+from schedlab.gpu_backend.kernel_cases import attention_case, decode_rows, rope_case
+from schedlab.gpu_backend.kernels.launch import device_of
+from schedlab.gpu_backend.kernels.tiles import decode_tile
+from schedlab.gpu_backend.reference import relative_error
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Largest relative error (Frobenius): about two units in the last place of the format."""

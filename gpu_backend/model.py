@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from gpu_backend.decoder_config import DecoderConfig, RopeScaling
-from gpu_backend.weights import Weights
+from schedlab.gpu_backend.decoder_config import DecoderConfig, RopeScaling
+from schedlab.gpu_backend.weights import Weights
 
 
 class StepTensors(NamedTuple):
@@ -42,7 +42,7 @@ class StepTensors(NamedTuple):
 
 
 class Ops(Protocol):
-    """The kernels a decoder needs; `gpu_backend.cpu_ops` documents each."""
+    """The kernels a decoder needs; `schedlab.gpu_backend.cpu_ops` documents each."""
 
     paged_decode: Callable[..., None]
     paged_prefill: Callable[..., None]
@@ -61,7 +61,7 @@ class Decoder:
     weights : Weights
         On the device the decoder runs on.
     ops : Ops
-        The kernels: `gpu_backend.cpu_ops` or `gpu_backend.triton_ops`.
+        The kernels: `schedlab.gpu_backend.cpu_ops` or `schedlab.gpu_backend.triton_ops`.
     max_model_len : int
         Longest sequence, for the table of rotations.
     """

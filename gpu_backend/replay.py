@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpu_backend.clock import WallClock
-from sim.audit import stalled
-from sim.engine import Engine
-from sim.log import RunLog
-from sim.plan import FOREVER
-from sim.request import Arrival
+from schedlab.gpu_backend.clock import WallClock
+from schedlab.sim.core.audit import stalled
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.record.log import RunLog
+from schedlab.sim.request import Arrival
 
 
 def replay(engine: Engine, arrivals: Iterable[Arrival], clock: WallClock) -> RunLog:

@@ -11,16 +11,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_backend.decoder_config import DecoderConfig, decoder_config
-from gpu_backend.device import open_device, require_memory, torch_dtype
-from gpu_backend.graphs import DecodeGraphs, graph_buckets
-from gpu_backend.model import Decoder, Ops
-from gpu_backend.sampling import sample
-from gpu_backend.step_batch import StepBatch, StepLayout
-from gpu_backend.swap import SwapSpace
-from gpu_backend.weights import Weights, assemble_weights, random_source, safetensors_source
-from sim.config import EngineConfig
-from sim.errors import SpecError
+from schedlab.gpu_backend.decoder_config import DecoderConfig, decoder_config
+from schedlab.gpu_backend.device import open_device, require_memory, torch_dtype
+from schedlab.gpu_backend.graphs import DecodeGraphs, graph_buckets
+from schedlab.gpu_backend.model import Decoder, Ops
+from schedlab.gpu_backend.sampling import sample
+from schedlab.gpu_backend.step_batch import StepBatch, StepLayout
+from schedlab.gpu_backend.swap import SwapSpace
+from schedlab.gpu_backend.weights import (
+    Weights,
+    assemble_weights,
+    random_source,
+    safetensors_source,
+)
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.errors import SpecError
 
 Int64 = npt.NDArray[np.int64]
 
@@ -206,7 +211,10 @@ def open_runner(
         config.swap_space_blocks * block_bytes, torch.device("cpu"), "the swap space in host memory"
     )
     loaded = _weights(decoder, weights, seed, where, element)
-    ops = cast(Ops, import_module(f"gpu_backend.{'triton' if where.type == 'cuda' else 'cpu'}_ops"))
+    ops = cast(
+        Ops,
+        import_module(f"schedlab.gpu_backend.{'triton' if where.type == 'cuda' else 'cpu'}_ops"),
+    )
     return ModelRunner(
         Decoder(decoder, loaded, ops, config.max_model_len), config, temperature, use_graphs
     )

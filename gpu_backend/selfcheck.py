@@ -1,4 +1,6 @@
-"""Everything that has to be measured on a GPU, in one command: ``python -m gpu_backend.selfcheck``.
+"""Everything that has to be measured on a GPU, in one command.
+
+``python -m schedlab.gpu_backend.selfcheck``.
 
 Each part takes less than eight minutes, prints a table and writes a JSON file of its own;
 ``--calibrate`` and ``--compare`` go on to the laboratory's own commands. Without a CUDA device
@@ -23,16 +25,16 @@ import triton
 from rich.console import Console
 from rich.table import Table
 
-from gpu_backend import ceilings, kernel_bench, step_bench
-from gpu_backend.device import open_device
-from gpu_backend.device_timer import Timer, cuda_timer
-from gpu_backend.kernel_bench import Figure
-from gpu_backend.kernel_check import Check, check_high_block_ids, check_kernels
-from gpu_backend.kernel_hash import kernel_hash
-from gpu_backend.runner import ModelRunner, open_runner
-from gpu_backend.tile_search import search_tiles
-from sim.errors import SpecError
-from sim.files import write_text
+from schedlab.gpu_backend import ceilings, kernel_bench, step_bench
+from schedlab.gpu_backend.device import open_device
+from schedlab.gpu_backend.device_timer import Timer, cuda_timer
+from schedlab.gpu_backend.kernel_bench import Figure
+from schedlab.gpu_backend.kernel_check import Check, check_high_block_ids, check_kernels
+from schedlab.gpu_backend.kernel_hash import kernel_hash
+from schedlab.gpu_backend.runner import ModelRunner, open_runner
+from schedlab.gpu_backend.tile_search import search_tiles
+from schedlab.sim.errors import SpecError
+from schedlab.sim.files import write_text
 
 _SITTING_S = 300
 """No run of a comparison begins later, so that a sitting takes less than eight minutes."""
@@ -143,7 +145,7 @@ def step_part(
     cases: Sequence[tuple[int, int]],
     gap_batch: int = 64,
 ) -> Mapping[str, Any]:
-    """Time decode steps of a model; see `gpu_backend.step_bench`."""
+    """Time decode steps of a model; see `schedlab.gpu_backend.step_bench`."""
     copy = ceilings.device_copy(device, timer, 2**31 if device.type == "cuda" else 2**24)
     config = step_bench.bench_config(cases)
     runner = open_runner(model, config, device=str(device))
@@ -225,7 +227,7 @@ def run_parts(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m gpu_backend.selfcheck", description=__doc__.splitlines()[0]
+        prog="python -m schedlab.gpu_backend.selfcheck", description=__doc__.splitlines()[0]
     )
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for JSON files")
     parser.add_argument(
@@ -276,13 +278,13 @@ def laboratory_commands(
     profile = folder / "profile"
     if with_calibration:
         commands.append([
-            "experiments.cli", "calibrate", "--device", "cuda", "--model", "llama-3-8b",
+            "schedlab", "calibrate", "--device", "cuda", "--model", "llama-3-8b",
             "--max-num-seqs", "256", "--max-num-batched-tokens", "8192",
             "--max-model-len", "8192", "-o", str(profile),
         ])  # fmt: skip
     if comparison is not None:
         command = [
-            "experiments.cli", "compare", str(comparison), "-o", str(folder / "comparison"),
+            "schedlab", "compare", str(comparison), "-o", str(folder / "comparison"),
             "--keep", str(folder / "measured"), "--max-s", str(_SITTING_S),
         ]  # fmt: skip
         if with_calibration or (profile / "fit.json").is_file():

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sim.request import Request
-from sim.rng import stream
+from schedlab.sim.request import Request
+from schedlab.sim.rng import stream
 
 Int64 = npt.NDArray[np.int64]
 PromptIds = Callable[[Request], Int64]

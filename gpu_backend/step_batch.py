@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gpu_backend.model import StepTensors
+from schedlab.gpu_backend.model import StepTensors
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

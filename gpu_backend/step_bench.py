@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from statistics import median
 
-from gpu_backend.calibration_design import Point
-from gpu_backend.clock import VirtualClock
-from gpu_backend.executor import TorchExecutor
-from gpu_backend.kernel_bench import Figure
-from gpu_backend.runner import ModelRunner
-from gpu_backend.step_timer import StepTimer
-from sim.config import EngineConfig
-from sim.engine import Engine
-from sim.plan import BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.request import Arrival, Request, RequestState
-from sim.simulation import simulate
-from sim.view import EngineView
+from schedlab.gpu_backend.calibration_design import Point
+from schedlab.gpu_backend.clock import VirtualClock
+from schedlab.gpu_backend.executor import TorchExecutor
+from schedlab.gpu_backend.kernel_bench import Figure
+from schedlab.gpu_backend.runner import ModelRunner
+from schedlab.gpu_backend.step_timer import StepTimer
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.request import Arrival, Request, RequestState
 
 CASES = ((1, 2048), (8, 2048), (32, 2048), (128, 2048), (32, 512), (128, 512))
 """Batch size and context of the decode steps that are timed."""
@@ -56,7 +56,7 @@ def decode_step_figures(
     config : EngineConfig
         Limits of both.
     copy_rate : float
-        Of `gpu_backend.ceilings.device_copy` in the same run, B/s.
+        Of `schedlab.gpu_backend.ceilings.device_copy` in the same run, B/s.
     cases : sequence of (int, int)
         Batch size and context.
 

@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 
-from gpu_backend.block_pool import BlockPool
-from gpu_backend.calibration_design import Point
-from gpu_backend.runner import ModelRunner
-from sim.config import EngineConfig
+from schedlab.gpu_backend.block_pool import BlockPool
+from schedlab.gpu_backend.calibration_design import Point
+from schedlab.gpu_backend.runner import ModelRunner
+from schedlab.sim.config import EngineConfig
 
 WARM_UPS = 3
 

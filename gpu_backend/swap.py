@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sim.engine import Engine
-from sim.errors import SchedlabError
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.errors import SchedlabError
 
 Int64 = npt.NDArray[np.int64]
 

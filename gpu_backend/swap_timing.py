@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gpu_backend.runner import ModelRunner
-from gpu_backend.swap import SwapSpace
+from schedlab.gpu_backend.runner import ModelRunner
+from schedlab.gpu_backend.swap import SwapSpace
 
 _LARGEST_BLOCKS = 256
 _WARM_UPS, _REPETITIONS = 1, 5

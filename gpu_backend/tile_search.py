@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from triton.runtime.errors import OutOfResources
 
-from gpu_backend.device_timer import Timer
-from gpu_backend.kernel_bench import (
+from schedlab.gpu_backend.device_timer import Timer
+from schedlab.gpu_backend.kernel_bench import (
     HEAD_DIM,
     NUM_HEADS,
     NUM_KV_HEADS,
@@ -17,8 +17,8 @@ from gpu_backend.kernel_bench import (
     time_decode,
     time_prefill,
 )
-from gpu_backend.kernels.launch import device_of
-from gpu_backend.kernels.tiles import DecodeTile, PrefillTile, decode_tile, prefill_tile
+from schedlab.gpu_backend.kernels.launch import device_of
+from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile, decode_tile, prefill_tile
 
 DECODE_TILES = (
     DecodeTile(64, 4, 4, num_warps=4, num_stages=5),

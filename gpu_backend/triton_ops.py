@@ -1,4 +1,4 @@
-"""The decoder's kernels in Triton: the functions of `gpu_backend.cpu_ops`, for a GPU.
+"""The decoder's kernels in Triton: the functions of `schedlab.gpu_backend.cpu_ops`, for a GPU.
 
 Every function enqueues its kernels on the current CUDA stream, reads nothing back and takes its
 launch grid from tensor shapes alone, so a step can be captured in a CUDA graph. CPU tensors work
@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_backend.kernels.activation import silu_and_mul_launch
-from gpu_backend.kernels.decode import decode_launches
-from gpu_backend.kernels.launch import device_of
-from gpu_backend.kernels.norm import add_rms_norm_launch
-from gpu_backend.kernels.prefill import prefill_launch
-from gpu_backend.kernels.rope_cache import rope_cache_launch
-from gpu_backend.kernels.tiles import DecodeTile, PrefillTile
+from schedlab.gpu_backend.kernels.activation import silu_and_mul_launch
+from schedlab.gpu_backend.kernels.decode import decode_launches
+from schedlab.gpu_backend.kernels.launch import device_of
+from schedlab.gpu_backend.kernels.norm import add_rms_norm_launch
+from schedlab.gpu_backend.kernels.prefill import prefill_launch
+from schedlab.gpu_backend.kernels.rope_cache import rope_cache_launch
+from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile
 
 
 def paged_decode(
@@ -105,7 +105,7 @@ def rope_and_cache(
 ) -> None:
     """Rotate queries and keys in place, and write keys and values to the cache.
 
-    Parameters are those of `gpu_backend.cpu_ops.rope_and_cache`.
+    Parameters are those of `schedlab.gpu_backend.cpu_ops.rope_and_cache`.
     """
     _check_pools(q, k_pool, v_pool, q)
     _check_heads(k, "k")

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpu_backend.decoder_config import DecoderConfig
-from sim.errors import SpecError
+from schedlab.gpu_backend.decoder_config import DecoderConfig
+from schedlab.sim.errors import SpecError
 
 Source = Callable[[str, tuple[int, ...]], Tensor]
 """Gives the tensor of a Hugging Face name, of the given shape."""

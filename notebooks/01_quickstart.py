@@ -20,12 +20,12 @@
 # %%
 import os
 
-from experiments.plotting import plots
-from experiments.spec.loading import make_spec
-from experiments.plotting.style import show_in_notebooks
-from experiments.reporting.tables import rows
-from experiments.run import run
-from experiments.sweep import points
+from schedlab.experiments.figures import plots
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.figures.style import show_in_notebooks
+from schedlab.experiments.results.tables import rows
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.sweep import points
 
 show_in_notebooks()
 num_requests = 60 if os.environ.get("FAST") else 600

@@ -22,17 +22,17 @@ import os
 import tempfile
 from pathlib import Path
 
-from experiments.plotting import plots
-from experiments.plotting.frontier import on_frontier
-from experiments.latencies import alone_s
-from experiments.spec.loading import make_spec
-from experiments.spec.metric_names import larger_is_better
-from experiments.plotting.style import show_in_notebooks
-from experiments.reporting.tables import rows
-from experiments.run import run
-from experiments.statistics import paired_change, verdict
-from experiments.sweep import points
-from policies import registry
+from schedlab.experiments.figures import plots
+from schedlab.experiments.analysis.frontier import on_frontier
+from schedlab.experiments.analysis.latencies import alone_s
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.metrics.metric_names import larger_is_better
+from schedlab.experiments.figures.style import show_in_notebooks
+from schedlab.experiments.results.tables import rows
+from schedlab.experiments.running.run import run
+from schedlab.experiments.statistics import paired_change, verdict
+from schedlab.experiments.specification.sweep import points
+from schedlab.policies import registry
 
 show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
@@ -146,8 +146,8 @@ plots.slowdown_against_length(
 # be the same, so they are written to a file once, and only the arrivals are drawn anew.
 
 # %%
-from traces.synthetic import synthesize
-from traces.writer import write
+from schedlab.traces.synthetic import synthesize
+from schedlab.traces.writer import write
 
 folder = Path(tempfile.mkdtemp())
 write(synthesize(num_requests, preset="azure-conv", seed=0), folder / "same.csv")

@@ -24,10 +24,10 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-import experiments
-from experiments.plotting import plots
-from experiments.spec.loading import make_spec
-from experiments.plotting.style import show_in_notebooks
+from schedlab import experiments
+from schedlab.experiments.figures import plots
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.figures.style import show_in_notebooks
 
 show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
@@ -114,7 +114,7 @@ figure = None
 if find_spec("torch") is None:
     print("PyTorch is not installed: pip install 'schedlab[gpu]' to run this part")
 else:
-    from experiments.real.compare import compare, to_data
+    from schedlab.experiments.comparing.compare import compare, to_data
 
     points = compare(tiny)
     assert all(point.modelled_difference is None for point in points)

@@ -22,17 +22,17 @@ import os
 
 import numpy as np
 
-from experiments.plotting import plots
-from experiments.latencies import alone_s
-from experiments.spec.loading import make_spec
-from experiments.spec.metric_names import larger_is_better
-from experiments.plotting.style import show_in_notebooks
-from experiments.reporting.tables import rows
-from experiments.run import run
-from experiments.statistics import paired_change, verdict
-from experiments.sweep import points
-from policies import ContinuousBatching
-from policies.registry import register
+from schedlab.experiments.figures import plots
+from schedlab.experiments.analysis.latencies import alone_s
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.metrics.metric_names import larger_is_better
+from schedlab.experiments.figures.style import show_in_notebooks
+from schedlab.experiments.results.tables import rows
+from schedlab.experiments.running.run import run
+from schedlab.experiments.statistics import paired_change, verdict
+from schedlab.experiments.specification.sweep import points
+from schedlab.policies import ContinuousBatching
+from schedlab.policies.registry import register
 
 show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
@@ -134,7 +134,7 @@ print("the promises hold:", quick.log.num_steps, "steps, planned", quick.provena
 # What a server cannot know, a policy cannot see: the true length of an answer is not there.
 
 # %%
-from sim.request import Request
+from schedlab.sim.request import Request
 
 print("a request says:", ", ".join(Request.__dataclass_fields__))
 assert "output_tokens" not in Request.__dataclass_fields__

@@ -24,16 +24,16 @@ import os
 
 import numpy as np
 
-from experiments.plotting import plots
-from experiments.plotting.style import show_in_notebooks
-from experiments.statistics import estimate
-from policies import registry
-from sim.config import EngineConfig
-from sim.engine import Engine
-from sim.executor import SimExecutor
-from sim.request import Arrival, Request
-from sim.rng import stream
-from sim.simulation import simulate
+from schedlab.experiments.figures import plots
+from schedlab.experiments.figures.style import show_in_notebooks
+from schedlab.experiments.statistics import estimate
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.request import Arrival, Request
+from schedlab.sim.rng import stream
+from schedlab.sim.drive.simulation import simulate
 
 show_in_notebooks()
 fast = bool(os.environ.get("FAST"))

@@ -28,10 +28,10 @@ import os
 from collections import Counter
 from pathlib import Path
 
-import experiments
-from experiments.plotting import plots
-from experiments.claimed.claims import examine, load_claims
-from experiments.plotting.style import show_in_notebooks
+from schedlab import experiments
+from schedlab.experiments.figures import plots
+from schedlab.experiments.claims.claims import examine, load_claims
+from schedlab.experiments.figures.style import show_in_notebooks
 
 try:
     from IPython.display import display
@@ -83,7 +83,7 @@ draw_all("policies")
 # counts as reproduced.
 
 # %%
-(path, spec), = load_claims([Path(experiments.__file__).parent / "policies" / "aged.yaml"])
+(path, spec), = load_claims([Path(experiments.__file__).parent / "papers" / "policies" / "aged.yaml"])
 if fast:
     spec = spec.model_copy(update={"replications": 2})
 finding = examine(path, spec)

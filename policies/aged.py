@@ -2,10 +2,10 @@
 
 import math
 
-from policies.continuous_batching import ContinuousBatching
-from policies.registry import register
-from policies.wrapper import Inner, Wrapper
-from sim.request import RequestState
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.registry import register
+from schedlab.policies.wrapper import Inner, Wrapper
+from schedlab.sim.request import RequestState
 
 
 @register("aged")

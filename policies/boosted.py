@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator
 
-from policies.registry import register
-from policies.wrapper import Inner, Wrapper
-from sim.plan import BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState, Status
-from sim.view import EngineView
+from schedlab.policies.registry import register
+from schedlab.policies.wrapper import Inner, Wrapper
+from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState, Status
 
 
 @register("boosted")

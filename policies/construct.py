@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from sim.errors import SpecError, nearest
+from schedlab.sim.errors import SpecError, nearest
 
 T = TypeVar("T")
 

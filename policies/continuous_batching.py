@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from policies.policy import Policy
-from sim.plan import FOREVER, BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.policy import Policy
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 class ContinuousBatching(Policy):

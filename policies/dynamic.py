@@ -1,8 +1,8 @@
 """Dynamic batching: sealed batches that wait a little to fill up."""
 
-from policies.registry import register
-from policies.static import Static
-from sim.view import EngineView
+from schedlab.policies.registry import register
+from schedlab.policies.static import Static
+from schedlab.sim.core.view import EngineView
 
 
 @register("dynamic")

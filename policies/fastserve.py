@@ -2,12 +2,12 @@
 
 import math
 
-from policies.ranked import Ranked
-from policies.registry import register
-from sim.cost.shape import BatchShape
-from sim.plan import FOREVER, BatchPlan
-from sim.request import RequestState, Status
-from sim.view import EngineView
+from schedlab.policies.ranked import Ranked
+from schedlab.policies.registry import register
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.request import RequestState, Status
 
 
 class _Place:

@@ -1,7 +1,7 @@
 """First come, first served."""
 
-from policies.continuous_batching import ContinuousBatching
-from policies.registry import register
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.registry import register
 
 
 @register("fcfs")

@@ -2,8 +2,8 @@
 
 from bisect import insort
 
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 def declared_blocks(state: RequestState, view: EngineView) -> int:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from policies.continuous_batching import ContinuousBatching
-from policies.registry import register
-from policies.sjf import predicted_tokens
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.registry import register
+from schedlab.policies.sjf import predicted_tokens
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 _SLOTS = 64
 

@@ -2,12 +2,12 @@
 
 from heapq import heappop, heappush
 
-from policies.ranked import Ranked
-from policies.registry import register
-from policies.sjf import predicted_tokens
-from sim.plan import FOREVER, BatchPlan
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.ranked import Ranked
+from schedlab.policies.registry import register
+from schedlab.policies.sjf import predicted_tokens
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 @register("ltr")

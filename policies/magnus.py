@@ -1,13 +1,13 @@
 """Magnus: sealed batches of similar predicted cost, served by response ratio."""
 
-from policies.predictors.serving_time import ServingTime
-from policies.registry import register
-from policies.sjf import predicted_tokens
-from policies.static import Static
-from sim.cost.shape import BatchShape
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState, Status
-from sim.view import EngineView
+from schedlab.policies.predictors.serving_time import ServingTime
+from schedlab.policies.registry import register
+from schedlab.policies.sjf import predicted_tokens
+from schedlab.policies.static import Static
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.request import RequestState, Status
 
 
 class QueuedBatch:

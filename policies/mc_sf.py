@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from policies.continuous_batching import ContinuousBatching
-from policies.future_memory import FuturePeak
-from policies.registry import register
-from policies.sjf import predicted_tokens
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.future_memory import FuturePeak
+from schedlab.policies.registry import register
+from schedlab.policies.sjf import predicted_tokens
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 @register("mc_sf")

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from policies.continuous_batching import ContinuousBatching
-from policies.registry import register
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.registry import register
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 @register("orca")

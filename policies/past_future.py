@@ -4,12 +4,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
 
-from policies.continuous_batching import ContinuousBatching
-from policies.future_memory import FuturePeak
-from policies.registry import register
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.future_memory import FuturePeak
+from schedlab.policies.registry import register
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 _GOLDEN = 0.6180339887498949
 

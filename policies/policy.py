@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
-from sim.plan import BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 class Policy:

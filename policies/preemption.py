@@ -1,7 +1,7 @@
 """Making room for one running request at the expense of others."""
 
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.request import RequestState
 
 
 def grant_or_preempt(

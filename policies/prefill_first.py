@@ -2,11 +2,11 @@
 
 import math
 
-from policies.policy import Policy
-from policies.registry import register
-from sim.plan import FOREVER, BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.view import EngineView
+from schedlab.policies.policy import Policy
+from schedlab.policies.registry import register
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
 
 
 @register("prefill_first")

@@ -3,11 +3,11 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from policies.registry import register
-from policies.static import Static
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.registry import register
+from schedlab.policies.static import Static
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 @register("prompt_buckets")

@@ -3,14 +3,14 @@
 import math
 from heapq import merge
 
-from policies.policy import Policy
-from policies.registry import register
-from policies.sarathi import latest_arrival
-from sim.cost.shape import BatchShape
-from sim.plan import FOREVER, BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState, Slo
-from sim.view import EngineView
+from schedlab.policies.policy import Policy
+from schedlab.policies.registry import register
+from schedlab.policies.sarathi import latest_arrival
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.request import RequestState, Slo
 
 _NO_TARGETS = Slo()
 

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from policies.construct import construct
-from policies.policy import Policy
-from sim.errors import SpecError, nearest
+from schedlab.policies.construct import construct
+from schedlab.policies.policy import Policy
+from schedlab.sim.errors import SpecError, nearest
 
 _POLICIES: dict[str, type[Policy]] = {}
 _MODULES = (
@@ -40,7 +40,7 @@ def register(name: str) -> Callable[[type[Policy]], type[Policy]]:
 def names() -> list[str]:
     """Return the names of all registered policies, sorted."""
     for module in _MODULES:
-        importlib.import_module(f"policies.{module}")
+        importlib.import_module(f"schedlab.policies.{module}")
     return sorted(_POLICIES)
 
 

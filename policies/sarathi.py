@@ -1,11 +1,11 @@
 """Sarathi-Serve: chunked prefills that never stall a decode."""
 
-from policies.policy import Policy
-from policies.registry import register
-from sim.plan import FOREVER, BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.policy import Policy
+from schedlab.policies.registry import register
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 def latest_arrival(builder: PlanBuilder) -> RequestState:

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Iterable
 
-from policies.policy import Policy
-from policies.preemption import grant_or_preempt
-from policies.registry import register
-from sim.cost.shape import BatchShape
-from sim.plan import FOREVER, BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState, Slo, Status
-from sim.view import EngineView
+from schedlab.policies.policy import Policy
+from schedlab.policies.preemption import grant_or_preempt
+from schedlab.policies.registry import register
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.request import RequestState, Slo, Status
 
 _NO_TARGETS = Slo()
 _ROUNDING = 1e-9

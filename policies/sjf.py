@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from policies.continuous_batching import ContinuousBatching
-from policies.registry import register
-from sim.request import RequestState
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.registry import register
+from schedlab.sim.request import RequestState
 
 
 def predicted_tokens(state: RequestState) -> float:

@@ -1,9 +1,9 @@
 """Shortest remaining time first, preemptive, by predicted output length."""
 
-from policies.ranked import Ranked
-from policies.registry import register
-from policies.sjf import predicted_tokens
-from sim.request import RequestState
+from schedlab.policies.ranked import Ranked
+from schedlab.policies.registry import register
+from schedlab.policies.sjf import predicted_tokens
+from schedlab.sim.request import RequestState
 
 
 @register("srtf")

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from policies.continuous_batching import ContinuousBatching
-from policies.future_memory import declared_blocks
-from policies.registry import register
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.future_memory import declared_blocks
+from schedlab.policies.registry import register
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization")
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from policies.continuous_batching import ContinuousBatching
-from policies.registry import register
-from sim.plan import BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState, Status
-from sim.view import EngineView
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.registry import register
+from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState, Status
 
 Tenant = str | None
 

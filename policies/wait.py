@@ -4,14 +4,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from policies.policy import Policy
-from policies.prompt_buckets import require_ascending
-from policies.registry import register
-from policies.sjf import predicted_tokens
-from sim.plan import FOREVER, BatchPlan
-from sim.plan_builder import PlanBuilder
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies.policy import Policy
+from schedlab.policies.prompt_buckets import require_ascending
+from schedlab.policies.registry import register
+from schedlab.policies.sjf import predicted_tokens
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 @register("wait")

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from policies import registry
-from policies.continuous_batching import ContinuousBatching
-from sim.plan import BatchPlan
-from sim.request import RequestState
-from sim.view import EngineView
+from schedlab.policies import registry
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 Inner = str | Mapping[str, Any]
 

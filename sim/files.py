@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sim.errors import SpecError
+from schedlab.sim.errors import SpecError
 
 
 def write_text(path: Path, text: str) -> None:

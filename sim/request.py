@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from sim.decode_batch import DecodeBatch
+    from schedlab.sim.core.decode_batch import DecodeBatch
 
 
 class Slo(NamedTuple):

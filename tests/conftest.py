@@ -30,7 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 @pytest.fixture(scope="session")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Import the kernel timings of both recorded runs, once."""
-    from experiments.importers.llmservingsim import Options, import_bundle
+    from schedlab.sim.cost.importers.llmservingsim import Options, import_bundle
 
     root = tmp_path_factory.mktemp("profiles")
     for name in ("RTX4090", "RTXPRO6000"):

@@ -6,16 +6,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from policies import Policy
-from sim.audit import check_conservation
-from sim.config import EngineConfig
-from sim.cost.overhead import SchedulingOverhead
-from sim.cost.shape import BatchShape
-from sim.engine import Engine
-from sim.executor import SimExecutor
-from sim.log import FINISHED, REJECTED, RunLog
-from sim.request import Arrival, Request
-from sim.simulation import simulate
+from schedlab.policies import Policy
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.record.log import FINISHED, REJECTED, RunLog
+from schedlab.sim.request import Arrival, Request
 
 
 class LinearCost:

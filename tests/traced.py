@@ -1,7 +1,7 @@
 """Run a policy on a small workload and write down its exact batches."""
 
-from policies import registry
-from sim.config import EngineConfig
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
 from tests import laws
 
 

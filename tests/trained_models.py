@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments.predictor_training.train import write_model
+from schedlab.experiments.training.train import write_model
 
 
 def chars_plus_one(folder, *, latency_s=0.002, **meta):

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from sim.config import EngineConfig
+from schedlab.sim.config import EngineConfig
 from tests.laws import arrival
 
 KV_ALLOCATORS = ("paged", "contiguous_max", "contiguous_pow2", "contiguous_exact")

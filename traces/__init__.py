@@ -1,12 +1,12 @@
 """Workloads: traces of real services, and generators of synthetic ones."""
 
-from traces.presets import PRESETS
-from traces.published import PUBLISHED
-from traces.readers import READERS, detect_format, read, stream
-from traces.synthetic import synthesize
-from traces.trace import Trace
-from traces.workload import workload
-from traces.writer import write
+from schedlab.traces.presets import PRESETS
+from schedlab.traces.published import PUBLISHED
+from schedlab.traces.readers import READERS, detect_format, read, stream
+from schedlab.traces.synthetic import synthesize
+from schedlab.traces.trace import Trace
+from schedlab.traces.workload import workload
+from schedlab.traces.writer import write
 
 __all__ = [
     "PRESETS",

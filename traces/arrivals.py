@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import SpecError, nearest
-from sim.rng import stream
+from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.rng import stream
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]

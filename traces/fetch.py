@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
-from sim.errors import TraceError
-from traces.published import PublishedTrace
+from schedlab.sim.errors import TraceError
+from schedlab.traces.published import PublishedTrace
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are there and the bytes of the whole file."""

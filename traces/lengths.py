@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import SpecError
-from traces.trace import Trace
+from schedlab.sim.errors import SpecError
+from schedlab.traces.trace import Trace
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import TraceError
-from traces.row_error import RowError
+from schedlab.sim.errors import TraceError
+from schedlab.traces.row_error import RowError
 
 Int64 = npt.NDArray[np.int64]
 

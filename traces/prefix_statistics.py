@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import TraceError
-from traces.prefix_hashes import PrefixHashes
-from traces.trace import Int64, Trace
+from schedlab.sim.errors import TraceError
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.trace import Int64, Trace
 
 LRU_BLOCKS = (1_000, 3_000, 10_000, 30_000, 50_000, 100_000)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sim.errors import SpecError, nearest
-from traces import quantiles
-from traces.lengths import Lengths, exponential, fixed, quantile_table
+from schedlab.sim.errors import SpecError, nearest
+from schedlab.traces import quantiles
+from schedlab.traces.lengths import Lengths, exponential, fixed, quantile_table
 
 _AZURE = (
     "Azure LLM inference trace 2023, {} (Azure/AzurePublicDataset, CC-BY 4.0; Patel et al., "
@@ -35,7 +35,7 @@ class Preset:
     rate : float
         Mean requests a second of the source, or a round number where it has no times.
     process : str
-        Name of the arrival process (see `traces.arrivals.PROCESSES`).
+        Name of the arrival process (see `schedlab.traces.arrivals.PROCESSES`).
     parameters : mapping of str to float
         Its parameters other than the rate.
     prompt, output : Lengths

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sim.errors import TraceError, nearest
+from schedlab.sim.errors import TraceError, nearest
 
 _AZURE = (
     "https://raw.githubusercontent.com/Azure/AzurePublicDataset/"

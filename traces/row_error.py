@@ -1,6 +1,6 @@
 """The error of one row, which a reader can turn into the error of one line."""
 
-from sim.errors import TraceError
+from schedlab.sim.errors import TraceError
 
 
 class RowError(TraceError):

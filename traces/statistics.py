@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traces.prefix_statistics import describe_prefixes
-from traces.trace import Trace
+from schedlab.traces.prefix_statistics import describe_prefixes
+from schedlab.traces.trace import Trace
 
 Float64 = npt.NDArray[np.float64]
 
@@ -49,7 +49,7 @@ def describe(trace: Trace) -> dict[str, Any]:
     dict
         ``num_requests``; ``arrivals`` (see `describe_arrivals`) or `None`; ``prompt_tokens`` and
         ``output_tokens`` (see `describe_lengths`); ``correlation`` (see `describe_correlation`);
-        ``prefix`` (see `traces.prefix_statistics.describe_prefixes`) or `None`.
+        ``prefix`` (see `schedlab.traces.prefix_statistics.describe_prefixes`) or `None`.
     """
     return {
         "num_requests": len(trace),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sim.errors import SpecError
-from sim.rng import stream
-from traces.arrivals import Process, all_at_once, poisson, process
-from traces.lengths import LengthPairs, independent
-from traces.presets import preset as named_preset
-from traces.read_report import ReadReport
-from traces.trace import Trace
+from schedlab.sim.errors import SpecError
+from schedlab.sim.rng import stream
+from schedlab.traces.arrivals import Process, all_at_once, poisson, process
+from schedlab.traces.lengths import LengthPairs, independent
+from schedlab.traces.presets import preset as named_preset
+from schedlab.traces.read_report import ReadReport
+from schedlab.traces.trace import Trace
 
 DEFAULT_PRESET = "azure-conv"
 
@@ -32,7 +32,7 @@ def synthesize(
     num_requests : int
         How many, >= 1. A shorter trace of the same seed is the beginning of a longer one.
     preset : str
-        Name in `traces.presets.PRESETS`; gives what the other arguments leave open.
+        Name in `schedlab.traces.presets.PRESETS`; gives what the other arguments leave open.
     rate : float, optional
         Mean requests a second in place of the preset's, with the preset's kind of arrivals
         (Poisson where the preset sends all at once); ``inf`` sends all at once.
@@ -40,7 +40,7 @@ def synthesize(
         An arrival process in place of the preset's (see `traces.arrivals`); it has its own rate
         and its own seed.
     lengths : LengthPairs, optional
-        Prompt and output lengths in place of the preset's (see `traces.lengths`).
+        Prompt and output lengths in place of the preset's (see `schedlab.traces.lengths`).
     seed : int
         Seed of the experiment; the streams are ``"arrivals"`` and ``"lengths"``.
 

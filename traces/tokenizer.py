@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from sim.errors import TraceError
+from schedlab.sim.errors import TraceError
 
 BYTES_PER_TOKEN = 4.2
 TIKTOKEN_ENCODINGS = ("cl100k_base", "o200k_base", "p50k_base", "r50k_base")

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import TraceError
-from traces.prefix_hashes import PrefixHashes
-from traces.read_report import ReadReport, merged
-from traces.row_error import RowError
+from schedlab.sim.errors import TraceError
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.read_report import ReadReport, merged
+from schedlab.traces.row_error import RowError
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -253,14 +253,14 @@ class Trace:
             origin = self.report.path or "this trace"
             raise TraceError(
                 f"{origin} has lengths but no arrival times: set a request rate or an arrival "
-                "process (see traces.arrivals)"
+                "process (see schedlab.traces.arrivals)"
             )
         return self.arrival_ns
 
     def describe(self) -> dict[str, Any]:
         """Return counts, arrival and length statistics (see `traces.statistics.describe`)."""
         # Statistics describe traces, so they import this module, not the other way round.
-        from traces.statistics import describe
+        from schedlab.traces.statistics import describe
 
         return describe(self)
 

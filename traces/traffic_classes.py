@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import TraceError
-from sim.rng import stream
-from traces.lengths import Lengths
-from traces.prefix_hashes import Int64, PrefixHashes
-from traces.trace import Trace
+from schedlab.sim.errors import TraceError
+from schedlab.sim.rng import stream
+from schedlab.traces.lengths import Lengths
+from schedlab.traces.prefix_hashes import Int64, PrefixHashes
+from schedlab.traces.trace import Trace
 
 PREFIX_BLOCK_TOKENS = 16
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import TraceError
-from sim.request import Arrival, Request, Slo
-from traces.trace import Trace
+from schedlab.sim.errors import TraceError
+from schedlab.sim.request import Arrival, Request, Slo
+from schedlab.traces.trace import Trace
 
 CHUNK_ROWS = 8192
 

@@ -11,8 +11,8 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from sim.errors import TraceError
-from traces.trace import Trace
+from schedlab.sim.errors import TraceError
+from schedlab.traces.trace import Trace
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
 # Names in the file for columns of `Trace` that are called otherwise in memory.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.run import versions
-from experiments.sweeping.point_hash import code_version
-from sim.errors import SpecError
-from sim.files import read_json_object, write_text
+from schedlab.experiments.running.point_hash import code_version
+from schedlab.experiments.running.run import versions
+from schedlab.sim.errors import SpecError
+from schedlab.sim.files import read_json_object, write_text
 
 BASELINE = "baseline.json"
 """Name of the file in a baseline's folder."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from experiments.regression.baseline import SHOWN_HASH, Baseline, Measured, write_baseline
-from experiments.regression.matrix import Matrix, MatrixPoint, Tolerance
-from experiments.run import run
-from experiments.sweeping.point_hash import point_hash
-from sim.errors import SchedlabError, SpecError
-from sim.metrics import Columns
+from schedlab.experiments.regression.baseline import SHOWN_HASH, Baseline, Measured, write_baseline
+from schedlab.experiments.regression.matrix import Matrix, MatrixPoint, Tolerance
+from schedlab.experiments.running.point_hash import point_hash
+from schedlab.experiments.running.run import run
+from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.metrics.metrics import Columns
 
 Progress = Callable[[int, int, str], None]
 """Called with points done, points in all, and the next one."""

@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, ValidationError
 
-from experiments.spec.experiment import ExperimentSpec
-from experiments.spec.fields import Data, NonNegative, Section
-from experiments.spec.identity import data_hash
-from experiments.spec.key_errors import describe_error
-from experiments.spec.loading import make_spec
-from experiments.spec.paths import absolute_paths
-from experiments.spec.yaml_lines import KeyPath, dotted, read_yaml
-from sim.errors import SpecError, nearest
-from sim.metrics import metric_names
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.fields import Data, NonNegative, Section
+from schedlab.experiments.specification.identity import data_hash
+from schedlab.experiments.specification.key_errors import describe_error
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.paths import absolute_paths
+from schedlab.experiments.specification.yaml_lines import KeyPath, dotted, read_yaml
+from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.metrics.metrics import metric_names
 
 MATRIX = "matrix.yaml"
 """Name of the file in a baseline's folder."""
@@ -162,7 +162,7 @@ def load_matrix(folder: Path) -> Matrix:
 
 def _policies(file: _File, fail: Any) -> dict[str, Any]:  # noqa: ANN401 - raises, as above
     """Return every policy to run by its label; the file's own come before the defaults."""
-    from policies import registry
+    from schedlab.policies import registry
 
     found: dict[str, Any] = {}
     for name in registry.names() if file.registered else ():

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.regression.check import FAILING, Case, Move, Status
-from sim.files import replacing
+from schedlab.experiments.regression.check import FAILING, Case, Move, Status
+from schedlab.sim.files import replacing
 
 HEADER = ("workload", "policy", "metric", "kept", "now", "change", "allowed", "")
 

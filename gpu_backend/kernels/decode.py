@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.launch import Device, Launch
-from gpu_backend.kernels.paging import token_offsets
-from gpu_backend.kernels.tiles import MIN_DOT_ROWS, DecodeTile, decode_tile
+from schedlab.gpu_backend.kernels.launch import Device, Launch
+from schedlab.gpu_backend.kernels.paging import token_offsets
+from schedlab.gpu_backend.kernels.tiles import MIN_DOT_ROWS, DecodeTile, decode_tile
 
 LOG2_E = 1.4426950408889634
 _REDUCE_SPLITS = 16
@@ -211,7 +211,7 @@ def decode_launches(
     device : Device
         What to fill.
     q, k_pool, v_pool, block_tables, context_lens, scale, out
-        As for `gpu_backend.triton_ops.paged_decode`.
+        As for `schedlab.gpu_backend.triton_ops.paged_decode`.
     tile : DecodeTile or None
         How to cut; None takes the table's answer.
     """

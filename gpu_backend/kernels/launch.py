@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sim.errors import SpecError
+from schedlab.sim.errors import SpecError
 
 
 class Device(NamedTuple):

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.launch import Launch
+from schedlab.gpu_backend.kernels.launch import Launch
 
 
 @triton.jit

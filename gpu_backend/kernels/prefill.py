@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_backend.kernels.decode import LOG2_E
-from gpu_backend.kernels.launch import Device, Launch
-from gpu_backend.kernels.paging import token_offsets
-from gpu_backend.kernels.tiles import PrefillTile, prefill_tile
+from schedlab.gpu_backend.kernels.decode import LOG2_E
+from schedlab.gpu_backend.kernels.launch import Device, Launch
+from schedlab.gpu_backend.kernels.paging import token_offsets
+from schedlab.gpu_backend.kernels.tiles import PrefillTile, prefill_tile
 
 _SEARCH_WIDTH = 128
 
@@ -172,7 +172,7 @@ def prefill_launch(
     device : Device
         What to run on.
     q, k_pool, v_pool, block_tables, query_start, context_lens, max_query_tokens, scale, out
-        As for `gpu_backend.triton_ops.paged_prefill`.
+        As for `schedlab.gpu_backend.triton_ops.paged_prefill`.
     tile : PrefillTile or None
         How to cut; None takes the table's answer.
     """

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from gpu_backend.kernels.launch import Device
-from sim.errors import SpecError
+from schedlab.gpu_backend.kernels.launch import Device
+from schedlab.sim.errors import SpecError
 
 MIN_DOT_ROWS = 16
 """Rows of the smallest tensor-core tile; the heads of a group are padded to it."""

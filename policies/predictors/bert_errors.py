@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from policies.predictors.predictor import Floats, PredictionInputs, Predictor
-from sim.errors import SpecError
+from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.sim.errors import SpecError
 
 NUM_CLASSES = 5
 MEASURED_LATENCY_S = 0.0079

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
 
 
 class Bucketed(Predictor):

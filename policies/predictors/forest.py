@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from policies.predictors.model_folder import Arrays, ModelFolder
-from policies.predictors.predictor import Floats
-from policies.predictors.prompts import Prompts
-from policies.predictors.text_features import bags, counts, hashed_ngrams
+from schedlab.policies.predictors.model_folder import Arrays, ModelFolder
+from schedlab.policies.predictors.predictor import Floats
+from schedlab.policies.predictors.prompts import Prompts
+from schedlab.policies.predictors.text_features import bags, counts, hashed_ngrams
 
 FOREST = "random_forest"
 _ARRAYS = (

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import SpecError
-from sim.files import read_json_object
+from schedlab.sim.errors import SpecError
+from schedlab.sim.files import read_json_object
 
 SCHEMA = 1
 META, WEIGHTS, REPORT = "meta.json", "weights.npz", "report.json"

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
 
 
 class Noisy(Predictor):

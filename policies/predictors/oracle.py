@@ -1,6 +1,6 @@
 """The predictor that is always right."""
 
-from policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
 
 
 class Oracle(Predictor):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import SpecError
+from schedlab.sim.errors import SpecError
 
 FORMATS_WITH_TEXT = ("sharegpt", "vllm_custom", "schedlab with a prompt column")
 

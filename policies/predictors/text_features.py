@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from policies.predictors.predictor import Floats
+from schedlab.policies.predictors.predictor import Floats
 
 _TOKEN = re.compile(r"[a-z]+|[0-9]|[^\sa-z0-9]")
 _OPENING_TOKENS = 6

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.predictors.model_folder import Arrays, ModelFolder
-from policies.predictors.predictor import Floats
-from policies.predictors.prompts import Prompts
-from policies.predictors.sentence_encoder import SentenceEncoder, weights_digest
-from policies.predictors.text_features import bags, counts, hashed_ngrams
-from sim.errors import SpecError
+from schedlab.policies.predictors.model_folder import Arrays, ModelFolder
+from schedlab.policies.predictors.predictor import Floats
+from schedlab.policies.predictors.prompts import Prompts
+from schedlab.policies.predictors.sentence_encoder import SentenceEncoder, weights_digest
+from schedlab.policies.predictors.text_features import bags, counts, hashed_ngrams
+from schedlab.sim.errors import SpecError
 
 Float32 = npt.NDArray[np.float32]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from policies.predictors.forest import FOREST, Forest
-from policies.predictors.model_folder import ModelFolder
-from policies.predictors.predictor import Floats, PredictionInputs, Predictor
-from policies.predictors.prompts import prompts
-from policies.predictors.text_model import KINDS, TextModel
+from schedlab.policies.predictors.forest import FOREST, Forest
+from schedlab.policies.predictors.model_folder import ModelFolder
+from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.prompts import prompts
+from schedlab.policies.predictors.text_model import KINDS, TextModel
 
 LENGTH_KINDS = (*KINDS, FOREST)
 

@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from sim.cost.profile import Fit, Regime, step_features
-from sim.cost.segment import segment_ns
-from sim.cost.shape import BatchShape
-from sim.errors import SpecError
+from schedlab.sim.cost.profile import Fit, Regime, step_features
+from schedlab.sim.cost.segment import segment_ns
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
 
 _INSIDE = (0.0, float("inf"))
 

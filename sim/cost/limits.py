@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import SpecError
-from sim.hardware import Gpu
-from sim.memory import default_kv_dtype
-from sim.models import ModelShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.gpus import Gpu
+from schedlab.sim.hardware.memory import default_kv_dtype
+from schedlab.sim.hardware.models import ModelShape
 
 TOLERANCE = 1.25
 """Devices run above the clock their datasheet's peak is quoted for, and caches hold some weights

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sim.cost.fitted import FittedCostModel
-from sim.cost.profile import read_fit, read_meta
-from sim.cost.table import TableCostModel, TableReading
-from sim.cost.table_profile import SCHEMA as TABLE_SCHEMA
-from sim.cost.table_profile import read_table
-from sim.dtypes import dtype_name
-from sim.errors import SpecError
-from sim.hardware import canonical_gpu
-from sim.models import canonical_model
+from schedlab.sim.cost.fitted import FittedCostModel
+from schedlab.sim.cost.profile import read_fit, read_meta
+from schedlab.sim.cost.table import TableCostModel, TableReading
+from schedlab.sim.cost.table_profile import SCHEMA as TABLE_SCHEMA
+from schedlab.sim.cost.table_profile import read_table
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.dtypes import dtype_name
+from schedlab.sim.hardware.gpus import canonical_gpu
+from schedlab.sim.hardware.models import canonical_model
 
 
 def load_profile(

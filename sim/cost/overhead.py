@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sim.errors import SpecError
+from schedlab.sim.errors import SpecError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sim.cost.shape import BatchShape
-from sim.errors import SpecError, nearest
-from sim.files import read_json_object, write_text
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.files import read_json_object, write_text
 
 SCHEMA = "schedlab-fit-1"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from sim.cost.segment import segment_ns
-from sim.cost.shape import BatchShape
-from sim.dtypes import dtype_bytes, dtype_name
-from sim.errors import SpecError
-from sim.hardware import Gpu
-from sim.memory import check_tensor_parallel, default_kv_dtype
-from sim.models import ModelShape
+from schedlab.sim.cost.segment import segment_ns
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
+from schedlab.sim.hardware.gpus import Gpu
+from schedlab.sim.hardware.memory import check_tensor_parallel, default_kv_dtype
+from schedlab.sim.hardware.models import ModelShape
 
 KERNELS_PER_LAYER = 10
 """Two norms, qkv, rope, cache write, attention, o, gate-up, activation, down."""
@@ -68,8 +68,8 @@ class RooflineCostModel:
 
     Examples
     --------
-    >>> from sim.hardware import gpu
-    >>> from sim.models import model
+    >>> from schedlab.sim.hardware.gpus import gpu
+    >>> from schedlab.sim.hardware.models import model
     >>> cost = RooflineCostModel(model("llama-2-7b"), gpu("a100-80gb"))
     >>> ns = cost.step_ns(BatchShape(1, 1024, 1024, rows_sampled=1))[0]
     >>> 7e6 < ns < 11e6

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sim.cost.attention import AttentionGrid, Floats, line_us
-from sim.cost.fitted import ExtrapolationWarning
-from sim.cost.shape import BatchShape
-from sim.cost.table_profile import Curve, TableProfile
-from sim.errors import SpecError
+from schedlab.sim.cost.attention import AttentionGrid, Floats, line_us
+from schedlab.sim.cost.fitted import ExtrapolationWarning
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.table_profile import Curve, TableProfile
+from schedlab.sim.errors import SpecError
 
 _NUMPY_FROM = 16
 

@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sim.cost.attention import Attention, AttentionGrid, RooflineAttention, Skew
-from sim.cost.profile import require_meta
-from sim.errors import SpecError, nearest
-from sim.files import read_json_object, write_text
+from schedlab.sim.cost.attention import Attention, AttentionGrid, RooflineAttention, Skew
+from schedlab.sim.cost.profile import require_meta
+from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.files import read_json_object, write_text
 
 SCHEMA = "schedlab-table-1"
 

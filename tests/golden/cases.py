@@ -4,8 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from experiments.run import run
-from experiments.spec.loading import make_spec
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
 
 EXPECTED = Path(__file__).with_name("expected.json")
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from gpu_backend import cpu_ops
-from gpu_backend.block_pool import BlockPool
-from gpu_backend.clock import ModelledClock
-from gpu_backend.decoder_config import DecoderConfig, decoder_config
-from gpu_backend.executor import TorchExecutor
-from gpu_backend.model import Decoder
-from gpu_backend.runner import ModelRunner
-from gpu_backend.weights import assemble_weights, random_source
-from policies import registry
-from sim.audit import check_conservation
-from sim.config import EngineConfig
-from sim.engine import Engine
-from sim.simulation import simulate
+from schedlab.gpu_backend import cpu_ops
+from schedlab.gpu_backend.block_pool import BlockPool
+from schedlab.gpu_backend.clock import ModelledClock
+from schedlab.gpu_backend.decoder_config import DecoderConfig, decoder_config
+from schedlab.gpu_backend.executor import TorchExecutor
+from schedlab.gpu_backend.model import Decoder
+from schedlab.gpu_backend.runner import ModelRunner
+from schedlab.gpu_backend.weights import assemble_weights, random_source
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.drive.simulation import simulate
 from tests.laws import LinearCost
 
 torch.set_num_threads(1)

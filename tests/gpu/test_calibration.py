@@ -7,25 +7,25 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.real import calibrate as laboratory  # noqa: E402
-from experiments.real import machine  # noqa: E402
-from experiments.real.machine import check_profile  # noqa: E402
-from experiments.run import make_cost_model, run  # noqa: E402
-from experiments.spec.loading import make_spec  # noqa: E402
-from gpu_backend import calibration  # noqa: E402
-from gpu_backend.calibration_design import Point, design, sentinels, token_knots  # noqa: E402
-from gpu_backend.calibration_fit import (  # noqa: E402
+from schedlab.experiments.comparing import calibrate as laboratory  # noqa: E402
+from schedlab.experiments.comparing import machine  # noqa: E402
+from schedlab.experiments.comparing.machine import check_profile  # noqa: E402
+from schedlab.experiments.running.run import make_cost_model, run  # noqa: E402
+from schedlab.experiments.specification.loading import make_spec  # noqa: E402
+from schedlab.gpu_backend import calibration  # noqa: E402
+from schedlab.gpu_backend.calibration_design import Point, design, sentinels, token_knots  # noqa: E402
+from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     Measured,
     coefficient_intervals,
     fit_profile,
     judge,
     with_swapping,
 )
-from gpu_backend.swap_timing import SwapTime, swap_times, swapped_byte_s  # noqa: E402
-from sim.config import EngineConfig  # noqa: E402
-from sim.cost.fitted import FittedCostModel  # noqa: E402
-from sim.cost.profile import Fit, FitError, Regime  # noqa: E402
-from sim.errors import SpecError  # noqa: E402
+from schedlab.gpu_backend.swap_timing import SwapTime, swap_times, swapped_byte_s  # noqa: E402
+from schedlab.sim.config import EngineConfig  # noqa: E402
+from schedlab.sim.cost.fitted import FittedCostModel  # noqa: E402
+from schedlab.sim.cost.profile import Fit, FitError, Regime  # noqa: E402
+from schedlab.sim.errors import SpecError  # noqa: E402
 from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
 
 LIMITS = EngineConfig(

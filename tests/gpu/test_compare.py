@@ -7,12 +7,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from experiments.real import compare as comparison_module  # noqa: E402
-from experiments.real.compare import UnfinishedError, agreement, compare, markdown, write  # noqa: E402
-from experiments.real.comparison import Compared, rank_agreement  # noqa: E402
-from experiments.real.measured_runs import MeasuredRuns  # noqa: E402
-from experiments.spec.loading import make_spec  # noqa: E402
-from sim.errors import SpecError  # noqa: E402
+from schedlab.experiments.analysis.comparison import Compared, rank_agreement  # noqa: E402
+from schedlab.experiments.comparing import compare as comparison_module  # noqa: E402
+from schedlab.experiments.comparing.compare import (  # noqa: E402
+    UnfinishedError,
+    agreement,
+    compare,
+    markdown,
+    write,
+)
+from schedlab.experiments.comparing.measured_runs import MeasuredRuns  # noqa: E402
+from schedlab.experiments.specification.loading import make_spec  # noqa: E402
+from schedlab.sim.errors import SpecError  # noqa: E402
 
 SPEC = {
     "name": "tiny",

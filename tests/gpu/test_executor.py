@@ -7,14 +7,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_backend.clock import ModelledClock, VirtualClock  # noqa: E402
-from gpu_backend.executor import TorchExecutor  # noqa: E402
-from policies import registry  # noqa: E402
-from sim.cost.overhead import SchedulingOverhead  # noqa: E402
-from sim.engine import Engine  # noqa: E402
-from sim.errors import SpecError  # noqa: E402
-from sim.executor import SimExecutor  # noqa: E402
-from sim.simulation import simulate  # noqa: E402
+from schedlab.gpu_backend.clock import ModelledClock, VirtualClock  # noqa: E402
+from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
+from schedlab.policies import registry  # noqa: E402
+from schedlab.sim.core.engine import Engine  # noqa: E402
+from schedlab.sim.core.executor import SimExecutor  # noqa: E402
+from schedlab.sim.cost.overhead import SchedulingOverhead  # noqa: E402
+from schedlab.sim.drive.simulation import simulate  # noqa: E402
+from schedlab.sim.errors import SpecError  # noqa: E402
 from tests import laws  # noqa: E402
 from tests.gpu.backend import (  # noqa: E402
     CONFIG,

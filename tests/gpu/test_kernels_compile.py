@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu_backend import compile_check  # noqa: E402
-from gpu_backend.kernels.tiles import decode_tile  # noqa: E402
+from schedlab.gpu_backend import compile_check  # noqa: E402
+from schedlab.gpu_backend.kernels.tiles import decode_tile  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTENTION = ("decode_kernel", "prefill_kernel")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 def compiled():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "gpu_backend.compile_check"],
+        [sys.executable, "-m", "schedlab.gpu_backend.compile_check"],
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

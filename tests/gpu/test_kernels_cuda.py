@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu_backend import kernel_check, triton_ops  # noqa: E402
-from gpu_backend.kernel_cases import attention_case, decode_rows  # noqa: E402
+from schedlab.gpu_backend import kernel_check, triton_ops  # noqa: E402
+from schedlab.gpu_backend.kernel_cases import attention_case, decode_rows  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

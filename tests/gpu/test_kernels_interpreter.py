@@ -28,13 +28,13 @@ except triton.runtime.errors.InterpreterError as error:
     versions = f"triton {triton.__version__} with numpy {np.__version__}"
     pytest.skip(f"{versions} cannot interpret a loop: {error}", allow_module_level=True)
 
-from gpu_backend import cpu_ops, triton_ops  # noqa: E402
-from gpu_backend.kernel_cases import attention_case, decode_rows, rope_case  # noqa: E402
-from gpu_backend.kernels import prefill  # noqa: E402
-from gpu_backend.kernels.launch import INTERPRETER  # noqa: E402
-from gpu_backend.kernels.paging import token_offsets  # noqa: E402
-from gpu_backend.kernels.tiles import DecodeTile, PrefillTile  # noqa: E402
-from gpu_backend.reference import relative_error  # noqa: E402
+from schedlab.gpu_backend import cpu_ops, triton_ops  # noqa: E402
+from schedlab.gpu_backend.kernel_cases import attention_case, decode_rows, rope_case  # noqa: E402
+from schedlab.gpu_backend.kernels import prefill  # noqa: E402
+from schedlab.gpu_backend.kernels.launch import INTERPRETER  # noqa: E402
+from schedlab.gpu_backend.kernels.paging import token_offsets  # noqa: E402
+from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile  # noqa: E402
+from schedlab.gpu_backend.reference import relative_error  # noqa: E402
 
 FP32, FP16 = torch.float32, torch.float16
 # fp32: rounding of sums; fp16: half a unit in the last place of inputs and outputs is 2**-11.
@@ -99,7 +99,7 @@ def test_decode_result_does_not_depend_on_the_number_of_splits(programs_per_sm):
 
 
 def test_decode_grid_holds_every_split_and_few_more():
-    from gpu_backend.kernels.decode import decode_launches
+    from schedlab.gpu_backend.kernels.decode import decode_launches
 
     case = attention_case(decode_rows(5, 200, 16, 17), num_kv_heads=2)
     decode, reduce = decode_launches(

@@ -5,12 +5,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_backend.block_pool import BlockPool  # noqa: E402
-from gpu_backend.decoder_config import DecoderConfig, RopeScaling, decoder_config  # noqa: E402
-from gpu_backend.model import rotations  # noqa: E402
-from gpu_backend.runner import ModelRunner, open_runner  # noqa: E402
-from sim.errors import SpecError  # noqa: E402
-from sim.models import model  # noqa: E402
+from schedlab.gpu_backend.block_pool import BlockPool  # noqa: E402
+from schedlab.gpu_backend.decoder_config import DecoderConfig, RopeScaling, decoder_config  # noqa: E402
+from schedlab.gpu_backend.model import rotations  # noqa: E402
+from schedlab.gpu_backend.runner import ModelRunner, open_runner  # noqa: E402
+from schedlab.sim.errors import SpecError  # noqa: E402
+from schedlab.sim.hardware.models import model  # noqa: E402
 from tests.gpu.backend import (  # noqa: E402
     CONFIG,
     TINY,

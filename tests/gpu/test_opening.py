@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_backend.decoder_config import decoder_config  # noqa: E402
-from gpu_backend.device import open_device, require_memory, torch_dtype  # noqa: E402
-from gpu_backend.runner import open_runner  # noqa: E402
-from sim.errors import SpecError  # noqa: E402
+from schedlab.gpu_backend.decoder_config import decoder_config  # noqa: E402
+from schedlab.gpu_backend.device import open_device, require_memory, torch_dtype  # noqa: E402
+from schedlab.gpu_backend.runner import open_runner  # noqa: E402
+from schedlab.sim.errors import SpecError  # noqa: E402
 from tests.gpu.backend import CONFIG, TINY, paged_logits, random_tensors, tiny_runner  # noqa: E402
 
 CPU = torch.device("cpu")

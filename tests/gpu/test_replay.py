@@ -4,12 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_backend.clock import WallClock  # noqa: E402
-from gpu_backend.executor import TorchExecutor  # noqa: E402
-from gpu_backend.replay import replay  # noqa: E402
-from policies import registry  # noqa: E402
-from sim.engine import Engine  # noqa: E402
-from sim.errors import Stalled  # noqa: E402
+from schedlab.gpu_backend.clock import WallClock  # noqa: E402
+from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
+from schedlab.gpu_backend.replay import replay  # noqa: E402
+from schedlab.policies import registry  # noqa: E402
+from schedlab.sim.core.engine import Engine  # noqa: E402
+from schedlab.sim.errors import Stalled  # noqa: E402
 from tests import laws  # noqa: E402
 from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
 

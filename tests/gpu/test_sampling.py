@@ -2,7 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_backend.sampling import sample  # noqa: E402
+from schedlab.gpu_backend.sampling import sample  # noqa: E402
 
 
 def test_greedy_sampling_takes_the_largest_logit():

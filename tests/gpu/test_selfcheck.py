@@ -11,11 +11,11 @@ triton = pytest.importorskip("triton")
 
 from rich.console import Console  # noqa: E402
 
-from gpu_backend import ceilings, kernel_bench, kernel_check, selfcheck  # noqa: E402
-from gpu_backend.device_timer import Timing  # noqa: E402
-from gpu_backend.kernel_bench import Figure  # noqa: E402
-from gpu_backend.kernels.tiles import DecodeTile, PrefillTile  # noqa: E402
-from gpu_backend.tile_search import search_tiles  # noqa: E402
+from schedlab.gpu_backend import ceilings, kernel_bench, kernel_check, selfcheck  # noqa: E402
+from schedlab.gpu_backend.device_timer import Timing  # noqa: E402
+from schedlab.gpu_backend.kernel_bench import Figure  # noqa: E402
+from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile  # noqa: E402
+from schedlab.gpu_backend.tile_search import search_tiles  # noqa: E402
 
 CPU = torch.device("cpu")
 interpreted = pytest.mark.skipif(

@@ -3,7 +3,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_backend.step_batch import StepBatch, StepLayout  # noqa: E402
+from schedlab.gpu_backend.step_batch import StepBatch, StepLayout  # noqa: E402
 
 TABLES = np.array([[4, 9, 0], [7, 0, 0], [2**31 - 1, 3, 1]], dtype=np.int32)
 HISTORY = np.arange(3 * 12, dtype=np.int32).reshape(3, 12)

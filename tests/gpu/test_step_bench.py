@@ -10,15 +10,11 @@ pytest.importorskip("triton")
 
 from rich.console import Console  # noqa: E402
 
-from gpu_backend import selfcheck  # noqa: E402
-from gpu_backend.calibration_design import Point  # noqa: E402
-from gpu_backend.runner import open_runner  # noqa: E402
-from gpu_backend.step_bench import (  # noqa: E402
-    bench_config,
-    decode_step_figures,
-    host_gap_figure,
-)
-from gpu_backend.step_timer import StepTimer  # noqa: E402
+from schedlab.gpu_backend import selfcheck  # noqa: E402
+from schedlab.gpu_backend.calibration_design import Point  # noqa: E402
+from schedlab.gpu_backend.runner import open_runner  # noqa: E402
+from schedlab.gpu_backend.step_bench import bench_config, decode_step_figures, host_gap_figure  # noqa: E402
+from schedlab.gpu_backend.step_timer import StepTimer  # noqa: E402
 from tests.gpu.test_selfcheck import ten_us  # noqa: E402
 
 CASES = ((1, 64), (4, 32))

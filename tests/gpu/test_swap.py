@@ -3,8 +3,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_backend.swap import SwapSpace  # noqa: E402
-from sim.errors import SchedlabError  # noqa: E402
+from schedlab.gpu_backend.swap import SwapSpace  # noqa: E402
+from schedlab.sim.errors import SchedlabError  # noqa: E402
 
 
 def make(num_host_blocks=40, num_blocks=50):

@@ -12,22 +12,22 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from gpu_backend import cpu_ops  # noqa: E402
-from gpu_backend.clock import VirtualClock  # noqa: E402
-from gpu_backend.executor import TorchExecutor  # noqa: E402
-from gpu_backend.model import Decoder  # noqa: E402
-from gpu_backend.runner import ModelRunner, open_runner  # noqa: E402
-from policies import registry  # noqa: E402
-from sim.config import EngineConfig  # noqa: E402
-from sim.engine import Engine  # noqa: E402
-from sim.simulation import simulate  # noqa: E402
+from schedlab.gpu_backend import cpu_ops  # noqa: E402
+from schedlab.gpu_backend.clock import VirtualClock  # noqa: E402
+from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
+from schedlab.gpu_backend.model import Decoder  # noqa: E402
+from schedlab.gpu_backend.runner import ModelRunner, open_runner  # noqa: E402
+from schedlab.policies import registry  # noqa: E402
+from schedlab.sim.config import EngineConfig  # noqa: E402
+from schedlab.sim.core.engine import Engine  # noqa: E402
+from schedlab.sim.drive.simulation import simulate  # noqa: E402
 from tests import laws  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERPRETED = """
 import torch
-from gpu_backend import cpu_ops, triton_ops
-from gpu_backend.runner import ModelRunner
+from schedlab.gpu_backend import cpu_ops, triton_ops
+from schedlab.gpu_backend.runner import ModelRunner
 from tests.gpu.backend import CONFIG, decoder_of, paged_logits, random_tensors, variant
 for changes in ({"head_dim": 32}, {"head_dim": 64, "qk_norm": True}):
     config = variant(num_layers=1, **changes)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.cost.fitted import ExtrapolationWarning, FittedCostModel
-from sim.cost.profile import Fit, FitError, Regime, step_features
-from sim.cost.roofline import RooflineCostModel
-from sim.cost.shape import BatchShape
-from sim.hardware import gpu, gpu_names
-from sim.models import model, model_names
+from schedlab.sim.cost.fitted import ExtrapolationWarning, FittedCostModel
+from schedlab.sim.cost.profile import Fit, FitError, Regime, step_features
+from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.hardware.gpus import gpu, gpu_names
+from schedlab.sim.hardware.models import model, model_names
 
-pytestmark = pytest.mark.filterwarnings("ignore::sim.cost.fitted.ExtrapolationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::schedlab.sim.cost.fitted.ExtrapolationWarning")
 
 ERROR = FitError(mape=0.03, p90=0.06, max=0.2, bias=0.001, num_points=100)
 EAGER = Regime(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Policy, registry
-from sim.config import EngineConfig
-from sim.plan import FOREVER
+from schedlab.policies import Policy, registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.plan import FOREVER
 from tests import laws
 
 POLICIES = ("fcfs", "sjf", "priority", "srtf", "prefill_first", "sarathi", "aged")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import registry
+from schedlab.policies import registry
 from tests import laws
 from tests.workloads import configs, workloads
 

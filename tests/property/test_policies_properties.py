@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import registry
-from sim.config import EngineConfig
-from sim.request import Slo
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.request import Slo
 from tests import laws
 from tests.laws import arrival
 from tests.traced import Recorder

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.spec.loading import make_spec
-from experiments.spec.yaml_lines import dump_yaml, parse_yaml
-from experiments.sweep import points
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.sweep import points
+from schedlab.experiments.specification.yaml_lines import dump_yaml, parse_yaml
 
 scalars = st.one_of(
     st.none(),

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sim.errors import TraceError
-from traces import READERS, Trace, read, stream, workload, write
-from traces.arrivals import gamma, on_off, varying
-from traces.prefix_hashes import PrefixHashes
+from schedlab.sim.errors import TraceError
+from schedlab.traces import READERS, Trace, read, stream, workload, write
+from schedlab.traces.arrivals import gamma, on_off, varying
+from schedlab.traces.prefix_hashes import PrefixHashes
 
 relaxed = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

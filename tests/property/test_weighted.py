@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.weighted import WeightedSample
+from schedlab.sim.metrics.weighted import WeightedSample
 
 pairs = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 30)), min_size=1, max_size=40)
 percents = st.lists(

@@ -6,9 +6,9 @@ one included), request after request.
 
 import pytest
 
-import traces
-from sim.prefix_cache import PrefixCachingKVCache
-from sim.request import RequestState
+from schedlab import traces
+from schedlab.sim.kv.prefix_cache import PrefixCachingKVCache
+from schedlab.sim.request import RequestState
 from tests.data_folder import data_folder
 from tests.laws import arrival
 

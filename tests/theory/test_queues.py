@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from policies import registry
-from sim.config import EngineConfig
-from sim.rng import stream
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.rng import stream
 from tests import laws
 from tests.laws import arrival
 

@@ -3,58 +3,104 @@
 import ast
 import subprocess
 import sys
+import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"sim", "policies", "gpu_backend", "traces", "experiments"}
+# What each package may import, beside itself.
 ALLOWED = {
-    "sim": {"sim"},
-    "policies": {"policies", "sim"},
-    "gpu_backend": {"gpu_backend", "sim"},
-    "traces": {"traces", "sim"},
-    "experiments": PACKAGES,
+    "sim": set(),
+    "policies": {"sim"},
+    "traces": {"sim"},
+    "gpu_backend": {"sim"},
+    "experiments": {"sim", "policies", "traces", "gpu_backend"},
 }
 # What a policy may know of the simulator: requests, plans, and what they are made of.
 POLICY_VIEW = {
-    "sim.plan",
-    "sim.plan_builder",
-    "sim.request",
-    "sim.view",
-    "sim.errors",
-    "sim.files",
-    "sim.cost.shape",
+    "schedlab.sim.core.plan",
+    "schedlab.sim.core.plan_builder",
+    "schedlab.sim.core.view",
+    "schedlab.sim.request",
+    "schedlab.sim.errors",
+    "schedlab.sim.files",
+    "schedlab.sim.cost.shape",
 }
 
 
-def modules():
-    return [p for package in sorted(PACKAGES) for p in sorted((ROOT / package).rglob("*.py"))]
+def modules(*folders):
+    """Return the files of some packages, of all if none is named."""
+    folders = folders or sorted(ALLOWED)
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def imported(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Yield the modules a file imports; names it imports from a package, where they are modules."""
+    for node in _run_at_import_or_later(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if is_ours(whole) else node.module
+
+
+def _run_at_import_or_later(node):
+    """Yield every node but those below ``if TYPE_CHECKING``: a type is no dependency of a run."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from _run_at_import_or_later(child)
+
+
+def is_ours(module):
+    parts = module.split(".")
+    if parts[0] != "schedlab" or len(parts) < 2:
+        return False
+    path = ROOT.joinpath(*parts[1:])
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_module_imports_only_in_the_allowed_direction(path):
     package = path.relative_to(ROOT).parts[0]
     for name in imported(path):
-        top = name.split(".")[0]
-        if top in PACKAGES:
-            assert top in ALLOWED[package], f"{path} imports {name}"
-        if package == "policies" and top == "sim":
-            assert name in POLICY_VIEW, f"{path} imports {name}"
+        assert name.partition(".")[0] not in ALLOWED, f"{path} imports {name} without schedlab."
+        if is_ours(name):
+            other = name.split(".")[1]
+            assert other == package or other in ALLOWED[package], f"{path} imports {name}"
+            if package == "policies" and other == "sim":
+                assert name in POLICY_VIEW, f"{path} imports {name}"
+
+
+def room_of(parts):
+    """Return the room of a module below its package: its folder, or itself where it has none."""
+    return parts[0].removesuffix(".py") if parts else "__init__"
+
+
+@pytest.mark.parametrize("package", ["experiments"])
+def test_rooms_of_a_package_import_each_other_without_a_cycle(package):
+    needs = {}
+    for path in modules(package):
+        room = room_of(path.relative_to(ROOT / package).parts)
+        for name in imported(path):
+            if is_ours(name) and name.split(".")[1] == package:
+                needs.setdefault(room, set()).add(room_of(name.split(".")[2:]))
+    for room, others in needs.items():
+        others.discard(room)
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        pytest.fail(f"rooms of {package} import each other: {' -> '.join(error.args[1])}")
 
 
 def test_simulator_imports_without_the_heavy_and_the_optional():
     code = (
-        "import sys, experiments.run, experiments.cli;"
+        "import sys, schedlab.experiments.running.run, schedlab.experiments.commands.cli;"
         "heavy = {'torch', 'triton', 'pandas', 'matplotlib', 'ray'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
@@ -62,8 +108,16 @@ def test_simulator_imports_without_the_heavy_and_the_optional():
 
 
 def test_package_list_names_every_folder_with_code():
-    import tomllib
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    listed = {name for name in settings["packages"] if name != "schedlab"}
+    found = {".".join(("schedlab", *path.parent.relative_to(ROOT).parts)) for path in modules()}
+    assert listed - {"schedlab.profiles", "schedlab.regression"} == found
 
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {".".join(p.parent.relative_to(ROOT).parts) for p in modules()}
-    assert set(listed) == found
+
+def test_packages_are_linked_where_tools_look_for_them():
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-dir"
+    ]
+    for name, folder in folders.items():
+        link = ROOT.joinpath(*name.split("."))
+        assert link.resolve() == ROOT / folder, f"{link} does not lead to {folder}"

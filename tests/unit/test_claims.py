@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.claimed.claims import (
+from schedlab.experiments.claims.claims import (
     Measured,
     compared,
     examine,
@@ -18,13 +18,13 @@ from experiments.claimed.claims import (
     source_sha256,
     verdict,
 )
-from experiments.claimed.report import band_text, figure_text, markdown
-from experiments.cli import app
-from experiments.spec.claim import Figure
-from experiments.spec.identity import spec_hash
-from experiments.spec.loading import load_spec, make_spec
-from experiments.spec.schema import json_schema
-from sim.errors import SpecError
+from schedlab.experiments.claims.report import band_text, figure_text, markdown
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.specification.claim import Figure
+from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.specification.schema import json_schema
+from schedlab.sim.errors import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = shipped("policies") + shipped("claims")
@@ -204,7 +204,7 @@ def test_fully_written_out_claim_loads_back_to_an_equal_one():
 
 
 def test_setting_is_found_by_a_part_of_it():
-    from experiments.claimed.figures import settings_of
+    from schedlab.experiments.specification.claim_settings import settings_of
 
     policies = ["fcfs", {"name": "static", "max_batch_size": 4}, {"name": "static"}]
     spec = experiment(sweep={"policy": policies, "workload.request_rate": [20]})
@@ -260,8 +260,8 @@ def test_command_runs_a_claim_to_the_same_bytes_twice(tmp_path):
 
 
 def test_capacity_is_interpolated_between_the_loads_around_the_bar(tmp_path):
-    from experiments.run import run
-    from experiments.sweep import points
+    from schedlab.experiments.running.run import run
+    from schedlab.experiments.specification.sweep import points
 
     spec = make_spec(experiment())
     (_, capacity) = examine(tmp_path / "x.yaml", spec).measured

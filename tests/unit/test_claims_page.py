@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.claimed.claims import Finding, Measured, shipped
-from experiments.claimed.page import data, markdown
-from experiments.claimed.quoted import (
+from schedlab.experiments.claims.claims import Finding, Measured, shipped
+from schedlab.experiments.claims.page import data, markdown
+from schedlab.experiments.claims.quoted import (
     PARTS,
     QuotedClaim,
     load_quoted,
@@ -17,10 +17,10 @@ from experiments.claimed.quoted import (
     verdict_of,
     wanted,
 )
-from experiments.cli import app
-from experiments.spec.loading import load_spec, make_spec
-from sim.errors import SpecError
-from sim.models import model
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.models import model
 from tests.unit.test_claims import experiment
 
 CLAIMS = load_quoted()
@@ -155,7 +155,7 @@ def test_page_tells_claim_source_figures_and_reasons():
     assert "| [small](#continuous) | throughput | 2.00x to 4.00x |" in page
     assert "*beside:* capacity" in page
     assert "**Not testable here.** It is a default." in page
-    assert "`experiments/claims/small.yaml`" in page
+    assert "`experiments/papers/claims/small.yaml`" in page
     assert page == markdown(claims, found)
 
 

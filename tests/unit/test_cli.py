@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.spec.loading import load_spec
-from policies import registry
-from sim.hardware import gpu_names
-from sim.models import model_names
-from sim.result import RunResult
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.specification.loading import load_spec
+from schedlab.policies import registry
+from schedlab.sim.hardware.gpus import gpu_names
+from schedlab.sim.hardware.models import model_names
+from schedlab.sim.record.result import RunResult
 
 ROOT = Path(__file__).resolve().parents[2]
 YAML = """\
@@ -126,7 +126,8 @@ def test_run_perfetto_writes_a_chrome_trace(spec_file):
 def test_run_takes_a_policy_from_beside_the_file(spec_file, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (spec_file.parent / "my_own_policy.py").write_text(
-        "from policies import ContinuousBatching\nclass Mine(ContinuousBatching):\n    pass\n"
+        "from schedlab.policies import ContinuousBatching\n"
+        "class Mine(ContinuousBatching):\n    pass\n"
     )
     done = schedlab("run", spec_file, "policy=my_own_policy:Mine")
     assert done.exit_code == 0, done.output
@@ -140,7 +141,7 @@ def test_run_again_replaces_results(spec_file):
 
 
 def test_run_refuses_a_folder_with_other_files_before_running(spec_file, monkeypatch):
-    monkeypatch.setattr("experiments.run.run", lambda *_: pytest.fail("ran"))
+    monkeypatch.setattr("schedlab.experiments.running.run.run", lambda *_: pytest.fail("ran"))
     (spec_file.parent / "mine").mkdir()
     (spec_file.parent / "mine" / "thesis.tex").write_text("years of work")
     done = schedlab("run", spec_file, "-o", "mine")
@@ -243,7 +244,7 @@ def test_trace_commands_are_mounted():
 def test_help_imports_nothing_heavy():
     heavy = ("numpy", "pandas", "pydantic", "scipy", "matplotlib", "pyarrow", "rich.table")
     code = (
-        "import sys\nfrom experiments.cli import app\n"
+        "import sys\nfrom schedlab.experiments.commands.cli import app\n"
         "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
         f"print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
     )

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from experiments.reporting import tables as report
-from experiments.spec.loading import make_spec
-from experiments.sweep import points
+from schedlab.experiments.results import tables as report
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.sweep import points
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
 

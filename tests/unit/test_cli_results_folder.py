@@ -2,8 +2,12 @@
 
 import pytest
 
-from experiments.results_folder import add_to_marker, check_replaceable, replacing_folder
-from sim.errors import SpecError
+from schedlab.experiments.results.results_folder import (
+    add_to_marker,
+    check_replaceable,
+    replacing_folder,
+)
+from schedlab.sim.errors import SpecError
 
 
 def write(folder, text):

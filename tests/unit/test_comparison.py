@@ -3,9 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from experiments.real.comparison import METRICS, compare_runs, rank_agreement, step_errors
-from experiments.run import run
-from experiments.spec.loading import make_spec
+from schedlab.experiments.analysis.comparison import (
+    METRICS,
+    compare_runs,
+    rank_agreement,
+    step_errors,
+)
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
 
 
 def result(policy="fcfs", seed=0, **engine):

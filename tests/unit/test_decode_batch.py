@@ -1,7 +1,7 @@
 from random import Random
 
-from sim.decode_batch import DecodeBatch
-from sim.request import RequestState
+from schedlab.sim.core.decode_batch import DecodeBatch
+from schedlab.sim.request import RequestState
 from tests.laws import arrival
 
 

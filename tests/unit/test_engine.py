@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from policies import ContinuousBatching, Policy, registry
-from sim.config import EngineConfig
-from sim.cost.overhead import SchedulingOverhead
-from sim.engine import Engine
-from sim.errors import InfeasiblePlan, PolicyError, PolicyLied, Stalled
-from sim.executor import SimExecutor
-from sim.log import TRUNCATED
-from sim.plan import FOREVER
-from sim.simulation import simulate
+from schedlab.policies import ContinuousBatching, Policy, registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import InfeasiblePlan, PolicyError, PolicyLied, Stalled
+from schedlab.sim.record.log import TRUNCATED
 from tests import laws
 from tests.laws import arrival
 

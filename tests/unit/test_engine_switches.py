@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from policies import registry
-from sim.config import EngineConfig, vllm_capture_sizes
-from sim.cost.overhead import SchedulingOverhead
-from sim.errors import InfeasiblePlan
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig, vllm_capture_sizes
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.errors import InfeasiblePlan
 from tests import laws
 from tests.laws import LinearCost, arrival
 

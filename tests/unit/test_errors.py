@@ -1,7 +1,7 @@
 import pytest
 
-from sim.errors import MAX_LISTED, SpecError, look_alike, nearest
-from sim.files import read_json_object
+from schedlab.sim.errors import MAX_LISTED, SpecError, look_alike, nearest
+from schedlab.sim.files import read_json_object
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.run import run
-from experiments.spec.loading import make_spec
-from experiments.sweeping.by_class import class_rows
-from sim.errors import SpecError
-from sim.fairness import jain_fairness, jain_index, longest_wait, longest_wait_of
-from sim.log import FINISHED, REJECTED, UNFINISHED
-from sim.result import RunResult
+from schedlab.experiments.analysis.by_class import class_rows
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.errors import SpecError
+from schedlab.sim.metrics.fairness import jain_fairness, jain_index, longest_wait, longest_wait_of
+from schedlab.sim.record.log import FINISHED, REJECTED, UNFINISHED
+from schedlab.sim.record.result import RunResult
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sim.cost.fitted import FittedCostModel
-from sim.cost.load import load_profile
-from sim.cost.profile import Fit, FitError, Regime, read_fit, read_meta, write_fit
-from sim.cost.shape import BatchShape
-from sim.errors import SpecError
+from schedlab.sim.cost.fitted import FittedCostModel
+from schedlab.sim.cost.load import load_profile
+from schedlab.sim.cost.profile import Fit, FitError, Regime, read_fit, read_meta, write_fit
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
 
 ERROR = FitError(mape=0.03, p90=0.06, max=0.2, bias=-0.01, num_points=100)
 COEFFICIENTS = {
@@ -94,7 +94,7 @@ def test_fitted_several_steps_with_a_chunk_are_refused():
         cost().step_ns(BatchShape(1, 1, 1, chunks=((4, 0),)), 2)
 
 
-@pytest.mark.filterwarnings("ignore::sim.cost.fitted.ExtrapolationWarning")
+@pytest.mark.filterwarnings("ignore::schedlab.sim.cost.fitted.ExtrapolationWarning")
 def test_fitted_counts_steps_outside_the_box_by_feature():
     fit = replace(FIT, validity={**BOX, "decode_context_sum_tokens": (100.0, 110.0)})
     model = cost(fit)

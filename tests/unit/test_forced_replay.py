@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.recorded.forced_replay import forced_replay
-from experiments.recorded.validate import timeline
-from experiments.run import run
-from experiments.spec.loading import load_spec, make_spec
-from sim.errors import SpecError
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.comparing.forced_replay import forced_replay
+from schedlab.experiments.comparing.validate import timeline
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.sim.errors import SpecError
 from tests.data_folder import data_folder
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"

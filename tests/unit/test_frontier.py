@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.plotting.frontier import on_frontier
+from schedlab.experiments.analysis.frontier import on_frontier
 
 
 @pytest.mark.parametrize(

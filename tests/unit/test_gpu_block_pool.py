@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from gpu_backend.block_pool import DUMMY_BLOCK, BlockPool
-from sim.errors import SchedlabError
+from schedlab.gpu_backend.block_pool import DUMMY_BLOCK, BlockPool
+from schedlab.sim.errors import SchedlabError
 
 
 def make(num_blocks=6, **options):

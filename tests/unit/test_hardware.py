@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from sim.errors import SpecError
-from sim.hardware import gpu, gpu_names
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.gpus import gpu, gpu_names
 
 FIELDS = {
     "memory_bytes": 96_000_000_000,

@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiments.claimed.hindsight_optimum import (
+from schedlab.sim.errors import SchedlabError
+from tests.theory.hindsight_optimum import (
     Instance,
     Job,
     least_total_latency,
@@ -13,7 +14,6 @@ from experiments.claimed.hindsight_optimum import (
     synthetic,
     total_latency,
 )
-from sim.errors import SchedlabError
 
 
 def by_enumeration(instance, horizon):

@@ -5,14 +5,14 @@ import sys
 import pytest
 import yaml
 
-from experiments.importers.aiconfigurator import import_aiconfigurator, step_grid
-from experiments.importers.llmservingsim import Options, import_bundle, read_link
-from experiments.importers.splitwise import import_splitwise
-from experiments.importers.vidur import import_vidur
-from sim.cost.load import load_profile
-from sim.cost.shape import BatchShape
-from sim.cost.table import TableCostModel
-from sim.errors import SpecError
+from schedlab.sim.cost.importers.aiconfigurator import import_aiconfigurator, step_grid
+from schedlab.sim.cost.importers.llmservingsim import Options, import_bundle, read_link
+from schedlab.sim.cost.importers.splitwise import import_splitwise
+from schedlab.sim.cost.importers.vidur import import_vidur
+from schedlab.sim.cost.load import load_profile
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.table import TableCostModel
+from schedlab.sim.errors import SpecError
 from tests.data_folder import data_folder
 
 LAYERS = {

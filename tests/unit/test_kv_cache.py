@@ -2,8 +2,8 @@ from random import Random
 
 import pytest
 
-from sim.kv_cache import ContiguousKVCache, PagedKVCache
-from sim.request import RequestState
+from schedlab.sim.kv.kv_cache import ContiguousKVCache, PagedKVCache
+from schedlab.sim.request import RequestState
 from tests.laws import arrival
 
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments.latencies import alone_s, latencies_s, slowdowns, spread
-from experiments.run import run
-from experiments.spec.loading import make_spec
-from experiments.sweep import points
-from sim.errors import SchedlabError, SpecError
+from schedlab.experiments.analysis.latencies import alone_s, latencies_s, slowdowns, spread
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.sweep import points
+from schedlab.sim.errors import SchedlabError, SpecError
 
 
 def result(finish_s, prompt_tokens=(10, 10, 10), output_tokens=(1, 5, 5)):

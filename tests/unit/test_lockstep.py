@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.run import run
-from experiments.spec.loading import make_spec
-from policies import registry
-from sim.audit import check_conservation
-from sim.config import EngineConfig
-from sim.cost.shape import BatchShape
-from sim.engine import Engine
-from sim.lockstep import LockstepExecutor, simulate_lockstep
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.lockstep import LockstepExecutor, simulate_lockstep
 from tests import laws
 from tests.laws import LinearCost, arrival
 

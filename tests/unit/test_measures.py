@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sim.errors import SpecError
-from sim.measures import MEASURES
-from sim.metrics import metric_names
+from schedlab.sim.errors import SpecError
+from schedlab.sim.metrics.measures import MEASURES
+from schedlab.sim.metrics.metrics import metric_names
 
 MS = 1_000_000
 NAN = float("nan")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from sim.errors import SpecError
-from sim.hardware import gpu
-from sim.memory import memory_budget
-from sim.models import model
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.memory import memory_budget
+from schedlab.sim.hardware.models import model
 
 
 def test_memory_budget_parts_add_up_by_hand():

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from experiments.spec.metric_names import larger_is_better, with_interval, written
-from sim.errors import SpecError
-from sim.metrics import metric_names
+from schedlab.sim.errors import SpecError
+from schedlab.sim.metrics.metric_names import larger_is_better, with_interval, written
+from schedlab.sim.metrics.metrics import metric_names
 
 
 @pytest.mark.parametrize(

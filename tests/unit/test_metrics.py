@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.metrics import request_metrics, step_metrics
+from schedlab.sim.metrics.metrics import request_metrics, step_metrics
 from tests.data_folder import data_folder
 
 MS = 1_000_000

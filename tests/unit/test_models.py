@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from sim.dtypes import dtype_bytes, dtype_name
-from sim.errors import SpecError
-from sim.models import ModelShape, model, model_names
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
+from schedlab.sim.hardware.models import ModelShape, model, model_names
 from tests.data_folder import data_folder
 
 # Parameter counts as Hugging Face shows them for the safetensors files. Models with biases

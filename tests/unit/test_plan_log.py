@@ -1,12 +1,17 @@
 from dataclasses import replace
 
-from policies import registry
-from sim.config import EngineConfig
-from sim.cost.shape import BatchShape
-from sim.engine import Engine
-from sim.executor import SimExecutor
-from sim.plan_log import RecordedStep, RecordingExecutor, first_difference, teacher_forced
-from sim.simulation import simulate
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.plan_log import (
+    RecordedStep,
+    RecordingExecutor,
+    first_difference,
+    teacher_forced,
+)
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.simulation import simulate
 from tests import laws
 from tests.laws import arrival
 

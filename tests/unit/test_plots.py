@@ -9,16 +9,16 @@ import matplotlib.colors
 import numpy as np
 import pytest
 
-from experiments.latencies import latencies_s
-from experiments.plotting import plots
-from experiments.plotting.distributions import _by_length as by_length
-from experiments.plotting.gantt import _COLORS as PHASES
-from experiments.plotting.heat_map import times_worse
-from experiments.plotting.style import LOOKS, PALE, looks, save, spread
-from experiments.reporting.tables import Estimate, Row
-from experiments.run import run
-from experiments.spec.loading import make_spec
-from sim.errors import SchedlabError, SpecError
+from schedlab.experiments.analysis.latencies import latencies_s
+from schedlab.experiments.figures import plots
+from schedlab.experiments.figures.distributions import _by_length as by_length
+from schedlab.experiments.figures.gantt import _COLORS as PHASES
+from schedlab.experiments.figures.heat_map import times_worse
+from schedlab.experiments.figures.style import LOOKS, PALE, looks, save, spread
+from schedlab.experiments.results.tables import Estimate, Row
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.errors import SchedlabError, SpecError
 
 NONE = np.zeros(0, dtype=np.int64)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from policies import ContinuousBatching, Policy, registry
-from sim.config import EngineConfig
-from sim.errors import SpecError
+from schedlab.policies import ContinuousBatching, Policy, registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.errors import SpecError
 from tests import laws
 from tests.laws import arrival
 from tests.traced import Recorder, batches, limits

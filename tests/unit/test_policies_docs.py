@@ -6,7 +6,7 @@ import types
 from dataclasses import replace
 from pathlib import Path
 
-from policies import registry
+from schedlab.policies import registry
 from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits

@@ -2,9 +2,9 @@
 
 import pytest
 
-from policies.future_memory import FuturePeak
-from policies.magnus import QueuedBatch
-from sim.request import RequestState
+from schedlab.policies.future_memory import FuturePeak
+from schedlab.policies.magnus import QueuedBatch
+from schedlab.sim.request import RequestState
 from tests.laws import arrival
 from tests.traced import batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served

@@ -6,7 +6,7 @@ served one after the other, in the order of the policy.
 
 import pytest
 
-from sim.request import Slo
+from schedlab.sim.request import Slo
 from tests.laws import arrival
 from tests.traced import batches, limits
 

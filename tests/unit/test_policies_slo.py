@@ -5,7 +5,7 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 
 import pytest
 
-from sim.request import Slo
+from schedlab.sim.request import Slo
 from tests.laws import arrival
 from tests.traced import batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served

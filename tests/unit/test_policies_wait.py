@@ -5,7 +5,7 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 
 import pytest
 
-from policies.fluid import fluid_equilibrium
+from schedlab.policies.fluid import fluid_equilibrium
 from tests.laws import arrival
 from tests.traced import batches, limits
 

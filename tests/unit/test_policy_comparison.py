@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.spec.loading import load_spec
-from experiments.sweeping.policy_comparison import Run, compare_policies, runs_of
-from experiments.sweeping.store import Store
-from experiments.sweeping.sweep_all import sweep_all
-from experiments.sweeping.workers import InProcess
-from sim.errors import SchedlabError, SpecError
+from schedlab.experiments.analysis.policy_comparison import Run, compare_policies, runs_of
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.specification.loading import load_spec
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.sweep_all import sweep_all
+from schedlab.experiments.sweeps.workers import InProcess
+from schedlab.sim.errors import SchedlabError, SpecError
 
 
 def schedlab(*arguments):

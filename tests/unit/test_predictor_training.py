@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.predictor_training.batches import read_batches
-from experiments.predictor_training.dataset import read_dataset
-from experiments.predictor_training.quality import (
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.training.batches import read_batches
+from schedlab.experiments.training.dataset import read_dataset
+from schedlab.experiments.training.quality import (
     application_means,
     kendall_tau,
     pairs_right,
     quality,
 )
-from experiments.run import run
-from experiments.spec.loading import make_spec
-from policies.predictors import registry
-from policies.predictors.predictor import PredictionInputs
-from sim.errors import SchedlabError, SpecError
-from sim.rng import stream
+from schedlab.policies.predictors import registry
+from schedlab.policies.predictors.predictor import PredictionInputs
+from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.rng import stream
 from tests.data_folder import data_folder
 
 ANSWERS = {"in one word": 4, "in brief": 20, "in some detail": 80, "as a long essay": 400}
@@ -110,7 +110,7 @@ def test_train_prints_agreement_within_applications_beside_their_mean(data, tmp_
 
 def test_train_learning_curve_counts_what_learning_costs(tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    from experiments.predictor_training import train
+    from schedlab.experiments.training import train
 
     monkeypatch.setattr(train, "CURVE_PROMPTS", (60, 120, 8_000))
     rows = answered()
@@ -222,7 +222,7 @@ def test_quality_interval_holds_the_estimate_and_narrows_with_more_prompts():
 
 
 def test_quality_resamples_have_the_tau_of_the_rows_they_draw():
-    from experiments.predictor_training.quality import _concordance, _unequal_drawn_pairs
+    from schedlab.experiments.training.quality import _concordance, _unequal_drawn_pairs
 
     rng = stream(1, "quality")
     x, y = rng.integers(0, 9, (2, 60)).astype(float)
@@ -242,8 +242,8 @@ def test_application_means_of_an_unseen_application_are_the_mean_of_all():
 
 def test_forest_is_that_of_scikit_learn():
     ensemble = pytest.importorskip("sklearn.ensemble")
-    from experiments.predictor_training.trees import nodes
-    from policies.predictors.forest import Forest
+    from schedlab.experiments.training.trees import nodes
+    from schedlab.policies.predictors.forest import Forest
 
     rng = stream(0, "forest")
     columns = rng.standard_normal((200, 5)).astype(np.float32)

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from policies.predictors import registry
-from policies.predictors.bert_errors import PREDICTIONS, count_predictions
-from policies.predictors.predictor import PredictionInputs
-from sim.errors import SpecError
-from sim.rng import stream
+from schedlab.policies.predictors import registry
+from schedlab.policies.predictors.bert_errors import PREDICTIONS, count_predictions
+from schedlab.policies.predictors.predictor import PredictionInputs
+from schedlab.sim.errors import SpecError
+from schedlab.sim.rng import stream
 from tests.data_folder import data_folder
 
 TRUE = np.maximum(1, stream(7, "lengths").exponential(200, 4_000)).astype(np.int64)

@@ -6,19 +6,19 @@ import json
 import numpy as np
 import pytest
 
-from experiments.prediction import prediction_line
-from experiments.reporting.tables import warnings
-from experiments.run import run
-from experiments.spec.loading import make_spec
-from policies.predictors import registry
-from policies.predictors.forest import Forest
-from policies.predictors.predictor import PredictionInputs
-from policies.predictors.prompts import Prompts, prompts
-from policies.predictors.serving_time import ServingTime, logarithms
-from policies.predictors.text_features import COUNTS, bags, counts, hashed_ngrams, rarities
-from policies.predictors.text_model import TextModel
-from sim.errors import SpecError
-from sim.rng import stream
+from schedlab.experiments.results.tables import warnings
+from schedlab.experiments.running.prediction import prediction_line
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies.predictors import registry
+from schedlab.policies.predictors.forest import Forest
+from schedlab.policies.predictors.predictor import PredictionInputs
+from schedlab.policies.predictors.prompts import Prompts, prompts
+from schedlab.policies.predictors.serving_time import ServingTime, logarithms
+from schedlab.policies.predictors.text_features import COUNTS, bags, counts, hashed_ngrams, rarities
+from schedlab.policies.predictors.text_model import TextModel
+from schedlab.sim.errors import SpecError
+from schedlab.sim.rng import stream
 from tests.trained_models import chars_plus_one
 
 

@@ -2,9 +2,9 @@ import random
 
 import pytest
 
-from sim.kv_cache import NO_HIT
-from sim.prefix_cache import PrefixCachingKVCache
-from sim.request import RequestState
+from schedlab.sim.kv.kv_cache import NO_HIT
+from schedlab.sim.kv.prefix_cache import PrefixCachingKVCache
+from schedlab.sim.request import RequestState
 from tests.laws import arrival
 
 BLOCK = 4
@@ -184,7 +184,7 @@ def test_request_that_does_not_fit_changes_nothing():
 
 
 def test_prefix_caching_with_contiguous_memory_is_refused():
-    from sim.config import EngineConfig
+    from schedlab.sim.config import EngineConfig
 
     with pytest.raises(ValueError, match="paged memory"):
         EngineConfig(10, 16, kv_allocator="contiguous_max", enable_prefix_caching=True)

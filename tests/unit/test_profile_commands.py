@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
+from schedlab.experiments.commands.cli import app
 from tests.data_folder import data_folder
 
 SPEC = Path(__file__).resolve().parents[2] / "experiments/validate-rtx4090.yaml"

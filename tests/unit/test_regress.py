@@ -17,13 +17,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.regression import baseline as regress_baseline
-from experiments.regression import check as regress
-from experiments.regression.matrix import load_matrix
-from policies import registry
-from sim.cost.roofline import RooflineCostModel
-from sim.errors import SpecError
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.regression import baseline as regress_baseline
+from schedlab.experiments.regression import check as regress
+from schedlab.experiments.regression.matrix import load_matrix
+from schedlab.policies import registry
+from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.errors import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = """\
@@ -46,7 +46,7 @@ metrics:
   e2el_slo_attainment: {better: higher, absolute: 0.01}
 """
 MINE = """\
-from policies import ContinuousBatching
+from schedlab.policies import ContinuousBatching
 
 class Mine(ContinuousBatching):
     def key(self, request, now):
@@ -270,7 +270,7 @@ def test_junit_and_markdown_say_what_the_exit_code_says(folder, monkeypatch):
         ("better: higher}", "better: more}", "metrics.completed.better"),
         ("mean_ttft_ms:", "mean_tft_ms:", "metrics.mean_tft_ms: no such metric; did you mean"),
         ("relative: 0.02", "relative: -1", "metrics.output_throughput.relative"),
-        ("fcfs: fcfs", "fcfs: fcsf", "policies.fcfs: chat with fcfs: "),
+        ("fcfs: fcfs", "fcfs: fcsf", "schedlab.policies.fcfs: chat with fcfs: "),
         ("azure-conv", "azure-con", "workloads.chat: chat with fcfs: workload.trace: unknown"),
         ("planted_policy:Mine", "planted_policy:Yours", "policies.mine: "),
         ("  slo:", "  seed: 3\n  slo:", "experiment.seed: is for the matrix to set"),
@@ -366,7 +366,7 @@ def test_planted_change_of_the_sources_is_found_end_to_end(folder, factor, code,
 
     def run(command):
         return subprocess.run(
-            [sys.executable, "-m", "experiments.cli", "regress", command, "--baseline", folder],
+            [sys.executable, "-m", "schedlab", "regress", command, "--baseline", folder],
             cwd=copy, capture_output=True, text=True,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)},
         )  # fmt: skip
@@ -407,7 +407,7 @@ def test_documented_matrices_load(folder):
         "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i},9,9\n" for i in range(500))
     )
     (folder / "lottery.py").write_text(
-        "from policies import ContinuousBatching\n\n\n"
+        "from schedlab.policies import ContinuousBatching\n\n\n"
         "class Lottery(ContinuousBatching):\n"
         "    def __init__(self, tickets: int) -> None:\n"
         "        self.tickets = tickets\n\n"

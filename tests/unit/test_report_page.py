@@ -7,12 +7,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments.reporting.html_parts import element, table
-from experiments.reporting.page import report_page, write_page
-from experiments.reporting.saved_results import read_results
-from experiments.results_folder import check_replaceable, replacing_folder
-from experiments.run_all import run_all
-from experiments.spec.loading import make_spec
+from schedlab.experiments.report.html_parts import element, table
+from schedlab.experiments.report.page import report_page, write_page
+from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
+from schedlab.experiments.results.saved_results import read_results
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.sweeps.run_all import run_all
 
 NASTY = 'tails <b>"under"</b> load & more'
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -136,7 +136,7 @@ def test_page_says_what_each_class_got_where_there_are_classes(tmp_path, page):
 
 
 def test_accuracy_of_a_calibrated_model_is_its_held_out_error(folder, monkeypatch):
-    monkeypatch.setattr("experiments.reporting.page.drawings", lambda results: [])
+    monkeypatch.setattr("schedlab.experiments.report.page.drawings", lambda results: [])
     results = read_results(folder)
     results.cost_models[0] |= {
         "name": "fitted", "calibration": "CALIBRATED",
@@ -197,7 +197,7 @@ def test_report_command_writes_where_it_is_told_and_refuses_a_folder_without_res
 ):
     from typer.testing import CliRunner
 
-    from experiments.cli import app
+    from schedlab.experiments.commands.cli import app
 
     first = min(path for path in folder.iterdir() if path.is_dir())
     done = CliRunner().invoke(app, ["report", str(first), "-o", str(tmp_path / "one.html")])

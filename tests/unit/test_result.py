@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from sim.errors import SchedlabError
-from sim.files import replacing
-from sim.result import RunResult
+from schedlab.sim.errors import SchedlabError
+from schedlab.sim.files import replacing
+from schedlab.sim.record.result import RunResult
 from tests.unit.test_metrics import COUNTS, GAPS, MS, columns, steps
 
 VLLM_KEYS = [

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from sim.cost.overhead import SchedulingOverhead
-from sim.cost.roofline import RooflineCostModel
-from sim.cost.shape import BatchShape
-from sim.errors import SpecError
-from sim.hardware import Gpu, gpu
-from sim.models import ModelShape, model
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.gpus import Gpu, gpu
+from schedlab.sim.hardware.models import ModelShape, model
 
 TINY = ModelShape(
     name="tiny", num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4,

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from experiments.plotting.figures import draw, drawings, shown_load
-from experiments.reporting.saved_results import read_results
-from experiments.reporting.tables import Estimate, Row
-from experiments.results_folder import check_replaceable, replacing_folder
-from experiments.run_all import run_all
-from experiments.spec.loading import make_spec
-from sim.errors import SchedlabError
+from schedlab.experiments.figures.figures import draw, drawings, shown_load
+from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
+from schedlab.experiments.results.saved_results import read_results
+from schedlab.experiments.results.tables import Estimate, Row
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.sweeps.run_all import run_all
+from schedlab.sim.errors import SchedlabError
 
 SWEPT = {
     "name": "small",

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.spec.loading import make_spec
-from experiments.spec.search import Find
-from experiments.sweeping import tune as tuning
-from experiments.sweeping.bracket import Probe, bracket
-from experiments.sweeping.evaluate import Evaluator
-from experiments.sweeping.find import find
-from experiments.sweeping.store import Store
-from experiments.sweeping.workers import InProcess
-from sim.errors import SpecError
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.search import tune as tuning
+from schedlab.experiments.search.bracket import Probe, bracket
+from schedlab.experiments.search.evaluate import Evaluator
+from schedlab.experiments.search.find import find
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.search import Find
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.workers import InProcess
+from schedlab.sim.errors import SpecError
 
 
 def searched(excess, between=None, start=1.0, tolerance=0.02, whole=False):
@@ -120,7 +120,7 @@ def test_search_sections_do_not_change_what_a_point_is(tmp_path):
 
 
 def find_points(one):
-    from experiments.sweep import points
+    from schedlab.experiments.specification.sweep import points
 
     return points(one)
 
@@ -159,9 +159,9 @@ def test_find_command_writes_what_was_tried_and_takes_it_up_again(tmp_path, monk
         "find: max workload.request_rate between 2 and 64 subject to mean_ttft_ms <= 60\n"
         "sweep: {policy: [fcfs, static]}\n"
     )
-    from experiments.sweeping import commands
+    from schedlab.experiments.commands import sweep as commands
 
-    monkeypatch.setattr("experiments.sweeping.workers.Processes", lambda n: InProcess())
+    monkeypatch.setattr("schedlab.experiments.sweeps.workers.Processes", lambda n: InProcess())
     done = CliRunner().invoke(app, ["find", "s.yaml"])
     assert done.exit_code == 0, done.output
     assert commands.results_folder(make_spec({"name": "s", "workload": WORKLOAD}), "find").is_dir()

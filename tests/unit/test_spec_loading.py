@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from experiments.spec.identity import spec_hash
-from experiments.spec.loading import load_spec, make_spec
-from sim.errors import SpecError
+from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.sim.errors import SpecError
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
 YAML = """\

@@ -6,9 +6,9 @@ import jsonschema
 import pytest
 import yaml
 
-from experiments.spec.loading import load_spec, make_spec
-from experiments.spec.schema import json_schema, key_table
-from sim.errors import SpecError
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.specification.schema import json_schema, key_table
+from schedlab.sim.errors import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))

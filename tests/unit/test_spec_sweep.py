@@ -2,9 +2,9 @@
 
 import pytest
 
-from experiments.spec.loading import load_spec, make_spec
-from experiments.sweep import points
-from sim.errors import SpecError
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.specification.sweep import points
+from schedlab.sim.errors import SpecError
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
 

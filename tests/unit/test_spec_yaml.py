@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from experiments.spec.yaml_lines import dotted, dump_yaml, parse_yaml
-from sim.errors import SpecError
+from schedlab.experiments.specification.yaml_lines import dotted, dump_yaml, parse_yaml
+from schedlab.sim.errors import SpecError
 
 
 def parse(text):

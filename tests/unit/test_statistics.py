@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.run import run
-from experiments.spec.loading import make_spec
-from experiments.statistics import batch_means, paired_change, verdict
-from experiments.sweeping.run_intervals import run_intervals
-from sim.errors import SpecError
+from schedlab.experiments.analysis.run_intervals import run_intervals
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.statistics import batch_means, paired_change, verdict
+from schedlab.sim.errors import SpecError
 
 
 def test_paired_change_by_hand():

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from policies import registry
-from sim.config import EngineConfig
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
 from tests import laws
 from tests.laws import arrival
 

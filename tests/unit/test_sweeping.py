@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.spec.loading import load_spec, make_spec
-from experiments.sweeping.jobs import POINT_FILE
-from experiments.sweeping.point_hash import code_version, point_hash
-from experiments.sweeping.store import Store
-from experiments.sweeping.sweep_all import Shard, plan, sweep_all
-from experiments.sweeping.timing import Timing, duration
-from experiments.sweeping.workers import InProcess, Processes
-from sim.errors import SpecError
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.running.point_hash import code_version, point_hash
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.sweeps.jobs import POINT_FILE
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.sweep_all import Shard, plan, sweep_all
+from schedlab.experiments.sweeps.timing import Timing, duration
+from schedlab.experiments.sweeps.workers import InProcess, Processes
+from schedlab.sim.errors import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
 YAML = """\
@@ -33,7 +33,7 @@ sweep:
 """
 KILLS = """\
 import os, signal
-from policies import ContinuousBatching
+from schedlab.policies import ContinuousBatching
 class Kills(ContinuousBatching):
     def plan(self, view, builder):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -118,11 +118,11 @@ def test_sweep_killed_in_the_middle_of_a_write_loses_no_finished_point(spec_file
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from experiments.spec.loading import load_spec\n"
-        "from experiments.sweeping.store import Store\n"
-        "from experiments.sweeping.sweep_all import sweep_all\n"
-        "from experiments.sweeping.workers import InProcess\n"
-        "import sim.result as r\n"
+        "from schedlab.experiments.specification.loading import load_spec\n"
+        "from schedlab.experiments.sweeps.store import Store\n"
+        "from schedlab.experiments.sweeps.sweep_all import sweep_all\n"
+        "from schedlab.experiments.sweeps.workers import InProcess\n"
+        "import schedlab.sim.record.result as r\n"
         "write, calls = r._write_parquet, []\n"
         "def dying(path, batches):\n"
         "    calls.append(path)\n"
@@ -145,7 +145,17 @@ def test_sweep_killed_in_the_middle_of_a_write_loses_no_finished_point(spec_file
 @pytest.mark.slow
 def test_sweep_of_processes_killed_from_outside_goes_on(spec_file):
     spec_file.write_text(YAML.replace("num_requests: 12", "num_requests: 2000"))
-    command = [sys.executable, "-m", "experiments.cli", "sweep", spec_file, "-o", "out", "-j", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "schedlab.experiments.commands.cli",
+        "sweep",
+        spec_file,
+        "-o",
+        "out",
+        "-j",
+        "2",
+    ]
     process = subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": ROOT}, start_new_session=True
     )
@@ -192,7 +202,7 @@ def test_failing_point_does_not_stop_the_rest_and_is_tried_again(spec_file):
 
 def test_sweep_json_holds_the_table_and_what_failed(spec_file, monkeypatch):
     Path("failing.py").write_text(KILLS)
-    monkeypatch.setattr("experiments.sweeping.workers.Processes", lambda n: InProcess())
+    monkeypatch.setattr("schedlab.experiments.sweeps.workers.Processes", lambda n: InProcess())
     done = schedlab(
         "sweep", spec_file, "-o", "out", "--json", "replications=1",
         "sweep.policy=['failing:Raises', fcfs]", "sweep.workload.request_rate=[2]",
@@ -268,7 +278,7 @@ def test_point_hash_changes_with_what_can_change_the_result(tmp_path, monkeypatc
     assert point_hash(spec(name="other")) == base
     for other in (spec(seed=1), spec(policy="static"), spec(engine={"block_size": 32})):
         assert point_hash(other) != base
-    monkeypatch.setattr("experiments.sweeping.point_hash.versions", lambda: {"numpy": "0"})
+    monkeypatch.setattr("schedlab.experiments.running.point_hash.versions", lambda: {"numpy": "0"})
     assert point_hash(spec()) != base
 
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.cost.attention import AttentionGrid, RooflineAttention, Skew
-from sim.cost.fitted import ExtrapolationWarning
-from sim.cost.load import load_profile
-from sim.cost.shape import BatchShape
-from sim.cost.table import TableCostModel, TableReading
-from sim.cost.table_profile import AllReduce, Curve, TableProfile, read_table, write_table
-from sim.errors import SpecError
+from schedlab.sim.cost.attention import AttentionGrid, RooflineAttention, Skew
+from schedlab.sim.cost.fitted import ExtrapolationWarning
+from schedlab.sim.cost.load import load_profile
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.table import TableCostModel, TableReading
+from schedlab.sim.cost.table_profile import AllReduce, Curve, TableProfile, read_table, write_table
+from schedlab.sim.errors import SpecError
 
 META = {"model": "llama-3-8b", "hardware": "a100", "dtype": "bf16", "tensor_parallel_size": 1}
 # A plane over all four axes, 1 + chunk + 2 kv + 3 n + 4 context, which interpolation must hit.

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from sim.errors import SpecError
-from traces.arrivals import (
+from schedlab.sim.errors import SpecError
+from schedlab.traces.arrivals import (
     PROCESSES,
     all_at_once,
     gamma,

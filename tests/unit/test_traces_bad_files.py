@@ -2,9 +2,9 @@ import gzip
 
 import pytest
 
-from sim.errors import TraceError
-from traces import read, stream
-from traces.readers import READERS
+from schedlab.sim.errors import TraceError
+from schedlab.traces import read, stream
+from schedlab.traces.readers import READERS
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 
-from experiments.run import run
-from experiments.spec.identity import spec_hash
-from experiments.spec.loading import make_spec
-from experiments.sweep import points
-from experiments.sweeping.by_class import class_rows
-from experiments.workload import load_workload
-from sim.errors import SpecError, TraceError
-from traces.lengths import fixed
-from traces.synthetic import synthesize
-from traces.traffic_classes import PREFIX_BLOCK_TOKENS, TrafficClass, in_classes
+from schedlab.experiments.analysis.by_class import class_rows
+from schedlab.experiments.running.run import run
+from schedlab.experiments.running.workload import load_workload
+from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.sweep import points
+from schedlab.sim.errors import SpecError, TraceError
+from schedlab.traces.lengths import fixed
+from schedlab.traces.synthetic import synthesize
+from schedlab.traces.traffic_classes import PREFIX_BLOCK_TOKENS, TrafficClass, in_classes
 
 BASE = {"trace": "azure-conv", "num_requests": 400, "request_rate": 5}
 

@@ -5,9 +5,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from experiments.trace_commands import trace_app
-from sim.errors import SpecError, TraceError
-from traces import PRESETS, READERS, read
+from schedlab.experiments.commands.trace import trace_app
+from schedlab.sim.errors import SpecError, TraceError
+from schedlab.traces import PRESETS, READERS, read
 
 OWN = "arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,20,6\n3,30,7\n"
 
@@ -72,7 +72,7 @@ def test_errors_are_raised_for_the_main_command_to_print(tmp_path, source):
 
 def test_importing_traces_loads_no_heavy_library():
     program = (
-        "import sys, traces, experiments.trace_commands;"
+        "import sys, traces, schedlab.experiments.commands.trace;"
         "print([m for m in ('pandas', 'scipy', 'pyarrow', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

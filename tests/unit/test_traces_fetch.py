@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-import traces
-from experiments.cli import app
-from experiments.run import run
-from experiments.spec.identity import spec_hash
-from experiments.spec.loading import make_spec
-from sim.errors import SpecError, TraceError
+from schedlab import traces
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.errors import SpecError, TraceError
+from schedlab.traces import PRESETS, PUBLISHED, fetch
+from schedlab.traces.published import PublishedTrace, cache_folder, published
 from tests.data_folder import data_folder
-from traces import PRESETS, PUBLISHED, fetch
-from traces.published import PublishedTrace, cache_folder, published
 
 ROWS = "\n".join(
     f"2023-11-16 18:{i // 600:02d}:{i / 10 % 60:04.1f},{i % 700 + 9},7" for i in range(9000)

@@ -3,12 +3,11 @@ import math
 import numpy as np
 import pytest
 
-from sim.errors import SpecError
-from tests.data_folder import data_folder
-from traces import PRESETS, Trace, read, synthesize
-from traces import lengths as distributions
-from traces.arrivals import all_at_once, gamma, poisson
-from traces.lengths import (
+from schedlab.sim.errors import SpecError
+from schedlab.traces import PRESETS, Trace, read, synthesize
+from schedlab.traces import lengths as distributions
+from schedlab.traces.arrivals import all_at_once, gamma, poisson
+from schedlab.traces.lengths import (
     exponential,
     fixed,
     independent,
@@ -17,7 +16,8 @@ from traces.lengths import (
     rows_of,
     uniform,
 )
-from traces.presets import preset
+from schedlab.traces.presets import preset
+from tests.data_folder import data_folder
 
 EVEN = (np.arange(100_000) + 0.5) / 100_000
 

@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 
-from sim.errors import TraceError
+from schedlab.sim.errors import TraceError
+from schedlab.traces import READERS, Trace, detect_format, read, stream
 from tests.data_folder import data_folder
-from traces import READERS, Trace, detect_format, read, stream
 
 AZURE_2023 = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

@@ -5,12 +5,12 @@ import functools
 import numpy as np
 import pytest
 
-from sim.errors import TraceError
+from schedlab.sim.errors import TraceError
+from schedlab.traces import Trace, read
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.prefix_statistics import describe_prefixes, lru_hit_rate
+from schedlab.traces.statistics import describe, fit_gamma, fit_lognormal
 from tests.data_folder import data_folder
-from traces import Trace, read
-from traces.prefix_hashes import PrefixHashes
-from traces.prefix_statistics import describe_prefixes, lru_hit_rate
-from traces.statistics import describe, fit_gamma, fit_lognormal
 
 FILES = {
     "conv": "traces/azure_2023/AzureLLMInferenceTrace_conv.csv",

@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sim.errors import TraceError
-from traces import Trace
-from traces.prefix_hashes import PrefixHashes
-from traces.read_report import ReadReport
+from schedlab.sim.errors import TraceError
+from schedlab.traces import Trace
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.read_report import ReadReport
 
 SECOND = 1_000_000_000
 

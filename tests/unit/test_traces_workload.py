@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from sim.errors import TraceError
-from sim.request import Request, Slo
-from traces import Trace, stream, workload
-from traces.prefix_hashes import PrefixHashes
-from traces.workload import CHUNK_ROWS
+from schedlab.sim.errors import TraceError
+from schedlab.sim.request import Request, Slo
+from schedlab.traces import Trace, stream, workload
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.workload import CHUNK_ROWS
 
 MS = 1_000_000
 

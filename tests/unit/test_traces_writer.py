@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from sim.errors import TraceError
-from traces import Trace, read, write
-from traces.prefix_hashes import PrefixHashes
+from schedlab.sim.errors import TraceError
+from schedlab.traces import Trace, read, write
+from schedlab.traces.prefix_hashes import PrefixHashes
 
 
 def full_trace() -> Trace:

@@ -4,17 +4,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.recorded import host_terms
-from experiments.recorded.host_terms import HostTerms, validate_elsewhere
-from experiments.recorded.validate import timeline, validate
-from experiments.recorded.vllm_recording import read_recording
-from experiments.run import run
-from experiments.spec.loading import load_spec, make_spec
-from sim.cost.limits import check_limits, least_step_s
-from sim.cost.table_profile import Curve, TableProfile, write_table
-from sim.errors import SpecError
-from sim.hardware import gpu
-from sim.models import model
+from schedlab.experiments.comparing import host_terms
+from schedlab.experiments.comparing.host_terms import HostTerms, validate_elsewhere
+from schedlab.experiments.comparing.validate import timeline, validate
+from schedlab.experiments.comparing.vllm_recording import read_recording
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.sim.cost.limits import check_limits, least_step_s
+from schedlab.sim.cost.table_profile import Curve, TableProfile, write_table
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model
 from tests.data_folder import data_folder
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"

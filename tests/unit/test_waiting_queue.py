@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.request import RequestState
-from sim.waiting_queue import WaitingQueue
+from schedlab.sim.core.waiting_queue import WaitingQueue
+from schedlab.sim.request import RequestState
 from tests.laws import arrival
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from experiments.reporting.tables import warnings
-from experiments.run import run
-from experiments.spec.loading import make_spec
-from sim.errors import SpecError
-from sim.result import RunResult
-from sim.window import Window, measured_window
+from schedlab.experiments.results.tables import warnings
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.errors import SpecError
+from schedlab.sim.metrics.window import Window, measured_window
+from schedlab.sim.record.result import RunResult
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 300, "request_rate": 3.0}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.errors import TraceError, nearest
-from traces.readers import (
+from schedlab.sim.errors import TraceError, nearest
+from schedlab.traces.readers import (
     azure,
     bailian,
     burstgpt,
@@ -20,9 +20,9 @@ from traces.readers import (
     vidur,
     vllm_custom,
 )
-from traces.readers.reader import Reader, ReadOptions
-from traces.readers.source import Peek, existing, peek
-from traces.trace import Trace
+from schedlab.traces.readers.reader import Reader, ReadOptions
+from schedlab.traces.readers.source import Peek, existing, peek
+from schedlab.traces.trace import Trace
 
 READERS: dict[str, Reader] = {
     module.READER.name: module.READER
@@ -69,7 +69,7 @@ def stream(
         Rows a chunk, >= 1.
     tokenizer : str
         For formats of text: ``"auto"``, ``"estimate"`` or the name of a tokenizer
-        (see `traces.tokenizer.token_counter`).
+        (see `schedlab.traces.tokenizer.token_counter`).
     default_output_tokens : int, optional
         For prompts without a known output length.
     drop_empty : bool

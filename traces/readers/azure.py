@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.errors import TraceError
-from traces.read_report import ReadReport
-from traces.readers.cells import Int64, whole_numbers
-from traces.readers.intake import Intake
-from traces.readers.reader import Reader, ReadOptions
-from traces.readers.source import Peek, Records, csv_records
-from traces.trace import Trace
+from schedlab.sim.errors import TraceError
+from schedlab.traces.read_report import ReadReport
+from schedlab.traces.readers.cells import Int64, whole_numbers
+from schedlab.traces.readers.intake import Intake
+from schedlab.traces.readers.reader import Reader, ReadOptions
+from schedlab.traces.readers.source import Peek, Records, csv_records
+from schedlab.traces.trace import Trace
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _STAMP = re.compile(

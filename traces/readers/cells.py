@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import TraceError
-from traces.prefix_hashes import PrefixHashes
-from traces.readers.source import Records
-from traces.row_error import RowError
+from schedlab.sim.errors import TraceError
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.readers.source import Records
+from schedlab.traces.row_error import RowError
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]

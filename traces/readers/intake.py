@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sim.errors import TraceError
-from traces.prefix_hashes import PrefixHashes
-from traces.read_report import ReadReport, merged
-from traces.readers.source import Records
-from traces.row_error import RowError
-from traces.trace import Int64, Trace
+from schedlab.sim.errors import TraceError
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.read_report import ReadReport, merged
+from schedlab.traces.readers.source import Records
+from schedlab.traces.row_error import RowError
+from schedlab.traces.trace import Int64, Trace
 
 Column = npt.NDArray[Any] | PrefixHashes
 

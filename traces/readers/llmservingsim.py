@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from sim.errors import TraceError
-from traces.prefix_hashes import PrefixHashes
-from traces.read_report import ReadReport
-from traces.readers.cells import Int64, block_ids, nanoseconds, whole_numbers
-from traces.readers.intake import Intake
-from traces.readers.reader import Reader, ReadOptions
-from traces.readers.source import Peek, Records, jsonl_records
-from traces.trace import Trace
+from schedlab.sim.errors import TraceError
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.read_report import ReadReport
+from schedlab.traces.readers.cells import Int64, block_ids, nanoseconds, whole_numbers
+from schedlab.traces.readers.intake import Intake
+from schedlab.traces.readers.reader import Reader, ReadOptions
+from schedlab.traces.readers.source import Peek, Records, jsonl_records
+from schedlab.traces.trace import Trace
 
 COLUMNS = ("input_toks", "output_toks", "arrival_time_ns")
 BLOCK_TOKENS = 16

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from sim.errors import TraceError
-from traces.read_report import ReadReport
-from traces.readers.cells import block_ids, nanoseconds, texts, whole_numbers
-from traces.readers.intake import Intake
-from traces.readers.reader import Reader, ReadOptions
-from traces.readers.source import Peek, Records, jsonl_records
-from traces.trace import Trace
+from schedlab.sim.errors import TraceError
+from schedlab.traces.read_report import ReadReport
+from schedlab.traces.readers.cells import block_ids, nanoseconds, texts, whole_numbers
+from schedlab.traces.readers.intake import Intake
+from schedlab.traces.readers.reader import Reader, ReadOptions
+from schedlab.traces.readers.source import Peek, Records, jsonl_records
+from schedlab.traces.trace import Trace
 
 COLUMNS = ("timestamp", "input_length", "output_length")
 BLOCK_SIZES = (512, 16)

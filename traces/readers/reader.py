@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from traces.readers.source import Peek
-from traces.trace import Trace
+from schedlab.traces.readers.source import Peek
+from schedlab.traces.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ReadOptions:
     chunk_rows : int
         Rows read at a time.
     tokenizer : str
-        Who counts the tokens of a text: see `traces.tokenizer.token_counter`.
+        Who counts the tokens of a text: see `schedlab.traces.tokenizer.token_counter`.
     default_output_tokens : int or None
         Output length of prompts whose file gives none.
     drop_empty : bool

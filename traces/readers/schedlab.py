@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sim.errors import TraceError, look_alike, nearest
-from traces.read_report import ReadReport
-from traces.readers.cells import (
+from schedlab.sim.errors import TraceError, look_alike, nearest
+from schedlab.traces.read_report import ReadReport
+from schedlab.traces.readers.cells import (
     absent,
     block_ids,
     nanoseconds,
@@ -17,10 +17,10 @@ from traces.readers.cells import (
     texts,
     whole_numbers,
 )
-from traces.readers.intake import Intake
-from traces.readers.reader import Reader, ReadOptions
-from traces.readers.source import Peek, Records, csv_records
-from traces.trace import Trace
+from schedlab.traces.readers.intake import Intake
+from schedlab.traces.readers.reader import Reader, ReadOptions
+from schedlab.traces.readers.source import Peek, Records, csv_records
+from schedlab.traces.trace import Trace
 
 REQUIRED = ("prompt_tokens", "output_tokens")
 OPTIONAL = (

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.errors import TraceError
-from traces.read_report import ReadReport
-from traces.readers.cells import BROKEN_TEXT, valid_texts
-from traces.readers.intake import Intake
-from traces.readers.reader import Reader, ReadOptions
-from traces.readers.source import Peek, Records, open_text, readable
-from traces.tokenizer import token_counter
-from traces.trace import Trace
+from schedlab.sim.errors import TraceError
+from schedlab.traces.read_report import ReadReport
+from schedlab.traces.readers.cells import BROKEN_TEXT, valid_texts
+from schedlab.traces.readers.intake import Intake
+from schedlab.traces.readers.reader import Reader, ReadOptions
+from schedlab.traces.readers.source import Peek, Records, open_text, readable
+from schedlab.traces.tokenizer import token_counter
+from schedlab.traces.trace import Trace
 
 
 def _sniff(peek: Peek) -> bool:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, cast
 
-from sim.errors import TraceError, nearest
-from traces.published import PUBLISHED
-from traces.row_error import RowError
+from schedlab.sim.errors import TraceError, nearest
+from schedlab.traces.published import PUBLISHED
+from schedlab.traces.row_error import RowError
 
 # A prompt may be longer than the 128 KiB that the csv module allows by default.
 MAX_CELL_CHARS = 1 << 27

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from traces.read_report import ReadReport
-from traces.readers.cells import nanoseconds, whole_numbers
-from traces.readers.intake import Intake
-from traces.readers.reader import Reader, ReadOptions
-from traces.readers.source import Peek, csv_records
-from traces.trace import Trace
+from schedlab.traces.read_report import ReadReport
+from schedlab.traces.readers.cells import nanoseconds, whole_numbers
+from schedlab.traces.readers.intake import Intake
+from schedlab.traces.readers.reader import Reader, ReadOptions
+from schedlab.traces.readers.source import Peek, csv_records
+from schedlab.traces.trace import Trace
 
 COLUMNS = ("num_prefill_tokens", "num_decode_tokens")
 

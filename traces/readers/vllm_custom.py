@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from sim.errors import TraceError
-from traces.read_report import ReadReport
-from traces.readers.cells import BROKEN_TEXT, texts, valid_texts, whole_numbers
-from traces.readers.intake import Intake
-from traces.readers.reader import Reader, ReadOptions
-from traces.readers.source import Peek, Records, jsonl_records
-from traces.tokenizer import token_counter
-from traces.trace import Int64, Trace
+from schedlab.sim.errors import TraceError
+from schedlab.traces.read_report import ReadReport
+from schedlab.traces.readers.cells import BROKEN_TEXT, texts, valid_texts, whole_numbers
+from schedlab.traces.readers.intake import Intake
+from schedlab.traces.readers.reader import Reader, ReadOptions
+from schedlab.traces.readers.source import Peek, Records, jsonl_records
+from schedlab.traces.tokenizer import token_counter
+from schedlab.traces.trace import Int64, Trace
 
 
 def _sniff(peek: Peek) -> bool:

@@ -1,0 +1,204 @@
+"""Measured against simulated runs, metric by metric: errors, spreads, intervals, rankings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from schedlab.sim.record.result import RunResult
+from schedlab.sim.rng import stream
+
+Floats = npt.NDArray[np.float64]
+
+METRICS = (
+    "request_throughput", "output_throughput",
+    *(
+        f"{statistic}_{name}_ms"
+        for name in ("ttft", "tpot", "itl", "e2el")
+        for statistic in ("mean", "p50", "p90", "p99")
+    ),
+    "num_preemptions", "kv_utilization",
+)  # fmt: skip
+"""What is compared."""
+
+RANKED = ("request_throughput", "mean_ttft_ms", "p99_ttft_ms", "p99_tpot_ms", "mean_e2el_ms")
+"""By which policies are ranked on both backends."""
+
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One metric of one policy on both backends.
+
+    Attributes
+    ----------
+    policy, metric : str
+        What was measured.
+    measured : float
+        Mean over the measured runs.
+    low, high : float
+        Smallest and largest of them: what repeating the measurement changes.
+    simulated : float
+        The simulation's.
+    error : float
+        ``simulated / measured - 1``; NaN if the measured value is 0.
+    interval : tuple of float or None
+        95 % bootstrap interval of the error over requests (same requests on both sides); `None`
+        where a metric is not one of single requests.
+    """
+
+    policy: str
+    metric: str
+    measured: float
+    low: float
+    high: float
+    simulated: float
+    error: float
+    interval: tuple[float, float] | None
+
+    @property
+    def spread(self) -> float:
+        """Half the range of repeated measurements, relative to their mean."""
+        return (self.high - self.low) / 2 / self.measured if self.measured else math.nan
+
+    @property
+    def in_spread(self) -> bool:
+        """Whether the simulation lies among the repeated measurements."""
+        return self.low <= self.simulated <= self.high
+
+    def holds(self, throughput: float, latency: float) -> bool:
+        """Whether the error is within a bar, or the simulation within the spread."""
+        bar = throughput if self.metric.endswith("throughput") else latency
+        return self.in_spread or abs(self.error) <= bar
+
+
+def compare_runs(
+    policy: str, measured: Sequence[RunResult], simulated: RunResult, seed: int = 0
+) -> list[Compared]:
+    """Compare repeated measured runs with a simulated one of the same workload.
+
+    Parameters
+    ----------
+    policy : str
+        How to name it.
+    measured : sequence of RunResult
+        At least one.
+    simulated : RunResult
+        The same requests on the simulated backend.
+    seed : int
+        Of the bootstrap.
+
+    Returns
+    -------
+    list of Compared
+        One for each of `METRICS`.
+    """
+    columns = [run.metrics() for run in measured]
+    other = simulated.metrics()
+    intervals = _bootstrap(measured, simulated, seed)
+    rows = []
+    for metric in METRICS:
+        values = [float(column[metric]) for column in columns]
+        mean = math.fsum(values) / len(values)
+        found = float(other[metric])
+        error = found / mean - 1 if mean else math.nan
+        rows.append(
+            Compared(
+                policy, metric, mean, min(values), max(values), found, error, intervals.get(metric)
+            )
+        )
+    return rows
+
+
+def rank_agreement(rows: Sequence[Compared]) -> dict[str, float]:
+    """Return Kendall's tau between the backends' rankings of policies, by metric.
+
+    Parameters
+    ----------
+    rows : sequence of Compared
+        All policies of one load.
+
+    Returns
+    -------
+    dict
+        Metric of `RANKED` to tau-b: 1 if both rank alike; NaN with fewer than two policies.
+    """
+    from scipy.stats import kendalltau
+
+    agreement = {}
+    for metric in RANKED:
+        pairs = [(row.measured, row.simulated) for row in rows if row.metric == metric]
+        tau = math.nan
+        if len(pairs) > 1:
+            tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
+        agreement[metric] = tau
+    return agreement
+
+
+def step_errors(
+    predicted_ns: npt.NDArray[np.int64], measured_ns: npt.NDArray[np.int64]
+) -> dict[str, float]:
+    """Summarise how well a cost model prices measured steps.
+
+    Returns
+    -------
+    dict
+        ``mape`` (mean absolute error relative to the measured step), ``p90`` of the same,
+        ``bias`` (relative error of the sum) and ``num_steps``.
+    """
+    relative = np.abs(predicted_ns / measured_ns - 1)
+    return {
+        "mape": float(relative.mean()),
+        "p90": float(np.quantile(relative, 0.9)),
+        "bias": float(predicted_ns.sum() / measured_ns.sum() - 1),
+        "num_steps": len(relative),
+    }
+
+
+def _latencies(requests: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Floats]:
+    """Return TTFT, TPOT and E2EL of each request in ms, NaN where there is none."""
+    arrival = requests["arrival_ns"].astype(np.float64)
+    finish = requests["finish_ns"].astype(np.float64)
+    done = finish >= 0
+    tokens = requests["generated_tokens"].astype(np.float64)
+    first = requests["first_token_ns"].astype(np.float64)
+    ttft = np.where(done, first - arrival, math.nan) / 1e6
+    e2el = np.where(done, finish - arrival, math.nan) / 1e6
+    tpot = np.where(tokens > 1, (e2el - ttft) / np.maximum(tokens - 1, 1), math.nan)
+    return {"ttft": ttft, "tpot": tpot, "e2el": e2el}
+
+
+def _bootstrap(
+    measured: Sequence[RunResult], simulated: RunResult, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Resample requests, the same on both sides, and return intervals of the error."""
+    real = [_latencies(run.requests) for run in measured]
+    model = _latencies(simulated.requests)
+    if any(len(run["e2el"]) != len(model["e2el"]) for run in real):
+        return {}
+    rng = stream(seed, "bootstrap")
+    intervals = {}
+    for name in ("ttft", "tpot", "e2el"):
+        known = np.isfinite(np.stack([*(run[name] for run in real), model[name]])).all(axis=0)
+        num_requests = int(known.sum())
+        if num_requests < 2:
+            continue
+        picks = rng.integers(num_requests, size=(_RESAMPLES, num_requests))
+        for statistic in ("mean", "p50", "p90", "p99"):
+            theirs = np.mean([_statistic(statistic, run[name][known][picks]) for run in real], 0)
+            ours = _statistic(statistic, model[name][known][picks])
+            low, high = np.percentile(ours / theirs - 1, [2.5, 97.5])
+            intervals[f"{statistic}_{name}_ms"] = (float(low), float(high))
+    return intervals
+
+
+def _statistic(name: str, values: Floats) -> Floats:
+    """Return one number a row of `values`, shape (resamples, requests)."""
+    if name == "mean":
+        return np.asarray(values.mean(axis=1))
+    return np.asarray(np.percentile(values, float(name[1:]), axis=1))

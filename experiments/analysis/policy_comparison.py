@@ -1,0 +1,208 @@
+"""Policies held against each other over the seeds they share."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from schedlab.experiments.results.results_folder import POINTS_FILE
+from schedlab.experiments.statistics import Change, paired_change, verdict
+from schedlab.sim.errors import SchedlabError, SpecError, nearest
+from schedlab.sim.metrics.metric_names import larger_is_better
+
+METRICS = (
+    "request_throughput", "output_throughput", "request_goodput", "slo_attainment",
+    "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms",
+)  # fmt: skip
+"""What is compared unless other metrics are named."""
+
+
+class Run(NamedTuple):
+    """One run of a results folder.
+
+    Attributes
+    ----------
+    settings : dict of str to str
+        Swept key to its value.
+    replication : int
+        Which; runs of the same number had the same seed.
+    metrics : mapping of str to float
+        All metrics; None where there was nothing to measure.
+    """
+
+    settings: dict[str, str]
+    replication: int
+    metrics: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class PolicyChange:
+    """How one policy differs from another in one metric at one setting.
+
+    Attributes
+    ----------
+    setting : str
+        The other swept keys, in a line; empty if nothing else is swept.
+    metric : str
+        What was measured.
+    of, against : str
+        The policies.
+    means : tuple of float
+        Means of both over the seeds.
+    change : Change
+        The paired difference.
+    verdict : str
+        In a sentence; see `statistics.verdict`.
+    """
+
+    setting: str
+    metric: str
+    of: str
+    against: str
+    means: tuple[float, float]
+    change: Change
+    verdict: str
+
+
+class Place(NamedTuple):
+    """Where the result of one run lies.
+
+    Attributes
+    ----------
+    settings : dict of str to str
+        Swept key to its value.
+    replication : int
+        Which.
+    folder : Path
+        Holds result.json.
+    """
+
+    settings: dict[str, str]
+    replication: int
+    folder: Path
+
+
+def places(folder: Path) -> list[Place]:
+    """Say where the runs of a results folder lie, of `schedlab run` or `schedlab sweep`.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder, or that of a single run.
+
+    Returns
+    -------
+    list of Place
+        Those of the last experiment that was run into it, in its order; a point that failed is
+        none of them.
+
+    Raises
+    ------
+    SchedlabError
+        If it holds no results.
+    """
+    if (folder / "result.json").is_file():
+        return [Place({}, 0, folder)]
+    try:
+        if (folder / POINTS_FILE).is_file():
+            rows = json.loads((folder / POINTS_FILE).read_text(encoding="utf-8"))
+            found = [
+                Place(row["settings"], row["replication"], folder / row["folder"]) for row in rows
+            ]
+            return [place for place in found if (place.folder / "result.json").is_file()]
+        rows = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["rows"]
+        inside = sorted(
+            (p.parent for p in folder.glob("[0-9]*-*/result.json")),
+            key=lambda path: int(path.name.partition("-")[0]),
+        )
+        order = [(row["settings"], r) for row in rows for r in range(row["num_replications"])]
+        return [Place(*one, path) for one, path in zip(order, inside, strict=True)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SchedlabError(f"{folder}: no results of several runs ({error})") from None
+
+
+def runs_of(folder: Path) -> list[Run]:
+    """Read the metrics of the runs of a results folder; see `places`."""
+    return [
+        Run(place.settings, place.replication, _metrics(place.folder)) for place in places(folder)
+    ]
+
+
+def compare_policies(
+    runs: Sequence[Run],
+    metrics: Sequence[str] = METRICS,
+    against: str | None = None,
+    key: str = "policy",
+) -> list[PolicyChange]:
+    """Compare every policy with one of them, metric by metric, at every setting.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Of a sweep over policies with replications.
+    metrics : sequence of str
+        What to compare; metrics that no run has are an error, those without a value are left out.
+    against : str, optional
+        The policy that the others are held against; the first if not given.
+    key : str
+        The swept key whose values are compared.
+
+    Returns
+    -------
+    list of PolicyChange
+        By metric, then setting, then policy. Each interval is at 95 % on its own: of twenty
+        differences that are none, one excludes 0 by chance.
+
+    Raises
+    ------
+    SpecError
+        If the key is not swept, a name is unknown, or there is one run only of a setting.
+    """
+    names = list(dict.fromkeys(run.settings[key] for run in runs if key in run.settings))
+    if len(names) < 2:
+        known = dict.fromkeys(k for run in runs for k in run.settings)
+        raise SpecError(f"{key} takes no two values in these results; {nearest(key, known)}")
+    if against is not None and against not in names:
+        raise SpecError(f"no {key} is called {against!r} here; {nearest(against, names)}")
+    base = against or names[0]
+    groups: dict[str, dict[str, dict[int, Run]]] = {}
+    for run in runs:
+        setting = ", ".join(f"{k}={v}" for k, v in run.settings.items() if k != key)
+        of = groups.setdefault(setting, {}).setdefault(run.settings[key], {})
+        of[run.replication] = run
+    found = []
+    for metric in metrics:
+        if metric not in runs[0].metrics:
+            raise SpecError(f"no metric is called {metric!r}; {nearest(metric, runs[0].metrics)}")
+        for setting, by_name in groups.items():
+            for name in names:
+                if name != base and name in by_name and base in by_name:
+                    change = _change(setting, metric, (name, base), by_name)
+                    found += [change] if change is not None else []
+    return found
+
+
+def _change(
+    setting: str, metric: str, names: tuple[str, str], by_name: Mapping[str, Mapping[int, Run]]
+) -> PolicyChange | None:
+    of, against = (by_name[name] for name in names)
+    shared = sorted(of.keys() & against.keys())
+    pairs = [(of[r].metrics[metric], against[r].metrics[metric]) for r in shared]
+    known = [(x, y) for x, y in pairs if x is not None and y is not None]
+    if len(known) < len(pairs):
+        return None
+    values = [x for x, _ in known], [y for _, y in known]
+    change = paired_change(*values)
+    means = tuple(math.fsum(column) / len(column) for column in values)
+    sentence = verdict(*names, metric, change, larger_is_better(metric))
+    return PolicyChange(setting, metric, *names, (means[0], means[1]), change, sentence)
+
+
+def _metrics(folder: Path) -> Mapping[str, float | None]:
+    ours = json.loads((folder / "result.json").read_text(encoding="utf-8"))["schedlab"]
+    metrics: Mapping[str, float | None] = ours["metrics"]
+    return metrics

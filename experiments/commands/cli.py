@@ -1,0 +1,288 @@
+"""The command `schedlab`: thin commands over the library; heavy imports inside them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from schedlab.experiments.commands.claims import claims
+from schedlab.experiments.commands.compare import calibrate, compare
+from schedlab.experiments.commands.predictor import predictor_app
+from schedlab.experiments.commands.profile import profile_app
+from schedlab.experiments.commands.regress import regress_app
+from schedlab.experiments.commands.sweep import add_sweep_commands
+from schedlab.experiments.commands.terminal import console, print_table, progress_bar
+from schedlab.experiments.commands.trace import trace_app
+from schedlab.experiments.commands.validate import validate
+from schedlab.sim.errors import SchedlabError
+
+if TYPE_CHECKING:
+    from schedlab.experiments.sweeps.run_all import Outcome
+
+INTERRUPTED = 130
+USER_ERROR = 2
+
+
+class _Commands(TyperGroup):
+    """Turns errors meant for users into one line and an exit code."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # noqa: ANN401
+        try:
+            return super().invoke(ctx)
+        except SchedlabError as error:
+            _complain(f"error: {error}")
+            raise typer.Exit(USER_ERROR) from None
+        except KeyboardInterrupt:
+            _complain("interrupted; nothing was written")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader of our output is gone; stop quietly, also when Python flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except OSError as error:
+            _complain(f"error: {error}")
+            raise typer.Exit(USER_ERROR) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="A laboratory for LLM-serving request scheduling.",
+    epilog="Start with: schedlab run experiments/quickstart.yaml",
+)
+app.add_typer(trace_app, name="trace")
+app.add_typer(profile_app, name="profile")
+app.add_typer(predictor_app, name="predictor")
+app.add_typer(regress_app, name="regress")
+
+
+@app.command()
+def run(
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. engine.max_num_seqs=64."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Results folder; results/<name> if not given."),
+    ] = None,
+    perfetto: Annotated[
+        bool, typer.Option("--perfetto", help="Also write trace.json for ui.perfetto.dev.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")
+    ] = False,
+) -> None:
+    """Run an experiment: all points of its sweep."""
+    import json
+
+    from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
+    from schedlab.experiments.specification.loading import load_spec
+    from schedlab.experiments.sweeps.run_all import run_all, summary
+
+    # Policies given as module:Class live beside the experiment or in the working directory.
+    sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
+    spec = load_spec(spec_file, overrides or [])
+    folder = output or Path("results") / "".join(
+        c if c not in '/\\:*?"<>|' else "_" for c in spec.name
+    )
+    check_replaceable(folder)
+    with replacing_folder(folder) as new, progress_bar(quiet) as progress:
+        outcome = run_all(spec, new, perfetto=perfetto, progress=progress)
+    if as_json:
+        typer.echo(json.dumps(summary(spec, outcome), indent=1))
+    elif not quiet:
+        _print_outcome(outcome, spec.name, folder)
+
+
+add_sweep_commands(app)
+
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+) -> None:
+    """Draw figures of a finished run into its folder."""
+    from schedlab.experiments.figures.figures import draw
+
+    for path in draw(folder):
+        typer.echo(path)
+
+
+@app.command("report")
+def report_page(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE.html", help="DIR/report.html if not given."),
+    ] = None,
+) -> None:
+    """Write one HTML page of a finished run or sweep, that needs no network."""
+    from schedlab.experiments.report.page import write_page
+
+    typer.echo(write_page(folder, output))
+
+
+for _command in (compare, validate, calibrate, claims):
+    app.command()(_command)
+
+
+@app.command()
+def policies() -> None:
+    """List policies and predictors: purpose, source, knobs."""
+    from schedlab.policies import registry
+    from schedlab.policies.predictors import registry as predictors
+
+    print_table(
+        "policies (policy: NAME, or policy: {name: NAME, knob: value})",
+        ("name", "purpose", "source", "knobs"),
+        [
+            (name, _purpose(cls) + _needs(cls.needs_prediction), cls.source, _knobs(cls.knobs()))
+            for name, cls in ((name, registry.policy_class(name)) for name in registry.names())
+        ],
+    )
+    print_table(
+        "predictors (policy: {name: NAME, predictor: NAME})",
+        ("name", "purpose", "source", "knobs"),
+        [
+            (name, _purpose(cls), cls.source, _knobs(cls.knobs()))
+            for name, cls in ((n, predictors.predictor_class(n)) for n in predictors.names())
+        ],
+    )
+
+
+@app.command()
+def models() -> None:
+    """List known models (a config.json works, too)."""
+    from schedlab.sim.hardware.models import model, model_names
+
+    print_table(
+        "models (model: NAME)",
+        ("name", "parameters", "layers", "KV B/token (bf16)", "max_model_len", "source"),
+        [
+            (
+                name,
+                f"{shape.num_parameters / 1e9:.2f} B",
+                str(shape.num_layers),
+                f"{shape.kv_bytes_per_token('bf16'):,}",
+                f"{shape.max_model_len:,}",
+                shape.source,
+            )
+            for name, shape in ((name, model(name)) for name in model_names())
+        ],
+    )
+
+
+@app.command()
+def gpus() -> None:
+    """List known GPUs (a YAML of datasheet numbers works, too)."""
+    from schedlab.sim.hardware.gpus import gpu, gpu_names
+
+    print_table(
+        "GPUs (hardware: NAME)",
+        ("name", "memory GiB", "bandwidth TB/s", "dense bf16 TFLOP/s", "source"),
+        [
+            (
+                name,
+                f"{device.memory_bytes / 2**30:.1f}",
+                f"{device.memory_bytes_per_s / 1e12:.2f}",
+                f"{device.flops_per_s['bf16'] / 1e12:.0f}" if "bf16" in device.flops_per_s else "-",
+                device.source,
+            )
+            for name, device in ((name, gpu(name)) for name in gpu_names())
+        ],
+    )
+
+
+@app.command()
+def doctor() -> None:
+    """Check packages, GPU, data folder and machine."""
+    from schedlab.experiments.commands.doctor import examine
+
+    findings = examine()
+    print_table(
+        "schedlab doctor",
+        ("", "state", ""),
+        [(finding.subject, finding.state, finding.detail) for finding in findings],
+    )
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def schema(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a table of all keys instead.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema of experiment files, for editors."""
+    import json
+
+    from schedlab.experiments.specification.schema import json_schema, key_table
+
+    typer.echo(key_table() if markdown else json.dumps(json_schema(), indent=2), nl=not markdown)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib import metadata
+
+    try:
+        typer.echo(f"schedlab {metadata.version('schedlab')}")
+    except metadata.PackageNotFoundError:
+        typer.echo("schedlab (not installed: run from a checkout)")
+
+
+def main() -> None:
+    """Run the command line."""
+    # Being terminated cleans up half-written results just as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    app(prog_name="schedlab")
+
+
+def _complain(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _print_outcome(outcome: Outcome, name: str, folder: Path) -> None:
+    from rich.text import Text
+
+    from schedlab.experiments.results import tables as report
+
+    screen = console()
+    screen.print(report.table(outcome.rows, name))
+    for line in report.notes(outcome.cost_models, outcome.warnings, outcome.predictors):
+        screen.print(Text(line))
+    screen.print(Text(f"results: {folder}"))
+
+
+def _purpose(cls: type) -> str:
+    return (cls.__doc__ or "").strip().partition("\n")[0]
+
+
+def _needs(prediction: bool) -> str:
+    return " Needs a predictor." if prediction else ""
+
+
+def _knobs(parameters: dict[str, Any]) -> str:
+    shown = []
+    for name, parameter in parameters.items():
+        required = parameter.default is parameter.empty
+        shown.append(name if required else f"{name}={parameter.default}")
+    return ", ".join(shown) or "-"
+
+
+if __name__ == "__main__":
+    main()

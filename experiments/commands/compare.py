@@ -1,0 +1,96 @@
+"""The commands of the real backend: calibrate a device, compare both backends."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from schedlab.experiments.commands.terminal import steps_bar
+from schedlab.sim.errors import SpecError
+
+
+def compare(
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. real.repeats=2."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Results folder; results/<name>-compared if absent."),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Folder to keep measured runs in; those found there are not repeated."),
+    ] = None,
+    max_s: Annotated[
+        float,
+        typer.Option(help="Begin no measured run later than this many seconds; needs --keep."),
+    ] = float("inf"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Run an experiment on the real backend and in simulation, and say how far they differ."""
+    from schedlab.experiments.comparing.compare import compare as run_comparison
+    from schedlab.experiments.comparing.compare import markdown, write
+    from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
+    from schedlab.experiments.specification.loading import load_spec
+
+    sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
+    spec = load_spec(spec_file, overrides or [])
+    if keep is None and max_s < float("inf"):
+        raise SpecError("--max-s without --keep FOLDER would throw measured runs away")
+    folder = output or Path("results") / f"{spec.name}-compared"
+    check_replaceable(folder)
+    with replacing_folder(folder) as new, steps_bar(quiet) as progress:
+        found = run_comparison(spec, progress, keep=keep, max_s=max_s)
+        write(found, spec, new)
+    if not quiet:
+        typer.echo(markdown(found, spec))
+        typer.echo(f"results: {folder}")
+
+
+def calibrate(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Profile folder, e.g. profiles/cpu/NAME.")
+    ],
+    model: Annotated[str, typer.Option(help="A known model or a config.json.")] = "schedlab-small",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:INDEX.")] = "cpu",
+    hardware: Annotated[
+        str | None, typer.Option(help="Name in the GPU table; cpu, or found from the device.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32 on a CPU, bf16 on a GPU.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1)] = 32,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=2)] = 256,
+    max_model_len: Annotated[int, typer.Option(min=2)] = 1024,
+    block_size: Annotated[int, typer.Option(min=1)] = 16,
+    num_blocks: Annotated[
+        int | None, typer.Option(help="KV blocks; as many as memory allows on a GPU.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Visits of every batch.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Of the kernels, on a CPU.")] = 1,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Measure this machine and fit a cost model to it: a profile that simulations can use."""
+    from schedlab.experiments.comparing.calibrate import calibrate as run_calibration
+    from schedlab.experiments.comparing.calibrate import calibration_config
+    from schedlab.experiments.comparing.machine import detected_hardware
+
+    hardware = hardware or detected_hardware(device)
+    dtype = dtype or ("fp32" if device == "cpu" else "bf16")
+    config = calibration_config(
+        model, hardware, dtype,
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len, block_size=block_size, num_blocks=num_blocks,
+    )  # fmt: skip
+    with steps_bar(quiet) as progress:
+        found = run_calibration(
+            output, model_name=model, hardware=hardware, device=device, dtype=dtype,
+            config=config, threads=threads, num_rounds=rounds, seed=seed, progress=progress,
+        )  # fmt: skip
+    if not quiet:
+        typer.echo(found.verdict)
+        typer.echo(f"profile: {output}")

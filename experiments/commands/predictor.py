@@ -1,0 +1,205 @@
+"""The `predictor` commands: train a predictor, and test one on other data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+predictor_app = typer.Typer(
+    help="Train and test predictors of output length.", no_args_is_help=True, add_completion=False
+)
+
+Kind = Literal["listmle", "pointwise", "buckets", "random_forest", "knn"]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON instead.")]
+Tokenizer = Annotated[
+    str, typer.Option(help="Who counts the tokens of text: auto, estimate, or a tokenizer's name.")
+]
+
+
+@predictor_app.command("train")
+def train_command(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA", help="Answered prompts (a trace with text); for knn a results folder."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to write.")],
+    kind: Annotated[
+        Kind,
+        typer.Option(
+            help="listmle ranks; pointwise and buckets for comparison; random_forest and knn are "
+            "those of Magnus."
+        ),
+    ] = "listmle",
+    encoder: Annotated[
+        str,
+        typer.Option(help="Who reads the text: hashed, minilm, or hf:FOLDER (not random_forest)."),
+    ] = "hashed",
+    num_buckets: Annotated[int, typer.Option(min=2, help="Classes of buckets.")] = 10,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    learning_curve: Annotated[
+        bool, typer.Option(help="Also train on 1,000, 3,000 and 8,000 prompts.")
+    ] = True,
+    tokenizer: Tokenizer = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a predictor and report its rank correlation, latency and cost of learning."""
+    from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
+    from schedlab.experiments.training.dataset import read_dataset
+    from schedlab.experiments.training.train import Training, train, train_estimator
+    from schedlab.sim.errors import SpecError, nearest
+
+    if kind in ("random_forest", "knn") and encoder != "hashed":
+        raise SpecError(f"--encoder: {kind} has no encoder to choose")
+    if encoder.startswith("hf:"):
+        encoder = f"hf:{Path(encoder.removeprefix('hf:')).expanduser().resolve()}"
+    elif encoder not in ("hashed", "minilm"):
+        choices = ["hashed", "minilm", "hf:FOLDER"]
+        raise SpecError(f"--encoder: unknown encoder {encoder!r}; {nearest(encoder, choices)}")
+    check_replaceable(output)
+    with replacing_folder(output) as folder:
+        if kind == "knn":
+            report = train_estimator(data, folder, seed=seed)
+        else:
+            training = Training(kind, encoder, num_buckets, seed)
+            report = train(
+                training,
+                read_dataset(data, seed=seed, tokenizer=tokenizer),
+                folder,
+                learning_curve=learning_curve,
+                progress=None if quiet else _say,
+            )
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+    elif not quiet:
+        _print_report(report)
+        typer.echo(f"model: {output}")
+
+
+@predictor_app.command("evaluate")
+def evaluate_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Answered prompts; for knn a results folder.")
+    ],
+    tokenizer: Tokenizer = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Test a model: on the prompts kept out of its training, or on all of another file."""
+    from schedlab.experiments.training.evaluate import evaluate
+
+    report = evaluate(model, data, tokenizer=tokenizer)
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+    else:
+        _print_report(report)
+
+
+@predictor_app.command("held-out")
+def held_out_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="The file it was trained on.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Ends in .jsonl or .jsonl.gz.")],
+    tokenizer: Tokenizer = "auto",
+) -> None:
+    """Write the prompts a model did not learn from, as a trace to run experiments on."""
+    from schedlab.experiments.training.evaluate import write_held_out
+
+    written = write_held_out(model, data, output, tokenizer=tokenizer)
+    typer.echo(f"wrote {written:,} prompts to {output}")
+
+
+def _say(done: int, total: int, what: str) -> None:
+    typer.echo(f"[{done + 1}/{total}] {what}", err=True)
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    # Files and pipes have no width of their own.
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+    test = report["test"]
+    console.print()
+    if report["kind"] == "knn":
+        table = Table("serving times", "", box=None, pad_edge=False)
+        for name, value in test.items():
+            table.add_row(name.replace("_", " "), "-" if value is None else f"{value:,.4g}")
+        console.print(table)
+    else:
+        console.print(_quality_table(test))
+        if len(report.get("learning_curve", ())) > 1:
+            console.print()
+            console.print(_curve_table(report["learning_curve"]))
+    console.print()
+    latency = report["latency_s"]
+    tail = f", P99 {latency['p99'] * 1e3:.2f} ms" if "p99" in latency else ""
+    console.print(f"a prediction takes {latency['median'] * 1e3:.2f} ms{tail} on this machine")
+    for note in report.get("notes", ()):
+        console.print(note)
+
+
+def _quality_table(test: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a rich table
+    from rich.table import Table
+
+    table = Table(
+        "", "prompts", "Kendall's tau-b", "pairs right", "mean error", box=None, pad_edge=False
+    )
+    _align(table)
+
+    def add(name: str, found: Mapping[str, Any]) -> None:
+        error = found.get("mean_absolute_error_tokens")
+        table.add_row(
+            name,
+            f"{found['num_prompts']:,}" if "num_prompts" in found else "",
+            _estimate(found, "kendall_tau", "interval"),
+            _estimate(found, "pairs_right", "pairs_right_interval"),
+            "" if error is None else f"{error:,.1f} tokens",
+        )
+
+    add("overall", test)
+    if "application_mean" in test:
+        add("mean of the application", test["application_mean"])
+    if "gain" in test:
+        add("gain over that mean", test["gain"])
+    for name, inside in test["by_application"].items():
+        add(f"within {name or '(none)'}", inside)
+    return table
+
+
+def _curve_table(curve: list[Mapping[str, Any]]) -> Any:  # noqa: ANN401 - a rich table
+    from rich.table import Table
+
+    table = Table(
+        "learned from", "tokens generated for it", "Kendall's tau-b", "CPU", box=None,
+        pad_edge=False,
+    )  # fmt: skip
+    _align(table)
+    for point in curve:
+        table.add_row(
+            f"{point['num_prompts']:,} prompts",
+            f"{point['generated_tokens']:,}",
+            _estimate(point, "kendall_tau", "interval"),
+            f"{point['training_cpu_s']:.1f} s",
+        )
+    return table
+
+
+def _align(table: Any) -> None:  # noqa: ANN401 - a rich table
+    for column in table.columns:
+        column.no_wrap = True
+        column.justify = "left" if column is table.columns[0] else "right"
+
+
+def _estimate(found: Mapping[str, Any], value: str, interval: str) -> str:
+    if found[value] is None:
+        return "-"
+    low, high = found[interval] or (float("nan"), float("nan"))
+    return f"{found[value]:.3f} [{low:.3f}, {high:.3f}]"

@@ -1,0 +1,139 @@
+"""The `profile` commands: import performance profiles that other projects publish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from schedlab.sim.cost.importers.imported import Imported
+
+profile_app = typer.Typer(
+    help="Import performance profiles of other projects.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+import_app = typer.Typer(
+    help="Turn a published profile into a cost model: cost_model: FOLDER.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+profile_app.add_typer(import_app, name="import")
+
+Output = Annotated[
+    Path, typer.Option("-o", "--output", help="Profile folder to write, e.g. profiles/NAME.")
+]
+TensorParallel = Annotated[
+    int,
+    typer.Option("--tensor-parallel-size", "--tp", min=1, help="Devices a layer is split over."),
+]
+LinkLatency = Annotated[float, typer.Option(min=0, help="Start-up of an all-reduce, microseconds.")]
+LinkBandwidth = Annotated[float, typer.Option(min=0.001, help="One direction of a link, GB/s.")]
+
+
+@import_app.command("llmservingsim")
+def llmservingsim_command(
+    path: Annotated[Path, typer.Argument(help="A variant's folder: perf/<HW>/<org>/<model>/bf16.")],
+    output: Output,
+    tensor_parallel_size: TensorParallel = 1,
+    model_config: Annotated[
+        Path | None, typer.Option(help="config.json of the model; found beside the bundle.")
+    ] = None,
+    architecture: Annotated[
+        Path | None, typer.Option(help="YAML with the layers of a step; found beside the bundle.")
+    ] = None,
+    link_latency_us: LinkLatency = 10.0,
+    link_gb_per_s: LinkBandwidth = 16.0,
+    cluster: Annotated[
+        Path | None, typer.Option(help="config.json of the cluster: its link, instead of the two.")
+    ] = None,
+    data_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Engines that share the experts (with --expert-parallel).")
+    ] = 1,
+    expert_parallel: Annotated[bool, typer.Option(help="Split experts over all devices.")] = False,
+    skew: Annotated[
+        bool | None,
+        typer.Option(help="Correct for unequal contexts; meta.yaml decides by default."),
+    ] = None,
+) -> None:
+    """LLMServingSim: kernel timings of vLLM by layer, with an attention grid."""
+    from schedlab.sim.cost.importers.llmservingsim import Options, import_bundle, read_link
+
+    link = (link_latency_us * 1e-6, link_gb_per_s * 1e9) if cluster is None else read_link(cluster)
+    options = Options(
+        tensor_parallel_size=tensor_parallel_size,
+        model_config=model_config,
+        architecture=architecture,
+        link_latency_s=link[0],
+        link_bytes_per_s=link[1],
+        data_parallel_size=data_parallel_size,
+        expert_parallel=expert_parallel,
+        use_skew=skew,
+    )
+    imported = import_bundle(path, options)
+    _save(imported, output)
+
+
+@import_app.command("vidur")
+def vidur_command(
+    path: Annotated[Path, typer.Argument(help="compute/<gpu>/<org>/<model>/mlp.csv.")],
+    output: Output,
+    hardware: Annotated[str, typer.Option(help="The GPU, for what was not measured.")],
+    model: Annotated[str | None, typer.Option(help="The model; the folder's name if absent.")] = (
+        None
+    ),
+    tensor_parallel_size: TensorParallel = 1,
+    network: Annotated[
+        Path | None, typer.Option(help="network/<machine>/all_reduce.csv, for more than one GPU.")
+    ] = None,
+) -> None:
+    """Vidur: linear layers and all-reduces; attention by roofline."""
+    from schedlab.sim.cost.importers.vidur import import_vidur
+
+    imported = import_vidur(path, hardware, model, tensor_parallel_size, network)
+    _save(imported, output)
+
+
+@import_app.command("splitwise")
+def splitwise_command(
+    path: Annotated[Path, typer.Argument(help="perf_model.csv.")],
+    output: Output,
+    model: Annotated[str, typer.Option(help="As the file names it, e.g. llama2-70b.")],
+    hardware: Annotated[str, typer.Option(help="As the file names it, e.g. a100-80gb.")],
+    tensor_parallel_size: TensorParallel = 8,
+) -> None:
+    """splitwise-sim: whole steps of a whole model."""
+    from schedlab.sim.cost.importers.splitwise import import_splitwise
+
+    imported = import_splitwise(path, model, hardware, tensor_parallel_size)
+    _save(imported, output)
+
+
+@import_app.command("aiconfigurator")
+def aiconfigurator_command(
+    model: Annotated[str, typer.Argument(help="E.g. meta-llama/Meta-Llama-3.1-8B.")],
+    output: Output,
+    hardware: Annotated[str, typer.Option(help="The GPU, e.g. h100.")],
+    tensor_parallel_size: TensorParallel = 1,
+    backend: Annotated[str, typer.Option(help="The engine that was measured.")] = "vllm",
+    backend_version: Annotated[
+        str | None, typer.Option(help="Its version; the package's default if absent.")
+    ] = None,
+) -> None:
+    """AIConfigurator: operator measurements of many GPUs (optional package)."""
+    from schedlab.sim.cost.importers.aiconfigurator import import_aiconfigurator
+
+    imported = import_aiconfigurator(
+        model, hardware, tensor_parallel_size, backend, backend_version
+    )
+    _save(imported, output)
+
+
+def _save(imported: Imported, output: Path) -> None:
+    """Write the profile; say what was assumed, and how to use it."""
+    imported.save(output)
+    for line in imported.assumptions:
+        typer.echo(f"assumed: {line}")
+    typer.echo(f"profile: {output} (use it with cost_model: {output})")

@@ -1,0 +1,122 @@
+"""The `regress` commands: check a fixed matrix of runs against a baseline, or keep a new one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedlab.experiments.commands.terminal import steps_bar
+
+if TYPE_CHECKING:
+    from schedlab.experiments.regression.check import Case
+    from schedlab.experiments.regression.matrix import Matrix
+
+REGRESSED = 1
+_MOST_ROWS = 60
+
+regress_app = typer.Typer(
+    help="Guard a fixed matrix of policies, workloads and seeds against regressions.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+Folder = Annotated[
+    Path,
+    typer.Option("--baseline", metavar="DIR", help="Folder of matrix.yaml and baseline.json."),
+]
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Also write JUnit XML.")
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", help="Also write a Markdown summary.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+
+_DEFAULT = Path("regression")
+
+
+@regress_app.command("check")
+def check_command(
+    baseline: Folder = _DEFAULT,
+    junit: Junit = None,
+    markdown: Markdown = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run the matrix and compare: exit 1 on a regression, 2 on bad input."""
+    from schedlab.experiments.regression import check as regress
+    from schedlab.experiments.regression import report as regress_report
+    from schedlab.experiments.regression.baseline import kept_baseline, version_change
+
+    matrix = _matrix(baseline)
+    kept = kept_baseline(baseline)
+    with steps_bar(quiet) as progress:
+        outcome = regress.measure(matrix, progress)
+    cases = regress.compare(matrix, kept, outcome)
+    versions_differ = version_change(kept)
+    if junit is not None:
+        regress_report.write_junit(cases, junit)
+    if markdown is not None:
+        from schedlab.sim.files import write_text
+
+        write_text(markdown, regress_report.markdown(cases, versions_differ))
+    passes = regress_report.passes(cases)
+    if not quiet or not passes:
+        _print(cases, versions_differ)
+    if not passes:
+        raise typer.Exit(REGRESSED)
+
+
+@regress_app.command("update")
+def update_command(baseline: Folder = _DEFAULT, quiet: Quiet = False) -> None:
+    """Run the matrix and keep what it gives as the baseline, after showing what moved."""
+    from schedlab.experiments.regression import check as regress
+    from schedlab.experiments.regression.baseline import BASELINE, kept_baseline, version_change
+
+    matrix = _matrix(baseline)
+    path = baseline / BASELINE
+    kept = kept_baseline(baseline) if path.exists() else None
+    with steps_bar(quiet) as progress:
+        outcome = regress.measure(matrix, progress)
+    if kept is not None and not quiet:
+        _print(regress.compare(matrix, kept, outcome), version_change(kept))
+    regress.keep(baseline, outcome)
+    if not quiet:
+        typer.echo(f"kept {len(outcome.points)} points in {path}")
+
+
+def _matrix(folder: Path) -> Matrix:
+    from schedlab.experiments.regression.matrix import load_matrix
+
+    # Policies given as module:Class live beside the matrix or in the working directory.
+    sys.path += [str(Path.cwd()), str(folder.absolute())]
+    return load_matrix(folder)
+
+
+def _print(cases: list[Case], versions_differ: str) -> None:
+    import os
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from schedlab.experiments.regression.report import HEADER, rows, summary_lines
+
+    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(highlight=False, width=180 if wide else None)
+    moved = rows(cases)
+    if moved:
+        table = Table(box=box.SIMPLE_HEAD)
+        for name in HEADER:
+            right = name in ("kept", "now", "change", "allowed")
+            table.add_column(name, justify="right" if right else "left", no_wrap=name != "")
+        for row in moved[:_MOST_ROWS]:
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+    if len(moved) > _MOST_ROWS:
+        console.print(f"... and {len(moved) - _MOST_ROWS} more rows (--markdown FILE has more)")
+    for line in summary_lines(cases, versions_differ):
+        console.print(Text(line))

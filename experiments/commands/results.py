@@ -1,0 +1,94 @@
+"""The commands that read results: compare-policies, by-class, batch-means."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from schedlab.experiments.commands.terminal import print_table
+
+
+def compare_policies_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Results of a run or sweep with replications.")
+    ],
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", "-m", help="What to compare; may be repeated.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Hold the others against this one; the first by default.")
+    ] = None,
+    key: Annotated[str, typer.Option(help="Swept key whose values are compared.")] = "policy",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say which policy beats which, by how much and how surely, over the seeds they share."""
+    from dataclasses import asdict
+
+    from schedlab.experiments.analysis.policy_comparison import METRICS, compare_policies, runs_of
+
+    found = compare_policies(runs_of(folder), metric or METRICS, against, key)
+    if as_json:
+        typer.echo(json.dumps([_plain_change(asdict(one)) for one in found], indent=1))
+        return
+    rows: list[tuple[str, ...]] = [
+        (
+            one.setting or "-", one.verdict, f"{one.means[0]:.4g}", f"{one.means[1]:.4g}",
+            f"{one.change.effect_size:.2g}", str(one.change.num_pairs),
+        )
+        for one in found
+    ]  # fmt: skip
+    print_table("", ("setting", "verdict", "mean", "mean against", "effect size", "seeds"), rows)
+    typer.echo(
+        "[low, high]: 95 % interval of the paired difference, per cent of the second; effect size: "
+        "mean paired difference over its standard deviation; of 20 intervals about one excludes "
+        "no difference by chance"
+    )
+
+
+def batch_means_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of one long run.")],
+    num_batches: Annotated[int, typer.Option("--batches", help="Of successive arrivals.")] = 20,
+) -> None:
+    """Say how sure the mean latencies of one long run are."""
+    from schedlab.experiments.analysis.run_intervals import run_intervals
+    from schedlab.sim.record.result import RunResult
+
+    result = RunResult.load(folder)
+    found = run_intervals(result, num_batches)
+    rows: list[tuple[str, ...]] = [
+        (name, f"{one.mean:.4g} ± {float(f'{one.half_width:.2g}'):g}", f"{one.lag1:+.2f}",
+         "yes" if one.long_enough else "NO: batches are correlated, the interval is too narrow")
+        for name, one in found.items()
+    ]  # fmt: skip
+    header = ("metric", "mean ± 95 %", "correlation of neighbours", "batches long enough")
+    print_table("", header, rows)
+    if result.window is None:
+        typer.echo("warm-up is in it: cut it off with measure: {warm_up_s: ...}")
+
+
+def by_class_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of a run or sweep.")],
+    column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of requests.parquet that tells classes apart; by default the tenant if "
+            "there is one, else the priority."
+        ),
+    ] = None,
+) -> None:
+    """Show what each class of requests got: SLO attainment, goodput, longest wait, fairness."""
+    from schedlab.experiments.analysis.by_class import class_table
+
+    header, lines = class_table(folder, column)
+    print_table("", tuple(header), [tuple(line) for line in lines])
+
+
+def _plain_change(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison as JSON holds it."""
+    numbers = data["change"]._asdict()
+    kept = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return {**data, "change": kept}

@@ -1,0 +1,79 @@
+"""What the commands show on a terminal: tables and bars."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from schedlab.experiments.sweeps.run_all import Progress
+
+
+def console() -> Console:
+    """Return where tables go; rich is loaded only now."""
+    from rich.console import Console
+
+    # Files and pipes have no width of their own: wide enough for every column of the tables.
+    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=180 if wide else None)
+
+
+def print_table(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print a table, its first column never wrapped."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for i, name in enumerate(header):
+        table.add_column(name, no_wrap=i == 0)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table)
+
+
+@contextmanager
+def progress_bar(quiet: bool) -> Iterator[Progress | None]:
+    """Give a callback that draws a bar on stderr; None where nobody would see it."""
+    with _bar(quiet) as update:
+        if update is None:
+            yield None
+            return
+
+        def show(done: int, points: int, label: str, requests_done: int, requests: int) -> None:
+            part = requests_done / requests if requests else 0.0
+            update(f"[{done + 1}/{points}] {label}", (done + part) / points)
+
+        yield show
+
+
+@contextmanager
+def steps_bar(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
+    """Give a callback (done, total, what comes next) that draws a bar on stderr, or None."""
+    with _bar(quiet) as update:
+        if update is None:
+            yield None
+        else:
+            yield lambda done, total, what: update(f"[{done}/{total}] {what}", done / total)
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Callable[[str, float], None] | None]:
+    """Give a callback (description, share done); None where nobody would see a bar."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda text, share: bar.update(
+            task, description=text.replace("[", "\\["), completed=share
+        )

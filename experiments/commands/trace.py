@@ -1,0 +1,194 @@
+"""The `trace` commands: fetch a trace, describe it, convert it, draw a synthetic one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from schedlab.experiments.commands.trace_fetch import fetch_command
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from schedlab.traces import Trace
+
+trace_app = typer.Typer(
+    help="Fetch, look at, convert and draw request traces.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+trace_app.command("fetch")(fetch_command)
+
+Format = Annotated[
+    str, typer.Option("--format", "-f", help="Format of the file; recognised by default.")
+]
+Tokenizer = Annotated[
+    str,
+    typer.Option(help="Who counts the tokens of text: auto, estimate, or a tokenizer's name."),
+]
+OutputTokens = Annotated[
+    int | None, typer.Option(help="Output length of prompts whose file gives none.")
+]
+DropEmpty = Annotated[
+    bool, typer.Option("--drop-empty", help="Leave rows with 0 tokens out instead of failing.")
+]
+Source = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A trace file, plain or gzip, or a fetched one.")
+]
+Target = Annotated[Path, typer.Argument(metavar="OUT", help="Ends in .csv, .csv.gz or .parquet.")]
+
+
+@trace_app.command("describe")
+def describe_command(
+    file: Source,
+    format: Format = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, nothing else.")] = False,
+    tokenizer: Tokenizer = "auto",
+    default_output_tokens: OutputTokens = None,
+    drop_empty: DropEmpty = False,
+) -> None:
+    """Show what a trace holds: rate, burstiness, lengths, correlation, shared prefixes."""
+    from schedlab import traces
+
+    trace = traces.read(
+        file,
+        format,
+        tokenizer=tokenizer,
+        default_output_tokens=default_output_tokens,
+        drop_empty=drop_empty,
+    )
+    _print_description(trace, as_json)
+
+
+@trace_app.command("convert")
+def convert_command(
+    source: Source,
+    out: Target,
+    format: Format = "auto",
+    tokenizer: Tokenizer = "auto",
+    default_output_tokens: OutputTokens = None,
+    drop_empty: DropEmpty = False,
+) -> None:
+    """Write any readable trace as schedlab's own table, CSV or Parquet."""
+    from schedlab import traces
+
+    trace = traces.read(
+        source,
+        format,
+        tokenizer=tokenizer,
+        default_output_tokens=default_output_tokens,
+        drop_empty=drop_empty,
+    )
+    traces.write(trace, out)
+    _print_report(trace)
+    typer.echo(f"wrote {len(trace):,} requests to {out}")
+
+
+@trace_app.command("synth")
+def synth_command(
+    out: Target,
+    preset: Annotated[str, typer.Option(help="See `trace presets`.")] = "azure-conv",
+    num_requests: Annotated[int, typer.Option("--num-requests", "-n")] = 1000,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Mean requests a second (the preset's by default); inf: all at once."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Draw a synthetic trace from a preset and write it."""
+    from schedlab import traces
+
+    trace = traces.synthesize(num_requests, preset=preset, rate=rate, seed=seed)
+    traces.write(trace, out)
+    _print_report(trace)
+    typer.echo(f"wrote {len(trace):,} requests to {out}")
+
+
+@trace_app.command("presets")
+def presets_command() -> None:
+    """List the workloads that can be drawn without a file; `synth` prints their sources."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from schedlab import traces
+
+    table = Table("preset", "req/s", "arrivals", "what it is", box=None)
+    table.columns[0].no_wrap = True
+    for preset in traces.PRESETS.values():
+        rate = "-" if preset.process == "all_at_once" else f"{preset.rate:g}"
+        table.add_row(preset.name, rate, preset.process, preset.summary)
+    Console().print(table)
+
+
+@trace_app.command("formats")
+def formats_command() -> None:
+    """List the file formats that can be read."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from schedlab import traces
+
+    table = Table("format", "what it is", box=None)
+    for reader in traces.READERS.values():
+        table.add_row(reader.name, reader.summary)
+    Console().print(table)
+
+
+def _print_report(trace: Trace) -> None:
+    """Print what the reader or the generator did."""
+    for line in trace.report.lines():
+        typer.echo(line)
+
+
+def _print_description(trace: Trace, as_json: bool) -> None:
+    """Print the statistics of a trace, for people or for programs."""
+    stats = trace.describe()
+    if as_json:
+        typer.echo(json.dumps({"report": trace.report.lines(), **stats}, indent=2))
+        return
+    from rich.console import Console
+
+    _print_report(trace)
+    console = Console()
+    console.print(_lengths_table(stats))
+    for title in ("arrivals", "correlation", "prefix"):
+        if stats[title] is not None:
+            console.print(_numbers_table(title, stats[title]))
+
+
+def _lengths_table(stats: dict[str, Any]) -> Table:
+    """Return the table of prompt and output lengths."""
+    from rich.table import Table
+
+    table = Table(title=f"{stats['num_requests']:,} requests", title_justify="left", box=None)
+    for name in ("tokens", "prompt", "output"):
+        table.add_column(name, justify="left" if name == "tokens" else "right")
+    columns = (stats["prompt_tokens"], stats["output_tokens"])
+    for name in ("mean", "std", "p50", "p90", "p99", "max"):
+        table.add_row(name, *(f"{column[name]:,.1f}" for column in columns))
+    for family in ("lognormal", "gamma"):
+        for parameter in columns[0][family]:
+            values = (column[family][parameter] for column in columns)
+            table.add_row(
+                f"{family} {parameter}", *("-" if v is None else f"{v:,.3f}" for v in values)
+            )
+    return table
+
+
+def _numbers_table(title: str, numbers: dict[str, Any]) -> Table:
+    """Return a table of named numbers."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
+    for name, value in numbers.items():
+        if isinstance(value, dict):
+            for key, part in value.items():
+                table.add_row(f"{name} {key:,}", f"{part:.4g}")
+        elif isinstance(value, int):
+            table.add_row(name, f"{value:,}")
+        else:
+            table.add_row(name, "-" if value is None else f"{value:.4g}")
+    return table

@@ -1,0 +1,95 @@
+"""The command that replays a recorded run of a real engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from schedlab.experiments.commands.terminal import print_table, steps_bar
+from schedlab.sim.errors import SpecError
+
+if TYPE_CHECKING:
+    from schedlab.experiments.specification.experiment import ExperimentSpec
+
+
+def validate(
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Changes, e.g. engine.async_scheduling=true (to OTHER.yaml, too)",
+        ),
+    ] = None,
+    fitted_on: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OTHER.yaml", help="Fit host-side terms on another recorded run first."
+        ),
+    ] = None,
+    by_step: Annotated[
+        bool,
+        typer.Option(
+            "--by-step", help="Force the recorded times on the replay: decisions, cost by step."
+        ),
+    ] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --by-step: draw it, as FILE.png and FILE.svg."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Replay a recorded run of a real engine: each latency measured, predicted, error."""
+    import json
+
+    from schedlab.experiments.comparing.validate import validate as run_validation
+    from schedlab.experiments.specification.loading import load_spec
+
+    sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
+    spec = load_spec(spec_file, overrides or [])
+    if by_step:
+        if fitted_on is not None:
+            raise SpecError("--by-step and --fitted-on answer different questions; choose one")
+        _print_steps(spec, as_json, figure)
+        return
+    if figure is not None:
+        raise SpecError("--figure needs --by-step: without it there is nothing to draw")
+    if fitted_on is None:
+        found = run_validation(spec)
+    else:
+        from schedlab.experiments.comparing.host_terms import validate_elsewhere
+
+        with steps_bar(quiet) as progress:
+            other = load_spec(fitted_on, overrides or [])
+            terms, found = validate_elsewhere(spec, other, progress)
+        typer.echo(f"fitted on {fitted_on}: {terms}", err=as_json)
+    if as_json:
+        typer.echo(json.dumps(found.to_data(), indent=1))
+        return
+    print_table(f"{spec.name} (ms)", ("metric", "measured", "predicted", "error"), found.rows())
+    for line in found.lines():
+        typer.echo(line)
+
+
+def _print_steps(spec: ExperimentSpec, as_json: bool, figure: Path | None) -> None:
+    import json
+
+    from schedlab.experiments.comparing.forced_replay import forced_replay
+
+    found = forced_replay(spec)
+    if figure is not None:
+        from schedlab.experiments.comparing.by_step_figures import step_time_figure
+        from schedlab.experiments.figures.style import save
+
+        save(step_time_figure(found, spec.name), figure.with_suffix(""))
+    if as_json:
+        typer.echo(json.dumps(found.to_data(), indent=1))
+        return
+    headings = ("kind", "count", "predicted ms", "recorded - predicted, ms")
+    print_table(f"{spec.name}: recorded times forced on the replay", headings, found.rows())
+    for line in found.lines():
+        typer.echo(line)

@@ -1,0 +1,1 @@
+"""Simulated against measured, by us or by others."""

@@ -1,0 +1,343 @@
+"""Calibrate a cost model on this machine: measure, fit, judge on replayed batches, write down."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schedlab.experiments.comparing.machine import describe_machine
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor, Steps, Work
+from schedlab.sim.cost.profile import Fit, write_fit
+from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import SpecError
+from schedlab.sim.files import write_text
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.memory import memory_budget
+from schedlab.sim.hardware.models import model
+from schedlab.sim.request import Arrival
+from schedlab.sim.rng import stream
+from schedlab.traces.synthetic import synthesize
+from schedlab.traces.workload import workload
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from schedlab.gpu_backend.calibration import Measurement
+    from schedlab.gpu_backend.calibration_design import Point
+    from schedlab.gpu_backend.runner import ModelRunner
+
+Progress = Callable[[int, int, str], None]
+
+MAPE_BAR, BIAS_BAR = 0.06, 0.02
+"""Held-out error that a profile should not exceed."""
+
+HELD_OUT_POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("fcfs", {}),
+    ("prefill_first", {}),
+    ("static", {"max_batch_size": 8, "pad_prompts": False, "pad_decodes": False}),
+)
+"""Whose batches a profile is judged on. Padding rows are not measured, so they are left out."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What a calibration gave.
+
+    Attributes
+    ----------
+    fit : Fit
+        The cost model and its errors.
+    overhead : dict of str to float
+        Scheduling overhead of the real engine: base_s, per_running_s, per_waiting_s.
+    drift : list of float
+        Largest sentinel deviation of each round.
+    verdict : str
+        One sentence.
+    """
+
+    fit: Fit
+    overhead: dict[str, float]
+    drift: list[float]
+    verdict: str
+
+
+def calibrate(
+    folder: Path,
+    *,
+    model_name: str,
+    hardware: str,
+    device: str,
+    dtype: str,
+    config: EngineConfig,
+    threads: int = 1,
+    num_rounds: int = 5,
+    num_random: int = 60,
+    num_held_out: int = 60,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Calibrated:
+    """Measure a model on a device and write a profile folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Gets points.jsonl (raw, as measured; an interrupted calibration goes on from it),
+        meta.json, fit.json, residuals.json and residuals.png.
+    model_name, hardware : str
+        Names that results and the simulator will use.
+    device, dtype : str
+        Where and in what format to run.
+    config : EngineConfig
+        Limits to calibrate within; they bound the validity of the profile.
+    threads : int
+        Of the kernels on a CPU.
+    num_rounds, num_random, num_held_out : int
+        Size of the design; see `schedlab.gpu_backend.calibration_design`.
+    seed : int
+        Of everything random.
+    progress : callable, optional
+        Told how far it is.
+
+    Returns
+    -------
+    Calibrated
+        Fit, errors and verdict.
+
+    Raises
+    ------
+    SpecError
+        If the device is missing, the model does not fit, or `folder` holds another calibration.
+    """
+    import torch
+
+    from schedlab.gpu_backend.calibration import measure, measured
+    from schedlab.gpu_backend.calibration_design import design
+    from schedlab.gpu_backend.calibration_fit import (
+        coefficient_intervals,
+        fit_profile,
+        predictions,
+        with_swapping,
+    )
+    from schedlab.gpu_backend.kernel_hash import kernel_hash
+    from schedlab.gpu_backend.runner import open_runner
+    from schedlab.gpu_backend.swap_timing import swap_times
+
+    fitted_on = design(config, num_random, seed)
+    held_out = replayed_points(config, model_name, hardware, dtype, num_held_out, seed)
+    torch.set_num_threads(threads)
+    runner = open_runner(model_name, config, device=device, dtype=dtype, seed=seed)
+    points = [*fitted_on, *held_out]
+    kernels = kernel_hash(device)
+    about = f"{model_name} {hardware} {device} {dtype} kernels {kernels} threads {threads}"
+    taken = measure(
+        runner, config, points, folder / "points.jsonl",
+        about=about, num_rounds=num_rounds, seed=seed, progress=progress,
+    )  # fmt: skip
+    rows = measured(taken, points)
+    train, test = rows[: len(fitted_on)], rows[len(fitted_on) :]
+    buckets = runner.graph_buckets
+    swapping = swap_times(runner)
+    fit = with_swapping(fit_profile(train, test, buckets), swapping)
+    overhead = scheduling_overhead(runner, config, seed)
+    meta = {
+        "model": model(model_name).name,
+        "hardware": gpu(hardware).name,
+        "dtype": dtype,
+        "tensor_parallel_size": 1,
+        "scheduling_overhead": overhead,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "engine": {name: getattr(config, name) for name in config.__dataclass_fields__},
+        "graph_buckets": list(buckets),
+        "rounds": num_rounds,
+        "swap_times": [time._asdict() for time in swapping],
+        "sentinel_drift_by_round": taken.drift,
+        "median_repeat_spread": float(np.median([taken.spread(i) for i in range(len(points))])),
+        "seed": seed,
+        "kernels": kernels,
+        "machine": describe_machine(device),
+    }
+    write_fit(folder, meta, fit)
+    residuals = [
+        {"kind": point.kind, "features": list(point.shape[:3]), "chunks": list(point.chunks),
+         "measured_s": row.seconds, "predicted_s": float(predicted)}
+        for point, row, predicted in zip(points, rows, predictions(fit, rows), strict=True)
+    ]  # fmt: skip
+    intervals = coefficient_intervals(train, buckets, seed)
+    text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
+    write_text(folder / "residuals.json", text + "\n")
+    _save_figure(points, residuals, folder)
+    return Calibrated(fit, overhead, taken.drift, verdict(fit, taken))
+
+
+def calibration_config(
+    model_name: str,
+    hardware: str,
+    dtype: str,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    block_size: int,
+    num_blocks: int | None,
+) -> EngineConfig:
+    """Return the limits to calibrate within; the KV cache fills the memory unless it is given.
+
+    Raises
+    ------
+    SpecError
+        If the limits contradict each other, or a CPU's cache is not given.
+    """
+    if num_blocks is None:
+        if hardware == "cpu":
+            num_blocks = -(-max_model_len * max_num_seqs // (2 * block_size))
+        else:
+            num_blocks = memory_budget(
+                model(model_name), gpu(hardware), dtype=dtype, block_size=block_size,
+                max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+            ).num_blocks  # fmt: skip
+    try:
+        return EngineConfig(
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+    except ValueError as error:
+        raise SpecError(f"calibration: {error}") from error
+
+
+def replayed_points(
+    config: EngineConfig, model_name: str, hardware: str, dtype: str, count: int, seed: int
+) -> list[Point]:
+    """Return batches that occur when a chat workload is served under these limits.
+
+    They are drawn from simulated runs of `HELD_OUT_POLICIES` and serve to judge a fit, never to
+    make one.
+    """
+    from schedlab.gpu_backend.calibration_design import Point
+
+    seen: list[Point] = []
+
+    class Watching(SimExecutor):
+        """Notes the batch of every step."""
+
+        def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
+            decodes: tuple[int, ...] = ()
+            if work.shape.num_decodes:
+                decodes = tuple(s.num_computed_tokens for s in work.decodes.members.values())
+            seen.append(Point("held_out", decodes, work.shape.chunks))
+            return super().execute(work, 1, horizon_ns)
+
+    cost_model = RooflineCostModel(model(model_name), gpu(hardware), dtype=dtype)
+    for name, knobs in HELD_OUT_POLICIES:
+        executor = Watching(cost_model)
+        simulate(
+            Engine(config, registry.make(name, **knobs), executor),
+            chat(config, 4 * config.max_num_seqs, seed),
+        )
+    drawn = stream(seed, "held_out").choice(len(seen), size=min(count, len(seen)), replace=False)
+    return [seen[i] for i in sorted(drawn.tolist()) if seen[i].fits(config)]
+
+
+def chat(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arrival]:
+    """Return chat requests that fit the limits, all at once."""
+    trace = synthesize(num_requests, preset="azure-conv", rate=float("inf"), seed=seed)
+    fitting = trace.fit(config.max_model_len, "clip_prompt")
+    return list(workload(fitting, max_model_len=config.max_model_len))
+
+
+def scheduling_overhead(
+    runner: ModelRunner, config: EngineConfig, seed: int, num_requests: int | None = None
+) -> dict[str, float]:
+    """Measure what the engine itself costs between two steps of the real backend.
+
+    A chat workload runs on the device by the virtual clock; the time outside the executor is
+    fitted by non-negative least squares to a base, the running and the waiting requests. The
+    slowest 5 % of the steps (garbage collection, other processes) are left out.
+    """
+    from scipy.optimize import nnls
+
+    from schedlab.gpu_backend.clock import VirtualClock
+    from schedlab.gpu_backend.executor import TorchExecutor
+
+    executor = TorchExecutor(runner, config, VirtualClock(), seed=seed)
+    requests = chat(config, num_requests or 2 * config.max_num_seqs, seed)
+    simulate(Engine(config, registry.make("fcfs"), executor), requests)
+    steps = executor.steps[1:]
+    seconds = np.array([step.overhead_ns for step in steps]) / 1e9
+    kept = seconds <= np.quantile(seconds, 0.95)
+    columns = np.array([(1.0, s.shape.num_running, s.shape.num_waiting) for s in steps])
+    solution, _ = nnls(columns[kept], seconds[kept])
+    names = ("base_s", "per_running_s", "per_waiting_s")
+    return {name: float(value) for name, value in zip(names, solution, strict=True)}
+
+
+def verdict(fit: Fit, taken: Measurement) -> str:
+    """Say whether the profile may be trusted, and what speaks against it."""
+    from schedlab.gpu_backend.calibration import DRIFT_BAR
+
+    error = fit.held_out
+    found = (
+        f"held-out error {error.mape:.1%} on average, {error.p90:.1%} at the 90th percentile, "
+        f"bias {error.bias:+.1%}, over {error.num_points} replayed batches"
+    )
+    good = error.mape <= MAPE_BAR and abs(error.bias) <= BIAS_BAR
+    judgement = "GOOD" if good else f"POOR (bar: {MAPE_BAR:.0%} and {BIAS_BAR:.0%})"
+    worst = max(taken.drift, default=0.0)
+    shaky = f"; sentinels moved by up to {worst:.1%}: the machine was not quiet"
+    return f"{judgement}: {found}{shaky if worst > DRIFT_BAR else ''}"
+
+
+def _save_figure(
+    points: Sequence[Point], residuals: Sequence[dict[str, Any]], folder: Path
+) -> None:
+    from schedlab.experiments.figures.style import save
+
+    save(residual_figure(points, residuals, folder.name), folder / "residuals")
+
+
+def residual_figure(
+    points: Sequence[Point], residuals: Sequence[dict[str, Any]], title: str
+) -> Figure:
+    """Draw predicted against measured times, and the relative error against the measured time."""
+    from schedlab.experiments.figures.style import house_style, looks, new_figure, plain_numbers
+
+    with house_style():
+        figure = new_figure(9.0, 3.9)
+        left, right = figure.subplots(1, 2)
+        kinds = dict.fromkeys(point.kind for point in points)
+        for kind, look in zip(kinds, looks(), strict=False):
+            rows = [r for r in residuals if r["kind"] == kind]
+            true = np.array([r["measured_s"] for r in rows]) * 1e3
+            said = np.array([r["predicted_s"] for r in rows]) * 1e3
+            style = {"linestyle": "none", "marker": look.marker, "color": look.color}
+            name = kind.replace("_", " ")
+            left.plot(true, said, markersize=4, label=name, **style)
+            right.plot(true, (said / true - 1) * 100, markersize=4, **style)
+        span = [min(r["measured_s"] for r in residuals) * 1e3,
+                max(r["measured_s"] for r in residuals) * 1e3]  # fmt: skip
+        left.plot(span, span, color="#666666", linewidth=0.8)
+        right.axhline(0, color="#666666", linewidth=0.8)
+        left.set_xscale("log")
+        left.set_yscale("log")
+        right.set_xscale("log")
+        for axes in (left, right):
+            axes.set_xlabel("measured step (ms)")
+            plain_numbers(axes, "x")
+        plain_numbers(left, "y")
+        left.set_ylabel("predicted step (ms)")
+        left.set_title(title)
+        right.set_ylabel("error of the prediction (%)")
+        left.legend()
+    return figure

@@ -1,0 +1,126 @@
+"""Figures of a comparison: steps, latencies and frontiers, measured beside simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedlab.experiments.figures.style import house_style, looks, new_figure, plain_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from schedlab.experiments.comparing.compare import PointComparison
+
+
+def step_figure(found: Sequence[PointComparison], title: str) -> Figure:
+    """Draw each measured step against its price: the error of the cost model alone."""
+    with house_style():
+        figure = new_figure(8.4, 4.6)
+        left, right = figure.subplots(1, 2)
+        for point, look in zip(found, looks(), strict=False):
+            measured, predicted = point.measured_ns / 1e6, point.predicted_ns / 1e6
+            some = slice(None, None, max(1, len(measured) // 1500))
+            style = {"linestyle": "none", "marker": look.marker, "color": look.color}
+            left.plot(measured[some], predicted[some], markersize=2.5, label=point.label, **style)
+            error = np.sort(np.abs(predicted / measured - 1)) * 100
+            share = np.arange(1, len(error) + 1) / len(error)
+            right.plot(error, share, color=look.color, linestyle=look.line, label=point.label)
+        low = min(float(p.measured_ns.min()) for p in found) / 1e6
+        high = max(float(p.measured_ns.max()) for p in found) / 1e6
+        left.plot([low, high], [low, high], color="#444444", linewidth=0.8)
+        left.set_xscale("log")
+        left.set_yscale("log")
+        right.set_xscale("log")
+        for axes, axis in ((left, "x"), (left, "y"), (right, "x")):
+            plain_numbers(axes, axis)
+        left.set_xlabel("measured step (ms)")
+        left.set_ylabel("predicted step (ms)")
+        left.set_title(f"{title}: every step")
+        right.set_xlabel("absolute error of a step (%)")
+        right.set_ylabel("share of steps")
+        right.set_ylim(0, 1)
+        right.set_xlim(left=0.1)
+        right.set_title("how large the errors are")
+        handles, labels = right.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
+    """Overlay the latency distributions of both backends, a column a load."""
+    loads = list(dict.fromkeys(point.load for point in found))
+    with house_style():
+        figure = new_figure(4.2 * len(loads) + 0.6, 6.0)
+        grid = figure.subplots(2, len(loads), squeeze=False)
+        for column, load in enumerate(loads):
+            here = [point for point in found if point.load == load]
+            for row, (name, until) in enumerate(
+                (("time to first token", "first_token_ns"), ("end-to-end latency", "finish_ns"))
+            ):
+                axes = grid[row, column]
+                for point, look in zip(here, looks(), strict=False):
+                    for run, line in ((point.measured, "-"), (point.simulated, ":")):
+                        columns = {
+                            name: run.requests[name].astype(np.float64)
+                            for name in (until, "arrival_ns", "finish_ns")
+                        }
+                        done = columns["finish_ns"] >= 0
+                        seconds = np.sort((columns[until] - columns["arrival_ns"])[done]) / 1e9
+                        share = np.arange(1, len(seconds) + 1) / len(seconds)
+                        label = point.policy if line == "-" else None
+                        axes.plot(seconds, share, color=look.color, linestyle=line, label=label)
+                axes.set_xscale("log")
+                plain_numbers(axes, "x")
+                axes.set_ylim(0, 1)
+                axes.set_xlabel(f"{name} (s)")
+                if column == 0:
+                    axes.set_ylabel("share of requests")
+                if row == 0:
+                    axes.set_title(f"{title}: {load}" if load else title)
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, title="solid measured, dotted simulated",
+            loc="outside lower center", ncols=len(labels), fontsize=8,
+        )  # fmt: skip
+    return figure
+
+
+def frontier_figure(found: Sequence[PointComparison], title: str) -> Figure:
+    """Draw achieved throughput against P99 latency, measured (filled) beside simulated (hollow)."""
+    with house_style():
+        figure = new_figure(8.4, 3.8)
+        left, right = figure.subplots(1, 2)
+        policies = list(dict.fromkeys(point.policy for point in found))
+        for policy, look in zip(policies, looks(), strict=False):
+            here = [point for point in found if point.policy == policy]
+            for axes, metric in ((left, "p99_ttft_ms"), (right, "p99_tpot_ms")):
+                for side, fill, line in (
+                    ("measured", look.color, "-"),
+                    ("simulated", "white", ":"),
+                ):
+                    values = {
+                        name: [
+                            getattr(row, side)
+                            for point in here
+                            for row in point.rows
+                            if row.metric == name
+                        ]
+                        for name in ("request_throughput", metric)
+                    }
+                    axes.plot(
+                        values["request_throughput"], values[metric], line, marker=look.marker,
+                        color=look.color, markerfacecolor=fill, markersize=6,
+                        label=policy if side == "measured" else None,
+                    )  # fmt: skip
+        for axes, name in ((left, "P99 TTFT (ms)"), (right, "P99 TPOT (ms)")):
+            axes.set_yscale("log")
+            plain_numbers(axes, "y")
+            axes.set_xlim(left=0)
+            axes.set_xlabel("achieved throughput (requests/s)")
+            axes.set_ylabel(name)
+        left.set_title(f"{title}: filled measured, hollow simulated")
+        left.legend(fontsize=8)
+    return figure

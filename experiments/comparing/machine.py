@@ -1,0 +1,93 @@
+"""The machine that the real backend runs on, and whether a profile was measured on its like."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.sim.cost.fitted import FittedCostModel
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.gpus import canonical_gpu, gpu
+
+
+def check_profile(spec: ExperimentSpec, profile: FittedCostModel) -> None:
+    """Make sure that a profile was measured on what an experiment will run on.
+
+    A profile of another device, with other kernels or another number of threads says nothing about
+    how far the simulation is from a measurement here.
+
+    Raises
+    ------
+    SpecError
+        Naming what differs and what to do, unless the experiment allows a mismatch.
+    """
+    from schedlab.gpu_backend.kernel_hash import kernel_hash
+
+    real, meta = spec.real, profile.meta
+    here = describe_machine(real.device) | {"threads": real.threads}
+    there = meta.get("machine")
+    pairs: list[tuple[str, object, object]] = [
+        ("hardware", canonical_gpu(str(meta["hardware"])), detected_hardware(real.device)),
+        ("kernels", meta.get("kernels"), kernel_hash(real.device)),
+    ]
+    if real.device == "cpu" and isinstance(there, Mapping):
+        pairs += [(key, there.get(key), here[key]) for key in ("processor", "threads")]
+    differing = [f"{k} is {a!r} in the profile, {b!r} here" for k, a, b in pairs if a != b]
+    if differing and not spec.cost_model.allow_mismatch:
+        raise SpecError(
+            f"{profile.source}: {'; '.join(differing)}. Measure this machine: schedlab calibrate "
+            f"--device {real.device} --model {spec.model} -o FOLDER, then cost_model=FOLDER; or "
+            "compare all the same with cost_model.allow_mismatch=true"
+        )
+
+
+def detected_hardware(device: str) -> str:
+    """Return the GPU table's name of a device, ``"cpu"`` for the processor.
+
+    Raises
+    ------
+    SpecError
+        If there is no such device, or the table does not know it.
+    """
+    if device == "cpu":
+        return "cpu"
+    import torch
+
+    from schedlab.gpu_backend.device import open_device
+
+    return gpu(torch.cuda.get_device_name(open_device(device))).name
+
+
+def describe_machine(device: str) -> dict[str, object]:
+    """Return what a reader must know of the machine and the programs."""
+    import torch
+
+    about: dict[str, object] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+    }
+    if device.startswith("cuda"):
+        import triton
+
+        properties = torch.cuda.get_device_properties(torch.device(device))
+        about |= {
+            "gpu": properties.name,
+            "memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+            "triton": triton.__version__,
+        }
+    else:
+        about |= {"processor": _processor(), "threads": torch.get_num_threads()}
+    return about
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,131 @@
+"""A recorded run of a real vLLM engine, one JSON object a request, and its latencies.
+
+Source of the format: casys-kaist/LLMServingSim, bench (requests.jsonl).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schedlab.sim.errors import SpecError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_TIMES = ("queued_ts", "first_token_ts", "last_token_ts")
+_TOKENS = ("input_toks", "output_toks")
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When the tokens of some requests came, in one clock.
+
+    Attributes
+    ----------
+    prompt_tokens, output_tokens : ndarray of int64, shape (num_requests,)
+        Lengths.
+    queued_s, first_token_s, last_token_s : ndarray of float64, shape (num_requests,)
+        When the engine took a request in, and when its first and last token were done.
+    scheduled_s : ndarray of float64, shape (num_requests,), or None
+        When it was first scheduled, if that was recorded.
+    """
+
+    prompt_tokens: Ints
+    output_tokens: Ints
+    queued_s: Floats
+    first_token_s: Floats
+    last_token_s: Floats
+    scheduled_s: Floats | None = None
+
+    def latencies_ms(self) -> dict[str, float]:
+        """Return mean, median, P90, P95 and P99 of TTFT, TPOT and end-to-end latency.
+
+        Notes
+        -----
+        ``TTFT = first token - queued``, ``latency = last token - queued``,
+        ``TPOT = (last - first) / (output - 1)`` of requests with more than one token; linear
+        percentiles. The clock starts when the engine takes a request in, not when it was sent.
+        """
+        ttft = self.first_token_s - self.queued_s
+        several = self.output_tokens > 1
+        tpot = (self.last_token_s - self.first_token_s)[several] / (self.output_tokens[several] - 1)
+        found = {}
+        for name, seconds in (
+            ("TTFT", ttft), ("TPOT", tpot), ("Latency", self.last_token_s - self.queued_s),
+        ):  # fmt: skip
+            found[f"{name} Mean"] = float(seconds.mean()) * 1e3
+            for label, q in (("Median", 50), ("P90", 90), ("P95", 95), ("P99", 99)):
+                found[f"{name} {label}"] = float(np.percentile(seconds, q)) * 1e3
+        return found
+
+
+def read_recording(path: Path) -> Timeline:
+    """Read a requests.jsonl.
+
+    Parameters
+    ----------
+    path : Path
+        One object a line: request_id (``<anything>-<row of the workload>``), input_toks,
+        output_toks, queued_ts, first_token_ts, last_token_ts (seconds, one clock), and scheduled_ts
+        in all lines or none.
+
+    Returns
+    -------
+    Timeline
+        In the order of the workload's rows.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read, or a line lacks a field or has an impossible one.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SpecError(f"{path}: cannot read: {error.strerror}") from error
+    rows: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            row = _parse(line, f"{path}:{number}")
+            if row["row"] in rows:
+                raise SpecError(f"{path}:{number}: request {row['row']} is there twice")
+            rows[row["row"]] = row
+    if sorted(rows) != list(range(len(rows))) or not rows:
+        raise SpecError(f"{path}: request ids must end in 0, 1, 2, ... without gaps")
+    ordered = [rows[i] for i in range(len(rows))]
+    prompt, output = (np.array([r[key] for r in ordered], dtype=np.int64) for key in _TOKENS)
+    queued, first, last = (np.array([r[key] for r in ordered]) for key in _TIMES)
+    scheduled = [row.get("scheduled_ts") for row in ordered]
+    known = None if None in scheduled else np.array(scheduled, dtype=np.float64)
+    return Timeline(prompt, output, queued, first, last, known)
+
+
+def _parse(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise SpecError(f"{place}: not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise SpecError(f"{place}: must be a JSON object")
+    for key in (*_TOKENS, *_TIMES):
+        value = row.get(key)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise SpecError(f"{place}: {key} must be a number, got {value!r}")
+    queued, first, last = (row[key] for key in _TIMES)
+    if not queued <= first <= last:
+        raise SpecError(f"{place}: queued_ts, first_token_ts, last_token_ts must not run backwards")
+    tail = str(row.get("request_id", "")).rpartition("-")[2]
+    if not tail.isdigit():
+        raise SpecError(f"{place}: request_id must end in -<row>, got {row.get('request_id')!r}")
+    return {**row, "row": int(tail)}

@@ -1,0 +1,223 @@
+"""The figures of a results folder that is already there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from schedlab.experiments.analysis.frontier import on_frontier
+from schedlab.experiments.analysis.rate_curves import curves, rate
+from schedlab.experiments.figures import plots
+from schedlab.experiments.figures.style import save
+from schedlab.experiments.results.results_folder import add_to_marker
+from schedlab.experiments.results.saved_results import SavedResults, read_results
+from schedlab.experiments.results.tables import Row
+from schedlab.sim.errors import SchedlabError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_CURVES = 8
+_MOST_LINES = 60
+
+
+class Drawing(NamedTuple):
+    """A figure of a results folder.
+
+    Attributes
+    ----------
+    name : str
+        For a file.
+    caption : str
+        What to see in it, in a sentence or two.
+    draw : callable
+        Draws it.
+    """
+
+    name: str
+    caption: str
+    draw: Callable[[], Figure]
+
+
+def draw(folder: Path) -> list[Path]:
+    """Draw the figures that suit a results folder, into that folder.
+
+    Parameters
+    ----------
+    folder : Path
+        What `schedlab run` or `schedlab sweep` wrote.
+
+    Returns
+    -------
+    list of Path
+        The files written; see `drawings`.
+
+    Raises
+    ------
+    SchedlabError
+        If the folder holds no results, or too little to draw.
+    """
+    todo = drawings(read_results(folder))
+    if not todo:
+        raise SchedlabError(f"{folder}: one setting and no tables of its run: nothing to draw")
+    written = [path for item in todo for path in save(item.draw(), folder / item.name)]
+    add_to_marker(folder, [path.name for path in written])
+    return written
+
+
+def drawings(results: SavedResults) -> list[Drawing]:
+    """Return the figures that suit results.
+
+    Parameters
+    ----------
+    results : SavedResults
+        A results folder.
+
+    Returns
+    -------
+    list of Drawing
+        Over a swept request rate: throughput and rate against P99 latency, attainment if there
+        are targets. For several settings: the frontier, a heat map and latency distributions, at
+        the `shown_load`. For a single run: latency distributions, time series and the first
+        requests.
+    """
+    rows = results.rows
+    found: list[Drawing] = []
+    if _sweeps_rate(rows):
+        found += _over_rates(results.name, rows)
+    if len(rows) > 1:
+        found += _between_settings(results)
+    elif results.runs:
+        found += _of_one_run(results)
+    return found
+
+
+def shown_load(rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """Return the rows to set side by side, and what they have in common in words.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Settings, perhaps at several request rates.
+
+    Returns
+    -------
+    rows : list of Row
+        Those at the highest rate that not every setting is saturated at, or at the lowest of
+        all if there is none; all if no rate is swept.
+    load : str
+        For a title; empty if no rate is swept.
+    """
+    if not _sweeps_rate(rows):
+        return list(rows), ""
+    loads: dict[float, list[Row]] = {}
+    for row in rows:
+        loads.setdefault(rate(row), []).append(row)
+    open_loads = [
+        load for load, there in loads.items()
+        if math.isfinite(load) and not all(plots.is_saturated(row) for row in there)
+    ]  # fmt: skip
+    load = max(open_loads, default=min(loads))
+    key = next(key for key in plots.RATE_KEYS if key in loads[load][0].settings)
+    unit = "times the trace's rate" if key.endswith("rate_scale") else "requests/s"
+    return loads[load], f"at {loads[load][0].settings[key]} {unit}"
+
+
+def _sweeps_rate(rows: Sequence[Row]) -> bool:
+    return any(
+        len({row.settings[key] for row in rows if key in row.settings}) > 1
+        for key in plots.RATE_KEYS
+    )
+
+
+def _over_rates(name: str, rows: Sequence[Row]) -> Iterator[Drawing]:
+    drawn = [row for row in rows if math.isfinite(rate(row))]
+    front = _in_front(drawn)
+    yield Drawing(
+        "throughput_p99",
+        "Tail latency against the throughput that was reached. Lower and further right is better.",
+        lambda: plots.throughput_against_p99(drawn, name, highlight=front),
+    )
+    yield Drawing(
+        "latency_rate",
+        "Tail latency against the rate at which requests arrive.",
+        lambda: plots.latency_against_rate(drawn, name, highlight=front),
+    )
+    if any(math.isfinite(row.mean("slo_attainment")) for row in drawn):
+        yield Drawing(
+            "slo_attainment",
+            "Share of requests that hold all their latency targets.",
+            lambda: plots.attainment_against_rate(drawn, name, highlight=front),
+        )
+
+
+def _between_settings(results: SavedResults) -> Iterator[Drawing]:
+    rows = results.rows
+    if any(math.isfinite(row.mean("p99_ttft_ms")) for row in rows):
+        yield Drawing(
+            "pareto",
+            "All settings by output throughput and tail latency, with those that no other beats.",
+            lambda: plots.pareto(rows, results.name),
+        )
+    there, load = shown_load(rows)
+    title = f"{results.name} {load}".rstrip()
+    if 1 < len(there) <= _MOST_LINES:
+        where = f" {load[0].upper()}{load[1:]}." if load else ""
+        yield Drawing(
+            "heat_map",
+            f"The settings side by side.{where} Darker is further from the best of the column.",
+            lambda: plots.heat_map(there, title),
+        )
+    front = _in_front(there)
+    shown = [row for row in there if front is None or plots.curve_name(row) in front]
+    runs = {plots.curve_name(row): results.of(row)[0] for row in shown if results.of(row)}
+    if not runs:
+        return
+    for metric, words in (("ttft", "time to first token"), ("e2el", "end-to-end latency")):
+
+        def cdf(metric: str = metric) -> Figure:
+            return plots.latency_cdf(
+                {label: run.load() for label, run in runs.items()}, title, metric
+            )
+
+        yield Drawing(
+            f"{metric}_cdf",
+            f"Distribution of the {words} over requests (first replication).",
+            cdf,
+        )
+
+
+def _of_one_run(results: SavedResults) -> Iterator[Drawing]:
+    run = results.runs[0].load()
+    title = f"{results.name} ({run.policy})"
+    for metric, words in (("ttft", "time to first token"), ("e2el", "end-to-end latency")):
+
+        def cdf(metric: str = metric) -> Figure:
+            return plots.latency_cdf({run.policy: run}, title, metric)
+
+        yield Drawing(f"{metric}_cdf", f"Distribution of the {words} over requests.", cdf)
+    yield Drawing(
+        "time_series",
+        "Requests, KV memory, its waste and preemptions over the time of the run.",
+        lambda: plots.time_series(run, title),
+    )
+    yield Drawing(
+        "gantt", "What happened to each of the first requests.", lambda: plots.gantt(run, title)
+    )
+
+
+def _in_front(rows: Sequence[Row]) -> list[str] | None:
+    """Return which curves to draw in colour: all of a few, else those that are best somewhere."""
+    names = list(curves(rows))
+    if len(names) <= _MOST_CURVES:
+        return None
+    found: dict[str, None] = {}
+    for metric in ("p99_ttft_ms", "p99_tpot_ms", "mean_e2el_ms"):
+        values = [[row.mean("request_throughput"), row.mean(metric)] for row in rows]
+        best = on_frontier(values, [True, False])
+        found |= dict.fromkeys(
+            plots.curve_name(row) for row, is_best in zip(rows, best, strict=True) if is_best
+        )
+    return list(found)[:_MOST_CURVES]

@@ -1,0 +1,53 @@
+"""All figures in one style: colour-blind safe, and readable in grey.
+
+Every function takes results and a title and returns a matplotlib figure, which
+`experiments.figures.style.save` writes. Which file each lives in matters to `experiments.figures`
+only.
+"""
+
+from schedlab.experiments.analysis.rate_curves import (
+    RATE_KEYS,
+    curve_name,
+    is_saturated,
+    rate_within,
+)
+from schedlab.experiments.figures.agreement import measured_against_simulated
+from schedlab.experiments.figures.claims import claim
+from schedlab.experiments.figures.curves import (
+    attainment_against_rate,
+    latency_against_rate,
+    throughput_against_p99,
+)
+from schedlab.experiments.figures.distributions import (
+    latency_cdf,
+    predictability,
+    slowdown_against_length,
+)
+from schedlab.experiments.figures.gantt import batching, gantt, seats
+from schedlab.experiments.figures.heat_map import heat_map
+from schedlab.experiments.figures.theory import TheoryCheck, theory_against_simulation
+from schedlab.experiments.figures.timelines import time_series
+from schedlab.experiments.figures.trade_off import pareto
+
+__all__ = [
+    "RATE_KEYS",
+    "TheoryCheck",
+    "attainment_against_rate",
+    "batching",
+    "claim",
+    "curve_name",
+    "gantt",
+    "heat_map",
+    "is_saturated",
+    "latency_against_rate",
+    "latency_cdf",
+    "measured_against_simulated",
+    "pareto",
+    "predictability",
+    "rate_within",
+    "seats",
+    "slowdown_against_length",
+    "theory_against_simulation",
+    "throughput_against_p99",
+    "time_series",
+]

@@ -1,0 +1,137 @@
+"""One objective against another, with the Pareto frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedlab.experiments.analysis.frontier import on_frontier
+from schedlab.experiments.analysis.rate_curves import RATE_KEYS, curve_name, curves
+from schedlab.experiments.figures.style import (
+    GREY,
+    PALE,
+    house_style,
+    looks,
+    new_figure,
+    plain_numbers,
+)
+from schedlab.experiments.results.tables import Row
+from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.metrics.metric_names import larger_is_better, written
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def pareto(
+    results: Sequence[Row],
+    title: str,
+    x: str = "output_throughput",
+    y: str = "p99_ttft_ms",
+) -> Figure:
+    """Draw all settings by two metrics, and the frontier of those that no other beats.
+
+    Parameters
+    ----------
+    results : sequence of Row
+        The settings; a request rate may be swept among them.
+    title : str
+        Name of the experiment.
+    x, y : str
+        Two metrics that have a better and a worse.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Points on the frontier (see `experiments.analysis.frontier.on_frontier`) in colour, joined
+        and named; dominated ones faint, so that the reader sees what was given up.
+
+    Raises
+    ------
+    SpecError
+        If a metric does not exist or has no better and worse.
+    SchedlabError
+        If no setting has both metrics.
+    """
+    shown = {name: written(name) for name in (x, y)}
+    upwards = []
+    for name in (x, y):
+        better = larger_is_better(name)
+        if better is None:
+            raise SpecError(f"{name} is neither better large nor small: it has no frontier")
+        upwards.append(better)
+    values = np.array([[row.mean(x), row.mean(y)] for row in results])
+    scaled = values * [shown[x].scale, shown[y].scale]
+    best = on_frontier(values, upwards)
+    if not best.any():
+        raise SchedlabError(f"no setting has both {x} and {y}")
+    names = list(
+        dict.fromkeys(curve_name(row) for row, on in zip(results, best, strict=True) if on)
+    )
+    with house_style():
+        figure = new_figure(7.6, 4.4)
+        axes = figure.subplots()
+        for rows in curves(results).values():
+            line = [results.index(row) for row in rows]
+            axes.plot(*scaled[line].T, "-", color=PALE, linewidth=0.7, zorder=1)
+        axes.plot(*scaled[~best].T, ".", color="#B0B0B0", markersize=5, zorder=2)
+        order = np.flatnonzero(best)[np.argsort(scaled[best, 0], kind="stable")]
+        axes.plot(
+            *scaled[order].T, color=GREY, linewidth=1.1, zorder=3,
+            drawstyle="steps-pre" if upwards[0] else "steps-post",
+        )  # fmt: skip
+        for k, (name, look) in enumerate(zip(names, looks(), strict=False)):
+            there = [i for i in order if curve_name(results[i]) == name]
+            # Points that coincide stay visible: the later ones are drawn smaller.
+            size = 8.5 - 4.0 * k / max(1, len(names) - 1)
+            axes.plot(
+                *scaled[there].T, look.marker, color=look.color, markersize=size, zorder=4,
+                label=name,
+            )  # fmt: skip
+        if scaled[:, 1].min() > 0:
+            axes.set_yscale("log")
+            plain_numbers(axes, "y")
+        low, high = np.nanmin(scaled[:, 0]), np.nanmax(scaled[:, 0])
+        # From zero, unless that would squeeze what there is to see into a corner.
+        if 0 <= low <= 0.7 * high:
+            axes.set_xlim(0, 1.04 * high)
+        _write_rates(axes, [(results[i], tuple(scaled[i])) for i in order])
+        axes.set_xlabel(_axis(x))
+        axes.set_ylabel(_axis(y))
+        axes.set_title(title)
+        axes.legend(title="on the frontier", loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        figure.supxlabel(
+            f"{int(best.sum())} of {len(results)} settings are on the frontier; grey ones are "
+            "beaten in one metric by another that is no worse in the other", fontsize=8, color=GREY,
+        )  # fmt: skip
+    return figure
+
+
+def _write_rates(axes: Axes, points: Sequence[tuple[Row, tuple[float, ...]]]) -> None:
+    """Write each swept rate once, above the points of the frontier that have it."""
+    places: dict[str, tuple[float, ...]] = {}
+    for row, at in points:
+        for key in RATE_KEYS:
+            if key in row.settings:
+                text = f"{row.settings[key]}{'x' if key.endswith('scale') else '/s'}"
+                places[text] = max(places.get(text, at), at, key=lambda place: place[1])
+    for text, at in places.items():
+        axes.annotate(
+            text,
+            (at[0], at[1]),
+            xytext=(-4, 5),
+            textcoords="offset points",
+            fontsize=8,
+            color=GREY,
+            ha="right",
+        )
+
+
+def _axis(metric: str) -> str:
+    direction = "more" if larger_is_better(metric) else "less"
+    shown = written(metric)
+    parts = ", ".join(part for part in (shown.unit, f"{direction} is better") if part)
+    return f"{shown.name} ({parts})"

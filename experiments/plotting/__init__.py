@@ -1,1 +1,0 @@
-"""The figures, one file a subject; `experiments.plotting.plots` names them all."""

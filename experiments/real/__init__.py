@@ -1,1 +1,0 @@
-"""Calibration of a device, and comparison of both backends."""

@@ -1,1 +1,0 @@
-"""Replays of recorded runs of real engines."""

@@ -1,0 +1,1 @@
+"""Folders and tables of finished runs."""

@@ -1,0 +1,118 @@
+"""A folder of results that is complete or not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from schedlab.sim.errors import SpecError
+from schedlab.sim.files import write_text
+
+MARKER = ".schedlab.json"
+"""Lists what schedlab wrote into a folder: such a folder, and nothing else in it, is replaced."""
+
+POINTS_FILE = "points.json"
+"""Which folder of a sweep holds which of its points, in order."""
+
+
+def check_replaceable(folder: Path) -> None:
+    """Make sure that writing results into `folder` destroys nothing else.
+
+    Parameters
+    ----------
+    folder : Path
+        Where results are to go.
+
+    Raises
+    ------
+    SpecError
+        If it is a file, or holds anything that an earlier run did not write there.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise SpecError(f"{folder} is not a folder; choose another with -o")
+    if not folder.exists():
+        return
+    strangers = sorted(_files(folder) - _written(folder))
+    if strangers:
+        raise SpecError(
+            f"{folder} holds {strangers[0]}, which is no result of schedlab; "
+            "it would be lost: choose another folder with -o"
+        )
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Give a new folder to write to, which takes the place of `folder` at the end.
+
+    If the block raises (an error, Ctrl-C, a full disk), the new folder is removed and what was
+    there before stays as it was.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the results are to be in the end.
+
+    Yields
+    ------
+    Path
+        An empty folder on the same file system.
+
+    Raises
+    ------
+    SpecError
+        As `check_replaceable`.
+    """
+    folder = folder.absolute()
+    check_replaceable(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    new.mkdir()
+    try:
+        yield new
+        _write_marker(new, _files(new))
+        check_replaceable(folder)
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def add_to_marker(folder: Path, names: Iterable[str]) -> None:
+    """Note files written into a results folder after the run, so that it stays replaceable.
+
+    Parameters
+    ----------
+    folder : Path
+        A results folder.
+    names : iterable of str
+        Files in it.
+    """
+    if (folder / MARKER).exists():
+        _write_marker(folder, _written(folder) - {MARKER} | set(names))
+
+
+def _write_marker(folder: Path, names: Iterable[str]) -> None:
+    write_text(folder / MARKER, json.dumps({"files": sorted(names)}, indent=1) + "\n")
+
+
+def _files(folder: Path) -> set[str]:
+    inside = (p for p in folder.rglob("*") if not p.is_dir() or p.is_symlink())
+    return {p.relative_to(folder).as_posix() for p in inside}
+
+
+def _written(folder: Path) -> set[str]:
+    try:
+        listed = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    return {*map(str, listed), MARKER}

@@ -1,0 +1,327 @@
+"""Results of many runs in one table: on the terminal, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedlab.experiments.specification.sweep import Point
+from schedlab.experiments.statistics import Estimate, estimate
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from schedlab.sim.record.result import RunResult
+
+Metrics = Mapping[str, float]
+
+_SHOWN_WARNINGS = 8
+_SHOWN_PREDICTORS = 8
+# What of a trace's report means that the workload is not just the file.
+_CHANGED = re.compile(r"^rows dropped|clipped|estimate")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of a sweep, over all its replications.
+
+    Attributes
+    ----------
+    label : str
+        The settings in one line.
+    policy : str
+        Name of the policy.
+    settings : dict of str to str
+        Swept key to its value, as short text.
+    num_replications : int
+        Runs behind each estimate.
+    metrics : dict of str to Estimate
+        Every metric of the runs.
+    """
+
+    label: str
+    policy: str
+    settings: dict[str, str]
+    num_replications: int
+    metrics: dict[str, Estimate]
+
+    def mean(self, metric: str) -> float:
+        """Return the mean of a metric; NaN where it does not exist."""
+        return self.metrics.get(metric, Estimate(math.nan, None)).mean
+
+
+def rows(points: Sequence[Point], metrics: Sequence[Metrics]) -> list[Row]:
+    """Gather the replications of each setting.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        What was run, replications of a setting next to each other as `sweep.points` gives them.
+    metrics : sequence of mapping
+        The metrics of each run.
+
+    Returns
+    -------
+    list of Row
+        One a setting, in order.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, point in enumerate(points):
+        groups.setdefault((point.label, *point.settings.values()), []).append(i)
+    gathered = []
+    for members in groups.values():
+        first = points[members[0]]
+        names = metrics[members[0]].keys()
+        values = {name: [metrics[i][name] for i in members] for name in names}
+        gathered.append(
+            Row(
+                label=first.label,
+                policy=first.settings.get("policy", first.spec.policy.name),
+                settings=first.settings,
+                num_replications=len(members),
+                metrics={name: estimate(column) for name, column in values.items()},
+            )
+        )
+    return gathered
+
+
+def table(results: Sequence[Row], title: str) -> Table:
+    """Return the table a run prints.
+
+    Parameters
+    ----------
+    results : sequence of Row
+        The settings.
+    title : str
+        Name of the experiment.
+
+    Returns
+    -------
+    rich.table.Table
+        A line a setting: throughput, goodput where there are targets, the share of prompt tokens
+        found in the prefix cache where any were, mean and P99 of the latencies, preemptions,
+        rejections.
+    """
+    from rich import box
+    from rich.table import Table
+
+    swept = list(results[0].settings) if results else []
+    several = any(row.num_replications > 1 for row in results)
+    caption = "latencies in ms, mean / P99"
+    if several:
+        caption += "; ± is the 95 % confidence interval over replications"
+    drawn = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left")
+    drawn.add_column("policy", no_wrap=True)
+    others = [key for key in swept if key != "policy"]
+    for key in others:
+        drawn.add_column(key.rsplit(".", 1)[-1], justify="right")
+    columns = {"req/s": "request_throughput", "tok/s": "output_throughput"}
+    if any(row.mean("num_with_slo") > 0 for row in results):
+        columns["good req/s"] = "request_goodput"
+    pairs = {name.upper(): name for name in ("ttft", "tpot", "itl", "e2el")}
+    counts = {"preempted": "num_preemptions", "rejected": "rejected"}
+    if any(row.mean("prefix_hit_share") > 0 for row in results):
+        columns["cached"] = "prefix_hit_share"
+    for header in [*columns, *pairs, *counts]:
+        drawn.add_column(header, justify="right")
+    for row in results:
+        cells = [row.policy, *(row.settings[key] for key in others)]
+        cells += [_cell(row, metric) for metric in columns.values()]
+        cells += [
+            f"{_cell(row, f'mean_{name}_ms')} / {_cell(row, f'p99_{name}_ms')}"
+            for name in pairs.values()
+        ]
+        cells += [_number(row.mean(metric)) for metric in counts.values()]
+        drawn.add_row(*cells)
+    return drawn
+
+
+def summary_csv(results: Sequence[Row]) -> str:
+    """Return a CSV with a line a setting: settings, replications, each metric and its interval.
+
+    Parameters
+    ----------
+    results : sequence of Row
+        The settings.
+
+    Returns
+    -------
+    str
+        Full precision; columns `<metric>` and, for several replications, `<metric>_ci95`.
+    """
+    several = any(row.num_replications > 1 for row in results)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = list(results[0].metrics)
+    keys = list(results[0].settings)
+    header = ["label", "policy", *keys, "num_replications"]
+    for name in names:
+        header += [name, f"{name}_ci95"] if several else [name]
+    # A swept policy is already the column of that name.
+    writer.writerow(dict.fromkeys(header))
+    for row in results:
+        cells: list[object] = [row.label, row.policy]
+        cells += [value for key, value in row.settings.items() if key != "policy"]
+        cells.append(row.num_replications)
+        for name in names:
+            mean, half_width = row.metrics[name]
+            cells += [mean, half_width] if several else [mean]
+        writer.writerow(cells)
+    return text.getvalue()
+
+
+def summary_data(results: Sequence[Row]) -> list[dict[str, object]]:
+    """Return the same as plain data for JSON, with None for what could not be measured.
+
+    Parameters
+    ----------
+    results : sequence of Row
+        The settings.
+
+    Returns
+    -------
+    list of dict
+        Keys label, policy, settings, num_replications, metrics and, for several replications,
+        ci95 (metric to half-width).
+    """
+    data = []
+    for row in results:
+        entry: dict[str, object] = {
+            "label": row.label,
+            "policy": row.policy,
+            "settings": row.settings,
+            "num_replications": row.num_replications,
+            "metrics": {name: _finite(value.mean) for name, value in row.metrics.items()},
+        }
+        if row.num_replications > 1:
+            entry["ci95"] = {name: _finite(value.half_width) for name, value in row.metrics.items()}
+        data.append(entry)
+    return data
+
+
+def warnings(result: RunResult) -> list[str]:
+    """Return what qualifies the numbers of a run.
+
+    Parameters
+    ----------
+    result : RunResult
+        The run.
+
+    Returns
+    -------
+    list of str
+        What part of the run is measured, requests rejected (with a reason), unfinished or cut off,
+        steps outside the measured range of the cost model, a predictor tested on what it learned
+        from, and rows of the trace that were dropped, clipped or estimated.
+    """
+    metrics = result.metrics()
+    found = []
+    if result.window is not None:
+        begin_s = (result.window.begin_ns - result.requests["arrival_ns"].min()) / 1e9
+        found.append(
+            f"measured from {begin_s:.4g} s to {begin_s + result.window.duration_s:.4g} s after "
+            f"the first arrival: {metrics['num_requests']:.0f} of {len(result.requests['id'])} "
+            "requests arrived then; rates are of that time"
+        )
+    if metrics["rejected"]:
+        example = next(iter(result.reject_reasons.values()), "no reason given")
+        counts = f"{metrics['rejected']:.0f} of {metrics['num_requests']:.0f}"
+        found.append(f"{counts} requests rejected, e.g.: {example}")
+    if metrics["unfinished"]:
+        found.append(f"{metrics['unfinished']:.0f} requests did not finish")
+    if metrics["truncated"]:
+        found.append(f"{metrics['truncated']:.0f} answers cut off by a length limit")
+    extrapolated = result.provenance.get("extrapolated_steps", 0)
+    if extrapolated:
+        found.append(
+            f"{extrapolated} of {metrics['num_steps']:.0f} steps lie outside the range the cost "
+            "model was measured in; their times are extrapolated"
+        )
+    prediction = result.provenance.get("prediction")
+    if isinstance(prediction, dict) and prediction.get("learned_from_this_trace"):
+        found.append(
+            "the predictor learned from prompts of this very trace, so it does better here than on "
+            "new ones (schedlab predictor held-out writes those it did not learn from)"
+        )
+    lines = result.provenance.get("workload", [])
+    assert isinstance(lines, list)
+    return found + [line.removeprefix("note: ") for line in lines if _CHANGED.search(line)]
+
+
+def notes(
+    cost_models: Sequence[Mapping[str, object]],
+    found: Sequence[str],
+    predictors: Sequence[str] = (),
+) -> list[str]:
+    """Return the lines to print under a table: cost models, predictors and warnings.
+
+    Parameters
+    ----------
+    cost_models : sequence of mapping
+        What `CostModel.describe` says of each model used.
+    found : sequence of str
+        The warnings of all runs; those beyond the first few are counted.
+    predictors : sequence of str
+        A line on each predictor; those beyond the first few are counted.
+
+    Returns
+    -------
+    list of str
+        One line each.
+    """
+    lines = []
+    for described in cost_models:
+        where = f"{described.get('model')} on {described.get('hardware')}"
+        kind = f"cost model: {described.get('name')} ({where})"
+        calibration = described.get("calibration")
+        if calibration == "UNCALIBRATED":
+            kind += (
+                ", UNCALIBRATED: compare policies by it, do not take its times for measured ones"
+            )
+        elif calibration:
+            kind += f", calibrated: {calibration}{_known_error(described)}"
+        lines.append(kind)
+    lines += predictors[:_SHOWN_PREDICTORS]
+    if len(predictors) > _SHOWN_PREDICTORS:
+        lines.append(f"and {len(predictors) - _SHOWN_PREDICTORS} more predictions, in the results")
+    lines += [f"warning: {warning}" for warning in found[:_SHOWN_WARNINGS]]
+    if len(found) > _SHOWN_WARNINGS:
+        lines.append(f"warning: and {len(found) - _SHOWN_WARNINGS} more, in the results")
+    return lines
+
+
+def _known_error(described: Mapping[str, object]) -> str:
+    """Say what is known of a profile's error, and whether the run stayed in its range."""
+    known = described.get("published_error")
+    error = described.get("error")
+    if isinstance(error, Mapping) and isinstance(error.get("held_out"), Mapping):
+        held_out = error["held_out"]
+        known = f"{held_out['mape']:.1%} mean on steps it was not fitted to"
+    text = f"; error: {known}" if known else ""
+    if described.get("extrapolated_steps") == 0:
+        text += "; every step inside the measured range"
+    return text
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _cell(row: Row, metric: str) -> str:
+    mean, half_width = row.metrics.get(metric, Estimate(math.nan, None))
+    return _number(mean) if half_width is None else f"{_number(mean)}±{_number(half_width)}"
+
+
+def _number(value: float) -> str:
+    """Return three significant digits, without exponents; a dash for NaN."""
+    if not math.isfinite(value):
+        return "-" if math.isnan(value) else "inf"
+    if value == 0 or float(value).is_integer():
+        return str(int(value))
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 4)}f}"

@@ -1,0 +1,1 @@
+"""One point: everything that decides what a run gives."""

@@ -1,0 +1,137 @@
+"""The identity of a result: a hash over everything that can change it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import re
+import site
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from schedlab.experiments.running.run import versions
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.identity import spec_hash
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("sim", "policies", "traces", "gpu_backend", "experiments")
+# Of experiments only what turns a specification into a run: the rest reads results.
+_COMPUTE_A_RESULT = ("sim", "policies", "traces", "experiments/running")
+_MODULE_AND_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def point_hash(spec: ExperimentSpec) -> str:
+    """Return the identity of the result of one point.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point: no sweep, one replication.
+
+    Returns
+    -------
+    str
+        SHA-256 (hex) over `spec_hash` (every key, defaults included, but for the name; of files
+        what they contain), `code_version`, the versions of Python, NumPy, SciPy and SimPy, and the
+        source of policies given as ``module:Class`` with the modules of their own they import.
+
+    Raises
+    ------
+    OSError
+        If a file the specification names cannot be read.
+
+    Notes
+    -----
+    Not in it, because it must not change a result: machine, number of workers, name, git commit
+    (a commit that leaves the simulator's sources alone leaves results valid).
+    """
+    parts = {
+        "spec": spec_hash(spec),
+        "code": code_version(with_gpu_backend=spec.backend == "real"),
+        "versions": versions(),
+        "own_modules": _own_modules(spec),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def code_version(with_gpu_backend: bool = False) -> str:
+    """Return the version of the simulator: a hash of the sources that compute a result.
+
+    Parameters
+    ----------
+    with_gpu_backend : bool
+        Whether the real backend is part of it.
+
+    Returns
+    -------
+    str
+        SHA-256 (hex) over path and content of every file of sim, policies, traces and
+        experiments/running.
+    """
+    folders = (*_COMPUTE_A_RESULT, *(("gpu_backend",) if with_gpu_backend else ()))
+    files = [p for folder in folders for p in (_ROOT / folder).rglob("*") if p.is_file()]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        if "__pycache__" not in path.parts:
+            digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0")
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _own_modules(spec: ExperimentSpec) -> dict[str, str]:
+    """Return the SHA-256 of each module outside this project that a policy comes from."""
+    found: dict[str, str] = {}
+    todo = [text.partition(":")[0] for text in _texts(spec.policy.model_dump())]
+    while todo:
+        name = todo.pop()
+        if name in found or (path := _source(name)) is None:
+            continue
+        content = path.read_bytes()
+        found[name] = hashlib.sha256(content).hexdigest()
+        todo += _imports(content, name, is_package=path.name == "__init__.py")
+    return found
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield every ``module:Class`` in nested data."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, str) and _MODULE_AND_CLASS.fullmatch(value):
+        yield value
+
+
+def _source(name: str) -> Path | None:
+    """Return the file of a module that is neither installed nor part of this project."""
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if found is None or found.origin is None or not found.origin.endswith(".py"):
+        return None
+    path = Path(found.origin).resolve()
+    installed = {Path(sysconfig.get_path("stdlib")), *map(Path, site.getsitepackages())}
+    ours = {_ROOT / package for package in _PACKAGES}
+    if any(path.is_relative_to(folder.resolve()) for folder in installed | ours):
+        return None
+    return path
+
+
+def _imports(source: bytes, module: str, is_package: bool) -> Iterator[str]:
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(name, package) if node.level else name
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -1,0 +1,142 @@
+"""What a predictor says of a workload, how good that is, and what it costs."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.policies import registry
+from schedlab.policies.predictors import registry as predictors
+from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.sim.errors import SpecError
+from schedlab.sim.rng import stream
+from schedlab.traces.published import PUBLISHED
+from schedlab.traces.trace import Trace
+
+TAU_SAMPLE = 20_000
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the scheduler is told of each request, and when.
+
+    Attributes
+    ----------
+    predicted_tokens : ndarray of float64, shape (num_requests,)
+        Lengths or scores, smaller = shorter.
+    delay_s : ndarray of float64, shape (num_requests,)
+        How long after its arrival the scheduler sees a request.
+    provenance : dict
+        The predictor, what it cost, and how well it really ordered and sized this workload.
+    """
+
+    predicted_tokens: Floats
+    delay_s: Floats
+    provenance: dict[str, Any]
+
+
+def predictions(spec: ExperimentSpec, trace: Trace) -> Predictions | None:
+    """Predict the outputs of a workload; `None` if the specification names no predictor.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point.
+    trace : Trace
+        Its workload, with arrival times.
+
+    Raises
+    ------
+    SpecError
+        If the policy needs a predictor and has none, or the predictor cannot do this workload.
+    """
+    chosen = spec.policy.predictor
+    if chosen is None:
+        if registry.make(spec.policy.name, **spec.policy.knobs).needs_prediction:
+            raise SpecError(
+                f"policy.predictor: {spec.policy.name} orders by predicted output; give it one, "
+                f"e.g. policy: {{name: {spec.policy.name}, predictor: oracle}}"
+            )
+        return None
+    predictor = predictors.make(chosen.name, **chosen.knobs)
+    if predictor.one_at_a_time and spec.workload.max_concurrency is not None:
+        raise SpecError(
+            "policy.predictor.one_at_a_time: when a closed loop (workload.max_concurrency) sends "
+            "is not known beforehand, nor which predictions wait for each other"
+        )
+    predicted = predictor.predict(
+        PredictionInputs(
+            prompt_tokens=trace.prompt_tokens,
+            output_tokens=trace.output_tokens,
+            rng=stream(spec.seed, "predictor"),
+            application=trace.application,
+            prompt=trace.prompt,
+        )
+    )
+    delay_s = predictor.delay_s(trace.require_arrivals())
+    provenance = {
+        "predictor": chosen.name,
+        **_agreement(predicted, trace.output_tokens),
+        **predictor.describe(),
+        "mean_delay_s": float(delay_s.mean()),
+        "learned_from_this_trace": _learned_from(predictor, spec.workload.trace),
+    }
+    return Predictions(predicted, delay_s, provenance)
+
+
+def _agreement(predicted: Floats, output_tokens: npt.NDArray[np.int64]) -> dict[str, float]:
+    from scipy.stats import kendalltau
+
+    # tau is O(n log n); a sample is plenty and keeps a million requests cheap.
+    some = slice(None, None, max(1, len(predicted) // TAU_SAMPLE))
+    true = output_tokens[some].astype(np.float64)
+    tau = float(kendalltau(predicted[some], true).statistic) if len(true) > 1 else math.nan
+    error = np.abs(predicted[some] - true)
+    return {"kendall_tau": tau, "mean_absolute_error_tokens": float(error.mean())}
+
+
+def _learned_from(predictor: Predictor, trace: str | None) -> bool:
+    """Say whether the workload is the file that the predictor was trained on."""
+    learned = predictor.describe().get("data")
+    if not isinstance(learned, dict) or trace is None:
+        return False
+    path = PUBLISHED[trace].path if trace in PUBLISHED else Path(trace)
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == learned.get("sha256")
+
+
+def prediction_line(found: Sequence[object]) -> str:
+    """Return one line on the predictor of a setting, for the screen.
+
+    Parameters
+    ----------
+    found : sequence of object
+        The entries ``prediction`` in the provenance of its replications.
+
+    Examples
+    --------
+    >>> run = {"predictor": "noisy", "kendall_tau": 0.4, "latency_s": 0.002}
+    >>> runs = [run, run | {"kendall_tau": 0.6}]
+    >>> prediction_line(runs)
+    'predictor: noisy, Kendall tau 0.50 on this workload, 2 ms a prediction'
+    """
+    runs = [run for run in found if isinstance(run, dict)]
+    first = runs[0]
+    kind = f" ({first['kind']})" if "kind" in first else ""
+    # A constant prediction orders nothing: its tau is not a number.
+    taus = [tau for run in runs if (tau := run["kendall_tau"]) is not None and not math.isnan(tau)]
+    order = f"Kendall tau {sum(taus) / len(taus):.2f}" if taus else "no order"
+    latency = first.get("latency_s") or 0.0
+    cost = f"{latency * 1e3:.3g} ms a prediction" if latency else "free of charge"
+    queued = ", one at a time" if first.get("one_at_a_time") else ""
+    return f"predictor: {first['predictor']}{kind}, {order} on this workload, {cost}{queued}"

@@ -1,0 +1,130 @@
+"""The real backend of an experiment: a model on a device, and the clock it is measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schedlab.experiments.specification.experiment import ExperimentSpec, Real
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.shape import CostModel
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import SpecError
+from schedlab.sim.record.log import RunLog
+from schedlab.sim.request import Arrival
+
+if TYPE_CHECKING:
+    from schedlab.gpu_backend.clock import Clock
+    from schedlab.gpu_backend.executor import TorchExecutor
+    from schedlab.gpu_backend.runner import ModelRunner
+
+
+class RealBackend:
+    """Kernels on a device under one of three clocks; see `schedlab.gpu_backend.clock`."""
+
+    def __init__(self, executor: TorchExecutor, clock: Clock, real: Real) -> None:
+        self.executor = executor
+        self._clock = clock
+        self._real = real
+
+    def drive(
+        self, engine: Engine, arrivals: Iterable[Arrival], max_concurrency: int | None
+    ) -> RunLog:
+        """Run a workload to its end.
+
+        Raises
+        ------
+        SpecError
+            If a closed loop is asked for by the wall clock, which releases requests by time only.
+        """
+        from schedlab.gpu_backend.clock import WallClock
+        from schedlab.gpu_backend.replay import replay
+
+        if not isinstance(self._clock, WallClock):
+            return simulate(engine, arrivals, max_concurrency)
+        if max_concurrency is not None:
+            raise SpecError("workload.max_concurrency: use real.clock virtual for a closed loop")
+        return replay(engine, arrivals, self._clock)
+
+    def describe(self) -> dict[str, object]:
+        """Return device, clock and where the time went."""
+        steps = self.executor.steps
+        return {
+            "device": self._real.device,
+            **({"threads": self._real.threads} if self._real.device == "cpu" else {}),
+            "clock": self._clock.mode,
+            "weights": self._real.weights or "seeded random",
+            "graph_buckets": list(self.executor.runner.graph_buckets),
+            "device_s": sum(step.device_ns for step in steps) / 1e9,
+            "prepare_s": sum(step.prepare_ns for step in steps) / 1e9,
+            "overhead_s": sum(step.overhead_ns for step in steps) / 1e9,
+        }
+
+
+def open_backend(
+    spec: ExperimentSpec, config: EngineConfig, cost_model: CostModel, overhead: SchedulingOverhead
+) -> RealBackend:
+    """Put the experiment's model on its device.
+
+    Raises
+    ------
+    SpecError
+        If torch or the device is missing, or the model does not fit.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise SpecError(
+            "backend: real needs torch, which is not installed: pip install 'schedlab[gpu]' (on a "
+            "machine without an NVIDIA GPU, install a CPU build of torch first)"
+        ) from error
+    from schedlab.gpu_backend.clock import ModelledClock, VirtualClock, WallClock
+    from schedlab.gpu_backend.executor import TorchExecutor
+
+    real = spec.real
+    clock: Clock
+    if real.clock == "modelled":
+        clock = ModelledClock(cost_model, overhead)
+    else:
+        clock = WallClock() if real.clock == "wall" else VirtualClock()
+    estimate_step_ns = SimExecutor(cost_model, overhead).estimate_step_ns
+    torch.set_num_threads(real.threads)
+    runner = _runner(
+        spec.model, config, spec.engine.dtype, spec.seed, real.device, real.weights,
+        real.temperature, real.cuda_graphs,
+    )  # fmt: skip
+    executor = TorchExecutor(
+        runner, config, clock, estimate_step_ns=estimate_step_ns, seed=spec.seed
+    )
+    return RealBackend(executor, clock, real)
+
+
+@lru_cache(maxsize=1)
+def _runner(
+    model: str,
+    config: EngineConfig,
+    dtype: str,
+    seed: int,
+    device: str,
+    weights: str | None,
+    temperature: float,
+    use_graphs: bool,
+) -> ModelRunner:
+    """Load weights and allocate the cache once for all runs of a comparison."""
+    from schedlab.gpu_backend.runner import open_runner
+
+    return open_runner(
+        model,
+        config,
+        device=device,
+        dtype=dtype,
+        weights=Path(weights) if weights else None,
+        seed=seed,
+        temperature=temperature,
+        use_graphs=use_graphs,
+    )

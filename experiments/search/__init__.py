@@ -1,0 +1,1 @@
+"""Search over experiments: the highest rate under a target, the best limits."""

@@ -1,0 +1,249 @@
+"""The largest value of a key within bars, e.g. the highest rate that meets a latency target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schedlab.experiments.analysis.rate_curves import SATURATED, is_saturated
+from schedlab.experiments.results.tables import Row
+from schedlab.experiments.search.bracket import Bracket, Probe, Search, bracket
+from schedlab.experiments.search.evaluate import (
+    Bar,
+    Evaluator,
+    Metrics,
+    bars_of,
+    label_of,
+    with_values,
+)
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.search import Find
+from schedlab.experiments.specification.sweep import Point, points
+from schedlab.experiments.statistics import Estimate, estimate, paired_change, verdict
+from schedlab.sim.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to at one setting of the sweep.
+
+    Attributes
+    ----------
+    label : str
+        The setting.
+    brackets : tuple of Bracket
+        One a replication, each searched with its own seed.
+    metrics : tuple of mapping
+        Metrics of each replication at its answer.
+    remarks : tuple of str
+        What a reader of the answer must know.
+    """
+
+    label: str
+    brackets: tuple[Bracket, ...]
+    metrics: tuple[Metrics, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def values(self) -> list[float]:
+        """The answer of each replication."""
+        return [one.value for one in self.brackets]
+
+    @property
+    def value(self) -> Estimate:
+        """Mean of the answers, and half its 95 % confidence interval."""
+        return estimate(self.values)
+
+    @property
+    def bound(self) -> str:
+        """``at least`` or ``below`` if the answer of a replication lies beyond what was tried."""
+        return next((one.bound for one in self.brackets if one.bound), "")
+
+
+def find(spec: ExperimentSpec, evaluator: Evaluator) -> list[Found]:
+    """Search the largest value within the bars, for every setting of the sweep.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        An experiment with a `find` section.
+    evaluator : Evaluator
+        Runs what is asked.
+
+    Returns
+    -------
+    list of Found
+        One a setting. Each replication is searched alone, with its seed at every value (common
+        random numbers), so that the spread of the answers is the uncertainty of the answer.
+
+    Raises
+    ------
+    SpecError
+        If there is no such section, or a value of the range is not allowed.
+    SchedlabError
+        If a run fails.
+    """
+    if spec.find is None:
+        raise SpecError("find: is required here, e.g. max workload.request_rate subject to ...")
+    return find_all(points(spec), spec.find, evaluator)
+
+
+def find_all(todo: Sequence[Point], asked: Find, evaluator: Evaluator) -> list[Found]:
+    """Search at several points at the same time.
+
+    Parameters
+    ----------
+    todo : sequence of Point
+        Settings with their replications.
+    asked : Find
+        What is searched.
+    evaluator : Evaluator
+        Runs what is asked.
+
+    Returns
+    -------
+    list of Found
+        One a setting, in order.
+    """
+    bars = bars_of(asked.at_most, asked.at_least)
+    brackets = _search_all(todo, asked, bars, evaluator)
+    at_answer = evaluator.metrics(
+        [_point(point, asked, one.value) for point, one in zip(todo, brackets, strict=True)]
+    )
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, point in enumerate(todo):
+        groups.setdefault((point.label, *point.settings.values()), []).append(i)
+    found = []
+    for members in groups.values():
+        of = tuple(brackets[i] for i in members)
+        metrics = tuple(at_answer[i] for i in members)
+        first = todo[members[0]]
+        remarks = _remarks(bars, of, metrics, is_part=first.spec.measure is not None)
+        found.append(Found(first.label, of, metrics, tuple(remarks)))
+    return found
+
+
+def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:
+    """Hold every setting against the first: a sentence each.
+
+    Parameters
+    ----------
+    asked : Find
+        What was searched.
+    found : sequence of Found
+        The answers.
+
+    Returns
+    -------
+    list of str
+        None for one replication, or where an answer lies beyond what was tried.
+    """
+    first, *others = found
+    if len(first.brackets) < 2:
+        return []
+    return [
+        verdict(
+            one.label, first.label, asked.maximize, paired_change(one.values, first.values), True
+        )
+        for one in others
+        if not one.bound and not first.bound
+    ]
+
+
+def _search_all(
+    todo: Sequence[Point], asked: Find, bars: Sequence[Bar], evaluator: Evaluator
+) -> list[Bracket]:
+    """Let every search take a step at a time, and run what all of them ask for together."""
+    whole = _is_whole(todo[0].spec, asked)
+    searches: dict[int, Search] = {}
+    wanted: dict[int, list[float]] = {}
+    answers: dict[int, Bracket] = {}
+    for i, point in enumerate(todo):
+        start = _present(point.spec, asked.maximize)
+        searches[i] = bracket(asked.between, start or 1.0, asked.tolerance, whole)
+        wanted[i] = next(searches[i])
+    while wanted:
+        pairs = [(i, value) for i, values in wanted.items() for value in values]
+        metrics = evaluator.metrics([_point(todo[i], asked, value, whole) for i, value in pairs])
+        probes: dict[int, list[Probe]] = {i: [] for i in wanted}
+        for (i, value), one in zip(pairs, metrics, strict=True):
+            probes[i].append(Probe(value, tuple(bar.excess(one) for bar in bars)))
+        wanted = {}
+        for i, tried in probes.items():
+            try:
+                wanted[i] = searches[i].send(tried)
+            except StopIteration as end:
+                answers[i] = end.value
+    return [answers[i] for i in range(len(todo))]
+
+
+def _point(
+    point: Point, asked: Find, value: float, whole: bool | None = None
+) -> tuple[ExperimentSpec, str]:
+    whole = _is_whole(point.spec, asked) if whole is None else whole
+    values = {asked.maximize: int(value) if whole else float(f"{value:.6g}")}
+    swept = point.label if point.settings else ""
+    return with_values(point.spec, values), label_of(swept, values)
+
+
+def _present(spec: ExperimentSpec, key: str) -> float | None:
+    data: object = spec.to_data()
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    if not isinstance(data, int | float) or isinstance(data, bool):
+        return None
+    return float(data) if 0 < data < math.inf else None
+
+
+def _is_whole(spec: ExperimentSpec, asked: Find) -> bool:
+    """Say whether a key takes integers only: then it refuses a number in between."""
+    low = asked.between[0] if asked.between else 1.0
+    try:
+        with_values(spec, {asked.maximize: int(low) + 0.5})
+    except SpecError:
+        with_values(spec, {asked.maximize: max(1, int(low))})  # what else is wrong is told
+        return True
+    return False
+
+
+def _remarks(
+    bars: Sequence[Bar],
+    brackets: Sequence[Bracket],
+    metrics: Sequence[Metrics],
+    is_part: bool,
+) -> list[str]:
+    """Return what a reader must know; `is_part` says that only a part of a run is measured."""
+    remarks = []
+    again = sorted({value for one in brackets for value in one.holds_again})
+    if again:
+        first = min(one.above for one in brackets if one.holds_again)
+        remarks.append(
+            f"NOT MONOTONE: a bar breaks at {first:.4g} and all hold again at "
+            f"{', '.join(f'{value:.4g}' for value in again[:3])}; the answer is below the first "
+            "break"
+        )
+    for i, bar in enumerate(bars):
+        falls = [(low, high) for one in brackets for low, high in one.falls(i)]
+        if falls:
+            low, high = max(falls, key=lambda pair: pair[0].excess[i] - pair[1].excess[i])
+            sign = 1.0 if bar.at_most else -1.0
+            remarks.append(
+                f"{bar.metric} is not monotone over what was tried: most from "
+                f"{bar.bound + sign * low.excess[i]:.4g} at {low.value:.4g} to "
+                f"{bar.bound + sign * high.excess[i]:.4g} at {high.value:.4g}"
+            )
+    if any(one.bound == "at least" for one in brackets):
+        remarks.append("no bar breaks up to the largest value tried")
+    if any(one.bound == "below" for one in brackets):
+        remarks.append("a bar breaks at the smallest value tried already")
+    means = {name: estimate([one[name] for one in metrics]) for name in metrics[0]}
+    row = Row("", "", {}, len(metrics), means)
+    # Where only a part is measured, what leaves inside stands beside what arrives inside.
+    behind = row.mean("offered_request_rate") > SATURATED * row.mean("request_throughput")
+    if behind if is_part else is_saturated(row):
+        remarks.append(
+            f"requests arrive more than {100 * SATURATED - 100:.0f} % faster than served at the "
+            "answer: it depends on the length of the run, and a longer one gives less"
+        )
+    return remarks

@@ -1,0 +1,179 @@
+"""What `find` and `tune` came to: tables, sentences and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from schedlab.experiments.search.evaluate import bars_of
+from schedlab.experiments.search.find import Found
+from schedlab.experiments.search.tune import Trial, Tuned
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.identity import spec_hash
+from schedlab.sim.files import write_text
+
+Data = dict[str, Any]
+
+_SHOWN_TRIALS = 10
+
+
+def find_rows(found: Sequence[Found]) -> list[tuple[str, ...]]:
+    """Return a row a setting: its answer, and between what it lies."""
+    rows: list[tuple[str, ...]] = []
+    for one in found:
+        beyond = {"at least": ">= ", "below": "< "}.get(one.bound, "")
+        above = [bracket.above for bracket in one.brackets]
+        holds = ["-" if b.bound == "below" else f"{b.value:.4g}" for b in one.brackets]
+        half_width = None if one.bound else one.value.half_width
+        rows.append(
+            (
+                one.label,
+                beyond + _interval(one.value.mean, half_width),
+                ", ".join(holds),
+                ", ".join("-" if math.isinf(value) else f"{value:.4g}" for value in above),
+            )
+        )
+    return rows
+
+
+def find_lines(spec: ExperimentSpec, found: Sequence[Found]) -> list[str]:
+    """Return what to say under the table: what was asked, how surely, and what is odd."""
+    asked = spec.find
+    assert asked is not None
+    bars = " and ".join(map(str, bars_of(asked.at_most, asked.at_least)))
+    lines = [f"largest {asked.maximize} at which {bars} ({_requests(spec)})"]
+    if spec.replications > 1:
+        lines.append(
+            f"mean ± 95 % interval over {spec.replications} seeds, each searched alone to within "
+            f"{100 * asked.tolerance:g} %"
+        )
+    else:
+        lines.append(
+            f"one seed, searched to within {100 * asked.tolerance:g} %: no interval; set "
+            "replications to 5 or more"
+        )
+    return lines + [f"{one.label}: {remark}" for one in found for remark in one.remarks]
+
+
+def find_data(
+    spec: ExperimentSpec, found: Sequence[Found], told: Sequence[str], num_runs: int
+) -> Data:
+    """Return the same for JSON, with every value that was tried."""
+    assert spec.find is not None
+    bars = bars_of(spec.find.at_most, spec.find.at_least)
+    return {
+        "name": spec.name,
+        "spec_hash": spec_hash(spec),
+        "find": spec.find.model_dump(),
+        "num_runs": num_runs,
+        "settings": [
+            {
+                "label": one.label,
+                "mean": one.value.mean,
+                "ci95": _finite(one.value.half_width),
+                "bound": one.bound or None,
+                "replications": [
+                    {
+                        "value": bracket.value,
+                        "breaks_at": _finite(bracket.above),
+                        "tried": [
+                            {
+                                "value": probe.value,
+                                "excess": {
+                                    str(bar): _finite(excess)
+                                    for bar, excess in zip(bars, probe.excess, strict=True)
+                                },
+                            }
+                            for probe in bracket.probes
+                        ],
+                    }
+                    for bracket in one.brackets
+                ],
+                "remarks": list(one.remarks),
+            }
+            for one in found
+        ],
+        "verdicts": list(told),
+    }
+
+
+def tune_rows(tuned: Tuned) -> list[tuple[str, ...]]:
+    """Return a row for each of the best settings tried."""
+    return [
+        (
+            *(f"{value:g}" for value in trial.values.values()),
+            _interval(trial.goal.mean, trial.goal.half_width),
+            "hold" if trial.holds else f"broken by {100 * max(trial.excess):.0f} %",
+        )
+        for trial in tuned.trials[:_SHOWN_TRIALS]
+    ]
+
+
+def tune_lines(spec: ExperimentSpec, tuned: Tuned) -> list[str]:
+    """Return what to say under the table: the winner on new seeds, and what is odd."""
+    asked = spec.tune
+    assert asked is not None
+    bars = " and ".join(map(str, bars_of(asked.at_most, asked.at_least))) or "no bars"
+    invalid = f", {tuned.num_invalid} not allowed" if tuned.num_invalid else ""
+    lines = [
+        f"{len(tuned.trials)} settings tried{invalid}; maximized: {asked.maximize} within {bars} "
+        f"({_requests(spec)})"
+    ]
+    for title, trial in (("best", tuned.best), ("given", tuned.given)):
+        if trial is not None:
+            values = ", ".join(f"{key}={value:g}" for key, value in trial.values.items())
+            goal = _interval(trial.goal.mean, trial.goal.half_width)
+            held = "bars hold" if trial.holds else "A BAR BREAKS"
+            lines.append(f"{title}: {values}: {goal}, {held} (on {len(trial.goals)} new seeds)")
+    return [*lines, tuned.verdict, *tuned.remarks]
+
+
+def tune_data(spec: ExperimentSpec, tuned: Tuned, num_runs: int) -> Data:
+    """Return the same for JSON, with every setting that was tried."""
+    assert spec.tune is not None
+
+    def plain(trial: Trial | None) -> Data | None:
+        if trial is None:
+            return None
+        data = asdict(trial)
+        data["excess"] = [_finite(excess) for excess in trial.excess]
+        data["goals"] = [_finite(goal) for goal in trial.goals]
+        return {**data, "holds": trial.holds}
+
+    return {
+        "name": spec.name,
+        "spec_hash": spec_hash(spec),
+        "tune": spec.tune.model_dump(),
+        "num_runs": num_runs,
+        "num_invalid": tuned.num_invalid,
+        "best_on_new_seeds": plain(tuned.best),
+        "given_on_new_seeds": plain(tuned.given),
+        "verdict": tuned.verdict,
+        "remarks": list(tuned.remarks),
+        "tried": [plain(trial) for trial in tuned.trials],
+    }
+
+
+def write_json(data: Data, path: Path) -> None:
+    """Write a report, whole or not at all."""
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def _requests(spec: ExperimentSpec) -> str:
+    number = spec.workload.num_requests
+    length = "the whole trace" if number is None else f"{number} requests a run"
+    return length if spec.measure is None else f"{length}, a part measured"
+
+
+def _interval(mean: float, half_width: float | None) -> str:
+    if half_width is None:
+        return f"{mean:.4g}"
+    return f"{mean:.4g} ± {float(f'{half_width:.2g}'):g}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,301 @@
+"""The best values of a few numbers within bars: coarse to fine, then confirmed on new seeds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from schedlab.experiments.search.evaluate import Evaluator, Metrics, bars_of, label_of, with_values
+from schedlab.experiments.search.find import find_all
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.search import Find, Tune
+from schedlab.experiments.specification.sweep import Point, points
+from schedlab.experiments.statistics import Estimate, estimate, paired_change, verdict
+from schedlab.sim.errors import SpecError
+
+Values = tuple[float, ...]
+"""A value for each key of `over`, in its order."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting that was tried.
+
+    Attributes
+    ----------
+    values : mapping of str to float
+        Key to value.
+    goals : tuple of float
+        What is maximized, one a replication.
+    excess : tuple of float
+        By how much each bar is broken on average, as a share of the bar; <= 0 holds.
+    """
+
+    values: Mapping[str, float]
+    goals: tuple[float, ...]
+    excess: tuple[float, ...]
+
+    @property
+    def goal(self) -> Estimate:
+        """Mean of what is maximized, and half its 95 % confidence interval."""
+        return estimate(self.goals)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every bar holds on average over the replications."""
+        return all(excess <= 0.0 for excess in self.excess)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What is better is larger: bars held first, then the goal, else the smaller excess."""
+        if self.holds:
+            mean = self.goal.mean
+            return True, mean if not math.isnan(mean) else -math.inf
+        return False, -max(self.excess)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning came to.
+
+    Attributes
+    ----------
+    trials : tuple of Trial
+        Everything tried, best first; on the seeds of the experiment.
+    num_invalid : int
+        Combinations that are not allowed together, and were left out.
+    best : Trial
+        The winner on seeds it was not chosen by.
+    given : Trial or None
+        The experiment's own values on the same new seeds; None if they are the winner.
+    verdict : str
+        How the two compare.
+    remarks : tuple of str
+        What a reader must know.
+    """
+
+    trials: tuple[Trial, ...]
+    num_invalid: int
+    best: Trial
+    given: Trial | None
+    verdict: str
+    remarks: tuple[str, ...]
+
+
+def tune(spec: ExperimentSpec, evaluator: Evaluator) -> Tuned:
+    """Search the best setting of the keys of a `tune` section.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        An experiment with a `tune` section and without a sweep.
+    evaluator : Evaluator
+        Runs what is asked.
+
+    Returns
+    -------
+    Tuned
+        A grid of `levels` values a key, evenly spaced on a logarithmic scale; then the
+        neighbours of the best at half the spacing, again and again until they differ by no more
+        than the tolerance, nothing is new, or `max_settings` were tried. All settings meet the same
+        seeds. The winner and the experiment's own values are then run on new seeds: chosen as
+        the best of many, a winner looks better on the seeds it won by than it is.
+
+    Raises
+    ------
+    SpecError
+        If there is no such section, there is a sweep, or no combination is allowed.
+    SchedlabError
+        If a run fails.
+    """
+    asked = spec.tune
+    if asked is None:
+        raise SpecError("tune: is required here, e.g. {maximize: ..., over: {...}}")
+    if spec.sweep:
+        raise SpecError("tune takes one experiment without a sweep; e.g. override sweep={}")
+    search = _Search(spec, asked, evaluator)
+    steps = [
+        (high / low) ** (1 / (asked.levels - 1)) if asked.levels > 1 else high / low
+        for low, high in asked.over.values()
+    ]
+    axes = [
+        [low * step**i for i in range(asked.levels)]
+        for (low, _), step in zip(asked.over.values(), steps, strict=True)
+    ]
+    search.try_all(itertools.product(*axes))
+    if not search.trials:
+        raise SpecError(f"tune.over: no combination of values is allowed: {search.last_error}")
+    while max(steps) > 1 + asked.tolerance:
+        steps = [math.sqrt(step) for step in steps]
+        centre = search.best_values()
+        around = itertools.product(*((v / s, v, v * s) for v, s in zip(centre, steps, strict=True)))
+        search.try_all(around)
+    return _confirmed(spec, asked, search, evaluator)
+
+
+class _Search:
+    """Settings tried so far, each once."""
+
+    def __init__(self, spec: ExperimentSpec, asked: Tune, evaluator: Evaluator) -> None:
+        self._spec, self._asked, self._evaluator = spec, asked, evaluator
+        self._whole = [_is_whole(spec, key, low) for key, (low, _) in asked.over.items()]
+        self.trials: dict[Values, Trial] = {}
+        self.num_invalid = 0
+        self.is_cut = False
+        self.last_error = ""
+        self._invalid: set[Values] = set()
+
+    def best_values(self) -> Values:
+        return max(self.trials, key=lambda values: self.trials[values].rank)
+
+    def try_all(self, combinations: itertools.product[Values]) -> None:
+        allowed: dict[Values, ExperimentSpec] = {}
+        for combination in combinations:
+            values = self._rounded(combination)
+            if values in self.trials or values in allowed or values in self._invalid:
+                continue
+            try:
+                allowed[values] = with_values(self._spec, self._named(values))
+            except SpecError as error:
+                self._invalid.add(values)
+                self.num_invalid += 1
+                self.last_error = str(error)
+        room = self._asked.max_settings - len(self.trials)
+        if len(allowed) > room:
+            self.is_cut = True
+            allowed = dict(list(allowed.items())[:room])
+        trials = evaluate(list(allowed.values()), self._asked, self._evaluator)
+        self.trials |= dict(zip(allowed, trials, strict=True))
+
+    def _rounded(self, combination: Values) -> Values:
+        bounded = [
+            min(max(value, low), high)
+            for value, (low, high) in zip(combination, self._asked.over.values(), strict=True)
+        ]
+        return tuple(
+            float(round(value)) if whole else float(f"{value:.4g}")
+            for value, whole in zip(bounded, self._whole, strict=True)
+        )
+
+    def _named(self, values: Values) -> dict[str, float]:
+        return {
+            key: int(value) if whole else value
+            for key, value, whole in zip(self._asked.over, values, self._whole, strict=True)
+        }
+
+
+def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, evaluator: Evaluator) -> list[Trial]:
+    """Run settings with all replications and weigh them.
+
+    Parameters
+    ----------
+    specs : sequence of ExperimentSpec
+        The settings.
+    asked : Tune
+        What is maximized, and the bars.
+    evaluator : Evaluator
+        Runs what is asked.
+
+    Returns
+    -------
+    list of Trial
+        One a setting.
+    """
+    values = [{key: _value(spec, key) for key in asked.over} for spec in specs]
+    expanded = [
+        Point(point.spec, {"setting": label}, point.replication, label, "")
+        for spec, label in zip(specs, [label_of("", v) for v in values], strict=True)
+        for point in points(spec)
+    ]
+    bars = bars_of(asked.at_most, asked.at_least)
+    if "." in asked.maximize:
+        found = find_all(expanded, _as_find(asked), evaluator) if expanded else []
+        # Within the bars by construction, but for a setting that breaks one at the least value.
+        return [
+            Trial(v, tuple(one.values), (1.0 if one.bound == "below" else 0.0,))
+            for v, one in zip(values, found, strict=True)
+        ]
+    metrics = evaluator.metrics([(point.spec, point.label) for point in expanded])
+    num = len(expanded) // max(len(specs), 1)
+    trials = []
+    for i, v in enumerate(values):
+        own: Sequence[Metrics] = metrics[i * num : (i + 1) * num]
+        goals = tuple(float(one[asked.maximize]) for one in own)
+        excess = tuple(
+            math.fsum(bar.excess(one) for one in own) / num / (abs(bar.bound) or 1.0)
+            for bar in bars
+        )
+        trials.append(Trial(v, goals, excess))
+    return trials
+
+
+def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, evaluator: Evaluator) -> Tuned:
+    ordered = sorted(search.trials.values(), key=lambda trial: trial.rank, reverse=True)
+    fresh = spec.model_copy(update={"seed": spec.seed + spec.replications})
+    own = {key: _value(spec, key) for key in asked.over}
+    winner = dict(ordered[0].values)
+    settings = [winner] if own == winner else [winner, own]
+    best, *others = evaluate(
+        [with_values(fresh, {k: _plain(v) for k, v in one.items()}) for one in settings],
+        asked, evaluator,
+    )  # fmt: skip
+    given = others[0] if others else None
+    told = "the experiment's own values are the best found"
+    if given is not None:
+        names = label_of("", best.values), f"the given {label_of('', given.values)}"
+        told = "no verdict from one run; set replications to 5 or more"
+        if len(best.goals) > 1:
+            told = verdict(*names, asked.maximize, paired_change(best.goals, given.goals), True)
+        if not given.holds:
+            told += " (which breaks a bar)"
+    remarks = []
+    if not ordered[0].holds:
+        remarks.append("NO SETTING HOLDS ALL BARS; this one breaks them least")
+    elif not best.holds:
+        remarks.append("the winner breaks a bar on new seeds: it holds by luck only")
+    for key, (low, high) in asked.over.items():
+        if best.values[key] in (low, high):
+            remarks.append(f"{key} is best at the end of its range: the best may lie beyond")
+    alike = [t for t in ordered[1:] if t.holds and len(t.goals) > 1 and _alike(ordered[0], t)]
+    if alike:
+        remarks.append(
+            f"{len(alike)} other settings are not shown to be worse, e.g. "
+            + "; ".join(label_of("", trial.values) for trial in alike[:3])
+        )
+    if search.is_cut:
+        remarks.append(f"stopped after {asked.max_settings} settings (tune.max_settings)")
+    return Tuned(tuple(ordered), search.num_invalid, best, given, told, tuple(remarks))
+
+
+def _alike(best: Trial, other: Trial) -> bool:
+    change = paired_change(other.goals, best.goals)
+    return not change.high < 0.0
+
+
+def _as_find(asked: Tune) -> Find:
+    return Find(
+        maximize=asked.maximize,
+        between=asked.between,
+        at_most=asked.at_most,
+        at_least=asked.at_least,
+    )
+
+
+def _value(spec: ExperimentSpec, key: str) -> float:
+    data: object = spec.to_data()
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    if not isinstance(data, int | float):
+        raise SpecError(f"tune.over: {key} has no number in this experiment to start from")
+    return data
+
+
+def _is_whole(spec: ExperimentSpec, key: str, low: float) -> bool:
+    """Say whether a key takes integers only."""
+    return isinstance(_value(spec, key), int) and not isinstance(low, bool)
+
+
+def _plain(value: float) -> float:
+    return int(value) if float(value).is_integer() else value

@@ -1,0 +1,188 @@
+"""Checks of a specification against what exists: policies, predictors, models, GPUs, traces."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from schedlab.experiments.specification.arrivals import Arrivals
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.lengths import Lengths
+from schedlab.experiments.specification.paths import is_preset, is_published
+from schedlab.experiments.specification.yaml_lines import KeyPath
+from schedlab.sim.errors import SpecError, TraceError, nearest
+
+_LENGTHS = ("prompt_tokens", "output_tokens")
+
+Fail = Callable[[KeyPath, str], NoReturn]
+
+_PUBLIC_TRACES = {
+    "AzureLLMInferenceTrace": "the GitHub repository Azure/AzurePublicDataset, folder data",
+    "conversation_trace": "the GitHub repository kvcache-ai/Mooncake, FAST25-release",
+    "BurstGPT": "the GitHub repository HPMLL/BurstGPT, folder data or releases",
+    "ShareGPT": "the Hugging Face dataset anon8231489123/ShareGPT_Vicuna_unfiltered",
+}
+
+
+def check_names(spec: ExperimentSpec, fail: Fail) -> None:
+    """Check that everything a specification names exists and takes the knobs it is given.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        A specification that fits the schema.
+    fail : callable
+        Called with the key at fault and what is wrong with it; must raise.
+    """
+    from schedlab.sim.hardware.gpus import gpu
+    from schedlab.sim.hardware.models import model
+
+    for key, find in (("model", model), ("hardware", gpu)):
+        try:
+            find(getattr(spec, key))
+        except SpecError as error:
+            fail((key,), str(error))
+    profile = spec.cost_model.profile
+    if profile is not None and not Path(profile).is_dir():
+        fail(
+            ("cost_model",),
+            f"{profile} is no profile folder (schedlab calibrate measures one, schedlab profile "
+            "import reads another project's); "
+            f"{nearest(Path(profile).name, ['roofline'])}",
+        )
+    _check_policy(spec, fail)
+    _check_workload(spec, fail)
+    _check_trace(spec, fail)
+
+
+def _check_policy(spec: ExperimentSpec, fail: Fail) -> None:
+    from schedlab.policies import registry
+    from schedlab.policies.predictors import registry as predictors
+
+    policy, predictor = spec.policy, spec.policy.predictor
+    try:
+        cls = registry.policy_class(policy.name)
+    except SpecError as error:
+        fail(("policy", "name"), str(error))
+    _check_knobs(("policy",), policy.name, policy.knobs, list(cls.knobs()), fail)
+    try:
+        made = registry.make(policy.name, **policy.knobs)
+    except SpecError as error:
+        fail(("policy",), str(error))
+    if predictor is None:
+        if made.needs_prediction:  # of a wrapper, what it wraps
+            fail(("policy",), f"{policy.name} needs predictions; add policy.predictor: oracle")
+        return
+    path: KeyPath = ("policy", "predictor")
+    try:
+        known = list(predictors.predictor_class(predictor.name).knobs())
+    except SpecError as error:
+        fail((*path, "name"), str(error))
+    _check_knobs(path, predictor.name, predictor.knobs, known, fail)
+    try:
+        predictors.make(predictor.name, **predictor.knobs)
+    except SpecError as error:
+        fail(path, str(error))
+
+
+def _check_knobs(
+    path: KeyPath, name: str, given: dict[str, object], known: list[str], fail: Fail
+) -> None:
+    for knob in given:
+        if knob not in known:
+            fail((*path, knob), f"{name} has no such knob; {nearest(knob, known)}")
+
+
+def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
+    from schedlab.traces.arrivals import PROCESSES, process
+    from schedlab.traces.lengths import LENGTHS
+    from schedlab.traces.presets import preset
+    from schedlab.traces.readers import READERS
+
+    workload = spec.workload
+    if workload.format not in ("auto", *READERS):
+        fail(
+            ("workload", "format"),
+            f"unknown format {workload.format!r}; {nearest(workload.format, ['auto', *READERS])}",
+        )
+    processes: dict[KeyPath, Arrivals | None] = {("workload", "arrivals"): workload.arrivals}
+    places: list[tuple[KeyPath, Lengths | None]] = [
+        (("workload", key), getattr(workload, key)) for key in _LENGTHS
+    ]
+    for name, one in workload.classes.items():
+        path: KeyPath = ("workload", "classes", name)
+        processes[(*path, "arrivals")] = one.arrivals
+        places += [((*path, key), getattr(one, key)) for key in _LENGTHS]
+        if one.trace is not None:
+            try:
+                preset(one.trace)
+            except SpecError as error:
+                fail((*path, "trace"), f"{error} (a class takes its lengths from a preset)")
+    for path, arrivals in processes.items():
+        if arrivals is None:
+            continue
+        name, knobs = arrivals.process, arrivals.knobs
+        known = _parameters(PROCESSES[name]) if name in PROCESSES else []
+        _check_knobs(path, name, knobs, known, fail)
+        if name in PROCESSES:
+            try:
+                process(name, **knobs)
+            except (SpecError, TypeError, ValueError) as error:
+                fail(path, str(error))
+    for path, lengths in places:
+        if lengths is None:
+            continue
+        name, knobs = lengths.distribution, lengths.knobs
+        if name not in LENGTHS:
+            fail(
+                (*path, "distribution"), f"unknown distribution {name!r}; {nearest(name, LENGTHS)}"
+            )
+        _check_knobs(path, name, knobs, _parameters(LENGTHS[name]), fail)
+        try:
+            LENGTHS[name](**knobs)
+        except (SpecError, TypeError, ValueError) as error:
+            fail(path, str(error))
+
+
+def _parameters(function: Callable[..., object]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "seed"]
+
+
+def _check_trace(spec: ExperimentSpec, fail: Fail) -> None:
+    from schedlab.traces.presets import preset
+    from schedlab.traces.published import PUBLISHED, published
+
+    trace = spec.workload.trace
+    if trace is None:
+        return
+    if is_published(trace):
+        try:
+            published(trace).fetched()
+        except TraceError as error:
+            fail(("workload", "trace"), str(error))
+        return
+    if is_preset(trace):
+        try:
+            preset(trace)
+        except SpecError as error:
+            fail(
+                ("workload", "trace"),
+                f"{error}; the path of a file has a folder or a suffix, and schedlab trace fetch "
+                "--list shows the traces of others",
+            )
+        if spec.workload.num_requests is None:
+            fail(("workload",), f"num_requests is required with the preset {trace}")
+        return
+    path = Path(trace)
+    if not path.is_file():
+        source = next((s for stem, s in _PUBLIC_TRACES.items() if path.name.startswith(stem)), "")
+        if unset := re.search(r"\$\{?([A-Za-z_]\w*)", trace):
+            fail(("workload", "trace"), f"the environment variable {unset[1]} is not set: {trace}")
+        hint = f"; download it from {source} and give its path as workload.trace" if source else ""
+        upstream = (one.name for one in PUBLISHED.values() if one.url.endswith(f"/{path.name}"))
+        if name := next(upstream, None):
+            hint += f", or: schedlab trace fetch {name}, and workload.trace: {name}"
+        fail(("workload", "trace"), f"no such file: {path}{hint}")

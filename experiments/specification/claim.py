@@ -1,0 +1,116 @@
+"""The claim section of a specification: what a paper says, and what would confirm it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from schedlab.experiments.specification.fields import Finite, Named, Section, shorthand
+
+
+def _pair(value: object) -> object:
+    """Read a lone number as a band without width, and a list as a pair."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value), float(value)
+    if isinstance(value, list):
+        return tuple(
+            float(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value
+        )
+    return value
+
+
+Band = Annotated[tuple[float, float], BeforeValidator(_pair)]
+Compare = Literal["value", "ratio", "increase", "reduction", "difference"]
+
+
+class Measure(Named):
+    """A metric of a run, e.g. `p99_ttft_ms` or `{name: finished_within, seconds: 600}`."""
+
+    name: str = Field(min_length=1, description="A metric, or a measure (metrics page).")
+
+
+class Capacity(Section):
+    """The largest value of a swept key at which every bar holds."""
+
+    over: str = Field(
+        min_length=1,
+        description="Swept key with rising numbers, e.g. `workload.request_rate`; between the "
+        "last that holds and the first that does not, the bar is interpolated.",
+    )
+    at_most: dict[str, Finite] = Field(
+        default_factory=dict, description="Metric to the most it may be."
+    )
+    at_least: dict[str, Finite] = Field(
+        default_factory=dict, description="Metric to the least it may be."
+    )
+
+    @model_validator(mode="after")
+    def _some_bar(self) -> Capacity:
+        if not self.at_most and not self.at_least:
+            raise ValueError("give at_most or at_least: a capacity needs a bar")
+        return self
+
+
+class Figure(Section):
+    """One number of the paper, what it is measured by here, and when it counts as confirmed."""
+
+    name: str = Field(min_length=1, description="What the number is, as tables show it.")
+    metric: Annotated[Measure, shorthand("name")] | None = Field(
+        default=None, description="What is measured, a name or a mapping with its parameters."
+    )
+    capacity: Capacity | None = Field(
+        default=None, description="Measured instead of a metric: the largest load within bars."
+    )
+    of: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Swept key to its value (or a part of it that tells it apart) where the "
+        "claimed thing is.",
+    )
+    against: dict[str, Any] | None = Field(
+        default=None, description="The same where the thing compared with is."
+    )
+    at: dict[str, Any] = Field(
+        default_factory=dict, description="Swept keys and values that both have in common."
+    )
+    compare: Compare = Field(
+        default="value",
+        description="`value` of; `ratio` of / against; `increase` of / against - 1; `reduction` "
+        "1 - of / against; `difference` of - against.",
+    )
+    paper: Band | None = Field(
+        default=None, description="What the source says, a number or a band; absent if nothing."
+    )
+    accept: Band = Field(description="Band in which the number counts as reproduced.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Figure:
+        if (self.metric is None) == (self.capacity is None):
+            raise ValueError("give either metric or capacity")
+        if (self.against is None) != (self.compare == "value"):
+            raise ValueError(
+                f"compare: {self.compare} "
+                + ("takes no against" if self.against else "needs against")
+            )
+        for key in ("paper", "accept"):
+            band = getattr(self, key)
+            if band is not None and not band[0] <= band[1]:
+                raise ValueError(f"{key} must go from low to high, got {list(band)}")
+        return self
+
+
+class Claim(Section):
+    """What a paper says of a system; `schedlab claims` holds it against the runs."""
+
+    system: str = Field(min_length=1, description="Name of the system in tables.")
+    statement: str = Field(min_length=1, description="The claim in a sentence, as its source has.")
+    source: str = Field(min_length=1, description="Where it stands.")
+    scaled_down: str = Field(
+        min_length=1, description="What differs from the source's setup, and why; or `nothing`."
+    )
+    comment: str | None = Field(
+        default=None, description="What a reader of the verdicts should know."
+    )
+    figures: Annotated[list[Figure], Field(min_length=1)] = Field(
+        description="The numbers that are checked."
+    )

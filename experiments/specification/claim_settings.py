@@ -1,0 +1,188 @@
+"""From the figures of a claim to the runs that they need."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from schedlab.experiments.specification.claim import Figure, Measure
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.yaml_lines import KeyPath
+from schedlab.sim.errors import nearest
+from schedlab.sim.metrics.measures import MEASURES
+from schedlab.sim.metrics.metrics import metric_names
+
+Fail = Callable[[KeyPath, str], NoReturn]
+Setting = tuple[int, ...]
+"""Which value each swept key has, by its index in the list, in the order of the sweep."""
+
+
+def check_claim(spec: ExperimentSpec, fail: Fail) -> None:
+    """Check that a claim names metrics that exist and settings that its sweep contains.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        An experiment with a claim.
+    fail : callable
+        Called with the key at fault and what is wrong with it; must raise.
+    """
+    assert spec.claim is not None
+    if spec.replications < 2:
+        fail(("replications",), "a claim needs at least 2: an interval comes from several seeds")
+    seen: set[str] = set()
+    for i, figure in enumerate(spec.claim.figures):
+        path: KeyPath = ("claim", "figures", i)
+        if figure.name in seen:
+            fail((*path, "name"), f"two figures are called {figure.name!r}")
+        seen.add(figure.name)
+        for key, measure in _measures(figure):
+            _check_measure(measure, (*path, *key), fail)
+        for side in ("of", "against"):
+            if getattr(figure, side) is not None:
+                _resolve(spec, figure, side, path, fail)
+
+
+def settings_of(spec: ExperimentSpec, figure: Figure, side: str) -> list[Setting]:
+    """Return where a figure is measured: one setting, or several along a capacity's key.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        An experiment whose claim `check_claim` has passed.
+    figure : Figure
+        One of its figures.
+    side : {"of", "against"}
+        Which of the two things compared.
+
+    Returns
+    -------
+    list of Setting
+        In the order of the sweep.
+    """
+
+    def fail(path: KeyPath, message: str) -> NoReturn:
+        raise AssertionError(f"{path}: {message}")
+
+    return _resolve(spec, figure, side, ("claim",), fail)
+
+
+def measures_of(figure: Figure) -> list[Measure]:
+    """Return everything that has to be measured in a run for a figure."""
+    return [measure for _, measure in _measures(figure)]
+
+
+def measure_key(measure: Measure) -> str:
+    """Return a text that tells a measure and its parameters from all others."""
+    return json.dumps([measure.name, measure.knobs], sort_keys=True)
+
+
+def setting_index(spec: ExperimentSpec, setting: Setting) -> int:
+    """Return the place of a setting among those of the sweep, the last key varying fastest."""
+    index = 0
+    for values, i in zip(spec.sweep.values(), setting, strict=True):
+        index = index * len(values) + i
+    return index
+
+
+def _measures(figure: Figure) -> list[tuple[KeyPath, Measure]]:
+    if figure.metric is not None:
+        return [(("metric",), figure.metric)]
+    assert figure.capacity is not None
+    return [
+        (("capacity", bar, name), Measure(name=name))
+        for bar in ("at_most", "at_least")
+        for name in getattr(figure.capacity, bar)
+    ]
+
+
+def _check_measure(measure: Measure, path: KeyPath, fail: Fail) -> None:
+    name, knobs = measure.name, measure.knobs
+    if name in MEASURES:
+        known = _parameters(name)
+        for knob in knobs:
+            if knob not in known:
+                fail((*path, knob), f"{name} has no such parameter; {nearest(knob, known)}")
+        absent = [k for k, p in known.items() if p.default is p.empty and k not in knobs]
+        if absent:
+            fail(path, f"{name} needs {', '.join(absent)}")
+    elif name not in metric_names():
+        choices = [*metric_names(), *MEASURES]
+        fail(path, f"no metric is called {name!r}; {nearest(name, choices)}")
+    elif knobs:
+        fail((*path, next(iter(knobs))), f"the metric {name} takes no parameters")
+
+
+@cache
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    parameters = dict(inspect.signature(MEASURES[name]).parameters)
+    del parameters["result"]
+    return parameters
+
+
+def _resolve(
+    spec: ExperimentSpec, figure: Figure, side: str, path: KeyPath, fail: Fail
+) -> list[Setting]:
+    own = getattr(figure, side) or {}
+    both = [key for key in own if key in figure.at]
+    if both:
+        fail((*path, side, both[0]), "is given in `at` as well")
+    over = figure.capacity.over if figure.capacity else None
+    for where, keys in ((side, own), ("at", figure.at)):
+        for key in keys:
+            if key not in spec.sweep:
+                fail((*path, where, key), f"is not swept; {nearest(key, spec.sweep)}")
+    if over is not None and over not in spec.sweep:
+        fail((*path, "capacity", "over"), f"{over} is not swept; {nearest(over, spec.sweep)}")
+    chosen: list[list[int]] = []
+    for key, values in spec.sweep.items():
+        where = side if key in own else "at"
+        given = {**own, **figure.at}
+        if key == over:
+            if key in given:
+                fail((*path, where, key), "is what the capacity is taken over")
+            if not _rise(values):
+                fail((*path, "capacity", "over"), f"the values of {key} must be rising numbers")
+            chosen.append(list(range(len(values))))
+        elif key in given:
+            fits = [i for i, value in enumerate(values) if _fits(given[key], value)]
+            if len(fits) != 1:
+                many = "several values" if fits else "no value"
+                fail((*path, where, key), f"{many} of the sweep fit {_text(given[key])}")
+            chosen.append(fits)
+        elif len(values) == 1:
+            chosen.append([0])
+        else:
+            fail((*path, side), f"must say which {key}, which is swept, or `at` must")
+    grid = np.stack(np.meshgrid(*chosen, indexing="ij"), axis=-1).reshape(-1, len(chosen))
+    return [tuple(row) for row in grid.tolist()] if chosen else [()]
+
+
+def _rise(values: list[Any]) -> bool:
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return numbers and all(a < b for a, b in pairwise(values))
+
+
+def _fits(given: object, value: object) -> bool:
+    """Say whether a value of the sweep is the one given, or has all parts of it."""
+    if given == value:
+        return True
+    if isinstance(value, dict):
+        if isinstance(given, str):
+            return bool(given == value.get("name"))
+        if isinstance(given, dict):
+            return all(key in value and _fits(item, value[key]) for key, item in given.items())
+    if isinstance(given, str) and isinstance(value, str) and Path(value).is_absolute():
+        return given == Path(value).name
+    return isinstance(given, dict) and given == {"name": value}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

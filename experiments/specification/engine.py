@@ -1,0 +1,164 @@
+"""The keys under `engine`: limits, memory and switches of the serving engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from schedlab.experiments.specification.fields import (
+    Count,
+    Data,
+    Finite,
+    Fraction,
+    NonNegative,
+    Section,
+    whole,
+)
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.dtypes import dtype_name
+
+
+class SchedulingOverhead(Section):
+    """CPU time of the scheduler per step, charged beside the kernel time."""
+
+    base_s: NonNegative = Field(default=0.0, description="Seconds a step costs in any case.")
+    per_running_s: NonNegative = Field(default=0.0, description="Seconds per running request.")
+    per_waiting_s: NonNegative = Field(default=0.0, description="Seconds per waiting request.")
+    per_prefill_step_s: NonNegative = Field(
+        default=0.0, description="Seconds more of a step that computes prompt tokens."
+    )
+    first_step_s: NonNegative = Field(
+        default=0.0, description="Seconds more of the very first step, without a warm-up."
+    )
+
+
+def _dtype(value: object) -> object:
+    """Let vLLM's long names (bfloat16, half) stand for the short ones."""
+    try:
+        return dtype_name(value) if isinstance(value, str) and value != "auto" else value
+    except SpecError:
+        return value
+
+
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
+KVDtype = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
+
+
+ENGINE_PROFILES: dict[str, Data] = {
+    "vllm-0.19": {
+        "enable_prefix_caching": True,
+        "scheduler_reserve_full_isl": True,
+        "async_scheduling": True,
+        "arrivals_between_steps": True,
+        "cuda_graph_padding": True,
+        "reserve_null_block": True,
+    }
+}
+"""Switches that together behave like a released engine; keys written beside them win."""
+
+
+class Engine(Section):
+    """Limits and memory of the serving engine; vLLM's names mean what they mean in vLLM."""
+
+    profile: Literal["vllm-0.19"] | None = Field(
+        default=None, description="Switches of a released engine at once; see cost-models.md."
+    )
+    max_num_seqs: Count = Field(default=128, description="Most requests in one step.")
+    max_num_batched_tokens: Count = Field(
+        default=2048, description="Most tokens computed in one step."
+    )
+    block_size: Count = Field(default=16, description="Tokens in a KV block.")
+    gpu_memory_utilization: Fraction = Field(
+        default=0.9, description="Share of device memory the engine may use."
+    )
+    max_model_len: Count | None = Field(
+        default=None,
+        description="Most tokens of a request, prompt and output; "
+        "if absent the model's limit, but no more than the KV cache holds.",
+    )
+    num_gpu_blocks_override: Count | None = Field(
+        default=None, description="KV blocks, instead of the number that follows from memory."
+    )
+    enable_chunked_prefill: bool = Field(
+        default=True, description="Whether a prompt may take many steps."
+    )
+    long_prefill_token_threshold: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
+        default=0, description="Most prompt tokens a request computes in one step; 0 is no limit."
+    )
+    watermark: Annotated[Finite, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="Share of KV blocks kept free when a request is admitted."
+    )
+    scheduler_reserve_full_isl: bool = Field(
+        default=False,
+        description="Admit a request only if its whole sequence fits, not just its first chunk.",
+    )
+    kv_allocator: Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"] = Field(
+        default="paged", description="How KV memory is given out."
+    )
+    enable_prefix_caching: bool = Field(
+        default=False,
+        description="Reuse the KV blocks of equal prefixes and of preempted requests.",
+    )
+    async_scheduling: bool = Field(
+        default=False,
+        description="Plan each step while the one before it runs, without knowing its end.",
+    )
+    arrivals_between_steps: bool = Field(
+        default=False,
+        description="Take requests in when a step ends; validation counts their latency from then.",
+    )
+    cuda_graph_padding: bool = Field(
+        default=False, description="Pad the tokens of a step to the sizes of vLLM's CUDA graphs."
+    )
+    reserve_null_block: bool = Field(
+        default=False, description="Keep one KV block unused, as vLLM does."
+    )
+    preemption_mode: Literal["recompute", "swap"] = Field(
+        default="recompute",
+        description="What becomes of the KV of preempted requests: thrown away and computed "
+        "again, or moved to host memory while there is room.",
+    )
+    swap_space: NonNegative = Field(
+        default=4.0, description="Host memory for swapped KV, GiB on each device."
+    )
+    tensor_parallel_size: Count = Field(default=1, description="Devices a layer is split over.")
+    data_parallel_size: Count = Field(
+        default=1,
+        description="Engines that share the requests and run every step together, as with shared "
+        "experts; all limits are those of one engine.",
+    )
+    dtype: Annotated[Dtype, BeforeValidator(_dtype)] = Field(
+        default="bf16", description="Number format of weights and activations."
+    )
+    kv_cache_dtype: Annotated[KVDtype, BeforeValidator(_dtype)] = Field(
+        default="auto",
+        description="Number format of the KV cache; `auto` is `dtype`, but no less than 16 bits.",
+    )
+    fast_forward: bool = Field(
+        default=True, description="Take steps that cannot differ at once; exact, only faster."
+    )
+    check_horizon: bool = Field(
+        default=False,
+        description="Ask the policy again at every skipped step (slow, for debugging).",
+    )
+    scheduling_overhead: SchedulingOverhead | None = Field(
+        default=None,
+        description="CPU time of scheduling a step; if absent that of the profile, or none.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_profile(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the YAML holds
+        if isinstance(data, dict) and data.get("profile") in ENGINE_PROFILES:
+            return {**ENGINE_PROFILES[data["profile"]], **data}
+        return data
+
+    @model_validator(mode="after")
+    def _budget_holds_the_batch(self) -> Engine:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be >= "
+                f"max_num_seqs ({self.max_num_seqs}): a step decodes one token per request"
+            )
+        return self

@@ -1,0 +1,155 @@
+"""The experiment specification: every key of the YAML, its type, bounds, unit and default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from schedlab.experiments.specification.claim import Claim
+from schedlab.experiments.specification.cost_model import CostModel, CostModelField
+from schedlab.experiments.specification.engine import Engine
+from schedlab.experiments.specification.fields import (
+    Count,
+    Data,
+    Named,
+    NonNegative,
+    Section,
+    shorthand,
+    whole,
+)
+from schedlab.experiments.specification.search import FindField, Measurement, Tune
+from schedlab.experiments.specification.slo import SloTargets
+from schedlab.experiments.specification.workload import Workload
+
+_MAY_BE_EMPTY = ("sweep", "classes")
+
+
+class Predictor(Named):
+    """Who predicts output lengths, e.g. `oracle` or `{name: noisy, sigma: 0.5}`."""
+
+    name: str = Field(min_length=1, description="A registered predictor.")
+
+
+PredictorField = Annotated[Predictor, shorthand("name")]
+
+
+class Policy(Named):
+    """The scheduling policy and its knobs, e.g. `fcfs` or `{name: sjf, predictor: oracle}`."""
+
+    name: str = Field(min_length=1, description="A registered policy, or `module:Class`.")
+    predictor: PredictorField | None = Field(
+        default=None, description="Who predicts output lengths for the policy; none if absent."
+    )
+
+
+class Real(Section):
+    """The real backend: where the kernels run, and what its clock shows."""
+
+    device: str = Field(default="cpu", min_length=1, description="`cpu`, `cuda` or `cuda:INDEX`.")
+    clock: Literal["virtual", "wall", "modelled"] = Field(
+        default="virtual",
+        description="`virtual`: steps take as long as measured, waiting takes no time; `wall`: "
+        "time as it passes; `modelled`: kernels run, steps take what the cost model says.",
+    )
+    weights: str | None = Field(
+        default=None, description="Folder with safetensors; seeded random weights if absent."
+    )
+    temperature: NonNegative = Field(default=0.0, description="Of sampling; 0 is greedy.")
+    cuda_graphs: bool = Field(default=True, description="Replay CUDA graphs of decode steps.")
+    threads: Count = Field(
+        default=1, description="Threads of the kernels on a CPU; a profile is of one number."
+    )
+    repeats: Count = Field(
+        default=3, description="Measured runs of each point in a comparison with the simulation."
+    )
+
+
+class Validation(Section):
+    """A recorded run of a real engine, to hold the prediction against."""
+
+    measured: str = Field(
+        min_length=1, description="Its requests.jsonl: queued_ts, first_token_ts, last_token_ts."
+    )
+
+
+class ExperimentSpec(Section):
+    """One experiment: everything that can change its result, and what to vary.
+
+    Build it with `specification.loading.load_spec` or `make_spec`, whose errors name file, line
+    and key; the constructor alone does not check names against the registries.
+    """
+
+    name: str = Field(min_length=1, description="Name in tables and figures.")
+    seed: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
+        default=0, description="Seed of every random stream; replication r uses seed + r."
+    )
+    model: str = Field(
+        default="llama-3-8b",
+        min_length=1,
+        description="A known model, or a Hugging Face config.json.",
+    )
+    hardware: str = Field(
+        default="a100-80gb", min_length=1, description="A known GPU, or a file that describes one."
+    )
+    cost_model: CostModelField = Field(
+        default_factory=lambda: CostModel(name="roofline"),
+        description="`roofline`, a profile folder, or a mapping.",
+    )
+    backend: Literal["sim", "real"] = Field(default="sim", description="Simulated or real device.")
+    engine: Engine = Field(default_factory=Engine, description="The serving engine.")
+    policy: Annotated[Policy, shorthand("name")] = Field(
+        default_factory=lambda: Policy(name="fcfs"),
+        description="The scheduling policy: a name, or a mapping with its knobs.",
+    )
+    workload: Workload = Field(description="The requests.")
+    slo: SloTargets = Field(default_factory=SloTargets, description="Latency targets.")
+    measure: Measurement | None = Field(
+        default=None, description="What of a run is measured; all of it if absent."
+    )
+    real: Real = Field(default_factory=Real, description="The real backend.")
+    validation: Validation | None = Field(
+        default=None, description="A recorded real run, for `schedlab validate`."
+    )
+    replications: Count = Field(default=1, description="Runs of each point, with different seeds.")
+    sweep: dict[str, list[Any]] = Field(
+        default_factory=dict,
+        description="Dotted keys and the values they take; all combinations are run. Keys joined "
+        "by commas are linked: each value is a list with one for each.",
+    )
+    find: FindField | None = Field(
+        default=None,
+        description="A largest value, for `schedlab find`; a mapping, or `max KEY between A and B "
+        "subject to METRIC <= X`.",
+    )
+    tune: Tune | None = Field(default=None, description="A best setting, for `schedlab tune`.")
+    claim: Claim | None = Field(
+        default=None, description="What a paper says of it, for `schedlab claims`."
+    )
+
+    def to_data(self) -> Data:
+        """Return the specification as plain data that loads back to an equal one.
+
+        Returns
+        -------
+        dict
+            Every key with its value, defaults included; absent optional keys stay absent.
+        """
+        data = _plain(self)
+        assert isinstance(data, dict)
+        return data
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        declared = {key: getattr(value, key) for key in type(value).model_fields}
+        data = {key: _plain(item) for key, item in declared.items() if item is not None}
+        # A knob set to null says something (its default may differ), an absent section does not.
+        data |= {key: _plain(item) for key, item in (value.model_extra or {}).items()}
+        return {key: item for key, item in data.items() if item or key not in _MAY_BE_EMPTY}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

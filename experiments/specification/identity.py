@@ -1,0 +1,81 @@
+"""Hashes of specifications: equal ones ask the same question."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.fields import Data
+
+
+def spec_hash(spec: ExperimentSpec) -> str:
+    """Return the identity of an experiment: equal hashes ask the same question.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point, or a whole sweep.
+
+    Returns
+    -------
+    str
+        SHA-256 (hex) of canonical JSON of every key but name and claim, with files replaced by the
+        SHA-256 of what they contain: neither moving a trace nor renaming an experiment changes it.
+        Program versions are not part of it; results carry them beside the hash.
+
+    Raises
+    ------
+    OSError
+        If a file the specification names cannot be read.
+    """
+    data = spec.to_data()
+    del data["name"]
+    data.pop("claim", None)
+    return data_hash(data)
+
+
+def data_hash(data: Data) -> str:
+    """Return a hash of plain data in which files count by what they contain.
+
+    Parameters
+    ----------
+    data : dict
+        Nested plain data; absolute paths of what exists stand for its content.
+
+    Returns
+    -------
+    str
+        SHA-256 (hex) of canonical JSON.
+
+    Raises
+    ------
+    OSError
+        If a file that exists cannot be read.
+    """
+    return hashlib.sha256(
+        json.dumps(_canonical(data), sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str) and Path(value).is_absolute() and Path(value).exists():
+        return _digest(Path(value))
+    return value
+
+
+def _digest(path: Path) -> str:
+    if path.is_dir():
+        inside = sorted(p for p in path.rglob("*") if p.is_file())
+        lines = [f"{p.relative_to(path).as_posix()} {_digest(p)}" for p in inside]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

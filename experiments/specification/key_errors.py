@@ -1,0 +1,117 @@
+"""What a pydantic error means to someone who wrote the YAML."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from schedlab.experiments.specification.yaml_lines import KeyPath
+from schedlab.sim.errors import nearest
+
+_BOUNDS = {
+    "greater_than": (">", "gt"),
+    "greater_than_equal": (">=", "ge"),
+    "less_than": ("<", "lt"),
+    "less_than_equal": ("<=", "le"),
+}
+_KINDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a word or quoted text",
+    "model_type": "a mapping of keys to values",
+    "dict_type": "a mapping of keys to values",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
+
+
+def describe_error(error: ValidationError, model: type[BaseModel]) -> tuple[KeyPath, str]:
+    """Return the key of the most telling error and a sentence about it.
+
+    Parameters
+    ----------
+    error : ValidationError
+        What pydantic found.
+    model : type of BaseModel
+        The model that was validated, for the names of its keys.
+
+    Returns
+    -------
+    path : KeyPath
+        Key at fault.
+    message : str
+        What is wrong with it, with the nearest valid name where there is one.
+    """
+    errors = error.errors()
+    # A misspelt key explains the missing one, so it is told first.
+    errors.sort(key=lambda e: e["type"] != "extra_forbidden")
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return first["loc"], _sentence(first, model) + more
+
+
+def _sentence(error: ErrorDetails, model: type[BaseModel]) -> str:
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown key; {_nearest_key(error['loc'], model)}"
+    if kind == "missing":
+        return "is required"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        return f"{value!r} is not a choice here; {nearest(value, choices)}"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in _BOUNDS:
+        sign, bound = _BOUNDS[kind]
+        return f"must be {sign} {context[bound]:g}, got {value!r}"
+    if kind == "finite_number":
+        return f"must be finite, got {value!r}"
+    if kind == "string_too_short":
+        return "must not be empty"
+    if kind in ("too_long", "too_short") or (kind == "missing_argument"):
+        return f"has the wrong number of values: {value!r}"
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}, got {value!r}"
+    return f"{error['msg']}, got {value!r}"
+
+
+def _nearest_key(path: KeyPath, model: type[BaseModel]) -> str:
+    for name in model.model_fields:
+        inner = _section((name,), model)
+        if inner is not model and path[-1] in inner.model_fields:
+            return f"did you mean {name}.{path[-1]}?"
+    return nearest(path[-1], _section(path[:-1], model).model_fields)
+
+
+def _section(path: KeyPath, model: type[BaseModel]) -> type[BaseModel]:
+    """Return the model of the section at `path`, or of the innermost one known."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        inner = model_in(field.annotation) if field else None
+        if inner is None:
+            return model
+        model = inner
+    return model
+
+
+def model_in(annotation: object) -> type[BaseModel] | None:
+    """Return the pydantic model inside a type such as ``Annotated[Model, ...] | None``.
+
+    Parameters
+    ----------
+    annotation : object
+        A type annotation.
+
+    Returns
+    -------
+    type of BaseModel or None
+        The first model found in it.
+    """
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (model_in(argument) for argument in get_args(annotation))
+    return next((model for model in found if model), None)

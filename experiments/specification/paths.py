@@ -1,0 +1,100 @@
+"""Which keys of a specification are paths, and what they are relative to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from schedlab.experiments.specification.swept import swept_keys
+from schedlab.experiments.specification.yaml_lines import Value
+
+
+def is_preset(trace: str) -> bool:
+    """Say whether a trace is named as a preset: a path has a folder or a suffix.
+
+    Parameters
+    ----------
+    trace : str
+        The value of `workload.trace`.
+
+    Returns
+    -------
+    bool
+        True for ``azure-conv``, False for ``azure-conv.csv`` and ``./azure-conv``.
+    """
+    return not any(mark in trace for mark in "/\\.") and not is_published(trace)
+
+
+def is_published(trace: str) -> bool:
+    """Say whether a trace is named as one that `schedlab trace fetch` knows.
+
+    Parameters
+    ----------
+    trace : str
+        The value of `workload.trace`.
+
+    Returns
+    -------
+    bool
+        True for ``azure-2023-conv``.
+    """
+    from schedlab.traces.published import PUBLISHED
+
+    return trace in PUBLISHED
+
+
+# Names of models hold dots and slashes (Qwen/Qwen2.5-7B), so what is on disk decides.
+_IS_PATH: dict[str, Callable[[str, Path], bool]] = {
+    "model": lambda value, folder: value.endswith(".json") or (folder / value).is_dir(),
+    "hardware": lambda value, _: value.endswith((".yaml", ".yml", ".json")),
+    "cost_model": lambda value, _: value != "roofline",
+    "cost_model.profile": lambda *_: True,
+    "real.weights": lambda *_: True,
+    "policy.serving_time": lambda *_: True,
+    "policy.predictor.model": lambda *_: True,
+    "policy.predictor.path": lambda *_: True,
+    "validation.measured": lambda *_: True,
+    "workload.trace": lambda value, _: not (is_preset(value) or is_published(value)),
+}
+
+
+def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
+    """Return specification data with its relative paths made absolute.
+
+    Parameters
+    ----------
+    value : Value
+        What stands at `key`; not changed.
+    folder : Path
+        What relative paths in it are relative to.
+    key : str
+        Dotted key of `value`; empty for the whole specification.
+
+    Returns
+    -------
+    Value
+        The same data, with values that are paths, swept ones included, made absolute.
+    """
+    if key == "sweep" and isinstance(value, dict):
+        return {
+            swept: [_swept_paths(item, folder, swept) for item in items]
+            if isinstance(items, list)
+            else items
+            for swept, items in value.items()
+        }
+    if isinstance(value, dict):
+        return {
+            name: absolute_paths(item, folder, f"{key}.{name}" if key else name)
+            for name, item in value.items()
+        }
+    if isinstance(value, str) and value and key in _IS_PATH and _IS_PATH[key](value, folder):
+        return str((folder / Path(os.path.expandvars(value)).expanduser()).resolve())
+    return value
+
+
+def _swept_paths(item: Value, folder: Path, key: str) -> Value:
+    keys = swept_keys(key)
+    if len(keys) > 1 and isinstance(item, list) and len(item) == len(keys):
+        return [absolute_paths(part, folder, k) for k, part in zip(keys, item, strict=True)]
+    return absolute_paths(item, folder, key)

@@ -1,0 +1,200 @@
+"""Sections of the specification that say what is measured, and what is searched for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from schedlab.experiments.specification.fields import (
+    Count,
+    Finite,
+    NonNegative,
+    Positive,
+    Section,
+    whole,
+)
+from schedlab.experiments.specification.yaml_lines import KeyPath
+from schedlab.sim.errors import nearest
+
+Fail = Callable[[KeyPath, str], NoReturn]
+
+_SENTENCE = re.compile(
+    r"\s*max(?:imi[sz]e)?\s+(?P<key>\S+)"
+    r"(?:\s+between\s+(?P<low>\S+)\s+and\s+(?P<high>\S+))?"
+    r"\s+subject\s+to\s+(?P<bars>.+?)\s*"
+)
+_BAR = re.compile(r"(?P<metric>\w+)\s*(?P<sign><=|>=)\s*(?P<bar>\S+)")
+
+
+class Measurement(Section):
+    """Which part of a run is measured; all of it if this section is absent."""
+
+    warm_up_s: NonNegative | None = Field(
+        default=None, description="Seconds after the first arrival that are left out."
+    )
+    warm_up_requests: Annotated[int, Field(ge=0), BeforeValidator(whole)] | None = Field(
+        default=None, description="Instead: first requests that are left out."
+    )
+    cool_down_s: NonNegative | None = Field(
+        default=None,
+        description="Seconds before the last arrival that are left out; if absent the run is "
+        "measured to its end.",
+    )
+
+    @model_validator(mode="after")
+    def _one_warm_up(self) -> Measurement:
+        if self.warm_up_s is not None and self.warm_up_requests is not None:
+            raise ValueError("give warm_up_s or warm_up_requests, not both")
+        return self
+
+
+def _range(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Range = Annotated[tuple[Positive, Positive], BeforeValidator(_range)]
+
+
+class Find(Section):
+    """The largest value of a key at which every bar holds; for `schedlab find`."""
+
+    maximize: str = Field(
+        min_length=1, description="Dotted key of a number, e.g. `workload.request_rate`."
+    )
+    between: Range | None = Field(
+        default=None,
+        description="Smallest and largest value tried; if absent, doubled and halved from the "
+        "value the key has, or 1.",
+    )
+    at_most: dict[str, Finite] = Field(
+        default_factory=dict, description="Metric to the most it may be."
+    )
+    at_least: dict[str, Finite] = Field(
+        default_factory=dict, description="Metric to the least it may be."
+    )
+    tolerance: Positive = Field(
+        default=0.02,
+        description="Search ends when the next larger value tried, at which a bar breaks, is "
+        "no more than this share above the answer.",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Find:
+        if not self.at_most and not self.at_least:
+            raise ValueError("give at_most or at_least: without a bar there is no largest value")
+        if self.between is not None and self.between[0] >= self.between[1]:
+            raise ValueError(f"between must rise, got {list(self.between)}")
+        return self
+
+
+def _find(value: object) -> object:
+    """Read `max KEY between A and B subject to METRIC <= X and METRIC >= Y`."""
+    if not isinstance(value, str):
+        return value
+    said = _SENTENCE.fullmatch(value)
+    if said is None:
+        raise ValueError(
+            "write it as a mapping, or as: max KEY between A and B subject to METRIC <= X"
+        )
+    data: dict[str, Any] = {"maximize": said["key"]}
+    if said["low"] is not None:
+        data["between"] = [_number(said["low"]), _number(said["high"])]
+    for part in re.split(r"\s+and\s+|\s*,\s*", said["bars"]):
+        bar = _BAR.fullmatch(part)
+        if bar is None:
+            raise ValueError(f"{part!r} is no bar: write it as METRIC <= X or METRIC >= X")
+        side = "at_most" if bar["sign"] == "<=" else "at_least"
+        data.setdefault(side, {})[bar["metric"]] = _number(bar["bar"])
+    return data
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number") from None
+
+
+FindField = Annotated[Find, BeforeValidator(_find)]
+
+
+class Tune(Section):
+    """The best values of some numbers within bars; for `schedlab tune`."""
+
+    maximize: str = Field(
+        min_length=1,
+        description="A metric, e.g. `output_throughput`, or a dotted key such as "
+        "`workload.request_rate`: the largest value within the bars, as `find` finds it.",
+    )
+    over: Annotated[dict[str, Range], Field(min_length=1)] = Field(
+        description="Dotted key to the smallest and largest value tried, e.g. "
+        "`engine.max_num_seqs: [8, 512]`."
+    )
+    at_most: dict[str, Finite] = Field(
+        default_factory=dict, description="Metric to the most it may be."
+    )
+    at_least: dict[str, Finite] = Field(
+        default_factory=dict, description="Metric to the least it may be."
+    )
+    between: Range | None = Field(
+        default=None, description="Of a key that is maximized: smallest and largest value tried."
+    )
+    levels: Annotated[int, Field(ge=2), BeforeValidator(whole)] = Field(
+        default=4, description="Values of each key in the first, coarse grid."
+    )
+    tolerance: Positive = Field(
+        default=0.2,
+        description="Search ends when the values next to the best differ by no more than this "
+        "share.",
+    )
+    max_settings: Count = Field(default=100, description="Most settings tried.")
+
+    @model_validator(mode="after")
+    def _ranges_rise(self) -> Tune:
+        for key, (low, high) in self.over.items():
+            if low >= high:
+                raise ValueError(f"over: {key} must rise, got {[low, high]}")
+        if "." in self.maximize:
+            if not self.at_most and not self.at_least:
+                raise ValueError("give at_most or at_least: a largest value needs a bar")
+            if self.maximize in self.over:
+                raise ValueError(f"{self.maximize} is both maximized and varied")
+        elif self.between is not None:
+            raise ValueError(f"between belongs to a key that is maximized; {self.maximize} is none")
+        return self
+
+
+def check_search(find: Find | None, tune: Tune | None, swept: list[str], fail: Fail) -> None:
+    """Check that a search names metrics that exist and keys that nothing else sets.
+
+    Parameters
+    ----------
+    find, tune : Find, Tune or None
+        The sections.
+    swept : list of str
+        Keys that the sweep sets.
+    fail : callable
+        Called with the key at fault and what is wrong with it; must raise.
+    """
+    from schedlab.sim.metrics.metrics import metric_names
+
+    for name, section in (("find", find), ("tune", tune)):
+        if section is None:
+            continue
+        for side in ("at_most", "at_least"):
+            for metric in getattr(section, side):
+                if metric not in metric_names():
+                    hint = nearest(metric, metric_names())
+                    fail((name, side, metric), f"no metric is called {metric!r}; {hint}")
+        goal = section.maximize
+        if isinstance(section, Tune) and "." not in goal and goal not in metric_names():
+            fail(
+                (name, "maximize"), f"no metric is called {goal!r}; {nearest(goal, metric_names())}"
+            )
+        keys = [goal, *(section.over if isinstance(section, Tune) else ())]
+        for key in keys:
+            if key in swept:
+                fail((name,), f"{key} is swept as well; take it out of the sweep")

@@ -1,0 +1,133 @@
+"""The workload section of a specification: which requests arrive, and when."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from schedlab.experiments.specification.arrivals import ArrivalsField
+from schedlab.experiments.specification.fields import Count, NonNegative, Positive, Section
+from schedlab.experiments.specification.lengths import LengthsField
+from schedlab.experiments.specification.traffic_class import TrafficClass
+
+
+def _rate(value: object) -> object:
+    return math.inf if value == "inf" else value
+
+
+def _pair(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Workload(Section):
+    """Which requests arrive, and when."""
+
+    trace: str | None = Field(
+        default=None,
+        description="Path of a trace file, or the name of a preset or of a trace that "
+        "`schedlab trace fetch` brought.",
+    )
+    format: str = Field(default="auto", description="Format of the trace file; `auto` detects it.")
+    num_requests: Count | None = Field(
+        default=None,
+        description="Requests: the first so many of a trace, or how many to synthesize.",
+    )
+    resample: bool = Field(
+        default=False,
+        description="Draw `num_requests` rows of the trace at random, with replacement; "
+        "arrivals must be drawn as well.",
+    )
+    request_rate: Annotated[float, Field(gt=0), BeforeValidator(_rate)] | None = Field(
+        default=None,
+        description="Requests per second, arrivals redrawn as Poisson; `.inf` is all at once; "
+        "if absent the trace's own arrival times.",
+    )
+    burstiness: Positive | None = Field(
+        default=None,
+        description="Gamma shape of the gaps drawn for `request_rate`; 1 is Poisson, "
+        "less is burstier.",
+    )
+    arrivals: ArrivalsField | None = Field(
+        default=None, description="Another arrival process, instead of `request_rate`."
+    )
+    rate_scale: Positive | None = Field(
+        default=None, description="Speed-up of the trace's own arrival times; 2 is twice the rate."
+    )
+    max_concurrency: Count | None = Field(
+        default=None,
+        description="Most requests in the system; the rest wait outside, at the client.",
+    )
+    slice: Annotated[tuple[NonNegative, Positive], BeforeValidator(_pair)] | None = Field(
+        default=None, description="Part of the trace used, [start, end) in seconds."
+    )
+    max_total_tokens: Count | None = Field(
+        default=None,
+        description="Most prompt plus output tokens of a request, for `too_long` drop and "
+        "clip_prompt; `max_model_len` if absent.",
+    )
+    too_long: Literal["reject", "drop", "clip_prompt"] = Field(
+        default="reject",
+        description="What becomes of requests that are longer; always counted. `reject` lets the "
+        "engine turn away what exceeds `max_model_len`.",
+    )
+    prompt_tokens: LengthsField | None = Field(
+        default=None,
+        description="Prompt lengths, instead of the trace's; a number is that many tokens.",
+    )
+    output_tokens: LengthsField | None = Field(
+        default=None,
+        description="Output lengths, instead of the trace's; a number is that many tokens.",
+    )
+    classes: dict[str, TrafficClass] = Field(
+        default_factory=dict,
+        description="Classes of requests by name, drawn by their shares; the name is the tenant.",
+    )
+    tokenizer: str = Field(
+        default="auto",
+        description="Counts the tokens of traces that hold only text; see the traces page.",
+    )
+
+    @model_validator(mode="after")
+    def _one_story(self) -> Workload:
+        if self.trace is None and (self.prompt_tokens is None or self.output_tokens is None):
+            raise ValueError("give trace, or both prompt_tokens and output_tokens")
+        self._check_classes()
+        if self.num_requests is None and (self.trace is None or self.resample):
+            raise ValueError("num_requests is required without a trace, and with resample")
+        if self.request_rate is not None and self.arrivals is not None:
+            raise ValueError("give request_rate or arrivals, not both")
+        process = self.arrivals.process if self.arrivals else None
+        if process == "closed_loop" and self.max_concurrency is None:
+            raise ValueError("arrivals: closed_loop needs max_concurrency")
+        if self.rate_scale is not None and process not in (None, "replay"):
+            raise ValueError(f"rate_scale speeds up the trace's own times, not {process}")
+        if self.rate_scale is not None and self.request_rate is not None:
+            raise ValueError(
+                "rate_scale speeds up the trace's own times; request_rate redraws them"
+            )
+        if self.burstiness is not None and (
+            self.request_rate is None or math.isinf(self.request_rate)
+        ):
+            raise ValueError("burstiness needs a finite request_rate")
+        if self.slice is not None and self.slice[0] >= self.slice[1]:
+            raise ValueError(f"slice must end after it starts, got {list(self.slice)}")
+        return self
+
+    def _check_classes(self) -> None:
+        for name in self.classes:
+            if not re.fullmatch(r"[\w-]+", name):
+                raise ValueError(f"classes: {name!r} is no name: letters, digits, - and _ only")
+        own = [name for name, one in self.classes.items() if one.has_arrivals]
+        if not own:
+            return
+        if len(own) < len(self.classes):
+            other = next(name for name in self.classes if name not in own)
+            raise ValueError(f"classes: {own[0]} has arrivals of its own, so {other} needs some")
+        for key in ("request_rate", "arrivals", "rate_scale", "max_concurrency"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key}: the classes have arrivals of their own; give it to them")
+        if self.num_requests is None:
+            raise ValueError("num_requests is required where classes have arrivals of their own")

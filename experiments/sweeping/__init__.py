@@ -1,1 +1,0 @@
-"""Many points: run on many processors, kept by content, taken up again, searched."""

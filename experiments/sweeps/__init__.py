@@ -1,0 +1,1 @@
+"""Many points: jobs, workers, the store they go to."""

@@ -1,0 +1,179 @@
+"""The results folder of a sweep: every point under its content hash, whole or not there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from schedlab.experiments.results.results_folder import MARKER, POINTS_FILE
+from schedlab.experiments.running.point_hash import point_hash
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.sweep import Point, slug
+from schedlab.experiments.sweeps.jobs import POINT_FILE, Job
+from schedlab.experiments.sweeps.run_all import Finished
+from schedlab.sim.errors import SpecError
+from schedlab.sim.files import write_text
+
+SWEEP_FILE = ".schedlab-sweep.json"
+"""Marks a folder that sweeps may add to."""
+
+_SHOWN_HASH = 16
+
+
+class Store:
+    """Results of points in one folder, found by content.
+
+    Parameters
+    ----------
+    folder : Path
+        It must be absent, empty, or one that a sweep made.
+    dry : bool
+        Whether only to look; else the folder is made if need be.
+
+    Raises
+    ------
+    SpecError
+        If the folder holds anything else.
+    """
+
+    def __init__(self, folder: Path, dry: bool = False) -> None:
+        self.folder = folder.absolute()
+        check_sweep_folder(self.folder)
+        if not dry and not (self.folder / SWEEP_FILE).exists():
+            write_text(self.folder / SWEEP_FILE, '{"made_by": "schedlab sweep"}\n')
+        self._known: dict[str, Path] = dict(_complete(self.folder))
+
+    def job(self, spec: ExperimentSpec, label: str) -> Job:
+        """Return the work that would give the result of a point, and where it goes.
+
+        Parameters
+        ----------
+        spec : ExperimentSpec
+            The point.
+        label : str
+            What to call it; the beginning of the folder's name.
+
+        Raises
+        ------
+        OSError
+            If a file the point names cannot be read.
+        """
+        content = point_hash(spec)
+        name = f"{slug(label)}-s{spec.seed}-{content[:_SHOWN_HASH]}"
+        return Job(spec, content, self._known.get(content, self.folder / name), label)
+
+    def has(self, job: Job) -> bool:
+        """Say whether the result of a point is there, complete."""
+        if job.content_hash not in self._known and _content_hash(job.folder) == job.content_hash:
+            self._known[job.content_hash] = job.folder
+        return job.content_hash in self._known
+
+    def load(self, job: Job) -> Finished:
+        """Return what a table needs of a result that is there."""
+        folder = self._known[job.content_hash]
+        ours = json.loads((folder / "result.json").read_text(encoding="utf-8"))["schedlab"]
+        noted = json.loads((folder / POINT_FILE).read_text(encoding="utf-8"))
+        return Finished(
+            metrics={name: _number(value) for name, value in ours["metrics"].items()},
+            warnings=noted["warnings"],
+            cost_model=ours["provenance"]["cost_model"],
+            prediction=ours["provenance"].get("prediction"),
+        )
+
+    def seconds(self, job: Job) -> float:
+        """Return how long a run that is there took."""
+        noted = json.loads((self._known[job.content_hash] / POINT_FILE).read_text("utf-8"))
+        return float(noted["seconds"])
+
+    def num_others(self, jobs: Sequence[Job]) -> int:
+        """Count the results here that are none of these points."""
+        return len(self._known.keys() - {job.content_hash for job in jobs})
+
+    def write_points(self, todo: Sequence[Point], jobs: Sequence[Job]) -> None:
+        """Write down which folder holds which point."""
+        rows = [
+            {
+                "label": point.label,
+                "settings": point.settings,
+                "replication": point.replication,
+                "seed": point.spec.seed,
+                "content_hash": job.content_hash,
+                "folder": job.folder.name,
+            }
+            for point, job in zip(todo, jobs, strict=True)
+        ]
+        write_text(self.folder / POINTS_FILE, json.dumps(rows, indent=1) + "\n")
+
+    @contextmanager
+    def lock(self, part: str) -> Iterator[None]:
+        """Keep a second sweep from doing the same work in this folder at the same time.
+
+        Parameters
+        ----------
+        part : str
+            What of the sweep is done here: different shards may work side by side.
+
+        Raises
+        ------
+        SpecError
+            If another process is at it. A lock ends with its process, however that ends.
+        """
+        import fcntl
+
+        path = self.folder / f".lock{part}"
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SpecError(f"another sweep is at work in {self.folder}") from None
+            yield
+
+
+def check_sweep_folder(folder: Path) -> None:
+    """Make sure that a sweep may add its files to a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where results are to go.
+
+    Raises
+    ------
+    SpecError
+        If it is a file, or a folder with content that no sweep made.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"{folder} is not a folder; choose another with -o")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SWEEP_FILE).exists():
+        raise SpecError(f"{folder} is no folder of a sweep; choose another or a new one with -o")
+
+
+def _complete(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the content hash and folder of each complete result."""
+    for inside in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if inside.is_dir() and not inside.name.startswith("."):
+            content = _content_hash(inside)
+            if content is not None:
+                yield content, inside
+
+
+def _content_hash(folder: Path) -> str | None:
+    """Return whose result a folder holds; None if anything is missing or unreadable."""
+    try:
+        noted = json.loads((folder / POINT_FILE).read_text(encoding="utf-8"))
+        files = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
+        json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(noted, Mapping) or not all((folder / name).is_file() for name in files):
+        return None
+    return noted.get("content_hash")
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - whatever JSON holds
+    """Undo what JSON cannot hold."""
+    return math.nan if value is None else float(value) if isinstance(value, str) else value

@@ -1,0 +1,239 @@
+"""Run a sweep: what is not there yet, by many workers, and the summary when all is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.sweep import Point, points
+from schedlab.experiments.sweeps.jobs import Done, Job
+from schedlab.experiments.sweeps.run_all import Finished, Outcome, gather, summary, write_summary
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.timing import Timing
+from schedlab.experiments.sweeps.workers import Workers
+from schedlab.sim.errors import SpecError
+
+Progress = Callable[[int, int, Timing, Done | None], None]
+"""Called with: points done, points to run, the time they take, what has just ended."""
+
+
+class Shard(NamedTuple):
+    """One of several equal parts of a sweep.
+
+    Attributes
+    ----------
+    number : int
+        Which, counted from 1.
+    total : int
+        Of how many.
+    """
+
+    number: int
+    total: int
+
+
+@dataclass
+class Swept:
+    """What a sweep came to.
+
+    Attributes
+    ----------
+    outcome : Outcome or None
+        The table over the settings all of whose replications are there; None if none is, or if
+        points are left to other shards.
+    num_points : int
+        Different points of the sweep (of this shard).
+    num_found : int
+        Points that were there before.
+    failures : list of Done
+        Points that ended with an error.
+    num_missing : int
+        Points that other shards have not finished yet.
+    num_others : int
+        Results in the folder that belong to no point of this sweep.
+    """
+
+    outcome: Outcome | None
+    num_points: int
+    num_found: int
+    failures: list[Done] = field(default_factory=list)
+    num_missing: int = 0
+    num_others: int = 0
+
+
+class Plan(NamedTuple):
+    """The work of a sweep.
+
+    Attributes
+    ----------
+    points : list of Point
+        All points, in the order of the table.
+    jobs : list of Job
+        The work of each; points that ask the same share it.
+    wanted : list of Job
+        Different jobs of this shard, replication by replication.
+    todo : list of Job
+        Those of them without a result.
+    """
+
+    points: list[Point]
+    jobs: list[Job]
+    wanted: list[Job]
+    todo: list[Job]
+
+
+def plan(spec: ExperimentSpec, store: Store, shard: Shard | None = None) -> Plan:
+    """Say what a sweep has to run.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The experiment.
+    store : Store
+        What is there.
+    shard : Shard, optional
+        The part to run.
+
+    Returns
+    -------
+    Plan
+        The same for every shard but for what is wanted: parts depend on the specification alone,
+        not on what is done already. The first replications of all settings come first, so that the
+        time the rest takes is soon known.
+
+    Raises
+    ------
+    SpecError
+        If a combination of values is invalid, or the shard is none.
+    """
+    if shard is not None and not 1 <= shard.number <= shard.total:
+        raise SpecError(
+            f"--shard {shard.number}/{shard.total}: shards are counted from 1 to {shard.total}"
+        )
+    found = points(spec)
+    jobs = [store.job(point.spec, point.label) for point in found]
+    order = sorted(range(len(found)), key=lambda i: found[i].replication)
+    different = list({jobs[i].content_hash: jobs[i] for i in order}.values())
+    wanted = different[shard.number - 1 :: shard.total] if shard else different
+    return Plan(found, jobs, wanted, [job for job in wanted if not store.has(job)])
+
+
+def sweep_all(
+    spec: ExperimentSpec,
+    store: Store,
+    workers: Workers,
+    *,
+    shard: Shard | None = None,
+    progress: Progress | None = None,
+) -> Swept:
+    """Run every point that has no result yet, and sum up if none is missing then.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The experiment.
+    store : Store
+        Where results go, and may be already.
+    workers : Workers
+        Who runs the points.
+    shard : Shard, optional
+        The part to run; all if not given.
+    progress : callable, optional
+        Told when a point ends.
+
+    Returns
+    -------
+    Swept
+        Errors of single points are in it, they do not stop the others.
+
+    Raises
+    ------
+    SpecError
+        If a combination of values is invalid, or the folder is in use.
+    """
+    with store.lock("" if shard is None else f"-{shard.number}-of-{shard.total}"):
+        planned = plan(spec, store, shard)
+        store.write_points(planned.points, planned.jobs)
+        timing = Timing((job.label for job in planned.todo), workers.num_workers)
+        for job in planned.wanted:
+            if store.has(job):
+                timing.know(job.label, store.seconds(job))
+        failures = run_jobs(planned.todo, workers, timing, progress)
+    swept = Swept(
+        None,
+        num_points=len(planned.wanted),
+        num_found=len(planned.wanted) - len(planned.todo),
+        failures=failures,
+        num_others=store.num_others(planned.jobs),
+    )
+    failed = {done.job.content_hash for done in failures}
+    swept.num_missing = len(
+        {job.content_hash for job in planned.jobs if not store.has(job)} - failed
+    )
+    if not swept.num_missing:
+        swept.outcome = _sum_up(spec, store, planned)
+    return swept
+
+
+def run_jobs(
+    todo: Sequence[Job], workers: Workers, timing: Timing, progress: Progress | None
+) -> list[Done]:
+    """Run jobs and return those that failed."""
+    if progress is not None:
+        progress(0, len(todo), timing, None)
+    failures = []
+    for count, done in enumerate(workers.run(todo), start=1):
+        timing.finish(done.job.label, None if done.error else done.seconds)
+        if done.error:
+            failures.append(done)
+        if progress is not None:
+            progress(count, len(todo), timing, done)
+    return failures
+
+
+def _sum_up(spec: ExperimentSpec, store: Store, planned: Plan) -> Outcome | None:
+    """Write the summary over the settings of which nothing failed."""
+    pairs = list(zip(planned.points, planned.jobs, strict=True))
+    failed = {_setting(point) for point, job in pairs if not store.has(job)}
+    whole = [(point, job) for point, job in pairs if _setting(point) not in failed]
+    if not whole:
+        return None
+    finished: list[Finished] = [store.load(job) for _, job in whole]
+    outcome = gather([point for point, _ in whole], finished)
+    write_summary(spec, outcome, store.folder)
+    return outcome
+
+
+def _setting(point: Point) -> tuple[str, ...]:
+    return (point.label, *point.settings.values())
+
+
+def swept_data(spec: ExperimentSpec, swept: Swept) -> dict[str, object]:
+    """Return what a sweep came to as plain data for JSON.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The experiment.
+    swept : Swept
+        What it came to.
+
+    Returns
+    -------
+    dict
+        What summary.json holds (an empty table if points are missing), with num_points, num_found,
+        num_missing and failures.
+    """
+    failures = [
+        {"label": done.job.label, "seed": done.job.spec.seed, "error": done.error}
+        for done in swept.failures
+    ]
+    return {
+        **summary(spec, swept.outcome or Outcome()),
+        "num_points": swept.num_points,
+        "num_found": swept.num_found,
+        "num_missing": swept.num_missing,
+        "failures": failures,
+    }

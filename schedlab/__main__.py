@@ -1,0 +1,5 @@
+"""`python -m schedlab`: the command line."""
+
+from schedlab.experiments.commands.cli import main
+
+main()

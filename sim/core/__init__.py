@@ -1,0 +1,1 @@
+"""The scheduling loop: engine, plans and the ledger that makes them, what a policy sees."""

@@ -1,0 +1,115 @@
+"""Requests that decode in lockstep, advanced together at a cost that does not grow with them."""
+
+from heapq import heappop, heappush
+
+from schedlab.sim.request import RequestState
+
+
+class DecodeBatch:
+    """The running decodes, on a clock of their own.
+
+    `steps` counts the decode steps taken since the start. A member stores its counters relative
+    to it (virtual time, as in processor-sharing queues), so k steps for all members are
+    ``steps += k``. Contexts add up to ``offsets + size * steps``, and the members that open a
+    new KV block in the next step are those of one phase, ``(steps - computed) mod block_size``.
+    """
+
+    __slots__ = (
+        "_least", "_longest", "_offset_sum", "_phases", "block_size", "members", "size", "steps",
+    )  # fmt: skip
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.steps = 0
+        self.size = 0
+        self.members: dict[int, RequestState] = {}
+        self._offset_sum = 0
+        self._phases = [0] * block_size
+        self._longest: list[tuple[int, int, RequestState]] = []
+        self._least: int | None = None
+
+    def join(self, state: RequestState) -> None:
+        """Add a request whose next token is a decode."""
+        offset = state._computed - self.steps
+        state._computed = offset
+        state._generated -= self.steps
+        state._stint_start = self.steps
+        state._batch = self
+        self.members[state.id] = state
+        if not self.size or (self._least is not None and offset < self._least):
+            self._least = offset
+        self.size += 1
+        self._offset_sum += offset
+        self._phases[-offset % self.block_size] += 1
+        if len(self._longest) > 2 * self.size + 64:
+            self._longest = sorted(entry for entry in self._longest if self._is_current(entry))
+        heappush(self._longest, (-offset, state.id, state))
+
+    def leave(self, state: RequestState) -> None:
+        """Take a member out; its counters become absolute again."""
+        offset = state._computed
+        state._computed = offset + self.steps
+        state._generated += self.steps
+        state._batch = None
+        del self.members[state.id]
+        self.size -= 1
+        if offset == self._least:
+            self._least = None
+        self._offset_sum -= offset
+        self._phases[-offset % self.block_size] -= 1
+
+    @property
+    def context_sum_tokens(self) -> int:
+        """Sum of the members' tokens in the cache."""
+        return self._offset_sum + self.size * self.steps
+
+    @property
+    def context_max_tokens(self) -> int:
+        """Largest number of cached tokens of a member, 0 if there is none."""
+        longest = self._longest
+        while longest and not self._is_current(longest[0]):
+            heappop(longest)
+        return self.steps - longest[0][0] if longest else 0
+
+    @property
+    def context_min_tokens(self) -> int:
+        """Smallest number of cached tokens of a member, 0 if there is none."""
+        if not self.size:
+            return 0
+        if self._least is None:  # the one that had it left, which is rare
+            self._least = min(state._computed for state in self.members.values())
+        return self._least + self.steps
+
+    def _is_current(self, entry: tuple[int, int, RequestState]) -> bool:
+        negative_offset, _, state = entry
+        return state._batch is self and state._computed == -negative_offset
+
+    def opens_block(self, state: RequestState) -> bool:
+        """Whether the member's next token is the first of a new block."""
+        return (state._computed + self.steps) % self.block_size == 0
+
+    def blocks_next_step(self) -> int:
+        """Count the new blocks that the next step of all members needs."""
+        return self._phases[self.steps % self.block_size]
+
+    def blocks_per_step(self, k: int) -> list[int]:
+        """Count the new blocks of each of the next `k` steps."""
+        if k == 1:
+            return [self._phases[self.steps % self.block_size]]
+        start = self.steps % self.block_size
+        cycle = self._phases[start:] + self._phases[:start]
+        return (cycle * (k // self.block_size + 1))[:k]
+
+    def steps_within(self, free_blocks: int, at_most: int) -> int:
+        """Return how many of the next `at_most` steps `free_blocks` more blocks can carry."""
+        if free_blocks >= self.size * (at_most // self.block_size + 1):
+            return at_most
+        # A full cycle of block_size steps opens exactly one block per member.
+        cycles, left = divmod(free_blocks, self.size)
+        done = cycles * self.block_size
+        for need in self.blocks_per_step(self.block_size):
+            if need > left:
+                break
+            left -= need
+            done += 1
+        return min(done, at_most)

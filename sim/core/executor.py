@@ -1,0 +1,193 @@
+"""What carries a plan out: the protocol, and the simulated GPU behind it."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
+
+from schedlab.sim.core.decode_batch import DecodeBatch
+from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.shape import BatchShape, CostModel
+from schedlab.sim.request import Request, RequestState
+
+
+class Work(NamedTuple):
+    """One plan, ready to be executed."""
+
+    now_ns: int
+    plan: BatchPlan
+    shape: BatchShape
+    decodes: DecodeBatch
+    """Exactly the requests that decode, if ``shape.num_decodes`` is not zero."""
+
+
+class Steps(NamedTuple):
+    """What an executor did."""
+
+    durations_ns: list[int]
+    """One entry a step, at least one; scheduling overhead included."""
+    overhead_ns: int
+    """Scheduling overhead in each of them."""
+    finished: list[RequestState]
+    """Requests whose last token came out at the end of the last step."""
+
+
+class Executor(Protocol):
+    """Runs steps, and alone knows when a request has generated its last token."""
+
+    def add(self, request: Request, output_tokens: int) -> None:
+        """Learn of a request and its true output length (a real backend ignores EOS)."""
+
+    def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
+        """Learn that a request entered the decode batch."""
+
+    def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
+        """Run up to `max_steps` steps of the same plan.
+
+        Every step after the first must start before `horizon_ns`. The run ends with the step in
+        which the first request finishes. More than one step is only asked of decode-only plans.
+        """
+
+    def released(self, state: RequestState) -> None:
+        """Learn that a request gave up its KV memory: preempted, or finished and not held."""
+
+    def swapped_out(self, state: RequestState) -> None:
+        """Copy a request's KV to host memory before it is released."""
+
+    def swapped_in(self, state: RequestState) -> None:
+        """Copy a request's KV back into memory of its own, before it is computed on."""
+
+    def remove(self, state: RequestState) -> None:
+        """Forget a request that finished or was rejected; a held one still has its memory."""
+
+    def is_truncated(self, request: Request) -> bool:
+        """Whether `max_tokens` ends the request before its true length."""
+
+    def estimate_step_ns(self, shape: BatchShape) -> int:
+        """Estimate the duration of a step, for policies that plan by time."""
+
+
+class SimExecutor:
+    """A GPU that takes as long as a cost model says.
+
+    Parameters
+    ----------
+    cost_model : CostModel
+        Prices the kernels of a step.
+    overhead : SchedulingOverhead
+        Time the CPU adds to each step, a term of its own.
+    """
+
+    def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
+        self.cost_model = cost_model
+        self.overhead = overhead or SchedulingOverhead()
+        self._output_tokens: dict[int, int] = {}
+        self._truncated: set[int] = set()
+        # Finishing requests by the count of decode steps at which they finish. Entries of
+        # requests that left the batch meanwhile are recognised by _due_at and dropped when met.
+        self._due: dict[int, list[RequestState]] = {}
+        self._due_steps: list[int] = []
+        self._due_at: dict[int, int] = {}
+        self._last_step_ns = 1
+        self._first_step_ns = int(self.overhead.first_step_s * 1e9 + 0.5)
+
+    def add(self, request: Request, output_tokens: int) -> None:
+        """Learn of a request and its true output length."""
+        if output_tokens > request.max_tokens:
+            self._truncated.add(request.id)
+            output_tokens = request.max_tokens
+        self._output_tokens[request.id] = output_tokens
+
+    def output_tokens(self, request: Request) -> int:
+        """Return how many tokens the request will generate (for accounting, not for policies)."""
+        return self._output_tokens[request.id]
+
+    def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
+        """Schedule the request's end on the clock of the decode batch."""
+        step = decodes.steps + self._output_tokens[state.id] - state._generated
+        if self._due_at.get(state.id) == step:
+            return
+        self._due_at[state.id] = step
+        due = self._due.get(step)
+        if due is None:
+            self._due[step] = [state]
+            heappush(self._due_steps, step)
+        else:
+            due.append(state)
+
+    def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
+        """Price up to `max_steps` steps; see `Executor.execute`."""
+        shape, now_ns = work.shape, work.now_ns
+        finished: list[RequestState] = []
+        steps_to_finish = 0
+        if shape.num_decodes:
+            finished, steps_to_finish = self._next_finish(work.decodes)
+            max_steps = min(max_steps, steps_to_finish)
+        if max_steps > 1:
+            # A guess is enough: a segment cut short here is simply continued by the next plan.
+            within = max(0, horizon_ns - now_ns) // self._last_step_ns + 2
+            max_steps = min(max_steps, within)
+        durations = self.cost_model.step_ns(shape, max_steps)
+        overhead_ns = self.overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
+        if overhead_ns:
+            durations = [d + overhead_ns for d in durations]
+        self._last_step_ns = durations[-1]
+        if self._first_step_ns:
+            durations[0] += self._first_step_ns
+            self._first_step_ns = 0
+        if max_steps > 1 and now_ns + sum(durations) - durations[-1] >= horizon_ns:
+            start_ns = now_ns
+            for i, duration in enumerate(durations):
+                if start_ns >= horizon_ns and i:
+                    del durations[i:]
+                    break
+                start_ns += duration
+        if len(durations) != steps_to_finish:
+            finished = []
+        for state, n in work.plan.chunks:
+            if (
+                state.num_uncomputed_tokens == n
+                and state._generated + 1 >= self._output_tokens[state.id]
+            ):
+                finished.append(state)
+        return Steps(durations, overhead_ns, finished)
+
+    def _next_finish(self, decodes: DecodeBatch) -> tuple[list[RequestState], int]:
+        while True:
+            step = self._due_steps[0]
+            # A request that left and came back may be listed twice at one step.
+            due = [
+                s
+                for s in dict.fromkeys(self._due[step])
+                if s._batch is decodes and self._due_at.get(s.id) == step
+            ]
+            if due:
+                return due, step - decodes.steps
+            heappop(self._due_steps)
+            for state in self._due.pop(step):
+                if self._due_at.get(state.id) == step:
+                    del self._due_at[state.id]
+
+    def released(self, state: RequestState) -> None:
+        """Do nothing: simulated memory is counted by the engine alone."""
+
+    def swapped_out(self, state: RequestState) -> None:
+        """Do nothing: the cost model charges the bytes of the step."""
+
+    def swapped_in(self, state: RequestState) -> None:
+        """Do nothing: the cost model charges the bytes of the step."""
+
+    def remove(self, state: RequestState) -> None:
+        """Forget a request that finished or was rejected."""
+        self._output_tokens.pop(state.id, None)
+        self._due_at.pop(state.id, None)
+
+    def is_truncated(self, request: Request) -> bool:
+        """Whether `max_tokens` ends the request before its true length."""
+        return request.id in self._truncated
+
+    def estimate_step_ns(self, shape: BatchShape) -> int:
+        """Price one step, scheduling overhead included."""
+        overhead_ns = self.overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
+        return self.cost_model.step_ns(shape)[0] + overhead_ns

@@ -1,0 +1,91 @@
+"""The decision of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from schedlab.sim.request import RequestState
+
+FOREVER = 1 << 62
+"""`max_steps` or `until_ns` of a promise without a limit."""
+
+Finished = Literal["leave", "hold", "hold_answer"]
+
+
+class BatchPlan(NamedTuple):
+    """What one step does. An empty plan means "wait".
+
+    The promise: with no event (arrival, finish, KV shortage) the policy would return this same
+    plan at each of the next `max_steps` step starts that lie before `until_ns`. The default
+    promises nothing, which is exact and only slower; so does, whatever it says, a plan that
+    computes a chunk, admits, preempts or rejects, because it cannot be the same twice.
+
+    Attributes
+    ----------
+    decodes : tuple of RequestState or None
+        Requests that decode one token; `None` stands for every decoding request.
+    chunks : tuple of (RequestState, int)
+        Prompts (or recomputed sequences) and how many of their tokens to compute.
+    admitted : tuple of RequestState
+        Requests that leave the queue and take a seat in this step.
+    preempted : tuple of RequestState
+        Running requests that lose their KV memory and go back to the queue.
+    swapped : tuple of RequestState
+        Those of them whose KV is kept in host memory; the others are recomputed.
+    rejected : tuple of (RequestState, str)
+        Requests given up, and why.
+    padding_tokens : int
+        Tokens computed for nobody.
+    finished : {"leave", "hold", "hold_answer"}
+        What becomes of requests that finish: they leave; they keep seat and memory until no
+        unfinished request runs; or their answer waits until then as well.
+    pad_finished : bool
+        Whether the rows of held requests are computed along.
+    max_steps, until_ns : int
+        The promise.
+    start_ns : int
+        When its first step starts.
+    list_decodes : callable
+        Lists every decoding request, where `decodes` is `None`.
+    """
+
+    decodes: tuple[RequestState, ...] | None
+    chunks: tuple[tuple[RequestState, int], ...]
+    admitted: tuple[RequestState, ...]
+    preempted: tuple[RequestState, ...]
+    swapped: tuple[RequestState, ...]
+    rejected: tuple[tuple[RequestState, str], ...]
+    padding_tokens: int
+    finished: Finished
+    pad_finished: bool
+    max_steps: int
+    until_ns: int
+    start_ns: int
+    list_decodes: Callable[[], tuple[RequestState, ...]]
+
+    def num_scheduled_tokens(self) -> dict[int, int]:
+        """Write the plan out as vLLM does: {request id: tokens}. O(batch), so only on demand."""
+        tokens = {state.id: 1 for state in self.decoding()}
+        tokens.update((state.id, 1) for state in self.admitted if state.swapped)
+        tokens.update((state.id, n) for state, n in self.chunks)
+        return tokens
+
+    def decoding(self) -> tuple[RequestState, ...]:
+        """List the requests that decode; valid until the step is done."""
+        if self.decodes is not None:
+            return self.decodes
+        return tuple(s for s in self.list_decodes() if s not in self.preempted)
+
+    def decision(self) -> tuple[object, ...]:
+        """Return what two plans must agree on to be the same decision."""
+        return (
+            tuple(sorted(self.num_scheduled_tokens().items())),
+            tuple(s.id for s in self.admitted),
+            tuple(s.id for s in self.preempted),
+            tuple(s.id for s in self.swapped),
+            tuple((s.id, why) for s, why in self.rejected),
+            self.padding_tokens,
+            self.finished,
+            self.pad_finished,
+        )

@@ -1,0 +1,427 @@
+"""The feasibility ledger of one step: the only way to make a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from schedlab.sim.config import PreemptionMode
+from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished
+from schedlab.sim.errors import InfeasiblePlan
+from schedlab.sim.kv.kv_cache import NO_HIT, Mark
+from schedlab.sim.request import RequestState, Status
+
+if TYPE_CHECKING:
+    from schedlab.sim.core.engine import Engine
+
+
+class PlanBuilder:
+    """The feasibility ledger of one step: it grants what seats, token budget and memory allow.
+
+    Attributes
+    ----------
+    tokens_left, seats_left : int
+        What is left of the token budget and of the seats in this step.
+    preempted : list of RequestState
+        Requests preempted in this step so far.
+    swap_blocks_left : int
+        Host memory left for swapping requests out, in KV blocks.
+    cached_tokens : dict of int to int
+        Request id to tokens that it need not compute, of those admitted with a prefix hit.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._config = engine.config
+        self._kv = engine.kv
+        self._batch = engine.decode_batch
+        self.tokens_left = 0
+        self.seats_left = 0
+        self.swap_blocks_left = 0
+        self.preempted: list[RequestState] = []
+        self._swapped: list[RequestState] = []
+        self._admitted: dict[int, RequestState] = {}
+        self._set_aside: list[RequestState] = []
+        self._rejected: list[tuple[RequestState, str]] = []
+        self._chunks: dict[int, tuple[RequestState, int]] = {}
+        self._decodes: dict[int, RequestState] = {}
+        self._all_decodes = False
+        self._padding_tokens = 0
+        self._set_aside_blocks = 0
+        self.cached_tokens: dict[int, int] = {}
+        self.denied: tuple[RequestState, str] | None = None
+        self.plan: BatchPlan | None = None
+
+    def reset(self) -> None:
+        """Open the ledger of a new step."""
+        engine = self._engine
+        self.tokens_left = self._config.max_num_batched_tokens
+        self.seats_left = self._config.max_num_seqs - len(engine.running) - len(engine.held)
+        self.seats_left -= len(engine.leaving)
+        self.swap_blocks_left = engine.free_swap_blocks
+        self.preempted = []
+        self._swapped = []
+        self._admitted = {}
+        self._set_aside = []
+        self._rejected = []
+        self._chunks = {}
+        self._decodes = {}
+        self._all_decodes = False
+        self._padding_tokens = 0
+        self._set_aside_blocks = 0
+        self.cached_tokens = {}
+        self.denied = None
+        self.plan = None
+        self._kv.begin()
+
+    def grant_running(self) -> bool:
+        """Schedule every running request: each decode one token, each prefill what is left.
+
+        Where the token budget does not suffice, requests are served in the order of their
+        admission and the rest is left out, as in vLLM V1.
+
+        Returns
+        -------
+        bool
+            False, with nothing granted, if memory does not suffice: preempt someone and ask
+            again.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If running requests were already granted tokens one by one in this step.
+
+        Notes
+        -----
+        Costs O(1) for the decodes, whatever their number.
+        """
+        self._require_no_decodes("grant_running")
+        kv, gone = self._kv, self.preempted
+        prefills: Collection[RequestState] = self._engine.prefilling.values()
+        num_decodes = self._count_decodes()
+        if gone:
+            prefills = [s for s in prefills if s not in gone]
+        if num_decodes > self.tokens_left or (
+            len(prefills) > 1
+            and num_decodes + sum(self._chunk_limit(s, None) for s in prefills) > self.tokens_left
+        ):
+            return self._grant_in_order(self._engine.running.values())
+        mark, tokens = kv.mark(), self.tokens_left
+        if not self._allocate_decodes(num_decodes):
+            return False
+        self.tokens_left -= num_decodes
+        for i, state in enumerate(prefills):
+            if not self._grant_chunk(state, None) and self.tokens_left:
+                self._take_back(list(prefills)[:i], mark, tokens)
+                return False
+        self._all_decodes = True
+        return True
+
+    def grant_decodes(self) -> bool:
+        """Schedule one token of every decode and no prefill; those are granted one by one.
+
+        Where the token budget does not suffice, decodes are served in the order of their
+        admission.
+
+        Returns
+        -------
+        bool
+            False, with nothing granted, if memory does not suffice: preempt someone and ask
+            again.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If decodes were already granted in this step.
+
+        Notes
+        -----
+        Costs O(1), whatever their number.
+        """
+        self._require_no_decodes("grant_decodes")
+        num_decodes = self._count_decodes()
+        if num_decodes > self.tokens_left:
+            return self._grant_in_order(self._list_decodes())
+        if not self._allocate_decodes(num_decodes):
+            return False
+        self.tokens_left -= num_decodes
+        self._all_decodes = num_decodes > 0
+        return True
+
+    def _require_no_decodes(self, caller: str) -> None:
+        if self._decodes or self._all_decodes:
+            raise InfeasiblePlan(f"{caller}() after decodes were already granted in this step")
+
+    def _count_decodes(self) -> int:
+        num_decodes = self._batch.size + len(self._engine.paused)
+        return num_decodes - sum(s.is_decoding for s in self.preempted)
+
+    def _allocate_decodes(self, num_decodes: int) -> bool:
+        kv, batch, gone = self._kv, self._batch, self.preempted
+        if not (kv.grows and num_decodes):
+            return True
+        need = batch.blocks_next_step()
+        if gone:
+            need -= sum(s._batch is batch and batch.opens_block(s) for s in gone)
+        for state in self._engine.paused.values():
+            need += state not in gone and state.num_computed_tokens % batch.block_size == 0
+        if need > kv.free_blocks:
+            return False
+        kv.free_blocks -= need
+        return True
+
+    def _grant_in_order(self, states: Iterable[RequestState]) -> bool:
+        mark, tokens = self._kv.mark(), self.tokens_left
+        served: list[RequestState] = []
+        for state in states:
+            if state in self.preempted:
+                continue
+            if self.tokens_left == 0:
+                break
+            if not self.grant(state):
+                self._take_back(served, mark, tokens)
+                return False
+            served.append(state)
+        return True
+
+    def _take_back(self, granted: list[RequestState], mark: Mark, tokens_left: int) -> None:
+        self._kv.restore(mark)
+        self.tokens_left = tokens_left
+        for state in granted:
+            self._chunks.pop(state.id, None)
+            self._decodes.pop(state.id, None)
+
+    def grant(self, state: RequestState, want: int | None = None) -> int:
+        """Schedule up to `want` tokens of one request.
+
+        Parameters
+        ----------
+        state : RequestState
+            Running (a decode gets one token, a prefill a chunk) or waiting (it is admitted).
+        want : int, optional
+            Most tokens to compute; all that are left by default.
+
+        Returns
+        -------
+        int
+            Tokens granted. 0 means it does not fit (seats, budget or memory); nothing changed.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If the request cannot be scheduled at all: finished, preempted in this very step, or
+            granted twice.
+        """
+        if want is not None and want < 1:
+            raise InfeasiblePlan(f"a grant needs at least one token, not {want}")
+        if (
+            state.id in self._chunks
+            or state.id in self._decodes
+            or (self._all_decodes and state.is_decoding)
+        ):
+            raise InfeasiblePlan(f"{state!r} is granted tokens twice in one step")
+        if state.status is Status.WAITING:
+            if state.id in self._admitted:
+                return self._grant_set_aside(state, want)
+            return self._grant_waiting(state, want)
+        if state.status is not Status.RUNNING or state in self.preempted:
+            raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
+        if not state.is_decoding:
+            return self._grant_chunk(state, want)
+        if self.tokens_left < 1:
+            return self._deny(state, "the token budget of the step is used up")
+        if self._kv.grows and not self._kv.allocate(state, 1):
+            return self._deny(state, "no KV block is free")
+        self._decodes[state.id] = state
+        self.tokens_left -= 1
+        return 1
+
+    def _chunk_limit(self, state: RequestState, want: int | None, cached_tokens: int = 0) -> int:
+        limit = state.num_uncomputed_tokens - cached_tokens
+        if want is not None and want < limit:
+            limit = want
+        threshold = self._config.long_prefill_token_threshold
+        return threshold if 0 < threshold < limit else limit
+
+    def _grant_chunk(self, state: RequestState, want: int | None) -> int:
+        n = min(self._chunk_limit(state, want), self.tokens_left)
+        if n < 1:
+            return self._deny(state, "the token budget of the step is used up")
+        if not self._kv.allocate(state, n):
+            return self._deny(state, "its next chunk does not fit the free KV blocks")
+        self._chunks[state.id] = (state, n)
+        self.tokens_left -= n
+        return n
+
+    def _grant_waiting(self, state: RequestState, want: int | None) -> int:
+        if self.seats_left < 1:
+            return self._deny(state, "all seats (max_num_seqs) are taken")
+        if self.tokens_left < 1:
+            return self._deny(state, "the token budget of the step is used up")
+        config = self._config
+        hit = NO_HIT if state.swapped else self._kv.lookup(state)
+        n = self._chunk_limit(state, want, hit.tokens)
+        if n > self.tokens_left:
+            if not config.enable_chunked_prefill:
+                return self._deny(state, "its prompt exceeds what is left of the token budget")
+            n = self.tokens_left
+        keep = self._watermark()
+        if config.scheduler_reserve_full_isl and n < state.num_uncomputed_tokens - hit.tokens:
+            need = self._kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
+            if need > self._kv.free_blocks - keep:
+                return self._deny(state, "its whole sequence does not fit the free KV blocks")
+        if not self._kv.allocate(state, n, keep, hit):
+            return self._deny(state, "it does not fit the free KV blocks")
+        self._admitted[state.id] = state
+        if hit.tokens:
+            self.cached_tokens[state.id] = hit.tokens
+        if not state._next_is_decode:
+            self._chunks[state.id] = (state, n)
+        elif not self._all_decodes:
+            self._decodes[state.id] = state
+        self.tokens_left -= n
+        self.seats_left -= 1
+        return n
+
+    def _grant_set_aside(self, state: RequestState, want: int | None) -> int:
+        n = min(self._chunk_limit(state, want), self.tokens_left)
+        if n < 1:
+            return self._deny(state, "the token budget of the step is used up")
+        self._chunks[state.id] = (state, n)
+        self.tokens_left -= n
+        return n
+
+    def admit(self, state: RequestState) -> bool:
+        """Give a waiting request a seat now and compute it in later grants (or in this step).
+
+        Memory for its whole sequence must be free; it is set aside for the rest of this step.
+
+        Returns
+        -------
+        bool
+            False if seats or memory do not suffice; nothing changed.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If it does not wait for a prefill, or prefixes are cached: what is set aside for a step
+            cannot be told from what evicts cached blocks.
+        """
+        if self._config.enable_prefix_caching:
+            raise InfeasiblePlan("admit() sets memory aside, which prefix caching does not allow")
+        if state.status is not Status.WAITING or state.id in self._admitted or state.swapped:
+            raise InfeasiblePlan(f"{state!r} cannot be admitted: it is not waiting for a prefill")
+        if self.seats_left < 1:
+            self._deny(state, "all seats (max_num_seqs) are taken")
+            return False
+        free = self._kv.free_blocks
+        if not self._kv.allocate(state, state.num_uncomputed_tokens, self._watermark()):
+            self._deny(state, "its whole sequence does not fit the free KV blocks")
+            return False
+        if self._kv.grows:
+            self._set_aside_blocks += free - self._kv.free_blocks
+        self._set_aside.append(state)
+        self._admitted[state.id] = state
+        self.seats_left -= 1
+        return True
+
+    def pad(self, num_tokens: int) -> None:
+        """Compute `num_tokens` for nobody; they use up the token budget like any other."""
+        self._padding_tokens += num_tokens
+        self.tokens_left -= num_tokens
+
+    def preempt(self, state: RequestState, mode: PreemptionMode | None = None) -> None:
+        """Evict a running request: its KV memory is free, it goes back to the queue.
+
+        Parameters
+        ----------
+        state : RequestState
+            A running request without tokens granted in this step.
+        mode : {"recompute", "swap"}, optional
+            What becomes of its KV; the engine's `preemption_mode` by default. Where host memory
+            does not suffice to swap, it is recomputed.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If it does not run, or was granted tokens in this step.
+        """
+        if state.status is not Status.RUNNING or state in self.preempted:
+            raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
+        if state.id in self._chunks or state.id in self._decodes or self._all_decodes:
+            raise InfeasiblePlan(f"{state!r} cannot be preempted after tokens were granted")
+        self._kv.release(state, comes_back=True)
+        self.preempted.append(state)
+        self.seats_left += 1
+        if (mode or self._config.preemption_mode) == "swap":
+            blocks = -(-state.num_computed_tokens // self._config.block_size)
+            if 0 < blocks <= self.swap_blocks_left:
+                self.swap_blocks_left -= blocks
+                self._swapped.append(state)
+
+    def reject(self, state: RequestState, reason: str) -> None:
+        """Give a waiting request up for good, saying why."""
+        if state.status is not Status.WAITING or state.id in self._admitted:
+            raise InfeasiblePlan(f"{state!r} cannot be rejected: it is not waiting")
+        self._rejected.append((state, reason))
+
+    def running(self) -> Iterator[RequestState]:
+        """Iterate over the running requests, latest admission first, less those preempted."""
+        gone = self.preempted
+        return (s for s in reversed(self._engine.running.values()) if s not in gone)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the plan so far computes prompt tokens."""
+        return bool(self._chunks)
+
+    def build(
+        self,
+        max_steps: int = 1,
+        until_ns: int = FOREVER,
+        finished: Finished = "leave",
+        pad_finished: bool = False,
+    ) -> BatchPlan:
+        """Close the ledger and return the plan; see `BatchPlan` for the promise.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If `max_steps` is below one.
+        """
+        if max_steps < 1:
+            raise InfeasiblePlan(f"max_steps must be at least 1, got {max_steps}")
+        self.plan = BatchPlan(
+            decodes=None if self._all_decodes else tuple(self._decodes.values()),
+            chunks=tuple(self._chunks.values()),
+            admitted=tuple(self._admitted.values()),
+            preempted=tuple(self.preempted),
+            swapped=tuple(self._swapped),
+            rejected=tuple(self._rejected),
+            padding_tokens=self._padding_tokens,
+            finished=finished,
+            pad_finished=pad_finished,
+            max_steps=max_steps,
+            until_ns=until_ns,
+            start_ns=self._engine.now_ns,
+            list_decodes=self._list_decodes,
+        )
+        return self.plan
+
+    def settle(self) -> None:
+        """Give back what `admit` set aside beyond the tokens granted in this step."""
+        if self._set_aside_blocks:
+            self._kv.free_blocks += self._set_aside_blocks
+            for state in self._set_aside:
+                if state.id in self._chunks:
+                    self._kv.allocate(state, self._chunks[state.id][1])
+
+    def _list_decodes(self) -> tuple[RequestState, ...]:
+        return tuple(s for s in self._engine.running.values() if s.is_decoding)
+
+    def _watermark(self) -> int:
+        return self._config.watermark_blocks if self._engine.running else 0
+
+    def _deny(self, state: RequestState, why: str) -> int:
+        self.denied = (state, why)
+        return 0

@@ -1,0 +1,88 @@
+"""What a policy may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.waiting_queue import WaitingQueue
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.request import RequestState
+
+if TYPE_CHECKING:
+    from schedlab.sim.core.engine import Engine
+
+
+class EngineView:
+    """A read-only window on the engine.
+
+    Attributes
+    ----------
+    config : EngineConfig
+        The limits.
+    waiting : WaitingQueue
+        Requests without a seat, in the order of the policy's key (arrival by default).
+    """
+
+    __slots__ = ("_engine", "config", "waiting")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.config: EngineConfig = engine.config
+        self.waiting: WaitingQueue = engine.waiting
+
+    @property
+    def now_ns(self) -> int:
+        """Time at which the step to plan would start."""
+        return self._engine.now_ns
+
+    @property
+    def running(self) -> Collection[RequestState]:
+        """Unfinished requests with a seat, in the order of their admission."""
+        return self._engine.running.values()
+
+    @property
+    def prefilling(self) -> Collection[RequestState]:
+        """Running requests whose prompt (or recomputed sequence) is not computed yet."""
+        return self._engine.prefilling.values()
+
+    @property
+    def held(self) -> Collection[RequestState]:
+        """Finished requests that keep their seat until their sealed batch ends."""
+        return self._engine.held.values()
+
+    @property
+    def num_decodes(self) -> int:
+        """Running requests past their prefill."""
+        return self._engine.decode_batch.size + len(self._engine.paused)
+
+    @property
+    def has_swapped(self) -> bool:
+        """Whether a waiting request has its KV in host memory."""
+        return self._engine.free_swap_blocks < self.config.swap_space_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that nobody holds."""
+        return self._engine.kv.free_blocks
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks in all."""
+        return self.config.num_blocks
+
+    def cached_tokens(self, state: RequestState) -> int:
+        """Count the tokens of a waiting request that the prefix cache holds now.
+
+        A policy that asks is asked again whenever a cached block is lost.
+        """
+        self._engine.policy_looked_at_cache = True
+        return 0 if state.swapped else self._engine.kv.lookup(state).tokens
+
+    def estimate_step_ns(self, shape: BatchShape) -> int:
+        """Estimate how long a step of this shape would take, from the calibrated cost model.
+
+        Both backends answer from the same model, so that a policy which asks decides alike.
+        """
+        return self._engine.executor.estimate_step_ns(shape)

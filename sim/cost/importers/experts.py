@@ -1,0 +1,111 @@
+"""The time of a mixture of experts by tokens, from measurements by tokens and touched experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from schedlab.sim.cost.attention import line_us
+from schedlab.sim.cost.importers.csv_table import read_csv
+from schedlab.sim.cost.table_profile import Curve
+from schedlab.sim.hardware.models import ModelShape
+
+_BYTES = 2.0  # activations are 16 bits wide
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the experts are split over devices, and what links them.
+
+    Attributes
+    ----------
+    num_shares : int
+        Devices over which whole experts are spread (expert parallelism); 1 = every device has all.
+    num_engines : int
+        Engines whose tokens a device computes (data parallelism with expert parallelism).
+    link_latency_s, link_bytes_per_s : float
+        Of the exchange between them.
+    """
+
+    num_shares: int
+    num_engines: int
+    link_latency_s: float
+    link_bytes_per_s: float
+
+
+def expert_curves(
+    path: Path, calls: float, shape: ModelShape, sharing: Sharing
+) -> tuple[list[Curve], list[str]]:
+    """Turn moe.csv into curves of the tokens that meet at the experts.
+
+    Parameters
+    ----------
+    path : Path
+        Columns tokens, activated_experts, time_us and, in newer files, ep.
+    calls : float
+        Mixture layers in a step.
+    shape : ModelShape
+        How many experts there are, and how many a token takes.
+    sharing : Sharing
+        Who computes what.
+
+    Returns
+    -------
+    curves : list of Curve
+        The experts, and the exchange of tokens if several engines share them.
+    assumptions : list of str
+        What the file does not say.
+
+    Raises
+    ------
+    SpecError
+        If the file is missing or malformed.
+
+    Notes
+    -----
+    T tokens touch ``E/shares * (1 - (1 - k/E)**T)`` experts of a device under uniform, independent
+    routing. Where several engines share the experts, T counts the tokens of all of them; they come
+    by an all-gather and leave by a reduce-scatter, each
+    ``latency + (N-1)/N * T * hidden_size * 2 bytes / bandwidth``.
+    """
+    table = read_csv(path, ("tokens", "activated_experts", "time_us"))
+    degrees = table.whole("ep") if "ep" in table.columns else [1] * len(table)
+    degree = min(set(degrees), key=lambda d: (abs(d - sharing.num_shares), d))
+    assumptions = [
+        "experts are chosen uniformly and independently, so T tokens touch E*(1-(1-k/E)^T) of them"
+    ]
+    if degree != sharing.num_shares:
+        assumptions.append(
+            f"experts were measured for ep {degree} and stand in for ep {sharing.num_shares}"
+        )
+    grid: dict[int, dict[int, float]] = {}
+    for ep, tokens, experts, us in zip(
+        degrees, table.whole("tokens"), table.whole("activated_experts"), table.numbers("time_us"),
+        strict=True,
+    ):  # fmt: skip
+        if ep == degree:
+            grid.setdefault(tokens, {})[experts] = us
+    rows = [(sorted(row), [row[e] for e in sorted(row)]) for _, row in sorted(grid.items())]
+    measured = sorted(grid)
+    # Between measured counts the number of touched experts bends, so points are added.
+    between = {t * quarters // 4 for t in measured for quarters in (5, 6, 7)}
+    at = sorted(t for t in between | set(measured) if t <= measured[-1])
+    missed = 1 - shape.experts_per_token / shape.num_experts
+    times = []
+    for tokens in at:
+        touched = shape.num_experts / sharing.num_shares * (1 - missed**tokens)
+        across = [line_us(x, y, min(touched, x[-1])) for x, y in rows]
+        times.append(line_us(measured, across, tokens))
+    engines = sharing.num_engines
+    curves = [Curve("moe", calls, tuple(at), tuple(times), shared=engines > 1)]
+    if engines > 1:
+        share = (engines - 1) / engines
+        per_token_s = share * shape.hidden_size * _BYTES / sharing.link_bytes_per_s
+        ends = (float(at[0]), float(max(at[-1], at[0] + 1)))
+        exchange = tuple(2e6 * (sharing.link_latency_s + per_token_s * t) for t in ends)
+        curves.append(Curve("exchange", calls, ends, exchange, shared=True))
+        assumptions.append(
+            f"the {engines} engines exchange tokens in {sharing.link_latency_s * 1e6:g} us plus "
+            f"traffic at {sharing.link_bytes_per_s / 1e9:g} GB/s, twice a layer"
+        )
+    return curves, assumptions

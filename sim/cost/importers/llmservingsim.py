@@ -1,0 +1,350 @@
+"""LLMServingSim profile bundles: kernel timings of vLLM, layer by layer.
+
+Source: casys-kaist/LLMServingSim, folder profiler/perf and its documentation ("Output bundle").
+A bundle is ``perf/<HARDWARE>/<org>/<model>/<variant>/`` with meta.yaml and ``tp<N>/*.csv``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress, groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from schedlab.sim.cost.attention import Skew
+from schedlab.sim.cost.importers.csv_table import CsvTable, read_csv
+from schedlab.sim.cost.importers.experts import Sharing, expert_curves
+from schedlab.sim.cost.importers.imported import Imported
+from schedlab.sim.cost.table_profile import AllReduce, Curve, TableProfile
+from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.files import read_json_object
+from schedlab.sim.hardware.models import ModelShape, model
+
+# Layers behind which tensor parallelism sums over devices.
+_REDUCED_LAYERS = ("o_proj", "down_proj", "moe")
+_SKEW_AXES = ("n", "skew_rate", "kv_big", "kp")
+_SEQUENCE_PARTS = ("prologue", "pre_attn", "post_attn", "mlp_dense", "mlp_moe", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a bundle does not say of itself.
+
+    Attributes
+    ----------
+    tensor_parallel_size : int
+        Which ``tp<N>`` folder to take.
+    model_config : Path or None
+        Hugging Face config.json; the model's name in the table of models if absent.
+    architecture : Path or None
+        The list of layers; looked for beside the bundle if absent.
+    link_latency_s, link_bytes_per_s : float
+        Of the device-to-device link, for all-reduces.
+    data_parallel_size, expert_parallel : int, bool
+        Engines that share the experts of a mixture-of-experts model.
+    use_skew : bool or None
+        Whether to correct for unequal contexts; what meta.yaml says if absent.
+    """
+
+    tensor_parallel_size: int = 1
+    model_config: Path | None = None
+    architecture: Path | None = None
+    link_latency_s: float = 10e-6
+    link_bytes_per_s: float = 16e9
+    data_parallel_size: int = 1
+    expert_parallel: bool = False
+    use_skew: bool | None = None
+
+
+def import_bundle(path: Path, options: Options) -> Imported:
+    """Return the profile of one bundle.
+
+    Parameters
+    ----------
+    path : Path
+        The variant's folder, e.g. ``perf/RTX4090/meta-llama/Llama-3.1-8B/bf16``.
+    options : Options
+        What it does not say.
+
+    Returns
+    -------
+    Imported
+        Tables, meta.json and what had to be assumed.
+
+    Raises
+    ------
+    SpecError
+        If a file is missing or malformed, or a layer of the list has no timings.
+    """
+    meta = _read_yaml(path / "meta.yaml")
+    tp = options.tensor_parallel_size
+    folder = path / f"tp{tp}"
+    if not folder.is_dir():
+        there = sorted(p.name for p in path.glob("tp*") if p.is_dir())
+        raise SpecError(f"{path}: no folder tp{tp}; there are {', '.join(there) or 'none'}")
+    config_path = options.model_config or _near(path, f"model_configs/{meta.get('model')}.json")
+    shape = model(str(config_path)) if config_path else model(_required(meta, "model", path))
+    layers = _layer_calls(_architecture(path, meta, options), shape)
+    assumptions: list[str] = []
+    by_tokens = tuple(_dense(folder, layers, shape, options, assumptions))
+    reduced = sum(calls for name, calls in layers.items() if name in _REDUCED_LAYERS)
+    all_reduce = None
+    if tp > 1:
+        bytes_per_token = shape.hidden_size * 2.0
+        all_reduce = AllReduce(
+            int(reduced), tp, bytes_per_token, options.link_latency_s, options.link_bytes_per_s
+        )
+        assumptions.append(
+            f"all-reduces behind {' and '.join(x for x in _REDUCED_LAYERS if x in layers)} of "
+            f"every layer take {options.link_latency_s * 1e6:g} us plus a ring at "
+            f"{options.link_bytes_per_s / 1e9:g} GB/s: the bundle measures kernels of one rank only"
+        )
+    profile = TableProfile(
+        by_tokens=by_tokens,
+        by_requests=_per_sequence(folder, layers),
+        attention=_attention(folder),
+        attention_calls=int(layers["attention"]),
+        skew=_skew(folder, meta, tp, options, assumptions),
+        all_reduce=all_reduce,
+    )
+    return Imported(
+        profile=profile,
+        meta={
+            "model": shape.name,
+            "hardware": _required(meta, "hardware", path),
+            "dtype": str(meta.get("variant", "bf16")).partition("-")[0],
+            "tensor_parallel_size": tp,
+            "source": "LLMServingSim",
+            "published_error": "of LLMServingSim 2.0 with its own bundles, mean over 15 latencies: "
+            "0.45 % (RTX 4090) and 2.1 % (RTX PRO 6000), Llama-3.1-8B",
+            "gpu": meta.get("gpu"),
+            "vllm_version": meta.get("vllm_version"),
+            "profiled_at": str(meta.get("profiled_at", "")),
+            "layers": {name: calls for name, calls in layers.items()},
+        },
+        assumptions=(
+            "kernel time in eager mode, one layer with dummy weights: no host time, no launch gaps",
+            *assumptions,
+        ),
+    )
+
+
+def read_link(path: Path) -> tuple[float, float]:
+    """Return latency (s) and bandwidth (bytes/s) of the links in a cluster's config.json.
+
+    Raises
+    ------
+    SpecError
+        If the file cannot be read, or lacks ``link_latency`` (ns) or ``link_bw`` (GB/s).
+    """
+    data = read_json_object(path)
+    values = []
+    for key in ("link_latency", "link_bw"):
+        value = data.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise SpecError(f"{path}: {key} must be a positive number, got {value!r}")
+        values.append(float(value))
+    return values[0] * 1e-9, values[1] * 1e9
+
+
+def _layer_calls(sequence: Mapping[str, Sequence[str]], shape: ModelShape) -> dict[str, float]:
+    """Return how often each layer runs in a step."""
+    calls: dict[str, float] = {}
+    mlp = "mlp_moe" if shape.num_experts else "mlp_dense"
+    if not sequence.get(mlp):
+        raise SpecError(f"the layer list has no {mlp}, which {shape.name} needs")
+    for part, times in (
+        ("prologue", 1), ("pre_attn", shape.num_layers), ("post_attn", shape.num_layers),
+        (mlp, shape.num_layers), ("head", 1),
+    ):  # fmt: skip
+        for name in sequence.get(part) or ():
+            calls[name] = calls.get(name, 0) + times
+    if "attention" not in calls:
+        raise SpecError("the layer list has no attention")
+    return calls
+
+
+def _architecture(path: Path, meta: Mapping[str, Any], options: Options) -> dict[str, list[str]]:
+    """Return the layers of one step, by part."""
+    name = str(meta.get("architecture"))
+    found = options.architecture or _near(
+        path, f"model_configs/{name}.architecture.yaml", f"models/{name}.yaml"
+    )
+    if found is None:
+        raise SpecError(
+            f"{path}: no layer list of architecture {name!r} near the bundle "
+            f"(model_configs/{name}.architecture.yaml or models/{name}.yaml); give --architecture"
+        )
+    data = _read_yaml(found)
+    if "sequence" in data:
+        sequence = dict(data["sequence"])
+    elif "blocks" in data:
+        # The newer form: several kinds of attention blocks are possible, one is supported.
+        blocks, shared = data["blocks"], data.get("shared", {})
+        kinds = list(blocks.get("attn", {}))
+        if len(kinds) != 1:
+            raise SpecError(
+                f"{found}: {len(kinds)} kinds of attention ({', '.join(kinds)}); one is supported"
+            )
+        mlp = blocks.get("mlp", {})
+        sequence = {
+            **blocks["attn"][kinds[0]], **shared,
+            "mlp_dense": mlp.get("dense", []), "mlp_moe": mlp.get("moe", []),
+        }  # fmt: skip
+    else:
+        raise SpecError(f"{found}: key 'sequence' is missing")
+    for part in sequence:
+        if part not in _SEQUENCE_PARTS:
+            raise SpecError(f"{found}: unknown part {part!r}; {nearest(part, _SEQUENCE_PARTS)}")
+    return sequence
+
+
+def _dense(
+    folder: Path,
+    layers: Mapping[str, float],
+    shape: ModelShape,
+    options: Options,
+    assumptions: list[str],
+) -> list[Curve]:
+    """Return the curves of all layers whose time depends on tokens."""
+    per_request = set(_by_layer(read_csv(folder / "per_sequence.csv"), "sequences"))
+    dense = _by_layer(read_csv(folder / "dense.csv", ("layer", "tokens", "time_us")), "tokens")
+    curves = []
+    for name, calls in layers.items():
+        if name == "attention" or name in per_request:
+            continue
+        if name == "moe":
+            path = folder / "moe.csv"
+            if not path.is_file():  # experts are measured for one device only
+                path = folder.parent / "tp1" / "moe.csv"
+            more, assumed = expert_curves(path, calls, shape, _sharing(options))
+            curves += more
+            assumptions += assumed
+        elif name in dense:
+            at, us = dense[name]
+            curves.append(Curve(name, calls, at, us))
+        else:
+            raise SpecError(
+                f"{folder / 'dense.csv'}: no timings of layer {name!r}; {nearest(name, dense)}"
+            )
+    return curves
+
+
+def _sharing(options: Options) -> Sharing:
+    shares = options.tensor_parallel_size * options.data_parallel_size
+    return Sharing(
+        shares if options.expert_parallel else 1,
+        options.data_parallel_size if options.expert_parallel else 1,
+        options.link_latency_s,
+        options.link_bytes_per_s,
+    )
+
+
+def _per_sequence(folder: Path, layers: Mapping[str, float]) -> tuple[Curve, ...]:
+    curves = _by_layer(read_csv(folder / "per_sequence.csv"), "sequences")
+    return tuple(
+        Curve(name, layers[name], at, us) for name, (at, us) in curves.items() if name in layers
+    )
+
+
+def _by_layer(table: CsvTable, key: str) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
+    rows = sorted(zip(table.text("layer"), table.whole(key), table.numbers("time_us"), strict=True))
+    curves = {}
+    for name, group in groupby(rows, key=lambda row: row[0]):
+        _, at, us = zip(*group, strict=True)
+        curves[name] = (at, us)
+    return curves
+
+
+def _attention(folder: Path) -> dict[str, list[float] | list[int]]:
+    table = read_csv(folder / "attention.csv", ("n_decode", "kv_decode", "time_us"))
+    # Newer bundles have the prefills' mean key length instead of their context, and rows of other
+    # kernels than plain attention and of decodes of several tokens.
+    kept = [True] * len(table)
+    if "layer" in table.columns:
+        kept = [name == "attention" for name in table.text("layer")]
+    if "decode_q_len" in table.columns:
+        single = [q <= 1 for q in table.whole("decode_q_len")]
+        kept = [a and b for a, b in zip(kept, single, strict=True)]
+    chunk = "prefill_tokens" if "prefill_tokens" in table.columns else "prefill_chunk"
+    by_key = "prefill_key" in table.columns
+    columns: dict[str, list[float] | list[int]] = {
+        "prefill_chunk": table.whole(chunk),
+        "prefill_key" if by_key else "kv_prefill": (
+            table.numbers("prefill_key") if by_key else table.whole("kv_prefill")
+        ),
+        "num_decodes": table.whole("n_decode"),
+        "kv_decode": table.whole("kv_decode"),
+        "us": table.numbers("time_us"),
+    }
+    return {key: list(compress(values, kept)) for key, values in columns.items()}
+
+
+def _skew(
+    folder: Path, meta: Mapping[str, Any], tp: int, options: Options, assumptions: list[str]
+) -> Skew | None:
+    """Return the correction for unequal contexts, if meta.yaml enables it."""
+    fit = meta.get("skew_fit") or {}
+    enabled = bool(fit.get("enabled")) if options.use_skew is None else options.use_skew
+    if not enabled:
+        if (folder / "skew_fit.csv").is_file():
+            assumptions.append("skew_fit.csv is left unused, as meta.yaml says")
+        return None
+    axes = fit.get("bucket_axes") or {}
+    missing = [axis for axis in _SKEW_AXES if f"{axis}_bins" not in axes]
+    if missing:
+        raise SpecError(
+            f"{folder.parent / 'meta.yaml'}: skew_fit.bucket_axes has no {missing[0]}_bins: a "
+            "version of the correction that is not supported; --no-skew leaves it out"
+        )
+    table = read_csv(folder / "skew_fit.csv", ("pc", "alpha"))
+    labels = [{name: i for i, name in enumerate(axes[f"{axis}_labels"])} for axis in _SKEW_AXES]
+    columns = [table.text(f"{axis}_label") for axis in _SKEW_AXES]
+    alphas = table.numbers("alpha", allow_nan=True)
+    cells: dict[tuple[int, ...], float] = {}
+    for line, (pc, alpha, *names) in enumerate(
+        zip(table.whole("pc"), alphas, *columns, strict=True), start=2
+    ):
+        buckets = [known.get(name, -1) for known, name in zip(labels, names, strict=True)]
+        if -1 in buckets:
+            unknown = names[buckets.index(-1)]
+            raise SpecError(f"{table.path}:{line}: label {unknown!r} is not in meta.yaml")
+        if not math.isnan(alpha):
+            cells[(pc, *buckets)] = alpha
+    fits = {str(key): value for key, value in (fit.get("per_tp") or {}).items()}
+    per_tp = fits.get(str(tp)) or {}
+    decodes, rates, contexts, kvs = (
+        tuple(float(v) for v in axes[f"{axis}_bins"][1:]) for axis in _SKEW_AXES
+    )
+    return Skew(decodes, rates, contexts, kvs, cells, float(per_tp.get("alpha_default", 0.0)))
+
+
+def _near(path: Path, *names: str) -> Path | None:
+    """Find a file by a relative name beside the bundle or beside a folder that holds it."""
+    for folder in path.absolute().parents:
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: must hold a mapping")
+    return data
+
+
+def _required(meta: Mapping[str, Any], key: str, path: Path) -> str:
+    if not meta.get(key):
+        raise SpecError(f"{path / 'meta.yaml'}: key {key!r} is missing")
+    return str(meta[key])

@@ -1,0 +1,153 @@
+"""Vidur profiles: linear layers by tokens, and collectives by size.
+
+Source: microsoft/vidur, data/profiling/compute and data/profiling/network. Times are milliseconds.
+The attention measurements of that project are a file of their own and are not read: attention is
+priced by a roofline instead, and so is the language-model head, which was not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from schedlab.sim.cost.importers.csv_table import CsvTable, read_csv
+from schedlab.sim.cost.importers.imported import Imported
+from schedlab.sim.cost.table_profile import Curve, TableProfile
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.gpus import Gpu, gpu
+from schedlab.sim.hardware.memory import check_tensor_parallel
+from schedlab.sim.hardware.models import ModelShape, model
+
+_PER_LAYER = (
+    "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "post_attention_layernorm",
+    "mlp_up_proj", "mlp_act", "mlp_down_proj", "add",
+)  # fmt: skip
+_BYTES = 2.0
+_REDUCES_PER_LAYER = 2
+
+
+def import_vidur(
+    path: Path,
+    hardware: str,
+    model_name: str | None = None,
+    tensor_parallel_size: int = 1,
+    network: Path | None = None,
+) -> Imported:
+    """Return the profile of one mlp.csv.
+
+    Parameters
+    ----------
+    path : Path
+        ``compute/<gpu>/<org>/<model>/mlp.csv``.
+    hardware : str
+        The GPU, for what was not measured.
+    model_name : str, optional
+        The model; the name of the file's folder if absent.
+    tensor_parallel_size : int
+        Which rows to take.
+    network : Path, optional
+        all_reduce.csv of the machine; needed for more than one GPU.
+
+    Raises
+    ------
+    SpecError
+        If a file is missing or malformed, or has no rows of that tensor parallel size.
+    """
+    table = read_csv(path, ("num_tokens", "num_tensor_parallel_workers"))
+    shape, device = model(model_name or path.absolute().parent.name), gpu(hardware)
+    check_tensor_parallel(shape, tensor_parallel_size)
+    _check_shape(table, shape)
+    workers = table.whole("num_tensor_parallel_workers")
+    rows = [i for i, n in enumerate(workers) if n == tensor_parallel_size]
+    if not rows:
+        there = ", ".join(map(str, sorted(set(workers))))
+        raise SpecError(f"{path}: no rows of tensor parallel size {tensor_parallel_size}: {there}")
+    tokens = table.whole("num_tokens")
+    curves = [_curve(table, "emb", 1, tokens, rows)]
+    curves += [_curve(table, name, shape.num_layers, tokens, rows) for name in _PER_LAYER]
+    assumptions = [
+        "attention follows a roofline of the datasheet: its measurements are not in this profile",
+        "the language-model head follows a roofline: it was not measured",
+        "one addition of the residual a layer, as Vidur counts; times are medians",
+    ]
+    if tensor_parallel_size > 1:
+        if network is None:
+            raise SpecError("tensor parallelism needs all-reduces: give --network all_reduce.csv")
+        curve, assumed = _all_reduce(network, shape, tensor_parallel_size)
+        curves.append(curve)
+        assumptions.append(assumed)
+    share = 1e-6 * tensor_parallel_size
+    pair_flops = 4 * shape.num_heads * shape.head_dim
+    kv_bytes = shape.kv_bytes_per_token("fp16") / shape.num_layers
+    compute = device.peak_flops_per_s("fp16") * device.compute_efficiency
+    bandwidth = device.memory_bytes_per_s * device.memory_efficiency
+    profile = TableProfile(
+        by_tokens=tuple(curves),
+        by_requests=(_head(shape, device, tensor_parallel_size),),
+        attention={
+            "us_per_pair": pair_flops / compute / share,
+            "us_per_kv_token": kv_bytes / bandwidth / share,
+            "us_per_call": 5.0,
+        },
+        attention_calls=shape.num_layers,
+    )
+    meta = {
+        "model": shape.name,
+        "hardware": device.name,
+        "dtype": "fp16",
+        "tensor_parallel_size": tensor_parallel_size,
+        "source": "Vidur",
+        "published_error": "under 9 % for the whole simulator (Vidur, MLSys 2024), which measures "
+        "attention; unknown for this mixture of measurement and roofline",
+    }
+    return Imported(profile, meta, tuple(assumptions))
+
+
+def _check_shape(table: CsvTable, shape: ModelShape) -> None:
+    for column, own in (("n_embd", shape.hidden_size), ("n_head", shape.num_heads)):
+        found = set(table.whole(column))
+        if found != {own}:
+            raise SpecError(f"{table.path}: {column} is {found}, but {shape.name} has {own}")
+
+
+def _curve(
+    table: CsvTable, name: str, calls: float, tokens: list[int], rows: Iterable[int]
+) -> Curve:
+    times = table.numbers(f"time_stats.{name}.median")
+    at, us = _medians((tokens[i], times[i] * 1e3) for i in rows)
+    return Curve(name, calls, at, us)
+
+
+def _medians(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return increasing keys and the median of each key's values."""
+    found: dict[float, list[float]] = {}
+    for key, value in points:
+        found.setdefault(key, []).append(value)
+    keys = sorted(found)
+    return tuple(keys), tuple(float(np.median(found[key])) for key in keys)
+
+
+def _all_reduce(path: Path, shape: ModelShape, workers: int) -> tuple[Curve, str]:
+    """Return the all-reduces of a step by tokens, measured inside one machine."""
+    table = read_csv(path, ("num_workers", "size", "devices_per_node"))
+    group, sizes = table.whole("num_workers"), table.whole("size")
+    per_node = table.whole("devices_per_node")
+    times = table.numbers("time_stats.all_reduce.median")
+    rows = [i for i, n in enumerate(group) if n == workers and per_node[i] >= workers]
+    if not rows:
+        raise SpecError(f"{path}: no all-reduce of {workers} workers inside one machine")
+    per_token = shape.hidden_size * _BYTES
+    at, us = _medians((sizes[i] / per_token, times[i] * 1e3) for i in rows)
+    curve = Curve("all_reduce", _REDUCES_PER_LAYER * shape.num_layers, at, us)
+    return curve, f"all-reduces as measured for {workers} workers inside one machine"
+
+
+def _head(shape: ModelShape, device: Gpu, workers: int) -> Curve:
+    """Price the head as reading its matrix, or multiplying by it."""
+    weights = shape.hidden_size * shape.vocab_size / workers
+    read_us = 1e6 * weights * _BYTES / (device.memory_bytes_per_s * device.memory_efficiency)
+    peak = device.peak_flops_per_s("fp16") * device.compute_efficiency
+    at = tuple(float(1 << i) for i in range(11))
+    return Curve("lm_head", 1, at, tuple(max(read_us, 2e6 * weights * n / peak) for n in at))

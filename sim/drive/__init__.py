@@ -1,0 +1,1 @@
+"""Who steps engines: clocks and arrivals."""

@@ -1,0 +1,1 @@
+"""GPUs, models, number formats, and what fits into memory."""

@@ -1,0 +1,300 @@
+"""GPUs by their datasheets: memory, bandwidth, dense arithmetic, links."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.hardware.dtypes import dtype_name
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """What a datasheet says of one GPU.
+
+    Attributes
+    ----------
+    name : str
+        How results name it.
+    memory_bytes : int
+        Memory a CUDA program sees (``torch.cuda.mem_get_info``), a little below the nominal size.
+    memory_bytes_per_s : float
+        Peak memory bandwidth.
+    flops_per_s : mapping of str to float
+        Dense (not sparse) tensor-core peak by number format; fp32 accumulation for 16-bit formats.
+    interconnect_bytes_per_s : float
+        GPU-to-GPU bandwidth of one GPU in ONE direction (NVLink, or PCIe where there is none).
+    pcie_bytes_per_s : float
+        Host link in one direction.
+    source : str
+        The datasheet.
+    compute_efficiency, memory_efficiency : float
+        Share of the two peaks that large matrix products and weight reading reach, in (0, 1]; for
+        the roofline. The defaults are those of an A100; see docs/cost-models.md for the profiles.
+
+    Raises
+    ------
+    SpecError
+        If a number is not positive and finite, or a format is unknown.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops_per_s: Mapping[str, float] = field(hash=False)
+    interconnect_bytes_per_s: float
+    pcie_bytes_per_s: float
+    source: str
+    compute_efficiency: float = 0.7
+    memory_efficiency: float = 0.8
+
+    def __post_init__(self) -> None:
+        for key in (
+            "memory_bytes", "memory_bytes_per_s", "interconnect_bytes_per_s", "pcie_bytes_per_s",
+        ):  # fmt: skip
+            _positive(self.name, key, getattr(self, key))
+        for key in ("compute_efficiency", "memory_efficiency"):
+            _positive(self.name, key, getattr(self, key))
+            if getattr(self, key) > 1:
+                raise SpecError(f"hardware {self.name}: {key} must be in (0, 1]")
+        peaks = {dtype_name(key): value for key, value in self.flops_per_s.items()}
+        for key, value in peaks.items():
+            _positive(self.name, f"flops_per_s.{key}", value)
+        object.__setattr__(self, "flops_per_s", MappingProxyType(peaks))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A mapping proxy cannot be pickled, and sweeps send GPUs to worker processes.
+        values = tuple(getattr(self, f.name) for f in fields(self))
+        return _rebuild, tuple(dict(v) if isinstance(v, Mapping) else v for v in values)
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Return the dense peak in `dtype`.
+
+        Raises
+        ------
+        SpecError
+            If the GPU has no arithmetic in that format.
+        """
+        key = dtype_name(dtype)
+        if key not in self.flops_per_s:
+            raise SpecError(
+                f"{self.name} does not compute in {key}; it has {_list(self.flops_per_s)}"
+            )
+        return self.flops_per_s[key]
+
+
+def _rebuild(*values: Any) -> Gpu:  # noqa: ANN401
+    return Gpu(**dict(zip((f.name for f in fields(Gpu)), values, strict=True)))
+
+
+def _list(names: Mapping[str, float]) -> str:
+    return ", ".join(names)
+
+
+def _positive(name: str, key: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError(f"hardware {name}: {key} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise SpecError(f"hardware {name}: {key} must be positive and finite, got {value!r}")
+
+
+def _gpu(
+    name: str,
+    memory_gib: float,
+    gb_per_s: float,
+    tflops: dict[str, float],
+    link_gb_per_s: float,
+    pcie_gb_per_s: float,
+    source: str,
+    efficiency: tuple[float, float] = (0.7, 0.8),
+) -> Gpu:
+    """One line of the table, in datasheet units; efficiency of compute and of memory."""
+    return Gpu(
+        name=name,
+        memory_bytes=int(memory_gib * _GIB),
+        memory_bytes_per_s=gb_per_s * 1e9,
+        flops_per_s={dtype: value * 1e12 for dtype, value in tflops.items()},
+        interconnect_bytes_per_s=link_gb_per_s * 1e9,
+        pcie_bytes_per_s=pcie_gb_per_s * 1e9,
+        source=f"{source}; memory as CUDA reports it",
+        compute_efficiency=efficiency[0],
+        memory_efficiency=efficiency[1],
+    )
+
+
+def _tensor(half: float, fp8: float = 0.0, int8: float = 0.0, fp4: float = 0.0) -> dict[str, float]:
+    """Dense TFLOP/s; bf16 and fp16 are equal on every GPU of the table."""
+    peaks = {"bf16": half, "fp16": half, "fp8": fp8, "int8": int8, "fp4": fp4}
+    return {dtype: value for dtype, value in peaks.items() if value}
+
+
+# Datasheets print sparse peaks since Hopper: the dense ones here are half of those. They print
+# links as the sum of both directions: here it is one. Efficiencies differ from the A100's where a
+# public profile of that chip shows it (H200: taken from the H100, the same chip).
+_TABLE = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("a100-40gb-pcie", 39.39, 1555, _tensor(312, int8=624), 300, 32,
+             "NVIDIA A100 datasheet (2020), PCIe 40GB"),
+        _gpu("a100-40gb", 39.39, 1555, _tensor(312, int8=624), 300, 32,
+             "NVIDIA A100 datasheet (2020), SXM 40GB"),
+        _gpu("a100-80gb-pcie", 79.15, 1935, _tensor(312, int8=624), 300, 32,
+             "NVIDIA A100 datasheet (2021), PCIe 80GB"),
+        _gpu("a100-80gb", 79.15, 2039, _tensor(312, int8=624), 300, 32,
+             "NVIDIA A100 datasheet (2021), SXM 80GB"),
+        _gpu("h100-80gb", 79.19, 3350, _tensor(989.4, 1978.9, 1978.9), 450, 64,
+             "NVIDIA H100 datasheet, SXM5", (0.75, 0.8)),
+        _gpu("h100-80gb-pcie", 79.19, 2000, _tensor(756, 1513, 1513), 300, 64,
+             "NVIDIA H100 datasheet, PCIe"),
+        _gpu("h200", 139.8, 4800, _tensor(989.4, 1978.9, 1978.9), 450, 64,
+             "NVIDIA H200 datasheet, SXM", (0.75, 0.8)),
+        _gpu("b200", 178.35, 8000, _tensor(2250, 4500, 4500, 9000), 900, 64,
+             "NVIDIA DGX B200 datasheet, one of eight GPUs"),
+        _gpu("l40s", 44.4, 864, _tensor(362.05, 733, 733), 32, 32,
+             "NVIDIA L40S datasheet"),
+        _gpu("l4", 22.03, 300, _tensor(121, 242.5, 242.5), 32, 32,
+             "NVIDIA L4 datasheet"),
+        _gpu("a10", 22.18, 600, _tensor(125, int8=250), 32, 32,
+             "NVIDIA A10 datasheet"),
+        _gpu("rtx-a6000", 47.54, 768, _tensor(154.8, int8=309.7), 56.25, 32,
+             "NVIDIA RTX A6000 datasheet and Ampere GA102 whitepaper"),
+        _gpu("rtx-4090", 25_250_627_584 / _GIB, 1008, _tensor(165.2, 330.3, 660.6), 32, 32,
+             "NVIDIA Ada GPU architecture whitepaper", (1.0, 0.92)),
+        _gpu("rtx-pro-6000", 94.97, 1597, _tensor(503.8, 1007.6, 1007.6, 2015.2), 64, 64,
+             "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (memory), "
+             "RTX Blackwell PRO whitepaper, Workstation Edition (arithmetic)", (0.8, 0.9)),
+        # Not a GPU and no datasheet: one core of a server, so that the real backend's CPU path can
+        # be named. Only a measured profile says what such a machine does.
+        _gpu("cpu", 8.0, 10, {"fp32": 0.05, "bf16": 0.05, "fp16": 0.05}, 10, 10,
+             "nominal figures of one processor core, no datasheet: calibrate before you believe"),
+    )
+}  # fmt: skip
+
+_ALIASES = {
+    "a100": "a100-80gb",
+    "a100-80gb-sxm": "a100-80gb",
+    "a100-40gb-sxm": "a100-40gb",
+    "h100": "h100-80gb",
+    "h100-sxm": "h100-80gb",
+    "h100-80gb-sxm": "h100-80gb",
+    "h100-pcie": "h100-80gb-pcie",
+    "h200-141gb": "h200",
+    "h200-sxm": "h200",
+    "b200-180gb": "b200",
+    "rtx4090": "rtx-4090",
+    "4090": "rtx-4090",
+    "geforce-rtx-4090": "rtx-4090",
+    "a6000": "rtx-a6000",
+    "rtxpro6000": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000",
+}
+
+
+def gpu_names() -> list[str]:
+    """Return the names in the GPU table, in its order."""
+    return list(_TABLE)
+
+
+def gpu(name: str) -> Gpu:
+    """Return a GPU, by name or from a YAML or JSON file with the fields of `Gpu`.
+
+    Parameters
+    ----------
+    name : str
+        A name of the table or an alias (``"a100-80gb"``, ``"NVIDIA H200"``), or the path of a
+        ``.yaml``, ``.yml`` or ``.json`` file.
+
+    Raises
+    ------
+    SpecError
+        If the name is unknown (with the nearest name), or the file is wrong (naming the key).
+
+    Examples
+    --------
+    >>> gpu("a100").memory_bytes_per_s
+    2039000000000.0
+    """
+    if Path(name).suffix in (".yaml", ".yml", ".json"):
+        return _read(Path(name))
+    key = canonical_gpu(name)
+    if key in _TABLE:
+        return _TABLE[key]
+    hint = nearest(key, [*_TABLE, *_ALIASES])
+    raise SpecError(f"hardware {name!r} is unknown; {hint} (or the path of a YAML file)")
+
+
+def canonical_gpu(name: str) -> str:
+    """Return the table's spelling of a GPU name.
+
+    Examples
+    --------
+    >>> canonical_gpu("NVIDIA H200")
+    'h200'
+    """
+    key = name.strip().lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
+    return _ALIASES.get(key, key)
+
+
+def _read(path: Path) -> Gpu:
+    """Read one GPU from a file; only name, source and efficiencies may be left out."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{path}: cannot read hardware file: {error.strerror}") from error
+    data = _parse(path, text)
+    known = [f.name for f in fields(Gpu)]
+    for key in data:
+        if key not in known:
+            raise SpecError(f"{path}: unknown key {key!r}; {nearest(key, known)}")
+    data = {"name": path.stem, "source": str(path), **data}
+    for key in known:
+        if key not in data and not key.endswith("_efficiency"):
+            raise SpecError(f"{path}: key {key!r} is missing")
+    if not isinstance(data["flops_per_s"], dict) or not data["flops_per_s"]:
+        raise SpecError(
+            f"{path}: flops_per_s maps number formats to FLOP/s, e.g. {{bf16: 312.0e+12}}"
+        )
+    try:
+        return Gpu(**data)
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from error
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise SpecError(f"{path}: cannot parse: {error}") from error
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: a hardware file maps field names to values")
+    data = _numbers(data)
+    if isinstance(data.get("memory_bytes"), float) and data["memory_bytes"].is_integer():
+        data["memory_bytes"] = int(data["memory_bytes"])
+    return data
+
+
+def _numbers(data: dict[str, Any]) -> dict[str, Any]:
+    """YAML 1.1 reads 2.0e12 (no sign in the exponent) as a string; take it as the number meant."""
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            out[key] = _numbers(value)
+        elif isinstance(value, str) and key not in ("name", "source"):
+            try:
+                out[key] = float(value)
+            except ValueError:
+                out[key] = value
+        else:
+            out[key] = value
+    return out

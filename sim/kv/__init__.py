@@ -1,0 +1,1 @@
+"""KV memory: blocks, allocators, prefix cache."""

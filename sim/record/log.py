@@ -1,0 +1,235 @@
+"""What happened in a run, in compact columns: one row a request, one row a segment of steps."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+
+from schedlab.sim.record.steps import SEGMENT_COLUMNS, Int64, Steps
+from schedlab.sim.request import Request, RequestState
+
+Columns = dict[str, npt.NDArray[np.generic]]
+
+FINISHED, REJECTED, UNFINISHED, TRUNCATED = range(4)
+"""Codes of the `status` column."""
+
+_REQUEST_COLUMNS = (
+    "id", "arrival_ns", "prompt_tokens", "output_tokens", "generated_tokens",
+    "first_scheduled_ns", "first_token_ns", "last_token_ns", "finish_ns",
+    "num_preemptions", "recomputed_tokens", "priority", "status", "queued_ns", "cached_tokens",
+    "prefix_hit_tokens",
+)  # fmt: skip
+_TARGET_COLUMNS = ("predicted_tokens", "slo_ttft_ms", "slo_tpot_ms", "slo_e2el_ms")
+_NAN = float("nan")
+
+
+class RunLog:
+    """Grows while the engine runs; read it through columns.
+
+    Steps are kept by segment (a run of steps with the same batch), and token times as stints:
+    (request, entry, first, last) says that the request got a token at `entry` from its prefill
+    (-1 if it did not) and then one in each of the decode steps first..last-1, counted over the
+    whole run. Everything per step and per token is derived from these on demand.
+
+    Parameters
+    ----------
+    block_size : int
+        Tokens in a KV block.
+    grows : bool
+        Whether decoding requests take blocks as they go.
+    """
+
+    def __init__(self, block_size: int, grows: bool) -> None:
+        self.block_size = block_size
+        self.grows = grows
+        self.reject_reasons: dict[int, str] = {}
+        self._requests = array("q")
+        self._targets = array("d")
+        self._segments = array("q")
+        self._durations_ns = array("q")
+        self._new_blocks = array("q")
+        self._stints = array("q")
+        self._evictions = array("q")
+        self._resumptions = array("q")
+        self._decode_ends: tuple[int, Int64] | None = None
+
+    # -- writing (the engine) ------------------------------------------------------------------
+
+    def add_request(
+        self, state: RequestState, output_tokens: int, finish_ns: int, status: int
+    ) -> None:
+        """Record a request that left the engine."""
+        r = state.request
+        self._requests.extend((
+            r.id, r.arrival_ns, r.prompt_tokens, output_tokens, state.num_output_tokens,
+            state.first_scheduled_ns, state.first_token_ns, state.last_token_ns, finish_ns,
+            state.num_preemptions, state.recomputed_tokens, r.priority, status, state.queued_ns,
+            state.cached_tokens, state.prefix_hit_tokens,
+        ))  # fmt: skip
+        slo = r.slo
+        if slo is None and r.predicted_tokens is None:
+            self._targets.extend((_NAN, _NAN, _NAN, _NAN))
+            return
+        ttft, tpot, e2el = slo or (None, None, None)
+        self._targets.extend(
+            _NAN if x is None else x for x in (r.predicted_tokens, ttft, tpot, e2el)
+        )
+
+    def reject(self, request: Request, output_tokens: int, reason: str) -> None:
+        """Record a request that was turned away."""
+        self.add_request(RequestState(request), output_tokens, -1, REJECTED)
+        self.reject_reasons[request.id] = reason
+
+    def add_segment(
+        self, columns: tuple[int, ...], durations_ns: list[int], new_blocks: list[int]
+    ) -> None:
+        """Record steps of one batch; `columns` in the order of SEGMENT_COLUMNS."""
+        self._segments.extend(columns)
+        self._durations_ns.extend(durations_ns)
+        self._new_blocks.extend(new_blocks)
+
+    def add_stint(self, request_id: int, entry_ns: int, first: int, last: int) -> None:
+        """Record the tokens that a request got since it entered the decode batch."""
+        if last > first or entry_ns >= 0:
+            self._stints.extend((request_id, entry_ns, first, last))
+
+    def add_eviction(self, request_id: int, now_ns: int) -> None:
+        """Record that a running request lost its memory."""
+        self._evictions.extend((request_id, now_ns))
+
+    def add_resumption(self, request_id: int, now_ns: int, tokens_to_compute: int) -> None:
+        """Record that an evicted request runs again, and how much of it must be computed."""
+        self._resumptions.extend((request_id, now_ns, tokens_to_compute))
+
+    def absorb(self, other: RunLog) -> None:
+        """Add what another engine of the same run logged; its steps come behind the own ones."""
+        num_decode_steps = len(self._decode_ends_ns())
+        for name in (
+            "_requests", "_targets", "_segments", "_durations_ns", "_new_blocks", "_evictions",
+            "_resumptions",
+        ):  # fmt: skip
+            getattr(self, name).extend(getattr(other, name))
+        for row in other._stint_rows().tolist():
+            request_id, entry_ns, first, last = row
+            first, last = first + num_decode_steps, last + num_decode_steps
+            self._stints.extend((request_id, entry_ns, first, last))
+        self.reject_reasons |= other.reject_reasons
+        self._decode_ends = None
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @property
+    def num_steps(self) -> int:
+        """Steps run."""
+        return len(self._durations_ns)
+
+    def requests(self) -> Columns:
+        """Return one row a request, by id; times in ns (-1 = never), targets in ms (NaN = none)."""
+        rows = _matrix(self._requests, len(_REQUEST_COLUMNS))
+        order = np.argsort(rows[:, 0], kind="stable")
+        columns: Columns = {
+            name: np.ascontiguousarray(rows[order, i]) for i, name in enumerate(_REQUEST_COLUMNS)
+        }
+        columns["status"] = columns["status"].astype(np.int8)
+        targets = np.array(self._targets).reshape(-1, len(_TARGET_COLUMNS))
+        for i, name in enumerate(_TARGET_COLUMNS):
+            columns[name] = np.ascontiguousarray(targets[order, i])
+        return columns
+
+    def steps(self) -> Steps:
+        """Return one row a step."""
+        return Steps(
+            _matrix(self._segments, len(SEGMENT_COLUMNS)),
+            _matrix(self._durations_ns, 1)[:, 0],
+            _matrix(self._new_blocks, 1)[:, 0],
+            self.block_size,
+            self.grows,
+        )
+
+    def token_gaps(self, ids: Int64 | None = None) -> tuple[Int64, Int64]:
+        """Return all gaps between tokens of the same request, as (gap in ns, how many).
+
+        A decode step gives the same gap to every request that also took part in the one before,
+        so the pairs are about as many as the steps. With `ids` only of those requests.
+        """
+        stints = self._stint_rows()
+        if ids is not None:
+            stints = stints[np.isin(stints[:, 0], ids)]
+        decode_ends = np.append(self._decode_ends_ns(), -1)  # stints may end before any decode
+        ids, entry, first, last = (stints[:, i] for i in range(4))
+        # Gaps inside stints: decode step s counts once for each stint with first < s < last.
+        change = np.zeros(len(decode_ends) + 1, dtype=np.int64)
+        inside = last - first >= 2
+        np.add.at(change, first[inside] + 1, 1)
+        np.add.at(change, last[inside], -1)
+        counts = np.cumsum(change)[: len(decode_ends)]
+        gaps = np.diff(decode_ends, prepend=0)
+        # Gaps at the seams: the token before a stint's first one.
+        order = np.argsort(ids, kind="stable")
+        ids, entry, first, last = ids[order], entry[order], first[order], last[order]
+        has_entry, has_decodes = entry >= 0, last > first
+        first_decode = decode_ends[first]
+        final = np.where(has_decodes, decode_ends[last - 1], entry)
+        head = np.where(has_entry, entry, first_decode)
+        same = np.zeros(len(ids), dtype=bool)
+        same[1:] = ids[1:] == ids[:-1]
+        before = np.roll(final, 1)
+        seams = np.concatenate([
+            (head - before)[same],
+            (first_decode - entry)[has_entry & has_decodes],
+        ])  # fmt: skip
+        used = counts > 0
+        return (
+            np.concatenate([gaps[used], seams]),
+            np.concatenate([counts[used], np.ones(len(seams), dtype=np.int64)]),
+        )
+
+    def token_counts(self) -> tuple[Int64, Int64]:
+        """Return (time in ns, tokens that came out then), one pair a step with any."""
+        steps = self.steps()
+        out = steps.tokens_out()
+        return steps["end_ns"][out > 0], out[out > 0]
+
+    def token_times(self, request_id: int) -> Int64:
+        """Return when each token of a request came out, in ns."""
+        decode_ends, stints = self._decode_ends_ns(), self._stint_rows()
+        times: list[Int64] = []
+        for _, entry, first, last in stints[stints[:, 0] == request_id].tolist():
+            if entry >= 0:
+                times.append(np.array([entry]))
+            times.append(decode_ends[first:last])
+        return np.concatenate(times) if times else np.zeros(0, dtype=np.int64)
+
+    def preemptions(self) -> dict[str, Int64]:
+        """Return one row a preemption, by request id and time.
+
+        Columns: id, evicted_ns, resumed_ns, resumed_tokens (those it had to compute before its
+        next token when it ran again: its whole sequence, less what was swapped or still cached).
+        """
+        evicted, resumed = _matrix(self._evictions, 2), _matrix(self._resumptions, 3)
+        # Sorted alike, the k-th eviction of a request meets its k-th resumption.
+        evicted = evicted[np.argsort(evicted[:, 0], kind="stable")]
+        resumed = resumed[np.argsort(resumed[:, 0], kind="stable")]
+        return {
+            "id": evicted[:, 0],
+            "evicted_ns": evicted[:, 1],
+            "resumed_ns": resumed[:, 1],
+            "resumed_tokens": resumed[:, 2],
+        }
+
+    def _stint_rows(self) -> Int64:
+        return _matrix(self._stints, 4)
+
+    def _decode_ends_ns(self) -> Int64:
+        if self._decode_ends is None or self._decode_ends[0] != self.num_steps:
+            steps = self.steps()
+            self._decode_ends = (self.num_steps, steps["end_ns"][steps["num_decodes"] > 0])
+        return self._decode_ends[1]
+
+
+def _matrix(values: array[int], width: int) -> Int64:
+    # A view: while it lives, the array cannot grow.
+    rows = np.frombuffer(values, dtype=np.int64) if values else np.zeros(0, dtype=np.int64)
+    return rows.reshape(-1, width)

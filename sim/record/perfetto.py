@@ -1,0 +1,138 @@
+"""A run as a Chrome trace, to be looked at in ui.perfetto.dev or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedlab.sim.files import replacing
+from schedlab.sim.record.log import REJECTED
+
+if TYPE_CHECKING:
+    from schedlab.sim.record.result import RunResult
+
+Event = dict[str, Any]
+
+_STEP_ARGS = ("num_decodes", "num_prefills", "prefill_tokens", "padding_tokens", "overhead_ns")
+
+
+def write_trace(
+    result: RunResult, path: Path, *, max_requests: int = 500, max_steps: int = 50_000
+) -> None:
+    """Write a run as Chrome trace events.
+
+    Parameters
+    ----------
+    result : RunResult
+        The run.
+    path : Path
+        File to write, whole or not at all.
+    max_requests, max_steps : int
+        How many to write, the first by arrival and by start. A browser holds about a million
+        events; ``otherData`` in the file says how many were left out.
+
+    Notes
+    -----
+    One process is the engine. Thread 0 shows steps (and preemptions, as instants); each request
+    has a thread with spans queued (arrival to first scheduled), prefill (to first token) and
+    decode (to finish), and inside them preempted (eviction to resumption). Counters show KV tokens
+    and requests running and waiting at step starts. Times are in microseconds.
+    """
+    requests, steps = result.requests, result.log.steps()
+    num_requests, num_steps = len(requests["id"]), len(steps["start_ns"])
+    header = {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "name": result.name,
+            "policy": result.policy,
+            "requests_written": min(num_requests, max_requests),
+            "requests_total": num_requests,
+            "steps_written": min(num_steps, max_steps),
+            "steps_total": num_steps,
+        },
+    }
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')
+        file.write(json.dumps(_named("process_name", 0, f"{result.name} ({result.policy})")))
+        for event in _events(result, max_requests, max_steps):
+            file.write(",\n" + json.dumps(event))
+        file.write("\n]}\n")
+
+
+def _events(result: RunResult, max_requests: int, max_steps: int) -> Iterator[Event]:
+    yield _named("thread_name", 0, "steps")
+    yield from _steps(result, max_steps)
+    yield from _requests(result, max_requests)
+
+
+def _steps(result: RunResult, max_steps: int) -> Iterator[Event]:
+    steps = {name: data[:max_steps].tolist() for name, data in result.log.steps().items()}
+    for i, start in enumerate(steps["start_ns"]):
+        args = {name: steps[name][i] for name in _STEP_ARGS}
+        args["kv_share"] = round(steps["kv_allocated_tokens"][i] / result.kv_capacity_tokens, 4)
+        yield _span("step", 0, start, steps["end_ns"][i], args)
+        if steps["num_preempted"][i]:
+            yield _instant("preempted", 0, start, {"num_preempted": steps["num_preempted"][i]})
+        yield _counter("KV tokens", start, {
+            "resident": steps["kv_tokens"][i], "held": steps["kv_allocated_tokens"][i],
+        })  # fmt: skip
+        yield _counter("requests", start, {
+            "running": steps["num_running"][i], "waiting": steps["num_waiting"][i],
+        })  # fmt: skip
+
+
+def _requests(result: RunResult, max_requests: int) -> Iterator[Event]:
+    order = result.requests["arrival_ns"].argsort(kind="stable")[:max_requests]
+    columns = {name: data[order].tolist() for name, data in result.requests.items()}
+    evictions: dict[int, list[tuple[int, int]]] = {}
+    for number, *span in zip(*(c.tolist() for c in result.log.preemptions().values()), strict=True):
+        evictions.setdefault(number, []).append((span[0], span[1]))
+    for i, number in enumerate(columns["id"]):
+        row = {name: values[i] for name, values in columns.items()}
+        thread = i + 1
+        yield _named("thread_name", thread, f"request {number}")
+        if row["status"] == REJECTED:
+            reason = result.reject_reasons.get(number, "")
+            yield _instant("rejected", thread, row["arrival_ns"], {"reason": reason})
+            continue
+        args = {
+            name: row[name]
+            for name in (
+                "prompt_tokens",
+                "generated_tokens",
+                "num_preemptions",
+                "recomputed_tokens",
+            )
+        }
+        marks = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns")
+        for name, begin, end in zip(
+            ("queued", "prefill", "decode"), marks, marks[1:], strict=False
+        ):
+            if row[end] < 0:  # the run ended before
+                break
+            yield _span(name, thread, row[begin], row[end], args)
+        for begin_ns, end_ns in evictions.get(number, []):
+            yield _span("preempted", thread, begin_ns, end_ns, {})
+
+
+def _named(kind: str, thread: int, name: str) -> Event:
+    return {"name": kind, "ph": "M", "pid": 0, "tid": thread, "args": {"name": name}}
+
+
+def _span(name: str, thread: int, start_ns: int, end_ns: int, args: Event) -> Event:
+    return {
+        "name": name, "ph": "X", "pid": 0, "tid": thread,
+        "ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3, "args": args,
+    }  # fmt: skip
+
+
+def _instant(name: str, thread: int, at_ns: int, args: Event) -> Event:
+    return {
+        "name": name, "ph": "i", "s": "t", "pid": 0, "tid": thread, "ts": at_ns / 1e3, "args": args,
+    }  # fmt: skip
+
+
+def _counter(name: str, at_ns: int, values: Event) -> Event:
+    return {"name": name, "ph": "C", "pid": 0, "ts": at_ns / 1e3, "args": values}
