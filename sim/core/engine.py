@@ -416,7 +416,7 @@ class Engine:
             num_running,
             num_waiting,
             batch.context_min_tokens if num_decodes else 0,
-            pad_rows,
+            padding_rows=pad_rows,
         )
         reserved_unused = 0 if kv.grows else kv.fragmentation(self.resident_tokens)[0]
         steps = self.executor.execute(Work(self.now_ns, plan, shape, batch), max_steps, horizon_ns)

@@ -318,3 +318,22 @@ def test_number_of_decisions_on_a_busy_server_is_a_few_a_request():
         "prefill_first": (1397, 13825),
         "static": (1077, 13101),
     }
+
+
+# -- what a step costs by ----------------------------------------------------------------------
+
+
+def test_rows_of_finished_requests_are_told_to_the_cost_model_as_padding_rows():
+    shapes = []
+
+    class Noting(laws.LinearCost):
+        def step_ns(self, shape, k=1):
+            shapes.append(shape)
+            return super().step_ns(shape, k)
+
+    workload = [arrival(0, prompt=4, output=2), arrival(1, prompt=4, output=6)]
+    laws.run(registry.make("static", max_batch_size=2), workload, CONFIG, cost=Noting())
+    ends = [(s.num_decodes, s.padding_rows, s.padding_tokens) for s in shapes if s.num_decodes]
+    assert ends[0] == (2, 0, 0)
+    assert ends[-1] == (1, 1, 1)
+    assert not any(shape.gathered_tokens for shape in shapes)
