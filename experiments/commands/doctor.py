@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 _REQUIRED = (
-    "simpy", "numpy", "pandas", "pyarrow", "scipy", "matplotlib", "pyyaml", "pydantic", "typer",
-    "rich",
+    "simpy", "numpy", "pandas", "pyarrow", "scipy", "matplotlib", "pyyaml", "pydantic", "jinja2",
+    "typer", "rich",
 )  # fmt: skip
 _OPTIONAL = {
     "torch": "the real backend; simulation needs none of it",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.experiments.analysis.by_class import class_table
 from schedlab.experiments.figures.figures import drawings, shown_load
-from schedlab.experiments.report import html_parts as html
+from schedlab.experiments.figures.style import house_style
 from schedlab.experiments.results import tables as report
 from schedlab.experiments.results.saved_results import SavedResults, read_results
 from schedlab.experiments.results.tables import Row
@@ -18,8 +20,12 @@ from schedlab.experiments.statistics import paired_change, verdict
 from schedlab.sim.files import write_text
 from schedlab.sim.metrics.metric_names import larger_is_better, with_interval, written
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _JUDGED = ("request_throughput", "request_goodput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
-_SHOWN_VERDICTS = 40
+_LARGEST_SVG_BYTES = 700_000
 _ERRORS = {
     "mape": "mean absolute",
     "p50": "median",
@@ -32,6 +38,27 @@ _OF_COST_MODEL = (
     "dtype", "kv_dtype", "compute_efficiency", "memory_efficiency", "kernel_latency_s",
     "profiling_overhead_s", "several_prefills", "unequal_contexts",
 )  # fmt: skip
+
+
+class Table(NamedTuple):
+    """A table of the page.
+
+    Attributes
+    ----------
+    header : sequence of str
+        Empty for names and values.
+    lines : sequence of sequence of str
+        Cells.
+    num_text : int
+        So many columns at the left are text, the others numbers.
+    note : str
+        What to know to read it; may be empty.
+    """
+
+    header: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    num_text: int = 1
+    note: str = ""
 
 
 def write_page(folder: Path, output: Path | None = None) -> Path:
@@ -79,34 +106,24 @@ def report_page(results: SavedResults) -> str:
         requests got (where the workload has classes), figures, the cost model
         and its accuracy, provenance and all metrics. Styles and images are inside of it.
     """
+    from jinja2 import Environment, StrictUndefined
+
     heads = [run.head() for run in results.runs]
-    sections = {
-        "Results": _results_table(results),
-        "Verdicts": _verdicts(results),
-        "By class": _by_class(results),
-        "Figures": _figures(results),
-        "Cost model": _cost_models(results, heads),
-        "Provenance": _provenance(results, heads),
-        "All metrics": _all_metrics(results.rows),
-    }
-    shown = {title: inside for title, inside in sections.items() if inside}
-    names = {title: title.lower().replace(" ", "-") for title in shown}
-    return html.page(
-        f"{results.name} - schedlab report",
-        html.element("h1", html.text(results.name)),
-        html.element("p", html.text(_lead(results, heads)), class_="lead"),
-        html.element(
-            "nav",
-            *(html.element("a", html.text(t), href=f"#{name}") for t, name in names.items()),
-        ),
-        _what_to_mind(results),
-        *(
-            html.element("h2", html.text(title), id=names[title]) + inside
-            for title, inside in shown.items()
-        ),
-        html.element(
-            "footer", "Made by schedlab from files in its results folder, without network."
-        ),
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        name=results.name,
+        lead=_lead(results, heads),
+        notes=report.notes(results.cost_models, [], results.predictors),
+        warnings=results.warnings,
+        results=_results_table(results),
+        verdicts=_verdicts(results),
+        by_class=_by_class(results),
+        figures=_figures(results),
+        cost_models=_cost_models(results, heads),
+        provenance=_provenance(results, heads),
+        all_metrics=_all_metrics(results.rows),
     )
 
 
@@ -129,22 +146,7 @@ def _lead(results: SavedResults, heads: Sequence[Mapping[str, Any]]) -> str:
     return " · ".join(parts)
 
 
-def _what_to_mind(results: SavedResults) -> str:
-    notes = report.notes(results.cost_models, [], results.predictors)
-    boxes = [html.element("div", html.bullets(notes), class_="box")]
-    if results.warnings:
-        boxes.append(
-            html.element(
-                "div",
-                html.element("strong", "Warnings"),
-                html.bullets(results.warnings),
-                class_="box warning",
-            )
-        )
-    return "".join(boxes)
-
-
-def _results_table(results: SavedResults) -> str:
+def _results_table(results: SavedResults) -> Table:
     rows = results.rows
     keys = list(dict.fromkeys(key for row in rows for key in row.settings if key != "policy"))
     metrics = ["request_throughput", "output_throughput"]
@@ -157,169 +159,181 @@ def _results_table(results: SavedResults) -> str:
     note += "TTFT: time from arrival to the first token; E2EL: to the last; TPOT: time per output "
     note += "token after the first; ITL: gaps between the tokens of all requests."
     if len(rows) == 1:
-        found = html.definitions((written(m).label, _cell(rows[0], m)) for m in metrics)
-    else:
-        header = ["policy", *(key.rsplit(".", 1)[-1].replace("_", " ") for key in keys)]
-        lines = [
-            [row.policy, *(row.settings.get(key, "") for key in keys)]
-            + [_cell(row, metric) for metric in metrics]
-            for row in rows
-        ]
-        header += [written(metric).label for metric in metrics]
-        found = html.table(header, lines, 1 + len(keys))
-    return found + html.element("p", html.text(note), class_="lead")
+        return _facts(((written(m).label, _cell(rows[0], m)) for m in metrics), note)
+    header = ["policy", *(key.rsplit(".", 1)[-1].replace("_", " ") for key in keys)]
+    lines = [
+        [row.policy, *(row.settings.get(key, "") for key in keys)]
+        + [_cell(row, metric) for metric in metrics]
+        for row in rows
+    ]
+    return Table([*header, *(written(m).label for m in metrics)], lines, 1 + len(keys), note)
 
 
-def _by_class(results: SavedResults) -> str:
+def _by_class(results: SavedResults) -> Table | None:
     """Say what each class of requests got, where the workload has classes."""
     if not results.runs or "tenant" not in results.runs[0].load().requests:
-        return ""
-    header, lines = class_table(results.folder)
+        return None
     note = "Goodput of a class: its good requests over the time of the whole run; classes add up."
-    return html.table(header, lines, 2) + html.element("p", html.text(note), class_="lead")
+    return Table(*class_table(results.folder), 2, note)
 
 
-def _verdicts(results: SavedResults) -> str:
+def _verdicts(results: SavedResults) -> dict[str, Any] | None:
     """Compare each setting with the first one, at one load, over common random numbers."""
-    there, load = shown_load(results.rows)
-    values = {row.label: [run.head()["metrics"] for run in results.of(row)] for row in there}
-    if len(there) < 2 or min(len(runs) for runs in values.values()) < 2:
-        return ""
-    base, *others = there
+    rows, load = shown_load(results.rows)
+    runs = {row.label: [run.head()["metrics"] for run in results.of(row)] for row in rows}
+    if len(rows) < 2 or min(map(len, runs.values())) < 2:
+        return None
+    base, *others = rows
     lines = []
     for row in others:
         for metric in _JUDGED:
-            pair = [[run[metric] for run in values[one.label]] for one in (row, base)]
-            if None in (*pair[0], *pair[1]) or len(pair[0]) != len(pair[1]):
+            values, base_values = ([run[metric] for run in runs[r.label]] for r in (row, base))
+            if None in (*values, *base_values) or len(values) != len(base_values):
                 continue
-            change = paired_change(*pair)
-            said = verdict(
+            change = paired_change(values, base_values)
+            sentence = verdict(
                 _short(row), _short(base), written(metric).name, change, larger_is_better(metric)
             )
-            lines.append((said, _effect(change.effect_size), str(change.num_pairs)))
+            lines.append((sentence, _effect(change.effect_size), str(change.num_pairs)))
     intro = (
         f"Each setting against {_short(base)}, the first{', ' + load if load else ''}: paired over "
         "replications with the same random numbers; the brackets hold the 95 % confidence "
         "interval. The effect size is the mean of the paired differences over their standard "
         "deviation."
     )
-    found = html.table(("verdict", "effect size", "pairs"), lines)
-    if len(lines) > _SHOWN_VERDICTS:
-        found = html.folded(f"{len(lines)} verdicts", found)
-    return html.element("p", html.text(intro)) + found
+    return {"intro": intro, "table": Table(("verdict", "effect size", "pairs"), lines)}
 
 
-def _figures(results: SavedResults) -> str:
-    return "".join(
-        html.picture(item.draw(), item.name.replace("_", " "), item.caption)
-        for item in drawings(results)
-    )
+def _figures(results: SavedResults) -> list[dict[str, object]]:
+    return [
+        {
+            "caption": drawing.caption,
+            "alt": drawing.name.replace("_", " "),
+            **_image(drawing.draw()),
+        }
+        for drawing in drawings(results)
+    ]
 
 
-def _cost_models(results: SavedResults, heads: Sequence[Mapping[str, Any]]) -> str:
-    parts = []
+def _image(figure: Figure) -> dict[str, object]:
+    """Return a figure as an image inside the page, and its width on the page in pixels.
+
+    SVG with text as shapes, so that it looks the same without our font; PNG if that is large.
+    """
+    data, kind = _rendered(figure, "svg"), "svg+xml"
+    if len(data) > _LARGEST_SVG_BYTES:
+        data, kind = _rendered(figure, "png"), "png"
+    width = round(float(figure.get_size_inches()[0]) * 96)
+    return {"width": width, "source": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
+
+
+def _rendered(figure: Figure, image_format: str) -> bytes:
+    import matplotlib as mpl
+
+    metadata: dict[str, Any] = {"Date": None} if image_format == "svg" else {"Software": None}
+    file = io.BytesIO()
+    with house_style(), mpl.rc_context({"svg.fonttype": "path"}):
+        figure.savefig(file, format=image_format, metadata=metadata)
+    return file.getvalue()
+
+
+def _cost_models(
+    results: SavedResults, heads: Sequence[Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    if not results.cost_models:
+        return None
+    models = []
     for described in results.cost_models:
         facts = [
             (key.replace("_", " "), described[key]) for key in _OF_COST_MODEL if described.get(key)
         ]
         facts += [
-            (key.replace("_", " "), _said(value))
+            (key.replace("_", " "), _in_words(value))
             for key, value in (described.get("meta") or {}).items()
             if isinstance(value, str | int | float | Mapping) and key not in (*described, "engine")
         ]
-        parts.append(html.element("h3", html.text(described.get("name"))))
-        parts.append(html.definitions(facts))
-        parts.append(_accuracy(described))
-        simplifications = described.get("simplifications") or []
-        if simplifications:
-            parts.append(html.element("p", "What it leaves out:") + html.bullets(simplifications))
-        if described.get("mismatches"):
-            parts.append(
-                html.element("p", "Where the profile is of something else:")
-                + html.bullets(map(str, described["mismatches"]))
-            )
+        errors = described.get("error")
+        models.append(
+            {
+                "name": described.get("name"),
+                "facts": _facts(facts),
+                "errors": _error_table(errors) if isinstance(errors, Mapping) else None,
+                "accuracy": _accuracy(described),
+                "simplifications": described.get("simplifications"),
+                "mismatches": described.get("mismatches"),
+            }
+        )
     outside = sum(head["provenance"].get("extrapolated_steps", 0) for head in heads)
     steps = sum(head["metrics"]["num_steps"] for head in heads)
-    if any("validity" in described for described in results.cost_models) and steps:
-        share = f"{outside:,} of {steps:,} steps ({outside / steps:.1%})"
-        parts.append(html.element("p", f"{share} lie outside the range it was measured in."))
-    return "".join(parts)
+    measured = any("validity" in described for described in results.cost_models) and steps
+    share = f"{outside:,} of {steps:,} steps ({outside / steps:.1%})" if measured else ""
+    return {"models": models, "outside": share}
+
+
+def _error_table(errors: Mapping[str, Mapping[str, object]]) -> Table:
+    """Say how far the cost model was off where somebody measured it."""
+    names = list(dict.fromkeys(name for part in errors.values() for name in part))
+    header = [_ERRORS.get(name, name.replace("_", " ")) for name in names]
+    lines = [
+        [part.replace("_", " "), *(_share(name, values.get(name)) for name in names)]
+        for part, values in errors.items()
+    ]
+    return Table(["error against measured steps", *header], lines)
 
 
 def _accuracy(described: Mapping[str, Any]) -> str:
-    """Say how far the cost model was off where somebody measured it."""
-    errors = described.get("error")
-    if isinstance(errors, Mapping):
-        names = list(dict.fromkeys(key for part in errors.values() for key in part))
-        rows = [
-            [part.replace("_", " "), *(_share(name, found.get(name)) for name in names)]
-            for part, found in errors.items()
-        ]
-        header = [
-            "error against measured steps",
-            *(_ERRORS.get(name, name.replace("_", " ")) for name in names),
-        ]
-        return html.table(header, rows)
+    """Say what is known of the error of a cost model that brings no table of it."""
     published = described.get("published_error")
     if published is not None:
-        said = published if isinstance(published, str) else json.dumps(published)
-        return html.element("p", html.text(f"Accuracy: published error {said}."))
+        text = published if isinstance(published, str) else json.dumps(published)
+        return f"published error {text}."
     if described.get("calibration") == "UNCALIBRATED":
-        return html.element(
-            "p",
-            "Accuracy: not known. The times are computed from a datasheet and were not held "
-            "against this model on this device: compare settings by them, do not quote them.",
+        return (
+            "not known. The times are computed from a datasheet and were not held "
+            "against this model on this device: compare settings by them, do not quote them."
         )
-    return html.element("p", "Accuracy: the cost model states none.")
+    return "the cost model states none."
 
 
-def _provenance(results: SavedResults, heads: Sequence[Mapping[str, Any]]) -> str:
+def _provenance(results: SavedResults, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     origins = [head["provenance"] for head in heads]
-    pairs: list[tuple[str, object]] = [("runs with files", len(heads))]
+    facts: list[tuple[str, object]] = [("runs with files", len(heads))]
     for name, key in (
         ("seeds", "seed"),
         ("schedlab and packages", "versions"),
         ("git commit", "git_commit"),
     ):
-        values = list(dict.fromkeys(_said(origin.get(key)) for origin in origins))
+        values = list(dict.fromkeys(_in_words(origin.get(key)) for origin in origins))
         if values:
-            pairs.append((name, "; ".join(values)))
+            facts.append((name, "; ".join(values)))
     if len(origins) == 1:
-        pairs.append(("spec hash", origins[0].get("spec_hash")))
-    parts = [html.definitions(pairs)]
-    versions = {_said((o.get("versions"), o.get("git_commit"))) for o in origins}
-    if len(versions) > 1:
-        parts.append(
-            html.element(
-                "div", "The runs were not all made by the same version.", class_="box warning"
-            )
-        )
-    sources = {
+        facts.append(("spec hash", origins[0].get("spec_hash")))
+    versions = {_in_words((o.get("versions"), o.get("git_commit"))) for o in origins}
+    policies = {
         f"{origin['spec']['policy']['name']}: {origin['policy_source']}"
         for origin in origins
         if "policy_source" in origin
     }
-    if sources:
-        parts.append(html.folded("Policies, and what they follow", html.bullets(sorted(sources))))
-    workloads = list(dict.fromkeys("\n".join(o.get("workload", [])) for o in origins))
-    if workloads and workloads[0]:
-        more = f" (of the first run; {len(workloads)} kinds in all)" if len(workloads) > 1 else ""
-        parts.append(html.folded(f"Workload{more}", html.element("pre", html.text(workloads[0]))))
+    workloads = dict.fromkeys("\n".join(origin.get("workload", [])) for origin in origins)
     spec = results.folder / "spec.yaml"
-    if spec.is_file():
-        content = html.element("pre", html.text(spec.read_text(encoding="utf-8")))
-        parts.append(html.folded("The experiment, spec.yaml", content))
-    return "".join(parts)
+    return {
+        "facts": _facts(facts),
+        "several_versions": len(versions) > 1,
+        "policies": sorted(policies),
+        "workloads": [lines for lines in workloads if lines],
+        "spec": spec.read_text(encoding="utf-8") if spec.is_file() else "",
+    }
 
 
-def _all_metrics(rows: Sequence[Row]) -> str:
+def _all_metrics(rows: Sequence[Row]) -> Table:
     names = list(rows[0].metrics)
     lines = [[name, *(_exact(row.mean(name)) for row in rows)] for name in names]
-    header = ["metric", *(row.label or row.policy for row in rows)]
-    return html.folded(
-        f"{len(names)} metrics of every setting, means over replications",
-        html.table(header, lines),
-    )
+    return Table(["metric", *(row.label or row.policy for row in rows)], lines)
+
+
+def _facts(pairs: Iterable[tuple[str, object]], note: str = "") -> Table:
+    """Return names and values as a table."""
+    return Table((), [(name, str(value)) for name, value in pairs], 2, note)
 
 
 def _short(row: Row) -> str:
@@ -349,7 +363,7 @@ def _share(name: str, value: object) -> str:
     return f"{value:.2%}" if isinstance(value, float) and name in _ERRORS else str(value)
 
 
-def _said(value: object) -> str:
+def _in_words(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_said(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {_in_words(item)}" for key, item in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -114,6 +114,21 @@ def test_package_list_names_every_folder_with_code():
     assert listed - {"schedlab.profiles", "schedlab.regression"} == found
 
 
+def test_templates_are_in_the_package_data():
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
+    shipped = {
+        path
+        for package, patterns in data.items()
+        for pattern in patterns
+        for path in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+    }
+    templates = {path for path in (ROOT / "experiments").rglob("*.jinja")}
+    assert templates
+    assert templates <= shipped
+
+
 def test_packages_are_linked_where_tools_look_for_them():
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-dir"

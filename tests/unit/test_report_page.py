@@ -3,11 +3,11 @@
 import base64
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from schedlab.experiments.report.html_parts import element, table
 from schedlab.experiments.report.page import report_page, write_page
 from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
 from schedlab.experiments.results.saved_results import read_results
@@ -149,9 +149,17 @@ def test_accuracy_of_a_calibrated_model_is_its_held_out_error(folder, monkeypatc
     assert "lie outside the range it was measured in" in text
 
 
-def test_elements_and_tables_escape_what_is_text():
-    assert element("a", href='x"y') == '<a href="x&quot;y"></a>'
-    assert "&lt;i&gt;" in table(["h"], [["<i>"]])
+def test_page_escapes_whatever_results_hold(folder):
+    results = read_results(folder)
+    evil = """"'><script>alert(1)</script>"""
+    rows = [replace(row, policy=evil, settings={"policy": evil}) for row in results.rows]
+    described = results.cost_models[0] | {
+        "name": evil, "simplifications": [evil], "error": {evil: {evil: evil}}
+    }  # fmt: skip
+    hurt = replace(results, rows=rows, warnings=[evil], predictors=[evil], cost_models=[described])
+    reader = read(report_page(hurt))
+    assert reader.text.count(evil) >= 8
+    assert "script" not in reader.tags
 
 
 @pytest.mark.slow
