@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from schedlab.experiments.commands.experiment import Quiet, find_own_modules
 from schedlab.experiments.commands.terminal import print_table, steps_bar
 from schedlab.sim.errors import SpecError
 
@@ -24,7 +24,7 @@ def claims(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the page, .md and .json.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Hold what is claimed against simulations: a verdict for each figure."""
     from schedlab.experiments.claims import page as claims_page
@@ -41,7 +41,7 @@ def claims(
             print_table("claims", header, claims_page.claim_rows(quoted, findings))
         written = claims_page.write(quoted, findings, output) if output is not None else []
     else:
-        sys.path += [str(Path.cwd()), *(str(path.absolute().parent) for path in spec_files or [])]
+        find_own_modules(*(path.absolute().parent for path in spec_files or []))
         findings = []
         for path, spec in load_claims(spec_files):
             with steps_bar(quiet) as progress:

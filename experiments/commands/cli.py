@@ -13,6 +13,14 @@ from typer.core import TyperGroup
 
 from schedlab.experiments.commands.claims import claims
 from schedlab.experiments.commands.compare import calibrate, compare
+from schedlab.experiments.commands.experiment import (
+    AsJson,
+    Overrides,
+    Quiet,
+    SpecFile,
+    load_experiment,
+    results_folder,
+)
 from schedlab.experiments.commands.predictor import predictor_app
 from schedlab.experiments.commands.profile import profile_app
 from schedlab.experiments.commands.regress import regress_app
@@ -67,11 +75,8 @@ app.add_typer(regress_app, name="regress")
 
 @app.command()
 def run(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. engine.max_num_seqs=64."),
-    ] = None,
+    spec_file: SpecFile,
+    overrides: Overrides = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Results folder; results/<name> if not given."),
@@ -79,24 +84,17 @@ def run(
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Also write trace.json for ui.perfetto.dev.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON instead of a table.")
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an experiment: all points of its sweep."""
     import json
 
     from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
-    from schedlab.experiments.specification.loading import load_spec
     from schedlab.experiments.sweeps.run_all import run_all, summary
 
-    # Policies given as module:Class live beside the experiment or in the working directory.
-    sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
-    spec = load_spec(spec_file, overrides or [])
-    folder = output or Path("results") / "".join(
-        c if c not in '/\\:*?"<>|' else "_" for c in spec.name
-    )
+    spec = load_experiment(spec_file, overrides)
+    folder = output or results_folder(spec)
     check_replaceable(folder)
     with replacing_folder(folder) as new, progress_bar(quiet) as progress:
         outcome = run_all(spec, new, perfetto=perfetto, progress=progress)

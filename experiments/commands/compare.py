@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from schedlab.experiments.commands.experiment import (
+    Overrides,
+    Quiet,
+    SpecFile,
+    load_experiment,
+    results_folder,
+)
 from schedlab.experiments.commands.terminal import steps_bar
 from schedlab.sim.errors import SpecError
 
 
 def compare(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. real.repeats=2."),
-    ] = None,
+    spec_file: SpecFile,
+    overrides: Overrides = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Results folder; results/<name>-compared if absent."),
@@ -30,19 +33,17 @@ def compare(
         float,
         typer.Option(help="Begin no measured run later than this many seconds; needs --keep."),
     ] = float("inf"),
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run an experiment on the real backend and in simulation, and say how far they differ."""
     from schedlab.experiments.comparing.compare import compare as run_comparison
     from schedlab.experiments.comparing.compare import markdown, write
     from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
-    from schedlab.experiments.specification.loading import load_spec
 
-    sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
-    spec = load_spec(spec_file, overrides or [])
+    spec = load_experiment(spec_file, overrides)
     if keep is None and max_s < float("inf"):
         raise SpecError("--max-s without --keep FOLDER would throw measured runs away")
-    folder = output or Path("results") / f"{spec.name}-compared"
+    folder = output or results_folder(spec, "compared")
     check_replaceable(folder)
     with replacing_folder(folder) as new, steps_bar(quiet) as progress:
         found = run_comparison(spec, progress, keep=keep, max_s=max_s)
@@ -72,7 +73,7 @@ def calibrate(
     rounds: Annotated[int, typer.Option(min=1, help="Visits of every batch.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Of the kernels, on a CPU.")] = 1,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure this machine and fit a cost model to it: a profile that simulations can use."""
     from schedlab.experiments.comparing.calibrate import calibrate as run_calibration

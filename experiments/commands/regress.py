@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedlab.experiments.commands.terminal import steps_bar
+from schedlab.experiments.commands.experiment import Quiet, find_own_modules
+from schedlab.experiments.commands.terminal import print_lines, print_table, steps_bar
 
 if TYPE_CHECKING:
     from schedlab.experiments.regression.check import Case
@@ -33,7 +33,6 @@ Junit = Annotated[
 Markdown = Annotated[
     Path | None, typer.Option("--markdown", metavar="FILE", help="Also write a Markdown summary.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 _DEFAULT = Path("regression")
 
@@ -90,33 +89,16 @@ def update_command(baseline: Folder = _DEFAULT, quiet: Quiet = False) -> None:
 def _matrix(folder: Path) -> Matrix:
     from schedlab.experiments.regression.matrix import load_matrix
 
-    # Policies given as module:Class live beside the matrix or in the working directory.
-    sys.path += [str(Path.cwd()), str(folder.absolute())]
+    find_own_modules(folder.absolute())
     return load_matrix(folder)
 
 
 def _print(cases: list[Case], versions_differ: str) -> None:
-    import os
-
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from schedlab.experiments.regression.report import HEADER, rows, summary_lines
 
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    console = Console(highlight=False, width=180 if wide else None)
     moved = rows(cases)
     if moved:
-        table = Table(box=box.SIMPLE_HEAD)
-        for name in HEADER:
-            right = name in ("kept", "now", "change", "allowed")
-            table.add_column(name, justify="right" if right else "left", no_wrap=name != "")
-        for row in moved[:_MOST_ROWS]:
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
+        print_table("", HEADER, moved[:_MOST_ROWS], numbers=("kept", "now", "change", "allowed"))
     if len(moved) > _MOST_ROWS:
-        console.print(f"... and {len(moved) - _MOST_ROWS} more rows (--markdown FILE has more)")
-    for line in summary_lines(cases, versions_differ):
-        console.print(Text(line))
+        print_lines([f"... and {len(moved) - _MOST_ROWS} more rows (--markdown FILE has more)"])
+    print_lines(summary_lines(cases, versions_differ))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from schedlab.experiments.commands.experiment import AsJson
 from schedlab.experiments.commands.terminal import print_table
 
 
@@ -23,7 +24,7 @@ def compare_policies_command(
         str | None, typer.Option(help="Hold the others against this one; the first by default.")
     ] = None,
     key: Annotated[str, typer.Option(help="Swept key whose values are compared.")] = "policy",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say which policy beats which, by how much and how surely, over the seeds they share."""
     from dataclasses import asdict

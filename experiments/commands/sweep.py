@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from schedlab.experiments.commands.experiment import (
+    AsJson,
+    Overrides,
+    Quiet,
+    SpecFile,
+    load_experiment,
+    results_folder,
+)
 from schedlab.experiments.commands.results import (
     batch_means_command,
     by_class_command,
@@ -28,11 +36,6 @@ if TYPE_CHECKING:
 FAILED = 1
 INTERRUPTED = 130
 
-SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. replications=5."),
-]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Folder that keeps the points; results/<name>-sweep."),
@@ -52,8 +55,6 @@ RayAddress = Annotated[
         help="Run on a Ray cluster: host:port, ray://host:port or auto; alone it starts one here.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def sweep_command(
@@ -78,7 +79,7 @@ def sweep_command(
     from schedlab.experiments.sweeps.sweep_all import plan, sweep_all, swept_data
     from schedlab.experiments.sweeps.workers import choose_workers
 
-    spec = _load(spec_file, overrides)
+    spec = load_experiment(spec_file, overrides)
     _check_backend(spec, jobs, ray)
     part = _shard(shard)
     folder = output or results_folder(spec, "sweep")
@@ -120,7 +121,7 @@ def find_command(
         write_json,
     )
 
-    spec = _load(spec_file, overrides)
+    spec = load_experiment(spec_file, overrides)
     folder = output or results_folder(spec, "find")
     with _evaluator(spec, folder, jobs, ray, quiet) as evaluator:
         found = find(spec, evaluator)
@@ -151,7 +152,7 @@ def tune_command(
     )
     from schedlab.experiments.search.tune import tune
 
-    spec = _load(spec_file, overrides)
+    spec = load_experiment(spec_file, overrides)
     folder = output or results_folder(spec, "tune")
     with _evaluator(spec, folder, jobs, ray, quiet) as evaluator:
         tuned = tune(spec, evaluator)
@@ -197,20 +198,6 @@ def _evaluator(
         _points_bar(quiet) as progress,
     ):
         yield Evaluator(store, workers, progress)
-
-
-def results_folder(spec: ExperimentSpec, kind: str) -> Path:
-    """Return where results go if nobody says: results/<name>-<kind>."""
-    name = "".join(c if c not in '/\\:*?"<>|' else "_" for c in spec.name)
-    return Path("results") / f"{name}-{kind}"
-
-
-def _load(spec_file: Path, overrides: list[str] | None) -> ExperimentSpec:
-    from schedlab.experiments.specification.loading import load_spec
-
-    # Policies given as module:Class live beside the experiment or in the working directory.
-    sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
-    return load_spec(spec_file, overrides or [])
 
 
 def _check_backend(spec: ExperimentSpec, jobs: int, ray: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,18 +23,33 @@ def console() -> Console:
     return Console(highlight=False, width=180 if wide else None)
 
 
-def print_table(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """Print a table, its first column never wrapped."""
+def print_table(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numbers: Collection[str] = (),
+) -> None:
+    """Print a table; its first column and those of numbers are never wrapped."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for i, name in enumerate(header):
-        table.add_column(name, no_wrap=i == 0)
+        number = name in numbers
+        table.add_column(name, no_wrap=number or i == 0, justify="right" if number else "left")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console().print(table)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines under a table, as wide as it may be."""
+    from rich.text import Text
+
+    screen = console()
+    for line in lines:
+        screen.print(Text(line))
 
 
 @contextmanager

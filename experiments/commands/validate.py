@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedlab.experiments.commands.experiment import AsJson, Quiet, SpecFile, load_experiment
 from schedlab.experiments.commands.terminal import print_table, steps_bar
 from schedlab.sim.errors import SpecError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def validate(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")],
+    spec_file: SpecFile,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -40,17 +40,15 @@ def validate(
         Path | None,
         typer.Option(metavar="FILE", help="With --by-step: draw it, as FILE.png and FILE.svg."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Replay a recorded run of a real engine: each latency measured, predicted, error."""
     import json
 
     from schedlab.experiments.comparing.validate import validate as run_validation
-    from schedlab.experiments.specification.loading import load_spec
 
-    sys.path += [str(Path.cwd()), str(spec_file.absolute().parent)]
-    spec = load_spec(spec_file, overrides or [])
+    spec = load_experiment(spec_file, overrides)
     if by_step:
         if fitted_on is not None:
             raise SpecError("--by-step and --fitted-on answer different questions; choose one")
@@ -64,7 +62,7 @@ def validate(
         from schedlab.experiments.comparing.host_terms import validate_elsewhere
 
         with steps_bar(quiet) as progress:
-            other = load_spec(fitted_on, overrides or [])
+            other = load_experiment(fitted_on, overrides)
             terms, found = validate_elsewhere(spec, other, progress)
         typer.echo(f"fitted on {fitted_on}: {terms}", err=as_json)
     if as_json:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,32 @@ def test_run_takes_a_policy_from_beside_the_file(spec_file, monkeypatch):
     done = schedlab("run", spec_file, "policy=my_own_policy:Mine")
     assert done.exit_code == 0, done.output
     assert "my_own_policy:Mine" in done.stdout
+
+
+HOSTILE = "raise ImportError('a module of the user was imported in place of ours')\n"
+
+
+@pytest.mark.parametrize("beside", ["", "beside"])
+@pytest.mark.parametrize("command", [["run"], ["sweep", "-j", "2"]])
+def test_modules_of_the_user_never_stand_in_for_ours(tmp_path, command, beside):
+    """Neither in the working directory nor beside the file, here or in workers."""
+    for name in ("sim.py", "policies.py", "traces.py", "experiments/__init__.py"):
+        path = tmp_path / beside / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(HOSTILE)
+    spec_file = tmp_path / beside / "tiny.yaml"
+    spec_file.write_text(YAML)
+    (tmp_path / beside / "lottery.py").write_text(
+        "from schedlab.policies import ContinuousBatching\n"
+        "class Mine(ContinuousBatching):\n    pass\n"
+    )
+    options = [spec_file, "-o", "out", "policy=lottery:Mine"]
+    done = subprocess.run(
+        [sys.executable, "-m", "schedlab", *command, *options], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "lottery:Mine" in done.stdout
 
 
 def test_run_again_replaces_results(spec_file):

@@ -270,7 +270,7 @@ def test_junit_and_markdown_say_what_the_exit_code_says(folder, monkeypatch):
         ("better: higher}", "better: more}", "metrics.completed.better"),
         ("mean_ttft_ms:", "mean_tft_ms:", "metrics.mean_tft_ms: no such metric; did you mean"),
         ("relative: 0.02", "relative: -1", "metrics.output_throughput.relative"),
-        ("fcfs: fcfs", "fcfs: fcsf", "schedlab.policies.fcfs: chat with fcfs: "),
+        ("fcfs: fcfs", "fcfs: fcsf", ": policies.fcfs: chat with fcfs: "),
         ("azure-conv", "azure-con", "workloads.chat: chat with fcfs: workload.trace: unknown"),
         ("planted_policy:Mine", "planted_policy:Yours", "policies.mine: "),
         ("  slo:", "  seed: 3\n  slo:", "experiment.seed: is for the matrix to set"),

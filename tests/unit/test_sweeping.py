@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -295,7 +296,7 @@ def test_point_hash_follows_the_trace_by_content(tmp_path):
 def test_point_hash_follows_a_policy_and_the_modules_it_imports(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "hashed_policy.py").write_text(
-        "from hashed_helper import N\nfrom policies import ContinuousBatching\n"
+        "from hashed_helper import N\nfrom schedlab.policies import ContinuousBatching\n"
         "class Mine(ContinuousBatching):\n    pass\n"
     )
     (tmp_path / "hashed_helper.py").write_text("N = 1\n")
@@ -304,6 +305,55 @@ def test_point_hash_follows_a_policy_and_the_modules_it_imports(tmp_path, monkey
     assert point_hash(mine) == before
     (tmp_path / "hashed_helper.py").write_text("N = 2\n")
     assert point_hash(mine) != before
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """A copy of the program's sources, which results are then hashed by."""
+    for package in ("sim", "policies", "traces", "gpu_backend", "experiments"):
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    monkeypatch.setattr("schedlab.experiments.running.point_hash._ROOT", tmp_path)
+    yield tmp_path
+    code_version.cache_clear()
+
+
+def test_point_hash_follows_every_file_that_makes_a_run_and_no_other(sources):
+    def changed(path):
+        code_version.cache_clear()
+        before = point_hash(spec())
+        path.write_text(path.read_text() + "# edited\n")
+        code_version.cache_clear()
+        return point_hash(spec()) != before
+
+    rooms = ("sim/core", "sim/cost", "policies", "traces/readers")
+    takes_part = [min((sources / room).glob("*.py")) for room in rooms]
+    takes_part += (sources / "experiments" / "running").glob("*.py")
+    assert all(map(changed, takes_part))
+    (sources / "experiments" / "running" / "later.py").write_text("")
+    assert changed(sources / "experiments" / "running" / "later.py")
+    reads_results = ("report", "figures", "sweeps", "commands", "results")
+    for room in reads_results:
+        assert not changed(max((sources / "experiments" / room).glob("*.py")))
+    assert not changed(sources / "gpu_backend" / "__init__.py")
+
+
+def test_a_run_imports_nothing_of_experiments_that_is_not_hashed():
+    code = (
+        "import sys, schedlab.experiments.running.run as r\n"
+        "from schedlab.experiments.specification.loading import make_spec\n"
+        "spec = {'workload': {'trace': 'fixed', 'num_requests': 3}}\n"
+        "loaded = make_spec(spec)\n"
+        "r.run(loaded)\n"
+        "print(*{m.split('.')[2] for m in sys.modules if m.startswith('schedlab.experiments.')})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    # What a specification says is hashed itself, with its defaults.
+    assert set(done.stdout.split()) == {"running", "specification"}
 
 
 def test_plan_runs_first_replications_first_and_equal_points_once(spec_file, tmp_path):

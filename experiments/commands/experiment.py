@@ -1,0 +1,44 @@
+"""The experiment a command is given: its file, modules of its own, where its results go."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from schedlab.experiments.specification.experiment import ExperimentSpec
+
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. engine.max_num_seqs=64."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def load_experiment(spec_file: Path, overrides: list[str] | None) -> ExperimentSpec:
+    """Return the experiment of a file with its changes; its own modules are found from now on."""
+    from schedlab.experiments.specification.loading import load_spec
+
+    find_own_modules(spec_file.absolute().parent)
+    return load_spec(spec_file, overrides or [])
+
+
+def find_own_modules(*folders: Path) -> None:
+    """Let ``module:Class`` name modules in the working directory and in some folders.
+
+    They are searched last: whatever such a folder holds, no package of ours, and none that is
+    installed, is taken from it.
+    """
+    known = set(sys.path)
+    sys.path += [place for place in map(str, (Path.cwd(), *folders)) if place not in known]
+
+
+def results_folder(spec: ExperimentSpec, kind: str = "") -> Path:
+    """Return where results go if nobody says: results/<name>, or results/<name>-<kind>."""
+    name = "".join(c if c not in '/\\:*?"<>|' else "_" for c in spec.name)
+    return Path("results") / (f"{name}-{kind}" if kind else name)
