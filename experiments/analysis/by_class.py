@@ -11,7 +11,7 @@ from schedlab.experiments.analysis.policy_comparison import places
 from schedlab.experiments.statistics import Estimate, estimate
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.fairness import jain_fairness, longest_wait_of, measured_requests
-from schedlab.sim.record.result import RunResult
+from schedlab.sim.result import RunResult
 
 METRICS = {
     "num_requests": "requests",
@@ -64,7 +64,7 @@ def class_rows(folder: Path, column: str | None = None) -> list[ClassRow]:
     list of ClassRow
         Setting by setting, class by class, then all. Goodput of a class is its good requests over
         the time of the whole run, so that classes add up; requests without a target are in no
-        attainment, rejected and unfinished ones count as misses.
+        attainment, rejected ones count as misses.
 
     Raises
     ------
@@ -118,7 +118,6 @@ def _classes(result: RunResult, column: str | None) -> dict[str, dict[str, float
         raise SpecError(f"--column: no {column!r}; {nearest(column, result.requests)}")
     whole = result.metrics()
     rows = measured_requests(result)
-    end_ns = int(result.requests["finish_ns"].max())
     found = {}
     for value, metrics in result.metrics_by(column).items():
         good = metrics["num_slo_met"] / whole["duration_s"] if whole["duration_s"] else math.nan
@@ -127,12 +126,12 @@ def _classes(result: RunResult, column: str | None) -> dict[str, dict[str, float
             **{name: metrics[name] for name in METRICS if name in metrics},
             "prefix_hit_share": metrics["prefix_hit_share"] or math.nan,
             "request_goodput": good if metrics["num_with_slo"] else math.nan,
-            "longest_wait_s": longest_wait_of(of_class, end_ns),
+            "longest_wait_s": longest_wait_of(of_class),
         }
     found["all"] = {
         **{name: whole[name] for name in METRICS if name in whole},
         "prefix_hit_share": whole["prefix_hit_share"] or math.nan,
-        "longest_wait_s": longest_wait_of(rows, end_ns),
+        "longest_wait_s": longest_wait_of(rows),
         "jain_fairness": jain_fairness(result, column),
     }
     return found

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from schedlab.sim.record.result import RunResult
+from schedlab.sim.metrics.latencies import latencies
+from schedlab.sim.record.columns import Floats
+from schedlab.sim.result import RunResult
 from schedlab.sim.rng import stream
-
-Floats = npt.NDArray[np.float64]
 
 METRICS = (
     "request_throughput", "output_throughput",
@@ -160,39 +160,27 @@ def step_errors(
     }
 
 
-def _latencies(requests: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Floats]:
-    """Return TTFT, TPOT and E2EL of each request in ms, NaN where there is none."""
-    arrival = requests["arrival_ns"].astype(np.float64)
-    finish = requests["finish_ns"].astype(np.float64)
-    done = finish >= 0
-    tokens = requests["generated_tokens"].astype(np.float64)
-    first = requests["first_token_ns"].astype(np.float64)
-    ttft = np.where(done, first - arrival, math.nan) / 1e6
-    e2el = np.where(done, finish - arrival, math.nan) / 1e6
-    tpot = np.where(tokens > 1, (e2el - ttft) / np.maximum(tokens - 1, 1), math.nan)
-    return {"ttft": ttft, "tpot": tpot, "e2el": e2el}
-
-
 def _bootstrap(
     measured: Sequence[RunResult], simulated: RunResult, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Resample requests, the same on both sides, and return intervals of the error."""
-    real = [_latencies(run.requests) for run in measured]
-    model = _latencies(simulated.requests)
-    if any(len(run["e2el"]) != len(model["e2el"]) for run in real):
+    real = [latencies(run.requests) for run in measured]
+    model = latencies(simulated.requests)
+    if any(len(run.e2el) != len(model.e2el) for run in real):
         return {}
     rng = stream(seed, "bootstrap")
     intervals = {}
     for name in ("ttft", "tpot", "e2el"):
-        known = np.isfinite(np.stack([*(run[name] for run in real), model[name]])).all(axis=0)
+        theirs, ours = [getattr(run, name) for run in real], getattr(model, name)
+        known = np.isfinite(np.stack([*theirs, ours])).all(axis=0)
         num_requests = int(known.sum())
         if num_requests < 2:
             continue
         picks = rng.integers(num_requests, size=(_RESAMPLES, num_requests))
         for statistic in ("mean", "p50", "p90", "p99"):
-            theirs = np.mean([_statistic(statistic, run[name][known][picks]) for run in real], 0)
-            ours = _statistic(statistic, model[name][known][picks])
-            low, high = np.percentile(ours / theirs - 1, [2.5, 97.5])
+            mean = np.mean([_statistic(statistic, run[known][picks]) for run in theirs], 0)
+            errors = _statistic(statistic, ours[known][picks]) / mean - 1
+            low, high = np.percentile(errors, [2.5, 97.5])
             intervals[f"{statistic}_{name}_ms"] = (float(low), float(high))
     return intervals
 

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from schedlab.sim.errors import SchedlabError, SpecError, nearest
+from schedlab.sim.metrics.latencies import latencies
+from schedlab.sim.record.columns import Floats
 
 if TYPE_CHECKING:
     from schedlab.experiments.specification.experiment import ExperimentSpec
-    from schedlab.sim.record.result import RunResult
-
-Floats = npt.NDArray[np.float64]
+    from schedlab.sim.result import RunResult
 
 LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
-_NS_PER_S = 1e9
+_MS_PER_S = 1e3
 
 
 def latencies_s(result: RunResult, latency: str) -> Floats:
@@ -28,7 +27,7 @@ def latencies_s(result: RunResult, latency: str) -> Floats:
     result : RunResult
         A run.
     latency : {"ttft", "tpot", "e2el", "queue_time"}
-        As in `schedlab.sim.metrics.metrics.request_metrics`.
+        As in `schedlab.sim.metrics.latencies`.
 
     Returns
     -------
@@ -42,19 +41,8 @@ def latencies_s(result: RunResult, latency: str) -> Floats:
     """
     if latency not in LATENCIES:
         raise SpecError(f"latency: no {latency!r}; {nearest(latency, LATENCIES)}")
-    at = {
-        name: result.requests[name].astype(np.float64)
-        for name in ("arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns")
-    }
-    tokens = result.requests["generated_tokens"].astype(np.float64)
-    exists = at["finish_ns"] >= 0
-    if latency == "tpot":
-        exists &= tokens > 1
-        values = (at["finish_ns"] - at["first_token_ns"]) / np.maximum(tokens - 1, 1)
-    else:
-        end = {"ttft": "first_token_ns", "e2el": "finish_ns", "queue_time": "first_scheduled_ns"}
-        values = at[end[latency]] - at["arrival_ns"]
-    return np.where(exists, values / _NS_PER_S, np.nan)
+    values: Floats = getattr(latencies(result.requests), latency)
+    return values / _MS_PER_S
 
 
 def spread(replications: Sequence[RunResult], latency: str = "e2el") -> Floats:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from schedlab.experiments.statistics import BatchMeans, batch_means
 from schedlab.sim.metrics.fairness import measured_requests
-from schedlab.sim.record.log import FINISHED, TRUNCATED
-from schedlab.sim.record.result import RunResult
+from schedlab.sim.metrics.latencies import latencies
+from schedlab.sim.result import RunResult
+
+_AVERAGED = ("ttft", "tpot", "e2el", "queue_time")
 
 
 def run_intervals(result: RunResult, num_batches: int = 20) -> dict[str, BatchMeans]:
@@ -33,19 +34,9 @@ def run_intervals(result: RunResult, num_batches: int = 20) -> dict[str, BatchMe
         If there are too few requests.
     """
     rows = measured_requests(result)
-    done = np.isin(rows["status"], (FINISHED, TRUNCATED))
-    order = np.argsort(rows["arrival_ns"][done], kind="stable")
-
-    def column(name: str) -> npt.NDArray[np.float64]:
-        return rows[name][done][order].astype(np.float64)
-
-    arrival, first, finish = column("arrival_ns"), column("first_token_ns"), column("finish_ns")
-    tokens = column("generated_tokens")
-    several = tokens > 1
-    values = {
-        "mean_ttft_ms": first - arrival,
-        "mean_tpot_ms": ((finish - first) / np.maximum(tokens - 1, 1))[several],
-        "mean_e2el_ms": finish - arrival,
-        "mean_queue_time_ms": column("first_scheduled_ns") - arrival,
-    }
-    return {name: batch_means(value / 1e6, num_batches) for name, value in values.items()}
+    order = np.argsort(rows["arrival_ns"], kind="stable")
+    found = {}
+    for name in _AVERAGED:
+        values = getattr(latencies(rows), name)[order]
+        found[f"mean_{name}_ms"] = batch_means(values[~np.isnan(values)], num_batches)
+    return found

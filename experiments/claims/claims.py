@@ -27,7 +27,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.measures import MEASURES
 
 if TYPE_CHECKING:
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 Progress = Callable[[int, int, str], None]
 """Called with: figures done, figures in all, what is measured next."""

@@ -56,7 +56,7 @@ def batch_means_command(
 ) -> None:
     """Say how sure the mean latencies of one long run are."""
     from schedlab.experiments.analysis.run_intervals import run_intervals
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
     result = RunResult.load(folder)
     found = run_intervals(result, num_batches)

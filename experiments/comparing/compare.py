@@ -30,7 +30,7 @@ from schedlab.sim.core.plan_log import RecordedStep, first_difference, teacher_f
 from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import write_text
-from schedlab.sim.record.result import RunResult, json_value
+from schedlab.sim.result import RunResult, json_value
 
 Progress = Callable[[int, int, str], None]
 

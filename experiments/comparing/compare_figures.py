@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedlab.experiments.analysis.latencies import latencies_s
 from schedlab.experiments.figures.style import house_style, looks, new_figure, plain_numbers
 
 if TYPE_CHECKING:
@@ -57,18 +58,14 @@ def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
         grid = figure.subplots(2, len(loads), squeeze=False)
         for column, load in enumerate(loads):
             here = [point for point in found if point.load == load]
-            for row, (name, until) in enumerate(
-                (("time to first token", "first_token_ns"), ("end-to-end latency", "finish_ns"))
+            for row, (name, latency) in enumerate(
+                (("time to first token", "ttft"), ("end-to-end latency", "e2el"))
             ):
                 axes = grid[row, column]
                 for point, look in zip(here, looks(), strict=False):
                     for run, line in ((point.measured, "-"), (point.simulated, ":")):
-                        columns = {
-                            name: run.requests[name].astype(np.float64)
-                            for name in (until, "arrival_ns", "finish_ns")
-                        }
-                        done = columns["finish_ns"] >= 0
-                        seconds = np.sort((columns[until] - columns["arrival_ns"])[done]) / 1e9
+                        values = latencies_s(run, latency)
+                        seconds = np.sort(values[~np.isnan(values)])
                         share = np.arange(1, len(seconds) + 1) / len(seconds)
                         label = point.policy if line == "-" else None
                         axes.plot(seconds, share, color=look.color, linestyle=line, label=label)

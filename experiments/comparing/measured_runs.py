@@ -13,7 +13,7 @@ from schedlab.sim.core.plan_log import RecordedStep
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import read_json_object, write_text
-from schedlab.sim.record.result import RunResult
+from schedlab.sim.result import RunResult
 
 
 class MeasuredRuns:

@@ -13,8 +13,8 @@ from schedlab.experiments.results.tables import notes, warnings
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.errors import SpecError
-from schedlab.sim.record.log import FINISHED
-from schedlab.sim.record.result import RunResult
+from schedlab.sim.record.columns import FINISHED
+from schedlab.sim.result import RunResult
 
 
 @dataclass(frozen=True)

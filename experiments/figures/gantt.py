@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from schedlab.experiments.figures.style import GREY, house_style, new_figure
+from schedlab.sim.record.columns import completed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 _NS_PER_S = 1e9
 # Apart in lightness too: about 93, 47 and 72 per cent.
@@ -80,6 +81,7 @@ def gantt(result: RunResult, title: str, max_requests: int = 40) -> Figure:
     order = np.argsort(columns["arrival_ns"], kind="stable")[:max_requests]
     start_ns = int(columns["arrival_ns"].min())
     preempted = _preempted_spans(result, start_ns)
+    answered = completed(columns)
     seen: set[str] = set()
     with house_style():
         figure = new_figure(8.4, 1.3 + 0.16 * len(order))
@@ -97,7 +99,7 @@ def gantt(result: RunResult, title: str, max_requests: int = 40) -> Figure:
                     edgecolor=_DARK, hatch="/////", linewidth=0,
                 )  # fmt: skip
                 seen.add("preempted")
-            if columns["finish_ns"][i] < 0:
+            if not answered[i]:
                 arrival_s = (int(columns["arrival_ns"][i]) - start_ns) / _NS_PER_S
                 axes.plot(arrival_s, line, "x", color=_DARK)
         axes.set_ylim(len(order) - 0.4, -0.6)
@@ -179,7 +181,7 @@ def seats(result: RunResult) -> list[Stay]:
     start_ns = int(columns["arrival_ns"].min())
     away = _preempted_spans(result, start_ns)
     visits = []
-    for i in np.flatnonzero(columns["finish_ns"] >= 0).tolist():
+    for i in np.flatnonzero(completed(result.requests)).tolist():
         begin_s, first_s, end_s, last_s = (
             (int(columns[name][i]) - start_ns) / _NS_PER_S
             for name in (*_MARKS[1:], "last_token_ns")

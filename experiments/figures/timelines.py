@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 Floats = npt.NDArray[np.float64]
 

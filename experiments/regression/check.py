@@ -16,7 +16,7 @@ from schedlab.experiments.regression.matrix import Matrix, MatrixPoint, Toleranc
 from schedlab.experiments.running.point_hash import point_hash
 from schedlab.experiments.running.run import run
 from schedlab.sim.errors import SchedlabError, SpecError
-from schedlab.sim.metrics.metrics import Columns
+from schedlab.sim.record.columns import Columns
 
 Progress = Callable[[int, int, str], None]
 """Called with points done, points in all, and the next one."""

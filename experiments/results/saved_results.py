@@ -15,7 +15,7 @@ from schedlab.experiments.statistics import Estimate
 from schedlab.sim.errors import SchedlabError
 
 if TYPE_CHECKING:
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 _NUMBERED = re.compile(r"^\d+-")
 
@@ -40,7 +40,7 @@ class SavedRun:
 
     def load(self) -> RunResult:
         """Return the run with its tables."""
-        from schedlab.sim.record.result import RunResult
+        from schedlab.sim.result import RunResult
 
         return RunResult.load(self.folder)
 

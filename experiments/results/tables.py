@@ -16,7 +16,7 @@ from schedlab.experiments.statistics import Estimate, estimate
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 Metrics = Mapping[str, float]
 
@@ -215,7 +215,7 @@ def warnings(result: RunResult) -> list[str]:
     Returns
     -------
     list of str
-        What part of the run is measured, requests rejected (with a reason), unfinished or cut off,
+        What part of the run is measured, requests rejected (with a reason) or cut off,
         steps outside the measured range of the cost model, a predictor tested on what it learned
         from, and rows of the trace that were dropped, clipped or estimated.
     """
@@ -232,8 +232,6 @@ def warnings(result: RunResult) -> list[str]:
         example = next(iter(result.reject_reasons.values()), "no reason given")
         counts = f"{metrics['rejected']:.0f} of {metrics['num_requests']:.0f}"
         found.append(f"{counts} requests rejected, e.g.: {example}")
-    if metrics["unfinished"]:
-        found.append(f"{metrics['unfinished']:.0f} requests did not finish")
     if metrics["truncated"]:
         found.append(f"{metrics['truncated']:.0f} answers cut off by a length limit")
     extrapolated = result.provenance.get("extrapolated_steps", 0)

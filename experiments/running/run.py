@@ -31,8 +31,8 @@ from schedlab.sim.hardware.memory import MemoryBudget, memory_budget
 from schedlab.sim.hardware.models import model
 from schedlab.sim.metrics.window import WindowLog, measured_window
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.record.result import RunResult
 from schedlab.sim.request import Arrival, Slo
+from schedlab.sim.result import RunResult
 from schedlab.traces.workload import workload
 
 Progress = Callable[[int, int], None]

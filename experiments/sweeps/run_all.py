@@ -19,7 +19,7 @@ from schedlab.experiments.specification.yaml_lines import dump_yaml
 from schedlab.sim.files import write_text
 
 if TYPE_CHECKING:
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 Progress = Callable[[int, int, str, int, int], None]
 """Called with: points done, points in all, label, requests done, requests in all (0 unknown)."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from schedlab.policies.predictors.predictor import Floats
 from schedlab.policies.predictors.serving_time import ServingTime, logarithms
 from schedlab.sim.errors import SpecError
+from schedlab.sim.record.columns import completed
 from schedlab.sim.rng import stream
 
 NUM_NEIGHBORS = 5
@@ -57,7 +58,7 @@ def read_batches(folder: Path) -> Batches:
     """
     from schedlab.policies.registry import policy_class
     from schedlab.policies.static import Static
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
     result = RunResult.load(folder)
     if not issubclass(policy_class(result.policy), Static):
@@ -66,7 +67,7 @@ def read_batches(folder: Path) -> Batches:
             "serving times are learned from a run of magnus, static or dynamic"
         )
     columns = {name: np.asarray(column) for name, column in result.requests.items()}
-    served = columns["status"] == 0
+    served = completed(columns)
     start, end = columns["first_scheduled_ns"][served], columns["last_token_ns"][served]
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]

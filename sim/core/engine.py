@@ -18,7 +18,8 @@ from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, PolicyLied, SchedlabError
 from schedlab.sim.kv.kv_cache import make_kv_cache
-from schedlab.sim.record.log import FINISHED, TRUNCATED, RunLog
+from schedlab.sim.record.columns import FINISHED, TRUNCATED
+from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Request, RequestState, Status
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedlab.sim.record.log import FINISHED, TRUNCATED
+from schedlab.sim.record.columns import completed
 
 if TYPE_CHECKING:
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 
 def deadline_misses(result: RunResult) -> float:
@@ -25,7 +25,7 @@ def deadline_misses(result: RunResult) -> float:
     float
         Token i = 0, 1, ... is due at ``arrival + TTFT target + i * TPOT target``, so that a token
         that is early leaves time for the next ones; with a target to the end the last token is
-        due then. Requests without a target are not counted, rejected and unfinished ones are
+        due then. Requests without a target are not counted, rejected ones are
         misses. This is how deadlines are counted in arXiv:2503.22562; the attainments of
         `request_metrics` judge the mean time per token instead.
     """
@@ -33,9 +33,8 @@ def deadline_misses(result: RunResult) -> float:
     ttft, tpot = rows["slo_ttft_ms"], rows["slo_tpot_ms"]
     end = rows["slo_e2el_ms"]
     stated = ~(np.isnan(ttft) & np.isnan(tpot) & np.isnan(end))
-    done = (rows["status"] == FINISHED) | (rows["status"] == TRUNCATED)
     met = 0
-    for i in np.flatnonzero(stated & done).tolist():
+    for i in np.flatnonzero(stated & completed(rows)).tolist():
         tokens_ms = (result.log.token_times(int(rows["id"][i])) - rows["arrival_ns"][i]) / 1e6
         late = not np.isnan(end[i]) and tokens_ms[-1] > end[i]
         late |= not np.isnan(ttft[i]) and tokens_ms[0] > ttft[i]

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.metrics.latencies import latencies
 from schedlab.sim.metrics.window import arrived_inside
-from schedlab.sim.record.log import FINISHED, REJECTED, TRUNCATED
+from schedlab.sim.record.columns import Columns, completed
 
 if TYPE_CHECKING:
-    from schedlab.sim.metrics.metrics import Columns
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 
 def jain_index(shares: npt.ArrayLike) -> float:
@@ -67,10 +67,9 @@ def jain_fairness(result: RunResult, column: str | None = None) -> float:
         If there is no such column.
     """
     rows = measured_requests(result)
-    done = np.isin(rows["status"], (FINISHED, TRUNCATED))
     stay = rows["finish_ns"].astype(np.float64) - rows["arrival_ns"].astype(np.float64)
     tokens = rows["generated_tokens"].astype(np.float64)
-    speed = np.where(done, tokens / np.maximum(stay, 1.0), 0.0)
+    speed = np.where(completed(rows), tokens / np.maximum(stay, 1.0), 0.0)
     if column is None:
         return jain_index(speed)
     if column not in rows:
@@ -89,20 +88,16 @@ def longest_wait(result: RunResult) -> float:
     Returns
     -------
     float
-        Over all requests but rejected ones; one that was never scheduled waited until the last
-        request finished. A policy that starves someone shows here, while percentiles of
-        completed requests hide it. NaN without requests.
+        Over the completed requests: a policy that starves someone shows here, while percentiles
+        hide it. NaN without any.
     """
-    return longest_wait_of(measured_requests(result), int(result.requests["finish_ns"].max()))
+    return longest_wait_of(measured_requests(result))
 
 
-def longest_wait_of(rows: Columns, end_ns: int) -> float:
-    """Return the same of some requests of a run that ended at `end_ns`."""
-    kept = rows["status"] != REJECTED
-    arrival = rows["arrival_ns"][kept].astype(np.int64)
-    scheduled = rows["first_scheduled_ns"][kept].astype(np.int64)
-    waits = np.where(scheduled >= 0, scheduled, np.maximum(end_ns, arrival)) - arrival
-    return float(waits.max()) / 1e9 if len(waits) else float("nan")
+def longest_wait_of(rows: Columns) -> float:
+    """Return the same of some requests."""
+    waits_ms = latencies(rows).queue_time[completed(rows)]
+    return float(waits_ms.max()) / 1e3 if len(waits_ms) else float("nan")
 
 
 def measured_requests(result: RunResult) -> Columns:

@@ -14,10 +14,10 @@ from schedlab.sim.metrics.fairness import jain_fairness, longest_wait
 from schedlab.sim.metrics.metrics import request_metrics
 from schedlab.sim.metrics.predictability import explained_by_lengths
 from schedlab.sim.metrics.tenant_service import service_gap
-from schedlab.sim.record.log import FINISHED, TRUNCATED
+from schedlab.sim.record.columns import completed
 
 if TYPE_CHECKING:
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 _NAN = float("nan")
 _LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time", "normalized_latency")
@@ -375,8 +375,7 @@ MEASURES: dict[str, Callable[..., float]] = {
 
 
 def _completed(result: RunResult) -> dict[str, Int64]:
-    status = result.requests["status"]
-    done = (status == FINISHED) | (status == TRUNCATED)
+    done = completed(result.requests)
     names = (
         "id", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns",
         "generated_tokens",

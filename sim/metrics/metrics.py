@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
-from schedlab.sim.metrics.weighted import Floats, Ints, WeightedSample
-from schedlab.sim.record.log import FINISHED, REJECTED, TRUNCATED, UNFINISHED
+from schedlab.sim.metrics.latencies import Latencies, latencies
+from schedlab.sim.metrics.weighted import WeightedSample
+from schedlab.sim.record.columns import (
+    REJECTED,
+    TRUNCATED,
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+    Pairs,
+    completed,
+    whole_numbers,
+)
 
-Columns = Mapping[str, npt.NDArray[np.generic]]
-Pairs = tuple[Ints, Ints]
 Metrics = dict[str, float]
 """Flat and snake_case; counts are int. NaN where there is nothing to measure."""
 
@@ -33,7 +40,7 @@ def request_metrics(
         One row a request: id, arrival_ns, prompt_tokens, generated_tokens, first_scheduled_ns,
         first_token_ns, finish_ns (-1 = never), num_preemptions, recomputed_tokens,
         prefix_hit_tokens, slo_ttft_ms, slo_tpot_ms, slo_e2el_ms (NaN = no target), status (0
-        finished, 1 rejected, 2 unfinished, 3 finished but cut off by a length limit).
+        finished, 1 rejected, 3 finished but cut off by a length limit).
     token_gaps : (ndarray, ndarray) or None
         Gaps between successive tokens of one request, pooled: (gap in ns, how many). `None` leaves
         the ITL metrics out.
@@ -43,7 +50,7 @@ def request_metrics(
     Returns
     -------
     dict
-        Counts: num_requests, completed, rejected, unfinished, failed, truncated,
+        Counts: num_requests, completed, rejected, failed, truncated,
         total_input_tokens, total_output_tokens. Rates: duration_s, request_throughput,
         output_throughput, total_token_throughput, offered_request_rate, request_goodput,
         max_output_tokens_per_s, max_concurrent_requests. SLO: num_with_slo, num_slo_met,
@@ -64,7 +71,7 @@ def request_metrics(
     so the idle time before it does not count. Throughputs are sums over completed requests divided
     by it. Goodput counts completed requests that hold each of their targets (<=; TPOT of a
     one-token answer is 0); the attainments divide by all requests with a target, so that rejected
-    and unfinished ones are misses, and leave out requests without a target. `prefix_hit_share` is
+    ones are misses, and leave out requests without a target. `prefix_hit_share` is
     of the prompt tokens of completed requests, as found at their first admission.
 
     References
@@ -72,28 +79,24 @@ def request_metrics(
     vllm/benchmarks/serve.py, ``calculate_metrics``.
     """
     status = requests["status"]
-    done = (status == FINISHED) | (status == TRUNCATED)
-    arrival = _ints(requests, "arrival_ns")
-    finish = _ints(requests, "finish_ns")[done]
+    done = completed(requests)
+    waited = latencies(requests)
+    arrival = whole_numbers(requests, "arrival_ns")
+    finish = whole_numbers(requests, "finish_ns")[done]
     since = arrival[done]
-    tokens = _ints(requests, "generated_tokens")[done]
-    ttft = (_ints(requests, "first_token_ns")[done] - since) / _NS_PER_MS
-    e2el = (finish - since) / _NS_PER_MS
-    tpot = (e2el - ttft) / np.maximum(tokens - 1, 1)
+    tokens = whole_numbers(requests, "generated_tokens")[done]
     duration_s = float(finish.max() - arrival.min()) / _NS_PER_S if len(finish) else 0.0
     span_s = float(arrival.max() - arrival.min()) / _NS_PER_S if len(arrival) else 0.0
 
-    num_input = int(_ints(requests, "prompt_tokens")[done].sum())
+    num_input = int(whole_numbers(requests, "prompt_tokens")[done].sum())
     num_output = int(tokens.sum())
-    goodput = _goodput(requests, done, ttft, np.where(tokens > 1, tpot, 0.0), e2el)
+    goodput = _goodput(requests, done, waited)
     rejected = int(np.count_nonzero(status == REJECTED))
-    unfinished = int(np.count_nonzero(status == UNFINISHED))
     metrics: Metrics = {
         "num_requests": len(status),
         "completed": len(finish),
         "rejected": rejected,
-        "unfinished": unfinished,
-        "failed": rejected + unfinished,
+        "failed": rejected,
         "truncated": int(np.count_nonzero(status == TRUNCATED)),
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
@@ -111,23 +114,16 @@ def request_metrics(
     if token_counts is not None:
         start = int(arrival.min()) if len(arrival) else 0
         metrics["max_output_tokens_per_s"] = _max_per_second(*token_counts, start)
-    queue = (_ints(requests, "first_scheduled_ns")[done] - since) / _NS_PER_MS
-    for name, values in (
-        ("ttft", ttft),
-        ("tpot", tpot[tokens > 1]),
-        ("e2el", e2el),
-        ("queue_time", queue),
-        ("normalized_latency", e2el / np.maximum(tokens, 1)),
-    ):
-        metrics |= _summary(name, values)
+    for name, values in waited._asdict().items():
+        metrics |= _summary(name, values[~np.isnan(values)])
     if token_gaps is not None:
         gaps, counts = token_gaps
         metrics |= _weighted_summary("itl", WeightedSample(gaps / _NS_PER_MS, counts))
-    preemptions = _ints(requests, "num_preemptions")
+    preemptions = whole_numbers(requests, "num_preemptions")
     metrics["num_preemptions"] = int(preemptions.sum())
     metrics["num_preempted_requests"] = int(np.count_nonzero(preemptions))
-    metrics["recomputed_tokens"] = int(_ints(requests, "recomputed_tokens").sum())
-    hits = int(_ints(requests, "prefix_hit_tokens")[done].sum())
+    metrics["recomputed_tokens"] = int(whole_numbers(requests, "recomputed_tokens").sum())
+    hits = int(whole_numbers(requests, "prefix_hit_tokens")[done].sum())
     metrics["prefix_hit_share"] = _rate(hits, num_input)
     return metrics
 
@@ -160,7 +156,7 @@ def step_metrics(steps: Columns, kv_capacity_tokens: int) -> Metrics:
     of the capacity; reserved-unused and fragmentation shares are of the memory held.
     ``padding_share = padding / (decodes + prefill tokens + padding)``.
     """
-    start, end = _ints(steps, "start_ns"), _ints(steps, "end_ns")
+    start, end = whole_numbers(steps, "start_ns"), whole_numbers(steps, "end_ns")
     length = (end - start).astype(np.float64)
     busy_ns = float(length.sum())
     span_ns = float(end[-1] - start[0]) if len(end) else 0.0
@@ -168,31 +164,35 @@ def step_metrics(steps: Columns, kv_capacity_tokens: int) -> Metrics:
     def mean(values: Ints) -> float:
         return float((values * length).sum() / busy_ns) if busy_ns else float("nan")
 
-    batch = _ints(steps, "num_decodes") + _ints(steps, "num_prefills")
-    padding = int(_ints(steps, "padding_tokens").sum())
-    useful = int(_ints(steps, "num_decodes").sum() + _ints(steps, "prefill_tokens").sum())
-    held = _ints(steps, "kv_allocated_tokens")
+    batch = whole_numbers(steps, "num_decodes") + whole_numbers(steps, "num_prefills")
+    padding = int(whole_numbers(steps, "padding_tokens").sum())
+    useful = int(
+        whole_numbers(steps, "num_decodes").sum() + whole_numbers(steps, "prefill_tokens").sum()
+    )
+    held = whole_numbers(steps, "kv_allocated_tokens")
     mean_held = mean(held)
     return {
         "num_steps": len(end),
         "busy_s": busy_ns / _NS_PER_S,
         "idle_s": (span_ns - busy_ns) / _NS_PER_S,
         "busy_share": _rate(busy_ns, span_ns),
-        "overhead_share": _rate(float(_ints(steps, "overhead_ns").sum()), busy_ns),
+        "overhead_share": _rate(float(whole_numbers(steps, "overhead_ns").sum()), busy_ns),
         "mean_batch_size": mean(batch),
         "max_batch_size": int(batch.max()) if len(batch) else 0,
-        "mean_num_running": mean(_ints(steps, "num_running")),
-        "mean_num_waiting": mean(_ints(steps, "num_waiting")),
+        "mean_num_running": mean(whole_numbers(steps, "num_running")),
+        "mean_num_waiting": mean(whole_numbers(steps, "num_waiting")),
         "computed_tokens": useful + padding,
         "padding_share": _rate(padding, useful + padding),
-        "kv_utilization": _rate(mean(_ints(steps, "kv_tokens")), kv_capacity_tokens),
+        "kv_utilization": _rate(mean(whole_numbers(steps, "kv_tokens")), kv_capacity_tokens),
         "kv_allocated_share": _rate(mean_held, kv_capacity_tokens),
         "max_kv_allocated_share": _rate(int(held.max()) if len(held) else 0, kv_capacity_tokens),
         "kv_reserved_unused_share": _rate(
-            mean(_ints(steps, "kv_reserved_unused_tokens")), mean_held
+            mean(whole_numbers(steps, "kv_reserved_unused_tokens")), mean_held
         ),
-        "kv_fragmentation_share": _rate(mean(_ints(steps, "kv_fragmentation_tokens")), mean_held),
-        "swapped_bytes": int(_ints(steps, "swapped_bytes").sum()),
+        "kv_fragmentation_share": _rate(
+            mean(whole_numbers(steps, "kv_fragmentation_tokens")), mean_held
+        ),
+        "swapped_bytes": int(whole_numbers(steps, "swapped_bytes").sum()),
     }
 
 
@@ -207,10 +207,6 @@ def metric_names() -> tuple[str, ...]:
 
     pairs = nothing, nothing
     return (*request_metrics(Empty(), pairs, pairs), *step_metrics(Empty(), 1))
-
-
-def _ints(columns: Columns, name: str) -> Ints:
-    return columns[name].astype(np.int64, copy=False)
 
 
 def _rate(amount: float, per: float) -> float:
@@ -241,18 +237,17 @@ def _weighted_summary(name: str, sample: WeightedSample) -> Metrics:
     return result
 
 
-def _goodput(
-    requests: Columns, done: npt.NDArray[np.bool_], ttft: Floats, tpot: Floats, e2el: Floats
-) -> Metrics:
+def _goodput(requests: Columns, done: Bools, waited: Latencies) -> Metrics:
     """Count requests that hold their targets, per dimension and jointly."""
     any_target = np.zeros(len(done), dtype=bool)
     all_met = np.ones(len(done), dtype=bool)
     result: Metrics = {}
-    for name, latency in (("ttft", ttft), ("tpot", tpot), ("e2el", e2el)):
+    # An answer of one token has no time per token to miss a target by.
+    tpot = np.where(done & np.isnan(waited.tpot), 0.0, waited.tpot)
+    for name, latency in (("ttft", waited.ttft), ("tpot", tpot), ("e2el", waited.e2el)):
         target = requests[f"slo_{name}_ms"].astype(np.float64, copy=False)
         stated = ~np.isnan(target)
-        met = np.zeros(len(done), dtype=bool)
-        met[done] = latency <= target[done]  # False where the target is NaN
+        met = latency <= target  # False where there is no target or no latency
         any_target |= stated
         all_met &= met | ~stated
         result[f"{name}_slo_attainment"] = _rate(

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.record.log import FINISHED, TRUNCATED
+from schedlab.sim.metrics.latencies import latencies
+from schedlab.sim.record.columns import Floats, completed
 
 if TYPE_CHECKING:
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
-_ENDS = {"ttft": "first_token_ns", "e2el": "finish_ns"}
+_LENGTHS = ("prompt_tokens", "generated_tokens")
+_EXPLAINED = ("ttft", "e2el")
 
 
 def explained_by_lengths(result: RunResult, latency: str) -> float:
@@ -37,13 +39,12 @@ def explained_by_lengths(result: RunResult, latency: str) -> float:
     SpecError
         If the latency is another.
     """
-    if latency not in _ENDS:
-        raise SpecError(f"latency: no {latency!r}; {nearest(latency, _ENDS)}")
+    if latency not in _EXPLAINED:
+        raise SpecError(f"latency: no {latency!r}; {nearest(latency, _EXPLAINED)}")
     rows = result.requests
-    done = (rows["status"] == FINISHED) | (rows["status"] == TRUNCATED)
-    names = ("arrival_ns", _ENDS[latency], "prompt_tokens", "generated_tokens")
-    arrival, end, *lengths = (rows[name][done].astype(np.float64) for name in names)
-    values = end - arrival
+    done = completed(rows)
+    values: Floats = getattr(latencies(rows), latency)[done]
+    lengths = [rows[name][done].astype(np.float64) for name in _LENGTHS]
     if not len(values):
         return float("nan")
     known = np.column_stack([np.ones(len(values)), *lengths])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from schedlab.sim.errors import SpecError
 
 if TYPE_CHECKING:
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 Int64 = npt.NDArray[np.int64]
 

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from schedlab.sim.record.columns import Floats, Ints
 
 
 class WeightedSample:

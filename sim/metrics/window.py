@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.metrics import Columns, Metrics, Pairs, request_metrics, step_metrics
-from schedlab.sim.metrics.weighted import Ints
+from schedlab.sim.metrics.metrics import Metrics, request_metrics, step_metrics
+from schedlab.sim.record.columns import Bools, Columns, Ints, Pairs, rows_of, whole_numbers
 from schedlab.sim.record.log import RunLog
 
 _NS_PER_S = 1_000_000_000
@@ -31,7 +31,7 @@ class Window(NamedTuple):
         """Length in seconds."""
         return (self.end_ns - self.begin_ns) / _NS_PER_S
 
-    def holds(self, times_ns: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def holds(self, times_ns: Ints) -> Bools:
         """Say of each time whether it lies inside."""
         return np.asarray((times_ns >= self.begin_ns) & (times_ns < self.end_ns))
 
@@ -132,7 +132,7 @@ def window_metrics(
     metrics = request_metrics(
         arrived_inside(requests, window), token_gaps, (times[inside], counts[inside])
     )
-    left = request_metrics(_rows(requests, window.holds(_ints(requests, "finish_ns"))))
+    left = request_metrics(rows_of(requests, window.holds(whole_numbers(requests, "finish_ns"))))
     seconds = window.duration_s
     tokens = int(counts[inside].sum())
     metrics |= {
@@ -144,13 +144,13 @@ def window_metrics(
         if metrics["num_with_slo"]
         else float("nan"),
     }
-    inside = window.holds(_ints(steps, "start_ns"))
-    return metrics | step_metrics(_rows(steps, inside), kv_capacity_tokens)
+    inside = window.holds(whole_numbers(steps, "start_ns"))
+    return metrics | step_metrics(rows_of(steps, inside), kv_capacity_tokens)
 
 
 def arrived_inside(requests: Columns, window: Window) -> Columns:
     """Return the rows of the requests that arrive inside a window."""
-    return _rows(requests, window.holds(_ints(requests, "arrival_ns")))
+    return rows_of(requests, window.holds(whole_numbers(requests, "arrival_ns")))
 
 
 class WindowLog:
@@ -168,7 +168,7 @@ class WindowLog:
 
     def __init__(self, log: RunLog, requests: Columns, window: Window) -> None:
         self._log = log
-        self._ids = _ints(arrived_inside(requests, window), "id")
+        self._ids = whole_numbers(arrived_inside(requests, window), "id")
 
     def steps(self) -> Columns:
         """Return one row a step, of the whole run."""
@@ -189,11 +189,3 @@ class WindowLog:
     def token_times(self, request_id: int) -> Ints:
         """Return when each token of a request came out, in ns."""
         return self._log.token_times(request_id)
-
-
-def _rows(columns: Columns, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Columns:
-    return {name: columns[name][rows] for name in columns}
-
-
-def _ints(columns: Columns, name: str) -> Ints:
-    return columns[name].astype(np.int64, copy=False)

@@ -7,13 +7,9 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
+from schedlab.sim.record.columns import REJECTED
 from schedlab.sim.record.steps import SEGMENT_COLUMNS, Int64, Steps
 from schedlab.sim.request import Request, RequestState
-
-Columns = dict[str, npt.NDArray[np.generic]]
-
-FINISHED, REJECTED, UNFINISHED, TRUNCATED = range(4)
-"""Codes of the `status` column."""
 
 _REQUEST_COLUMNS = (
     "id", "arrival_ns", "prompt_tokens", "output_tokens", "generated_tokens",
@@ -125,11 +121,11 @@ class RunLog:
         """Steps run."""
         return len(self._durations_ns)
 
-    def requests(self) -> Columns:
+    def requests(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return one row a request, by id; times in ns (-1 = never), targets in ms (NaN = none)."""
         rows = _matrix(self._requests, len(_REQUEST_COLUMNS))
         order = np.argsort(rows[:, 0], kind="stable")
-        columns: Columns = {
+        columns: dict[str, npt.NDArray[np.generic]] = {
             name: np.ascontiguousarray(rows[order, i]) for i, name in enumerate(_REQUEST_COLUMNS)
         }
         columns["status"] = columns["status"].astype(np.int8)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedlab.sim.files import replacing
-from schedlab.sim.record.log import REJECTED
+from schedlab.sim.record.columns import REJECTED
 
 if TYPE_CHECKING:
-    from schedlab.sim.record.result import RunResult
+    from schedlab.sim.result import RunResult
 
 Event = dict[str, Any]
 

@@ -82,7 +82,7 @@ def room_of(parts):
     return parts[0].removesuffix(".py") if parts else "__init__"
 
 
-@pytest.mark.parametrize("package", ["experiments"])
+@pytest.mark.parametrize("package", ["experiments", "sim"])
 def test_rooms_of_a_package_import_each_other_without_a_cycle(package):
     needs = {}
     for path in modules(package):

@@ -16,7 +16,7 @@ from schedlab.experiments.specification.loading import load_spec
 from schedlab.policies import registry
 from schedlab.sim.hardware.gpus import gpu_names
 from schedlab.sim.hardware.models import model_names
-from schedlab.sim.record.result import RunResult
+from schedlab.sim.result import RunResult
 
 ROOT = Path(__file__).resolve().parents[2]
 YAML = """\

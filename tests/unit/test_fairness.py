@@ -9,9 +9,9 @@ from schedlab.experiments.commands.cli import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.fairness import jain_fairness, jain_index, longest_wait, longest_wait_of
-from schedlab.sim.record.log import FINISHED, REJECTED, UNFINISHED
-from schedlab.sim.record.result import RunResult
+from schedlab.sim.metrics.fairness import jain_fairness, jain_index, longest_wait
+from schedlab.sim.record.columns import FINISHED, REJECTED, TRUNCATED
+from schedlab.sim.result import RunResult
 
 
 @pytest.mark.parametrize(
@@ -39,22 +39,25 @@ def test_jain_fairness_compares_speeds_not_times():
     assert jain_fairness(even) == pytest.approx(1.0)
     half = result(
         arrival_ns=[0, 0], finish_ns=[10 * s, -1], generated_tokens=[10, 3],
-        status=[FINISHED, UNFINISHED], priority=[0, 1],
+        status=[FINISHED, REJECTED], priority=[0, 1],
     )  # fmt: skip
     assert jain_fairness(half) == jain_fairness(half, "priority") == pytest.approx(0.5)
     with pytest.raises(SpecError, match="did you mean priority"):
         jain_fairness(half, "prioritty")
 
 
-def test_longest_wait_counts_who_was_never_scheduled_but_not_who_was_turned_away():
+def test_longest_wait_does_not_count_who_was_turned_away():
+    s = 10**9
     rows = {
-        "arrival_ns": np.array([0, 1, 2, 3]),
-        "first_scheduled_ns": np.array([4, 9, -1, -1]),
-        "finish_ns": np.array([6, 12, -1, -1]),
-        "status": np.array([FINISHED, FINISHED, REJECTED, UNFINISHED]),
+        "arrival_ns": np.array([0, s, 2 * s]),
+        "first_scheduled_ns": np.array([4 * s, 9 * s, -1]),
+        "first_token_ns": np.array([5 * s, 10 * s, -1]),
+        "finish_ns": np.array([6 * s, 12 * s, -1]),
+        "generated_tokens": np.array([2, 2, 0]),
+        "status": np.array([FINISHED, TRUNCATED, REJECTED]),
     }
-    assert longest_wait_of(rows, 12) == 9e-9
-    assert longest_wait(result(**rows)) == 9e-9
+    assert longest_wait(result(**rows)) == 8.0
+    assert np.isnan(longest_wait(result(**{**rows, "status": np.full(3, REJECTED)})))
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.sweep import points
 from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.record.columns import FINISHED, REJECTED
 
 
 def result(finish_s, prompt_tokens=(10, 10, 10), output_tokens=(1, 5, 5)):
@@ -25,6 +26,7 @@ def result(finish_s, prompt_tokens=(10, 10, 10), output_tokens=(1, 5, 5)):
         "prompt_tokens": np.array(prompt_tokens),
         "output_tokens": np.array(output_tokens),
         "generated_tokens": np.array(output_tokens),
+        "status": np.where(columns["finish_ns"] < 0, REJECTED, FINISHED),
     }
     return SimpleNamespace(requests=columns)
 

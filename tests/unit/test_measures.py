@@ -187,6 +187,7 @@ def test_lengths_explain_what_they_explain(finish_ms, expected):
         requests={
             "arrival_ns": np.zeros(4, dtype=np.int64),
             "finish_ns": np.array(finish_ms, dtype=np.int64) * MS,
+            "first_scheduled_ns": np.zeros(4, dtype=np.int64),
             "first_token_ns": np.ones(4, dtype=np.int64),
             "prompt_tokens": np.array([10, 30, 10, 30]),
             "generated_tokens": np.array([2, 2, 4, 4]),

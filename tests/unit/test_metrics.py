@@ -136,17 +136,15 @@ def test_metrics_of_three_requests_hold_every_statistic():
             assert f"{statistic}_{name}_ms" in measured()
 
 
-def test_metrics_leave_rejected_and_unfinished_out_of_latency_but_not_of_attainment():
-    # Request 0 was rejected, request 2 had its first token but never finished.
+def test_metrics_leave_rejected_out_of_latency_but_not_of_attainment():
     metrics = measured(
-        status=np.array([1, 0, 2], dtype=np.int8),
+        status=np.array([1, 0, 1], dtype=np.int8),
         finish_ns=np.array([-1, 500 * MS, -1]),
-        first_token_ns=np.array([-1, 300 * MS, 1500 * MS]),
-        generated_tokens=np.array([0, 2, 1]),
+        first_token_ns=np.array([-1, 300 * MS, -1]),
+        generated_tokens=np.array([0, 2, 0]),
         slo_ttft_ms=np.array([100.0, 300.0, NAN]),
     )
-    assert (metrics["completed"], metrics["rejected"], metrics["unfinished"]) == (1, 1, 1)
-    assert metrics["failed"] == 2
+    assert (metrics["completed"], metrics["rejected"], metrics["failed"]) == (1, 2, 2)
     assert metrics["mean_ttft_ms"] == 200.0
     assert metrics["duration_s"] == 0.5
     assert metrics["total_input_tokens"] == 20

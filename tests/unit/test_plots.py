@@ -19,6 +19,7 @@ from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.record.columns import REJECTED
 
 NONE = np.zeros(0, dtype=np.int64)
 
@@ -165,6 +166,7 @@ def test_figures_without_a_completed_request_are_empty_not_broken(small_run):
     requests = {name: data.copy() for name, data in small_run.requests.items()}
     for name in ("first_scheduled_ns", "first_token_ns", "finish_ns"):
         requests[name][:] = -1
+    requests["status"][:] = REJECTED
     log = SimpleNamespace(preemptions=lambda: {"id": NONE, "evicted_ns": NONE, "resumed_ns": NONE})
     nobody = dataclasses.replace(small_run, requests=requests, log=log)
     assert not plots.latency_cdf({"x": nobody}, "title").axes[0].lines

@@ -8,7 +8,7 @@ import pytest
 
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import replacing
-from schedlab.sim.record.result import RunResult
+from schedlab.sim.result import RunResult
 from tests.unit.test_metrics import COUNTS, GAPS, MS, columns, steps
 
 VLLM_KEYS = [

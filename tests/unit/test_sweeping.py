@@ -123,15 +123,15 @@ def test_sweep_killed_in_the_middle_of_a_write_loses_no_finished_point(spec_file
         "from schedlab.experiments.sweeps.store import Store\n"
         "from schedlab.experiments.sweeps.sweep_all import sweep_all\n"
         "from schedlab.experiments.sweeps.workers import InProcess\n"
-        "import schedlab.sim.record.result as r\n"
-        "write, calls = r._write_parquet, []\n"
+        "import schedlab.sim.record.saved_log as r\n"
+        "write, calls = r.write_table, []\n"
         "def dying(path, batches):\n"
         "    calls.append(path)\n"
         "    if len(calls) == 18:\n"  # five tables a point: in the middle of the fourth
         "        path.write_bytes(b'half')\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    write(path, batches)\n"
-        "r._write_parquet = dying\n"
+        "r.write_table = dying\n"
         f"sweep_all(load_spec({str(spec_file)!r}), Store(Path('out')), InProcess())\n"
     )
     died = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": ROOT})

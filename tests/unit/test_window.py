@@ -8,7 +8,7 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.window import Window, measured_window
-from schedlab.sim.record.result import RunResult
+from schedlab.sim.result import RunResult
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 300, "request_rate": 3.0}
 

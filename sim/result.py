@@ -6,48 +6,26 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from schedlab.sim.errors import SchedlabError
-from schedlab.sim.files import replacing, write_text
-from schedlab.sim.metrics.metrics import Columns, Metrics, Pairs, request_metrics, step_metrics
-from schedlab.sim.metrics.weighted import Ints
+from schedlab.sim.files import write_text
+from schedlab.sim.metrics.metrics import Metrics, request_metrics, step_metrics
 from schedlab.sim.metrics.window import Window, arrived_inside, window_metrics
-from schedlab.sim.record.steps import Steps
+from schedlab.sim.record.columns import Columns, rows_of
+from schedlab.sim.record.saved_log import RunLog, SavedLog, read_table, save_tables
 
 _SCHEMA = 1
-_ROWS_PER_BATCH = 1_000_000
 
 _VLLM_LATENCIES = tuple(
     f"{statistic}_{metric}_ms"
     for metric in ("ttft", "tpot", "itl", "e2el")
     for statistic in ("mean", "median", "std", "p99")
 )
-
-
-class RunLog(Protocol):
-    """What a result needs of a log; `sim.record.log.RunLog` is the one the engine writes."""
-
-    def steps(self) -> Columns:
-        """Return one row a step; columns as in `schedlab.sim.record.steps.Steps`."""
-
-    def preemptions(self) -> Columns:
-        """Return one row a preemption: id, evicted_ns, resumed_ns."""
-
-    def token_gaps(self) -> Pairs:
-        """Return all gaps between tokens of one request as (gap in ns, how many)."""
-
-    def token_counts(self) -> Pairs:
-        """Return (time in ns, tokens that came out then)."""
-
-    def token_times(self, request_id: int) -> Ints:
-        """Return when each token of a request came out, in ns."""
 
 
 @dataclass
@@ -124,7 +102,7 @@ class RunResult:
         values = requests[column]
         return {
             value if isinstance(value, str) else float(value): request_metrics(
-                {name: data[values == value] for name, data in requests.items()}
+                rows_of(requests, values == value)
             )
             for value in np.unique(values)
         }
@@ -200,16 +178,7 @@ class RunResult:
         (time_ns, count); the token times of single requests are not kept.
         """
         folder = Path(folder)
-        gaps, times = self.log.token_gaps(), self.log.token_counts()
-        tables: dict[str, Iterable[Columns]] = {
-            "requests": [self.requests],
-            "steps": _pieces(self.log.steps()),
-            "preemptions": [self.log.preemptions()],
-            "gaps": [{"gap_ns": gaps[0], "count": gaps[1]}],
-            "tokens": [{"time_ns": times[0], "count": times[1]}],
-        }
-        for name, batches in tables.items():
-            _write_parquet(folder / f"{name}.parquet", batches)
+        save_tables(folder, self.requests, self.log)
         text = json.dumps(self.to_vllm_json(), indent=2, allow_nan=False)
         write_text(folder / "result.json", text + "\n")
 
@@ -237,42 +206,13 @@ class RunResult:
         return cls(
             name=ours["name"],
             policy=ours["policy"],
-            requests=_read_parquet(folder / "requests.parquet"),
-            log=_SavedLog(folder),
+            requests=read_table(folder / "requests.parquet"),
+            log=SavedLog(folder),
             kv_capacity_tokens=ours["kv_capacity_tokens"],
             reject_reasons={int(key): why for key, why in ours["reject_reasons"].items()},
             provenance=ours["provenance"],
             window=Window(**ours["window"]) if "window" in ours else None,
         )
-
-
-class _SavedLog:
-    """A log on disk, read when asked."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def steps(self) -> Columns:
-        return _read_parquet(self._folder / "steps.parquet")
-
-    def preemptions(self) -> Columns:
-        return _read_parquet(self._folder / "preemptions.parquet")
-
-    def token_gaps(self) -> Pairs:
-        return self._pairs("gaps.parquet", "gap_ns")
-
-    def token_counts(self) -> Pairs:
-        return self._pairs("tokens.parquet", "time_ns")
-
-    def token_times(self, request_id: int) -> Ints:
-        raise SchedlabError(
-            f"{self._folder}: token times of single requests (here {request_id}) are not saved; "
-            "run the experiment again to get them"
-        )
-
-    def _pairs(self, name: str, key: str) -> Pairs:
-        columns = _read_parquet(self._folder / name)
-        return columns[key].astype(np.int64), columns["count"].astype(np.int64)
 
 
 def _date() -> str:
@@ -295,35 +235,3 @@ def json_value(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     return value
-
-
-def _pieces(steps: Columns) -> Iterable[Columns]:
-    return steps.batches(_ROWS_PER_BATCH) if isinstance(steps, Steps) else [steps]
-
-
-def _write_parquet(path: Path, batches: Iterable[Columns]) -> None:
-    """Write the pieces of a table; only one of them is in memory at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with replacing(path) as temporary, ExitStack() as closing:
-        writer = None
-        for columns in batches:
-            table = pa.table({name: np.ascontiguousarray(data) for name, data in columns.items()})
-            if writer is None:
-                schema = table.schema
-                writer = closing.enter_context(
-                    pq.ParquetWriter(temporary, schema, compression="zstd")
-                )
-            writer.write_table(table, row_group_size=_ROWS_PER_BATCH)
-
-
-def _read_parquet(path: Path) -> Columns:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise SchedlabError(f"{path}: cannot read table: {error}") from error
-    return {name: table[name].to_numpy() for name in table.column_names}
