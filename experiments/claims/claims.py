@@ -20,6 +20,7 @@ from schedlab.experiments.specification.claim_settings import (
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec
+from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.specification.yaml_lines import read_yaml
 from schedlab.experiments.statistics import compared
@@ -133,7 +134,7 @@ def load_claims(paths: Sequence[Path] | None = None) -> list[tuple[Path, Experim
     Parameters
     ----------
     paths : sequence of Path, optional
-        Their files; if none are given, those of `shipped("policies")`.
+        Their files or names; if none are given, those of `shipped("policies")`.
 
     Returns
     -------
@@ -145,7 +146,8 @@ def load_claims(paths: Sequence[Path] | None = None) -> list[tuple[Path, Experim
     SpecError
         If a file is wrong, or has no claim.
     """
-    loaded = [(path, load_spec(path)) for path in paths or shipped("policies")]
+    files = [experiment_file(path) for path in paths or shipped("policies")]
+    loaded = [(path, load_spec(path)) for path in files]
     for path, spec in loaded:
         if spec.claim is None:
             raise SpecError(f"{path}: claim: is required here; see experiments/policies")

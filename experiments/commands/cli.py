@@ -65,7 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="A laboratory for LLM-serving request scheduling.",
-    epilog="Start with: schedlab run experiments/quickstart.yaml",
+    epilog="Start with: schedlab run quickstart",
 )
 app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
@@ -157,6 +157,18 @@ def policies() -> None:
             (name, _purpose(cls), cls.source, _knobs(cls.knobs()))
             for name, cls in ((n, predictors.predictor_class(n)) for n in predictors.names())
         ],
+    )
+
+
+@app.command()
+def examples() -> None:
+    """List the experiments that come with schedlab (run NAME)."""
+    from schedlab.experiments.specification.shipped import shipped_experiments, title
+
+    print_table(
+        "experiments (schedlab run NAME)",
+        ("name", "what it asks"),
+        [(name, title(path)) for name, path in shipped_experiments().items()],
     )
 
 

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from schedlab.experiments.specification.experiment import ExperimentSpec
 
-SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The experiment.")]
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="Its file or name.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. engine.max_num_seqs=64."),

@@ -44,11 +44,17 @@ def check_command(
     markdown: Markdown = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run the matrix and compare: exit 1 on a regression, 2 on bad input."""
+    """Run the matrix and compare: exit 1 on a regression, 2 on bad input.
+
+    Without a folder `regression` here, the one that comes with schedlab is run.
+    """
     from schedlab.experiments.regression import check as regress
     from schedlab.experiments.regression import report as regress_report
     from schedlab.experiments.regression.baseline import kept_baseline, version_change
+    from schedlab.experiments.specification.shipped import shipped_folder
 
+    if baseline == _DEFAULT and not baseline.exists():
+        baseline = shipped_folder("regression")
     matrix = _matrix(baseline)
     kept = kept_baseline(baseline)
     with steps_bar(quiet) as progress:

@@ -12,6 +12,7 @@ from schedlab.experiments.specification.arrivals import Arrivals
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.lengths import Lengths
 from schedlab.experiments.specification.paths import is_preset, is_published
+from schedlab.experiments.specification.shipped import shipped_profiles
 from schedlab.experiments.specification.yaml_lines import KeyPath
 from schedlab.sim.errors import SpecError, TraceError, nearest
 
@@ -51,11 +52,18 @@ def check_names(spec: ExperimentSpec, fail: Fail) -> None:
             ("cost_model",),
             f"{profile} is no profile folder (schedlab calibrate measures one, schedlab profile "
             "import reads another project's); "
-            f"{nearest(Path(profile).name, ['roofline'])}",
+            f"{nearest(_profile_name(profile), ['roofline', *shipped_profiles()])}",
         )
     _check_policy(spec, fail)
     _check_workload(spec, fail)
     _check_trace(spec, fail)
+
+
+def _profile_name(path: str) -> str:
+    """Return the part of a path that may be meant as the name of a shipped profile."""
+    parts = Path(path).parts
+    begin = len(parts) - 1 - parts[::-1].index("profiles") if "profiles" in parts else -1
+    return "/".join(parts[begin:])
 
 
 def _check_policy(spec: ExperimentSpec, fail: Fail) -> None:

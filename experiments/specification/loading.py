@@ -15,6 +15,7 @@ from schedlab.experiments.specification.fields import Data
 from schedlab.experiments.specification.key_errors import describe_error
 from schedlab.experiments.specification.paths import absolute_paths
 from schedlab.experiments.specification.search import check_search
+from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.experiments.specification.swept import swept_keys, swept_values
 from schedlab.experiments.specification.yaml_lines import (
     KeyPath,
@@ -43,7 +44,8 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentSpec
     Parameters
     ----------
     path : str or Path
-        The file. Relative paths in it are relative to its folder.
+        The file, or the name of an experiment that comes with the program, such as
+        ``quickstart``. Relative paths in it are relative to its folder.
     overrides : sequence of str
         Changes as ``dotted.key=value``, the value in YAML; relative paths in them are relative
         to the working directory. An override of a swept key ends the sweep over that key.
@@ -60,7 +62,7 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentSpec
         If anything is wrong; the message names file and line or override, key, and the
         nearest valid choice.
     """
-    path = Path(path)
+    path = experiment_file(path)
     located = _read(path)
     if "extends" in located.data:
         located = _extend(located, path)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from schedlab.experiments.specification.shipped import shipped_profiles
 from schedlab.experiments.specification.swept import swept_keys
 from schedlab.experiments.specification.yaml_lines import Value
 
@@ -58,6 +59,9 @@ _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "workload.trace": lambda value, _: not (is_preset(value) or is_published(value)),
 }
 
+# A profile that comes with the program goes by its name, from any folder.
+_PROFILES = ("cost_model", "cost_model.profile")
+
 
 def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
     """Return specification data with its relative paths made absolute.
@@ -74,7 +78,8 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
     Returns
     -------
     Value
-        The same data, with values that are paths, swept ones included, made absolute.
+        The same data, with values that are paths, swept ones included, made absolute, and
+        names of shipped profiles replaced by their folders.
     """
     if key == "sweep" and isinstance(value, dict):
         return {
@@ -89,7 +94,10 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
             for name, item in value.items()
         }
     if isinstance(value, str) and value and key in _IS_PATH and _IS_PATH[key](value, folder):
-        return str((folder / Path(os.path.expandvars(value)).expanduser()).resolve())
+        path = folder / Path(os.path.expandvars(value)).expanduser()
+        if key in _PROFILES and not path.exists():
+            path = shipped_profiles().get(value, path)
+        return str(path.resolve())
     return value
 
 

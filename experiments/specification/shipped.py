@@ -1,0 +1,107 @@
+"""What comes with the program and goes by name: experiments to start from, measured profiles."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+
+from schedlab.sim.errors import SpecError, look_alike
+
+
+@cache
+def shipped_experiments() -> dict[str, Path]:
+    """Return the experiments that come with the program.
+
+    Returns
+    -------
+    dict of str to Path
+        By name, the file's without its suffix: first those to start from, then those that hold
+        systems and claims against their papers.
+    """
+    folder = shipped_folder("experiments")
+    patterns = ("*.yaml", "papers/policies/*.yaml", "papers/claims/*.yaml")
+    return {path.stem: path for pattern in patterns for path in sorted(folder.glob(pattern))}
+
+
+@cache
+def shipped_profiles() -> dict[str, Path]:
+    """Return the measured profiles that come with the program.
+
+    Returns
+    -------
+    dict of str to Path
+        Folders by name, such as ``profiles/cpu/schedlab-small/fp32-tp1``.
+    """
+    folder = shipped_folder("profiles")
+    found = sorted(path.parent for path in folder.glob("*/*/*/meta.json"))
+    return {f"profiles/{path.relative_to(folder).as_posix()}": path for path in found}
+
+
+def shipped_folder(package: str) -> Path:
+    """Return where a package of data lies, in a checkout or installed.
+
+    Parameters
+    ----------
+    package : {"experiments", "profiles", "regression"}
+        A name below `schedlab`.
+
+    Returns
+    -------
+    Path
+        The folder, links resolved.
+    """
+    found = find_spec(f"schedlab.{package}")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return Path(next(iter(found.submodule_search_locations))).resolve()
+
+
+def experiment_file(named: str | Path) -> Path:
+    """Return the file of an experiment: a path, or the name of one that comes with the program.
+
+    Parameters
+    ----------
+    named : str or Path
+        What stands on disk wins; ``quickstart`` or ``sarathi`` otherwise.
+
+    Returns
+    -------
+    Path
+        An existing file, or a path that nothing shipped goes by and that looks like one.
+
+    Raises
+    ------
+    SpecError
+        If it is neither a file nor a name; says the nearest name.
+    """
+    path = Path(named)
+    if path.is_file():
+        return path
+    known = shipped_experiments()
+    if str(named) in known:
+        return known[str(named)]
+    near = look_alike(path.stem, known)
+    hint = f"; {near} comes with schedlab, by that name" if near else ""
+    raise SpecError(f"{path}: no such file{hint} (schedlab examples lists all)")
+
+
+def title(experiment: Path) -> str:
+    """Return what an experiment asks: the first sentence of the comment it begins with.
+
+    Parameters
+    ----------
+    experiment : Path
+        Its file.
+
+    Returns
+    -------
+    str
+        Empty if it begins with no comment.
+    """
+    lines = experiment.read_text(encoding="utf-8").splitlines()
+    comment = [line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines)]
+    sentence = re.split(r"(?<=\?)\s|\.\s|:\n|\.$", "\n".join(comment), maxsplit=1)[0]
+    return " ".join(sentence.split())

@@ -1,0 +1,80 @@
+"""Experiments and profiles that come with the program go by name, from any folder."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.specification.shipped import (
+    experiment_file,
+    shipped_experiments,
+    shipped_profiles,
+    title,
+)
+from schedlab.sim.errors import SpecError
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
+PROFILE = "profiles/cpu/schedlab-small/fp32-tp1"
+
+
+def test_shipped_experiments_have_one_name_each():
+    files = [*ROOT.glob("experiments/*.yaml"), *ROOT.glob("experiments/papers/*/*.yaml")]
+    assert [n for n, times in Counter(f.stem for f in files).items() if times > 1] == []
+    assert set(shipped_experiments().values()) == set(files)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_experiments()))
+def test_shipped_experiment_says_what_it_asks(name):
+    assert len(title(shipped_experiments()[name])) > 20
+
+
+@pytest.mark.parametrize("name", ["quickstart", "sarathi", "block-size"])
+def test_load_spec_takes_the_name_of_a_shipped_experiment(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_spec(name).to_data() == load_spec(shipped_experiments()[name]).to_data()
+
+
+def test_experiment_file_prefers_what_stands_on_disk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").write_text("seed: 1\n")
+    assert experiment_file("quickstart") == Path("quickstart")
+
+
+@pytest.mark.parametrize("folder", ["", "experiments/"])
+@pytest.mark.parametrize("wrong", ["quikstart", "quickstart.yaml"])
+def test_experiment_file_names_the_nearest_name(folder, wrong, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=f"^{folder}{wrong}: no such file; quickstart comes with"):
+        experiment_file(folder + wrong)
+
+
+def test_shipped_profile_is_found_by_name_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert list(shipped_profiles()) == [PROFILE]
+    for cost_model in (PROFILE, {"profile": PROFILE}):
+        spec = make_spec({"workload": WORKLOAD, "cost_model": cost_model})
+        assert spec.cost_model.profile == str(ROOT / PROFILE)
+
+
+def test_profile_on_disk_is_preferred_to_a_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / PROFILE).mkdir(parents=True)
+    spec = make_spec({"workload": WORKLOAD, "cost_model": PROFILE})
+    assert spec.cost_model.profile == str(tmp_path / PROFILE)
+
+
+def test_unknown_profile_names_the_nearest_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=f"cost_model: .* did you mean {PROFILE}"):
+        make_spec({"workload": WORKLOAD, "cost_model": "profiles/cpu/schedlab-smal/fp32-tp1"})
+
+
+def test_examples_command_lists_every_shipped_experiment():
+    done = CliRunner().invoke(app, ["examples"])
+    assert done.exit_code == 0
+    for name in shipped_experiments():
+        assert f" {name} " in done.output
