@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from schedlab.policies.registry import register
 from schedlab.policies.wrapper import Inner, Wrapper
-from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState, Status
@@ -53,7 +53,6 @@ class Boosted(Wrapper):
             raise ValueError(f"threshold_iterations must be >= 1, got {threshold_iterations}")
         self.threshold_s = threshold_s
         self.threshold_iterations = threshold_iterations
-        self.admission_drifts = True
         self._threshold_ns = round((0.3 if threshold_s is None else threshold_s) * 1e9)
         self._iteration = 0
         # Requests in flight in the order they came, with the iteration that ended next.
@@ -77,6 +76,10 @@ class Boosted(Wrapper):
         super().on_finish(state, now_ns)
         self._since.pop(state, None)
         self._new.pop(state, None)
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise nothing where someone could be admitted: waits reach the threshold."""
+        return 1, FOREVER
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield boosted requests by arrival, then the others in the inner order."""

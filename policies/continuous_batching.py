@@ -18,14 +18,14 @@ class ContinuousBatching(Policy):
 
     Skip-ahead is honest: in a decode-only step nobody could be admitted, and with no event seats
     and budget stay the same and free blocks only fall, so nobody can be in the next one either.
-    A step that preempted promises nothing, because the next one may admit. Where keys drift or
-    `admission_drifts`, a step that could seat someone promises nothing. A hook that looks at the
-    clock must say through `until_ns` when it changes its mind.
+    A step that preempted promises nothing, because the next one may admit. Where someone waits who
+    could have a seat, the hooks decide, and the plan holds for their `horizon`: that of a class
+    that overrides one of `hooks` is one step, unless it says more. Keys that drift
+    (`static_keys`) promise nothing either.
     """
 
     source = "vLLM V1, vllm/v1/core/sched/scheduler.py, schedule()"
-    admission_drifts: bool = False
-    """Whether `candidates` or `hold` may let someone in at a later step though nothing happened."""
+    hooks = (*Policy.hooks, "candidates", "chunk", "hold", "order")
 
     def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
         """Choose who loses its memory; `running` has the latest admission first (and is taken)."""
@@ -54,9 +54,9 @@ class ContinuousBatching(Policy):
         """Return the most tokens of a newly admitted request to compute in this step."""
         return None
 
-    def until_ns(self, view: EngineView) -> int:
-        """Return the instant at which a hook may decide otherwise although nothing happened."""
-        return FOREVER
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Return for how long the hooks decide alike on those who wait, though nothing happens."""
+        return FOREVER if self.static_keys else 1, FOREVER
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan one step as vLLM V1 does."""
@@ -70,7 +70,5 @@ class ContinuousBatching(Policy):
                     break
                 if builder.seats_left < 1 or builder.tokens_left < 1:
                     break
-        drifts = self.admission_drifts or not self.static_keys
-        if drifts and len(view.waiting) and builder.seats_left and builder.tokens_left:
-            return builder.build()
-        return builder.build(max_steps=FOREVER, until_ns=self.until_ns(view))
+        could_admit = bool(len(view.waiting) and builder.seats_left and builder.tokens_left)
+        return builder.build(*self.promise(view, hooks_matter=could_admit))

@@ -8,6 +8,7 @@ import numpy as np
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.registry import register
 from schedlab.policies.sjf import predicted_tokens
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
@@ -33,7 +34,6 @@ class HighestResponseRatioNext(ContinuousBatching):
     source = "Brinch Hansen 1971; used over batches by Magnus (arXiv:2406.04785)"
     needs_prediction = True
     starves = True
-    admission_drifts = True
 
     def __init__(self) -> None:
         # Requests in flight by slot; a free slot holds None and a ratio of -inf.
@@ -63,6 +63,10 @@ class HighestResponseRatioNext(ContinuousBatching):
         self._states[slot] = None
         self._arrivals_ns[slot] = math.inf
         self._free.append(slot)
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise nothing where someone could be admitted: ratios drift."""
+        return 1, FOREVER
 
     def order(self, view: EngineView) -> Iterator[RequestState]:
         """Yield by descending response ratio; equal ones by arrival."""

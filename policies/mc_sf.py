@@ -6,6 +6,7 @@ from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.future_memory import FuturePeak
 from schedlab.policies.registry import register
 from schedlab.policies.sjf import predicted_tokens
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
@@ -34,7 +35,6 @@ class MemoryConstrainedShortestFirst(ContinuousBatching):
     source = "Jaillet et al. 2025 (arXiv:2502.07115), algorithm MC-SF"
     needs_prediction = True
     starves = True
-    admission_drifts = True
 
     def __init__(self, margin: float = 0.1) -> None:
         if not 0.0 <= margin < 1.0:
@@ -48,6 +48,10 @@ class MemoryConstrainedShortestFirst(ContinuousBatching):
     def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
         """Take from the longest prediction."""
         return max(running, key=lambda s: (predicted_tokens(s), s.request.arrival_ns, s.id))
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise nothing where someone could be admitted: predicted peaks pass."""
+        return 1, FOREVER
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield the shortest first while the predicted peak stays within memory."""

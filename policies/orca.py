@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.registry import register
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
@@ -30,6 +31,10 @@ class Orca(ContinuousBatching):
     """
 
     source = "Orca, Yu et al., OSDI 2022, algorithm 1"
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise all: the room in the budget is the same in every decode-only step."""
+        return FOREVER, FOREVER
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield in order of arrival while the whole prompt fits the step."""

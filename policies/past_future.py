@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.future_memory import FuturePeak
 from schedlab.policies.registry import register
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
@@ -42,7 +43,6 @@ class PastFuture(ContinuousBatching):
     """
 
     source = "Past-Future scheduler, Gong et al., ASPLOS 2025 (arXiv:2507.10150), LightLLM"
-    admission_drifts = True
 
     def __init__(self, window: int = 1000, reserved: float = 0.03) -> None:
         if window < 1:
@@ -60,6 +60,10 @@ class PastFuture(ContinuousBatching):
         insort(self._lengths, state.num_output_tokens)
         if len(self._past) > self.window:
             del self._lengths[bisect_left(self._lengths, self._past.popleft())]
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise nothing where someone could be admitted: assumed lengths change."""
+        return 1, FOREVER
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield in order of arrival while the future peak stays within memory."""

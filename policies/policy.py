@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
-from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
@@ -20,6 +20,9 @@ class Policy:
 
     `plan` must be a function of the view and of state that changes only in the ``on_*`` hooks:
     the engine may call it twice at one instant. A hook that is not defined costs nothing.
+
+    A plan may promise to stay the same for a while, and the engine skips ahead: `horizon` is the
+    one place where a policy says for how long. Who says nothing is asked at every step.
 
     `on_arrival` may come while several steps are under way and not accounted for: it must not
     look at the progress of other requests. `on_tokens` sees everyone's.
@@ -41,6 +44,9 @@ class Policy:
     rekeyed: Collection[RequestState] = ()
     """Requests whose `key` has changed while those of all others have not; set in a hook."""
 
+    hooks: ClassVar[tuple[str, ...]] = ("plan", "on_start", "on_tokens")
+    """What lets a policy see time pass: `promise` looks at who overrides these."""
+
     on_start: Callable[[EngineView], None] | None = None
     """Called once with the view that `plan` will get, for hooks that need the limits."""
     on_arrival: Callable[[RequestState, int], None] | None = None
@@ -54,6 +60,16 @@ class Policy:
     on_finish: Callable[[RequestState, int], None] | None = None
     """Called with a request whose answer is complete, and the time in ns."""
 
+    _knows_its_hooks: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        """Note whether the class overrides a hook below the class that defines its horizon."""
+
+        def depth(name: str) -> int:
+            return next(i for i, base in enumerate(cls.__mro__) if name in base.__dict__)
+
+        cls._knows_its_hooks = all(depth(hook) >= depth("horizon") for hook in cls.hooks)
+
     def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
         """Return the request's place in the waiting queue: smaller is sooner.
 
@@ -64,6 +80,33 @@ class Policy:
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Decide one step, granting through `builder`, and return ``builder.build(...)``."""
         raise NotImplementedError(f"{type(self).__name__} does not override plan()")
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Return for how many steps, and until when (ns), the same plan holds if nothing happens.
+
+        It speaks for the hooks of the class that defines it and of its bases. One step, which is
+        no promise, by default.
+        """
+        return 1, FOREVER
+
+    def promise(self, view: EngineView, hooks_matter: bool = True) -> tuple[int, int]:
+        """Return for how many steps, and until when (ns), a plan holds if nothing happens.
+
+        A promise is opt-in. Who wrote a `horizon` knew the hooks up to that class; one overridden
+        further down may look at the clock. Then every step is planned, which is exact and only
+        slower, until the subclass overrides `horizon` as well.
+
+        Parameters
+        ----------
+        view : EngineView
+            What the plan was made from.
+        hooks_matter : bool
+            Whether there is anything that hooks could decide otherwise; if not, `horizon` is not
+            asked.
+        """
+        if not self._knows_its_hooks or not self.__dict__.keys().isdisjoint(self.hooks):
+            return 1, FOREVER
+        return self.horizon(view) if hooks_matter else (FOREVER, FOREVER)
 
     def get_params(self) -> dict[str, Any]:
         """Return the constructor's parameters as they are now."""

@@ -24,8 +24,11 @@ class Ranked(Policy):
 
     Skip-ahead is honest if the keys of decoding requests only get better and all others stay,
     which holds until `horizon`: then who decodes stays ahead of who does not, and the memory that
-    could be made free for the first in the queue only falls.
+    could be made free for the first in the queue only falls. A subclass that overrides `key`
+    promises nothing until it says its horizon.
     """
+
+    hooks = (*Policy.hooks, "key")
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return for how many steps, and until when, no key gets worse though nothing happens."""
@@ -50,8 +53,7 @@ class Ranked(Policy):
                 _, state = residents.popleft()
                 while not builder.grant(state) and residents:
                     builder.preempt(residents.pop()[1])
-        max_steps, until_ns = self.horizon(view)
-        return builder.build(max_steps, until_ns)
+        return builder.build(*self.promise(view))
 
     def _admit(
         self,

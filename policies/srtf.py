@@ -3,6 +3,8 @@
 from schedlab.policies.ranked import Ranked
 from schedlab.policies.registry import register
 from schedlab.policies.sjf import predicted_tokens
+from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
 
@@ -26,3 +28,7 @@ class ShortestRemainingTimeFirst(Ranked):
     def key(self, state: RequestState, now_ns: int) -> float:
         """Order by predicted tokens not generated yet."""
         return predicted_tokens(state) - state.num_output_tokens
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise all: no key gets worse by itself."""
+        return FOREVER, FOREVER

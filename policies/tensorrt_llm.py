@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.future_memory import declared_blocks
 from schedlab.policies.registry import register
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
@@ -43,6 +44,10 @@ class TensorRTLLM(ContinuousBatching):
                 f"got {capacity_policy!r}"
             )
         self.capacity_policy = capacity_policy
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise all: what is declared does not change while requests decode."""
+        return FOREVER, FOREVER
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield in order of arrival while all can be carried to their declared ends."""

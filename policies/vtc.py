@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.registry import register
-from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState, Status
@@ -38,7 +38,6 @@ class VirtualTokenCounter(ContinuousBatching):
     """
 
     source = "VTC, Sheng et al., OSDI 2024 (arXiv:2401.00588), algorithm 2"
-    admission_drifts = True
 
     def __init__(
         self,
@@ -85,6 +84,10 @@ class VirtualTokenCounter(ContinuousBatching):
         self._charge_output(state)
         self._charged_tokens.pop(state.id, None)
         del self._queues[state.request.tenant][state]
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise nothing where someone could be admitted: counters grow."""
+        return 1, FOREVER
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield the oldest request of the least served tenant, charging each prompt."""

@@ -1,11 +1,11 @@
 """What policies that wrap another ordering have in common."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from schedlab.policies import registry
 from schedlab.policies.continuous_batching import ContinuousBatching
-from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
@@ -38,14 +38,26 @@ def ordering(inner: Inner) -> ContinuousBatching:
 
 
 class Wrapper(ContinuousBatching):
-    """An ordering that defers to another one, and changes something about it."""
+    """An ordering that defers to another one, and changes something about it.
+
+    Whatever the inner policy defines is taken over: its hooks, its flags as they are at the time,
+    and no more than its promise.
+    """
 
     def __init__(self, inner: Inner) -> None:
         self.inner = inner
         self._ordering = ordering(inner)
         self.needs_prediction = self._ordering.needs_prediction
-        self.static_keys = self._ordering.static_keys
-        self.admission_drifts = self._ordering.admission_drifts
+
+    @property
+    def static_keys(self) -> bool:  # type: ignore[override]
+        """Whether the inner keys have stayed; may change from step to step."""
+        return self._ordering.static_keys
+
+    @property
+    def rekeyed(self) -> Collection[RequestState]:  # type: ignore[override]
+        """Whose inner keys have changed."""
+        return self._ordering.rekeyed
 
     def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
         """Order as the inner policy does."""
@@ -67,9 +79,15 @@ class Wrapper(ContinuousBatching):
         """Cut prompts as the inner policy does."""
         return self._ordering.chunk(state, view)
 
-    def until_ns(self, view: EngineView) -> int:
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise all for what is forwarded; `promise` adds what the inner policy says."""
+        return FOREVER, FOREVER
+
+    def promise(self, view: EngineView, hooks_matter: bool = True) -> tuple[int, int]:
         """Promise no more than the inner policy does."""
-        return self._ordering.until_ns(view)
+        own_steps, own_until_ns = super().promise(view, hooks_matter)
+        max_steps, until_ns = self._ordering.promise(view, hooks_matter)
+        return min(own_steps, max_steps), min(own_until_ns, until_ns)
 
     def on_start(self, view: EngineView) -> None:
         """Pass it on."""
