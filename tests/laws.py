@@ -14,7 +14,8 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.record.log import FINISHED, REJECTED, RunLog
+from schedlab.sim.record.columns import FINISHED, REJECTED
+from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Request
 
 
