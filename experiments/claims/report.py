@@ -240,7 +240,7 @@ def section(finding: Finding) -> Iterator[str]:
     yield ""
     yield f"{claim.statement} ({claim.source})"
     yield ""
-    file = f"experiments/{finding.path.parent.name}/{finding.path.name}"
+    file = f"experiments/papers/{finding.path.parent.name}/{finding.path.name}"
     yield f"* Experiment: `{file}`, {_setup(finding)}."
     yield f"* Differs from the source: {claim.scaled_down}"
     for measured in finding.measured:

@@ -38,7 +38,7 @@ def finding(*verdicts, folder="claims"):
         Measured(figure, 2.0, 1.5, 2.5, (), (), verdict)
         for figure, verdict in zip(spec.claim.figures, verdicts, strict=True)
     )
-    return Finding(Path("experiments") / folder / "small.yaml", spec, measured, ())
+    return Finding(Path("experiments") / "papers" / folder / "small.yaml", spec, measured, ())
 
 
 # -- the list ----------------------------------------------------------------------------------
