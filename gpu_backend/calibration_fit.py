@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from scipy.optimize import nnls
 
 from schedlab.gpu_backend.calibration_design import token_knots
 from schedlab.gpu_backend.swap_timing import SwapTime, swapped_byte_s
-from schedlab.sim.cost.fitted import ExtrapolationWarning, FittedCostModel
+from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.profile import FEATURES, Fit, FitError, Regime, step_features
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.rng import stream
@@ -91,9 +90,7 @@ def judge(fit: Fit, points: Sequence[Measured]) -> FitError:
 def predictions(fit: Fit, points: Sequence[Measured]) -> Floats:
     """Return what the simulator would say of these batches, in seconds."""
     model = FittedCostModel(fit, {})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExtrapolationWarning)
-        return np.array([model.step_ns(p.shape)[0] for p in points]) / 1e9
+    return np.array([model.step_ns(p.shape)[0] for p in points]) / 1e9
 
 
 def coefficient_intervals(

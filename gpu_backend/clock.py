@@ -15,8 +15,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from schedlab.sim.cost.overhead import SchedulingOverhead
-from schedlab.sim.cost.shape import BatchShape, CostModel
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
 
 
 class Clock(Protocol):
@@ -102,22 +102,19 @@ class ModelledClock:
 
     Parameters
     ----------
-    cost_model : CostModel
-        Prices a step.
-    overhead : SchedulingOverhead, optional
-        CPU time added to each; none by default.
+    pricing : Pricing
+        What steps take; counts them.
     """
 
     mode = "modelled"
 
-    def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
-        self._cost_model = cost_model
-        self._overhead = overhead or SchedulingOverhead()
+    def __init__(self, pricing: Pricing) -> None:
+        self._pricing = pricing
 
     def step_begins(self, now_ns: int) -> None:
         """Note nothing."""
 
     def step_ends(self, shape: BatchShape) -> tuple[int, int]:
         """Return what `schedlab.sim.core.executor.SimExecutor` would."""
-        overhead_ns = self._overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
-        return self._cost_model.step_ns(shape)[0] + overhead_ns, overhead_ns
+        self._pricing.carried_out(shape)
+        return self._pricing.estimate_ns(shape), self._pricing.overhead_ns(shape)

@@ -56,7 +56,7 @@ class TorchExecutor:
         Says how long a step took.
     estimate_step_ns : callable, optional
         Answers policies that ask what a step would take, e.g.
-        ``SimExecutor(cost_model).estimate_step_ns``: both backends must answer alike.
+        ``Pricing(cost_model).estimate_ns``: both backends must answer alike.
     prompt_ids : callable, optional
         Token ids of a request's prompt; random ones by default.
     seed : int
@@ -125,6 +125,9 @@ class TorchExecutor:
 
     def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
         """Do nothing: the batch is read when it is executed."""
+
+    def cut(self, num_steps: int) -> None:
+        """Do nothing: steps are run one by one."""
 
     def released(self, state: RequestState) -> None:
         """Free a request's blocks and seat; its tokens stay known."""

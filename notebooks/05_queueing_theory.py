@@ -31,6 +31,8 @@ from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.request import Arrival, Request
 from schedlab.sim.rng import stream
 from schedlab.sim.drive.simulation import simulate
@@ -49,7 +51,7 @@ MEAN_TOKENS, TOKEN_NS = 100, 1_000
 
 
 # %%
-class Unit:
+class Unit(CostModel):
     name = "unit"
 
     def __init__(self, per_step_ns, per_token_ns):
@@ -76,7 +78,7 @@ def served(draw, load, seed, seats=1, cost=None):
         num_blocks=10_000_000, max_model_len=1_000_000, max_num_seqs=seats,
         max_num_batched_tokens=2 * seats,
     )  # fmt: skip
-    executor = SimExecutor(cost or Unit(TOKEN_NS, 0), None)
+    executor = SimExecutor(Pricing(cost or Unit(TOKEN_NS, 0)))
     log = simulate(Engine(config, registry.make("fcfs"), executor), work, None)
     columns = log.requests()
     return {name: columns[name][warm_up:] / TOKEN_NS for name in columns if name.endswith("_ns")}

@@ -11,7 +11,9 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.record.columns import FINISHED, REJECTED
@@ -19,7 +21,7 @@ from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Request
 
 
-class LinearCost:
+class LinearCost(CostModel):
     """A cost model simple enough to compute by hand, in nanoseconds."""
 
     name = "linear"
@@ -67,7 +69,7 @@ def run(
         if observer is not None:
             observer(engine)
 
-    executor = SimExecutor(cost or LinearCost(), overhead)
+    executor = SimExecutor(Pricing(cost or LinearCost(), overhead))
     engine = Engine(config, policy, executor, observer=observe)
     log = simulate(engine, workload, **options)
     check_conservation(engine)

@@ -16,6 +16,7 @@ from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor, Steps, Work
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.profile import Fit, write_fit
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.drive.simulation import simulate
@@ -239,9 +240,9 @@ def replayed_points(
             seen.append(Point("held_out", decodes, work.shape.chunks))
             return super().execute(work, 1, horizon_ns)
 
-    cost_model = RooflineCostModel(model(model_name), gpu(hardware), dtype=dtype)
+    pricing = Pricing(RooflineCostModel(model(model_name), gpu(hardware), dtype=dtype))
     for name, knobs in HELD_OUT_POLICIES:
-        executor = Watching(cost_model)
+        executor = Watching(pricing)
         simulate(
             Engine(config, registry.make(name, **knobs), executor),
             chat(config, 4 * config.max_num_seqs, seed),

@@ -15,8 +15,8 @@ from schedlab.experiments.running.run import SimBackend, run
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor, Steps, Work
-from schedlab.sim.cost.overhead import SchedulingOverhead
-from schedlab.sim.cost.shape import BatchShape, CostModel
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record.log import RunLog
@@ -222,12 +222,11 @@ class _RecordedExecutor(SimExecutor):
 
     def __init__(
         self,
-        cost_model: CostModel,
-        overhead: SchedulingOverhead,
+        pricing: Pricing,
         recording: Timeline,
         correction_ms: Floats,
     ) -> None:
-        super().__init__(cost_model, overhead)
+        super().__init__(pricing)
         start_s = recording.queued_s[0]
         self._first_ns = _ns(recording.first_token_s - start_s)
         self._last_ns = _ns(recording.last_token_s - start_s)
@@ -307,8 +306,8 @@ def _replay(
 ) -> tuple[list[StepTime], list[Contradiction], int]:
     executors = []
 
-    def opened(cost_model: CostModel, overhead: SchedulingOverhead) -> _RecordedBackend:
-        executors.append(_RecordedExecutor(cost_model, overhead, recording, correction_ms))
+    def opened(pricing: Pricing) -> _RecordedBackend:
+        executors.append(_RecordedExecutor(pricing, recording, correction_ms))
         return _RecordedBackend(executors[-1], recording)
 
     result = run(spec, opened=opened)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,9 +135,18 @@ def validate(spec: ExperimentSpec) -> Validation:
             "prefix_hit_tokens": int(requests["prefix_hit_tokens"].sum()),
             "steps": int(str(result.provenance["num_steps"])),
         },
-        notes=notes([cost_model], warnings(result)),
+        notes=notes([cost_model], warnings(result)) + _inside(result.provenance),
         cpu_s=cpu_s,
     )
+
+
+def _inside(provenance: Mapping[str, object]) -> list[str]:
+    """Say that no step was extrapolated, where there is a range to stay in."""
+    cost_model = provenance["cost_model"]
+    is_known = isinstance(cost_model, dict) and "validity" in cost_model
+    if is_known and not provenance["extrapolated_steps"]:
+        return ["every step inside the measured range"]
+    return []
 
 
 def recording_of(spec: ExperimentSpec) -> Timeline:

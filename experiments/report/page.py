@@ -264,7 +264,7 @@ def _cost_models(
             }
         )
     outside = sum(head["provenance"].get("extrapolated_steps", 0) for head in heads)
-    steps = sum(head["metrics"]["num_steps"] for head in heads)
+    steps = sum(head["provenance"]["num_steps"] for head in heads)
     measured = any("validity" in described for described in results.cost_models) and steps
     share = f"{outside:,} of {steps:,} steps ({outside / steps:.1%})" if measured else ""
     return {"models": models, "outside": share}

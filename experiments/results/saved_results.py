@@ -165,17 +165,12 @@ def _row(entry: Mapping[str, Any]) -> Row:
 
 
 def _each_once(cost_models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return each description once, without what it counted in a run, and of which model it is."""
+    """Return each description once, with model and device of what it describes."""
     found: list[dict[str, Any]] = []
     for described in cost_models:
-        kept = {
-            key: value
-            for key, value in described.items()
-            if not key.startswith("extrapolated") and key != "priced_steps"
-        }
         # A profile has model and device among its particulars.
-        meta = kept.get("meta") or {}
-        kept = {key: meta[key] for key in ("model", "hardware") if key in meta} | kept
+        meta = described.get("meta") or {}
+        kept = {key: meta[key] for key in ("model", "hardware") if key in meta} | dict(described)
         if kept not in found:
             found.append(kept)
     return found

@@ -237,8 +237,8 @@ def warnings(result: RunResult) -> list[str]:
     extrapolated = result.provenance.get("extrapolated_steps", 0)
     if extrapolated:
         found.append(
-            f"{extrapolated} of {metrics['num_steps']:.0f} steps lie outside the range the cost "
-            "model was measured in; their times are extrapolated"
+            f"{extrapolated} of {result.provenance['num_steps']} steps lie outside the range the "
+            "cost model was measured in; their times are extrapolated"
         )
     prediction = result.provenance.get("prediction")
     if isinstance(prediction, dict) and prediction.get("learned_from_this_trace"):
@@ -294,16 +294,13 @@ def notes(
 
 
 def _known_error(described: Mapping[str, object]) -> str:
-    """Say what is known of a profile's error, and whether the run stayed in its range."""
+    """Say what is known of a profile's error."""
     known = described.get("published_error")
     error = described.get("error")
     if isinstance(error, Mapping) and isinstance(error.get("held_out"), Mapping):
         held_out = error["held_out"]
         known = f"{held_out['mape']:.1%} mean on steps it was not fitted to"
-    text = f"; error: {known}" if known else ""
-    if described.get("extrapolated_steps") == 0:
-        text += "; every step inside the measured range"
-    return text
+    return f"; error: {known}" if known else ""
 
 
 def _finite(value: float | None) -> float | None:

@@ -8,8 +8,7 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
-from schedlab.sim.cost.overhead import SchedulingOverhead
-from schedlab.sim.cost.shape import CostModel
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.lockstep import LockstepExecutor, simulate_lockstep
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record.log import RunLog
@@ -19,8 +18,7 @@ from schedlab.sim.request import Arrival
 def run_engines(
     spec: ExperimentSpec,
     config: EngineConfig,
-    cost_model: CostModel,
-    overhead: SchedulingOverhead,
+    pricing: Pricing,
     arrivals: Iterable[Arrival],
 ) -> tuple[RunLog, int]:
     """Run a workload on `engine.data_parallel_size` engines.
@@ -29,8 +27,10 @@ def run_engines(
     ----------
     spec : ExperimentSpec
         One point.
-    config, cost_model, overhead
+    config : EngineConfig
         Of each engine.
+    pricing : Pricing
+        Of all engines.
     arrivals : iterable of Arrival
         The workload of all of them.
 
@@ -49,7 +49,7 @@ def run_engines(
     if spec.workload.max_concurrency is not None:
         raise SpecError("workload.max_concurrency: a closed loop needs data_parallel_size 1")
     size = spec.engine.data_parallel_size
-    executors = [LockstepExecutor(cost_model, overhead) for _ in range(size)]
+    executors = [LockstepExecutor(pricing) for _ in range(size)]
     engines = [
         Engine(config, registry.make(spec.policy.name, **spec.policy.knobs), executor)
         for executor in executors

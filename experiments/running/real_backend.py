@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from schedlab.experiments.specification.experiment import ExperimentSpec, Real
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
-from schedlab.sim.core.executor import SimExecutor
-from schedlab.sim.cost.overhead import SchedulingOverhead
-from schedlab.sim.cost.shape import CostModel
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record.log import RunLog
@@ -66,9 +64,7 @@ class RealBackend:
         }
 
 
-def open_backend(
-    spec: ExperimentSpec, config: EngineConfig, cost_model: CostModel, overhead: SchedulingOverhead
-) -> RealBackend:
+def open_backend(spec: ExperimentSpec, config: EngineConfig, pricing: Pricing) -> RealBackend:
     """Put the experiment's model on its device.
 
     Raises
@@ -89,17 +85,16 @@ def open_backend(
     real = spec.real
     clock: Clock
     if real.clock == "modelled":
-        clock = ModelledClock(cost_model, overhead)
+        clock = ModelledClock(pricing)
     else:
         clock = WallClock() if real.clock == "wall" else VirtualClock()
-    estimate_step_ns = SimExecutor(cost_model, overhead).estimate_step_ns
     torch.set_num_threads(real.threads)
     runner = _runner(
         spec.model, config, spec.engine.dtype, spec.seed, real.device, real.weights,
         real.temperature, real.cuda_graphs,
     )  # fmt: skip
     executor = TorchExecutor(
-        runner, config, clock, estimate_step_ns=estimate_step_ns, seed=spec.seed
+        runner, config, clock, estimate_step_ns=pricing.estimate_ns, seed=spec.seed
     )
     return RealBackend(executor, clock, real)
 

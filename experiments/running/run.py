@@ -22,8 +22,9 @@ from schedlab.sim.config import EngineConfig, vllm_capture_sizes
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, SimExecutor
 from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
+from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
-from schedlab.sim.cost.shape import CostModel
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import gpu
@@ -43,7 +44,7 @@ def run(
     spec: ExperimentSpec,
     progress: Progress | None = None,
     record: list[RecordedStep] | None = None,
-    opened: Callable[[CostModel, SchedulingOverhead], Backend] | None = None,
+    opened: Callable[[Pricing], Backend] | None = None,
 ) -> RunResult:
     """Run one experiment, without sweep or replications, on the backend it names.
 
@@ -89,15 +90,15 @@ def run(
         hash_block_tokens=config.block_size if config.enable_prefix_caching else None,
     )
     cost_model = make_cost_model(spec)
-    overhead = make_overhead(spec, cost_model)
-    backend: Backend = SimBackend(SimExecutor(cost_model, overhead))
+    pricing = Pricing(cost_model, make_overhead(spec, cost_model))
+    backend: Backend = SimBackend(SimExecutor(pricing))
     if opened is not None:
-        backend = opened(cost_model, overhead)
+        backend = opened(pricing)
     elif spec.backend == "real":
         _refuse_simulated_switches(spec)
         from schedlab.experiments.running.real_backend import open_backend
 
-        backend = open_backend(spec, config, cost_model, overhead)
+        backend = open_backend(spec, config, pricing)
     executor: Executor = backend.executor
     if record is not None:
         executor = recorder = RecordingExecutor(executor)
@@ -111,11 +112,11 @@ def run(
 
         if record is not None:
             raise SpecError("engine.data_parallel_size: steps can be recorded of one engine only")
-        log, num_plans = run_engines(spec, config, cost_model, overhead, arrivals)
+        log, num_plans = run_engines(spec, config, pricing, arrivals)
     else:
         log = backend.drive(engine, arrivals, spec.workload.max_concurrency)
         num_plans = engine.num_plans
-    if backend.describe() is None and spec.cost_model.profile is not None:
+    if backend.describe() is None and cost_model.is_measured:
         _check_limits(spec, log)
     requests = log.requests()
     if trace.tenant is not None:
@@ -136,7 +137,7 @@ def run(
         provenance={
             **_provenance(spec),
             "cost_model": cost_model.describe(),
-            "scheduling_overhead": asdict(overhead),
+            "scheduling_overhead": asdict(pricing.overhead),
             "real": backend.describe(),
             "engine": {name: getattr(config, name) for name in config.__dataclass_fields__},
             "memory": {name: getattr(budget, name) for name in budget.__dataclass_fields__},
@@ -144,7 +145,8 @@ def run(
             "prediction": None if prediction is None else prediction.provenance,
             "num_plans": num_plans,
             "num_steps": log.num_steps,
-            "extrapolated_steps": getattr(cost_model, "extrapolated_steps", 0),
+            "extrapolated_steps": pricing.extrapolated_steps,
+            "extrapolated_by_feature": pricing.extrapolated_by_feature,
         },
     )
 
@@ -235,8 +237,7 @@ def make_overhead(spec: ExperimentSpec, cost_model: CostModel) -> SchedulingOver
     stated = spec.engine.scheduling_overhead
     if stated is not None:
         return SchedulingOverhead(**stated.model_dump())
-    measured = getattr(cost_model, "meta", {}).get("scheduling_overhead")
-    return SchedulingOverhead(**measured) if measured else SchedulingOverhead()
+    return cost_model.scheduling_overhead or SchedulingOverhead()
 
 
 def make_cost_model(spec: ExperimentSpec) -> CostModel:

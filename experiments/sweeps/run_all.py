@@ -89,7 +89,7 @@ def gather(todo: Sequence[Point], finished: Sequence[Finished]) -> Outcome:
     found: list[tuple[str, str]] = []
     for point, one in zip(todo, finished, strict=True):
         found += [(point.label, warning) for warning in one.warnings]
-        described = _cost_model(one.cost_model)
+        described = one.cost_model
         if described not in outcome.cost_models:
             outcome.cost_models.append(described)
         if one.prediction is not None:
@@ -228,12 +228,6 @@ def summary(spec: ExperimentSpec, outcome: Outcome) -> dict[str, object]:
         "warnings": outcome.warnings,
         "rows": report.summary_data(outcome.rows),
     }
-
-
-def _cost_model(described: Mapping[str, object]) -> dict[str, object]:
-    """Return what the cost model says of itself, without what it counted in this run."""
-    counted = ("extrapolated", "priced_steps")
-    return {key: value for key, value in described.items() if not key.startswith(counted)}
 
 
 def _told_once(found: Sequence[tuple[str, str]], num_points: int) -> list[str]:

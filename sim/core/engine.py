@@ -449,6 +449,7 @@ class Engine:
         start_ns = segment.start_ns
         for i, duration in enumerate(durations):
             if i and start_ns >= now_ns:
+                self.executor.cut(i)
                 segment.steps = Steps(durations[:i], segment.steps.overhead_ns, [])
                 columns = segment.log_columns
                 segment.log_columns = (columns[0], i, *columns[2:])

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.plan import BatchPlan
-from schedlab.sim.cost.overhead import SchedulingOverhead
-from schedlab.sim.cost.shape import BatchShape, CostModel
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import Request, RequestState
 
 
@@ -49,6 +49,9 @@ class Executor(Protocol):
         which the first request finishes. More than one step is only asked of decode-only plans.
         """
 
+    def cut(self, num_steps: int) -> None:
+        """Learn that of the steps executed last only the first `num_steps` take place."""
+
     def released(self, state: RequestState) -> None:
         """Learn that a request gave up its KV memory: preempted, or finished and not held."""
 
@@ -73,15 +76,13 @@ class SimExecutor:
 
     Parameters
     ----------
-    cost_model : CostModel
-        Prices the kernels of a step.
-    overhead : SchedulingOverhead
-        Time the CPU adds to each step, a term of its own.
+    pricing : Pricing
+        What steps take; counts those that are executed.
     """
 
-    def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
-        self.cost_model = cost_model
-        self.overhead = overhead or SchedulingOverhead()
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing = pricing
+        self._last: tuple[BatchShape, int] = (BatchShape(0, 0, 0), 0)
         self._output_tokens: dict[int, int] = {}
         self._truncated: set[int] = set()
         # Finishing requests by the count of decode steps at which they finish. Entries of
@@ -90,7 +91,7 @@ class SimExecutor:
         self._due_steps: list[int] = []
         self._due_at: dict[int, int] = {}
         self._last_step_ns = 1
-        self._first_step_ns = int(self.overhead.first_step_s * 1e9 + 0.5)
+        self._first_step_ns = int(pricing.overhead.first_step_s * 1e9 + 0.5)
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
@@ -128,8 +129,8 @@ class SimExecutor:
             # A guess is enough: a segment cut short here is simply continued by the next plan.
             within = max(0, horizon_ns - now_ns) // self._last_step_ns + 2
             max_steps = min(max_steps, within)
-        durations = self.cost_model.step_ns(shape, max_steps)
-        overhead_ns = self.overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
+        durations = self.pricing.cost_model.step_ns(shape, max_steps)
+        overhead_ns = self.pricing.overhead_ns(shape)
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]
         self._last_step_ns = durations[-1]
@@ -143,6 +144,8 @@ class SimExecutor:
                     del durations[i:]
                     break
                 start_ns += duration
+        self._last = shape, len(durations)
+        self.pricing.carried_out(*self._last)
         if len(durations) != steps_to_finish:
             finished = []
         for state, n in work.plan.chunks:
@@ -169,6 +172,10 @@ class SimExecutor:
                 if self._due_at.get(state.id) == step:
                     del self._due_at[state.id]
 
+    def cut(self, num_steps: int) -> None:
+        """Count the steps behind the first `num_steps` as not executed."""
+        self.pricing.cut(*self._last, num_steps)
+
     def released(self, state: RequestState) -> None:
         """Do nothing: simulated memory is counted by the engine alone."""
 
@@ -189,5 +196,4 @@ class SimExecutor:
 
     def estimate_step_ns(self, shape: BatchShape) -> int:
         """Price one step, scheduling overhead included."""
-        overhead_ns = self.overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
-        return self.cost_model.step_ns(shape)[0] + overhead_ns
+        return self.pricing.estimate_ns(shape)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.executor import Executor, Steps, Work
-from schedlab.sim.cost.shape import BatchShape, CostModel
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import Request, RequestState
 
 Int64 = npt.NDArray[np.int64]
@@ -99,6 +100,10 @@ class RecordingExecutor:
             )
         )
         return done
+
+    def cut(self, num_steps: int) -> None:
+        """Pass on; see `Executor`."""
+        self.inner.cut(num_steps)
 
     def released(self, state: RequestState) -> None:
         """Pass on; see `Executor`."""

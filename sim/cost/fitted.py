@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from schedlab.sim.cost.profile import Fit, Regime, step_features
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.profile import Fit, Regime, measured_overhead, step_features
 from schedlab.sim.cost.segment import segment_ns
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 
-_INSIDE = (0.0, float("inf"))
 
-
-class ExtrapolationWarning(UserWarning):
-    """A run asks for steps outside the range that was measured."""
-
-
-class FittedCostModel:
+class FittedCostModel(CostModel):
     """Price a step by a fit to measured steps.
 
     Parameters
@@ -40,13 +34,12 @@ class FittedCostModel:
     bucket is priced by the graph regime, its tokens rounded up to the bucket; any other by the
     eager one.
 
-    Outside the validity box the formula goes on linearly, but nobody has checked it there: such
-    steps are counted per feature (`extrapolated_steps`), shown by `describe`, and the first one
-    gives an `ExtrapolationWarning`. Every priced step counts: also estimates a policy asks for,
-    and steps priced ahead that an arrival then cut off.
+    Outside the validity box the formula goes on linearly, but nobody has checked it there:
+    `outside` tells which steps those are, and `Pricing` counts them.
     """
 
     name = "fitted"
+    is_measured = True
 
     def __init__(
         self,
@@ -59,20 +52,11 @@ class FittedCostModel:
         self.meta = meta
         self.source = source
         self.mismatches = list(mismatches)
-        self.num_priced_steps = 0
-        self._num_outside = 0
-        self._outside_by_feature: dict[str, int] = {}
         self._eager = _Pricer(fit.eager)
         self._graph = _Pricer(fit.graph) if fit.graph else None
         self._largest_graph = fit.graph.buckets[-1] if fit.graph else 0
-        box = fit.validity
-        self._tokens_box = box["new_tokens"]
-        self._sum_box = box.get("decode_context_sum_tokens", _INSIDE)
-        self._max_box = box.get("decode_context_max_tokens", _INSIDE)
-        self._pairs_box = box.get("prefill_attention_pairs", _INSIDE)
-        self._decodes_box = box.get("num_decodes", _INSIDE)
-        self._prefills_box = box.get("num_prefills", _INSIDE)
-        self._swapped_box = box.get("swapped_bytes", _INSIDE)
+        self._box = list(fit.validity.items())
+        self.scheduling_overhead = measured_overhead(meta)
 
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
         """Return the durations of `k` successive steps; see `CostModel.step_ns`.
@@ -108,37 +92,31 @@ class FittedCostModel:
         if k != 1 and (k < 1 or chunks or swapped):
             raise ValueError(f"k = {k}: only a step without chunks and swapping can be repeated")
 
-        self.num_priced_steps += k
-        last = context + num_decodes * (k - 1)
-        last_max = longest + k - 1 if num_decodes else longest
-        low, high = self._tokens_box
-        if (
-            not low <= tokens <= high
-            or (last and not (self._sum_box[0] <= context and last <= self._sum_box[1]))
-            or (last_max and not (self._max_box[0] <= longest and last_max <= self._max_box[1]))
-            or (num_decodes and not self._decodes_box[0] <= num_decodes <= self._decodes_box[1])
-            or (chunks and not self._chunks_inside(pairs, len(chunks)))
-            or (swapped and not self._swapped_box[0] <= swapped <= self._swapped_box[1])
-        ):
-            self._count_outside(shape, k)
-
         if k == 1:
             cost = base + pricer.sum_ns * context + pricer.max_ns * longest
             return [int(cost + 0.5) or 1]
         return segment_ns(base, pricer.sum_ns, context, num_decodes, pricer.max_ns, longest, k)
 
-    @property
-    def extrapolated_steps(self) -> int:
-        """Priced steps with any feature outside the validity box."""
-        return self._num_outside
-
-    @property
-    def extrapolated_by_feature(self) -> dict[str, int]:
-        """Priced steps outside the validity box, by the feature that is."""
-        return dict(self._outside_by_feature)
+    def outside(self, shape: BatchShape, k: int = 1) -> dict[str, list[int]]:
+        """Return which steps lie outside the validity box, by feature; see `CostModel.outside`."""
+        features = step_features(shape)
+        grows = {
+            "decode_context_sum_tokens": shape.num_decodes,
+            "decode_context_max_tokens": 1 if shape.num_decodes else 0,
+        }
+        found = {}
+        for key, (low, high) in self._box:
+            value, slope = features[key], grows.get(key, 0)
+            if low <= value and value + slope * (k - 1) <= high:
+                continue
+            # Zero, where the component is absent, is always inside.
+            steps = [j for j in range(k) if (v := value + slope * j) and not low <= v <= high]
+            if steps:
+                found[key] = steps
+        return found
 
     def describe(self) -> dict[str, object]:
-        """Return source, errors, validity and extrapolation so far, for results."""
+        """Return source, errors and validity, for results."""
         return {
             "name": self.name,
             "calibration": "CALIBRATED",
@@ -149,41 +127,7 @@ class FittedCostModel:
             "error": {"train": asdict(self.fit.train), "held_out": asdict(self.fit.held_out)},
             "validity": {key: list(bounds) for key, bounds in self.fit.validity.items()},
             "mismatches": list(self.mismatches),
-            "priced_steps": self.num_priced_steps,
-            "extrapolated_steps": self.extrapolated_steps,
-            "extrapolated_by_feature": self.extrapolated_by_feature,
         }
-
-    def _chunks_inside(self, pairs: int, num_prefills: int) -> bool:
-        low, high = self._pairs_box
-        least, most = self._prefills_box
-        return low <= pairs <= high and least <= num_prefills <= most
-
-    def _count_outside(self, shape: BatchShape, k: int) -> None:
-        """Count step by step, off the fast path."""
-        first = self._num_outside == 0
-        features = step_features(shape)
-        grows = {
-            "decode_context_sum_tokens": shape.num_decodes,
-            "decode_context_max_tokens": 1 if shape.num_decodes else 0,
-        }
-        outside: set[int] = set()
-        for key, (low, high) in self.fit.validity.items():
-            value, slope = features[key], grows.get(key, 0)
-            steps = [j for j in range(k) if (v := value + slope * j) and not low <= v <= high]
-            if steps:
-                counts = self._outside_by_feature
-                counts[key] = counts.get(key, 0) + len(steps)
-                outside.update(steps)
-        self._num_outside += len(outside)
-        if first and outside:
-            names = ", ".join(self._outside_by_feature)
-            warnings.warn(
-                f"cost model {self.source}: steps outside the measured range ({names}); their "
-                "times are extrapolated and counted as extrapolated_steps",
-                ExtrapolationWarning,
-                stacklevel=3,
-            )
 
 
 class _Pricer:

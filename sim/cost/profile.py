@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object, write_text
@@ -200,6 +201,25 @@ def read_meta(folder: Path) -> dict[str, Any]:
         if key not in meta:
             raise SpecError(f"{path}: key {key!r} is missing")
     return meta
+
+
+def measured_overhead(meta: Mapping[str, object]) -> SchedulingOverhead | None:
+    """Return the scheduling overhead that a profile's meta.json states, if it does.
+
+    Raises
+    ------
+    SpecError
+        If it is no mapping of the terms of `SchedulingOverhead` to numbers.
+    """
+    stated = meta.get("scheduling_overhead")
+    if not stated:
+        return None
+    if not isinstance(stated, Mapping):
+        raise SpecError(f"profile meta: scheduling_overhead is no mapping: {stated!r}")
+    known = tuple(field.name for field in fields(SchedulingOverhead))
+    for key in stated:
+        _check_key(key, known, "profile meta: scheduling_overhead")
+    return SchedulingOverhead(**{key: _number(key, value) for key, value in stated.items()})
 
 
 def read_fit(folder: Path) -> Fit:

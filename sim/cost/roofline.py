@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.segment import segment_ns
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
@@ -23,7 +24,7 @@ ALL_REDUCE_LATENCY_S = 10e-6
 """Start-up of one all-reduce; the same profiles show 7-30 us at 2-100 kB."""
 
 
-class RooflineCostModel:
+class RooflineCostModel(CostModel):
     """Price a step by ``max(flops / peak, bytes / bandwidth)`` of each of its operators.
 
     Uncalibrated: every number comes from datasheets and from the dimensions of the model, but for

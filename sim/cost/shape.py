@@ -1,6 +1,6 @@
-"""What a step costs by: the shape of its batch, and the protocol that prices it."""
+"""What a step costs by: the shape of its batch."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class BatchShape(NamedTuple):
@@ -34,46 +34,10 @@ class BatchShape(NamedTuple):
     """Smallest context of a decode row (0 if there is none)."""
     gathered_tokens: int = 0
     """New tokens of all engines that share experts in this step; 0 where there is one engine."""
+    padding_rows: int = 0
+    """Rows of finished requests computed along; each one of the `padding_tokens`."""
 
     @property
     def num_new_tokens(self) -> int:
         """Tokens computed: decodes, chunks and padding."""
         return self.num_decodes + self.padding_tokens + sum(q for q, _ in self.chunks)
-
-    padding_rows: int = 0
-    """Rows of finished requests computed along; each one of the `padding_tokens`."""
-
-
-class CostModel(Protocol):
-    """Price a step, and the k steps that follow it with the same batch."""
-
-    name: str
-    """How results and YAML name this model, e.g. ``"roofline"``."""
-
-    def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
-        """Return the durations of `k` successive steps of the same batch.
-
-        Parameters
-        ----------
-        shape : BatchShape
-            The first step. Step j (0-based) has ``num_decodes * j`` more tokens in
-            `decode_context_sum_tokens` and j more in `decode_context_max_tokens` and `_min_`.
-        k : int
-            Number of steps, >= 1; only 1 is allowed when `shape.chunks` is not empty.
-
-        Returns
-        -------
-        list of int
-            `k` durations in nanoseconds, each >= 1. Element j equals
-            ``step_ns(shape_of_step_j, 1)[0]`` exactly: asking at once or one by one must not
-            change a bit.
-
-        Notes
-        -----
-        Scheduling overhead is not part of it: see `SchedulingOverhead`.
-        """
-        ...
-
-    def describe(self) -> dict[str, object]:
-        """Return what a result must say about this model: source, calibration, known error."""
-        ...

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from schedlab.sim.cost.attention import AttentionGrid, Floats, line_us
-from schedlab.sim.cost.fitted import ExtrapolationWarning
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.profile import measured_overhead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.table_profile import Curve, TableProfile
 from schedlab.sim.errors import SpecError
@@ -40,7 +42,7 @@ class TableReading:
 _AS_PUBLISHED = TableReading()
 
 
-class TableCostModel:
+class TableCostModel(CostModel):
     """Price a step by adding up its operators, each looked up in a table.
 
     Parameters
@@ -68,6 +70,7 @@ class TableCostModel:
     """
 
     name = "table"
+    is_measured = True
 
     def __init__(
         self,
@@ -86,9 +89,7 @@ class TableCostModel:
         self.meta = meta
         self.source = source
         self.mismatches = list(mismatches)
-        self.num_priced_steps = 0
-        self.extrapolated_steps = 0
-        self.extrapolated_by_feature: dict[str, int] = {}
+        self.scheduling_overhead = measured_overhead(meta)
         self._attention = profile.make_attention(reading.separate_prefills)
         self._attention_ns = profile.attention_calls * 1e3
         self._own = [curve for curve in profile.by_tokens if not curve.shared]
@@ -109,7 +110,6 @@ class TableCostModel:
         self._prefills = "priced one by one"
         if isinstance(self._attention, AttentionGrid):
             self.validity |= self._attention.bounds
-            self._pooled = self._attention.pooled
             if not self._attention.separate_prefills:
                 self._prefills = "pooled into one"
 
@@ -123,32 +123,15 @@ class TableCostModel:
         ValueError
             If `k` < 1, or `k` > 1 for a step that cannot repeat.
         """
-        n, context, longest, chunks, padding, padding_context, rows, swapped = shape[:8]
-        shortest = shape.decode_context_min_tokens
-        if swapped:
+        if shape.swapped_bytes:
             raise SpecError(f"{self.source}: the profile has no measurement of swapping")
-        if k != 1 and (k < 1 or chunks):
+        if k != 1 and (k < 1 or shape.chunks):
             raise ValueError(f"k = {k}: only a step without chunks and swapping can be repeated")
-        tokens = n + padding
-        requests = max(rows, n + len(chunks))
-        context += padding_context
-        prefills = chunks
-        if chunks:
-            tokens += sum([q for q, _ in chunks])
-            singles = [c for q, c in chunks if q == 1]
-            if singles:
-                prefills = tuple([chunk for chunk in chunks if chunk[0] > 1])
-                shortest = min(singles) if not n else min(shortest, *singles)
-                longest = max(longest, *singles)
-                n += len(singles)
-                context += sum(singles)
-        mean = context // n if n else 0
+        tokens, requests, prefills, n, mean, shortest, longest = _rows(shape)
         base = self._by_tokens(tokens) + self._by_requests(requests)
         if self._shared:
             base += self._by_shared(shape.gathered_tokens or tokens)
         base -= self.reading.profiling_overhead_s * 1e9
-        self.num_priced_steps += k
-        self._check_box(tokens, requests, prefills, n, mean + k - 1, k)
         if prefills:
             attention = self._mixed_us(prefills, n, mean, shortest, longest)
             return [max(int(base + self._attention_ns * attention + 0.5), 1)]
@@ -156,8 +139,26 @@ class TableCostModel:
             return [max(int(base + 0.5), 1)] * k
         return self._decode_steps(base, n, mean, shortest, longest, k)
 
+    def outside(self, shape: BatchShape, k: int = 1) -> dict[str, range]:
+        """Return which steps lie beyond the tables, by feature; see `CostModel.outside`."""
+        tokens, requests, prefills, n, mean, *_ = _rows(shape)
+        values: dict[str, float] = {"new_tokens": tokens, "num_requests": requests}
+        if isinstance(self._attention, AttentionGrid):
+            values["num_decodes"] = n
+            values["decode_context_tokens"] = mean
+            if prefills:
+                values["prefill_chunk_tokens"] = sum([q for q, _ in prefills])
+                values["prefill_context_tokens"] = self._attention.pooled(prefills)[1]
+        found = {}
+        for key, value in values.items():
+            most = self.validity[key][1]
+            grows = key == "decode_context_tokens" and n > 0
+            if value + (k - 1 if grows else 0) > most:
+                found[key] = range(max(0, math.floor(most - value) + 1) if grows else 0, k)
+        return found
+
     def describe(self) -> dict[str, object]:
-        """Return source, errors, validity and extrapolation so far, for results."""
+        """Return source, errors and validity, for results."""
         return {
             "name": self.name,
             "calibration": "MEASURED OPERATORS",
@@ -171,9 +172,6 @@ class TableCostModel:
             "profiling_overhead_s": self.reading.profiling_overhead_s,
             "several_prefills": self._prefills,
             "unequal_contexts": self._contexts,
-            "priced_steps": self.num_priced_steps,
-            "extrapolated_steps": self.extrapolated_steps,
-            "extrapolated_by_feature": dict(self.extrapolated_by_feature),
         }
 
     def _decode_steps(
@@ -250,45 +248,36 @@ class TableCostModel:
             self._request_ns[requests] = total
             return total
 
-    def _check_box(
-        self,
-        tokens: int,
-        requests: int,
-        prefills: Sequence[tuple[int, int]],
-        n: int,
-        last_mean: int,
-        k: int,
-    ) -> None:
-        """Count steps outside what was measured; a segment counts as a whole."""
-        box = self.validity
-        outside = []
-        if tokens > box["new_tokens"][1]:
-            outside.append("new_tokens")
-        if requests > box["num_requests"][1]:
-            outside.append("num_requests")
-        if "num_decodes" in box:
-            if n > box["num_decodes"][1]:
-                outside.append("num_decodes")
-            if last_mean > box["decode_context_tokens"][1]:
-                outside.append("decode_context_tokens")
-            if prefills:
-                if sum([q for q, _ in prefills]) > box["prefill_chunk_tokens"][1]:
-                    outside.append("prefill_chunk_tokens")
-                if self._pooled(prefills)[1] > box["prefill_context_tokens"][1]:
-                    outside.append("prefill_context_tokens")
-        if not outside:
-            return
-        if not self.extrapolated_steps:
-            warnings.warn(
-                f"cost model {self.source}: steps outside the measured range ({outside[0]}); "
-                "their times are extrapolated and counted as extrapolated_steps",
-                ExtrapolationWarning,
-                stacklevel=3,
-            )
-        self.extrapolated_steps += k
-        for feature in outside:
-            counts = self.extrapolated_by_feature
-            counts[feature] = counts.get(feature, 0) + k
+
+class _Rows(NamedTuple):
+    """A step as tables see it: a request that computes one token is a decode."""
+
+    tokens: int
+    requests: int
+    prefills: tuple[tuple[int, int], ...]
+    num_decodes: int
+    mean_context: int
+    shortest_context: int
+    longest_context: int
+
+
+def _rows(shape: BatchShape) -> _Rows:
+    n, context, longest, chunks, padding, padding_context, rows = shape[:7]
+    shortest = shape.decode_context_min_tokens
+    tokens = n + padding
+    requests = max(rows, n + len(chunks))
+    context += padding_context
+    prefills = chunks
+    if chunks:
+        tokens += sum([q for q, _ in chunks])
+        singles = [c for q, c in chunks if q == 1]
+        if singles:
+            prefills = tuple([chunk for chunk in chunks if chunk[0] > 1])
+            shortest = min(singles) if not n else min(shortest, *singles)
+            longest = max(longest, *singles)
+            n += len(singles)
+            context += sum(singles)
+    return _Rows(tokens, requests, prefills, n, context // n if n else 0, shortest, longest)
 
 
 def _sum_ns(curves: Sequence[Curve], at: int) -> float:

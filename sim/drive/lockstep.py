@@ -8,8 +8,8 @@ from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor, Steps, Work
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.cost.overhead import SchedulingOverhead
-from schedlab.sim.cost.shape import BatchShape, CostModel
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival
 
@@ -21,14 +21,12 @@ class LockstepExecutor(SimExecutor):
 
     Parameters
     ----------
-    cost_model : CostModel
-        Prices a step from its own batch and from the tokens of all engines.
-    overhead : SchedulingOverhead
-        Time the CPU adds to each step.
+    pricing : Pricing
+        What steps take, by their own batch and by the tokens of all engines.
     """
 
-    def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
-        super().__init__(cost_model, overhead)
+    def __init__(self, pricing: Pricing) -> None:
+        super().__init__(pricing)
         self.shape = BatchShape(0, 0, 0)
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
@@ -38,9 +36,9 @@ class LockstepExecutor(SimExecutor):
 
     def reprice_ns(self, own_ns: int, gathered_tokens: int) -> int:
         """Return what the step takes if `gathered_tokens` of all engines meet at the experts."""
-        shape = self.shape
-        alone = self.cost_model.step_ns(shape)[0]
-        together = self.cost_model.step_ns(shape._replace(gathered_tokens=gathered_tokens))[0]
+        shape, cost_model = self.shape, self.pricing.cost_model
+        alone = cost_model.step_ns(shape)[0]
+        together = cost_model.step_ns(shape._replace(gathered_tokens=gathered_tokens))[0]
         return own_ns - alone + together
 
 

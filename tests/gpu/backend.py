@@ -17,6 +17,7 @@ from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from tests.laws import LinearCost
 
@@ -84,7 +85,10 @@ def paged_logits(runner, tokens, cuts=(), config=CONFIG, pool=None):
 def run_real(policy, workload, config=CONFIG, clock=None, runner=None, observer=None, **options):
     """Run a workload on the tiny model, proving conservation after every step."""
     executor = TorchExecutor(
-        runner or tiny_runner(config), config, clock or ModelledClock(LinearCost()), **options
+        runner or tiny_runner(config),
+        config,
+        clock or ModelledClock(Pricing(LinearCost())),
+        **options,
     )
 
     def observe(engine):

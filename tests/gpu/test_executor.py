@@ -11,8 +11,8 @@ from schedlab.gpu_backend.clock import ModelledClock, VirtualClock  # noqa: E402
 from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
 from schedlab.policies import registry  # noqa: E402
 from schedlab.sim.core.engine import Engine  # noqa: E402
-from schedlab.sim.core.executor import SimExecutor  # noqa: E402
 from schedlab.sim.cost.overhead import SchedulingOverhead  # noqa: E402
+from schedlab.sim.cost.pricing import Pricing  # noqa: E402
 from schedlab.sim.drive.simulation import simulate  # noqa: E402
 from schedlab.sim.errors import SpecError  # noqa: E402
 from tests import laws  # noqa: E402
@@ -70,8 +70,8 @@ def alone():
 def test_policy_on_real_kernels_decides_as_simulated_and_changes_no_token(case, memory, alone):
     config = MEMORY[memory]
     simulated = laws.run(make(case), workload(), config, overhead=OVERHEAD)
-    clock = ModelledClock(laws.LinearCost(), OVERHEAD)
-    estimate = SimExecutor(laws.LinearCost(), OVERHEAD).estimate_step_ns
+    clock = ModelledClock(Pricing(laws.LinearCost(), OVERHEAD))
+    estimate = Pricing(laws.LinearCost(), OVERHEAD).estimate_ns
     real, executor = run_real(make(case), workload(), config, clock, estimate_step_ns=estimate)
     assert laws.signature(real) == laws.signature(simulated)
     served = [a for a in workload() if a.request.id not in real.reject_reasons]
@@ -165,12 +165,12 @@ def test_virtual_clock_takes_the_measured_time_of_every_step():
 
 
 def test_policy_that_asks_for_a_step_time_gets_the_cost_models_or_an_error():
-    cost = SimExecutor(laws.LinearCost())
+    pricing = Pricing(laws.LinearCost())
     executor = TorchExecutor(
-        tiny_runner(), CONFIG, VirtualClock(), estimate_step_ns=cost.estimate_step_ns
+        tiny_runner(), CONFIG, VirtualClock(), estimate_step_ns=pricing.estimate_ns
     )
     asked = laws.BatchShape(3, 30, 20)
-    assert executor.estimate_step_ns(asked) == cost.estimate_step_ns(asked)
+    assert executor.estimate_step_ns(asked) == pricing.estimate_ns(asked)
     without = TorchExecutor(tiny_runner(), CONFIG, VirtualClock())
     with pytest.raises(SpecError, match="cost model"):
         without.estimate_step_ns(asked)

@@ -1,20 +1,16 @@
 """Laws of the cost models, over random shapes, models and GPUs."""
 
-import warnings
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedlab.sim.cost.fitted import ExtrapolationWarning, FittedCostModel
+from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.profile import Fit, FitError, Regime, step_features
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.hardware.gpus import gpu, gpu_names
 from schedlab.sim.hardware.models import model, model_names
-
-pytestmark = pytest.mark.filterwarnings("ignore::schedlab.sim.cost.fitted.ExtrapolationWarning")
 
 ERROR = FitError(mape=0.03, p90=0.06, max=0.2, bias=0.001, num_points=100)
 EAGER = Regime(
@@ -130,27 +126,12 @@ def test_roofline_is_faster_with_better_efficiency(shape):
 
 
 @given(decode_shapes(), st.integers(1, 120))
-def test_fitted_counts_extrapolated_steps_alike_at_once_and_one_by_one(shape, k):
-    at_once, one_by_one = FittedCostModel(FIT, {}), FittedCostModel(FIT, {})
-    at_once.step_ns(shape, k)
-    for j in range(k):
-        one_by_one.step_ns(step(shape, j))
-    assert at_once.extrapolated_steps == one_by_one.extrapolated_steps
-    assert at_once.extrapolated_by_feature == one_by_one.extrapolated_by_feature
-    outside = 0
+def test_fitted_steps_outside_are_told_alike_at_once_and_one_by_one(shape, k):
+    cost, one_by_one = FittedCostModel(FIT, {}), {}
     for j in range(k):
         features = step_features(step(shape, j))
-        outside += any(features[key] and not low <= features[key] <= high
-                       for key, (low, high) in BOX.items())  # fmt: skip
-    assert at_once.extrapolated_steps == outside
-
-
-def test_fitted_leaving_the_box_warns_once():
-    cost = FittedCostModel(FIT, {})
-    far = BatchShape(65, 65 * 100, 100)
-    with pytest.warns(ExtrapolationWarning, match="num_decodes"):
-        cost.step_ns(far)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        cost.step_ns(far)
-    assert cost.extrapolated_steps == 2
+        for key, (low, high) in BOX.items():
+            if features[key] and not low <= features[key] <= high:
+                one_by_one.setdefault(key, []).append(j)
+        assert set(cost.outside(step(shape, j))) == {f for f, at in one_by_one.items() if j in at}
+    assert cost.outside(shape, k) == one_by_one

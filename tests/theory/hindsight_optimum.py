@@ -22,6 +22,8 @@ from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SchedlabError
@@ -47,7 +49,7 @@ class Instance(NamedTuple):
     memory: int
 
 
-class EqualRounds:
+class EqualRounds(CostModel):
     """A cost model in which every step takes one round."""
 
     name = "equal rounds"
@@ -165,7 +167,7 @@ def total_latency(instance: Instance, policy: str, **knobs: float) -> tuple[int,
         max_model_len=instance.memory,
         max_num_seqs=len(instance.jobs),
     )
-    engine = Engine(config, registry.make(policy, **knobs), SimExecutor(EqualRounds()))
+    engine = Engine(config, registry.make(policy, **knobs), SimExecutor(Pricing(EqualRounds())))
     arrivals = []
     for i, job in enumerate(instance.jobs):
         at_ns = job.arrival * ROUND_NS

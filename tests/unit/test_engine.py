@@ -10,9 +10,10 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, PolicyLied, Stalled
-from schedlab.sim.record.log import TRUNCATED
+from schedlab.sim.record.columns import TRUNCATED
 from tests import laws
 from tests.laws import arrival
 
@@ -276,7 +277,7 @@ def test_closed_loop_charges_prediction_time_from_the_send():
 
 
 def test_arrivals_that_go_back_in_time_are_refused():
-    engine = Engine(CONFIG, Fcfs(), SimExecutor(laws.LinearCost()))
+    engine = Engine(CONFIG, Fcfs(), SimExecutor(Pricing(laws.LinearCost())))
     with pytest.raises(ValueError, match="before the one in front"):
         simulate(engine, [arrival(0, at_ns=100), arrival(1, at_ns=50)])
 
@@ -297,7 +298,7 @@ def test_number_of_decisions_does_not_grow_with_the_length_of_answers():
     for output in (10, 1_000):
         config = replace(CONFIG, num_blocks=1_000, max_model_len=2_000)
         work = [arrival(i, i * 10_000_000, prompt=5, output=output) for i in range(20)]
-        engine = Engine(config, registry.make("fcfs"), SimExecutor(laws.LinearCost()))
+        engine = Engine(config, registry.make("fcfs"), SimExecutor(Pricing(laws.LinearCost())))
         log = simulate(engine, work)
         assert log.num_steps == 20 * output
         assert engine.num_plans <= 20 * 4 + 20 * (output // 250)
@@ -310,7 +311,7 @@ def test_number_of_decisions_on_a_busy_server_is_a_few_a_request():
     config = EngineConfig(num_blocks=400, max_model_len=200, max_num_seqs=16)
     counts = {}
     for name in ("fcfs", "prefill_first", "static"):
-        engine = Engine(config, registry.make(name), SimExecutor(laws.LinearCost()))
+        engine = Engine(config, registry.make(name), SimExecutor(Pricing(laws.LinearCost())))
         log = simulate(engine, work)
         counts[name] = (engine.num_plans, log.num_steps)
     assert counts == {

@@ -9,6 +9,7 @@ import pytest
 
 from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.load import load_profile
+from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.profile import Fit, FitError, Regime, read_fit, read_meta, write_fit
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
@@ -94,16 +95,49 @@ def test_fitted_several_steps_with_a_chunk_are_refused():
         cost().step_ns(BatchShape(1, 1, 1, chunks=((4, 0),)), 2)
 
 
-@pytest.mark.filterwarnings("ignore::schedlab.sim.cost.fitted.ExtrapolationWarning")
-def test_fitted_counts_steps_outside_the_box_by_feature():
+def test_fitted_tells_which_steps_lie_outside_the_box_by_feature():
     fit = replace(FIT, validity={**BOX, "decode_context_sum_tokens": (100.0, 110.0)})
-    model = cost(fit)
-    model.step_ns(BatchShape(2, 98, 49), 10)  # sums 98, 100, ..., 116: 98, 112, 114, 116 outside
-    model.step_ns(BatchShape(0, 0, 0, chunks=((101, 0),)))  # no decodes: only new_tokens is outside
-    assert model.extrapolated_steps == 5
-    assert model.extrapolated_by_feature == {"decode_context_sum_tokens": 4, "new_tokens": 1}
-    described = model.describe()
-    assert (described["priced_steps"], described["extrapolated_steps"]) == (11, 5)
+    # Sums 98, 100, ..., 116.
+    assert cost(fit).outside(BatchShape(2, 98, 49), 10) == {
+        "decode_context_sum_tokens": [0, 7, 8, 9]
+    }
+    # No decodes: only new_tokens is outside.
+    assert cost(fit).outside(BatchShape(0, 0, 0, chunks=((101, 0),))) == {"new_tokens": [0]}
+    assert cost(fit).outside(BatchShape(2, 100, 50), 6) == {}
+
+
+@pytest.mark.parametrize(("feature", "shape"), [
+    ("new_tokens", BatchShape(0, 0, 0, padding_tokens=8)),
+    ("decode_context_sum_tokens", BatchShape(1, 4, 0, padding_context_tokens=4)),
+    ("decode_context_max_tokens", BatchShape(1, 0, 8)),
+    ("prefill_attention_pairs", BatchShape(0, 0, 0, chunks=((2, 0), (2, 1)))),
+    ("num_decodes", BatchShape(7, 0, 0, padding_tokens=1, padding_rows=1)),
+    ("num_prefills", BatchShape(0, 0, 0, chunks=((1, 0),) * 8)),
+    ("swapped_bytes", BatchShape(0, 0, 0, swapped_bytes=8)),
+])  # fmt: skip
+def test_fitted_step_on_the_edge_of_the_box_is_inside_and_one_beyond_is_not(feature, shape):
+    def outside(low, high):
+        box = {"new_tokens": (0.0, 1e9)} | {feature: (float(low), float(high))}
+        return list(cost(replace(FIT, validity=box)).outside(shape))
+
+    assert (outside(8, 9), outside(7, 8)) == ([], [])
+    assert (outside(9, 10), outside(6, 7)) == ([feature], [feature])
+
+
+def test_scheduling_overhead_of_a_profile_is_read_from_its_meta():
+    measured = FittedCostModel(FIT, {**META, "scheduling_overhead": {"base_s": 2e-4}})
+    assert measured.scheduling_overhead == SchedulingOverhead(base_s=2e-4)
+    assert cost().scheduling_overhead is None
+
+
+@pytest.mark.parametrize(("stated", "message"), [
+    ({"base_ms": 1.0}, "unknown key 'base_ms'; did you mean base_s"),
+    ({"base_s": "much"}, "base_s must be a number"),
+    ([1.0], "no mapping"),
+])  # fmt: skip
+def test_malformed_scheduling_overhead_in_a_profile_is_refused(stated, message):
+    with pytest.raises(SpecError, match=message):
+        FittedCostModel(FIT, {**META, "scheduling_overhead": stated})
 
 
 def test_fit_written_and_read_is_the_same(tmp_path):

@@ -8,6 +8,7 @@ from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.lockstep import LockstepExecutor, simulate_lockstep
 from tests import laws
@@ -26,7 +27,8 @@ class SharedCost(LinearCost):
 
 
 def simulate(workload, config=CONFIG, size=2, cost=None):
-    executors = [LockstepExecutor(cost or SharedCost(100, 10, 0)) for _ in range(size)]
+    pricing = Pricing(cost or SharedCost(100, 10, 0))
+    executors = [LockstepExecutor(pricing) for _ in range(size)]
     engines = [Engine(config, registry.make("fcfs"), x, check_conservation) for x in executors]
     return simulate_lockstep(engines, executors, workload)
 

@@ -10,6 +10,7 @@ from schedlab.sim.core.plan_log import (
     first_difference,
     teacher_forced,
 )
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
 from tests import laws
@@ -22,7 +23,7 @@ WORK = [arrival(i, i * 1_500, 4 + 2 * i, 3 + i) for i in range(8)]
 
 
 def record(work=WORK, config=CONFIG, cost=None, policy="fcfs"):
-    recorder = RecordingExecutor(SimExecutor(cost or laws.LinearCost()))
+    recorder = RecordingExecutor(SimExecutor(Pricing(cost or laws.LinearCost())))
     log = simulate(Engine(config, registry.make(policy), recorder), work)
     return recorder.steps, log
 

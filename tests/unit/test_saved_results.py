@@ -81,14 +81,14 @@ def test_a_single_run_reads_back_as_one_row(single):
     assert results.warnings == outcome.warnings
 
 
-def test_a_cost_model_is_told_once_whatever_it_counted(swept, tmp_path):
+def test_a_cost_model_is_told_once_with_model_and_device(swept, tmp_path):
     summary = json.loads((swept[1].folder / "summary.json").read_text())
     fitted = {
         "name": "fitted",
         "meta": {"model": "m", "hardware": "h"},
         "calibration": "CALIBRATED",
     }
-    summary["cost_models"] = [fitted | {"priced_steps": n, "extrapolated_steps": 0} for n in (3, 4)]
+    summary["cost_models"] = [fitted, fitted]
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert read_results(tmp_path).cost_models == [{"model": "m", "hardware": "h", **fitted}]
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from schedlab.sim.cost.attention import AttentionGrid, RooflineAttention, Skew
-from schedlab.sim.cost.fitted import ExtrapolationWarning
 from schedlab.sim.cost.load import load_profile
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.table import TableCostModel, TableReading
@@ -189,20 +188,38 @@ def test_profiling_overhead_is_taken_off_but_no_step_is_free():
     )
 
 
-def test_steps_outside_the_tables_are_counted_and_warned_of_once():
-    inside = BatchShape(2, 400, 200, rows_sampled=2, decode_context_min_tokens=200)
+def test_steps_beyond_the_tables_are_told_by_feature():
     cost = model()
-    cost.step_ns(inside, 5)
-    assert cost.extrapolated_steps == 0
-    with pytest.warns(ExtrapolationWarning, match="decode_context_tokens"):
-        cost.step_ns(BatchShape(1, 2000, 2000, rows_sampled=1, decode_context_min_tokens=2000))
-    cost.step_ns(BatchShape(0, 0, 0, ((200, 0),), rows_sampled=1))
-    assert cost.extrapolated_steps == 2
-    told = cost.describe()
-    assert told["extrapolated_by_feature"] == {
-        "decode_context_tokens": 1, "new_tokens": 1, "prefill_chunk_tokens": 1,
+    inside = BatchShape(2, 400, 200, rows_sampled=2, decode_context_min_tokens=200)
+    assert cost.outside(inside, 5) == {}
+    far = BatchShape(1, 2000, 2000, rows_sampled=1, decode_context_min_tokens=2000)
+    assert cost.outside(far, 2) == {"decode_context_tokens": range(2)}
+    assert cost.outside(BatchShape(0, 0, 0, ((200, 0),), rows_sampled=1)) == {
+        "new_tokens": range(1), "prefill_chunk_tokens": range(1),
     }  # fmt: skip
-    assert told["published_error"] == "none published"
+    assert cost.describe()["published_error"] == "none published"
+
+
+@pytest.mark.parametrize(("shape", "feature"), [
+    (BatchShape(0, 0, 0, padding_tokens=101), "new_tokens"),
+    (BatchShape(0, 0, 0, rows_sampled=10), "num_requests"),
+    (BatchShape(3, 30, 10, ((1, 5),), decode_context_min_tokens=10), "num_decodes"),
+    (BatchShape(1, 1024, 1024, decode_context_min_tokens=1024), "decode_context_tokens"),
+    (BatchShape(0, 0, 0, ((60, 1), (4, 1))), "prefill_chunk_tokens"),
+    (BatchShape(0, 0, 0, ((8, 60), (8, 40))), "prefill_context_tokens"),
+])  # fmt: skip
+def test_step_at_the_end_of_a_table_is_inside_and_one_beyond_is_not(shape, feature):
+    cost = model()
+    assert cost.outside(shape) == {}
+    low, high = cost.validity[feature]
+    cost.validity[feature] = (low, high - 1)
+    assert cost.outside(shape) == {feature: range(1)}
+
+
+def test_decode_steps_leave_the_table_one_by_one():
+    shape = BatchShape(2, 2 * 1020, 1020, rows_sampled=2, decode_context_min_tokens=1020)
+    assert model().outside(shape, 5) == {}
+    assert model().outside(shape, 8) == {"decode_context_tokens": range(5, 8)}
 
 
 def test_swapping_and_impossible_repeats_are_refused():

@@ -1,0 +1,75 @@
+"""What prices a step: the interface of all cost models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.shape import BatchShape
+
+
+class CostModel(ABC):
+    """Price a step, and the k steps that follow it with the same batch.
+
+    A cost model answers questions and remembers nothing of them but what saves time: policies ask
+    it about steps that never run. Who runs steps counts them, see `schedlab.sim.cost.pricing`.
+
+    Attributes
+    ----------
+    name : str
+        How results name it, e.g. ``"roofline"``.
+    is_measured : bool
+        Whether its times were measured on the device they are said to be of; such times must not
+        beat the device's datasheet.
+    scheduling_overhead : SchedulingOverhead or None
+        What the CPU was measured to add to a step; None if nobody measured it.
+    """
+
+    name: str
+    is_measured: bool = False
+    scheduling_overhead: SchedulingOverhead | None = None
+
+    @abstractmethod
+    def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
+        """Return the durations of `k` successive steps of the same batch.
+
+        Parameters
+        ----------
+        shape : BatchShape
+            The first step. Step j (0-based) has ``num_decodes * j`` more tokens in
+            `decode_context_sum_tokens` and j more in `decode_context_max_tokens` and `_min_`.
+        k : int
+            Number of steps, >= 1; only 1 is allowed when `shape.chunks` is not empty.
+
+        Returns
+        -------
+        list of int
+            `k` durations in nanoseconds, each >= 1. Element j equals
+            ``step_ns(shape_of_step_j, 1)[0]`` exactly: asking at once or one by one must not
+            change a bit.
+
+        Notes
+        -----
+        Scheduling overhead is not part of it: see `SchedulingOverhead`.
+        """
+
+    @abstractmethod
+    def describe(self) -> dict[str, object]:
+        """Return what a result must say about this model: source, calibration, known error."""
+
+    def outside(self, shape: BatchShape, k: int = 1) -> Mapping[str, Sequence[int]]:
+        """Return which of `k` successive steps lie outside of what was measured.
+
+        Parameters
+        ----------
+        shape, k
+            As for `step_ns`.
+
+        Returns
+        -------
+        mapping of str to sequence of int
+            By feature that is out of range: the steps (0-based). Empty where all are inside, and
+            always for a model that goes by no measurements.
+        """
+        return {}

@@ -1,0 +1,77 @@
+"""What the steps of a run take, and how many of them nobody has measured the like of."""
+
+from __future__ import annotations
+
+import warnings
+
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.shape import BatchShape
+
+
+class ExtrapolationWarning(UserWarning):
+    """A run took steps outside the range that was measured."""
+
+
+class Pricing:
+    """The cost model and the CPU overhead of a run, and the count of its steps.
+
+    Executors and clocks of one run share it. What a policy asks about is priced, but only a step
+    that was carried out counts.
+
+    Parameters
+    ----------
+    cost_model : CostModel
+        Prices the kernels of a step.
+    overhead : SchedulingOverhead, optional
+        Time the CPU adds to each step, a term of its own; none by default.
+
+    Attributes
+    ----------
+    extrapolated_steps : int
+        Steps carried out that lie outside the measured range in any feature.
+    extrapolated_by_feature : dict of str to int
+        The same by the feature that is out of range.
+    """
+
+    def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
+        self.cost_model = cost_model
+        self.overhead = overhead or SchedulingOverhead()
+        self.extrapolated_steps = 0
+        self.extrapolated_by_feature: dict[str, int] = {}
+
+    def overhead_ns(self, shape: BatchShape) -> int:
+        """Return the scheduling overhead of a step."""
+        return self.overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
+
+    def estimate_ns(self, shape: BatchShape) -> int:
+        """Return what a step would take, scheduling overhead included; it does not count."""
+        return self.cost_model.step_ns(shape)[0] + self.overhead_ns(shape)
+
+    def carried_out(self, shape: BatchShape, num_steps: int = 1) -> None:
+        """Count `num_steps` successive steps of the same batch; warn of the first outside."""
+        is_first = not self.extrapolated_steps
+        self._count(shape, num_steps, 1)
+        if is_first and self.extrapolated_steps:
+            described = self.cost_model.describe()
+            warnings.warn(
+                f"cost model {described.get('profile', self.cost_model.name)}: steps outside the "
+                f"measured range ({', '.join(self.extrapolated_by_feature)}); their times are "
+                "extrapolated and counted as extrapolated_steps",
+                ExtrapolationWarning,
+                stacklevel=3,
+            )
+
+    def cut(self, shape: BatchShape, num_steps: int, kept: int) -> None:
+        """Count only the first `kept` of `num_steps` steps that were counted before."""
+        self._count(shape, num_steps, -1)
+        self._count(shape, kept, 1)
+
+    def _count(self, shape: BatchShape, num_steps: int, sign: int) -> None:
+        outside = self.cost_model.outside(shape, num_steps)
+        if not outside:
+            return
+        self.extrapolated_steps += sign * len(set().union(*outside.values()))
+        for feature, steps in outside.items():
+            counts = self.extrapolated_by_feature
+            counts[feature] = counts.get(feature, 0) + sign * len(steps)

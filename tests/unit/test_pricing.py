@@ -1,0 +1,130 @@
+"""What steps take, overhead included, and which of those that ran were extrapolated."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import ContinuousBatching, registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.simulation import simulate
+from tests.laws import LinearCost, arrival
+
+CONFIG = EngineConfig(num_blocks=100, max_model_len=200, max_num_seqs=4, max_num_batched_tokens=64)
+OVERHEAD = SchedulingOverhead(
+    base_s=100e-9, per_running_s=10e-9, per_waiting_s=1e-9, per_prefill_step_s=1000e-9
+)
+PROFILE = next((Path(__file__).parents[2] / "profiles" / "cpu").rglob("fit.json")).parent
+
+
+class Bounded(LinearCost):
+    """Measured up to a context of 20 tokens, and up to three rows."""
+
+    def outside(self, shape, k=1):
+        contexts = [j for j in range(k) if shape.decode_context_max_tokens + j > 20]
+        rows = list(range(k)) if shape.num_decodes > 3 else []
+        found = {"context": contexts, "rows": rows}
+        return {feature: steps for feature, steps in found.items() if steps}
+
+
+@pytest.mark.parametrize(("chunks", "more_ns"), [((), 0), (((8, 0),), 1000)])
+def test_estimate_is_the_cost_models_step_and_the_overhead_of_its_batch(chunks, more_ns):
+    shape = BatchShape(2, 30, 20, chunks, num_running=5, num_waiting=7)
+    pricing = Pricing(LinearCost(), OVERHEAD)
+    kernels_ns = LinearCost().step_ns(shape)[0]
+    assert pricing.overhead_ns(shape) == 100 + 5 * 10 + 7 * 1 + more_ns
+    assert pricing.estimate_ns(shape) == kernels_ns + 100 + 5 * 10 + 7 * 1 + more_ns
+    assert SimExecutor(pricing).estimate_step_ns(shape) == pricing.estimate_ns(shape)
+
+
+def test_policy_is_told_what_its_step_then_takes_overhead_included():
+    estimates = []
+
+    class Asking(ContinuousBatching):
+        """First come, first served, and asks what a decode will take."""
+
+        def plan(self, view, builder):
+            for state in view.running:
+                context = state.num_computed_tokens
+                shape = BatchShape(1, context, context, num_running=1)
+                estimates.append(view.estimate_step_ns(shape))
+            return super().plan(view, builder)
+
+    config = replace(CONFIG, fast_forward=False)
+    engine = Engine(config, Asking(), SimExecutor(Pricing(LinearCost(), OVERHEAD)))
+    steps = simulate(engine, [arrival(0, prompt=5, output=4)]).steps()
+    assert estimates == (steps["end_ns"] - steps["start_ns"])[1:].tolist()
+    assert len(estimates) == 3
+
+
+@pytest.mark.filterwarnings("ignore::schedlab.sim.cost.pricing.ExtrapolationWarning")
+def test_only_steps_that_are_carried_out_count_each_once():
+    pricing = Pricing(Bounded())
+    far = BatchShape(4, 60, 19)  # context 19, 20 inside; 21, 22, 23 outside; the rows always
+    pricing.estimate_ns(far)
+    assert (pricing.extrapolated_steps, pricing.extrapolated_by_feature) == (0, {})
+    pricing.carried_out(BatchShape(3, 30, 10), 11)
+    assert pricing.extrapolated_steps == 0
+    pricing.carried_out(BatchShape(3, 30, 10), 12)
+    pricing.carried_out(far, 5)
+    assert pricing.extrapolated_steps == 1 + 5
+    assert pricing.extrapolated_by_feature == {"context": 1 + 3, "rows": 5}
+    pricing.cut(far, 5, 3)
+    assert pricing.extrapolated_steps == 1 + 3
+    assert pricing.extrapolated_by_feature == {"context": 1 + 1, "rows": 3}
+
+
+def test_first_step_outside_is_warned_of_and_no_other():
+    pricing = Pricing(Bounded())
+    with pytest.warns(ExtrapolationWarning, match=r"cost model linear: .*\(context\)"):
+        pricing.carried_out(BatchShape(1, 21, 21))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pricing.carried_out(BatchShape(4, 84, 21))
+
+
+@pytest.mark.filterwarnings("ignore::schedlab.sim.cost.pricing.ExtrapolationWarning")
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_count_is_the_same_whether_steps_are_taken_at_once_cut_off_or_taken_one_by_one(lookahead):
+    # Arrivals in the middle of long runs of decodes: without lookahead each cuts one off.
+    work = [arrival(i, 9_000 * i, prompt=6, output=25) for i in range(5)]
+
+    def counted(config, **options):
+        pricing = Pricing(Bounded())
+        engine = Engine(config, registry.make("fcfs"), SimExecutor(pricing))
+        log = simulate(engine, work, **options)
+        return pricing.extrapolated_steps, pricing.extrapolated_by_feature, log.num_steps
+
+    one_by_one = counted(replace(CONFIG, fast_forward=False))
+    assert counted(CONFIG, lookahead=lookahead) == one_by_one
+    assert 0 < one_by_one[0] < one_by_one[2]
+
+
+@pytest.mark.filterwarnings("ignore::schedlab.sim.cost.pricing.ExtrapolationWarning")
+@pytest.mark.parametrize("policy", ["fcfs", {"name": "qoserve", "ttft_s": 1.0, "tbt_s": 0.05}])
+@pytest.mark.parametrize("data_parallel_size", [1, 2])
+def test_run_does_not_report_more_extrapolated_steps_than_steps(policy, data_parallel_size):
+    spec = make_spec(
+        {
+            "model": "schedlab-tiny",
+            "hardware": "cpu",
+            "cost_model": {"profile": str(PROFILE), "allow_mismatch": True},
+            "policy": policy,
+            "engine": {"data_parallel_size": data_parallel_size, "num_gpu_blocks_override": 2000},
+            "workload": {
+                "num_requests": 20, "prompt_tokens": 1500, "output_tokens": 8, "request_rate": 50,
+            },
+        }
+    )  # fmt: skip
+    provenance = run(spec).provenance
+    assert 0 < provenance["extrapolated_steps"] <= provenance["num_steps"]
+    assert max(provenance["extrapolated_by_feature"].values()) <= provenance["extrapolated_steps"]
+    assert "extrapolated_steps" not in provenance["cost_model"]
