@@ -22,10 +22,10 @@ from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.experiments.specification.sweep import Point, points
-from schedlab.experiments.specification.yaml_lines import read_yaml
 from schedlab.experiments.statistics import compared
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.measures import MEASURES
+from schedlab.sim.yaml_lines import read_yaml
 
 if TYPE_CHECKING:
     from schedlab.sim.result import RunResult

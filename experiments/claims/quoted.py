@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from schedlab.experiments.specification.fields import Section
-from schedlab.experiments.specification.yaml_lines import read_yaml
 from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.yaml_lines import read_yaml
 
 if TYPE_CHECKING:
     from schedlab.experiments.claims.claims import Finding, Measured

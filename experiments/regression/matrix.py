@@ -15,9 +15,9 @@ from schedlab.experiments.specification.identity import data_hash
 from schedlab.experiments.specification.key_errors import describe_error
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.paths import absolute_paths
-from schedlab.experiments.specification.yaml_lines import KeyPath, dotted, read_yaml
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.metrics import metric_names
+from schedlab.sim.yaml_lines import KeyPath, dotted, read_yaml
 
 MATRIX = "matrix.yaml"
 """Name of the file in a baseline's folder."""

@@ -13,8 +13,8 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.lengths import Lengths
 from schedlab.experiments.specification.paths import is_preset, is_published
 from schedlab.experiments.specification.shipped import shipped_profiles
-from schedlab.experiments.specification.yaml_lines import KeyPath
 from schedlab.sim.errors import SpecError, TraceError, nearest
+from schedlab.sim.yaml_lines import KeyPath
 
 _LENGTHS = ("prompt_tokens", "output_tokens")
 

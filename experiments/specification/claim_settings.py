@@ -14,10 +14,10 @@ import numpy as np
 
 from schedlab.experiments.specification.claim import Figure, Measure
 from schedlab.experiments.specification.experiment import ExperimentSpec
-from schedlab.experiments.specification.yaml_lines import KeyPath
 from schedlab.sim.errors import nearest
 from schedlab.sim.metrics.measures import MEASURES
 from schedlab.sim.metrics.metrics import metric_names
+from schedlab.sim.yaml_lines import KeyPath
 
 Fail = Callable[[KeyPath, str], NoReturn]
 Setting = tuple[int, ...]

@@ -8,8 +8,8 @@ from typing import get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from schedlab.experiments.specification.yaml_lines import KeyPath
 from schedlab.sim.errors import nearest
+from schedlab.sim.yaml_lines import KeyPath
 
 _BOUNDS = {
     "greater_than": (">", "gt"),

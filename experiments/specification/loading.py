@@ -17,7 +17,8 @@ from schedlab.experiments.specification.paths import absolute_paths
 from schedlab.experiments.specification.search import check_search
 from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.experiments.specification.swept import swept_keys, swept_values
-from schedlab.experiments.specification.yaml_lines import (
+from schedlab.sim.errors import SpecError
+from schedlab.sim.yaml_lines import (
     KeyPath,
     Located,
     Value,
@@ -25,7 +26,6 @@ from schedlab.experiments.specification.yaml_lines import (
     parse_yaml,
     read_yaml,
 )
-from schedlab.sim.errors import SpecError
 
 _MERGED_SECTIONS = ("engine", "workload", "slo", "sweep")
 _NEVER_SWEPT = ("name", "sweep", "replications", "extends", "claim", "find", "tune")

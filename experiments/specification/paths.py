@@ -8,7 +8,7 @@ from pathlib import Path
 
 from schedlab.experiments.specification.shipped import shipped_profiles
 from schedlab.experiments.specification.swept import swept_keys
-from schedlab.experiments.specification.yaml_lines import Value
+from schedlab.sim.yaml_lines import Value
 
 
 def is_preset(trace: str) -> bool:

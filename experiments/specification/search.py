@@ -16,8 +16,8 @@ from schedlab.experiments.specification.fields import (
     Section,
     whole,
 )
-from schedlab.experiments.specification.yaml_lines import KeyPath
 from schedlab.sim.errors import nearest
+from schedlab.sim.yaml_lines import KeyPath
 
 Fail = Callable[[KeyPath, str], NoReturn]
 

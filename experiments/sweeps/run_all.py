@@ -15,8 +15,8 @@ from schedlab.experiments.running.prediction import prediction_line
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.sweep import Point, points
-from schedlab.experiments.specification.yaml_lines import dump_yaml
 from schedlab.sim.files import write_text
+from schedlab.sim.yaml_lines import dump_yaml
 
 if TYPE_CHECKING:
     from schedlab.sim.result import RunResult

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -11,7 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.files import read_json_object
 from schedlab.sim.hardware.dtypes import dtype_name
+from schedlab.sim.yaml_lines import read_yaml
 
 _GIB = 1024**3
 
@@ -246,16 +247,17 @@ def canonical_gpu(name: str) -> str:
 
 def _read(path: Path) -> Gpu:
     """Read one GPU from a file; only name, source and efficiencies may be left out."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"{path}: cannot read hardware file: {error.strerror}") from error
-    data = _parse(path, text)
+    data = read_json_object(path) if path.suffix == ".json" else read_yaml(path).data
+    if not isinstance(data, dict):
+        raise SpecError(f"{path}: a hardware file maps field names to values")
     known = [f.name for f in fields(Gpu)]
     for key in data:
         if key not in known:
             raise SpecError(f"{path}: unknown key {key!r}; {nearest(key, known)}")
     data = {"name": path.stem, "source": str(path), **data}
+    memory_bytes = data.get("memory_bytes")
+    if isinstance(memory_bytes, float) and memory_bytes.is_integer():
+        data["memory_bytes"] = int(memory_bytes)
     for key in known:
         if key not in data and not key.endswith("_efficiency"):
             raise SpecError(f"{path}: key {key!r} is missing")
@@ -267,34 +269,3 @@ def _read(path: Path) -> Gpu:
         return Gpu(**data)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from error
-
-
-def _parse(path: Path, text: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise SpecError(f"{path}: cannot parse: {error}") from error
-    if not isinstance(data, dict):
-        raise SpecError(f"{path}: a hardware file maps field names to values")
-    data = _numbers(data)
-    if isinstance(data.get("memory_bytes"), float) and data["memory_bytes"].is_integer():
-        data["memory_bytes"] = int(data["memory_bytes"])
-    return data
-
-
-def _numbers(data: dict[str, Any]) -> dict[str, Any]:
-    """YAML 1.1 reads 2.0e12 (no sign in the exponent) as a string; take it as the number meant."""
-    out: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, dict):
-            out[key] = _numbers(value)
-        elif isinstance(value, str) and key not in ("name", "source"):
-            try:
-                out[key] = float(value)
-            except ValueError:
-                out[key] = value
-        else:
-            out[key] = value
-    return out

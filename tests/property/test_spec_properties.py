@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.sweep import points
-from schedlab.experiments.specification.yaml_lines import dump_yaml, parse_yaml
+from schedlab.sim.yaml_lines import dump_yaml, parse_yaml
 
 scalars = st.one_of(
     st.none(),

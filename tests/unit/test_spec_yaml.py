@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from schedlab.experiments.specification.yaml_lines import dotted, dump_yaml, parse_yaml
 from schedlab.sim.errors import SpecError
+from schedlab.sim.yaml_lines import dotted, dump_yaml, parse_yaml
 
 
 def parse(text):
@@ -39,6 +39,10 @@ def test_yaml_places_name_the_line_of_every_key_and_item():
         ("a: 1\n---\nb: 2\n", r"not valid YAML"),
         ("a: !!python/object:os.system x\n", r"^file.yaml:1: not valid YAML"),
         ("a: \x00", r"^file.yaml: not valid YAML"),
+        ("a: \ud800", r"^file.yaml: not valid YAML"),
+        ("a: 1\nb: *c\n", r"^file.yaml:2: not valid YAML: found undefined alias 'c'$"),
+        ("a: @x\n", r"^file.yaml:1: not valid YAML: found character '@'"),
+        ("[" * 100_000, r"^file.yaml: nested deeper than 100 levels$"),
     ],
 )
 def test_yaml_malformed_raises_naming_the_line(text, message):

@@ -13,8 +13,6 @@ from itertools import compress, groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from schedlab.sim.cost.attention import Skew
 from schedlab.sim.cost.importers.csv_table import CsvTable, read_csv
 from schedlab.sim.cost.importers.experts import Sharing, expert_curves
@@ -23,6 +21,7 @@ from schedlab.sim.cost.table_profile import AllReduce, Curve, TableProfile
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object
 from schedlab.sim.hardware.models import ModelShape, model
+from schedlab.sim.yaml_lines import read_yaml
 
 # Layers behind which tensor parallelism sums over devices.
 _REDUCED_LAYERS = ("o_proj", "down_proj", "moe")
@@ -80,7 +79,7 @@ def import_bundle(path: Path, options: Options) -> Imported:
     SpecError
         If a file is missing or malformed, or a layer of the list has no timings.
     """
-    meta = _read_yaml(path / "meta.yaml")
+    meta = _mapping(path / "meta.yaml")
     tp = options.tensor_parallel_size
     folder = path / f"tp{tp}"
     if not folder.is_dir():
@@ -179,7 +178,7 @@ def _architecture(path: Path, meta: Mapping[str, Any], options: Options) -> dict
             f"{path}: no layer list of architecture {name!r} near the bundle "
             f"(model_configs/{name}.architecture.yaml or models/{name}.yaml); give --architecture"
         )
-    data = _read_yaml(found)
+    data = _mapping(found)
     if "sequence" in data:
         sequence = dict(data["sequence"])
     elif "blocks" in data:
@@ -332,13 +331,8 @@ def _near(path: Path, *names: str) -> Path | None:
     return None
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path}: not valid YAML: {error}") from error
+def _mapping(path: Path) -> dict[str, Any]:
+    data = read_yaml(path).data
     if not isinstance(data, dict):
         raise SpecError(f"{path}: must hold a mapping")
     return data

@@ -1,4 +1,4 @@
-"""YAML read strictly: every value remembers where it was written."""
+"""YAML 1.2 read strictly: every value remembers the line it was written in."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ import yaml
 
 from schedlab.sim.errors import SpecError
 
+try:
+    from yaml import CSafeDumper as FastDumper
+    from yaml import CSafeLoader as FastLoader
+except ImportError:  # PyYAML built without libyaml: the same values, in eight times the time
+    from yaml import SafeDumper as FastDumper  # type: ignore[assignment]
+    from yaml import SafeLoader as FastLoader  # type: ignore[assignment]
+
 Value = Any
 """What YAML holds: nested dicts and lists of strings, numbers, booleans and None."""
 
 KeyPath = tuple[str | int, ...]
 """Where a value sits in nested mappings and lists, e.g. ``("sweep", "policy", 0)``."""
+
+
+_DEEPEST = 100
 
 
 @dataclass
@@ -46,6 +56,12 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with the scalars of YAML 1.2: `on` is a string, `1e3` a number."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+class _FastLoader(FastLoader):
+    """The same on libyaml, whose errors do not name the character or the alias."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 _SCALARS = [
@@ -112,19 +128,17 @@ def parse_yaml(text: str, source: str, numbered: bool = False) -> Located:
     SpecError
         If the text is not one YAML document, or says one key twice.
     """
-    located = Located({}, {(): source})
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is not None:
-            reader = _Reader(loader, source, numbered, located.places)
-            located.data = reader.value(node, ())
+        try:
+            return _parse(text, source, numbered, _FastLoader)
+        except (yaml.YAMLError, UnicodeEncodeError):
+            return _parse(text, source, numbered, _Loader)
     except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark and numbered else ""
+        mark = error.problem_mark
+        line = f":{mark.line + 1}" if mark and numbered else ""
         raise SpecError(f"{source}{line}: not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise SpecError(f"{source}: not valid YAML: {error}") from None
-    return located
 
 
 def dump_yaml(data: Value) -> str:
@@ -143,11 +157,31 @@ def dump_yaml(data: Value) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
+def _parse(text: str, source: str, numbered: bool, kind: type[_Loader | _FastLoader]) -> Located:
+    # Composing nodes is recursive, in C too: too deep a text would take the process with it.
+    depth = 0
+    for event in yaml.parse(text, Loader=kind):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise SpecError(f"{source}: nested deeper than {_DEEPEST} levels")
+    located = Located({}, {(): source})
+    loader = kind(text)
+    node = loader.get_single_node()
+    if node is not None:
+        located.data = _Reader(loader, source, numbered, located.places).value(node, ())
+    return located
+
+
 class _Reader:
     """Turns composed nodes into data, writing down where each came from."""
 
     def __init__(
-        self, loader: _Loader, source: str, numbered: bool, places: dict[KeyPath, str]
+        self,
+        loader: _Loader | _FastLoader,
+        source: str,
+        numbered: bool,
+        places: dict[KeyPath, str],
     ) -> None:
         self.loader = loader
         self.source = source
@@ -200,7 +234,7 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(FastDumper):
     """SafeDumper that quotes what `_Loader` would not read as a string, and nothing else."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
@@ -209,7 +243,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
+def _represent_float(dumper: _Dumper, value: float) -> yaml.Node:
     if math.isfinite(value):
         return dumper.represent_scalar("tag:yaml.org,2002:float", repr(value))
     text = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
