@@ -142,6 +142,11 @@ class Engine(Section):
         default=False,
         description="Ask the policy again at every skipped step (slow, for debugging).",
     )
+    trial_requests: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
+        default=300,
+        description="Requests on which a policy given as module:Class is tried before a run: with "
+        "check_horizon, and whether skipping ahead changes anything. 0 tries nothing.",
+    )
     scheduling_overhead: SchedulingOverhead | None = Field(
         default=None,
         description="CPU time of scheduling a step; if absent that of the profile, or none.",

@@ -22,8 +22,9 @@ def spec_hash(spec: ExperimentSpec) -> str:
     Returns
     -------
     str
-        SHA-256 (hex) of canonical JSON of every key but name and claim, with files replaced by the
-        SHA-256 of what they contain: neither moving a trace nor renaming an experiment changes it.
+        SHA-256 (hex) of canonical JSON of every key that can change a result (not name, claim and
+        engine.trial_requests), with files replaced by the SHA-256 of what they contain: neither
+        moving a trace nor renaming an experiment changes it.
         Program versions are not part of it; results carry them beside the hash.
 
     Raises
@@ -34,6 +35,7 @@ def spec_hash(spec: ExperimentSpec) -> str:
     data = spec.to_data()
     del data["name"]
     data.pop("claim", None)
+    del data["engine"]["trial_requests"]
     return data_hash(data)
 
 

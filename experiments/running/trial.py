@@ -1,0 +1,119 @@
+"""Try a policy from outside on the first requests of a run, before its numbers are believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from schedlab.policies.policy import Policy
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import Executor, SimExecutor
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import PolicyLied, Stalled
+from schedlab.sim.record.log import RunLog
+from schedlab.sim.request import Arrival
+
+MAX_PLANS = 20_000
+"""A trial ends after so many plans, which is a second or two, however long the answers are."""
+
+
+class _Enough(Exception):  # noqa: N818 - not an error
+    pass
+
+
+def try_policy(
+    name: str,
+    make_policy: Callable[[], Policy],
+    make_executor: Callable[[], SimExecutor],
+    config: EngineConfig,
+    arrivals: Callable[[], Iterable[Arrival]],
+    num_requests: int,
+    max_concurrency: int | None = None,
+) -> None:
+    """Run the first requests twice, planning every step and skipping ahead, and compare.
+
+    Parameters
+    ----------
+    name : str
+        What a message calls the policy.
+    make_policy, make_executor, arrivals : callable
+        Give a fresh one for each of the two runs.
+    config : EngineConfig
+        The limits of the run to come.
+    num_requests : int
+        How many requests to try; fewer if they take more than `MAX_PLANS` plans.
+    max_concurrency : int, optional
+        As in `simulate`.
+
+    Raises
+    ------
+    PolicyLied
+        If a plan is not what was promised, or skipping ahead changes the run; names the policy,
+        the step and what differs.
+    PolicyError, Stalled
+        If the policy misbehaves in another way.
+    """
+
+    def run(limits: EngineConfig, stop: Callable[[Engine], bool]) -> Engine:
+        def observe(engine: Engine) -> None:
+            if stop(engine):
+                raise _Enough
+
+        executor: Executor = make_executor()
+        engine = Engine(limits, make_policy(), executor, observer=observe)
+        try:
+            simulate(engine, islice(arrivals(), num_requests), max_concurrency)
+        except _Enough:
+            pass
+        except Stalled:
+            # A policy may wait for more requests than the trial has; a run that stalls says so.
+            pass
+        except PolicyLied as error:
+            raise PolicyLied(f"{tried}, step {engine.log.num_steps}: {error}") from error
+        return engine
+
+    tried = (
+        f"policy {name}, tried on the first {num_requests} requests "
+        "(engine.trial_requests: 0 tries nothing)"
+    )
+    checked = run(replace(config, check_horizon=True), lambda e: e.num_plans >= MAX_PLANS)
+    end_ns = checked.now_ns
+    ahead = run(config, lambda e: e.now_ns >= end_ns)
+    change = _difference(checked.log, ahead.log)
+    if change is not None:
+        raise PolicyLied(
+            f"{tried}: skipping ahead changes the run at {change}; the policy promises more than "
+            "it keeps, or a hook looks at the progress of other requests"
+        )
+
+
+def _difference(by_step: RunLog, ahead: RunLog) -> str | None:
+    """Say where two runs first differ, as far as the first of them went."""
+    one, other = by_step.steps(), ahead.steps()
+    n = min(by_step.num_steps, ahead.num_steps)
+    rows = [np.flatnonzero(one[name][:n] != other[name][:n]) for name in one]
+    first = min((int(found[0]) for found in rows if len(found)), default=None)
+    if first is not None:
+        changed = (
+            f"{name} {one[name][first]} by single steps, {other[name][first]} ahead"
+            for name, found in zip(one, rows, strict=True)
+            if len(found) and found[0] == first
+        )
+        return f"step {first}: " + "; ".join(changed)
+    if by_step.num_steps > n:
+        return f"step {n}: it comes by single steps only"
+    requests, others = by_step.requests(), ahead.requests()
+    ids, here, there = np.intersect1d(requests["id"], others["id"], return_indices=True)
+    for name in ("first_scheduled_ns", "first_token_ns", "finish_ns"):
+        found = np.flatnonzero(requests[name][here] != others[name][there])
+        if len(found):
+            i = found[0]
+            return (
+                f"request {ids[i]}: {name} {requests[name][here[i]]} by single steps, "
+                f"{others[name][there[i]]} ahead"
+            )
+    return None

@@ -1,0 +1,198 @@
+"""A policy from outside is tried on the first requests before its numbers are believed."""
+
+from typing import ClassVar
+
+import pytest
+
+from schedlab.experiments.running import trial
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import ContinuousBatching, Policy, registry
+from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.errors import PolicyError, PolicyLied, Stalled
+from tests import laws
+
+HALF_A_SECOND = 500_000_000
+
+
+class Honest(ContinuousBatching):
+    """Short prompts first."""
+
+    def key(self, state, now_ns):
+        return state.request.prompt_tokens
+
+
+class Liar(ContinuousBatching):
+    """Lets newcomers wait for half a second while others run, and promises all."""
+
+    def hold(self, state, view):
+        return bool(view.running) and view.now_ns - state.request.arrival_ns < HALF_A_SECOND
+
+    def horizon(self, view):
+        return FOREVER, FOREVER
+
+
+class LateLiar(Liar):
+    """Lies about those only who come after the first 40."""
+
+    def hold(self, state, view):
+        return state.id >= 40 and super().hold(state, view)
+
+    horizon = Liar.horizon
+
+
+class Counted(Honest):
+    """Counts the plans of all its kind."""
+
+    plans: ClassVar[list[int]] = []
+
+    def plan(self, view, builder):
+        self.plans.append(view.now_ns)
+        return super().plan(view, builder)
+
+    horizon = Liar.horizon
+
+
+class Onlooker(ContinuousBatching):
+    """Every promise holds, but its key looks at the progress of others when a request comes."""
+
+    def __init__(self):
+        self._states = []
+
+    def on_arrival(self, state, now_ns):
+        self._states.append(state)
+
+    def key(self, state, now_ns):
+        return sum(s.num_output_tokens for s in self._states) % 13
+
+
+class Gatherer(Policy):
+    """Starts only when four requests wait, and never starts the rest."""
+
+    def plan(self, view, builder):
+        if view.running:
+            builder.grant_running()
+        elif len(view.waiting) >= 4:
+            for state in view.waiting:
+                builder.grant(state)
+        return builder.build()
+
+
+class Raiser(ContinuousBatching):
+    """Divides by zero."""
+
+    def key(self, state, now_ns):
+        return 1 / (state.id - 5)
+
+
+def spec(policy, num_requests=60, workload=(), **engine):
+    return make_spec(
+        {
+            "name": "trial",
+            "model": "llama-3-8b",
+            "hardware": "a100-80gb",
+            "engine": {"max_num_seqs": 12, **engine},
+            "policy": policy if policy in registry.names() else f"{__name__}:{policy}",
+            "workload": {
+                "trace": "azure-conv",
+                "num_requests": num_requests,
+                "request_rate": 6.0,
+                **dict(workload),
+            },
+        }
+    )
+
+
+def signature(result):
+    return laws.signature(result.log)
+
+
+def test_lie_of_a_policy_from_outside_is_an_error_that_names_it_the_step_and_the_difference():
+    with pytest.raises(PolicyLied) as caught:
+        run(spec("Liar"))
+    text = str(caught.value)
+    assert f"policy {__name__}:Liar, tried on the first 300 requests" in text
+    assert "engine.trial_requests: 0" in text
+    assert "step " in text
+    assert "broke its skip-ahead promise: tokens: (" in text
+
+
+def test_policy_that_looks_at_the_progress_of_others_is_caught_by_comparison():
+    with pytest.raises(PolicyLied) as caught:
+        run(spec("Onlooker", max_num_seqs=4))
+    text = str(caught.value)
+    assert "skipping ahead changes the run at step" in text
+    assert "by single steps" in text
+
+
+def test_trial_of_an_honest_policy_changes_no_bit():
+    tried = signature(run(spec("Honest")))
+    assert tried == signature(run(spec("Honest", trial_requests=0)))
+    assert tried == signature(run(spec("Honest", check_horizon=True)))
+
+
+def count_trials(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "schedlab.experiments.running.run.try_policy", lambda *a, **k: calls.append(a)
+    )
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("policy", "engine", "trials"),
+    [
+        ("Honest", {}, 1),
+        ("Honest", {"trial_requests": 0}, 0),
+        ("Honest", {"check_horizon": True}, 0),
+        ("Honest", {"fast_forward": False}, 0),
+        ("fcfs", {}, 0),
+    ],
+)
+def test_trial_is_made_only_where_a_stranger_could_skip_steps(monkeypatch, policy, engine, trials):
+    calls = count_trials(monkeypatch)
+    run(spec(policy, 4, **engine))
+    assert len(calls) == trials
+
+
+def test_trial_stops_after_its_requests():
+    with pytest.raises(PolicyLied):
+        run(spec("LateLiar", max_num_seqs=128))
+    run(spec("LateLiar", max_num_seqs=128, trial_requests=20))
+
+
+def test_trial_stops_after_its_plans(monkeypatch):
+    def num_plans(**engine):
+        Counted.plans.clear()
+        run(spec("Counted", 100, **engine))
+        return len(Counted.plans)
+
+    plain = num_plans(trial_requests=0)
+    assert num_plans() > plain + 2_000
+    monkeypatch.setattr(trial, "MAX_PLANS", 200)
+    assert plain + 200 < num_plans() < plain + 2 * 200 + 10
+
+
+def test_trial_that_is_too_short_for_a_gathering_policy_does_not_stall_the_run():
+    at_once = {"request_rate": "inf"}
+    fours = {"max_num_seqs": 4, "max_num_batched_tokens": 65_536}
+    result = run(spec("Gatherer", 8, at_once, **fours, trial_requests=6))
+    assert result.metrics()["completed"] == 8
+    with pytest.raises(Stalled):
+        run(spec("Gatherer", 6, at_once, **fours))
+
+
+def test_error_of_a_hook_comes_through_a_trial_as_it_is():
+    with pytest.raises((PolicyError, ZeroDivisionError), match="division by zero"):
+        run(spec("Raiser"))
+
+
+def test_trial_is_no_part_of_what_an_experiment_asks():
+    assert spec_hash(spec("Honest")) == spec_hash(spec("Honest", trial_requests=7))
+
+
+def test_trial_in_a_closed_loop_changes_no_bit():
+    tried = run(spec("Honest", 30, {"request_rate": "inf", "max_concurrency": 5}))
+    plain = spec("Honest", 30, {"request_rate": "inf", "max_concurrency": 5}, trial_requests=0)
+    assert signature(tried) == signature(run(plain))
