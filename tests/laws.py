@@ -1,5 +1,6 @@
 """The laws every run obeys, whatever the policy: shared by all tests."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
@@ -59,6 +61,7 @@ def run(
     overhead: SchedulingOverhead | None = None,
     observer: Callable[[Engine], None] | None = None,
     prove: bool = True,
+    drive: Callable[..., RunLog] = simulate,
     **options,
 ) -> RunLog:
     """Simulate, proving conservation after every committed segment unless told not to."""
@@ -71,11 +74,33 @@ def run(
 
     executor = SimExecutor(Pricing(cost or LinearCost(), overhead))
     engine = Engine(config, policy, executor, observer=observe)
-    log = simulate(engine, workload, **options)
+    log = drive(engine, workload, **options)
     check_conservation(engine)
     assert engine.num_in_flight == 0, "the run ended with requests in flight"
     assert engine.kv.free_blocks == engine.kv.num_blocks, "the run ended with blocks held"
     return log
+
+
+def cut_at_arrivals(engine: Engine, workload: Sequence[Arrival]) -> RunLog:
+    """Drive an engine without telling it who comes next: segments are cut when somebody does."""
+    coming = deque(workload)
+    now_ns = 0
+    while True:
+        while coming and coming[0].ready_ns <= now_ns:
+            engine.submit(coming.popleft(), now_ns)
+        segment = engine.begin(now_ns)
+        if segment is None:
+            now_ns = min(engine.wait_until_ns, coming[0].ready_ns if coming else FOREVER)
+            if now_ns == FOREVER:
+                return engine.log
+            continue
+        if coming and coming[0].ready_ns < segment.end_ns:
+            engine.cut(coming[0].ready_ns)
+        while coming and coming[0].ready_ns <= segment.end_ns:
+            arrived = coming.popleft()
+            engine.submit(arrived, arrived.ready_ns)
+        engine.commit()
+        now_ns = engine.now_ns
 
 
 def check(log: RunLog, workload: Sequence[Arrival], config: EngineConfig, may_wait=False) -> None:

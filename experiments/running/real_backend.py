@@ -33,21 +33,13 @@ class RealBackend:
     def drive(
         self, engine: Engine, arrivals: Iterable[Arrival], max_concurrency: int | None
     ) -> RunLog:
-        """Run a workload to its end.
-
-        Raises
-        ------
-        SpecError
-            If a closed loop is asked for by the wall clock, which releases requests by time only.
-        """
+        """Run a workload to its end."""
         from schedlab.gpu_backend.clock import WallClock
         from schedlab.gpu_backend.replay import replay
 
-        if not isinstance(self._clock, WallClock):
-            return simulate(engine, arrivals, max_concurrency)
-        if max_concurrency is not None:
-            raise SpecError("workload.max_concurrency: use real.clock virtual for a closed loop")
-        return replay(engine, arrivals, self._clock)
+        if isinstance(self._clock, WallClock):
+            return replay(engine, arrivals, self._clock, max_concurrency)
+        return simulate(engine, arrivals, max_concurrency)
 
     def describe(self) -> dict[str, object]:
         """Return device, clock and where the time went."""

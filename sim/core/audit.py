@@ -24,9 +24,8 @@ def check_conservation(engine: Engine) -> None:
     engine.kv.check(resident)
     tokens = sum(state.num_computed_tokens for state in resident)
     assert engine.resident_tokens == tokens, f"{engine.resident_tokens} tokens kept, {tokens} are"
-    unanswered = len(engine.unanswered)
-    known = engine.num_finished + engine.num_rejected + engine.num_in_flight + unanswered
-    assert known == engine.num_arrived, f"{engine.num_arrived} arrived, {known} accounted for"
+    known = engine.num_waiting + len(engine.running) + len(engine.unanswered)
+    assert known == engine.num_in_flight, f"{engine.num_in_flight} in flight, {known} are"
     assert len(resident) <= engine.config.max_num_seqs, "more requests than seats"
     block_size = engine.config.block_size
     swapped = sum(-(-s.num_computed_tokens // block_size) for s in engine.waiting if s.swapped)

@@ -86,6 +86,9 @@ class Engine:
         Host memory for swapped requests that is free, in KV blocks.
     num_plans : int
         Calls of `policy.plan` so far.
+    on_gone : callable, optional
+        Set by who drives the engine: called when a request is answered or rejected. It must not
+        call the engine back, which is in the middle of something.
     """
 
     def __init__(
@@ -113,8 +116,6 @@ class Engine:
         self.held: dict[int, RequestState] = {}
         self.decode_batch = DecodeBatch(config.block_size)
         self.log = RunLog(config.block_size, self.kv.grows)
-        self.view = EngineView(self)
-        self.builder = PlanBuilder(self)
         self.wait_until_ns = FOREVER
         self._segment: Segment | None = None
         self.resident_tokens = 0
@@ -130,6 +131,9 @@ class Engine:
         self._step_recomputed_tokens = 0
         self._step_swapped_bytes = 0
         self._promise: tuple[tuple[object, ...], int, int] | None = None
+        self.on_gone: Callable[[], None] | None = None
+        self.view = EngineView(self)
+        self.builder = PlanBuilder(self)
         if policy.on_start is not None:
             policy.on_start(self.view)
 
@@ -141,12 +145,11 @@ class Engine:
     def submit(self, arrival: Arrival, now_ns: int) -> None:
         """Take a request in, or reject it with a reason if it can never run."""
         request, output_tokens, _ = arrival
-        self.num_arrived += 1
         self._promise = None
         total = request.prompt_tokens + min(output_tokens, request.max_tokens)
         if total > self.config.max_model_len:
-            self.num_rejected += 1
-            self.log.reject(
+            self.num_arrived += 1
+            self._reject(
                 request,
                 output_tokens,
                 f"prompt and output take {total} tokens, max_model_len is "
@@ -161,6 +164,7 @@ class Engine:
             self._intake.add(state)
         else:
             self._enqueue(state, now_ns)
+        self.num_arrived += 1
 
     def _enqueue(self, state: RequestState, now_ns: int) -> None:
         if self.policy.on_arrival is not None:
@@ -172,10 +176,21 @@ class Engine:
             self._promise = None
             self._enqueue(state, now_ns)
 
+    def _reject(self, request: Request, output_tokens: int, reason: str) -> None:
+        self.num_rejected += 1
+        self.log.reject(request, output_tokens, reason)
+        if self.on_gone is not None:
+            self.on_gone()
+
     @property
     def num_in_flight(self) -> int:
-        """Requests taken in and neither finished nor rejected."""
-        return len(self.waiting) + len(self.running) + len(self._intake)
+        """Requests taken in and neither answered nor rejected."""
+        return self.num_arrived - self.num_finished - self.num_rejected
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a seat, those that the scheduler does not know of yet among them."""
+        return len(self.waiting) + len(self._intake)
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -209,12 +224,16 @@ class Engine:
             self._take_in(now_ns)
         if self.leaving and self._intake.is_idle(now_ns):
             self._let_go()
-        for _ in range(self.num_in_flight + 2):
+        in_flight = self.num_in_flight
+        anybody_gone = False
+        for _ in range(in_flight + 2):
             plan = self._make_checked_plan() if self.config.check_horizon else self._make_plan()
             changed = bool(plan.preempted or plan.rejected or plan.admitted)
             if changed:
                 self._apply(plan)
-            repeats = not (changed or self.leaving or self._intake)
+                # A client who was answered or rejected just now may send at this very instant.
+                anybody_gone = self.num_in_flight < in_flight
+            repeats = not (changed or anybody_gone or self.leaving or self._intake)
             gone = bool(self.leaving)
             if gone:
                 self._let_go()
@@ -260,7 +279,8 @@ class Engine:
             self.kv.rollback()
             raise self._blame(
                 InfeasiblePlan(
-                    f"plan() must return what builder.build() gave it, got {type(plan).__name__}"
+                    "plan() must return what builder.build() gave it last, and ask for nothing "
+                    f"after it; got {'another plan' if plan else type(plan).__name__}"
                 )
             )
         builder.settle()
@@ -294,8 +314,7 @@ class Engine:
             if state.swapped:
                 self.free_swap_blocks += self._swap_blocks(state)
             state.status = Status.REJECTED
-            self.num_rejected += 1
-            self.log.reject(state.request, self._output_tokens.pop(state.id), reason)
+            self._reject(state.request, self._output_tokens.pop(state.id), reason)
             self.executor.remove(state)
         if self.held and not self.running:
             self._end_sealed_batch(now_ns)
@@ -406,18 +425,18 @@ class Engine:
             padding_tokens += self._graph_padding(num_decodes + prefill_tokens + padding_tokens)
         context_sum = batch.context_sum_tokens if num_decodes else 0
         shape = BatchShape(
-            num_decodes,
-            context_sum,
-            batch.context_max_tokens if num_decodes else 0,
-            chunks,
-            padding_tokens,
-            self._held_tokens if pad_rows else 0,
-            num_decodes + prefills_done + pad_rows,
-            self._step_swapped_bytes,
-            num_running,
-            num_waiting,
-            batch.context_min_tokens if num_decodes else 0,
+            num_decodes=num_decodes,
+            decode_context_sum_tokens=context_sum,
+            decode_context_max_tokens=batch.context_max_tokens if num_decodes else 0,
+            decode_context_min_tokens=batch.context_min_tokens if num_decodes else 0,
+            chunks=chunks,
+            padding_tokens=padding_tokens,
             padding_rows=pad_rows,
+            padding_context_tokens=self._held_tokens if pad_rows else 0,
+            rows_sampled=num_decodes + prefills_done + pad_rows,
+            swapped_bytes=self._step_swapped_bytes,
+            num_running=num_running,
+            num_waiting=num_waiting,
         )
         reserved_unused = 0 if kv.grows else kv.fragmentation(self.resident_tokens)[0]
         steps = self.executor.execute(Work(self.now_ns, plan, shape, batch), max_steps, horizon_ns)
@@ -571,6 +590,8 @@ class Engine:
         self.num_finished += 1
         if self.policy.on_finish is not None:
             self.policy.on_finish(state, finish_ns)
+        if self.on_gone is not None:
+            self.on_gone()
 
     # -- checking ------------------------------------------------------------------------------
 

@@ -117,5 +117,4 @@ def simulate_lockstep(
 
 
 def _load(engine: Engine) -> int:
-    num_running = len(engine.running)
-    return _WAITING_WEIGHT * (engine.num_in_flight - num_running) + num_running
+    return _WAITING_WEIGHT * engine.num_waiting + len(engine.running)

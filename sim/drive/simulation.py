@@ -1,13 +1,12 @@
-"""SimPy wiring: arrivals and the engine as processes on one integer-nanosecond clock."""
+"""The driver of one engine: arrivals and the engine as SimPy processes on one clock, in ns."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import cast
 
 import simpy
-from simpy.events import EventPriority
+from simpy.events import NORMAL, EventPriority
 
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
@@ -15,57 +14,89 @@ from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival
 
-# Behind SimPy's NORMAL: at one instant, arrivals come before the engine plans.
-_LATE = cast(EventPriority, 2)
+_LATE = EventPriority(2)
 
-_Process = Generator[simpy.Event, object, None]
-
-
-class _StepEnd(simpy.Event):
-    """A timeout that is processed after everything else at its instant."""
-
-    def __init__(self, env: simpy.Environment, delay_ns: int) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        env.schedule(self, priority=_LATE, delay=delay_ns)
+Process = Generator[simpy.Event, object, None]
 
 
-class _Source:
-    """Submits the workload: at its times, or as fast as `max_concurrency` allows."""
+class Turn(simpy.Timeout):
+    """A timeout that is processed after everything else at its instant.
+
+    An engine plans when its turn comes: then whoever arrives at that very instant has arrived.
+    """
+
+
+class Clock(simpy.Environment):
+    """SimPy's clock, which knows that a `Turn` comes last."""
+
+    def schedule(
+        self, event: simpy.Event, priority: EventPriority = NORMAL, delay: float = 0
+    ) -> None:
+        """Schedule an event; see `simpy.Environment.schedule`."""
+        super().schedule(event, _LATE if isinstance(event, Turn) else priority, delay)
+
+
+class Source:
+    """Sends the workload to an engine: at its times, or as fast as `max_concurrency` allows.
+
+    Parameters
+    ----------
+    clock : Clock
+        What time it is.
+    engine : Engine
+        Where requests go.
+    arrivals : iterable of Arrival
+        In order of `ready_ns`; read one ahead.
+    max_concurrency : int, optional
+        Closed loop: most requests in flight.
+
+    Attributes
+    ----------
+    is_resuming : bool
+        Whether it has been told of a free place and sends at this very instant.
+    """
 
     def __init__(
         self,
-        env: simpy.Environment,
+        clock: Clock,
         engine: Engine,
         arrivals: Iterable[Arrival],
         max_concurrency: int | None,
     ) -> None:
-        self._env = env
+        self._clock = clock
         self._engine = engine
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._max_concurrency = max_concurrency
         self._next: Arrival | None = next(self._arrivals, None)
         self._on_the_way = 0
         self._freed: simpy.Event | None = None
-        self.sleeping: simpy.Event | None = None
+        self._sent: simpy.Event | None = None
+        self.is_resuming = False
+        if max_concurrency is not None:
+            engine.on_gone = self._request_is_gone
 
     @property
     def will_send(self) -> bool:
-        """Whether a request comes even if none finishes."""
+        """Whether a request comes even if none in flight is answered."""
         return self._on_the_way > 0 or (self._next is not None and self._freed is None)
 
     @property
     def horizon_ns(self) -> int:
-        """When the next request comes; FOREVER if none does unless one finishes."""
+        """When the next request comes; FOREVER if none does unless one is answered."""
         if self._on_the_way:
-            return int(self._env.now)
+            return int(self._clock.now)
         if self._next is None or self._is_full:
             return FOREVER
-        return max(self._next.ready_ns, int(self._env.now))
+        return max(self._next.ready_ns, int(self._clock.now))
 
-    def run(self) -> _Process:
-        env, limit, last_ns = self._env, self._max_concurrency, 0
+    def sent(self) -> simpy.Event:
+        """Return an event that happens when the next request is sent."""
+        self._sent = self._clock.event()
+        return self._sent
+
+    def run(self) -> Process:
+        """Send everything, in order."""
+        clock, limit, last_ns = self._clock, self._max_concurrency, 0
         while self._next is not None:
             arrival = self._next
             if arrival.ready_ns < last_ns:
@@ -74,44 +105,42 @@ class _Source:
                     f"one in front of it ({last_ns} ns)"
                 )
             last_ns = arrival.ready_ns
-            if arrival.ready_ns > env.now:
-                yield env.timeout(arrival.ready_ns - env.now)
+            if arrival.ready_ns > clock.now:
+                yield clock.timeout(arrival.ready_ns - clock.now)
             if limit is not None:
                 while self._is_full:
-                    self._freed = env.event()
+                    self._freed = clock.event()
                     yield self._freed
-                arrival = _sent_at(arrival, int(env.now))
+                    self.is_resuming = False
+                arrival = _sent_at(arrival, int(clock.now))
             self._next = next(self._arrivals, None)
-            if arrival.ready_ns > env.now:
+            if arrival.ready_ns > clock.now:
                 self._on_the_way += 1
-                env.process(self._submit_when_ready(arrival))
+                clock.process(self._submit_when_ready(arrival))
             else:
                 self._submit(arrival)
-
-    def a_place_is_free(self) -> bool:
-        """Let the closed loop go on if it waits for a finish and one came."""
-        if self._freed is None or self._is_full:
-            return False
-        freed, self._freed = self._freed, None
-        freed.succeed()
-        return True
 
     @property
     def _is_full(self) -> bool:
         limit = self._max_concurrency
         return limit is not None and self._engine.num_in_flight + self._on_the_way >= limit
 
-    def _submit_when_ready(self, arrival: Arrival) -> _Process:
-        yield self._env.timeout(arrival.ready_ns - self._env.now)
+    def _request_is_gone(self) -> None:
+        if self._freed is not None and not self._is_full:
+            freed, self._freed = self._freed, None
+            freed.succeed()
+            self.is_resuming = True
+
+    def _submit_when_ready(self, arrival: Arrival) -> Process:
+        yield self._clock.timeout(arrival.ready_ns - self._clock.now)
         self._on_the_way -= 1
         self._submit(arrival)
 
     def _submit(self, arrival: Arrival) -> None:
-        self._engine.submit(arrival, int(self._env.now))
-        if self.sleeping is not None and not self.sleeping.triggered:
-            self.sleeping._ok = True
-            self.sleeping._value = None
-            self._env.schedule(self.sleeping, priority=_LATE)
+        self._engine.submit(arrival, int(self._clock.now))
+        if self._sent is not None:
+            sent, self._sent = self._sent, None
+            sent.succeed()
 
 
 def _sent_at(arrival: Arrival, now_ns: int) -> Arrival:
@@ -129,7 +158,7 @@ def simulate(
     engine: Engine,
     arrivals: Iterable[Arrival],
     max_concurrency: int | None = None,
-    lookahead: bool = True,
+    sleep_until: Callable[[int], int] | None = None,
 ) -> RunLog:
     """Run a workload to its end on an engine.
 
@@ -140,12 +169,13 @@ def simulate(
     arrivals : iterable of Arrival
         In order of `ready_ns`; read lazily, one ahead, so it may be a stream.
     max_concurrency : int, optional
-        Closed loop: at most so many requests in flight; the next one is sent, and its clock
-        started, when a place is free (but not before its own arrival time).
-    lookahead : bool
-        Whether the engine is told when the next request comes. Without it, segments start
-        optimistically and are cut when a request arrives, as in a cluster, where nobody knows;
-        the results are the same.
+        Closed loop: at most so many requests in flight, that is sent and neither answered nor
+        rejected; the next one is sent, and its clock started, when a place is free (but not
+        before its own arrival time).
+    sleep_until : callable, optional
+        For an executor that works in real time: called with an instant (ns since the start) when
+        the engine was idle until then; returns what time it is when it wakes. Steps follow each
+        other without it, since they take the time that they were measured to take.
 
     Returns
     -------
@@ -159,40 +189,32 @@ def simulate(
     ValueError
         If `arrivals` go back in time.
     """
-    env = simpy.Environment(initial_time=0)
-    source = _Source(env, engine, arrivals, max_concurrency)
+    clock = Clock()
+    source = Source(clock, engine, arrivals, max_concurrency)
 
-    def asleep() -> simpy.Event:
-        source.sleeping = env.event()
-        return source.sleeping
-
-    def serve() -> _Process:
+    def serve() -> Process:
         while True:
-            now_ns = int(env.now)
-            segment = engine.begin(now_ns, source.horizon_ns if lookahead else FOREVER)
-            if segment is None:
-                if engine.wait_until_ns < FOREVER:
-                    yield _StepEnd(env, engine.wait_until_ns - now_ns) | asleep()
-                elif source.will_send:
-                    yield asleep()
-                elif engine.num_in_flight:
-                    raise stalled(engine, "the policy waits and nothing is left to happen")
-                else:
-                    return
-                source.sleeping = None
+            now_ns = int(clock.now)
+            segment = engine.begin(now_ns, source.horizon_ns)
+            if segment is not None:
+                yield Turn(clock, segment.end_ns - now_ns)
+                engine.commit()
+                if source.is_resuming:
+                    yield Turn(clock, 0)
                 continue
-            end_ns = segment.end_ns
-            if lookahead or len(segment.steps.durations_ns) == 1:
-                yield _StepEnd(env, end_ns - now_ns)
+            if engine.wait_until_ns < FOREVER:
+                yield Turn(clock, engine.wait_until_ns - now_ns) | source.sent()
+            elif source.will_send:
+                yield source.sent()
+            elif engine.num_in_flight:
+                raise stalled(engine, "the policy waits and nothing is left to happen")
             else:
-                yield _StepEnd(env, end_ns - now_ns) | asleep()
-                source.sleeping = None
-                if env.now < end_ns:
-                    yield _StepEnd(env, engine.cut(int(env.now)) - int(env.now))
-            engine.commit()
-            if source.a_place_is_free():
-                yield _StepEnd(env, 0)
+                return
+            awake_ns = now_ns = int(clock.now)
+            if sleep_until is not None:
+                awake_ns = max(sleep_until(now_ns), now_ns)
+            yield Turn(clock, awake_ns - now_ns)
 
-    arriving = env.process(source.run())
-    env.run(env.process(serve()) & arriving)
+    sending = clock.process(source.run())
+    clock.run(clock.process(serve()) & sending)
     return engine.log

@@ -63,3 +63,12 @@ def test_replay_of_arrivals_that_go_back_in_time_is_refused():
     work = [laws.arrival(0, 5, 5, 2), laws.arrival(1, 3, 5, 2)]
     with pytest.raises(ValueError, match="request 1 is ready at 3 ns, before"):
         replay(engine, work, clock)
+
+
+def test_replay_of_a_closed_loop_sends_when_an_answer_is_there():
+    work = [laws.arrival(i, 0, 5, 2 + i) for i in range(5)]
+    engine, _, clock = make()
+    requests = replay(engine, work, clock, max_concurrency=2).requests()
+    assert requests["arrival_ns"][:2].tolist() == [0, 0]
+    answers = requests["finish_ns"].tolist()
+    assert requests["arrival_ns"][2:].tolist() == sorted(answers)[:3]

@@ -104,7 +104,7 @@ def test_skipping_ahead_with_switches_changes_no_bit(name, case):
     workload, config = case
     fast = laws.signature(laws.run(make(name), workload, config))
     slow = laws.signature(laws.run(make(name), workload, laws.slow(config)))
-    cut = laws.signature(laws.run(make(name), workload, config, lookahead=False))
+    cut = laws.signature(laws.run(make(name), workload, config, drive=laws.cut_at_arrivals))
     assert fast == slow
     assert fast == cut
 

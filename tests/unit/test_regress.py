@@ -363,7 +363,6 @@ def test_planted_change_of_the_sources_is_found_end_to_end(folder, factor, code,
     copy = folder / "checkout"
     for package in ("sim", "policies", "traces", "gpu_backend", "experiments"):
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("*.pyc"))
-    shutil.copytree(ROOT / "schedlab", copy / "schedlab", symlinks=True)
 
     def run(command):
         return subprocess.run(
