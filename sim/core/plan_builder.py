@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
+from operator import index
+from typing import TYPE_CHECKING, get_args
 
 from schedlab.sim.config import PreemptionMode
 from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished
@@ -14,6 +15,9 @@ from schedlab.sim.request import RequestState, Status
 if TYPE_CHECKING:
     from schedlab.sim.core.engine import Engine
 
+_FINISHED: tuple[str, ...] = get_args(Finished)
+_PREEMPTION_MODES: tuple[str, ...] = get_args(PreemptionMode)
+
 
 class PlanBuilder:
     """The feasibility ledger of one step: it grants what seats, token budget and memory allow.
@@ -22,8 +26,8 @@ class PlanBuilder:
     ----------
     tokens_left, seats_left : int
         What is left of the token budget and of the seats in this step.
-    preempted : list of RequestState
-        Requests preempted in this step so far.
+    preempted : dict of RequestState to {"recompute", "swap"}
+        Requests preempted in this step so far, in order, and what becomes of their KV.
     swap_blocks_left : int
         Host memory left for swapping requests out, in KV blocks.
     cached_tokens : dict of int to int
@@ -35,43 +39,27 @@ class PlanBuilder:
         self._config = engine.config
         self._kv = engine.kv
         self._batch = engine.decode_batch
-        self.tokens_left = 0
-        self.seats_left = 0
-        self.swap_blocks_left = 0
-        self.preempted: list[RequestState] = []
-        self._swapped: list[RequestState] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Open the ledger of a new step."""
+        engine, config = self._engine, self._config
+        self.tokens_left = config.max_num_batched_tokens
+        num_seated = len(engine.running) + len(engine.held) + len(engine.leaving)
+        self.seats_left = config.max_num_seqs - num_seated
+        self.swap_blocks_left = engine.free_swap_blocks
+        self.preempted: dict[RequestState, PreemptionMode] = {}
+        self.cached_tokens: dict[int, int] = {}
+        self.denied: tuple[RequestState, str] | None = None
+        self.plan: BatchPlan | None = None
         self._admitted: dict[int, RequestState] = {}
-        self._set_aside: list[RequestState] = []
-        self._rejected: list[tuple[RequestState, str]] = []
+        self._rejected: dict[RequestState, str] = {}
         self._chunks: dict[int, tuple[RequestState, int]] = {}
         self._decodes: dict[int, RequestState] = {}
         self._all_decodes = False
         self._padding_tokens = 0
+        self._set_aside: list[RequestState] = []
         self._set_aside_blocks = 0
-        self.cached_tokens: dict[int, int] = {}
-        self.denied: tuple[RequestState, str] | None = None
-        self.plan: BatchPlan | None = None
-
-    def reset(self) -> None:
-        """Open the ledger of a new step."""
-        engine = self._engine
-        self.tokens_left = self._config.max_num_batched_tokens
-        self.seats_left = self._config.max_num_seqs - len(engine.running) - len(engine.held)
-        self.seats_left -= len(engine.leaving)
-        self.swap_blocks_left = engine.free_swap_blocks
-        self.preempted = []
-        self._swapped = []
-        self._admitted = {}
-        self._set_aside = []
-        self._rejected = []
-        self._chunks = {}
-        self._decodes = {}
-        self._all_decodes = False
-        self._padding_tokens = 0
-        self._set_aside_blocks = 0
-        self.cached_tokens = {}
-        self.denied = None
-        self.plan = None
         self._kv.begin()
 
     def grant_running(self) -> bool:
@@ -93,29 +81,39 @@ class PlanBuilder:
 
         Notes
         -----
-        Costs O(1) for the decodes, whatever their number.
+        Costs O(1) for the decodes, whatever their number, unless the budget is short and somebody
+        decodes who was admitted behind an unfinished prompt.
         """
         self._require_no_decodes("grant_running")
-        kv, gone = self._kv, self.preempted
-        prefills: Collection[RequestState] = self._engine.prefilling.values()
-        num_decodes = self._count_decodes()
+        engine, gone = self._engine, self.preempted
+        prefills: Collection[RequestState] = engine.prefilling.values()
         if gone:
             prefills = [s for s in prefills if s not in gone]
-        if num_decodes > self.tokens_left or (
-            len(prefills) > 1
-            and num_decodes + sum(self._chunk_limit(s, None) for s in prefills) > self.tokens_left
+        num_decodes = self._count_decodes()
+        wanted = num_decodes + sum([self._chunk_limit(s, None) for s in prefills])
+        if wanted > self.tokens_left and not (
+            num_decodes <= self.tokens_left and self._are_last(prefills)
         ):
-            return self._grant_in_order(self._engine.running.values())
-        mark, tokens = kv.mark(), self.tokens_left
+            return self._grant_in_order(engine.running.values())
+        mark, tokens = self._kv.mark(), self.tokens_left
         if not self._allocate_decodes(num_decodes):
             return False
         self.tokens_left -= num_decodes
-        for i, state in enumerate(prefills):
-            if not self._grant_chunk(state, None) and self.tokens_left:
-                self._take_back(list(prefills)[:i], mark, tokens)
+        granted: list[RequestState] = []
+        for state in prefills:
+            if not self.tokens_left:
+                break
+            if not self._grant_chunk(state, None):
+                self._take_back(granted, mark, tokens)
                 return False
+            granted.append(state)
         self._all_decodes = True
         return True
+
+    def _are_last(self, prefills: Collection[RequestState]) -> bool:
+        """Whether all decodes were admitted before these, so that they come first."""
+        last = self.running()
+        return all(next(last) in prefills for _ in prefills)
 
     def grant_decodes(self) -> bool:
         """Schedule one token of every decode and no prefill; those are granted one by one.
@@ -149,6 +147,7 @@ class PlanBuilder:
         return True
 
     def _require_no_decodes(self, caller: str) -> None:
+        self.plan = None
         if self._decodes or self._all_decodes:
             raise InfeasiblePlan(f"{caller}() after decodes were already granted in this step")
 
@@ -210,10 +209,11 @@ class PlanBuilder:
         ------
         InfeasiblePlan
             If the request cannot be scheduled at all: finished, preempted in this very step, or
-            granted twice.
+            granted twice; or if `want` is no number of tokens.
         """
-        if want is not None and want < 1:
-            raise InfeasiblePlan(f"a grant needs at least one token, not {want}")
+        self.plan = None
+        if want is not None:
+            want = _whole(want, 1, "grant() needs", "tokens")
         if (
             state.id in self._chunks
             or state.id in self._decodes
@@ -223,6 +223,7 @@ class PlanBuilder:
         if state.status is Status.WAITING:
             if state.id in self._admitted:
                 return self._grant_set_aside(state, want)
+            self._require_not_rejected(state)
             return self._grant_waiting(state, want)
         if state.status is not Status.RUNNING or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
@@ -307,10 +308,12 @@ class PlanBuilder:
             If it does not wait for a prefill, or prefixes are cached: what is set aside for a step
             cannot be told from what evicts cached blocks.
         """
+        self.plan = None
         if self._config.enable_prefix_caching:
             raise InfeasiblePlan("admit() sets memory aside, which prefix caching does not allow")
         if state.status is not Status.WAITING or state.id in self._admitted or state.swapped:
             raise InfeasiblePlan(f"{state!r} cannot be admitted: it is not waiting for a prefill")
+        self._require_not_rejected(state)
         if self.seats_left < 1:
             self._deny(state, "all seats (max_num_seqs) are taken")
             return False
@@ -326,9 +329,22 @@ class PlanBuilder:
         return True
 
     def pad(self, num_tokens: int) -> None:
-        """Compute `num_tokens` for nobody; they use up the token budget like any other."""
+        """Compute `num_tokens` for nobody; they use up the token budget like any other.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If that is no number of tokens, or exceeds the budget. Only the first token of a step
+            may be padded beyond it, or a very short prompt beside a very long one never started.
+        """
+        self.plan = None
+        num_tokens = _whole(num_tokens, 0, "pad() needs", "tokens")
+        if num_tokens > self.tokens_left < self._config.max_num_batched_tokens - 1:
+            raise InfeasiblePlan(
+                f"{num_tokens} padding token(s): the budget of the step has {self.tokens_left} left"
+            )
         self._padding_tokens += num_tokens
-        self.tokens_left -= num_tokens
+        self.tokens_left = max(self.tokens_left - num_tokens, 0)
 
     def preempt(self, state: RequestState, mode: PreemptionMode | None = None) -> None:
         """Evict a running request: its KV memory is free, it goes back to the queue.
@@ -344,26 +360,44 @@ class PlanBuilder:
         Raises
         ------
         InfeasiblePlan
-            If it does not run, or was granted tokens in this step.
+            If it does not run, or was granted tokens in this step; or if there is no such mode.
         """
+        self.plan = None
+        if mode is not None:
+            _one_of(mode, _PREEMPTION_MODES, "the mode of preempt()")
         if state.status is not Status.RUNNING or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
         if state.id in self._chunks or state.id in self._decodes or self._all_decodes:
             raise InfeasiblePlan(f"{state!r} cannot be preempted after tokens were granted")
         self._kv.release(state, comes_back=True)
-        self.preempted.append(state)
         self.seats_left += 1
-        if (mode or self._config.preemption_mode) == "swap":
+        mode = mode or self._config.preemption_mode
+        if mode == "swap":
             blocks = -(-state.num_computed_tokens // self._config.block_size)
             if 0 < blocks <= self.swap_blocks_left:
                 self.swap_blocks_left -= blocks
-                self._swapped.append(state)
+            else:
+                mode = "recompute"
+        self.preempted[state] = mode
 
     def reject(self, state: RequestState, reason: str) -> None:
-        """Give a waiting request up for good, saying why."""
+        """Give a waiting request up for good, saying why.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If it does not wait, or not any more: admitted or rejected in this step.
+        """
+        self.plan = None
         if state.status is not Status.WAITING or state.id in self._admitted:
             raise InfeasiblePlan(f"{state!r} cannot be rejected: it is not waiting")
-        self._rejected.append((state, reason))
+        if state in self._rejected:
+            raise InfeasiblePlan(f"{state!r} is rejected twice in one step")
+        self._rejected[state] = reason
+
+    def _require_not_rejected(self, state: RequestState) -> None:
+        if state in self._rejected:
+            raise InfeasiblePlan(f"{state!r} was rejected in this step")
 
     def running(self) -> Iterator[RequestState]:
         """Iterate over the running requests, latest admission first, less those preempted."""
@@ -387,17 +421,22 @@ class PlanBuilder:
         Raises
         ------
         InfeasiblePlan
-            If `max_steps` is below one.
+            If `max_steps` or `until_ns` is no whole number, `max_steps` is below one, or there is
+            no such way to finish.
         """
-        if max_steps < 1:
-            raise InfeasiblePlan(f"max_steps must be at least 1, got {max_steps}")
+        if type(max_steps) is not int or max_steps < 1:
+            max_steps = _whole(max_steps, 1, "max_steps needs", "steps")
+        if type(until_ns) is not int:
+            until_ns = _whole(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
+        if finished not in _FINISHED:
+            _one_of(finished, _FINISHED, "finished")
         self.plan = BatchPlan(
             decodes=None if self._all_decodes else tuple(self._decodes.values()),
             chunks=tuple(self._chunks.values()),
             admitted=tuple(self._admitted.values()),
             preempted=tuple(self.preempted),
-            swapped=tuple(self._swapped),
-            rejected=tuple(self._rejected),
+            swapped=tuple([s for s, mode in self.preempted.items() if mode == "swap"]),
+            rejected=tuple(self._rejected.items()),
             padding_tokens=self._padding_tokens,
             finished=finished,
             pad_finished=pad_finished,
@@ -425,3 +464,19 @@ class PlanBuilder:
     def _deny(self, state: RequestState, why: str) -> int:
         self.denied = (state, why)
         return 0
+
+
+def _whole(value: int, least: int, what: str, unit: str) -> int:
+    """Return what a policy gave as a plain integer, numpy's included, or say what is wrong."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise InfeasiblePlan(f"{what} a whole number of {unit}, got {value!r}") from None
+    if number < least:
+        raise InfeasiblePlan(f"{what} a whole number of {unit} >= {least}, got {value}")
+    return number
+
+
+def _one_of(word: str, choices: tuple[str, ...], what: str) -> None:
+    if word not in choices:
+        raise InfeasiblePlan(f"{what} must be one of {', '.join(choices)}, got {word!r}")

@@ -1,0 +1,269 @@
+"""The ledger of a step: what it grants, in which order, and what it refuses to write down."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schedlab.policies import ContinuousBatching, Policy, registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.plan_log import RecordingExecutor
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import InfeasiblePlan
+from tests import laws
+from tests.laws import arrival
+
+CONFIG = EngineConfig(
+    num_blocks=100, max_model_len=200, block_size=4, max_num_seqs=4, max_num_batched_tokens=16
+)
+
+
+class Once(Policy):
+    """Runs what a test gives it as plan()."""
+
+    def __init__(self, plan):
+        self._plan = plan
+
+    def plan(self, view, builder):
+        return self._plan(view, builder)
+
+
+def run_plan(plan, workload=None, config=CONFIG):
+    return laws.run(Once(plan), workload or [arrival(0, prompt=5, output=3)], config)
+
+
+def tokens_by_step(policy, workload, config=CONFIG):
+    """Return what each step computes: request id to tokens."""
+    executor = RecordingExecutor(SimExecutor(laws.LinearCost()))
+    simulate(Engine(config, policy, executor), workload)
+    return [step.tokens for step in executor.steps]
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+def refused(action, match):
+    """Let a policy do something to its head of the queue, and see it refused by name."""
+
+    def plan(view, builder):
+        action(builder, view.waiting.head)
+        return builder.build()
+
+    with pytest.raises(InfeasiblePlan, match=rf"policy Once at t = 0\.000000 s: .*{match}"):
+        run_plan(plan)
+
+
+@pytest.mark.parametrize("num_tokens", [-1, -1000])
+def test_negative_padding_is_refused(num_tokens):
+    refused(lambda b, s: b.pad(num_tokens), f"pad.. needs .* >= 0, got {num_tokens}")
+
+
+@pytest.mark.parametrize("num_tokens", [0.5, 2.0, "3", None])
+def test_padding_that_is_no_whole_number_is_refused(num_tokens):
+    refused(lambda b, s: b.pad(num_tokens), "pad.. needs a whole number of tokens")
+
+
+def test_padding_beyond_the_token_budget_is_refused():
+    def overfill(builder, state):
+        builder.grant(state)
+        builder.pad(11)
+        builder.pad(1)
+
+    refused(overfill, "1 padding token.* the budget of the step has 0 left")
+
+
+def test_padding_up_to_the_token_budget_is_computed():
+    def plan(view, builder):
+        if view.waiting:
+            builder.grant(view.waiting.head)
+            builder.pad(11)
+        else:
+            builder.grant_running()
+        return builder.build()
+
+    assert run_plan(plan).steps()["padding_tokens"].tolist() == [11, 0, 0]
+
+
+def test_first_token_of_a_step_may_be_padded_beyond_the_budget():
+    # A prompt of one token beside one of 40, with 16 tokens a step: it is computed all the same.
+    work = [arrival(0, prompt=1, output=2), arrival(1, prompt=40, output=2)]
+    log = laws.run(registry.make("static"), work, CONFIG)
+    assert log.steps()["prefill_tokens"].tolist() == [1, 16, 16, 8, 0]
+    assert log.steps()["padding_tokens"].tolist() == [39, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("want", [2.5, "2", np.float64(3.0)])
+def test_grant_of_no_whole_number_is_refused(want):
+    refused(lambda b, s: b.grant(s, want), "grant.. needs a whole number of tokens")
+
+
+@pytest.mark.parametrize("want", [0, -2])
+def test_grant_of_less_than_a_token_is_refused(want):
+    refused(lambda b, s: b.grant(s, want), f"grant.. needs .* >= 1, got {want}")
+
+
+def test_grant_of_a_numpy_integer_is_a_grant():
+    def plan(view, builder):
+        for state in (*view.running, *view.waiting):
+            builder.grant(state, np.int64(2))
+        return builder.build(max_steps=np.int64(1))
+
+    log = run_plan(plan)
+    assert log.steps()["prefill_tokens"].tolist() == [2, 2, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("promise", "match"),
+    [
+        ({"max_steps": 3.7}, "max_steps needs a whole number"),
+        ({"max_steps": 0}, "max_steps needs .* >= 1, got 0"),
+        ({"until_ns": 1e9}, "until_ns needs a whole number"),
+        ({"finished": "holds"}, "finished must be one of leave, hold, hold_answer, got 'holds'"),
+    ],
+)
+def test_promise_that_is_none_is_refused(promise, match):
+    def plan(view, builder):
+        builder.grant(view.waiting.head)
+        return builder.build(**promise)
+
+    with pytest.raises(InfeasiblePlan, match=match):
+        run_plan(plan)
+
+
+def test_rejecting_twice_is_refused():
+    def twice(builder, state):
+        builder.reject(state, "no")
+        builder.reject(state, "no, really")
+
+    refused(twice, "rejected twice in one step")
+
+
+@pytest.mark.parametrize("then", ["grant", "admit"])
+def test_scheduling_a_rejected_request_is_refused(then):
+    def both(builder, state):
+        builder.reject(state, "no")
+        getattr(builder, then)(state)
+
+    refused(both, "was rejected in this step")
+
+
+@pytest.mark.parametrize("first", ["grant", "admit"])
+def test_rejecting_a_request_just_admitted_is_refused(first):
+    def both(builder, state):
+        getattr(builder, first)(state)
+        builder.reject(state, "no")
+
+    refused(both, "cannot be rejected: it is not waiting")
+
+
+def test_admitting_twice_is_refused():
+    def twice(builder, state):
+        builder.admit(state)
+        builder.admit(state)
+
+    refused(twice, "cannot be admitted: it is not waiting")
+
+
+def test_preempting_in_an_unknown_way_is_refused():
+    def plan(view, builder):
+        for state in list(builder.running()):
+            builder.preempt(state, "swp")
+        for state in view.waiting:
+            builder.grant(state)
+        return builder.build()
+
+    with pytest.raises(
+        InfeasiblePlan, match=r"preempt.. must be one of recompute, swap, got 'swp'"
+    ):
+        run_plan(plan)
+
+
+def test_plan_that_grants_after_it_was_built_is_refused():
+    def plan(view, builder):
+        built = builder.build()
+        builder.grant(view.waiting.head)
+        return built
+
+    with pytest.raises(InfeasiblePlan, match=r"what builder.build.. gave it last"):
+        run_plan(plan)
+
+
+# -- order -------------------------------------------------------------------------------------
+
+
+class Pieces(ContinuousBatching):
+    """Admits everybody with a first chunk of four tokens."""
+
+    def chunk(self, state, view):
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("prompts", "second_step"),
+    [
+        # In order of admission: the long prompt in front takes the budget, the decodes get none.
+        ((40, 2, 2), {0: 16}),
+        # Two long prompts: the first one takes it all.
+        ((40, 40, 2), {0: 16}),
+        # Decodes in front of it come first.
+        ((2, 2, 40), {0: 1, 1: 1, 2: 14}),
+        ((2, 40, 40), {0: 1, 1: 15}),
+        ((2, 12, 40), {0: 1, 1: 8, 2: 7}),
+        ((2, 40, 2), {0: 1, 1: 15}),
+        # Enough for everybody: everybody.
+        ((12, 2, 2), {0: 8, 1: 1, 2: 1}),
+    ],
+)
+def test_running_requests_share_the_budget_in_order_of_admission(prompts, second_step):
+    work = [arrival(i, prompt=n, output=20) for i, n in enumerate(prompts)]
+    assert tokens_by_step(Pieces(), work)[1] == second_step
+
+
+def test_running_requests_less_those_preempted_share_in_order_of_admission():
+    class EvictsSecond(Pieces):
+        def plan(self, view, builder):
+            if len(view.running) == 4:
+                builder.preempt(list(view.running)[1])
+                assert builder.grant_running()
+                return builder.build()
+            return super().plan(view, builder)
+
+    work = [arrival(i, prompt=n, output=20) for i, n in enumerate((2, 40, 40, 2))]
+    # Request 3 decodes behind the prompt of request 2 and finds nothing left.
+    assert tokens_by_step(EvictsSecond(), work)[1] == {0: 1, 2: 15}
+
+
+# -- admission ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("watermark", "waits"), [(0.0, False), (0.88, False), (0.92, True)])
+def test_watermark_is_kept_free_while_somebody_runs(watermark, waits):
+    # At the end of the first step request 0 takes its second block of 50, and request 1 would
+    # take 4 for its 15 tokens: with 44 to be kept they are there, with 46 they are not.
+    config = replace(CONFIG, num_blocks=50, watermark=watermark)
+    work = [arrival(0, prompt=4, output=30), arrival(1, 500, prompt=80, output=2)]
+    requests = laws.run(registry.make("fcfs"), work, config).requests()
+    instant = "finish_ns" if waits else "first_token_ns"
+    assert requests["first_scheduled_ns"][1] == requests[instant][0]
+
+
+def test_watermark_does_not_keep_out_a_request_that_finds_the_engine_idle():
+    config = replace(CONFIG, num_blocks=50, watermark=0.9, max_num_batched_tokens=200)
+    log = laws.run(registry.make("fcfs"), [arrival(0, prompt=198, output=2)], config)
+    assert log.requests()["first_scheduled_ns"].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("watermark", "waits"),
+    [(0.0, False), (0.1, False), (0.12, True)],
+)
+def test_reserving_the_whole_prompt_leaves_the_watermark_free(watermark, waits):
+    # Request 0 holds 2 blocks of 50; request 1 needs 43 for its prompt and 4 for its first chunk.
+    # 48 free blocks less a watermark of 5 are just enough, less 6 are not.
+    config = replace(CONFIG, num_blocks=50, watermark=watermark, scheduler_reserve_full_isl=True)
+    work = [arrival(0, prompt=4, output=3), arrival(1, 500, prompt=172, output=1)]
+    requests = laws.run(registry.make("fcfs"), work, config).requests()
+    instant = "finish_ns" if waits else "first_token_ns"
+    assert requests["first_scheduled_ns"][1] == requests[instant][0]
