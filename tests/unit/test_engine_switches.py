@@ -130,6 +130,7 @@ def test_resumed_request_computes_only_what_was_evicted():
     # It had computed 12 tokens, 3 full blocks; the other took the last two of them to finish.
     assert requests["recomputed_tokens"][1] == 12
     assert requests["cached_tokens"].tolist() == [0, 4]
+    assert requests["prefix_hit_tokens"].tolist() == [0, 0], "nothing at the first admission"
     assert gone["resumed_tokens"].tolist() == [13 - 4]
 
 

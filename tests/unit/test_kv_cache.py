@@ -75,6 +75,20 @@ def test_contiguous_cache_with_scattered_holes_refuses_what_would_fit_in_all():
     assert kv.allocate(wide, 40)
 
 
+def test_contiguous_cache_takes_the_first_hole_that_is_large_enough():
+    kv = contiguous("exact", num_blocks=55 + 35 + 35)
+    large, kept, small = (state(i, prompt=n) for i, n in enumerate((30, 10, 10)))
+    assert all(kv.allocate(s, 10) for s in (large, kept, small))
+    kv.release(large)
+    kv.release(small)
+    # Holes of 55 and 35. First fit puts 35 blocks into the first one, not where they fit best,
+    # so that nobody who needs 55 finds a place any more.
+    assert kv.allocate(state(3, prompt=10), 10)
+    assert kv.free_blocks == 55
+    assert not kv.allocate(state(4, prompt=30), 10)
+    assert kv.allocate(state(5, prompt=10), 10)
+
+
 def test_cache_rollback_restores_every_hole_and_count():
     random = Random(3)
     for make in (lambda: PagedKVCache(60, 1), lambda: contiguous("exact", 300)):
