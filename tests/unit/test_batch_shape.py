@@ -10,6 +10,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan_log import RecordingExecutor
 from schedlab.sim.cost.fitted import FittedCostModel
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.profile import Fit, FitError, Regime
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.table import TableCostModel
@@ -56,7 +57,7 @@ EXPERTS = TableCostModel(
 
 def recorded(workload, policy="fcfs", config=CONFIG, cost=None, **knobs):
     """Run step by step; return the steps with their shapes."""
-    executor = RecordingExecutor(SimExecutor(cost or LinearCost()))
+    executor = RecordingExecutor(SimExecutor(Pricing(cost or LinearCost())))
     simulate(Engine(config, registry.make(policy, **knobs), executor), workload)
     return executor.steps
 

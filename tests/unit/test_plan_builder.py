@@ -10,6 +10,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan_log import RecordingExecutor
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan
 from tests import laws
@@ -36,7 +37,7 @@ def run_plan(plan, workload=None, config=CONFIG):
 
 def tokens_by_step(policy, workload, config=CONFIG):
     """Return what each step computes: request id to tokens."""
-    executor = RecordingExecutor(SimExecutor(laws.LinearCost()))
+    executor = RecordingExecutor(SimExecutor(Pricing(laws.LinearCost())))
     simulate(Engine(config, policy, executor), workload)
     return [step.tokens for step in executor.steps]
 
