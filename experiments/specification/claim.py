@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from schedlab.experiments.specification.fields import Finite, Named, Section, shorthand
+from schedlab.experiments.specification.fields import (
+    NUMBER,
+    Finite,
+    Named,
+    Section,
+    Shorthand,
+    shorthand,
+)
 
 
 def _pair(value: object) -> object:
@@ -20,7 +27,7 @@ def _pair(value: object) -> object:
     return value
 
 
-Band = Annotated[tuple[float, float], BeforeValidator(_pair)]
+Band = Annotated[tuple[float, float], Shorthand(_pair, NUMBER)]
 Compare = Literal["value", "ratio", "increase", "reduction", "difference"]
 
 

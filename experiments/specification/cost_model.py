@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from schedlab.experiments.specification.fields import Fraction, NonNegative, Section
+from schedlab.experiments.specification.fields import (
+    TEXT,
+    Fraction,
+    NonNegative,
+    Section,
+    Shorthand,
+)
 
 
 class CostModel(Section):
@@ -65,4 +71,4 @@ def _from_text(value: object) -> object:
     return value
 
 
-CostModelField = Annotated[CostModel, BeforeValidator(_from_text)]
+CostModelField = Annotated[CostModel, Shorthand(_from_text, TEXT)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 Data = dict[str, Any]
 """Plain nested data, as YAML gives it."""
@@ -42,10 +46,51 @@ class Named(Section):
         return dict(self.model_extra or {})
 
 
-def shorthand(key: str) -> BeforeValidator:
-    """Return a validator that reads a lone scalar as the value of `key`."""
+@dataclass(frozen=True, eq=False)
+class Shorthand:
+    """An annotation of a type: what may be written instead of its full form.
+
+    Attributes
+    ----------
+    expand : callable
+        Returns the full form of what stands there; anything but a shorthand as it is. Raises
+        ValueError where neither can be meant.
+    schema : dict
+        JSON Schema of the short form.
+    """
+
+    expand: Callable[[object], object]
+    schema: Data
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Expand before validating."""
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+
+TEXT: Data = {"type": "string", "minLength": 1}
+NUMBER: Data = {"type": "number"}
+POSITIVE: Data = {"type": "number", "exclusiveMinimum": 0}
+
+
+def shorthand(key: str) -> Shorthand:
+    """Return the shorthand of a mapping by a lone text, the value of its `key`."""
 
     def expand(value: object) -> object:
         return {key: value} if isinstance(value, str | int | float) else value
 
-    return BeforeValidator(expand)
+    return Shorthand(expand, TEXT)
+
+
+def shorthand_of(field: FieldInfo) -> Shorthand | None:
+    """Return what may be written instead of the full form of a field, if anything."""
+    return _first_shorthand((*field.metadata, field.annotation))
+
+
+def _first_shorthand(parts: tuple[object, ...]) -> Shorthand | None:
+    for part in parts:
+        found = part if isinstance(part, Shorthand) else _first_shorthand(get_args(part))
+        if found is not None:
+            return found
+    return None

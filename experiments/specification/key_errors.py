@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import get_args
 
 from pydantic import BaseModel, ValidationError
@@ -81,14 +82,14 @@ def _sentence(error: ErrorDetails, model: type[BaseModel]) -> str:
 
 def _nearest_key(path: KeyPath, model: type[BaseModel]) -> str:
     for name in model.model_fields:
-        inner = _section((name,), model)
+        inner = section_at((name,), model)
         if inner is not model and path[-1] in inner.model_fields:
             return f"did you mean {name}.{path[-1]}?"
-    return nearest(path[-1], _section(path[:-1], model).model_fields)
+    return nearest(path[-1], section_at(path[:-1], model).model_fields)
 
 
-def _section(path: KeyPath, model: type[BaseModel]) -> type[BaseModel]:
-    """Return the model of the section at `path`, or of the innermost one known."""
+def section_at(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
+    """Return the model of the section at `path` below `model`, or of the innermost one known."""
     for part in path:
         field = model.model_fields.get(str(part))
         inner = model_in(field.annotation) if field else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from schedlab.experiments.specification.fields import Named
+from schedlab.experiments.specification.fields import POSITIVE, Named, Shorthand
 
 
 class Lengths(Named):
@@ -22,4 +22,4 @@ def _from_text(value: object) -> object:
     return {"distribution": value} if isinstance(value, str) else value
 
 
-LengthsField = Annotated[Lengths, BeforeValidator(_from_text)]
+LengthsField = Annotated[Lengths, Shorthand(_from_text, POSITIVE)]

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from schedlab.experiments.specification.checks import check_names
 from schedlab.experiments.specification.experiment import ExperimentSpec
-from schedlab.experiments.specification.fields import Data
-from schedlab.experiments.specification.key_errors import describe_error
+from schedlab.experiments.specification.fields import Data, shorthand_of
+from schedlab.experiments.specification.key_errors import describe_error, section_at
 from schedlab.experiments.specification.paths import absolute_paths
 from schedlab.experiments.specification.search import check_search
 from schedlab.experiments.specification.shipped import experiment_file
@@ -29,13 +29,6 @@ from schedlab.sim.yaml_lines import (
 
 _MERGED_SECTIONS = ("engine", "workload", "slo", "sweep")
 _NEVER_SWEPT = ("name", "sweep", "replications", "extends", "claim", "find", "tune")
-_SHORTHANDS = {
-    "policy": "name",
-    "policy.predictor": "name",
-    "workload.arrivals": "process",
-    "workload.prompt_tokens": "distribution",
-    "workload.output_tokens": "distribution",
-}
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentSpec:
@@ -126,11 +119,13 @@ def set_key(data: Data, key: str, value: Value) -> None:
         if inside is None:
             inside = {}
         elif not isinstance(inside, dict):
-            if outer == "cost_model":
-                inside = {"name" if inside == "roofline" else "profile": inside}
-            elif outer in _SHORTHANDS:
-                inside = {_SHORTHANDS[outer]: inside}
-            else:
+            field = section_at(parts[: depth - 1], ExperimentSpec).model_fields.get(part)
+            short = shorthand_of(field) if field else None
+            try:
+                inside = short.expand(inside) if short else None
+            except ValueError as error:
+                raise SpecError(f"{outer}: {error}") from None
+            if not isinstance(inside, dict):
                 raise SpecError(f"{key}: {outer} has no keys inside it")
         data[part] = inside
         data = inside

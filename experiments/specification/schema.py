@@ -9,28 +9,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.fields import shorthand_of
 from schedlab.experiments.specification.key_errors import model_in
 
 Schema = dict[str, Any]
-
-_STRING: Schema = {"type": "string", "minLength": 1}
-_SHORTHANDS: dict[tuple[str, str], list[Schema]] = {
-    ("ExperimentSpec", "policy"): [_STRING],
-    ("Policy", "predictor"): [_STRING],
-    ("ExperimentSpec", "cost_model"): [_STRING],
-    ("Workload", "arrivals"): [_STRING],
-    ("Workload", "prompt_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
-    ("Workload", "output_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
-    ("TrafficClass", "arrivals"): [_STRING],
-    ("TrafficClass", "prompt_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
-    ("TrafficClass", "output_tokens"): [{"type": "number", "exclusiveMinimum": 0}],
-    ("Workload", "request_rate"): [{"const": "inf"}],
-    ("ExperimentSpec", "find"): [_STRING],
-    ("Figure", "metric"): [_STRING],
-    ("Figure", "paper"): [{"type": "number"}],
-    ("Figure", "accept"): [{"type": "number"}],
-}
-"""What may be written instead of the full form of a key."""
 
 
 def json_schema() -> Schema:
@@ -43,12 +25,16 @@ def json_schema() -> Schema:
         predictors and distributions are open in it; `load_spec` checks them.
     """
     schema = ExperimentSpec.model_json_schema()
-    models = {"ExperimentSpec": schema, **schema["$defs"]}
-    for (model, key), forms in _SHORTHANDS.items():
-        properties = models[model]["properties"]
-        full = properties[key]
-        notes = {k: full.pop(k) for k in ("description", "default", "title") if k in full}
-        properties[key] = {"anyOf": forms + full.get("anyOf", [full]), **notes}
+    for model in _models(ExperimentSpec):
+        properties = (schema if model is ExperimentSpec else schema["$defs"][model.__name__])[
+            "properties"
+        ]
+        for key, field in model.model_fields.items():
+            short = shorthand_of(field)
+            if short is not None:
+                full = properties[key]
+                notes = {k: full.pop(k) for k in ("description", "default", "title") if k in full}
+                properties[key] = {"anyOf": [short.schema, *full.get("anyOf", [full])], **notes}
     schema["properties"]["extends"] = {
         "type": "string",
         "description": "Another experiment file this one changes (one level).",
@@ -77,6 +63,12 @@ def key_table() -> str:
     return "\n".join([head, *_rows(ExperimentSpec, "")]) + "\n"
 
 
+def _models(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """Return a model and all that its fields hold."""
+    inner = (model_in(field.annotation) for field in model.model_fields.values())
+    return {model}.union(*(_models(found) for found in inner if found))
+
+
 def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
     properties = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
@@ -87,9 +79,9 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
         named = inner is not None and "additionalProperties" in properties[name]
         if named:
             values = "mappings by name"
-        if (model.__name__, name) in _SHORTHANDS:
-            shorthand = " or ".join(_values(form) for form in _SHORTHANDS[model.__name__, name])
-            values = f"{shorthand} or {values}"
+        short = shorthand_of(field)
+        if short is not None:
+            values = f"{_values(short.schema)} or {values}"
         yield f"| `{prefix}{name}` | {values} | {_default(field, inner)} | {field.description} |"
         if inner:
             yield from _rows(inner, f"{prefix}{name}.{'NAME.' if named else ''}")

@@ -9,11 +9,13 @@ from typing import Annotated, Any, NoReturn
 from pydantic import BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.fields import (
+    TEXT,
     Count,
     Finite,
     NonNegative,
     Positive,
     Section,
+    Shorthand,
     whole,
 )
 from schedlab.sim.errors import nearest
@@ -118,7 +120,7 @@ def _number(text: str) -> float:
         raise ValueError(f"{text!r} is no number") from None
 
 
-FindField = Annotated[Find, BeforeValidator(_find)]
+FindField = Annotated[Find, Shorthand(_find, TEXT)]
 
 
 class Tune(Section):

@@ -9,7 +9,13 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.arrivals import ArrivalsField
-from schedlab.experiments.specification.fields import Count, NonNegative, Positive, Section
+from schedlab.experiments.specification.fields import (
+    Count,
+    NonNegative,
+    Positive,
+    Section,
+    Shorthand,
+)
 from schedlab.experiments.specification.lengths import LengthsField
 from schedlab.experiments.specification.traffic_class import TrafficClass
 
@@ -40,7 +46,7 @@ class Workload(Section):
         description="Draw `num_requests` rows of the trace at random, with replacement; "
         "arrivals must be drawn as well.",
     )
-    request_rate: Annotated[float, Field(gt=0), BeforeValidator(_rate)] | None = Field(
+    request_rate: Annotated[float, Field(gt=0), Shorthand(_rate, {"const": "inf"})] | None = Field(
         default=None,
         description="Requests per second, arrivals redrawn as Poisson; `.inf` is all at once; "
         "if absent the trace's own arrival times.",

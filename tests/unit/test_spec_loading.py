@@ -178,6 +178,28 @@ def test_override_values_are_yaml_and_reach_inside_shorthands(tmp_path):
     assert (spec.workload.num_requests, spec.slo.tpot_ms, spec.name) == (100, 50.0, "x")
 
 
+@pytest.mark.parametrize(
+    ("written", "override", "expected"),
+    [
+        ({"prompt_tokens": 100}, "workload.prompt_tokens.tokens=7", {"tokens": 7}),
+        ({"prompt_tokens": "exponential"}, "workload.prompt_tokens.mean=7", {"mean": 7}),
+    ],
+)
+def test_override_reaches_inside_a_lone_number_or_name_of_lengths(written, override, expected):
+    data = {"workload": WORKLOAD | written}
+    assert make_spec(data, [override]).workload.prompt_tokens.knobs == expected
+
+
+def test_override_reaches_inside_the_shorthands_of_a_class_and_of_find():
+    data = {
+        "workload": WORKLOAD | {"classes": {"a": {"prompt_tokens": 100}}},
+        "find": "max workload.request_rate subject to p99_ttft_ms <= 500",
+    }
+    spec = make_spec(data, ["workload.classes.a.prompt_tokens.tokens=7", "find.tolerance=0.1"])
+    assert spec.workload.classes["a"].prompt_tokens.knobs == {"tokens": 7}
+    assert (spec.find.maximize, spec.find.tolerance) == ("workload.request_rate", 0.1)
+
+
 def test_override_of_a_swept_key_ends_its_sweep(spec_file):
     spec = load_spec(spec_file, ["engine.block_size=8"])
     assert spec.sweep == {}
