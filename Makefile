@@ -5,17 +5,30 @@ BIN    := $(VENV)/bin
 # Without an NVIDIA GPU the tests of the real backend need this build of torch; with one, any.
 TORCH  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
 
-.PHONY: demo test fast lint format bench golden notebooks clean
+# One worker a core; those that run out of tests take over tests of others.
+PYTEST  = $(BIN)/python -m pytest -n auto --dist worksteal
+# Of simulator and policies alone: test files that import nothing else of ours.
+UNIT    = $(shell grep -LE 'schedlab\.(experiments|gpu_backend|traces)|notebook' tests/unit/test_*.py)
+OLDEST := .venv-oldest
+LOCK   := .venv-lock
+
+.PHONY: demo test fast unit oldest lint format bench golden notebooks lock clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
 	$(BIN)/schedlab run experiments/quickstart.yaml -o runs/quickstart
 	@echo "figure: runs/quickstart/throughput_p99.png"
 
 test: $(VENV)/tested             ## install what tests need, then run them all
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 fast: $(VENV)/tested             ## tests that take less than a few seconds
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+unit: $(VENV)/tested             ## tests of simulator and policies alone: seconds
+	$(PYTEST) -m "not slow" $(UNIT) $(ARGS)
+
+oldest: $(OLDEST)/installed      ## fast tests with the oldest packages that pyproject.toml allows
+	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m "not slow" --ignore tests/gpu $(ARGS)
 
 lint: $(VENV)/tested             ## what must be clean before a commit
 	$(BIN)/ruff format --check .
@@ -35,8 +48,17 @@ golden: $(VENV)/tested           ## accept the present results as the expected o
 notebooks: $(VENV)/tested        ## write each notebook anew from its .py, without outputs
 	$(BIN)/jupytext --to ipynb --update notebooks/*.py
 
+lock:                            ## write requirements.lock: what installing today gives
+	$(PYTHON) -m venv --clear $(LOCK)
+	$(LOCK)/bin/python -m pip install --quiet --disable-pip-version-check '.[dev]'
+	{ echo "# Written by 'make lock': Python $$($(LOCK)/bin/python -V | cut -c8-), $$(uname -s)."; \
+	  echo "# pip install -c requirements.lock -e '.[dev]' gives these versions again. torch is not here:"; \
+	  echo "# which build is right depends on the machine (see Makefile)."; \
+	  $(LOCK)/bin/python -m pip freeze --all --exclude pip --exclude schedlab; } > requirements.lock
+	rm -rf $(LOCK)
+
 clean:                           ## remove what was built and measured here
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCK) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -51,3 +73,12 @@ $(VENV)/tested: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu,predictors]'
 	@touch $@ $(VENV)/installed
+
+# pandas>=2.1 becomes pandas==2.1; test tools are the newest.
+$(OLDEST)/installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*(d.replace(">=", "==") for d in project["dependencies"]), sep="\n")' > $(OLDEST)/floors
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OLDEST)/floors \
+		-e . pytest pytest-xdist hypothesis jsonschema setuptools
+	@touch $@

@@ -1,7 +1,8 @@
 """Settings of property tests, and what several tests need that takes a while to make.
 
-Property tests draw the same examples every time, however slow the machine;
-``HYPOTHESIS_PROFILE=explore`` draws new examples, ten times as many.
+Property tests draw the same examples every time, however slow the machine. For more, choose a
+profile by name: ``--hypothesis-profile=thorough`` draws ten times as many, the same every time,
+``--hypothesis-profile=explore`` new ones.
 """
 
 import os
@@ -12,19 +13,24 @@ from hypothesis import HealthCheck, settings
 
 from tests.data_folder import data_folder
 
+# Tests share the cores already: a library that starts a thread a core in each worker only waits.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What commands print must not depend on how wide somebody's terminal is.
+os.environ.pop("COLUMNS", None)
+
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile(
-    "default",
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=_SLOW,
-    print_blob=True,
-)
-settings.register_profile(
-    "explore", deadline=None, max_examples=1000, suppress_health_check=_SLOW, print_blob=True
-)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+_ANY = settings(deadline=None, suppress_health_check=_SLOW, print_blob=True)
+settings.register_profile("lean", _ANY, max_examples=40, derandomize=True)
+settings.register_profile("thorough", _ANY, max_examples=400, derandomize=True)
+settings.register_profile("explore", _ANY, max_examples=1000)
+settings.load_profile("lean")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Make ``-n auto`` one worker for each core that this process may use, eight at most."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(usable or 1, 8)
 
 
 @pytest.fixture(scope="session")
