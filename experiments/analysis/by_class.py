@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from schedlab.experiments.analysis.policy_comparison import places
+from schedlab.experiments.results.saved_results import read_points
 from schedlab.experiments.statistics import Estimate, estimate
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.fairness import jain_fairness, longest_wait_of, measured_requests
@@ -74,9 +74,9 @@ def class_rows(folder: Path, column: str | None = None) -> list[ClassRow]:
         If the folder holds no results.
     """
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for place in places(folder):
-        setting = ", ".join(f"{key}={value}" for key, value in place.settings.items())
-        for name, metrics in _classes(RunResult.load(place.folder), column).items():
+    for point in read_points(folder):
+        setting = ", ".join(f"{key}={value}" for key, value in point.settings.items())
+        for name, metrics in _classes(point.load(), column).items():
             found.setdefault((setting, name), []).append(metrics)
     return [
         ClassRow(

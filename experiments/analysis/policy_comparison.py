@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
-from schedlab.experiments.results.results_folder import POINTS_FILE
+from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.statistics import Change, paired_change, verdict
-from schedlab.sim.errors import SchedlabError, SpecError, nearest
+from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.metric_names import larger_is_better
 
 METRICS = (
@@ -19,24 +16,6 @@ METRICS = (
     "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms",
 )  # fmt: skip
 """What is compared unless other metrics are named."""
-
-
-class Run(NamedTuple):
-    """One run of a results folder.
-
-    Attributes
-    ----------
-    settings : dict of str to str
-        Swept key to its value.
-    replication : int
-        Which; runs of the same number had the same seed.
-    metrics : mapping of str to float
-        All metrics; None where there was nothing to measure.
-    """
-
-    settings: dict[str, str]
-    replication: int
-    metrics: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -68,72 +47,8 @@ class PolicyChange:
     verdict: str
 
 
-class Place(NamedTuple):
-    """Where the result of one run lies.
-
-    Attributes
-    ----------
-    settings : dict of str to str
-        Swept key to its value.
-    replication : int
-        Which.
-    folder : Path
-        Holds result.json.
-    """
-
-    settings: dict[str, str]
-    replication: int
-    folder: Path
-
-
-def places(folder: Path) -> list[Place]:
-    """Say where the runs of a results folder lie, of `schedlab run` or `schedlab sweep`.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder, or that of a single run.
-
-    Returns
-    -------
-    list of Place
-        Those of the last experiment that was run into it, in its order; a point that failed is
-        none of them.
-
-    Raises
-    ------
-    SchedlabError
-        If it holds no results.
-    """
-    if (folder / "result.json").is_file():
-        return [Place({}, 0, folder)]
-    try:
-        if (folder / POINTS_FILE).is_file():
-            rows = json.loads((folder / POINTS_FILE).read_text(encoding="utf-8"))
-            found = [
-                Place(row["settings"], row["replication"], folder / row["folder"]) for row in rows
-            ]
-            return [place for place in found if (place.folder / "result.json").is_file()]
-        rows = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["rows"]
-        inside = sorted(
-            (p.parent for p in folder.glob("[0-9]*-*/result.json")),
-            key=lambda path: int(path.name.partition("-")[0]),
-        )
-        order = [(row["settings"], r) for row in rows for r in range(row["num_replications"])]
-        return [Place(*one, path) for one, path in zip(order, inside, strict=True)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SchedlabError(f"{folder}: no results of several runs ({error})") from None
-
-
-def runs_of(folder: Path) -> list[Run]:
-    """Read the metrics of the runs of a results folder; see `places`."""
-    return [
-        Run(place.settings, place.replication, _metrics(place.folder)) for place in places(folder)
-    ]
-
-
 def compare_policies(
-    runs: Sequence[Run],
+    runs: Sequence[PointMetrics],
     metrics: Sequence[str] = METRICS,
     against: str | None = None,
     key: str = "policy",
@@ -142,7 +57,7 @@ def compare_policies(
 
     Parameters
     ----------
-    runs : sequence of Run
+    runs : sequence of PointMetrics
         Of a sweep over policies with replications.
     metrics : sequence of str
         What to compare; metrics that no run has are an error, those without a value are left out.
@@ -169,7 +84,7 @@ def compare_policies(
     if against is not None and against not in names:
         raise SpecError(f"no {key} is called {against!r} here; {nearest(against, names)}")
     base = against or names[0]
-    groups: dict[str, dict[str, dict[int, Run]]] = {}
+    groups: dict[str, dict[str, dict[int, PointMetrics]]] = {}
     for run in runs:
         setting = ", ".join(f"{k}={v}" for k, v in run.settings.items() if k != key)
         of = groups.setdefault(setting, {}).setdefault(run.settings[key], {})
@@ -187,22 +102,18 @@ def compare_policies(
 
 
 def _change(
-    setting: str, metric: str, names: tuple[str, str], by_name: Mapping[str, Mapping[int, Run]]
+    setting: str,
+    metric: str,
+    names: tuple[str, str],
+    by_name: Mapping[str, Mapping[int, PointMetrics]],
 ) -> PolicyChange | None:
     of, against = (by_name[name] for name in names)
     shared = sorted(of.keys() & against.keys())
     pairs = [(of[r].metrics[metric], against[r].metrics[metric]) for r in shared]
-    known = [(x, y) for x, y in pairs if x is not None and y is not None]
-    if len(known) < len(pairs):
+    if any(math.isnan(x) or math.isnan(y) for x, y in pairs):
         return None
-    values = [x for x, _ in known], [y for _, y in known]
+    values = [x for x, _ in pairs], [y for _, y in pairs]
     change = paired_change(*values)
     means = tuple(math.fsum(column) / len(column) for column in values)
     sentence = verdict(*names, metric, change, larger_is_better(metric))
     return PolicyChange(setting, metric, *names, (means[0], means[1]), change, sentence)
-
-
-def _metrics(folder: Path) -> Mapping[str, float | None]:
-    ours = json.loads((folder / "result.json").read_text(encoding="utf-8"))["schedlab"]
-    metrics: Mapping[str, float | None] = ours["metrics"]
-    return metrics

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -24,16 +24,13 @@ from schedlab.experiments.commands.experiment import (
 from schedlab.experiments.commands.predictor import predictor_app
 from schedlab.experiments.commands.profile import profile_app
 from schedlab.experiments.commands.regress import regress_app
+from schedlab.experiments.commands.running import INTERRUPTED, points_bar, print_results
 from schedlab.experiments.commands.sweep import add_sweep_commands
-from schedlab.experiments.commands.terminal import console, print_table, progress_bar
+from schedlab.experiments.commands.terminal import print_lines, print_table
 from schedlab.experiments.commands.trace import trace_app
 from schedlab.experiments.commands.validate import validate
 from schedlab.sim.errors import SchedlabError
 
-if TYPE_CHECKING:
-    from schedlab.experiments.sweeps.run_all import Outcome
-
-INTERRUPTED = 130
 USER_ERROR = 2
 
 
@@ -90,18 +87,31 @@ def run(
     """Run an experiment: all points of its sweep."""
     import json
 
-    from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
-    from schedlab.experiments.sweeps.run_all import run_all, summary
+    from schedlab.experiments.figures.figures import draw_throughput
+    from schedlab.experiments.results.results_folder import (
+        add_to_marker,
+        check_replaceable,
+        replacing_folder,
+    )
+    from schedlab.experiments.results.saved_results import summary
+    from schedlab.experiments.sweeps.sweep_all import run_into
+    from schedlab.experiments.sweeps.workers import InProcess
 
     spec = load_experiment(spec_file, overrides)
     folder = output or results_folder(spec)
     check_replaceable(folder)
-    with replacing_folder(folder) as new, progress_bar(quiet) as progress:
-        outcome = run_all(spec, new, perfetto=perfetto, progress=progress)
+    with replacing_folder(folder) as new, points_bar(quiet) as progress:
+        here = InProcess(progress.requests_done, raising=True)
+        results = run_into(spec, new, here, progress.point_ended)
+        draw_throughput(results)
+        for point in results.runs if perfetto else ():
+            point.load().to_perfetto(point.folder / "trace.json")
+            add_to_marker(point.folder, ["trace.json"])
     if as_json:
-        typer.echo(json.dumps(summary(spec, outcome), indent=1))
+        typer.echo(json.dumps(summary(spec, results), indent=1))
     elif not quiet:
-        _print_outcome(outcome, spec.name, folder)
+        print_results(results, spec.name)
+        print_lines([f"results: {folder}"])
 
 
 add_sweep_commands(app)
@@ -264,18 +274,6 @@ def main() -> None:
 
 def _complain(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def _print_outcome(outcome: Outcome, name: str, folder: Path) -> None:
-    from rich.text import Text
-
-    from schedlab.experiments.results import tables as report
-
-    screen = console()
-    screen.print(report.table(outcome.rows, name))
-    for line in report.notes(outcome.cost_models, outcome.warnings, outcome.predictors):
-        screen.print(Text(line))
-    screen.print(Text(f"results: {folder}"))
 
 
 def _purpose(cls: type) -> str:

@@ -29,9 +29,10 @@ def compare_policies_command(
     """Say which policy beats which, by how much and how surely, over the seeds they share."""
     from dataclasses import asdict
 
-    from schedlab.experiments.analysis.policy_comparison import METRICS, compare_policies, runs_of
+    from schedlab.experiments.analysis.policy_comparison import METRICS, compare_policies
+    from schedlab.experiments.results.saved_results import read_points
 
-    found = compare_policies(runs_of(folder), metric or METRICS, against, key)
+    found = compare_policies(read_points(folder), metric or METRICS, against, key)
     if as_json:
         typer.echo(json.dumps([_plain_change(asdict(one)) for one in found], indent=1))
         return

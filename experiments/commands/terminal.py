@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from schedlab.experiments.sweeps.run_all import Progress
+Draw = Callable[[str, float], None]
+"""Draws a bar again: what goes on in words, the share that is done."""
 
 
 def console() -> Console:
@@ -53,24 +54,9 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 @contextmanager
-def progress_bar(quiet: bool) -> Iterator[Progress | None]:
-    """Give a callback that draws a bar on stderr; None where nobody would see it."""
-    with _bar(quiet) as update:
-        if update is None:
-            yield None
-            return
-
-        def show(done: int, points: int, label: str, requests_done: int, requests: int) -> None:
-            part = requests_done / requests if requests else 0.0
-            update(f"[{done + 1}/{points}] {label}", (done + part) / points)
-
-        yield show
-
-
-@contextmanager
 def steps_bar(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
     """Give a callback (done, total, what comes next) that draws a bar on stderr, or None."""
-    with _bar(quiet) as update:
+    with bar(quiet) as update:
         if update is None:
             yield None
         else:
@@ -78,8 +64,8 @@ def steps_bar(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
 
 
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[str, float], None] | None]:
-    """Give a callback (description, share done); None where nobody would see a bar."""
+def bar(quiet: bool) -> Iterator[Draw | None]:
+    """Give what draws a bar on stderr; None where nobody would see it."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

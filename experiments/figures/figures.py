@@ -67,6 +67,15 @@ def draw(folder: Path) -> list[Path]:
     return written
 
 
+def draw_throughput(results: SavedResults) -> None:
+    """Draw throughput against tail latency into the folder, where a request rate is swept."""
+    if _sweeps_rate(results.rows):
+        save(
+            plots.throughput_against_p99(results.rows, results.name),
+            results.folder / "throughput_p99",
+        )
+
+
 def drawings(results: SavedResults) -> list[Drawing]:
     """Return the figures that suit results.
 

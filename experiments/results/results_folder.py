@@ -15,9 +15,6 @@ from schedlab.sim.files import write_text
 MARKER = ".schedlab.json"
 """Lists what schedlab wrote into a folder: such a folder, and nothing else in it, is replaced."""
 
-POINTS_FILE = "points.json"
-"""Which folder of a sweep holds which of its points, in order."""
-
 
 def check_replaceable(folder: Path) -> None:
     """Make sure that writing results into `folder` destroys nothing else.
@@ -74,7 +71,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     new.mkdir()
     try:
         yield new
-        _write_marker(new, _files(new))
+        _write_marker(new, _files(new) - {MARKER})
         check_replaceable(folder)
         if folder.exists():
             folder.rename(old)

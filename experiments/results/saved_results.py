@@ -1,87 +1,58 @@
-"""What a results folder holds, read back: one run, or the settings and runs of a sweep."""
+"""What a results folder holds: the settings and finished points of an experiment."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from schedlab.experiments.results.tables import Row, warnings
-from schedlab.experiments.statistics import Estimate
+from schedlab.experiments.results.point_folder import PointMetrics, content_hash_of, read_point
+from schedlab.experiments.results.tables import Row, rows, summary_csv, summary_data
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.identity import spec_hash
 from schedlab.sim.errors import SchedlabError
+from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.yaml_lines import dump_yaml
 
-if TYPE_CHECKING:
-    from schedlab.sim.result import RunResult
-
-_NUMBERED = re.compile(r"^\d+-")
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """One run of a sweep.
-
-    Attributes
-    ----------
-    label : str
-        Its settings in one line, as in the summary.
-    replication : int
-        0-based.
-    folder : Path
-        Where its result.json and tables are.
-    """
-
-    label: str
-    replication: int
-    folder: Path
-
-    def load(self) -> RunResult:
-        """Return the run with its tables."""
-        from schedlab.sim.result import RunResult
-
-        return RunResult.load(self.folder)
-
-    def head(self) -> dict[str, Any]:
-        """Return metrics and provenance alone, as plain data, without reading any table."""
-        ours = _json(self.folder / "result.json").get("schedlab")
-        if not isinstance(ours, dict):
-            raise SchedlabError(f"{self.folder / 'result.json'}: not a schedlab result")
-        return ours
+POINTS_FILE = "points.json"
+"""Which folder inside holds which point of the experiment, in order."""
 
 
 @dataclass(frozen=True)
 class SavedResults:
-    """A results folder.
+    """Finished points of an experiment, and what they come to.
 
     Attributes
     ----------
     folder : Path
-        Where it is.
+        Where they are.
     name : str
         Of the experiment.
     rows : list of Row
-        One a setting; one row without settings for a single run.
-    runs : list of SavedRun
-        All runs whose files are there, in the order of the rows, replications together.
+        One a setting; one row without settings for a single point.
+    runs : list of PointMetrics
+        The points, in the order of the rows, replications together.
     cost_models : list of dict
         Descriptions of the cost models used, each once.
-    predictors, warnings : list of str
-        As under the table of `schedlab run`.
+    predictors : list of str
+        What was predicted, how well and at what cost, each once.
+    warnings : list of str
+        What a reader of the numbers must know, each once, with the points it concerns.
     """
 
     folder: Path
     name: str
-    rows: list[Row]
-    runs: list[SavedRun]
-    cost_models: list[dict[str, Any]]
-    predictors: list[str]
-    warnings: list[str]
+    rows: list[Row] = field(default_factory=list)
+    runs: list[PointMetrics] = field(default_factory=list)
+    cost_models: list[dict[str, Any]] = field(default_factory=list)
+    predictors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
-    def of(self, row: Row) -> list[SavedRun]:
-        """Return the runs of a row, one a replication."""
+    def of(self, row: Row) -> list[PointMetrics]:
+        """Return the points of a row, one a replication."""
         return [run for run in self.runs if run.label == row.label]
 
 
@@ -91,115 +62,156 @@ def read_results(folder: Path) -> SavedResults:
     Parameters
     ----------
     folder : Path
-        A results folder.
+        A results folder, or that of a single point.
 
     Returns
     -------
     SavedResults
-        The tables of single runs are read when asked for.
+        Over the settings all of whose replications are there; tables of single points are read
+        when asked for.
 
     Raises
     ------
     SchedlabError
         If the folder holds no results, or files in it are not ours.
     """
-    if (folder / "summary.json").is_file():
-        return _read_summary(folder)
+    if not (folder / POINTS_FILE).is_file():
+        points = read_points(folder)
+        return _gathered(folder, points[0].label, points)
+    name, places = _places(folder)
+    points = read_points(folder)
+    there = {(*_setting(point.label, point.settings), point.replication) for point in points}
+    asked = [
+        (_setting(place["label"], place["settings"]), place["replication"]) for place in places
+    ]
+    torn = {setting for setting, replication in asked if (*setting, replication) not in there}
+    whole = [point for point in points if _setting(point.label, point.settings) not in torn]
+    return _gathered(folder, name, whole)
+
+
+def read_points(folder: Path) -> list[PointMetrics]:
+    """Read the finished points of a results folder, also of settings of which some are missing.
+
+    Parameters
+    ----------
+    folder : Path
+        A results folder, or that of a single point.
+
+    Returns
+    -------
+    list of PointMetrics
+        Those of the last experiment that was run into it, in its order.
+
+    Raises
+    ------
+    SchedlabError
+        If the folder holds no results, or files in it are not ours.
+    """
+    if (folder / POINTS_FILE).is_file():
+        return [
+            read_point(folder / place["folder"], **{key: place[key] for key in _OF_POINT})
+            for place in _places(folder)[1]
+            if content_hash_of(folder / place["folder"]) == place["content_hash"]
+        ]
     if (folder / "result.json").is_file():
-        return _read_one(folder)
-    raise SchedlabError(f"{folder} holds no results: neither summary.json nor result.json")
+        return [read_point(folder)]
+    raise SchedlabError(f"{folder} holds no results: neither {POINTS_FILE} nor result.json")
 
 
-def _read_summary(folder: Path) -> SavedResults:
-    path = folder / "summary.json"
-    data = _json(path)
-    try:
-        rows = [_row(entry) for entry in data["rows"]]
-        return SavedResults(
-            folder=folder,
-            name=data["name"],
-            rows=rows,
-            runs=_runs(folder, rows),
-            cost_models=_each_once(data["cost_models"]),
-            predictors=data["predictors"],
-            warnings=data["warnings"],
-        )
-    except (KeyError, TypeError) as error:
-        raise SchedlabError(f"{path}: not a summary of schedlab ({error!r})") from error
+def write_summary(spec: ExperimentSpec, results: SavedResults) -> None:
+    """Write what several points came to into their folder: spec.yaml, summary.csv, summary.json.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The experiment.
+    results : SavedResults
+        What it gave.
+    """
+    folder = results.folder
+    write_text(folder / "spec.yaml", dump_yaml(spec.to_data()))
+    write_text(folder / "summary.csv", summary_csv(results.rows))
+    write_text(folder / "summary.json", json.dumps(summary(spec, results), indent=1) + "\n")
 
 
-def _read_one(folder: Path) -> SavedResults:
+def summary(spec: ExperimentSpec, results: SavedResults) -> dict[str, object]:
+    """Return what summary.json holds.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The experiment.
+    results : SavedResults
+        What it gave.
+
+    Returns
+    -------
+    dict
+        name, spec_hash, cost_models, predictors, warnings and rows (see `tables.summary_data`).
+    """
+    return {
+        "name": spec.name,
+        "spec_hash": spec_hash(spec),
+        "cost_models": results.cost_models,
+        "predictors": results.predictors,
+        "warnings": results.warnings,
+        "rows": summary_data(results.rows),
+    }
+
+
+_OF_POINT = ("label", "settings", "replication")
+
+
+def _places(folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Return the name of an experiment, and which folder holds which of its points."""
+    path = folder / POINTS_FILE
+    data = read_json_object(path)
+    places = data.get("points")
+    keys = {*_OF_POINT, "content_hash", "folder"}
+    if not isinstance(places, list) or not all(keys <= place.keys() for place in places):
+        raise SchedlabError(f"{path}: not a list of points that this version can read")
+    return str(data.get("name")), places
+
+
+def _setting(label: str, settings: Mapping[str, str]) -> tuple[str, ...]:
+    return (label, *settings.values())
+
+
+def _gathered(folder: Path, name: str, points: Sequence[PointMetrics]) -> SavedResults:
+    """Gather points, in the order of `sweep.points`, into a table with what qualifies it."""
     from schedlab.experiments.running.prediction import prediction_line
 
-    run = SavedRun("", 0, folder)
-    result = run.load()
-    metrics = {name: Estimate(value, None) for name, value in result.metrics().items()}
-    row = Row("", result.policy, {}, 1, metrics)
-    prediction = result.provenance.get("prediction")
-    described = result.provenance["cost_model"]
-    assert isinstance(described, dict)
+    cost_models: list[dict[str, Any]] = []
+    predicted: dict[str, list[object]] = {}
+    told: list[tuple[str, str]] = []
+    for point in points:
+        told += [(point.label, warning) for warning in point.warnings]
+        described = dict(point.cost_model)
+        if described not in cost_models:
+            cost_models.append(described)
+        if point.prediction is not None:
+            predicted.setdefault(point.label, []).append(point.prediction)
     return SavedResults(
         folder=folder,
-        name=result.name,
-        rows=[row],
-        runs=[run],
-        cost_models=_each_once([described]),
-        predictors=[prediction_line([prediction])] if prediction is not None else [],
-        warnings=warnings(result),
+        name=name,
+        rows=rows(points, [point.metrics for point in points]),
+        runs=list(points),
+        cost_models=cost_models,
+        predictors=list(dict.fromkeys(map(prediction_line, predicted.values()))),
+        warnings=_told_once(told, len(points)),
     )
 
 
-def _row(entry: Mapping[str, Any]) -> Row:
-    intervals = entry.get("ci95", {})
-    metrics = {
-        name: Estimate(math.nan if mean is None else float(mean), intervals.get(name))
-        for name, mean in entry["metrics"].items()
-    }
-    return Row(
-        label=entry["label"],
-        policy=entry["policy"],
-        settings=entry["settings"],
-        num_replications=entry["num_replications"],
-        metrics=metrics,
-    )
-
-
-def _each_once(cost_models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return each description once, with model and device of what it describes."""
-    found: list[dict[str, Any]] = []
-    for described in cost_models:
-        # A profile has model and device among its particulars.
-        meta = described.get("meta") or {}
-        kept = {key: meta[key] for key in ("model", "hardware") if key in meta} | dict(described)
-        if kept not in found:
-            found.append(kept)
-    return found
-
-
-def _runs(folder: Path, rows: Sequence[Row]) -> list[SavedRun]:
-    """Find the folder of each run: by points.json (a sweep), or by their numbers (a run)."""
-    if (folder / "points.json").is_file():
-        return [
-            SavedRun(point["label"], point["replication"], folder / point["folder"])
-            for point in _json(folder / "points.json")
-            if (folder / point["folder"] / "result.json").is_file()
-        ]
-    numbered = sorted(
-        (path.parent for path in folder.glob("*/result.json") if _NUMBERED.match(path.parent.name)),
-        key=lambda path: int(path.name.partition("-")[0]),
-    )
-    places = [(row.label, r) for row in rows for r in range(row.num_replications)]
-    return [
-        SavedRun(*places[number], path)
-        for path in numbered
-        if (number := int(path.name.partition("-")[0])) < len(places)
-    ]
-
-
-def _json(path: Path) -> Any:  # noqa: ANN401 - whatever JSON holds
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SchedlabError(f"{path}: cannot read: {error.strerror}") from error
-    except ValueError as error:
-        raise SchedlabError(f"{path}: not JSON: {error}") from error
+def _told_once(told: Sequence[tuple[str, str]], num_points: int) -> list[str]:
+    """Return each warning once, with the points it concerns; `told` is (label, warning) pairs."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for label, warning in told:
+        alike.setdefault(re.sub(r"[0-9][0-9,.]*", "#", warning), []).append((label, warning))
+    lines = []
+    for group in alike.values():
+        labels = list(dict.fromkeys(label for label, _ in group))
+        more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+        who = "" if len(group) == num_points else f"{'; '.join(labels[:3])}{more}: "
+        vary = " (numbers vary by run)" if len({warning for _, warning in group}) > 1 else ""
+        lines.append(who + group[0][1] + vary)
+    return lines

@@ -8,9 +8,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from schedlab.experiments.specification.sweep import Point
 from schedlab.experiments.statistics import Estimate, estimate
 
 if TYPE_CHECKING:
@@ -55,12 +54,28 @@ class Row:
         return self.metrics.get(metric, Estimate(math.nan, None)).mean
 
 
-def rows(points: Sequence[Point], metrics: Sequence[Metrics]) -> list[Row]:
+class Setting(Protocol):
+    """What tells the points of one setting from those of another."""
+
+    @property
+    def label(self) -> str:
+        """Return the settings in one line."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Return swept key to value, as short text."""
+
+    @property
+    def policy(self) -> str:
+        """Return the name of the policy."""
+
+
+def rows(points: Sequence[Setting], metrics: Sequence[Metrics]) -> list[Row]:
     """Gather the replications of each setting.
 
     Parameters
     ----------
-    points : sequence of Point
+    points : sequence of Setting
         What was run, replications of a setting next to each other as `sweep.points` gives them.
     metrics : sequence of mapping
         The metrics of each run.
@@ -81,8 +96,8 @@ def rows(points: Sequence[Point], metrics: Sequence[Metrics]) -> list[Row]:
         gathered.append(
             Row(
                 label=first.label,
-                policy=first.settings.get("policy", first.spec.policy.name),
-                settings=first.settings,
+                policy=first.settings.get("policy", first.policy),
+                settings=dict(first.settings),
                 num_replications=len(members),
                 metrics={name: estimate(column) for name, column in values.items()},
             )

@@ -8,19 +8,13 @@ from dataclasses import dataclass
 
 from schedlab.experiments.analysis.rate_curves import SATURATED, is_saturated
 from schedlab.experiments.results.tables import Row
+from schedlab.experiments.search.bars import Bar, Metrics, bars_of, label_of, with_values
 from schedlab.experiments.search.bracket import Bracket, Probe, Search, bracket
-from schedlab.experiments.search.evaluate import (
-    Bar,
-    Evaluator,
-    Metrics,
-    bars_of,
-    label_of,
-    with_values,
-)
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find
 from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.statistics import Estimate, estimate, paired_change, verdict
+from schedlab.experiments.sweeps.runs import Runs
 from schedlab.sim.errors import SpecError
 
 
@@ -61,14 +55,14 @@ class Found:
         return next((one.bound for one in self.brackets if one.bound), "")
 
 
-def find(spec: ExperimentSpec, evaluator: Evaluator) -> list[Found]:
+def find(spec: ExperimentSpec, runs: Runs) -> list[Found]:
     """Search the largest value within the bars, for every setting of the sweep.
 
     Parameters
     ----------
     spec : ExperimentSpec
         An experiment with a `find` section.
-    evaluator : Evaluator
+    runs : Runs
         Runs what is asked.
 
     Returns
@@ -86,10 +80,10 @@ def find(spec: ExperimentSpec, evaluator: Evaluator) -> list[Found]:
     """
     if spec.find is None:
         raise SpecError("find: is required here, e.g. max workload.request_rate subject to ...")
-    return find_all(points(spec), spec.find, evaluator)
+    return find_all(points(spec), spec.find, runs)
 
 
-def find_all(todo: Sequence[Point], asked: Find, evaluator: Evaluator) -> list[Found]:
+def find_all(todo: Sequence[Point], asked: Find, runs: Runs) -> list[Found]:
     """Search at several points at the same time.
 
     Parameters
@@ -98,7 +92,7 @@ def find_all(todo: Sequence[Point], asked: Find, evaluator: Evaluator) -> list[F
         Settings with their replications.
     asked : Find
         What is searched.
-    evaluator : Evaluator
+    runs : Runs
         Runs what is asked.
 
     Returns
@@ -107,10 +101,9 @@ def find_all(todo: Sequence[Point], asked: Find, evaluator: Evaluator) -> list[F
         One a setting, in order.
     """
     bars = bars_of(asked.at_most, asked.at_least)
-    brackets = _search_all(todo, asked, bars, evaluator)
-    at_answer = evaluator.metrics(
-        [_point(point, asked, one.value) for point, one in zip(todo, brackets, strict=True)]
-    )
+    brackets = _search_all(todo, asked, bars, runs)
+    answers = [_point(point, asked, one.value) for point, one in zip(todo, brackets, strict=True)]
+    at_answer = [point.metrics for point in runs.points(answers)]
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, point in enumerate(todo):
         groups.setdefault((point.label, *point.settings.values()), []).append(i)
@@ -152,7 +145,7 @@ def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:
 
 
 def _search_all(
-    todo: Sequence[Point], asked: Find, bars: Sequence[Bar], evaluator: Evaluator
+    todo: Sequence[Point], asked: Find, bars: Sequence[Bar], runs: Runs
 ) -> list[Bracket]:
     """Let every search take a step at a time, and run what all of them ask for together."""
     whole = _is_whole(todo[0].spec, asked)
@@ -165,14 +158,14 @@ def _search_all(
         wanted[i] = next(searches[i])
     while wanted:
         pairs = [(i, value) for i, values in wanted.items() for value in values]
-        metrics = evaluator.metrics([_point(todo[i], asked, value, whole) for i, value in pairs])
+        tried = runs.points([_point(todo[i], asked, value, whole) for i, value in pairs])
         probes: dict[int, list[Probe]] = {i: [] for i in wanted}
-        for (i, value), one in zip(pairs, metrics, strict=True):
-            probes[i].append(Probe(value, tuple(bar.excess(one) for bar in bars)))
+        for (i, value), one in zip(pairs, tried, strict=True):
+            probes[i].append(Probe(value, tuple(bar.excess(one.metrics) for bar in bars)))
         wanted = {}
-        for i, tried in probes.items():
+        for i, found in probes.items():
             try:
-                wanted[i] = searches[i].send(tried)
+                wanted[i] = searches[i].send(found)
             except StopIteration as end:
                 answers[i] = end.value
     return [answers[i] for i in range(len(todo))]

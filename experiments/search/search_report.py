@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from schedlab.experiments.search.evaluate import bars_of
+from schedlab.experiments.search.bars import bars_of
 from schedlab.experiments.search.find import Found
 from schedlab.experiments.search.tune import Trial, Tuned
 from schedlab.experiments.specification.experiment import ExperimentSpec

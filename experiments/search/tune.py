@@ -7,12 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from schedlab.experiments.search.evaluate import Evaluator, Metrics, bars_of, label_of, with_values
+from schedlab.experiments.search.bars import Metrics, bars_of, label_of, with_values
 from schedlab.experiments.search.find import find_all
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find, Tune
 from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.statistics import Estimate, estimate, paired_change, verdict
+from schedlab.experiments.sweeps.runs import Runs
 from schedlab.sim.errors import SpecError
 
 Values = tuple[float, ...]
@@ -84,14 +85,14 @@ class Tuned:
     remarks: tuple[str, ...]
 
 
-def tune(spec: ExperimentSpec, evaluator: Evaluator) -> Tuned:
+def tune(spec: ExperimentSpec, runs: Runs) -> Tuned:
     """Search the best setting of the keys of a `tune` section.
 
     Parameters
     ----------
     spec : ExperimentSpec
         An experiment with a `tune` section and without a sweep.
-    evaluator : Evaluator
+    runs : Runs
         Runs what is asked.
 
     Returns
@@ -115,7 +116,7 @@ def tune(spec: ExperimentSpec, evaluator: Evaluator) -> Tuned:
         raise SpecError("tune: is required here, e.g. {maximize: ..., over: {...}}")
     if spec.sweep:
         raise SpecError("tune takes one experiment without a sweep; e.g. override sweep={}")
-    search = _Search(spec, asked, evaluator)
+    search = _Search(spec, asked, runs)
     steps = [
         (high / low) ** (1 / (asked.levels - 1)) if asked.levels > 1 else high / low
         for low, high in asked.over.values()
@@ -132,14 +133,14 @@ def tune(spec: ExperimentSpec, evaluator: Evaluator) -> Tuned:
         centre = search.best_values()
         around = itertools.product(*((v / s, v, v * s) for v, s in zip(centre, steps, strict=True)))
         search.try_all(around)
-    return _confirmed(spec, asked, search, evaluator)
+    return _confirmed(spec, asked, search, runs)
 
 
 class _Search:
     """Settings tried so far, each once."""
 
-    def __init__(self, spec: ExperimentSpec, asked: Tune, evaluator: Evaluator) -> None:
-        self._spec, self._asked, self._evaluator = spec, asked, evaluator
+    def __init__(self, spec: ExperimentSpec, asked: Tune, runs: Runs) -> None:
+        self._spec, self._asked, self._runs = spec, asked, runs
         self._whole = [_is_whole(spec, key, low) for key, (low, _) in asked.over.items()]
         self.trials: dict[Values, Trial] = {}
         self.num_invalid = 0
@@ -166,7 +167,7 @@ class _Search:
         if len(allowed) > room:
             self.is_cut = True
             allowed = dict(list(allowed.items())[:room])
-        trials = evaluate(list(allowed.values()), self._asked, self._evaluator)
+        trials = evaluate(list(allowed.values()), self._asked, self._runs)
         self.trials |= dict(zip(allowed, trials, strict=True))
 
     def _rounded(self, combination: Values) -> Values:
@@ -186,7 +187,7 @@ class _Search:
         }
 
 
-def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, evaluator: Evaluator) -> list[Trial]:
+def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[Trial]:
     """Run settings with all replications and weigh them.
 
     Parameters
@@ -195,7 +196,7 @@ def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, evaluator: Evaluator)
         The settings.
     asked : Tune
         What is maximized, and the bars.
-    evaluator : Evaluator
+    runs : Runs
         Runs what is asked.
 
     Returns
@@ -205,19 +206,19 @@ def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, evaluator: Evaluator)
     """
     values = [{key: _value(spec, key) for key in asked.over} for spec in specs]
     expanded = [
-        Point(point.spec, {"setting": label}, point.replication, label, "")
+        Point(point.spec, {"setting": label}, point.replication, label)
         for spec, label in zip(specs, [label_of("", v) for v in values], strict=True)
         for point in points(spec)
     ]
     bars = bars_of(asked.at_most, asked.at_least)
     if "." in asked.maximize:
-        found = find_all(expanded, _as_find(asked), evaluator) if expanded else []
+        found = find_all(expanded, _as_find(asked), runs) if expanded else []
         # Within the bars by construction, but for a setting that breaks one at the least value.
         return [
             Trial(v, tuple(one.values), (1.0 if one.bound == "below" else 0.0,))
             for v, one in zip(values, found, strict=True)
         ]
-    metrics = evaluator.metrics([(point.spec, point.label) for point in expanded])
+    metrics = [p.metrics for p in runs.points([(p.spec, p.label) for p in expanded])]
     num = len(expanded) // max(len(specs), 1)
     trials = []
     for i, v in enumerate(values):
@@ -231,7 +232,7 @@ def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, evaluator: Evaluator)
     return trials
 
 
-def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, evaluator: Evaluator) -> Tuned:
+def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -> Tuned:
     ordered = sorted(search.trials.values(), key=lambda trial: trial.rank, reverse=True)
     fresh = spec.model_copy(update={"seed": spec.seed + spec.replications})
     own = {key: _value(spec, key) for key in asked.over}
@@ -239,7 +240,7 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, evaluator: Ev
     settings = [winner] if own == winner else [winner, own]
     best, *others = evaluate(
         [with_values(fresh, {k: _plain(v) for k, v in one.items()}) for one in settings],
-        asked, evaluator,
+        asked, runs,
     )  # fmt: skip
     given = others[0] if others else None
     told = "the experiment's own values are the best found"

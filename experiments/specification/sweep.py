@@ -31,15 +31,17 @@ class Point:
     label : str
         The settings in one line, e.g. ``"sjf, request_rate=4"``; the experiment's name if
         nothing is swept. Replications of a setting share it.
-    folder : str
-        Name for a folder of its own, unique in the sweep and sorted as the points are.
     """
 
     spec: ExperimentSpec
     settings: dict[str, str]
     replication: int
     label: str
-    folder: str
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy."""
+        return self.spec.policy.name
 
 
 def points(spec: ExperimentSpec) -> list[Point]:
@@ -87,14 +89,12 @@ def points(spec: ExperimentSpec) -> list[Point]:
             raise SpecError(f"sweep point {label!r}: {error}") from None
         for replication in range(spec.replications):
             seed = concrete.seed + replication
-            folder = f"{len(found):03d}-{slug(label or spec.name)}"
             found.append(
                 Point(
                     spec=concrete.model_copy(update={"seed": seed}),
                     settings=settings,
                     replication=replication,
                     label=label or spec.name,
-                    folder=folder + (f"-r{replication}" if spec.replications > 1 else ""),
                 )
             )
     return found

@@ -102,7 +102,7 @@ def _estimate(planned: Plan, store: Store, num_workers: int) -> str:
     timing = Timing((job.label for job in planned.todo), num_workers)
     known = [job for job in planned.wanted if store.has(job)]
     for job in known:
-        timing.know(job.label, store.seconds(job))
+        timing.know(job.label, store.load(job).seconds)
     if known:
         basis = f"from the {len(known)} points that are done"
     else:

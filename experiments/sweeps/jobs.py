@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import NamedTuple
 from schedlab.experiments.results.results_folder import replacing_folder
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.errors import SchedlabError
-from schedlab.sim.files import write_text
 
-POINT_FILE = "point.json"
-"""Beside a result: its content hash, how long it took, and what qualifies it."""
+RequestsDone = Callable[[int, int], None]
+"""Called now and then with the requests of a point that are done, and all of them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Job:
     spec : ExperimentSpec
         The point.
     content_hash : str
-        `point_hash` of it, as the sweep that asks for it sees it.
+        `point_hash` of it, as whoever asks for it sees it.
     folder : Path
         Where its result is to appear, whole.
     label : str
@@ -64,14 +62,13 @@ class Done(NamedTuple):
     trace: str | None = None
 
 
-def run_job(job: Job) -> Done:
+def run_job(job: Job, progress: RequestsDone | None = None) -> Done:
     """Run a point and write its folder; never raises but for what ends the process.
 
     Parameters
     ----------
-    job : Job
-        The point. Its hash is computed again here: a worker with other sources, packages or
-        trace files than the sweep's refuses.
+    job, progress
+        As for `run_point`.
 
     Returns
     -------
@@ -80,20 +77,39 @@ def run_job(job: Job) -> Done:
     """
     begin = time.perf_counter()
     try:
-        _run(job)
+        return run_point(job, progress)
     except SchedlabError as error:
         return Done(job, time.perf_counter() - begin, str(error))
     except Exception as error:
-        line = f"{type(error).__name__}: {error}"
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        line = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
         return Done(job, time.perf_counter() - begin, line, traceback.format_exc())
-    return Done(job, time.perf_counter() - begin)
 
 
-def _run(job: Job) -> None:
-    from schedlab.experiments.results.tables import warnings
+def run_point(job: Job, progress: RequestsDone | None = None) -> Done:
+    """Run a point and write its folder.
+
+    Parameters
+    ----------
+    job : Job
+        The point. Its hash is computed again here: a worker with other sources, packages or
+        trace files than those of whoever asked refuses.
+    progress : callable, optional
+        Told how far it is.
+
+    Returns
+    -------
+    Done
+        Without an error.
+
+    Raises
+    ------
+    SchedlabError
+        If the point is invalid, its run ends with an error, or this worker is no equal.
+    """
+    from schedlab.experiments.results.point_folder import write_point
     from schedlab.experiments.running.point_hash import point_hash
     from schedlab.experiments.running.run import run
-    from schedlab.experiments.sweeps.run_all import write_point
 
     if point_hash(job.spec) != job.content_hash:
         raise SchedlabError(
@@ -101,16 +117,11 @@ def _run(job: Job) -> None:
             "changed while it runs, or are not the same on both machines"
         )
     begin = time.perf_counter()
-    result = run(job.spec)
+    result = run(job.spec, progress)
     seconds = time.perf_counter() - begin
     with fresh_folder(job.folder) as new:
-        write_point(result, job.spec, new)
-        noted = {
-            "content_hash": job.content_hash,
-            "seconds": round(seconds, 3),
-            "warnings": warnings(result),
-        }
-        write_text(new / POINT_FILE, json.dumps(noted, indent=1) + "\n")
+        write_point(result, job.spec, new, job.content_hash, seconds)
+    return Done(job, time.perf_counter() - begin)
 
 
 @contextmanager

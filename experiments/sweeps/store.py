@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from schedlab.experiments.results.results_folder import MARKER, POINTS_FILE
+from schedlab.experiments.results.point_folder import PointMetrics, content_hash_of, read_point
+from schedlab.experiments.results.saved_results import POINTS_FILE
 from schedlab.experiments.running.point_hash import point_hash
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.sweep import Point, slug
-from schedlab.experiments.sweeps.jobs import POINT_FILE, Job
-from schedlab.experiments.sweeps.run_all import Finished
+from schedlab.experiments.sweeps.jobs import Job
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import write_text
 
@@ -68,34 +66,21 @@ class Store:
 
     def has(self, job: Job) -> bool:
         """Say whether the result of a point is there, complete."""
-        if job.content_hash not in self._known and _content_hash(job.folder) == job.content_hash:
+        if job.content_hash not in self._known and content_hash_of(job.folder) == job.content_hash:
             self._known[job.content_hash] = job.folder
         return job.content_hash in self._known
 
-    def load(self, job: Job) -> Finished:
-        """Return what a table needs of a result that is there."""
-        folder = self._known[job.content_hash]
-        ours = json.loads((folder / "result.json").read_text(encoding="utf-8"))["schedlab"]
-        noted = json.loads((folder / POINT_FILE).read_text(encoding="utf-8"))
-        return Finished(
-            metrics={name: _number(value) for name, value in ours["metrics"].items()},
-            warnings=noted["warnings"],
-            cost_model=ours["provenance"]["cost_model"],
-            prediction=ours["provenance"].get("prediction"),
-        )
-
-    def seconds(self, job: Job) -> float:
-        """Return how long a run that is there took."""
-        noted = json.loads((self._known[job.content_hash] / POINT_FILE).read_text("utf-8"))
-        return float(noted["seconds"])
+    def load(self, job: Job) -> PointMetrics:
+        """Return what a result that is there says."""
+        return read_point(self._known[job.content_hash], job.label)
 
     def num_others(self, jobs: Sequence[Job]) -> int:
         """Count the results here that are none of these points."""
         return len(self._known.keys() - {job.content_hash for job in jobs})
 
-    def write_points(self, todo: Sequence[Point], jobs: Sequence[Job]) -> None:
-        """Write down which folder holds which point."""
-        rows = [
+    def write_points(self, name: str, todo: Sequence[Point], jobs: Sequence[Job]) -> None:
+        """Write down which folder holds which point of an experiment."""
+        places = [
             {
                 "label": point.label,
                 "settings": point.settings,
@@ -106,7 +91,8 @@ class Store:
             }
             for point, job in zip(todo, jobs, strict=True)
         ]
-        write_text(self.folder / POINTS_FILE, json.dumps(rows, indent=1) + "\n")
+        text = json.dumps({"name": name, "points": places}, indent=1)
+        write_text(self.folder / POINTS_FILE, text + "\n")
 
     @contextmanager
     def lock(self, part: str) -> Iterator[None]:
@@ -156,24 +142,6 @@ def _complete(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the content hash and folder of each complete result."""
     for inside in sorted(folder.iterdir()) if folder.is_dir() else []:
         if inside.is_dir() and not inside.name.startswith("."):
-            content = _content_hash(inside)
+            content = content_hash_of(inside)
             if content is not None:
                 yield content, inside
-
-
-def _content_hash(folder: Path) -> str | None:
-    """Return whose result a folder holds; None if anything is missing or unreadable."""
-    try:
-        noted = json.loads((folder / POINT_FILE).read_text(encoding="utf-8"))
-        files = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
-        json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not isinstance(noted, Mapping) or not all((folder / name).is_file() for name in files):
-        return None
-    return noted.get("content_hash")
-
-
-def _number(value: Any) -> float:  # noqa: ANN401 - whatever JSON holds
-    """Undo what JSON cannot hold."""
-    return math.nan if value is None else float(value) if isinstance(value, str) else value

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+from schedlab.experiments.results.saved_results import (
+    SavedResults,
+    read_results,
+    summary,
+    write_summary,
+)
+from schedlab.experiments.running.point_hash import point_hash
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.sweeps.jobs import Done, Job
-from schedlab.experiments.sweeps.run_all import Finished, Outcome, gather, summary, write_summary
+from schedlab.experiments.sweeps.runs import Progress, Runs, check, run_jobs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.timing import Timing
 from schedlab.experiments.sweeps.workers import Workers
 from schedlab.sim.errors import SpecError
-
-Progress = Callable[[int, int, Timing, Done | None], None]
-"""Called with: points done, points to run, the time they take, what has just ended."""
 
 
 class Shard(NamedTuple):
@@ -40,8 +44,8 @@ class Swept:
 
     Attributes
     ----------
-    outcome : Outcome or None
-        The table over the settings all of whose replications are there; None if none is, or if
+    results : SavedResults or None
+        Those of the settings all of whose replications are there; None if none is, or if
         points are left to other shards.
     num_points : int
         Different points of the sweep (of this shard).
@@ -55,7 +59,7 @@ class Swept:
         Results in the folder that belong to no point of this sweep.
     """
 
-    outcome: Outcome | None
+    results: SavedResults | None
     num_points: int
     num_found: int
     failures: list[Done] = field(default_factory=list)
@@ -155,12 +159,8 @@ def sweep_all(
     """
     with store.lock("" if shard is None else f"-{shard.number}-of-{shard.total}"):
         planned = plan(spec, store, shard)
-        store.write_points(planned.points, planned.jobs)
-        timing = Timing((job.label for job in planned.todo), workers.num_workers)
-        for job in planned.wanted:
-            if store.has(job):
-                timing.know(job.label, store.seconds(job))
-        failures = run_jobs(planned.todo, workers, timing, progress)
+        store.write_points(spec.name, planned.points, planned.jobs)
+        failures = Runs(store, workers, progress).run(planned.wanted)
     swept = Swept(
         None,
         num_points=len(planned.wanted),
@@ -172,42 +172,48 @@ def sweep_all(
     swept.num_missing = len(
         {job.content_hash for job in planned.jobs if not store.has(job)} - failed
     )
-    if not swept.num_missing:
-        swept.outcome = _sum_up(spec, store, planned)
+    if not swept.num_missing and any(store.has(job) for job in planned.jobs):
+        results = read_results(store.folder)
+        if results.rows:
+            write_summary(spec, results)
+            swept.results = results
     return swept
 
 
-def run_jobs(
-    todo: Sequence[Job], workers: Workers, timing: Timing, progress: Progress | None
-) -> list[Done]:
-    """Run jobs and return those that failed."""
-    if progress is not None:
-        progress(0, len(todo), timing, None)
-    failures = []
-    for count, done in enumerate(workers.run(todo), start=1):
-        timing.finish(done.job.label, None if done.error else done.seconds)
-        if done.error:
-            failures.append(done)
-        if progress is not None:
-            progress(count, len(todo), timing, done)
-    return failures
+def run_into(
+    spec: ExperimentSpec, folder: Path, workers: Workers, progress: Progress | None = None
+) -> SavedResults:
+    """Run every point of an experiment into a folder of its own.
 
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The experiment.
+    folder : Path
+        An empty folder. One point writes its files into it, several are swept into it.
+    workers : Workers
+        Who runs the points.
+    progress : callable, optional
+        Told when a point ends.
 
-def _sum_up(spec: ExperimentSpec, store: Store, planned: Plan) -> Outcome | None:
-    """Write the summary over the settings of which nothing failed."""
-    pairs = list(zip(planned.points, planned.jobs, strict=True))
-    failed = {_setting(point) for point, job in pairs if not store.has(job)}
-    whole = [(point, job) for point, job in pairs if _setting(point) not in failed]
-    if not whole:
-        return None
-    finished: list[Finished] = [store.load(job) for _, job in whole]
-    outcome = gather([point for point, _ in whole], finished)
-    write_summary(spec, outcome, store.folder)
-    return outcome
+    Returns
+    -------
+    SavedResults
+        What the folder holds then.
 
-
-def _setting(point: Point) -> tuple[str, ...]:
-    return (point.label, *point.settings.values())
+    Raises
+    ------
+    SchedlabError
+        If a point is invalid or fails.
+    """
+    todo = points(spec)
+    if len(todo) > 1:
+        check(sweep_all(spec, Store(folder), workers, progress=progress).failures)
+    else:
+        job = Job(todo[0].spec, point_hash(todo[0].spec), folder, todo[0].label)
+        timing = Timing([job.label], num_workers=1)
+        check(run_jobs([job], workers, timing, progress))
+    return read_results(folder)
 
 
 def swept_data(spec: ExperimentSpec, swept: Swept) -> dict[str, object]:
@@ -231,7 +237,7 @@ def swept_data(spec: ExperimentSpec, swept: Swept) -> dict[str, object]:
         for done in swept.failures
     ]
     return {
-        **summary(spec, swept.outcome or Outcome()),
+        **summary(spec, swept.results or SavedResults(Path(), spec.name)),
         "num_points": swept.num_points,
         "num_found": swept.num_found,
         "num_missing": swept.num_missing,

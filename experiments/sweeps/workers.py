@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from schedlab.experiments.sweeps.jobs import Done, Job, run_job
+from schedlab.experiments.sweeps.jobs import Done, Job, run_job, run_point
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -34,9 +35,23 @@ class Workers(AbstractContextManager["Workers"], Protocol):
 
 
 class InProcess:
-    """Runs jobs one after the other in this very process; what a notebook wants."""
+    """Runs jobs one after the other in this very process; what a notebook wants.
+
+    Parameters
+    ----------
+    progress : callable, optional
+        Told the job at work, the requests of it that are done, and all of them.
+    raising : bool
+        Whether an error ends it all, as it is; else the job is yielded with its error.
+    """
 
     num_workers = 1
+
+    def __init__(
+        self, progress: Callable[[Job, int, int], None] | None = None, raising: bool = False
+    ) -> None:
+        self._progress = progress
+        self._run = run_point if raising else run_job
 
     def __enter__(self) -> InProcess:
         return self
@@ -46,7 +61,8 @@ class InProcess:
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Done]:
         """Run all jobs; yield each as it ends, well or not."""
-        return map(run_job, jobs)
+        for job in jobs:
+            yield self._run(job, self._progress and partial(self._progress, job))
 
 
 class _Worker(NamedTuple):

@@ -1,4 +1,4 @@
-"""Policies compared over the seeds they share, from either kind of results folder."""
+"""Policies compared over the seeds they share."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.analysis.policy_comparison import Run, compare_policies, runs_of
+from schedlab.experiments.analysis.policy_comparison import compare_policies
 from schedlab.experiments.commands.cli import app
+from schedlab.experiments.results.point_folder import PointMetrics
+from schedlab.experiments.results.saved_results import read_points
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.sweep_all import sweep_all
 from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SchedlabError, SpecError
+
+
+def point(policy, replication, metrics):
+    return PointMetrics(policy, {"policy": policy}, replication, policy, metrics)
 
 
 def schedlab(*arguments):
@@ -34,8 +40,8 @@ def spec_file(tmp_path, monkeypatch):
 def test_compare_reads_runs_and_sweeps_alike(spec_file):
     assert schedlab("run", spec_file, "-o", "run", "-q").exit_code == 0
     sweep_all(load_spec(spec_file), Store(Path("swept")), InProcess())
-    assert runs_of(Path("run")) == runs_of(Path("swept"))
-    found = compare_policies(runs_of(Path("run")), ["mean_ttft_ms"])
+    found = compare_policies(read_points(Path("run")), ["mean_ttft_ms"])
+    assert found == compare_policies(read_points(Path("swept")), ["mean_ttft_ms"])
     assert [(one.setting, one.of, one.against) for one in found] == [
         ("workload.request_rate=2", "static", "fcfs"), ("workload.request_rate=4", "static", "fcfs")
     ]  # fmt: skip
@@ -62,14 +68,14 @@ def test_compare_of_one_run_each_is_refused(spec_file):
     ],
 )
 def test_compare_wrong_names_are_named(arguments, message):
-    runs = [Run({"policy": p}, r, {"p99_ttft_ms": 1.0}) for p in ("fcfs", "sjf") for r in (0, 1)]
+    runs = [point(p, r, {"p99_ttft_ms": 1.0}) for p in ("fcfs", "sjf") for r in (0, 1)]
     with pytest.raises(SpecError, match=message):
         compare_policies(runs, **{"metrics": ["p99_ttft_ms"], **arguments})
 
 
 def test_compare_pairs_by_replication_and_leaves_out_what_one_side_lacks():
     def run(policy, replication, value):
-        return Run({"policy": policy}, replication, {"failed": value})
+        return point(policy, replication, {"failed": value})
 
     runs = [run("a", 0, 10.0), run("a", 1, 20.0), run("b", 2, 9.0), run("b", 1, 10.0)]
     runs += [run("b", 0, 5.0)]
@@ -79,5 +85,5 @@ def test_compare_pairs_by_replication_and_leaves_out_what_one_side_lacks():
 
 
 def test_compare_of_a_folder_without_results_raises(tmp_path):
-    with pytest.raises(SchedlabError, match="no results of several runs"):
-        runs_of(tmp_path)
+    with pytest.raises(SchedlabError, match="holds no results"):
+        read_points(tmp_path)

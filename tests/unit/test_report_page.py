@@ -12,7 +12,8 @@ from schedlab.experiments.report.page import report_page, write_page
 from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
 from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.sweeps.run_all import run_all
+from schedlab.experiments.sweeps.sweep_all import run_into
+from schedlab.experiments.sweeps.workers import InProcess
 
 NASTY = 'tails <b>"under"</b> load & more'
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -32,7 +33,7 @@ def folder(tmp_path_factory):
     )
     folder = tmp_path_factory.mktemp("report") / "out"
     with replacing_folder(folder) as new:
-        run_all(spec, new)
+        run_into(spec, new, InProcess())
     return folder
 
 
@@ -127,7 +128,7 @@ def test_page_says_what_each_class_got_where_there_are_classes(tmp_path, page):
         }
     )  # fmt: skip
     with replacing_folder(tmp_path / "out") as new:
-        run_all(spec, new)
+        run_into(spec, new, InProcess())
     told = report_page(read_results(tmp_path / "out"))
     assert 'id="by-class"' in told
     for name in ("paying", "free", "policy=sarathi"):

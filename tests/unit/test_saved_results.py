@@ -1,15 +1,18 @@
 """Results folders read back, and the figures that suit them."""
 
 import json
+import shutil
 
 import pytest
 
 from schedlab.experiments.figures.figures import draw, drawings, shown_load
 from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
-from schedlab.experiments.results.saved_results import read_results
+from schedlab.experiments.results.saved_results import read_points, read_results
 from schedlab.experiments.results.tables import Estimate, Row
+from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.sweeps.run_all import run_all
+from schedlab.experiments.sweeps.sweep_all import run_into
+from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SchedlabError
 
 SWEPT = {
@@ -23,7 +26,7 @@ SWEPT = {
 
 def results_of(spec, folder):
     with replacing_folder(folder) as new:
-        outcome = run_all(make_spec(spec), new)
+        outcome = run_into(make_spec(spec), new, InProcess())
     return outcome, read_results(folder)
 
 
@@ -58,19 +61,16 @@ def test_each_row_finds_its_own_runs(swept):
         assert runs[0].head()["policy"] == row.policy
 
 
-def test_runs_are_found_by_points_json_where_there_is_one(swept, tmp_path):
-    _, results = swept
-    (tmp_path / "summary.json").write_text((results.folder / "summary.json").read_text())
-    row = results.rows[1]
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "result.json").write_text(
-        (results.of(row)[0].folder / "result.json").read_text()
-    )
-    places = [{"label": row.label, "replication": 0, "folder": "elsewhere"},
-              {"label": row.label, "replication": 1, "folder": "not there (yet)"}]  # fmt: skip
-    (tmp_path / "points.json").write_text(json.dumps(places))
-    (run,) = read_results(tmp_path).runs
-    assert (run.label, run.folder) == (row.label, tmp_path / "elsewhere")
+def test_settings_with_a_missing_or_torn_point_are_left_out(swept, tmp_path):
+    folder = tmp_path / "torn"
+    shutil.copytree(swept[1].folder, folder)
+    first, *_, last = read_results(folder).runs
+    (first.folder / "steps.parquet").unlink()
+    shutil.rmtree(last.folder)
+    results = read_results(folder)
+    assert [row.settings for row in results.rows] == [r.settings for r in swept[1].rows[1:-1]]
+    assert len(results.runs) == 4
+    assert len(read_points(folder)) == 6
 
 
 def test_a_single_run_reads_back_as_one_row(single):
@@ -81,24 +81,32 @@ def test_a_single_run_reads_back_as_one_row(single):
     assert results.warnings == outcome.warnings
 
 
-def test_a_cost_model_is_told_once_with_model_and_device(swept, tmp_path):
-    summary = json.loads((swept[1].folder / "summary.json").read_text())
-    fitted = {
-        "name": "fitted",
-        "meta": {"model": "m", "hardware": "h"},
-        "calibration": "CALIBRATED",
-    }
-    summary["cost_models"] = [fitted, fitted]
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert read_results(tmp_path).cost_models == [{"model": "m", "hardware": "h", **fitted}]
+def test_a_cost_model_is_told_once(swept, tmp_path):
+    folder = tmp_path / "two-models"
+    shutil.copytree(swept[1].folder, folder)
+    fitted = {"name": "fitted", "model": "m", "hardware": "h", "calibration": "CALIBRATED"}
+    for path in list(folder.glob("*/result.json"))[:3]:
+        data = json.loads(path.read_text())
+        data["schedlab"]["provenance"]["cost_model"] = fitted
+        path.write_text(json.dumps(data))
+    names = [described["name"] for described in read_results(folder).cost_models]
+    assert sorted(names) == ["fitted", "roofline"]
+
+
+def test_a_result_saved_by_hand_says_what_qualifies_it(swept, tmp_path):
+    spec = make_spec(SWEPT | {"sweep": {}, "replications": 1, "engine": {"max_model_len": 600}})
+    run(spec).save(tmp_path)
+    (row,) = read_results(tmp_path).rows
+    assert row.label == "small"
+    assert "requests rejected" in read_results(tmp_path).warnings[0]
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({}, "holds no results"),
-        ({"summary.json": "{"}, "not JSON"),
-        ({"summary.json": '{"rows": 1}'}, "not a summary of schedlab"),
+        ({"points.json": "{"}, "not valid JSON"),
+        ({"points.json": '{"name": "x", "points": [{}]}'}, "not a list of points"),
         ({"result.json": "{}"}, "not a schedlab result"),
     ],
 )

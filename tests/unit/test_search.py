@@ -8,12 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.cli import app
+from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.search import tune as tuning
 from schedlab.experiments.search.bracket import Probe, bracket
-from schedlab.experiments.search.evaluate import Evaluator
 from schedlab.experiments.search.find import find
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.search import Find
+from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SpecError
@@ -130,8 +131,8 @@ def test_find_on_runs_brackets_the_bar_for_every_seed(tmp_path):
         find="max workload.request_rate between 2 and 100 subject to p99_ttft_ms <= 120",
         replications=2,
     )
-    evaluator = Evaluator(Store(tmp_path / "out"), InProcess())
-    (found,) = find(asked, evaluator)
+    runs = Runs(Store(tmp_path / "out"), InProcess())
+    (found,) = find(asked, runs)
     assert len(found.brackets) == 2
     for one, metrics in zip(found.brackets, found.metrics, strict=True):
         assert metrics["p99_ttft_ms"] <= 120
@@ -139,7 +140,7 @@ def test_find_on_runs_brackets_the_bar_for_every_seed(tmp_path):
         assert one.above <= 1.02 * one.value
         (breaking,) = [probe for probe in one.probes if probe.value == one.above]
         assert breaking.excess[0] > 0
-    assert len(list((tmp_path / "out").glob("*/result.json"))) == evaluator.num_runs
+    assert len(list((tmp_path / "out").glob("*/result.json"))) == runs.num_asked
 
 
 def test_find_of_an_integer_key_answers_in_integers(tmp_path):
@@ -147,7 +148,7 @@ def test_find_of_an_integer_key_answers_in_integers(tmp_path):
         find="max engine.max_num_seqs between 1 and 16 subject to p99_tpot_ms <= 11",
         policy="fcfs",
     )
-    (found,) = find(asked, Evaluator(Store(tmp_path / "out"), InProcess()))
+    (found,) = find(asked, Runs(Store(tmp_path / "out"), InProcess()))
     assert found.values[0].is_integer()
     assert found.brackets[0].above - found.values[0] in (1.0, math.inf)
 
@@ -181,11 +182,11 @@ def test_find_command_writes_what_was_tried_and_takes_it_up_again(tmp_path, monk
 class Surface:
     """Stands for runs: a known goal and bar over two keys."""
 
-    num_runs = 0
+    num_asked = 0
 
-    def metrics(self, wanted):
-        self.num_runs += len(wanted)
-        return [self._metrics(one) for one, _ in wanted]
+    def points(self, wanted):
+        self.num_asked += len(wanted)
+        return [PointMetrics(label, {}, 0, "", self._metrics(one)) for one, label in wanted]
 
     def _metrics(self, one):
         seqs, tokens = one.engine.max_num_seqs, one.engine.max_num_batched_tokens
@@ -251,7 +252,7 @@ def test_tune_confirms_the_winner_on_new_seeds(tmp_path):
         },
     )
     store = Store(tmp_path / "out")
-    found = tuning.tune(asked, Evaluator(store, InProcess()))
+    found = tuning.tune(asked, Runs(store, InProcess()))
     seeds = {json.loads(p.read_text())["schedlab"]["provenance"]["seed"]
              for p in (tmp_path / "out").glob("*/result.json")}  # fmt: skip
     assert seeds == {0, 1, 2, 3}
@@ -271,7 +272,7 @@ def test_tune_of_a_rate_searches_it_at_every_setting(tmp_path):
             "tolerance": 10.0,
         },
     )
-    found = tuning.tune(asked, Evaluator(Store(tmp_path / "out"), InProcess()))
+    found = tuning.tune(asked, Runs(Store(tmp_path / "out"), InProcess()))
     assert found.best.values == {"engine.max_num_seqs": 64}
     assert found.best.goal.mean > 4
 

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.cli import app
+from schedlab.experiments.results.point_folder import POINT_FILE
 from schedlab.experiments.running.point_hash import code_version, point_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
-from schedlab.experiments.sweeps.jobs import POINT_FILE
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.sweep_all import Shard, plan, sweep_all
 from schedlab.experiments.sweeps.timing import Timing, duration
@@ -87,18 +88,30 @@ def test_two_processes_give_the_bytes_of_one(spec_file):
     assert one == two
 
 
-def test_sweep_summary_is_that_of_run(spec_file):
-    in_process(spec_file, Path("swept"))
+def test_run_and_sweep_leave_the_same_files(spec_file, monkeypatch):
+    monkeypatch.setattr("schedlab.experiments.sweeps.workers.Processes", lambda n: InProcess())
+    assert schedlab("sweep", spec_file, "-o", "swept", "-q").exit_code == 0
     assert schedlab("run", spec_file, "-o", "run", "-q").exit_code == 0
-    for name in ("summary.json", "summary.csv", "throughput_p99.svg"):
-        assert (Path("swept") / name).read_bytes() == (Path("run") / name).read_bytes()
+    swept, run = contents(Path("swept")), contents(Path("run"))
+    assert {"summary.json", "summary.csv", "throughput_p99.svg", "points.json"} < run.keys()
+    del run[".schedlab.json"]  # lists what a run may replace; a sweep replaces nothing
+    assert run == swept
+
+
+def test_run_of_one_point_leaves_the_folder_of_that_point(spec_file):
+    asked = {"name": "tiny", "workload": {"trace": "fixed", "num_requests": 12, "request_rate": 2}}
+    spec_file.write_text(yaml.safe_dump(asked))
+    assert schedlab("run", spec_file, "-o", "one", "-q").exit_code == 0
+    in_process(spec_file, Path("swept"))
+    (folder,) = (path.parent for path in Path("swept").glob("*/point.json"))
+    assert contents(Path("one")) == contents(folder)
 
 
 def test_second_sweep_runs_nothing_and_a_wider_one_only_what_is_new(spec_file):
     before = in_process(spec_file, Path("out"))
     again = in_process(spec_file, Path("out"))
     assert (before.num_found, again.num_found) == (0, 8)
-    assert repr(again.outcome.rows) == repr(before.outcome.rows)  # NaN is not equal to itself
+    assert repr(again.results.rows) == repr(before.results.rows)  # NaN is not equal to itself
     spec_file.write_text(YAML.replace("[2, 4]", "[4, 8]"))
     wider = in_process(spec_file, Path("out"))
     assert (wider.num_points, wider.num_found, wider.num_others) == (8, 4, 4)
@@ -220,7 +233,7 @@ def test_shards_share_the_points_and_the_last_sums_up(spec_file):
     for index in (1, 2, 3):
         swept = in_process(spec_file, Path("parts"), shard=Shard(index, 3))
         assert swept.num_points == {1: 3, 2: 3, 3: 2}[index]
-        assert (swept.outcome is None) == (index < 3)
+        assert (swept.results is None) == (index < 3)
     in_process(spec_file, Path("whole"))
     assert contents(Path("parts")) == contents(Path("whole"))
 

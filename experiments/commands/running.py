@@ -1,0 +1,142 @@
+"""How commands run points: by which workers, where they are kept, and what is told meanwhile."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from schedlab.experiments.commands.terminal import Draw, bar, console, print_lines
+from schedlab.sim.errors import SpecError
+
+if TYPE_CHECKING:
+    from schedlab.experiments.results.saved_results import SavedResults
+    from schedlab.experiments.specification.experiment import ExperimentSpec
+    from schedlab.experiments.sweeps.jobs import Done, Job
+    from schedlab.experiments.sweeps.runs import Runs
+    from schedlab.experiments.sweeps.timing import Timing
+    from schedlab.experiments.sweeps.workers import Workers
+
+INTERRUPTED = 130
+
+NumWorkers = Annotated[
+    int, typer.Option("-j", "--jobs", min=1, help="Points run at the same time.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Run on a Ray cluster: host:port, ray://host:port or auto; alone it starts one here.",
+    ),
+]
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep", metavar="DIR", help="Folder to keep runs in; those found there are not repeated."
+    ),
+]
+
+
+class RayCommand(TyperCommand):
+    """A command whose --ray may stand alone, for a local cluster."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's
+        """Take what follows --ray for its address only if it looks like one."""
+        if "--ray" in args:
+            after = args.index("--ray") + 1
+            if after == len(args) or not _is_address(args[after]):
+                args = [*args[:after], "local", *args[after:]]
+        return super().parse_args(ctx, args)
+
+
+def _is_address(text: str) -> bool:
+    """Tell the address of a cluster from the other things a command line holds."""
+    return not (text.startswith("-") or "=" in text or text.endswith((".yaml", ".yml")))
+
+
+@contextmanager
+def opened_runs(folder: Path | None, workers: Workers, quiet: bool) -> Iterator[Runs]:
+    """Give what runs points and keeps them in a folder; without a folder, until the end."""
+    from schedlab.experiments.sweeps.runs import Runs
+    from schedlab.experiments.sweeps.store import Store
+
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store(folder or Path(scratch))
+        with (
+            told_what_is_kept(folder),
+            store.lock(""),
+            workers,
+            points_bar(quiet) as progress,
+        ):
+            yield Runs(store, workers, progress.point_ended)
+
+
+def local_workers(jobs: int) -> Workers:
+    """Return this process for one point at a time, else processes of this machine."""
+    from schedlab.experiments.sweeps.workers import InProcess, Processes
+
+    return InProcess() if jobs == 1 else Processes(jobs)
+
+
+def check_backend(spec: ExperimentSpec, jobs: int, ray: str | None) -> None:
+    """Refuse to measure several points at the same time."""
+    if spec.backend == "real" and (jobs > 1 or ray is not None):
+        raise SpecError("backend: real measures this machine: one point at a time (-j 1)")
+
+
+@contextmanager
+def told_what_is_kept(folder: Path | None) -> Iterator[None]:
+    """Say after Ctrl-C that nothing is lost, if points are kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder is None:
+            raise
+        typer.echo(
+            f"interrupted; finished points are kept in {folder}: the same command goes on", err=True
+        )
+        raise typer.Exit(INTERRUPTED) from None
+
+
+class PointsBar:
+    """Tells of points that fail and, on a terminal, how far it is and how long it takes."""
+
+    def __init__(self, draw: Draw | None) -> None:
+        self._draw = draw
+        self._count, self._total = 0, 1
+
+    def point_ended(self, count: int, total: int, timing: Timing, done: Done | None) -> None:
+        """Take note of a point that ended, or of the first to begin."""
+        if done is not None and done.error:
+            seed = done.job.spec.seed
+            typer.echo(f"failed: {done.job.label}, seed {seed}: {done.error}", err=True)
+        self._count, self._total = count, max(total, 1)
+        if self._draw is not None:
+            self._draw(f"{count} of {total} points, {timing.text()}", count / self._total)
+
+    def requests_done(self, job: Job, num_done: int, num_requests: int) -> None:
+        """Take note of how far the point at work is."""
+        if self._draw is not None:
+            share = (self._count + num_done / num_requests) / self._total
+            self._draw(f"[{self._count + 1}/{self._total}] {job.label}", share)
+
+
+@contextmanager
+def points_bar(quiet: bool) -> Iterator[PointsBar]:
+    """Show how far the points are on stderr; only failures where nobody would see a bar."""
+    with bar(quiet) as draw:
+        yield PointsBar(draw)
+
+
+def print_results(results: SavedResults, name: str) -> None:
+    """Print the table of an experiment and what qualifies it."""
+    from schedlab.experiments.results.tables import notes, table
+
+    console().print(table(results.rows, name))
+    print_lines(notes(results.cost_models, results.warnings, results.predictors))

@@ -1,0 +1,182 @@
+"""The folder of a finished point: its files, and what they say without its tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedlab.experiments.results.results_folder import MARKER
+from schedlab.experiments.results.tables import warnings
+from schedlab.sim.errors import SchedlabError
+from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.yaml_lines import dump_yaml
+
+if TYPE_CHECKING:
+    from schedlab.experiments.specification.experiment import ExperimentSpec
+    from schedlab.sim.record.columns import Columns
+    from schedlab.sim.result import RunResult
+
+POINT_FILE = "point.json"
+"""Beside a result: its content hash, how long it took, and what qualifies it."""
+
+
+@dataclass(frozen=True)
+class PointMetrics:
+    """What a finished point gave, without its tables.
+
+    Attributes
+    ----------
+    label : str
+        Its settings in one line.
+    settings : mapping of str to str
+        Swept key to its value, as short text.
+    replication : int
+        0-based; points of the same number had the same seed.
+    policy : str
+        Name of the policy.
+    metrics : mapping of str to float
+        All metrics; NaN where there was nothing to measure.
+    folder : Path
+        Where result.json and the tables are.
+    warnings : sequence of str
+        What qualifies the metrics.
+    cost_model : mapping
+        What the cost model says of itself.
+    prediction : object
+        Provenance of the predictions; None if nothing was predicted.
+    seconds : float
+        How long the run took; NaN if nobody noted it.
+    requests_sha256 : str
+        Hash of the table of requests: runs of the same hash did the same.
+    """
+
+    label: str
+    settings: Mapping[str, str]
+    replication: int
+    policy: str
+    metrics: Mapping[str, float]
+    folder: Path = Path()
+    warnings: Sequence[str] = ()
+    cost_model: Mapping[str, Any] = field(default_factory=dict)
+    prediction: object = None
+    seconds: float = math.nan
+    requests_sha256: str = ""
+
+    def load(self) -> RunResult:
+        """Return the run with its tables."""
+        from schedlab.sim.result import RunResult
+
+        return RunResult.load(self.folder)
+
+    def head(self) -> Mapping[str, Any]:
+        """Return metrics and provenance as they were written, as plain data."""
+        return _head(self.folder)
+
+
+def write_point(
+    result: RunResult, spec: ExperimentSpec, folder: Path, content_hash: str, seconds: float
+) -> None:
+    """Write the files of one run.
+
+    Parameters
+    ----------
+    result : RunResult
+        The run.
+    spec : ExperimentSpec
+        The point that was run.
+    folder : Path
+        Where to; it must exist.
+    content_hash : str
+        `point_hash` of the point.
+    seconds : float
+        How long the run took.
+    """
+    write_text(folder / "spec.yaml", dump_yaml(spec.to_data()))
+    result.save(folder)
+    noted = {
+        "content_hash": content_hash,
+        "requests_sha256": _table_hash(result.requests),
+        "seconds": round(seconds, 3),
+        "warnings": warnings(result),
+    }
+    write_text(folder / POINT_FILE, json.dumps(noted, indent=1) + "\n")
+
+
+def read_point(
+    folder: Path,
+    label: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    replication: int = 0,
+) -> PointMetrics:
+    """Read what a finished point gave.
+
+    Parameters
+    ----------
+    folder : Path
+        What `write_point` wrote, or `RunResult.save`.
+    label, settings, replication : optional
+        Which point it is; called by the experiment's name if no label is given.
+
+    Raises
+    ------
+    SchedlabError
+        If a file is missing or not ours.
+    """
+    head = _head(folder)
+    # A result that was saved by hand has no notes beside it.
+    noted = read_json_object(folder / POINT_FILE) if (folder / POINT_FILE).exists() else {}
+    try:
+        found = PointMetrics(
+            label=head["name"] if label is None else label,
+            settings=settings or {},
+            replication=replication,
+            policy=head["policy"],
+            metrics={name: _number(value) for name, value in head["metrics"].items()},
+            folder=folder,
+            warnings=noted.get("warnings", ()),
+            cost_model=head["provenance"]["cost_model"],
+            prediction=head["provenance"].get("prediction"),
+            seconds=noted.get("seconds", math.nan),
+            requests_sha256=noted.get("requests_sha256", ""),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SchedlabError(f"{folder}: not the result of a point ({error!r})") from error
+    return found if noted else replace(found, warnings=warnings(found.load()))
+
+
+def content_hash_of(folder: Path) -> str | None:
+    """Return whose result a folder holds; None if anything is missing or unreadable."""
+    try:
+        noted = read_json_object(folder / POINT_FILE)
+        files = read_json_object(folder / MARKER)["files"]
+        read_json_object(folder / "result.json")
+        whole = all((folder / name).is_file() for name in files)
+        return str(noted["content_hash"]) if whole else None
+    except (SchedlabError, KeyError, TypeError):
+        return None
+
+
+def _table_hash(columns: Columns) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(columns):
+        digest.update(f"{name} {columns[name].dtype.str}\n".encode())
+        digest.update(columns[name].tobytes())
+    return digest.hexdigest()
+
+
+def _head(folder: Path) -> Mapping[str, Any]:
+    path = folder / "result.json"
+    head = read_json_object(path).get("schedlab")
+    if not isinstance(head, dict):
+        raise SchedlabError(f"{path}: not a schedlab result")
+    return head
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - whatever JSON holds
+    """Undo what JSON cannot hold."""
+    return math.nan if value is None else float(value) if isinstance(value, str) else value

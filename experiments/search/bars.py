@@ -1,0 +1,73 @@
+"""Bars, and the points that a search holds against them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.loading import make_spec, set_key
+from schedlab.experiments.specification.sweep import shown
+
+Metrics = Mapping[str, float]
+
+
+class Bar(NamedTuple):
+    """A bound on a metric.
+
+    Attributes
+    ----------
+    metric : str
+        Its name.
+    bound : float
+        What it may be at most, or at least.
+    at_most : bool
+        Which of the two.
+    """
+
+    metric: str
+    bound: float
+    at_most: bool
+
+    def excess(self, metrics: Metrics) -> float:
+        """Return by how much a run breaks the bar: it holds at <= 0; NaN breaks it by infinity."""
+        value = metrics[self.metric]
+        excess = value - self.bound if self.at_most else self.bound - value
+        return math.inf if math.isnan(value) else excess
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'<=' if self.at_most else '>='} {self.bound:g}"
+
+
+def bars_of(at_most: Mapping[str, float], at_least: Mapping[str, float]) -> list[Bar]:
+    """Return the bars of a search."""
+    bars = [Bar(metric, bound, True) for metric, bound in at_most.items()]
+    return bars + [Bar(metric, bound, False) for metric, bound in at_least.items()]
+
+
+def with_values(spec: ExperimentSpec, values: Mapping[str, Any]) -> ExperimentSpec:
+    """Return one point with some keys set.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        A point.
+    values : mapping of str to object
+        Dotted keys and their values.
+
+    Raises
+    ------
+    SpecError
+        If a value is not allowed.
+    """
+    data = spec.to_data()
+    for key, value in values.items():
+        set_key(data, key, value)
+    return make_spec(data)
+
+
+def label_of(setting: str, values: Mapping[str, Any]) -> str:
+    """Return what to call a point of a search."""
+    parts = [f"{key.rpartition('.')[2]}={shown(value)}" for key, value in values.items()]
+    return ", ".join([setting, *parts] if setting else parts)

@@ -1,0 +1,102 @@
+"""Points run by workers into a store; what is there already is only read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from schedlab.experiments.results.point_folder import PointMetrics
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.sweeps.jobs import Done, Job
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.timing import Timing
+from schedlab.experiments.sweeps.workers import Workers
+from schedlab.sim.errors import SchedlabError
+
+Progress = Callable[[int, int, Timing, Done | None], None]
+"""Called with: points done, points to run, the time they take, what has just ended."""
+
+
+class Runs:
+    """Runs what is not there yet.
+
+    Parameters
+    ----------
+    store : Store
+        Where results are kept.
+    workers : Workers
+        Who runs.
+    progress : callable, optional
+        Told when a run ends; counts start anew with each call.
+    """
+
+    def __init__(self, store: Store, workers: Workers, progress: Progress | None = None) -> None:
+        self.store = store
+        self._workers = workers
+        self._progress = progress
+        self._asked: set[str] = set()
+
+    @property
+    def num_asked(self) -> int:
+        """Different points asked for so far."""
+        return len(self._asked)
+
+    def run(self, jobs: Sequence[Job]) -> list[Done]:
+        """Run every job without a result, and return those that failed."""
+        different = {job.content_hash: job for job in jobs}
+        self._asked |= different.keys()
+        todo = [job for job in different.values() if not self.store.has(job)]
+        timing = Timing((job.label for job in todo), self._workers.num_workers)
+        for job in different.values():
+            if self.store.has(job):
+                timing.know(job.label, self.store.load(job).seconds)
+        failures = run_jobs(todo, self._workers, timing, self._progress) if todo else []
+        for job in todo:
+            self.store.has(job)  # takes note of where it is
+        return failures
+
+    def points(self, wanted: Sequence[tuple[ExperimentSpec, str]]) -> list[PointMetrics]:
+        """Return what points gave, in order.
+
+        Parameters
+        ----------
+        wanted : sequence of (ExperimentSpec, str)
+            Points, and what to call them.
+
+        Raises
+        ------
+        SchedlabError
+            If a run fails: nobody can go on without it. Finished runs are kept.
+        """
+        jobs = [self.store.job(spec, label) for spec, label in wanted]
+        check(self.run(jobs))
+        return [self.store.load(job) for job in jobs]
+
+
+def run_jobs(
+    todo: Sequence[Job], workers: Workers, timing: Timing, progress: Progress | None
+) -> list[Done]:
+    """Run jobs and return those that failed."""
+    if progress is not None:
+        progress(0, len(todo), timing, None)
+    failures = []
+    for count, done in enumerate(workers.run(todo), start=1):
+        timing.finish(done.job.label, None if done.error else done.seconds)
+        if done.error:
+            failures.append(done)
+        if progress is not None:
+            progress(count, len(todo), timing, done)
+    return failures
+
+
+def check(failures: Sequence[Done]) -> None:
+    """Raise an error of points that nobody can do without.
+
+    Raises
+    ------
+    SchedlabError
+        If there are any; names the first.
+    """
+    if failures:
+        first = failures[0]
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        raise SchedlabError(f"{first.job.label}, seed {first.job.spec.seed}: {first.error}{more}")
