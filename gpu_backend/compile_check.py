@@ -1,9 +1,10 @@
 """Compile the kernels for a GPU that is not there, and read what the compiler made of them.
 
 ``python -m schedlab.gpu_backend.compile_check`` compiles every launch of a decode step and a
-prefill step for sm_80 and sm_90 and prints shared memory, registers, spills and the instructions
-that matter. What is compiled are the very launches that `gpu_backend.triton_ops` would make, on
-tensors without memory. It says nothing of speed.
+prefill step for sm_80 and sm_90, and the prefill tiles of the tile search for sm_90, and prints
+shared memory, registers, spills, hazards and the instructions that matter. What is compiled are the
+very launches that `gpu_backend.triton_ops` would make, on tensors without memory. It says nothing
+of speed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from schedlab.gpu_backend.kernels.launch import Device, Launch
 from schedlab.gpu_backend.kernels.norm import add_rms_norm_launch
 from schedlab.gpu_backend.kernels.prefill import prefill_launch
 from schedlab.gpu_backend.kernels.rope_cache import rope_cache_launch
+from schedlab.gpu_backend.kernels.tiles import PrefillTile
+from schedlab.gpu_backend.tile_search import PREFILL_TILES
+from schedlab.gpu_backend.wgmma_hazards import hazards, parse, plant
 
 DEVICES = {80: Device(80, 108), 90: Device(90, 132)}
 """An A100 and an H200."""
@@ -57,6 +61,10 @@ class Compiled(NamedTuple):
     """Warp-group tensor-core instructions (Hopper)."""
     hmma: int | None
     """Warp tensor-core instructions."""
+    hazards: int | None
+    """Instructions that touch registers of a warp-group product under way."""
+    tile: str = ""
+    """The tile tried, where it is not the table's."""
 
 
 def cuobjdump() -> Path | None:
@@ -107,6 +115,18 @@ def step_launches(
         yield silu_and_mul_launch(meta(num_tokens, 2 * 14336), meta(num_tokens, 14336))
 
 
+def searched_launch(device: Device, tile: PrefillTile) -> Launch:
+    """Return the launch of a prefill of 2048 tokens by Llama-3-8B in a given tile."""
+    q, out = (torch.empty(2048, 32, 128, dtype=torch.bfloat16, device="meta") for _ in "qo")
+    pool = torch.empty(4096, 8, 16, 128, dtype=torch.bfloat16, device="meta")
+    tables, starts, context_lens = (
+        torch.empty(*size, dtype=torch.int32, device="meta") for size in ((4, 512), (5,), (4,))
+    )
+    return prefill_launch(
+        device, q, pool, pool, tables, starts, context_lens, 512, 128**-0.5, out, tile
+    )
+
+
 def compile_launch(launch: Launch, arch: int) -> Compiled:
     """Compile a launch as the JIT would for its arguments, and inspect the machine code.
 
@@ -114,6 +134,8 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
     ------
     triton.compiler.errors.CompilationError
         If the kernel does not compile.
+    ValueError
+        If the disassembler's output is not understood.
     """
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
@@ -151,6 +173,7 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
         head_dim=launch.constants.get("HEAD_DIM", 0),
         group=launch.constants.get("GROUP", 0),
         shared_bytes=built.metadata.shared,
+        tile="",
         **code,
     )
 
@@ -165,7 +188,7 @@ def _inspect(cubin: bytes) -> dict[str, int | None]:
     }
     tool = cuobjdump()
     if tool is None:
-        return dict.fromkeys(["registers", "stack_bytes", *patterns])
+        return dict.fromkeys(["registers", "stack_bytes", *patterns, "hazards"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -177,7 +200,16 @@ def _inspect(cubin: bytes) -> dict[str, int | None]:
     if found is None:
         raise ValueError(f"cuobjdump's resource usage is not understood: {usage!r}")
     counts = {name: len(re.findall(pattern, sass)) for name, pattern in patterns.items()}
-    return {"registers": int(found[1]), "stack_bytes": int(found[2]), **counts}
+    code = parse(sass)
+    # A checker that finds nothing is believed only where it finds what was planted.
+    if counts["hgmma"] and not hazards(plant(code)):
+        raise ValueError("a hazard planted in the machine code was not found")
+    return {
+        "registers": int(found[1]),
+        "stack_bytes": int(found[2]),
+        **counts,
+        "hazards": len(hazards(code)),
+    }
 
 
 def main() -> None:
@@ -188,6 +220,9 @@ def main() -> None:
         for head_dim, group in ((64, 4), (128, 1), (128, 4), (128, 8), (256, 4)):
             for launch in step_launches(device, head_dim=head_dim, group=group):
                 print(json.dumps(compile_launch(launch, arch)._asdict()), flush=True)
+    for tile in PREFILL_TILES:
+        built = compile_launch(searched_launch(DEVICES[90], tile), 90)._replace(tile=str(tile))
+        print(json.dumps(built._asdict()), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ DECODE_TILES = (
 )
 PREFILL_TILES = (
     PrefillTile(128, 64, num_warps=8, num_stages=3),
+    PrefillTile(128, 64, num_warps=8, num_stages=4),
     PrefillTile(128, 64, num_warps=8, num_stages=5),
     PrefillTile(64, 64, num_warps=4, num_stages=3),
     PrefillTile(64, 64, num_warps=4, num_stages=5),

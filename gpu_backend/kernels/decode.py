@@ -117,10 +117,11 @@ def decode_kernel(
         # Masked, as the dummy block may hold NaN, and 0 * NaN is NaN.
         k_tile = tl.load(k_pool + kv, mask=live[:, None], other=0.0)
         v_tile = tl.load(v_pool + kv, mask=live[:, None], other=0.0)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale_log2
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
         scores = tl.where(live[None, :], scores, float("-inf"))
-        new_m = tl.maximum(m, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_m[:, None])
+        # As in the prefill kernel: `m` is scaled, `scores` only within the exponent's FMA.
+        new_m = tl.maximum(m, tl.max(scores, axis=1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - new_m[:, None])
         decay = tl.exp2(m - new_m)
         m = new_m
         norm = norm * decay + tl.sum(weights, axis=1)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from schedlab.gpu_backend.kernels.decode import LOG2_E
 from schedlab.gpu_backend.kernels.launch import Device, Launch
-from schedlab.gpu_backend.kernels.paging import token_offsets
+from schedlab.gpu_backend.kernels.paging import block_ids, block_offsets
 from schedlab.gpu_backend.kernels.tiles import PrefillTile, prefill_tile
 
 _SEARCH_WIDTH = 128
@@ -44,14 +44,23 @@ def _attend(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add tokens first_token .. end_token of the cache to a running softmax."""
+    """Add tokens first_token .. end_token of the cache to a running softmax.
+
+    `m` is in units of the base-2 exponent: the largest score so far times `scale_log2`, which is
+    above 0.
+    """
     dims = tl.arange(0, HEAD_DIM)
+    # The block ids of a tile are loaded while the tile before is computed. Addresses of keys and
+    # values then come from registers, and the compiler spends none of its stages on block ids:
+    # each tile is asked for a whole iteration before anybody waits for it.
+    next_positions = first_token + tl.arange(0, BLOCK_N)
+    blocks = block_ids(block_table, next_positions, next_positions < context, BLOCK_SIZE)
     for start in range(first_token, end_token, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
         live = positions < context
-        offsets = token_offsets(
-            block_table, positions, live, kv_head, stride_block, BLOCK_SIZE, HEAD_DIM
-        )
+        offsets = block_offsets(blocks, positions, kv_head, stride_block, BLOCK_SIZE, HEAD_DIM)
+        next_positions = positions + BLOCK_N
+        blocks = block_ids(block_table, next_positions, next_positions < context, BLOCK_SIZE)
         kv = offsets[:, None] + dims[None, :]
         if MASKED:
             k_tile = tl.load(k_pool + kv, mask=live[:, None], other=0.0)
@@ -59,12 +68,13 @@ def _attend(
         else:
             k_tile = tl.load(k_pool + kv)
             v_tile = tl.load(v_pool + kv)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale_log2
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
         if MASKED:
             seen = (positions[None, :] <= q_positions[:, None]) & live[None, :]
             scores = tl.where(seen, scores, float("-inf"))
-        new_m = tl.maximum(m, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_m[:, None])
+        # The scale is applied to a row's maximum, and to its scores within the exponent's FMA.
+        new_m = tl.maximum(m, tl.max(scores, axis=1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - new_m[:, None])
         decay = tl.exp2(m - new_m)
         m = new_m
         norm = norm * decay + tl.sum(weights, axis=1)

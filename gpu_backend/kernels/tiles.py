@@ -54,8 +54,8 @@ _DECODE = {
 }
 _PREFILL = {
     (False, 64): PrefillTile(128, 64, num_warps=8, num_stages=5),
-    (False, 128): PrefillTile(128, 64, num_warps=8, num_stages=3),
-    (False, 256): PrefillTile(64, 32, num_warps=8, num_stages=3),
+    (False, 128): PrefillTile(128, 32, num_warps=8, num_stages=3),
+    (False, 256): PrefillTile(64, 32, num_warps=8, num_stages=2),
     (True, 64): PrefillTile(128, 64, num_warps=8, num_stages=5),
     (True, 128): PrefillTile(128, 128, num_warps=8, num_stages=3),
     (True, 256): PrefillTile(128, 32, num_warps=8, num_stages=3),
@@ -64,7 +64,7 @@ _PREFILL = {
 _FEW_QUERIES = {
     (False, 64): PrefillTile(64, 32, num_warps=4, num_stages=5),
     (False, 128): PrefillTile(64, 32, num_warps=4, num_stages=5),
-    (False, 256): PrefillTile(64, 32, num_warps=8, num_stages=3),
+    (False, 256): PrefillTile(64, 32, num_warps=8, num_stages=2),
     (True, 64): PrefillTile(64, 64, num_warps=4, num_stages=5),
     (True, 128): PrefillTile(64, 64, num_warps=4, num_stages=3),
     (True, 256): PrefillTile(64, 32, num_warps=4, num_stages=3),

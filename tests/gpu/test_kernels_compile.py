@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from schedlab.gpu_backend import compile_check  # noqa: E402
-from schedlab.gpu_backend.kernels.tiles import decode_tile  # noqa: E402
+from schedlab.gpu_backend.kernels.tiles import PrefillTile, decode_tile  # noqa: E402
+from schedlab.gpu_backend.tile_search import PREFILL_TILES  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTENTION = ("decode_kernel", "prefill_kernel")
@@ -35,10 +36,15 @@ def compiled():
 
 
 @pytest.fixture
-def disassembled(compiled):
+def table(compiled):
+    return [c for c in compiled if not c.tile]
+
+
+@pytest.fixture
+def disassembled(table):
     if compile_check.cuobjdump() is None:
         pytest.skip("this triton comes without cuobjdump, so the machine code cannot be read")
-    return compiled
+    return table
 
 
 def test_every_kernel_compiles_for_both_architectures(compiled):
@@ -49,12 +55,42 @@ def test_every_kernel_compiles_for_both_architectures(compiled):
         }  # fmt: skip
 
 
-def test_shared_memory_fits_the_architecture(compiled):
-    for c in compiled:
+def test_shared_memory_fits_the_architecture(table):
+    for c in table:
         # More than the limit compiles all the same, and fails only when it is loaded.
         assert c.shared_bytes <= compile_check.SHARED_LIMIT_BYTES[c.arch], c
     # The buffers of the pipeline are there at all.
-    assert all(c.shared_bytes >= 16_384 for c in compiled if c.kernel in ATTENTION)
+    assert all(c.shared_bytes >= 16_384 for c in table if c.kernel in ATTENTION)
+
+
+def test_tiles_of_other_parts_than_data_centre_ones_fit_them(table):
+    # Compute capabilities 8.6, 8.9 and 12.x use Ampere's tiles and have 99 KiB.
+    assert all(c.shared_bytes <= 99 * 1024 for c in table if c.arch == 80)
+
+
+def test_prefill_on_hopper_holds_three_tiles_of_keys_and_values(table):
+    (shared_bytes,) = {
+        c.shared_bytes
+        for c in table
+        if (c.kernel, c.arch, c.head_dim, c.group) == ("prefill_kernel", 90, 128, 4)
+        and c.shared_bytes > 2 * 64 * 1024
+    }
+    queries, keys_and_values = 2 * 128 * 128, 2 * 2 * 128 * 128
+    assert shared_bytes == queries + 3 * keys_and_values
+
+
+def test_searched_tiles_are_compiled_and_at_least_the_four_stages_of_64_fit(compiled):
+    by_tile = {c.tile: c for c in compiled if c.tile}
+    assert len(by_tile) == len(PREFILL_TILES)
+    four = by_tile[str(PrefillTile(128, 64, num_warps=8, num_stages=4))]
+    assert four.shared_bytes <= compile_check.SHARED_LIMIT_BYTES[90]
+
+
+def test_no_register_of_a_product_under_way_is_touched(compiled):
+    # compile_check itself proves on every binary that a planted hazard is found.
+    if compile_check.cuobjdump() is None:
+        pytest.skip("this triton comes without cuobjdump")
+    assert [c for c in compiled if c.hazards] == []
 
 
 def test_decode_keeps_at_least_two_tiles_of_keys_in_flight_on_hopper(compiled):

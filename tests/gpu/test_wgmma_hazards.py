@@ -1,0 +1,87 @@
+"""The register checker on machine code small enough to read."""
+
+import pytest
+
+from schedlab.gpu_backend.wgmma_hazards import hazards, parse, plant
+
+LOOP = """
+        /*0100*/                   WARPGROUP.ARRIVE ;                                /* 0x0 */
+        /*0110*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], RZ, !UPT, gsb0 ; /* */
+        /*0120*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;                   /* 0x0 */
+        /*0130*/                   FMUL R152, R24, UR4 ;                             /* 0x0 */
+        /*0140*/                   HGMMA.64x128x16.F32.BF16 R88, R152, gdesc[UR4].tnspB, R88 ; /* */
+        /*0150*/                   HGMMA.64x128x16.F32.BF16 R88, R156, gdesc[UR4], R88, gsb0 ; /* */
+        /*0160*/                   IADD3 R5, R5, 0x1, RZ ;                           /* 0x0 */
+        /*0170*/              @!P0 BRA 0x100 ;                                       /* 0x0 */
+        /*0180*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;                   /* 0x0 */
+        /*0190*/                   STG.E.128 desc[UR4][R2.64], R88 ;                 /* 0x0 */
+        /*01a0*/                   EXIT ;                                            /* 0x0 */
+"""
+
+
+def changed(old, new):
+    assert LOOP.count(old) == 1
+    return hazards(parse(LOOP.replace(old, new)))
+
+
+def test_code_that_waits_before_it_touches_has_no_hazards():
+    assert len(parse(LOOP)) == 11
+    assert hazards(parse(LOOP)) == []
+
+
+def test_planted_hazard_is_found():
+    (found,) = hazards(plant(parse(LOOP)))
+    assert found == "0x160 MOV R156, RZ: overwrites the operand of 0x150"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "said"),
+    [
+        ("MOV R155, RZ", "overwrites the operand of 0x140"),
+        ("LDS.128 R153, [R5]", "overwrites the operand of 0x140"),
+        ("IMAD.WIDE R158, R5, R6, R8", "overwrites the operand of 0x150"),
+        ("CS2R R86, SRZ", None),
+        ("CS2R R87, SRZ", "overwrites the accumulators of 0x140"),
+        ("FADD R5, R151, RZ", "reads the accumulators of 0x140"),
+        ("@P1 MOV R154, RZ", "overwrites the operand of 0x140"),
+        ("ISETP.GE.AND P0, PT, R5, R6, PT", None),
+        ("STS [R5], R152", None),  # reading the operand is allowed
+    ],
+)
+def test_instruction_behind_the_products_is_judged_by_what_it_touches(instruction, said):
+    found = changed("IADD3 R5, R5, 0x1, RZ", instruction)
+    if said is None:
+        assert found == []
+    else:
+        assert any(said in line for line in found)
+
+
+def test_hazard_in_the_next_iteration_is_followed_through_the_branch():
+    found = changed("WARPGROUP.ARRIVE", "MOV R157, RZ")
+    assert found == ["0x100 MOV R157, RZ: overwrites the operand of 0x150"]
+
+
+def waiting_for_fewer_at(address):
+    """Let the wait at an address leave one group of products open."""
+    lines = LOOP.splitlines()
+    (i,) = (i for i, line in enumerate(lines) if f"/*{address}*/" in line)
+    assert "gsb0, 0x0" in lines[i]
+    lines[i] = lines[i].replace("gsb0, 0x0", "gsb0, 0x1")
+    return hazards(parse("\n".join(lines)))
+
+
+def test_wait_that_leaves_the_group_open_is_no_wait():
+    # One group may stay open: it is the product's own, behind the loop.
+    found = waiting_for_fewer_at("0180")
+    assert any("0x190" in line and "reads the accumulators" in line for line in found)
+
+
+def test_wait_that_leaves_only_a_newer_group_open_is_enough():
+    # Within the loop the products of R24 are the newer group.
+    (found,) = waiting_for_fewer_at("0120")
+    assert found == "0x130 FMUL R152, R24, UR4: reads the accumulators of 0x110"
+
+
+def test_code_without_products_cannot_be_planted_in():
+    with pytest.raises(ValueError, match="no product takes an operand from registers"):
+        plant(parse(LOOP[: LOOP.index("/*0140*/")]))
