@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from schedlab.gpu_backend.device_timer import Timer, Timing
+from schedlab.sim.hardware.models import ModelShape
+
+_ROTATED_BYTES = 2**29
+"""Weights that a measurement rotates over: several times any L2 cache."""
 
 
 class Ceiling(NamedTuple):
@@ -43,6 +48,56 @@ def matrix_product(
     timing = timer(lambda: torch.mm(a, b, out=out))
     name = f"GEMM {size}x{size}x{size} {str(dtype).removeprefix('torch.')}"
     return Ceiling(name, 2 * size**3 / timing.median_s, "FLOP/s", timing)
+
+
+def layer_products(
+    device: torch.device,
+    timer: Timer,
+    shape: ModelShape,
+    rows: Sequence[int] = (1, 16, 64, 128, 256),
+    dtype: torch.dtype = torch.bfloat16,
+) -> Iterator[Ceiling]:
+    """Measure the matrix products of a decode step: what attention and the small kernels add to.
+
+    Parameters
+    ----------
+    device : torch.device
+    timer : Timer
+    shape : ModelShape
+        Whose layer and output head to multiply by.
+    rows : sequence of int
+        Tokens of a step.
+    dtype : torch.dtype
+
+    Yields
+    ------
+    Ceiling
+        The bytes of the weights over the time. As in a step, no product finds its weights in a
+        cache: each measurement goes round several copies of them.
+    """
+    heads = shape.num_heads + 2 * shape.num_kv_heads
+    sizes = {
+        "qkv": (heads * shape.head_dim, shape.hidden_size),
+        "o": (shape.hidden_size, shape.num_heads * shape.head_dim),
+        "gate_up": (2 * shape.intermediate_size, shape.hidden_size),
+        "down": (shape.hidden_size, shape.intermediate_size),
+        "head": (shape.vocab_size, shape.hidden_size),
+    }
+    for name, (width, depth) in sizes.items():
+        weight_bytes = width * depth * dtype.itemsize
+        copies = max(1, -(-_ROTATED_BYTES // weight_bytes))
+        weights = torch.empty(copies, width, depth, dtype=dtype, device=device).normal_()
+        for count in rows:
+            x = torch.empty(count, depth, dtype=dtype, device=device).normal_()
+            out = torch.empty(count, width, dtype=dtype, device=device)
+            timing = timer(lambda: _multiply(x, weights, out), copies)  # noqa: B023 - run at once
+            title = f"{name} {width}x{depth} M={count}"
+            yield Ceiling(title, weight_bytes / timing.median_s, "B/s", timing)
+
+
+def _multiply(x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+    for weight in weights:
+        torch.mm(x, weight.T, out=out)
 
 
 def host_copies(

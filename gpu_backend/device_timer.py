@@ -73,15 +73,24 @@ def cuda_timer(work: Callable[[], object], calls: int = 1) -> Timing:
         torch.cuda.synchronize()
         run, mode = work, "eager"
     run()
-    first_s = _elapsed_s(run)
+    (first_s,) = _elapsed_s(run, 1)
     repetitions = int(np.clip(_MIN_TOTAL_S / first_s, _MIN_REPETITIONS, _MAX_REPETITIONS))
-    return Timing.of([_elapsed_s(run) / calls for _ in range(repetitions)], mode)
+    return Timing.of([s / calls for s in _elapsed_s(run, repetitions)], mode)
 
 
-def _elapsed_s(run: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3
+def _elapsed_s(run: Callable[[], object], repetitions: int) -> list[float]:
+    """Time repetitions that follow each other on the device without a pause.
+
+    Waiting for each would leave the device idle while the next one is launched, and the launch of
+    a graph takes as long as a short kernel.
+    """
+    pairs = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repetitions)
+    ]
+    for start, end in pairs:
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return [float(start.elapsed_time(end)) * 1e-3 for start, end in pairs]

@@ -34,7 +34,7 @@ from schedlab.gpu_backend.kernels import prefill  # noqa: E402
 from schedlab.gpu_backend.kernels.launch import INTERPRETER  # noqa: E402
 from schedlab.gpu_backend.kernels.paging import token_offsets  # noqa: E402
 from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile  # noqa: E402
-from schedlab.gpu_backend.reference import relative_error  # noqa: E402
+from schedlab.gpu_backend.reference import worst_row_error  # noqa: E402
 
 FP32, FP16 = torch.float32, torch.float16
 # fp32: rounding of sums; fp16: half a unit in the last place of inputs and outputs is 2**-11.
@@ -75,7 +75,7 @@ def test_decode_of_ragged_contexts_equals_reference(head_dim, group, block_size,
     case = attention_case(
         rows, head_dim=head_dim, group=group, block_size=block_size, dtype=dtype, num_kv_heads=1
     )
-    assert relative_error(case.decode(triton_ops), case.expected()) < TOLERANCE[dtype]
+    assert worst_row_error(case.decode(triton_ops), case.expected()) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
@@ -83,19 +83,19 @@ def test_decode_in_many_splits_equals_reference_and_portable_kernel(dtype):
     # 20 splits of the long row are more than the reduction takes at once; one row is not split.
     case = attention_case(decode_rows(313, 1, 70), dtype=dtype, group=2, num_kv_heads=2)
     case.decode(triton_ops, tile=SMALL_DECODE._replace(programs_per_sm=40))
-    assert relative_error(case.out, case.expected()) < TOLERANCE[dtype]
+    assert worst_row_error(case.out, case.expected()) < TOLERANCE[dtype]
     other = torch.full_like(case.out, float("nan"))
     cpu_ops.paged_decode(
         case.q, case.k_pool, case.v_pool, case.block_tables, case.context_lens, case.scale, other
     )
-    assert relative_error(case.out, other.double()) < 2 * TOLERANCE[dtype]
+    assert worst_row_error(case.out, other.double()) < 2 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("programs_per_sm", [1, 2, 3, 5, 9, 30])
 def test_decode_result_does_not_depend_on_the_number_of_splits(programs_per_sm):
     case = attention_case(decode_rows(5, 200, 16, 17), group=1, num_kv_heads=1)
     case.decode(triton_ops, tile=SMALL_DECODE._replace(programs_per_sm=programs_per_sm))
-    assert relative_error(case.out, case.expected()) < TOLERANCE[FP32]
+    assert worst_row_error(case.out, case.expected()) < TOLERANCE[FP32]
 
 
 def test_decode_grid_holds_every_split_and_few_more():
@@ -116,7 +116,7 @@ def test_decode_padding_rows_read_the_dummy_block_and_disturb_nobody():
     case.block_tables[1:] = 0
     case.k_pool[0] = case.v_pool[0] = 0.0
     case.decode(triton_ops, tile=SMALL_DECODE)
-    assert relative_error(case.out[:1], case.expected()[:1]) < TOLERANCE[FP32]
+    assert worst_row_error(case.out[:1], case.expected()[:1]) < TOLERANCE[FP32]
     assert (case.out[1:] == 0).all()
 
 
@@ -126,7 +126,7 @@ def test_decode_row_without_context_gets_zeros():
     case.context_lens[0] = 0
     case.decode(triton_ops, tile=SMALL_DECODE)
     assert (case.out[0] == 0).all()
-    assert relative_error(case.out[1], expected[1]) < TOLERANCE[FP32]
+    assert worst_row_error(case.out[1], expected[1]) < TOLERANCE[FP32]
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
@@ -137,7 +137,7 @@ def test_prefill_of_mixed_batch_equals_reference(head_dim, group, block_size, dt
     case = attention_case(
         rows, head_dim=head_dim, group=group, block_size=block_size, dtype=dtype, num_kv_heads=1
     )
-    assert relative_error(case.prefill(triton_ops), case.expected()) < TOLERANCE[dtype]
+    assert worst_row_error(case.prefill(triton_ops), case.expected()) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 16])
@@ -147,11 +147,11 @@ def test_prefill_in_small_tiles_equals_reference_and_portable_kernel(group):
     if group == 16:
         case = attention_case([*rows[1:3], (5, 30)], group=group, num_kv_heads=1)
     case.prefill(triton_ops, tile=SMALL_PREFILL)
-    assert relative_error(case.out, case.expected()) < TOLERANCE[FP32]
+    assert worst_row_error(case.out, case.expected()) < TOLERANCE[FP32]
     if group != 16:
         expected = case.out.double()
         case.out = torch.full_like(case.out, float("nan"))
-        assert relative_error(case.prefill(cpu_ops), expected) < 2 * TOLERANCE[FP32]
+        assert worst_row_error(case.prefill(cpu_ops), expected) < 2 * TOLERANCE[FP32]
 
 
 def test_prefill_finds_its_sequence_among_more_than_one_search_takes(monkeypatch):
@@ -159,7 +159,7 @@ def test_prefill_finds_its_sequence_among_more_than_one_search_takes(monkeypatch
     rows = [(1, 9), (5, 5), (1, 30), (2, 12), (7, 8)]
     case = attention_case(rows, num_kv_heads=1)
     case.prefill(triton_ops, tile=SMALL_PREFILL)
-    assert relative_error(case.out, case.expected()) < TOLERANCE[FP32]
+    assert worst_row_error(case.out, case.expected()) < TOLERANCE[FP32]
 
 
 def test_prefill_in_chunks_equals_prefill_of_the_whole():
@@ -173,14 +173,14 @@ def test_prefill_in_chunks_equals_prefill_of_the_whole():
             torch.tensor([end], dtype=torch.int32), end - first, chunked.scale,
             chunked.out[first:end],
         )  # fmt: skip
-    assert relative_error(chunked.out, whole.out.double()) < TOLERANCE[FP32]
+    assert worst_row_error(chunked.out, whole.out.double()) < TOLERANCE[FP32]
 
 
 def test_prefill_of_single_tokens_equals_decode():
     case = attention_case(decode_rows(5, 40, 16), num_kv_heads=1)
     decoded = case.decode(triton_ops).clone()
     case.out.fill_(float("nan"))
-    assert relative_error(case.prefill(triton_ops), decoded.double()) < TOLERANCE[FP32]
+    assert worst_row_error(case.prefill(triton_ops), decoded.double()) < TOLERANCE[FP32]
 
 
 @triton.jit
@@ -209,8 +209,8 @@ def test_rope_rotates_in_place_and_writes_only_the_given_slots():
     q, k, v = (x.clone() for x in (case.q, case.k, case.v))
     case.run(triton_ops)
     expected_k = case.rotated(k)
-    assert relative_error(case.q, case.rotated(q)) < TOLERANCE[FP32]
-    assert relative_error(case.k, expected_k) < TOLERANCE[FP32]
+    assert worst_row_error(case.q, case.rotated(q)) < TOLERANCE[FP32]
+    assert worst_row_error(case.k, expected_k) < TOLERANCE[FP32]
     assert torch.equal(case.v, v)
     for pool, written in ((case.k_pool, case.k), (case.v_pool, v)):
         cells = pool.transpose(1, 2).flatten(0, 1)
@@ -247,9 +247,9 @@ def test_add_rms_norm_equals_float64_and_the_portable_kernel(hidden, dtype, with
     sum64 = (x + residual if with_residual else x).double()
     scale = (sum64.square().mean(dim=1, keepdim=True) + 1e-5).rsqrt()
     assert torch.equal(total.double(), sum64)
-    assert relative_error(normed, sum64 * scale * weight.double()) < TOLERANCE[dtype]
+    assert worst_row_error(normed, sum64 * scale * weight.double()) < TOLERANCE[dtype]
     portable, _ = cpu_ops.add_rms_norm(x, given, weight, 1e-5)
-    assert relative_error(normed, portable.double()) < 2 * TOLERANCE[dtype]
+    assert worst_row_error(normed, portable.double()) < 2 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
@@ -258,8 +258,8 @@ def test_silu_and_mul_equals_float64_and_the_portable_kernel(width, dtype):
     gate_up = torch.randn(3, 2 * width, generator=torch.Generator().manual_seed(0)).to(dtype) * 4
     got = triton_ops.silu_and_mul(gate_up)
     gate, up = gate_up.double().chunk(2, dim=1)
-    assert relative_error(got, gate * gate.sigmoid() * up) < TOLERANCE[dtype]
-    assert relative_error(got, cpu_ops.silu_and_mul(gate_up).double()) < 2 * TOLERANCE[dtype]
+    assert worst_row_error(got, gate * gate.sigmoid() * up) < TOLERANCE[dtype]
+    assert worst_row_error(got, cpu_ops.silu_and_mul(gate_up).double()) < 2 * TOLERANCE[dtype]
 
 
 def test_attention_over_pools_of_different_layout_is_refused():

@@ -3,6 +3,9 @@
 import io
 import json
 import math
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +15,13 @@ triton = pytest.importorskip("triton")
 from rich.console import Console  # noqa: E402
 
 from schedlab.gpu_backend import ceilings, kernel_bench, kernel_check, selfcheck  # noqa: E402
-from schedlab.gpu_backend.device_timer import Timing  # noqa: E402
+from schedlab.gpu_backend.device_timer import Timing, cuda_timer  # noqa: E402
 from schedlab.gpu_backend.kernel_bench import Figure  # noqa: E402
+from schedlab.gpu_backend.kernel_cases import attention_case, decode_rows  # noqa: E402
 from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile  # noqa: E402
+from schedlab.gpu_backend.reference import worst_row_error  # noqa: E402
 from schedlab.gpu_backend.tile_search import search_tiles  # noqa: E402
+from schedlab.sim.hardware.models import model as find_model  # noqa: E402
 
 CPU = torch.device("cpu")
 interpreted = pytest.mark.skipif(
@@ -44,6 +50,25 @@ def test_ceilings_count_both_directions_of_a_copy_and_two_operations_a_product()
     )
     down, up = ceilings.host_copies(CPU, ten_us, 1024)
     assert down.rate == up.rate == pytest.approx(1024 / 1e-5)
+
+
+def test_layer_products_rotate_over_more_weights_than_a_cache_holds(monkeypatch):
+    shape = replace(
+        find_model("schedlab-tiny"), hidden_size=64, intermediate_size=32, vocab_size=100
+    )
+    monkeypatch.setattr(ceilings, "_ROTATED_BYTES", 3 * 32 * 64 * 4)
+    calls = []
+
+    def counting(work, calls_in=1):
+        calls.append(calls_in)
+        return ten_us(work)
+
+    found = list(ceilings.layer_products(CPU, counting, shape, rows=(1, 3), dtype=torch.float32))
+    assert [c.name.split()[0] for c in found[::2]] == ["qkv", "o", "gate_up", "down", "head"]
+    down = found[6]
+    assert down.name == "down 64x32 M=1"
+    assert down.rate == pytest.approx(64 * 32 * 4 / 1e-5)
+    assert calls[6:8] == [3, 3]
 
 
 def test_timing_summarises_by_median_and_quartiles():
@@ -115,13 +140,11 @@ def test_tile_search_times_the_table_and_the_others():
 @pytest.mark.slow
 def test_kernel_check_passes_in_half_precision():
     checks = list(kernel_check.check_kernels(CPU, torch.float16))
-    assert len(checks) == 18
+    assert len(checks) == 20
     assert [c for c in checks if not c.passed] == []
 
 
 def test_kernel_check_fails_on_wrong_and_on_unwritten_output(monkeypatch):
-    from types import SimpleNamespace
-
     def nothing(*args, **kwargs):
         return torch.full((9, 4096), 0.5), torch.full((9, 4096), 0.5)
 
@@ -131,6 +154,80 @@ def test_kernel_check_fails_on_wrong_and_on_unwritten_output(monkeypatch):
     )
     monkeypatch.setattr(kernel_check, "triton_ops", broken)
     assert not any(c.passed for c in kernel_check.check_kernels(CPU, torch.float16))
+
+
+def test_worst_row_error_sees_the_newest_token_left_out_of_one_row():
+    case = attention_case(
+        decode_rows(1, 16, 17, 300, 65), head_dim=128, num_kv_heads=2, dtype=torch.bfloat16
+    )
+    expected = case.expected()
+    case.context_lens[3] -= 1
+    wrong = case.expected()
+    tolerance = kernel_check.TOLERANCES[torch.bfloat16]
+    over_all_rows = float((wrong - expected).norm() / expected.norm())
+    assert over_all_rows < tolerance < worst_row_error(wrong, expected)
+
+
+def test_worst_row_error_of_rows_of_zeros_and_of_nan():
+    zeros = torch.zeros(2, 3)
+    assert worst_row_error(zeros, zeros.double()) == 0.0
+    assert worst_row_error(zeros + 1e-9, zeros.double()) == math.inf
+    assert math.isnan(worst_row_error(torch.tensor([[math.nan], [1.0]]), torch.ones(2, 1).double()))
+
+
+def test_repeatable_fails_if_a_single_run_moves_a_bit(monkeypatch):
+    runs = []
+
+    def decode(*args):
+        runs.append(args)
+        args[6].fill_(1.0 if len(runs) != 3 else 1.0 + 2**-10)
+
+    def prefill(*args):
+        args[8].fill_(1.0)
+
+    monkeypatch.setattr(
+        kernel_check, "triton_ops", SimpleNamespace(paged_decode=decode, paged_prefill=prefill)
+    )
+    checks = list(
+        kernel_check.check_repeatable(
+            CPU, torch.float16, repetitions=5, prompt_tokens=4, decode_contexts=(3, 2)
+        )
+    )
+    assert [c.passed for c in checks] == [True, False]
+    assert checks[1].error == pytest.approx(1 / 4)
+
+
+def test_cuda_timer_waits_once_for_all_repetitions(monkeypatch):
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            log.append("event")
+
+        def elapsed_time(self, end):
+            return 2.0
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    graph = SimpleNamespace(replay=lambda: log.append("replay"))
+    fakes = {
+        "Event": Event, "Stream": Stream, "current_stream": Stream,
+        "stream": lambda _: nullcontext(), "graph": lambda _: nullcontext(),
+        "CUDAGraph": lambda: graph, "synchronize": lambda: log.append("wait"),
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake, raising=False)
+    timing = cuda_timer(lambda: log.append("work"), calls=2)
+    assert timing.mode == "graph"
+    assert timing.repetitions == 50  # 100 ms of 2 ms
+    assert timing.median_s == pytest.approx(1e-3)
+    measured = log[-(3 * 50 + 1) :]
+    assert measured == ["event", "replay", "event"] * 50 + ["wait"]
 
 
 def test_run_parts_writes_json_and_fails_when_a_check_failed(tmp_path, monkeypatch):
