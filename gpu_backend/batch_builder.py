@@ -10,7 +10,7 @@ import numpy as np
 from schedlab.gpu_backend.block_pool import BlockPool
 from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.sequences import Int64, Sequences
-from schedlab.gpu_backend.step_batch import StepBatch
+from schedlab.gpu_backend.step_batch import StepBatch, launch_order
 from schedlab.sim.core.executor import Work
 from schedlab.sim.request import RequestState
 from schedlab.sim.rng import stream
@@ -132,7 +132,10 @@ class BatchBuilder:
         return Rows(batch, states, seats, contexts + 1, everyone, True, False)
 
     def _mixed(self, work: Work, decodes: list[RequestState], held: list[RequestState]) -> Rows:
-        """Lay out decodes, then held rows, then chunks, then padding."""
+        """Lay out decodes, held rows and chunks in the order that suits the kernel, then padding.
+
+        Samples are asked for, and `Rows` lists them, in the order: decodes, held rows, chunks.
+        """
         pool, plan = self._pool, work.plan
         seats: list[int] = []
         contexts: list[int] = []
@@ -155,14 +158,17 @@ class BatchBuilder:
                 states.append(state)
         batch = self._next_batch()
         all_seats, before, new = np.array(seats), np.array(contexts), np.array(num_new)
+        order = launch_order(before, new)
         batch.fill(
-            self._sequences.tokens, pool.tables, pool.block_size, all_seats, before,
-            new if plan.chunks else None, plan.padding_tokens,
+            self._sequences.tokens, pool.tables, pool.block_size, all_seats[order], before[order],
+            new[order] if plan.chunks else None, plan.padding_tokens,
         )  # fmt: skip
-        batch.slots[len(decodes) : num_singles] = -1  # held rows only read
+        last_token = np.empty_like(new)
+        last_token[order] = np.cumsum(new[order]) - 1
+        batch.slots[last_token[len(decodes) : num_singles]] = -1  # held rows only read
         sampled = np.flatnonzero(is_sampled)
         indices = (before + new)[sampled]
-        batch.sample(np.cumsum(new)[sampled] - 1, self._keys(all_seats[sampled], indices))
+        batch.sample(last_token[sampled], self._keys(all_seats[sampled], indices))
         picks = np.delete(np.arange(len(sampled)), slice(len(decodes), num_singles))
         return Rows(
             batch, states, all_seats[sampled][picks], indices[picks], picks,

@@ -14,15 +14,23 @@ _WARM_UPS = 2
 
 
 def graph_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Return the batch sizes to capture: powers of two, and the largest batch.
+    """Return the batch sizes to capture: closer ones where padding costs more.
+
+    One a doubling to 16, where a step is all weights; two to 128; then four; and the largest
+    batch. A batch is padded by a third at most beyond 16, by a quarter beyond 128.
 
     Examples
     --------
     >>> graph_buckets(48)
-    (1, 2, 4, 8, 16, 32, 48)
+    (1, 2, 4, 8, 16, 24, 32, 48)
+    >>> graph_buckets(256)[10:]
+    (128, 160, 192, 224, 256)
     """
-    powers = [1 << i for i in range(max_num_seqs.bit_length()) if 1 << i < max_num_seqs]
-    return (*powers, max_num_seqs)
+    sizes = {max_num_seqs}
+    for power in (1 << i for i in range(max_num_seqs.bit_length())):
+        parts = 1 if power < 16 else 2 if power < 128 else 4
+        sizes |= {power + power * i // parts for i in range(parts)}
+    return tuple(sorted(n for n in sizes if n <= max_num_seqs))
 
 
 class DecodeGraphs:

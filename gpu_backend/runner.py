@@ -72,7 +72,9 @@ class ModelRunner:
         self.kv_pools = [
             (weight.new_zeros(size), weight.new_zeros(size)) for _ in range(shape.num_layers)
         ]
-        self.swap = SwapSpace(self.kv_pools, config.swap_space_blocks)
+        self.swap = SwapSpace(
+            self.kv_pools, config.swap_space_blocks, allocate=config.preemption_mode == "swap"
+        )
         # Static batching may pad prompts, and rows of held requests, beyond the token budget.
         max_tokens = config.max_num_batched_tokens + config.max_model_len + config.max_num_seqs
         max_blocks = -(-config.max_model_len // config.block_size)
@@ -206,9 +208,6 @@ def open_runner(
         shape.weight_bytes(number_format) + (config.num_blocks + 1) * block_bytes,
         where,
         f"{shape.name} in {number_format} with {config.num_blocks} KV blocks",
-    )
-    require_memory(
-        config.swap_space_blocks * block_bytes, torch.device("cpu"), "the swap space in host memory"
     )
     loaded = _weights(decoder, weights, seed, where, element)
     ops = cast(

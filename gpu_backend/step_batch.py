@@ -175,3 +175,24 @@ class StepBatch:
             num_sequence_tokens=self.num_sequence_tokens,
             max_query_tokens=self.max_query_tokens,
         )
+
+
+def launch_order(contexts: Int64, num_new: Int64) -> Int64:
+    """Return the order in which the sequences of a mixed batch are best laid out.
+
+    Chunks come first, as they are given, then sequences of a single new token, the longest context
+    last. The prefill kernel begins at the end of the batch, and one such sequence is a single
+    program's work however long its context: started late, it would run on alone.
+
+    Parameters
+    ----------
+    contexts, num_new : ndarray of int64, shape (S,)
+        Tokens in the cache before the step, and new ones, of each sequence.
+
+    Returns
+    -------
+    ndarray of int64, shape (S,)
+        Indices of sequences.
+    """
+    is_single = num_new == 1
+    return np.lexsort((np.where(is_single, contexts, 0), is_single))

@@ -22,12 +22,17 @@ from schedlab.sim.request import Arrival, Request, RequestState
 CASES = ((1, 2048), (8, 2048), (32, 2048), (128, 2048), (32, 512), (128, 512))
 """Batch size and context of the decode steps that are timed."""
 
+PROMPTS = (2048, 8192)
+"""Lengths of the prompts whose prefill is timed."""
+
 _REPETITIONS = 20
 
 
-def bench_config(cases: Sequence[tuple[int, int]], block_size: int = 16) -> EngineConfig:
-    """Return limits within which all cases fit."""
-    longest = max(context for _, context in cases) + 256
+def bench_config(
+    cases: Sequence[tuple[int, int]], prompts: Sequence[int] = (), block_size: int = 16
+) -> EngineConfig:
+    """Return limits within which all decode batches and prompts fit."""
+    longest = max([context + 256 for _, context in cases] + list(prompts))
     blocks = max(batch * -(-(context + 256) // block_size) for batch, context in cases)
     return EngineConfig(
         num_blocks=blocks,
@@ -88,6 +93,44 @@ def decode_step_figures(
                 f"decode step B={batch} ctx={context}, eager / graph", eager_s / step_s, "x",
                 detail=f"eager {eager_s * 1e3:.2f} ms",
             )  # fmt: skip
+
+
+def prefill_step_figures(
+    runner: ModelRunner,
+    config: EngineConfig,
+    flop_rate: float,
+    prompts: Sequence[int] = PROMPTS,
+) -> Iterator[Figure]:
+    """Yield how near the prefill of a whole prompt comes to the time its arithmetic must take.
+
+    Parameters
+    ----------
+    runner : ModelRunner
+    config : EngineConfig
+        Its limits.
+    flop_rate : float
+        Of `schedlab.gpu_backend.ceilings.matrix_product` in the same run, FLOP/s.
+    prompts : sequence of int
+        Tokens of each prompt.
+
+    Notes
+    -----
+    ``floor = (2 T x weights of the layers + 2 x weights of the head + 2 x layers x heads x
+    head_dim x T (T + 1)) / flop_rate``: one row goes through the head, and half of the pairs of
+    tokens are masked.
+    """
+    shape = runner.decoder.config.shape
+    head = shape.vocab_size * shape.hidden_size
+    layers = shape.num_parameters - head * (1 if shape.tied_embeddings else 2)
+    timer = StepTimer(runner, config, 0)
+    for length in prompts:
+        step_s = median(timer.time(Point("prefill", (), ((length, 0),)), _REPETITIONS)[1])
+        pairs = shape.num_layers * shape.num_heads * shape.head_dim * length * (length + 1)
+        floor_s = (2 * length * layers + 2 * head + 2 * pairs) / flop_rate
+        yield Figure(
+            f"prefill step S={length}, floor / measured", floor_s / step_s, "",
+            detail=f"{step_s * 1e3:.2f} ms, floor {floor_s * 1e3:.2f} ms",
+        )  # fmt: skip
 
 
 def host_gap_figure(

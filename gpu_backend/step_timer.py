@@ -9,6 +9,7 @@ import numpy as np
 from schedlab.gpu_backend.block_pool import BlockPool
 from schedlab.gpu_backend.calibration_design import Point
 from schedlab.gpu_backend.runner import ModelRunner
+from schedlab.gpu_backend.step_batch import launch_order
 from schedlab.sim.config import EngineConfig
 
 WARM_UPS = 3
@@ -64,6 +65,8 @@ class StepTimer:
         num_new = np.array([n for n, _ in lengths], dtype=np.int64)
         contexts = np.array([c for _, c in lengths], dtype=np.int64)
         rows = np.array(seats, dtype=np.int64)
+        order = launch_order(contexts, num_new)
+        rows, num_new, contexts = rows[order], num_new[order], contexts[order]
         tables, size = self._pool.tables, self._pool.block_size
         new = None if decode_only else num_new
         self._batch.fill(self._tokens, tables, size, rows, contexts, new)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from schedlab.gpu_backend.device import require_memory
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.errors import SchedlabError
 
@@ -29,18 +32,17 @@ class SwapSpace:
         The cache on the device; keys and values of each layer.
     num_blocks : int
         Host blocks. Page-locked if the cache is on a GPU.
+    allocate : bool
+        Whether to take the memory now. Otherwise the first block that is swapped out takes it,
+        and its step bears the time.
     """
 
-    def __init__(self, kv_pools: list[tuple[Tensor, Tensor]], num_blocks: int) -> None:
+    def __init__(
+        self, kv_pools: list[tuple[Tensor, Tensor]], num_blocks: int, allocate: bool = True
+    ) -> None:
         self._pools = [pool for pair in kv_pools for pool in pair]
-        block = self._pools[0][0]
         self.num_blocks = num_blocks
-        # Not zeroed: a block is written before it is read, and pages nobody writes cost nothing.
-        self._host = torch.empty(
-            (num_blocks, len(self._pools), *block.shape),
-            dtype=block.dtype,
-            pin_memory=num_blocks > 0 and block.device.type == "cuda",
-        )
+        self._host = self._allocated() if allocate else None
         self._free = list(range(num_blocks - 1, -1, -1))
         self._held: dict[int, list[int]] = {}
         self._pending: list[tuple[bool, Int64, list[int]]] = []
@@ -79,7 +81,15 @@ class SwapSpace:
         self._free.extend(self._held.pop(request_id, ()))
 
     def run(self) -> None:
-        """Carry out what was noted, asynchronously on a GPU."""
+        """Carry out what was noted, asynchronously on a GPU.
+
+        Raises
+        ------
+        SpecError
+            If the memory is only taken now and there is not enough of it.
+        """
+        if self._pending and self._host is None:
+            self._host = self._allocated()
         for is_out, blocks, host in self._pending:
             copy = self._copy_out if is_out else self._copy_in
             for start in range(0, len(host), _PIECE_BLOCKS):
@@ -93,12 +103,25 @@ class SwapSpace:
         counted = engine.config.swap_space_blocks - engine.free_swap_blocks
         assert self.num_used == counted, f"{self.num_used} host blocks held, {counted} counted"
 
+    def _allocated(self) -> Tensor:
+        block = self._pools[0][0]
+        size = (self.num_blocks, len(self._pools), *block.shape)
+        pinned = self.num_blocks > 0 and block.device.type == "cuda"
+        if pinned:
+            # Page-locked memory is there at once; other pages only when somebody writes to them.
+            num_bytes = prod(size) * block.itemsize
+            require_memory(num_bytes, torch.device("cpu"), "the swap space in host memory")
+        # Not zeroed: a block is written before it is read.
+        return torch.empty(size, dtype=block.dtype, pin_memory=pinned)
+
     def _copy_out(self, ids: Tensor, host: list[int]) -> None:
+        assert self._host is not None
         staged = torch.stack([pool.index_select(0, ids) for pool in self._pools], dim=1)
         for i, block in enumerate(host):
             self._host[block].copy_(staged[i], non_blocking=True)
 
     def _copy_in(self, ids: Tensor, host: list[int]) -> None:
+        assert self._host is not None
         size = (len(host), *self._host.shape[1:])
         staged = torch.empty(size, dtype=self._host.dtype, device=ids.device)
         for i, block in enumerate(host):

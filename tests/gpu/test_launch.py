@@ -72,10 +72,12 @@ def test_launching_as_on_a_gpu_gives_every_request_its_tokens(case, config, grap
         assert runner._graphs.replayed >= {1, 4}
 
 
-def test_graph_buckets_are_powers_of_two_and_the_largest_batch():
+def test_graph_buckets_are_closer_where_padding_costs_more():
     assert graph_buckets(1) == (1,)
     assert graph_buckets(8) == (1, 2, 4, 8)
-    assert graph_buckets(48) == (1, 2, 4, 8, 16, 32, 48)
+    assert graph_buckets(48) == (1, 2, 4, 8, 16, 24, 32, 48)
+    assert graph_buckets(130) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 130)
+    assert graph_buckets(256)[-6:] == (96, 128, 160, 192, 224, 256)
 
 
 def test_bucket_is_the_smallest_that_holds_the_batch():

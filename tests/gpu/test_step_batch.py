@@ -3,7 +3,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from schedlab.gpu_backend.step_batch import StepBatch, StepLayout  # noqa: E402
+from schedlab.gpu_backend.step_batch import StepBatch, StepLayout, launch_order  # noqa: E402
 
 TABLES = np.array([[4, 9, 0], [7, 0, 0], [2**31 - 1, 3, 1]], dtype=np.int32)
 HISTORY = np.arange(3 * 12, dtype=np.int32).reshape(3, 12)
@@ -61,3 +61,9 @@ def test_layout_of_one_step_is_copied_by_its_used_bytes_alone():
     there, here = batch.tensors(batch.layout.views(copy)), batch.tensors(batch.views)
     for name, part in here._asdict().items():
         assert torch.equal(torch.as_tensor(there._asdict()[name]), torch.as_tensor(part)), name
+
+
+def test_launch_order_puts_chunks_first_and_the_longest_decode_last():
+    contexts = np.array([90, 7, 4000, 0, 500])
+    new = np.array([1, 300, 1, 40, 1])
+    assert launch_order(contexts, new).tolist() == [1, 3, 0, 4, 2]

@@ -13,7 +13,12 @@ from rich.console import Console  # noqa: E402
 from schedlab.gpu_backend import selfcheck  # noqa: E402
 from schedlab.gpu_backend.calibration_design import Point  # noqa: E402
 from schedlab.gpu_backend.runner import open_runner  # noqa: E402
-from schedlab.gpu_backend.step_bench import bench_config, decode_step_figures, host_gap_figure  # noqa: E402
+from schedlab.gpu_backend.step_bench import (  # noqa: E402
+    bench_config,
+    decode_step_figures,
+    host_gap_figure,
+    prefill_step_figures,
+)
 from schedlab.gpu_backend.step_timer import StepTimer  # noqa: E402
 from tests.gpu.test_selfcheck import ten_us  # noqa: E402
 
@@ -30,6 +35,7 @@ def test_bench_config_holds_every_case(tiny):
     _, config = tiny
     for batch, context in CASES:
         assert Point("decode", (context - 1,) * batch, ()).fits(config)
+    assert Point("prefill", (), ((900, 0),)).fits(bench_config(CASES, (900,)))
 
 
 def test_decode_step_floor_counts_weights_without_embeddings_and_all_kv(tiny, monkeypatch):
@@ -45,6 +51,18 @@ def test_decode_step_floor_counts_weights_without_embeddings_and_all_kv(tiny, mo
     assert figures[0].required == 0.60
     assert figures[1].name.endswith("eager / graph")
     assert figures[1].value == pytest.approx(1.0)
+
+
+def test_prefill_step_floor_counts_layers_for_all_tokens_and_the_head_for_one(tiny, monkeypatch):
+    runner, config = tiny
+    monkeypatch.setattr(StepTimer, "time", lambda *_: ((), (0.001, 0.002, 0.003)))
+    shape = runner.decoder.config.shape
+    head = shape.vocab_size * shape.hidden_size
+    assert shape.tied_embeddings
+    attention = 2 * shape.num_layers * shape.num_heads * shape.head_dim * 20 * 21
+    flops = 2 * 20 * (shape.num_parameters - head) + 2 * head + attention
+    (figure,) = prefill_step_figures(runner, config, 1e12, (20,))
+    assert figure.value == pytest.approx(flops / 1e12 / 0.002)
 
 
 def test_host_gap_is_the_part_of_a_step_without_the_device(tiny):

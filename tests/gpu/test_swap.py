@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -5,12 +7,13 @@ torch = pytest.importorskip("torch")
 
 from schedlab.gpu_backend.swap import SwapSpace  # noqa: E402
 from schedlab.sim.errors import SchedlabError  # noqa: E402
+from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
 
 
-def make(num_host_blocks=40, num_blocks=50):
+def make(num_host_blocks=40, num_blocks=50, **options):
     shape = (num_blocks, 2, 4, 8)
     pools = [(torch.rand(shape), torch.rand(shape)) for _ in range(3)]
-    return SwapSpace(pools, num_host_blocks), pools
+    return SwapSpace(pools, num_host_blocks, **options), pools
 
 
 @pytest.mark.parametrize("num_blocks", [1, 16, 21])
@@ -56,3 +59,28 @@ def test_swap_space_without_room_or_of_a_forgotten_request():
     swap.forget(1)
     swap.forget(3)
     assert swap.num_used == 0
+
+
+def test_swap_space_takes_no_memory_before_a_block_is_swapped_out(monkeypatch):
+    sizes = []
+    real_empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda size, **how: sizes.append(size) or real_empty(size, **how)
+    )
+    swap, pools = make(num_host_blocks=4, allocate=False)
+    swap.run()
+    assert sizes == []
+    expected = pools[0][0][1].clone()
+    swap.swap_out(0, np.array([1]))
+    swap.run()
+    assert sizes == [(4, 6, 2, 4, 8)]
+    pools[0][0].zero_()
+    swap.swap_in(0, np.array([2]))
+    swap.run()
+    assert torch.equal(pools[0][0][2], expected)
+
+
+def test_runner_takes_swap_space_only_where_preemption_swaps():
+    assert tiny_runner(replace(CONFIG, swap_space_blocks=2)).swap._host is None
+    swapping = replace(CONFIG, swap_space_blocks=2, preemption_mode="swap", kv_block_bytes=1)
+    assert tiny_runner(swapping).swap._host is not None
