@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -63,6 +65,8 @@ def measure(
     num_rounds: int = 5,
     repetitions: int = 2,
     seed: int = 0,
+    max_s: float = math.inf,
+    on_round: Callable[[Measurement], object] | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
     """Measure every point in every round, in random order, with sentinels in between.
@@ -84,13 +88,17 @@ def measure(
         Every point is visited once a round and timed so many times a visit.
     seed : int
         Of the order and of the physical blocks.
+    max_s : float
+        No round but the first begins that would likely end later than this.
+    on_round : callable, optional
+        Called after each round with what has been measured.
     progress : callable, optional
         Told how far it is.
 
     Returns
     -------
     Measurement
-        Medians and drift.
+        Of all rounds that are complete.
 
     Raises
     ------
@@ -103,6 +111,7 @@ def measure(
     watch = sentinels(config)
     timer = StepTimer(runner, config, seed)
     total, finished = num_rounds * len(points), len(done)
+    begun_s, longest_s, complete = time.monotonic(), 0.0, 0
     with log.open("a", encoding="utf-8") as file:
 
         def record(reading: Reading) -> None:
@@ -111,6 +120,9 @@ def measure(
             file.flush()
 
         for number in range(num_rounds):
+            round_begun_s = time.monotonic()
+            if number and round_begun_s + longest_s > begun_s + max_s:
+                break
             order = stream(seed, f"round/{number}").permutation(len(points)).tolist()
             todo = [i for i in order if (number, i) not in done]
             for position, i in enumerate(todo):
@@ -121,9 +133,15 @@ def measure(
                     progress(finished, total, f"round {number + 1}/{num_rounds}, {points[i].kind}")
                 record(Reading(number, i, *timer.time(points[i], repetitions)))
                 finished += 1
+            complete = number + 1
+            if todo:
+                longest_s = max(longest_s, time.monotonic() - round_begun_s)
+                if on_round is not None:
+                    on_round(Measurement(readings, _drift(readings, len(watch), complete)))
     if progress is not None:
         progress(total, total, "done")
-    return Measurement(readings, _drift(readings, len(watch), num_rounds))
+    of_complete = [r for r in readings if r.round < complete]
+    return Measurement(of_complete, _drift(of_complete, len(watch), complete))
 
 
 def measured(measurement: Measurement, points: Sequence[Point]) -> list[Measured]:

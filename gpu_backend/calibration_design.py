@@ -57,7 +57,16 @@ class Point(NamedTuple):
         )
 
 
-def design(config: EngineConfig, num_random: int, seed: int) -> list[Point]:
+def batch_kind(shape: BatchShape) -> str:
+    """Return what a batch is made of: ``decode``, ``prefill`` or ``mixed``."""
+    if not shape.chunks:
+        return "decode"
+    return "mixed" if shape.num_decodes else "prefill"
+
+
+def design(
+    config: EngineConfig, num_random: int, seed: int, buckets: Sequence[int] = ()
+) -> list[Point]:
     """Return the batches to fit on.
 
     Parameters
@@ -68,6 +77,8 @@ def design(config: EngineConfig, num_random: int, seed: int) -> list[Point]:
         Random batches in addition to the grid, log-uniform in size and length.
     seed : int
         Stream ``"calibration"``.
+    buckets : sequence of int
+        Batch sizes of captured decode steps, which are measured beside the knots of the curve.
 
     Returns
     -------
@@ -79,7 +90,8 @@ def design(config: EngineConfig, num_random: int, seed: int) -> list[Point]:
     budget = config.max_num_batched_tokens
     contexts = _ladder(min(16, longest), longest, 4)
     tokens = token_knots(1, min(budget, longest))
-    sizes = token_knots(1, min(config.max_num_seqs, budget))
+    most = min(config.max_num_seqs, budget)
+    sizes = sorted({*token_knots(1, most), *(b for b in buckets if b <= most)})
     few = _ladder(1, sizes[-1], 4)
     points = [Point("decode", (c,) * b, ()) for b in sizes for c in contexts]
     # One long row among short ones: uniform contexts alone cannot show what skew costs.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from schedlab.gpu_backend.calibration_design import token_knots
+from schedlab.gpu_backend.calibration_design import batch_kind, token_knots
 from schedlab.gpu_backend.swap_timing import SwapTime, swapped_byte_s
 from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.profile import FEATURES, Fit, FitError, Regime, step_features
@@ -87,6 +87,28 @@ def judge(fit: Fit, points: Sequence[Measured]) -> FitError:
     )
 
 
+def error_by_kind(fit: Fit, points: Sequence[Measured]) -> dict[str, dict[str, float]]:
+    """Return how far a fit is from measured batches, by what they are made of, and by time.
+
+    Returns
+    -------
+    dict
+        ``decode``, ``mixed`` and ``prefill``, as far as there are such batches: what `judge` says
+        of them. ``by_time``: the sums of absolute (``mape``) and of signed errors (``bias``) over
+        the sum of what was measured; long steps dominate it as they dominate a run.
+    """
+    kinds: dict[str, list[Measured]] = {}
+    for point in points:
+        kinds.setdefault(batch_kind(point.shape), []).append(point)
+    found = {kind: asdict(judge(fit, some)) for kind, some in sorted(kinds.items())}
+    if points:
+        measured = np.array([p.seconds for p in points])
+        off = predictions(fit, points) - measured
+        by_time = {"mape": np.abs(off).sum(), "bias": off.sum()}
+        found["by_time"] = {key: float(value / measured.sum()) for key, value in by_time.items()}
+    return found
+
+
 def predictions(fit: Fit, points: Sequence[Measured]) -> Floats:
     """Return what the simulator would say of these batches, in seconds."""
     model = FittedCostModel(fit, {})
@@ -118,7 +140,8 @@ def _is_graphed(shape: BatchShape, buckets: Sequence[int]) -> bool:
 def _fit_regime(points: Sequence[Measured], buckets: tuple[int, ...]) -> Regime:
     features = [step_features(p.shape) for p in points]
     tokens = np.array([_bucket(f["new_tokens"], buckets) for f in features], dtype=np.float64)
-    knots = _knots(tokens)
+    # A graph takes one time for all batches it is replayed for: each bucket is a knot.
+    knots = [int(n) for n in np.unique(tokens)] if buckets else _knots(tokens)
     names = [name for name in FEATURES if any(f[name] for f in features)]
     columns = [np.interp(tokens, knots, hat) for hat in np.eye(len(knots))]
     columns += [np.array([f[name] for f in features], dtype=np.float64) for name in names]

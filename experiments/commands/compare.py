@@ -71,6 +71,10 @@ def calibrate(
         int | None, typer.Option(help="KV blocks; as many as memory allows on a GPU.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Visits of every batch.")] = 5,
+    max_s: Annotated[
+        float,
+        typer.Option(help="Begin no round but the first that would end later than this (seconds)."),
+    ] = float("inf"),
     threads: Annotated[int, typer.Option(min=1, help="Of the kernels, on a CPU.")] = 1,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     quiet: Quiet = False,
@@ -90,7 +94,8 @@ def calibrate(
     with steps_bar(quiet) as progress:
         found = run_calibration(
             output, model_name=model, hardware=hardware, device=device, dtype=dtype,
-            config=config, threads=threads, num_rounds=rounds, seed=seed, progress=progress,
+            config=config, threads=threads, num_rounds=rounds, max_s=max_s, seed=seed,
+            progress=progress,
         )  # fmt: skip
     if not quiet:
         typer.echo(found.verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Calibrated:
         Scheduling overhead of the real engine: base_s, per_running_s, per_waiting_s.
     drift : list of float
         Largest sentinel deviation of each round.
+    held_out : dict
+        Error on held-out batches by kind; see `gpu_backend.calibration_fit.error_by_kind`.
     verdict : str
         One sentence.
     """
@@ -69,6 +72,7 @@ class Calibrated:
     fit: Fit
     overhead: dict[str, float]
     drift: list[float]
+    held_out: dict[str, dict[str, float]]
     verdict: str
 
 
@@ -84,6 +88,7 @@ def calibrate(
     num_rounds: int = 5,
     num_random: int = 60,
     num_held_out: int = 60,
+    max_s: float = math.inf,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Calibrated:
@@ -93,7 +98,7 @@ def calibrate(
     ----------
     folder : Path
         Gets points.jsonl (raw, as measured; an interrupted calibration goes on from it),
-        meta.json, fit.json, residuals.json and residuals.png.
+        meta.json, fit.json and residuals.json after each round, and residuals.png.
     model_name, hardware : str
         Names that results and the simulator will use.
     device, dtype : str
@@ -103,7 +108,10 @@ def calibrate(
     threads : int
         Of the kernels on a CPU.
     num_rounds, num_random, num_held_out : int
-        Size of the design; see `schedlab.gpu_backend.calibration_design`.
+        Size of the design; see `schedlab.gpu_backend.calibration_design`. A third of the held-out
+        batches is of each kind: decode, mixed, prefill.
+    max_s : float
+        No round but the first begins that would likely end later than this.
     seed : int
         Of everything random.
     progress : callable, optional
@@ -125,6 +133,7 @@ def calibrate(
     from schedlab.gpu_backend.calibration_design import design
     from schedlab.gpu_backend.calibration_fit import (
         coefficient_intervals,
+        error_by_kind,
         fit_profile,
         predictions,
         with_swapping,
@@ -133,24 +142,19 @@ def calibrate(
     from schedlab.gpu_backend.runner import open_runner
     from schedlab.gpu_backend.swap_timing import swap_times
 
-    fitted_on = design(config, num_random, seed)
+    begun_s = time.monotonic()
     held_out = replayed_points(config, model_name, hardware, dtype, num_held_out, seed)
     torch.set_num_threads(threads)
     runner = open_runner(model_name, config, device=device, dtype=dtype, seed=seed)
+    buckets = runner.graph_buckets
+    fitted_on = design(config, num_random, seed, buckets)
     points = [*fitted_on, *held_out]
     kernels = kernel_hash(device)
     about = f"{model_name} {hardware} {device} {dtype} kernels {kernels} threads {threads}"
-    taken = measure(
-        runner, config, points, folder / "points.jsonl",
-        about=about, num_rounds=num_rounds, seed=seed, progress=progress,
-    )  # fmt: skip
-    rows = measured(taken, points)
-    train, test = rows[: len(fitted_on)], rows[len(fitted_on) :]
-    buckets = runner.graph_buckets
+    # Before the rounds, so that the first one leaves a profile that is whole.
     swapping = swap_times(runner)
-    fit = with_swapping(fit_profile(train, test, buckets), swapping)
     overhead = scheduling_overhead(runner, config, seed)
-    meta = {
+    same = {
         "model": model(model_name).name,
         "hardware": gpu(hardware).name,
         "dtype": dtype,
@@ -159,25 +163,45 @@ def calibrate(
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "engine": {name: getattr(config, name) for name in config.__dataclass_fields__},
         "graph_buckets": list(buckets),
-        "rounds": num_rounds,
         "swap_times": [time._asdict() for time in swapping],
-        "sentinel_drift_by_round": taken.drift,
-        "median_repeat_spread": float(np.median([taken.spread(i) for i in range(len(points))])),
         "seed": seed,
         "kernels": kernels,
         "machine": describe_machine(device),
     }
-    write_fit(folder, meta, fit)
-    residuals = [
-        {"kind": point.kind, "features": list(point.shape[:3]), "chunks": list(point.chunks),
-         "measured_s": row.seconds, "predicted_s": float(predicted)}
-        for point, row, predicted in zip(points, rows, predictions(fit, rows), strict=True)
-    ]  # fmt: skip
-    intervals = coefficient_intervals(train, buckets, seed)
-    text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
-    write_text(folder / "residuals.json", text + "\n")
+
+    def write(taken: Measurement) -> tuple[Calibrated, list[dict[str, Any]]]:
+        rows = measured(taken, points)
+        train, test = rows[: len(fitted_on)], rows[len(fitted_on) :]
+        fit = with_swapping(fit_profile(train, test, buckets), swapping)
+        by_kind = error_by_kind(fit, test)
+        spreads = [taken.spread(i) for i in range(len(points))]
+        meta = {
+            **same,
+            "rounds": len(taken.drift),
+            "sentinel_drift_by_round": taken.drift,
+            "median_repeat_spread": float(np.median(spreads)),
+            "held_out_error_by_kind": by_kind,
+        }
+        residuals = [
+            {"kind": point.kind, "features": list(point.shape[:3]), "chunks": list(point.chunks),
+             "measured_s": row.seconds, "predicted_s": float(predicted)}
+            for point, row, predicted in zip(points, rows, predictions(fit, rows), strict=True)
+        ]  # fmt: skip
+        intervals = coefficient_intervals(train, buckets, seed)
+        text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
+        write_text(folder / "residuals.json", text + "\n")
+        write_fit(folder, meta, fit)
+        found = Calibrated(fit, overhead, taken.drift, by_kind, verdict(fit, by_kind, taken))
+        return found, residuals
+
+    taken = measure(
+        runner, config, points, folder / "points.jsonl",
+        about=about, num_rounds=num_rounds, seed=seed, progress=progress,
+        max_s=max_s - (time.monotonic() - begun_s), on_round=write,
+    )  # fmt: skip
+    found, residuals = write(taken)
     _save_figure(points, residuals, folder)
-    return Calibrated(fit, overhead, taken.drift, verdict(fit, taken))
+    return found
 
 
 def calibration_config(
@@ -224,9 +248,10 @@ def replayed_points(
     """Return batches that occur when a chat workload is served under these limits.
 
     They are drawn from simulated runs of `HELD_OUT_POLICIES` and serve to judge a fit, never to
-    make one.
+    make one: a third each of decode, mixed and prefill batches, or all there are of a kind. Drawn
+    from all steps alike they would nearly all be decode batches.
     """
-    from schedlab.gpu_backend.calibration_design import Point
+    from schedlab.gpu_backend.calibration_design import Point, batch_kind
 
     seen: list[Point] = []
 
@@ -247,8 +272,13 @@ def replayed_points(
             Engine(config, registry.make(name, **knobs), executor),
             chat(config, 4 * config.max_num_seqs, seed),
         )
-    drawn = stream(seed, "held_out").choice(len(seen), size=min(count, len(seen)), replace=False)
-    return [seen[i] for i in sorted(drawn.tolist()) if seen[i].fits(config)]
+    rng = stream(seed, "held_out")
+    drawn: list[Point] = []
+    for kind in ("decode", "mixed", "prefill"):
+        some = [p for p in seen if batch_kind(p.shape) == kind and p.fits(config)]
+        picks = rng.choice(len(some), size=min(count // 3, len(some)), replace=False)
+        drawn += [some[i] for i in sorted(picks.tolist())]
+    return drawn
 
 
 def chat(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arrival]:
@@ -259,7 +289,7 @@ def chat(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arrival
 
 
 def scheduling_overhead(
-    runner: ModelRunner, config: EngineConfig, seed: int, num_requests: int | None = None
+    runner: ModelRunner, config: EngineConfig, seed: int, num_requests: int = 128
 ) -> dict[str, float]:
     """Measure what the engine itself costs between two steps of the real backend.
 
@@ -273,7 +303,7 @@ def scheduling_overhead(
     from schedlab.gpu_backend.executor import TorchExecutor
 
     executor = TorchExecutor(runner, config, VirtualClock(), seed=seed)
-    requests = chat(config, num_requests or 2 * config.max_num_seqs, seed)
+    requests = chat(config, min(num_requests, 2 * config.max_num_seqs), seed)
     simulate(Engine(config, registry.make("fcfs"), executor), requests)
     steps = executor.steps[1:]
     seconds = np.array([step.overhead_ns for step in steps]) / 1e9
@@ -284,7 +314,7 @@ def scheduling_overhead(
     return {name: float(value) for name, value in zip(names, solution, strict=True)}
 
 
-def verdict(fit: Fit, taken: Measurement) -> str:
+def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], taken: Measurement) -> str:
     """Say whether the profile may be trusted, and what speaks against it."""
     from schedlab.gpu_backend.calibration import DRIFT_BAR
 
@@ -293,7 +323,13 @@ def verdict(fit: Fit, taken: Measurement) -> str:
         f"held-out error {error.mape:.1%} on average, {error.p90:.1%} at the 90th percentile, "
         f"bias {error.bias:+.1%}, over {error.num_points} replayed batches"
     )
-    good = error.mape <= MAPE_BAR and abs(error.bias) <= BIAS_BAR
+    kinds = {kind: found for kind, found in by_kind.items() if kind != "by_time"}
+    told = ", ".join(f"{kind} {e['mape']:.1%} {e['bias']:+.1%}" for kind, e in kinds.items())
+    found += f" ({told})" if told else ""
+    good = all(
+        e["mape"] <= MAPE_BAR and abs(e["bias"]) <= BIAS_BAR
+        for e in ({"mape": error.mape, "bias": error.bias}, *kinds.values())
+    )
     judgement = "GOOD" if good else f"POOR (bar: {MAPE_BAR:.0%} and {BIAS_BAR:.0%})"
     worst = max(taken.drift, default=0.0)
     shaky = f"; sentinels moved by up to {worst:.1%}: the machine was not quiet"

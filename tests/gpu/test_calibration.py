@@ -1,6 +1,7 @@
 """Calibration: what is measured, how it is fitted, and what is left when it is interrupted."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,17 @@ from schedlab.experiments.comparing.machine import check_profile  # noqa: E402
 from schedlab.experiments.running.run import make_cost_model, run  # noqa: E402
 from schedlab.experiments.specification.loading import make_spec  # noqa: E402
 from schedlab.gpu_backend import calibration  # noqa: E402
-from schedlab.gpu_backend.calibration_design import Point, design, sentinels, token_knots  # noqa: E402
+from schedlab.gpu_backend.calibration_design import (  # noqa: E402
+    Point,
+    batch_kind,
+    design,
+    sentinels,
+    token_knots,
+)
 from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     Measured,
     coefficient_intervals,
+    error_by_kind,
     fit_profile,
     judge,
     with_swapping,
@@ -108,6 +116,41 @@ def test_fit_prices_decode_steps_by_the_bucket_of_their_graph():
     assert fit.held_out.mape < 1e-3
 
 
+def test_design_and_fit_have_a_knot_at_every_bucket():
+    limits = replace(LIMITS, max_num_seqs=14, num_blocks=1000)
+    buckets = (1, 5, 9, 14)
+    points = design(limits, 10, seed=0, buckets=(*buckets, 99))
+    assert {len(p.decodes) for p in points if p.kind == "decode"} >= {5, 9, 14}
+    fit = fit_profile(measured_by(truth(buckets), points), [], buckets)
+    assert fit.graph.knots_tokens == buckets
+
+
+def test_error_by_kind_tells_a_bad_kind_from_good_ones_and_weighs_by_time():
+    train = measured_by(truth(), design(LIMITS, 60, seed=0))
+    fit = fit_profile(train, [])
+    decode, prefill = Point("held_out", (64,) * 4, ()), Point("held_out", (), ((128, 0),))
+    mixed = Point("held_out", (64,), ((8, 0),))
+    held_out = measured_by(truth(), [decode, prefill, mixed])
+    held_out[1] = held_out[1]._replace(seconds=2 * held_out[1].seconds)
+    found = error_by_kind(fit, held_out)
+    assert set(found) == {"decode", "mixed", "prefill", "by_time"}
+    assert found["decode"]["mape"] < 0.01
+    assert found["prefill"]["mape"] == pytest.approx(0.5, abs=0.01)
+    assert found["prefill"]["num_points"] == 1
+    share = 0.5 * held_out[1].seconds / sum(m.seconds for m in held_out)
+    assert found["by_time"]["mape"] == pytest.approx(share, abs=0.01)
+    assert found["by_time"]["bias"] == pytest.approx(-share, abs=0.01)
+    assert error_by_kind(fit, []) == {}
+
+
+def test_held_out_batches_are_a_third_of_each_kind():
+    found = laboratory.replayed_points(LIMITS, "schedlab-small", "cpu", "fp32", 30, seed=0)
+    kinds = [batch_kind(point.shape) for point in found]
+    assert kinds == ["decode"] * 10 + ["mixed"] * 10 + ["prefill"] * 10
+    assert all(point.fits(LIMITS) for point in found)
+    assert found == laboratory.replayed_points(LIMITS, "schedlab-small", "cpu", "fp32", 30, seed=0)
+
+
 def test_fit_of_one_batch_size_is_flat():
     point = Measured(Point("decode", (8, 8), ()).shape, 0.01)
     fit = fit_profile([point], [point])
@@ -133,11 +176,11 @@ def test_swap_times_are_of_growing_numbers_of_blocks_both_ways():
     assert all(t.num_bytes == t.num_blocks * block_bytes and t.seconds > 0 for t in times)
 
 
-def measure(log, config=CONFIG, rounds=1, progress=None, about="tiny"):
+def measure(log, config=CONFIG, rounds=1, progress=None, about="tiny", **options):
     points = design(config, 0, seed=0)[:4]
     return points, calibration.measure(
         tiny_runner(), config, points, log,
-        about=about, num_rounds=rounds, repetitions=1, progress=progress,
+        about=about, num_rounds=rounds, repetitions=1, progress=progress, **options,
     )  # fmt: skip
 
 
@@ -151,6 +194,17 @@ def test_measure_visits_every_point_once_a_round_with_sentinels(tmp_path):
     assert seen[-1] == (8, 8, "done")
     assert all(taken.median_s(i) > 0 for i in range(len(points)))
     assert len(taken.drift) == 2
+
+
+def test_measure_that_runs_out_of_time_ends_after_a_whole_round_and_goes_on_later(tmp_path):
+    log, told = tmp_path / "points.jsonl", []
+    points, taken = measure(log, rounds=3, max_s=0.0, on_round=told.append)
+    assert len(taken.drift) == len(told) == 1
+    assert sorted(r.point for r in taken.readings if r.point >= 0) == list(range(len(points)))
+    _, taken = measure(log, rounds=3, on_round=told.append)
+    # The round that was there already is not told again.
+    assert len(taken.drift) == len(told) == 3
+    assert told[1].median_s(0) > 0
 
 
 def test_measure_goes_on_after_an_interruption_in_the_middle_of_a_line(tmp_path):
@@ -211,6 +265,8 @@ def test_calibrate_writes_a_profile_that_a_simulation_can_use(profile):
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["kernels"]
     assert meta["machine"]["threads"] == 1
+    assert set(meta["held_out_error_by_kind"]) == {"decode", "mixed", "prefill", "by_time"}
+    assert meta["rounds"] == 1
     assert len(json.loads((folder / "residuals.json").read_text())["points"]) > 20
     result = run(spec_with(folder))
     assert result.provenance["cost_model"]["calibration"] == "CALIBRATED"
