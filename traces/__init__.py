@@ -3,6 +3,7 @@
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.published import PUBLISHED
 from schedlab.traces.readers import READERS, detect_format, read, stream
+from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.synthetic import synthesize
 from schedlab.traces.trace import Trace
 from schedlab.traces.workload import workload
@@ -12,6 +13,8 @@ __all__ = [
     "PRESETS",
     "PUBLISHED",
     "READERS",
+    "ReadOptions",
+    "Reader",
     "Trace",
     "detect_format",
     "read",

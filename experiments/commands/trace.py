@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schedlab.experiments.commands.experiment import find_own_modules
 from schedlab.experiments.commands.trace_fetch import fetch_command
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ trace_app = typer.Typer(
 trace_app.command("fetch")(fetch_command)
 
 Format = Annotated[
-    str, typer.Option("--format", "-f", help="Format of the file; recognised by default.")
+    str,
+    typer.Option(
+        "--format", "-f", help="Format of the file, or module:READER; recognised by default."
+    ),
 ]
 Tokenizer = Annotated[
     str,
@@ -53,6 +57,7 @@ def describe_command(
     """Show what a trace holds: rate, burstiness, lengths, correlation, shared prefixes."""
     from schedlab import traces
 
+    find_own_modules()
     trace = traces.read(
         file,
         format,
@@ -75,6 +80,7 @@ def convert_command(
     """Write any readable trace as schedlab's own table, CSV or Parquet."""
     from schedlab import traces
 
+    find_own_modules()
     trace = traces.read(
         source,
         format,

@@ -37,7 +37,8 @@ def point_hash(spec: ExperimentSpec) -> str:
     str
         SHA-256 (hex) over `spec_hash` (every key, defaults included, but for the name; of files
         what they contain), `code_version`, the versions of Python, NumPy, SciPy and SimPy, and the
-        source of policies given as ``module:Class`` with the modules of their own they import.
+        source of policies and trace readers given as ``module:Class`` with the modules of their
+        own they import.
 
     Raises
     ------
@@ -84,9 +85,10 @@ def code_version(with_gpu_backend: bool = False) -> str:
 
 
 def _own_modules(spec: ExperimentSpec) -> dict[str, str]:
-    """Return the SHA-256 of each module outside this project that a policy comes from."""
+    """Return the SHA-256 of each module outside this project that policy or reader come from."""
     found: dict[str, str] = {}
-    todo = [text.partition(":")[0] for text in _texts(spec.policy.model_dump())]
+    named = (spec.policy.model_dump(), spec.workload.format)
+    todo = [text.partition(":")[0] for text in _texts(named)]
     while todo:
         name = todo.pop()
         if name in found or (path := _source(name)) is None:

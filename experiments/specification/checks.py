@@ -108,14 +108,14 @@ def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
     from schedlab.traces.arrivals import PROCESSES, process
     from schedlab.traces.lengths import LENGTHS
     from schedlab.traces.presets import preset
-    from schedlab.traces.readers import READERS
+    from schedlab.traces.readers import reader_of
 
     workload = spec.workload
-    if workload.format not in ("auto", *READERS):
-        fail(
-            ("workload", "format"),
-            f"unknown format {workload.format!r}; {nearest(workload.format, ['auto', *READERS])}",
-        )
+    if workload.format != "auto":
+        try:
+            reader_of(workload.format)
+        except TraceError as error:
+            fail(("workload", "format"), str(error))
     processes: dict[KeyPath, Arrivals | None] = {("workload", "arrivals"): workload.arrivals}
     places: list[tuple[KeyPath, Lengths | None]] = [
         (("workload", key), getattr(workload, key)) for key in _LENGTHS

@@ -36,7 +36,10 @@ class Workload(Section):
         description="Path of a trace file, or the name of a preset or of a trace that "
         "`schedlab trace fetch` brought.",
     )
-    format: str = Field(default="auto", description="Format of the trace file; `auto` detects it.")
+    format: str = Field(
+        default="auto",
+        description="Format of the trace file, or `module:READER`; `auto` detects it.",
+    )
     num_requests: Count | None = Field(
         default=None,
         description="Requests: the first so many of a trace, or how many to synthesize.",

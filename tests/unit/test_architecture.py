@@ -1,6 +1,7 @@
 """The house rules that a linter cannot see."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -127,6 +128,26 @@ def test_templates_are_in_the_package_data():
     templates = {path for path in (ROOT / "experiments").rglob("*.jinja")}
     assert templates
     assert templates <= shipped
+
+
+def test_architecture_page_lists_every_room_with_its_own_words():
+    page = (ROOT / "docs/architecture.md").read_text()
+    rooms = [path for path in modules() if path.name == "__init__.py"]
+    for path in rooms:
+        words = ast.get_docstring(ast.parse(path.read_text())).partition("\n")[0]
+        folder = path.parent.relative_to(ROOT).as_posix()
+        assert f"| `{folder}/` | {words} |" in page.splitlines(), f"docs/architecture.md: {folder}"
+    assert page.count("| `") == len(rooms)
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_named_on_a_page_exist(page):
+    text = (ROOT / page).read_text()
+    named = re.findall(
+        r"`((?:sim|policies|traces|gpu_backend|experiments|tests|docs)/[^`*]*)`", text
+    )
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_packages_are_linked_where_tools_look_for_them():

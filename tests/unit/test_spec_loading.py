@@ -107,7 +107,7 @@ def test_load_spec_swept_key_holds_its_first_value(spec_file):
         ("request_rate: inf", "output_tokens: {distribution: lognormall}",
          "file.yaml:9: workload.output_tokens.distribution: unknown distribution"),
         ("request_rate: inf", "format: azur",
-         "file.yaml:9: workload.format: unknown format 'azur'; did you mean azure?"),
+         "file.yaml:9: workload.format: unknown trace format 'azur'; did you mean azure?"),
         ("ttft_ms: 1000", "ttft_ms: .inf", "file.yaml:11: slo.ttft_ms: must be finite, got inf"),
         ("    - 32", "    - 0", "file.yaml:15: engine.block_size: must be >= 1, got 0"),
         ("    - 32", "    - 16", "file.yaml:13: sweep.engine.block_size: has the same value twice"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ READERS: dict[str, Reader] = {
 # No public trace with times finer than a second comes near it.
 COARSE_TIMES_SHARE = 0.3
 
-__all__ = ["READERS", "Reader", "detect_format", "read", "stream"]
+__all__ = ["READERS", "Reader", "detect_format", "read", "reader_of", "stream"]
 
 
 def stream(
@@ -64,7 +65,8 @@ def stream(
     path : str or Path
         The file, plain or gzip.
     format : str
-        A name in `READERS`, or ``"auto"`` to recognise it by its header or first record.
+        A name in `READERS`, ``module:NAME`` of a `Reader` of your own, or ``"auto"`` to recognise
+        it by its header or first record.
     chunk_rows : int
         Rows a chunk, >= 1.
     tokenizer : str
@@ -89,7 +91,7 @@ def stream(
     if chunk_rows < 1:
         raise TraceError(f"chunk_rows must be >= 1, got {chunk_rows}")
     path = existing(path)
-    reader = _reader(format) if format != "auto" else READERS[detect_format(path)]
+    reader = reader_of(detect_format(path) if format == "auto" else format)
     options = ReadOptions(chunk_rows, tokenizer, default_output_tokens, drop_empty)
     return reader.chunks(path, options)
 
@@ -140,6 +142,47 @@ def detect_format(path: str | Path) -> str:
     )
 
 
+def reader_of(format: str) -> Reader:
+    """Return the reader of a format.
+
+    Parameters
+    ----------
+    format : str
+        A name in `READERS`, or ``module:NAME`` of a `Reader` in a module that can be imported.
+
+    Returns
+    -------
+    Reader
+        Who reads files of that format.
+
+    Raises
+    ------
+    TraceError
+        If there is none; says the nearest name, or what is wrong with the module.
+    """
+    if ":" not in format:
+        if format not in READERS:
+            hint = nearest(format, ["auto", *READERS])
+            raise TraceError(
+                f"unknown trace format {format!r}; {hint} (or a reader like my_module:READER)"
+            )
+        return READERS[format]
+    module_name, _, name = format.partition(":")
+    try:
+        reader = getattr(importlib.import_module(module_name), name, None)
+    except Exception as error:  # a module of the user's may raise anything
+        raise TraceError(
+            f"trace format {format!r}: cannot import {module_name!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(reader, Reader):
+        raise TraceError(
+            f"trace format {format!r}: {module_name} has no {name!r} that is a "
+            "schedlab.traces.Reader"
+        )
+    return reader
+
+
 def _warnings(trace: Trace) -> Iterator[str]:
     """Yield what a user should know of the times before replaying them."""
     if trace.arrival_ns is None:
@@ -158,10 +201,3 @@ def _described(seen: Peek) -> str:
     """Return what the beginning of a file looks like."""
     kinds = {"csv": "CSV with columns", "jsonl": "JSON Lines with keys", "json": "a JSON array of"}
     return f"{kinds.get(seen.kind, 'Parquet with columns')} {', '.join(seen.names)[:200]!r}"
-
-
-def _reader(format: str) -> Reader:
-    """Return the reader of that name, or say which name is nearest."""
-    if format not in READERS:
-        raise TraceError(f"unknown trace format {format!r}; {nearest(format, READERS)}")
-    return READERS[format]

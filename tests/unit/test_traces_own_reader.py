@@ -1,0 +1,72 @@
+"""A trace format from outside: a module of the user's with a Reader."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schedlab import traces
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.running.point_hash import point_hash
+from schedlab.experiments.running.workload import load_workload
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.errors import SpecError, TraceError
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/traces.md"
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write the reader that docs/traces.md shows, and a file for it."""
+    source = re.search(r"```python\n(# our_log\.py.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    (tmp_path / "our_log.py").write_text(source)
+    (tmp_path / "monday.log").write_text("0.5 10 20\n2 30 40\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "our_log", raising=False)
+    return tmp_path / "our_log.py"
+
+
+def spec():
+    return make_spec({"workload": {"trace": "monday.log", "format": "our_log:READER"}})
+
+
+@pytest.mark.usefixtures("module")
+def test_read_takes_a_reader_of_a_module():
+    trace = traces.read("monday.log", "our_log:READER")
+    assert trace.arrival_ns.tolist() == [500_000_000, 2_000_000_000]
+    assert trace.output_tokens.tolist() == [20, 40]
+
+
+@pytest.mark.usefixtures("module")
+def test_experiment_takes_a_reader_of_a_module():
+    assert load_workload(spec(), max_model_len=100).prompt_tokens.tolist() == [10, 30]
+
+
+def test_reader_of_a_module_is_part_of_a_result(module):
+    before = point_hash(spec())
+    module.write_text(module.read_text() + "\n# changed\n")
+    assert point_hash(spec()) != before
+
+
+@pytest.mark.usefixtures("module")
+def test_describe_command_takes_a_reader_of_a_module():
+    done = CliRunner().invoke(app, ["trace", "describe", "monday.log", "-f", "our_log:READER"])
+    assert done.exit_code == 0, done.output
+    assert "monday.log (our_log)" in done.output
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("our_lag:READER", "cannot import 'our_lag': ModuleNotFoundError"),
+        ("our_log:Reader_", "our_log has no 'Reader_' that is a schedlab.traces.Reader"),
+    ],
+)
+def test_reader_that_is_not_there_is_told(named, message):
+    with pytest.raises(TraceError, match=re.escape(message)):
+        traces.read("monday.log", named)
+    with pytest.raises(SpecError, match=r"workload\.format: .*" + re.escape(message)):
+        make_spec({"workload": {"trace": "monday.log", "format": named}})
