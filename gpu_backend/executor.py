@@ -109,7 +109,6 @@ class TorchExecutor:
         )
         self.steps: list[StepTime] = []
         self._estimate_step_ns = estimate_step_ns
-        self._truncated: set[int] = set()
         self._held: dict[int, RequestState] = {}
         self._prepares_ahead = runner.is_cuda if prepare_ahead is None else prepare_ahead
         self._builder = BatchBuilder(runner, self.pool, self.sequences, seed)
@@ -118,9 +117,6 @@ class TorchExecutor:
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
-        if output_tokens > request.max_tokens:
-            self._truncated.add(request.id)
-            output_tokens = request.max_tokens
         self.sequences.add(request, output_tokens)
 
     def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
@@ -152,9 +148,9 @@ class TorchExecutor:
         self.sequences.forget(state.request)
         self.runner.swap.forget(state.id)
 
-    def is_truncated(self, request: Request) -> bool:
-        """Whether `max_tokens` ends the request before its true length."""
-        return request.id in self._truncated
+    def output_tokens(self, request: Request) -> int:
+        """Return a request's true output length."""
+        return self.sequences.output_tokens(request)
 
     def generated(self, request_id: int) -> Int64:
         """Return the tokens of a request that has finished (or was preempted), int64."""

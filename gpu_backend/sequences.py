@@ -58,8 +58,12 @@ class Sequences:
         self._generated: dict[int, Int64] = {}
 
     def add(self, request: Request, output_tokens: int) -> None:
-        """Learn of a request and how many tokens it will generate."""
+        """Learn of a request and its true output length."""
         self._output_tokens[request.id] = output_tokens
+
+    def output_tokens(self, request: Request) -> int:
+        """Return a request's true output length."""
+        return self._output_tokens[request.id]
 
     def sit(self, request: Request, seat: int) -> None:
         """Put a request's tokens, the prompt at least, into a seat."""
@@ -73,7 +77,8 @@ class Sequences:
                 )
         self.tokens[seat, : len(tokens)] = tokens
         self.ids[seat] = request.id
-        self.last_index[seat] = request.prompt_tokens + self._output_tokens[request.id] - 1
+        length = min(self._output_tokens[request.id], request.max_tokens)
+        self.last_index[seat] = request.prompt_tokens + length - 1
 
     def leave(self, request: Request, seat: int, num_tokens: int) -> None:
         """Take a request's first `num_tokens` tokens out of its seat."""

@@ -165,6 +165,7 @@ class _Everyone:
         self.on_arrival: Callable[[RequestState, int], None] | None = None
         self.on_tokens: Callable[[BatchPlan, int, int], None] | None = None
         self.on_finish: Callable[[RequestState, int], None] | None = None
+        self.on_reject: Callable[[RequestState, int], None] | None = None
 
     def key(self, state: RequestState, now_ns: int) -> tuple[int, int]:
         return (state.request.arrival_ns, state.id)

@@ -100,7 +100,7 @@ class SwapSpace:
 
     def check(self, engine: Engine) -> None:
         """Prove that engine and swap space agree, or raise AssertionError."""
-        counted = engine.config.swap_space_blocks - engine.free_swap_blocks
+        counted = engine.config.swap_space_blocks - engine.requests.free_swap_blocks
         assert self.num_used == counted, f"{self.num_used} host blocks held, {counted} counted"
 
     def _allocated(self) -> Tensor:

@@ -59,6 +59,8 @@ class Policy:
     """
     on_finish: Callable[[RequestState, int], None] | None = None
     """Called with a request whose answer is complete, and the time in ns."""
+    on_reject: Callable[[RequestState, int], None] | None = None
+    """Called with a request that a plan rejected, and the time in ns."""
 
     _knows_its_hooks: ClassVar[bool] = True
 

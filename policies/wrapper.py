@@ -108,3 +108,8 @@ class Wrapper(ContinuousBatching):
         """Pass it on."""
         if self._ordering.on_finish is not None:
             self._ordering.on_finish(state, now_ns)
+
+    def on_reject(self, state: RequestState, now_ns: int) -> None:
+        """Pass it on."""
+        if self._ordering.on_reject is not None:
+            self._ordering.on_reject(state, now_ns)

@@ -174,10 +174,11 @@ class RequestState:
         """Whether it runs and only its newest token is not in the cache yet."""
         if self._batch is not None:
             return True
-        return self.status is Status.RUNNING and self._next_is_decode
+        return self.status is Status.RUNNING and self.next_is_decode
 
     @property
-    def _next_is_decode(self) -> bool:
+    def next_is_decode(self) -> bool:
+        """Whether only its newest token is to be computed, with or without a seat."""
         left = self.request.prompt_tokens + self._generated - self._computed
         return left == 1 and self._generated > 0
 

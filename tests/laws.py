@@ -76,7 +76,7 @@ def run(
     engine = Engine(config, policy, executor, observer=observe)
     log = drive(engine, workload, **options)
     check_conservation(engine)
-    assert engine.num_in_flight == 0, "the run ended with requests in flight"
+    assert engine.requests.num_in_flight == 0, "the run ended with requests in flight"
     assert engine.kv.free_blocks == engine.kv.num_blocks, "the run ended with blocks held"
     return log
 

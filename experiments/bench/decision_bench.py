@@ -84,7 +84,7 @@ def step_us(name: str, depth: int, batch: int, decisions: int = _DECISIONS) -> f
     for number in range(_WARM_UP + decisions):
         if number == _WARM_UP:
             begun_s = time.process_time()
-        while engine.num_waiting + len(engine.running) < depth + batch:
+        while engine.requests.num_waiting + len(engine.requests.running) < depth + batch:
             engine.submit(next(requests)(now_ns), now_ns)
         if engine.begin(now_ns) is None:
             now_ns = engine.wait_until_ns

@@ -350,7 +350,7 @@ def _reporter(progress: Progress, num_requests: int) -> Callable[[Engine], None]
 
     def report(engine: Engine) -> None:
         nonlocal shown
-        done = engine.num_finished + engine.num_rejected
+        done = engine.requests.num_finished + engine.requests.num_rejected
         if done - shown >= 200 or done == num_requests:
             shown = done
             progress(done, num_requests)

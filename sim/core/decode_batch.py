@@ -28,6 +28,9 @@ class DecodeBatch:
         self._longest: list[tuple[int, int, RequestState]] = []
         self._least: int | None = None
 
+    def __contains__(self, state: RequestState) -> bool:
+        return state._batch is self
+
     def join(self, state: RequestState) -> None:
         """Add a request whose next token is a decode."""
         offset = state._computed - self.steps
@@ -82,7 +85,7 @@ class DecodeBatch:
 
     def _is_current(self, entry: tuple[int, int, RequestState]) -> bool:
         negative_offset, _, state = entry
-        return state._batch is self and state._computed == -negative_offset
+        return state in self and state._computed == -negative_offset
 
     def opens_block(self, state: RequestState) -> bool:
         """Whether the member's next token is the first of a new block."""

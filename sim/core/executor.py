@@ -64,8 +64,12 @@ class Executor(Protocol):
     def remove(self, state: RequestState) -> None:
         """Forget a request that finished or was rejected; a held one still has its memory."""
 
-    def is_truncated(self, request: Request) -> bool:
-        """Whether `max_tokens` ends the request before its true length."""
+    def output_tokens(self, request: Request) -> int:
+        """Return the true output length of a request that was added and not removed yet.
+
+        For the log and for allocators that reserve, never for policies. It generates no more than
+        its `max_tokens` of them.
+        """
 
     def estimate_step_ns(self, shape: BatchShape) -> int:
         """Estimate the duration of a step, for policies that plan by time."""
@@ -84,7 +88,6 @@ class SimExecutor:
         self.pricing = pricing
         self._last: tuple[BatchShape, int] = (BatchShape(0, 0, 0), 0)
         self._output_tokens: dict[int, int] = {}
-        self._truncated: set[int] = set()
         # Finishing requests by the count of decode steps at which they finish. Entries of
         # requests that left the batch meanwhile are recognised by _due_at and dropped when met.
         self._due: dict[int, list[RequestState]] = {}
@@ -95,18 +98,15 @@ class SimExecutor:
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
-        if output_tokens > request.max_tokens:
-            self._truncated.add(request.id)
-            output_tokens = request.max_tokens
         self._output_tokens[request.id] = output_tokens
 
     def output_tokens(self, request: Request) -> int:
-        """Return how many tokens the request will generate (for accounting, not for policies)."""
+        """Return the true output length; see `Executor.output_tokens`."""
         return self._output_tokens[request.id]
 
     def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
         """Schedule the request's end on the clock of the decode batch."""
-        step = decodes.steps + self._output_tokens[state.id] - state._generated
+        step = decodes.steps + self._tokens_left(state)
         if self._due_at.get(state.id) == step:
             return
         self._due_at[state.id] = step
@@ -116,6 +116,10 @@ class SimExecutor:
             heappush(self._due_steps, step)
         else:
             due.append(state)
+
+    def _tokens_left(self, state: RequestState) -> int:
+        length = min(self._output_tokens[state.id], state.request.max_tokens)
+        return length - state.num_output_tokens
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Price up to `max_steps` steps; see `Executor.execute`."""
@@ -149,10 +153,7 @@ class SimExecutor:
         if len(durations) != steps_to_finish:
             finished = []
         for state, n in work.plan.chunks:
-            if (
-                state.num_uncomputed_tokens == n
-                and state._generated + 1 >= self._output_tokens[state.id]
-            ):
+            if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
                 finished.append(state)
         return Steps(durations, overhead_ns, finished)
 
@@ -163,7 +164,7 @@ class SimExecutor:
             due = [
                 s
                 for s in dict.fromkeys(self._due[step])
-                if s._batch is decodes and self._due_at.get(s.id) == step
+                if s in decodes and self._due_at.get(s.id) == step
             ]
             if due:
                 return due, step - decodes.steps
@@ -189,10 +190,6 @@ class SimExecutor:
         """Forget a request that finished or was rejected."""
         self._output_tokens.pop(state.id, None)
         self._due_at.pop(state.id, None)
-
-    def is_truncated(self, request: Request) -> bool:
-        """Whether `max_tokens` ends the request before its true length."""
-        return request.id in self._truncated
 
     def estimate_step_ns(self, shape: BatchShape) -> int:
         """Price one step, scheduling overhead included."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from operator import index
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from schedlab.sim.config import PreemptionMode
+from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished
 from schedlab.sim.errors import InfeasiblePlan
-from schedlab.sim.kv.kv_cache import NO_HIT, Mark
+from schedlab.sim.kv.ledger import NO_HIT, Mark
 from schedlab.sim.request import RequestState, Status
-
-if TYPE_CHECKING:
-    from schedlab.sim.core.engine import Engine
 
 _FINISHED: tuple[str, ...] = get_args(Finished)
 _PREEMPTION_MODES: tuple[str, ...] = get_args(PreemptionMode)
@@ -34,20 +32,20 @@ class PlanBuilder:
         Request id to tokens that it need not compute, of those admitted with a prefix hit.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._config = engine.config
-        self._kv = engine.kv
-        self._batch = engine.decode_batch
-        self.reset()
+    def __init__(self, requests: Lifecycle) -> None:
+        self._requests = requests
+        self._config = requests.config
+        self._kv = requests.kv
+        self._batch = requests.decodes
+        self.reset(0)
 
-    def reset(self) -> None:
-        """Open the ledger of a new step."""
-        engine, config = self._engine, self._config
+    def reset(self, now_ns: int) -> None:
+        """Open the ledger of a step that would start at `now_ns`."""
+        requests, config = self._requests, self._config
+        self._now_ns = now_ns
         self.tokens_left = config.max_num_batched_tokens
-        num_seated = len(engine.running) + len(engine.held) + len(engine.leaving)
-        self.seats_left = config.max_num_seqs - num_seated
-        self.swap_blocks_left = engine.free_swap_blocks
+        self.seats_left = config.max_num_seqs - requests.num_seated
+        self.swap_blocks_left = requests.free_swap_blocks
         self.preempted: dict[RequestState, PreemptionMode] = {}
         self.cached_tokens: dict[int, int] = {}
         self.denied: tuple[RequestState, str] | None = None
@@ -85,8 +83,8 @@ class PlanBuilder:
         decodes who was admitted behind an unfinished prompt.
         """
         self._require_no_decodes("grant_running")
-        engine, gone = self._engine, self.preempted
-        prefills: Collection[RequestState] = engine.prefilling.values()
+        requests, gone = self._requests, self.preempted
+        prefills: Collection[RequestState] = requests.prefilling.values()
         if gone:
             prefills = [s for s in prefills if s not in gone]
         num_decodes = self._count_decodes()
@@ -94,7 +92,7 @@ class PlanBuilder:
         if wanted > self.tokens_left and not (
             num_decodes <= self.tokens_left and self._are_last(prefills)
         ):
-            return self._grant_in_order(engine.running.values())
+            return self._grant_in_order(requests.running.values())
         mark, tokens = self._kv.mark(), self.tokens_left
         if not self._allocate_decodes(num_decodes):
             return False
@@ -152,7 +150,7 @@ class PlanBuilder:
             raise InfeasiblePlan(f"{caller}() after decodes were already granted in this step")
 
     def _count_decodes(self) -> int:
-        num_decodes = self._batch.size + len(self._engine.paused)
+        num_decodes = self._batch.size + len(self._requests.paused)
         return num_decodes - sum(s.is_decoding for s in self.preempted)
 
     def _allocate_decodes(self, num_decodes: int) -> bool:
@@ -161,8 +159,8 @@ class PlanBuilder:
             return True
         need = batch.blocks_next_step()
         if gone:
-            need -= sum(s._batch is batch and batch.opens_block(s) for s in gone)
-        for state in self._engine.paused.values():
+            need -= sum(s in batch and batch.opens_block(s) for s in gone)
+        for state in self._requests.paused.values():
             need += state not in gone and state.num_computed_tokens % batch.block_size == 0
         if need > kv.free_blocks:
             return False
@@ -276,7 +274,7 @@ class PlanBuilder:
         self._admitted[state.id] = state
         if hit.tokens:
             self.cached_tokens[state.id] = hit.tokens
-        if not state._next_is_decode:
+        if not state.next_is_decode:
             self._chunks[state.id] = (state, n)
         elif not self._all_decodes:
             self._decodes[state.id] = state
@@ -402,7 +400,7 @@ class PlanBuilder:
     def running(self) -> Iterator[RequestState]:
         """Iterate over the running requests, latest admission first, less those preempted."""
         gone = self.preempted
-        return (s for s in reversed(self._engine.running.values()) if s not in gone)
+        return (s for s in reversed(self._requests.running.values()) if s not in gone)
 
     @property
     def has_chunks(self) -> bool:
@@ -442,7 +440,7 @@ class PlanBuilder:
             pad_finished=pad_finished,
             max_steps=max_steps,
             until_ns=until_ns,
-            start_ns=self._engine.now_ns,
+            start_ns=self._now_ns,
             list_decodes=self._list_decodes,
         )
         return self.plan
@@ -456,10 +454,10 @@ class PlanBuilder:
                     self._kv.allocate(state, self._chunks[state.id][1])
 
     def _list_decodes(self) -> tuple[RequestState, ...]:
-        return tuple(s for s in self._engine.running.values() if s.is_decoding)
+        return tuple(s for s in self._requests.running.values() if s.is_decoding)
 
     def _watermark(self) -> int:
-        return self._config.watermark_blocks if self._engine.running else 0
+        return self._config.watermark_blocks if self._requests.running else 0
 
     def _deny(self, state: RequestState, why: str) -> int:
         self.denied = (state, why)

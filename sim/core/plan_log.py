@@ -121,9 +121,9 @@ class RecordingExecutor:
         """Pass on; see `Executor`."""
         self.inner.remove(state)
 
-    def is_truncated(self, request: Request) -> bool:
+    def output_tokens(self, request: Request) -> int:
         """Pass on; see `Executor`."""
-        return self.inner.is_truncated(request)
+        return self.inner.output_tokens(request)
 
     def estimate_step_ns(self, shape: BatchShape) -> int:
         """Pass on; see `Executor`."""

@@ -1,15 +1,16 @@
 """What the engine asks of a policy."""
 
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Protocol
 
+from schedlab.sim.core.lifecycle import RequestHooks
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
 
-class SchedulingPolicy(Protocol):
+class SchedulingPolicy(RequestHooks, Protocol):
     """What the engine asks of a policy; `policies.Policy` is the base class to derive from."""
 
     static_keys: bool
@@ -17,17 +18,10 @@ class SchedulingPolicy(Protocol):
     rekeyed: Collection[RequestState]
     """Requests whose key changed since the last plan, where keys are static otherwise."""
 
-    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
-        """Return the place of a request in the waiting queue, smaller = sooner."""
-
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Decide one step. Must not change the policy's own state."""
 
     on_start: Callable[[EngineView], None] | None
     """Called once, before anything else, with the view that `plan` will get."""
-    on_arrival: Callable[[RequestState, int], None] | None
-    """Called with a request about to enter the queue for the first time, and the time."""
     on_tokens: Callable[[BatchPlan, int, int], None] | None
     """Called with a plan that was executed, for how many steps, and the time it ended."""
-    on_finish: Callable[[RequestState, int], None] | None
-    """Called with a request that finished, and the time."""

@@ -23,14 +23,18 @@ class EngineView:
         The limits.
     waiting : WaitingQueue
         Requests without a seat, in the order of the policy's key (arrival by default).
+    looked_at_cache : bool
+        Whether `cached_tokens` was asked since the engine last set it to False.
     """
 
-    __slots__ = ("_engine", "config", "waiting")
+    __slots__ = ("_engine", "_requests", "config", "looked_at_cache", "waiting")
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._requests = engine.requests
         self.config: EngineConfig = engine.config
-        self.waiting: WaitingQueue = engine.waiting
+        self.waiting: WaitingQueue = engine.requests.waiting
+        self.looked_at_cache = False
 
     @property
     def now_ns(self) -> int:
@@ -40,32 +44,32 @@ class EngineView:
     @property
     def running(self) -> Collection[RequestState]:
         """Unfinished requests with a seat, in the order of their admission."""
-        return self._engine.running.values()
+        return self._requests.running.values()
 
     @property
     def prefilling(self) -> Collection[RequestState]:
         """Running requests whose prompt (or recomputed sequence) is not computed yet."""
-        return self._engine.prefilling.values()
+        return self._requests.prefilling.values()
 
     @property
     def held(self) -> Collection[RequestState]:
         """Finished requests that keep their seat until their sealed batch ends."""
-        return self._engine.held.values()
+        return self._requests.held.values()
 
     @property
     def num_decodes(self) -> int:
         """Running requests past their prefill."""
-        return self._engine.decode_batch.size + len(self._engine.paused)
+        return self._requests.decodes.size + len(self._requests.paused)
 
     @property
     def has_swapped(self) -> bool:
         """Whether a waiting request has its KV in host memory."""
-        return self._engine.free_swap_blocks < self.config.swap_space_blocks
+        return self._requests.free_swap_blocks < self.config.swap_space_blocks
 
     @property
     def free_blocks(self) -> int:
         """KV blocks that nobody holds."""
-        return self._engine.kv.free_blocks
+        return self._requests.kv.free_blocks
 
     @property
     def num_blocks(self) -> int:
@@ -77,8 +81,8 @@ class EngineView:
 
         A policy that asks is asked again whenever a cached block is lost.
         """
-        self._engine.policy_looked_at_cache = True
-        return 0 if state.swapped else self._engine.kv.lookup(state).tokens
+        self.looked_at_cache = True
+        return 0 if state.swapped else self._requests.kv.lookup(state).tokens
 
     def estimate_step_ns(self, shape: BatchShape) -> int:
         """Estimate how long a step of this shape would take, from the calibrated cost model.

@@ -100,7 +100,7 @@ def simulate_lockstep(
                 now_ns = next_ns
                 continue
             for engine in engines:
-                if engine.num_in_flight:
+                if engine.requests.num_in_flight:
                     raise stalled(engine, "the policy waits and nothing is left to happen")
             break
         tokens = sum(executor.shape.num_new_tokens for _, executor, _ in active)
@@ -117,4 +117,4 @@ def simulate_lockstep(
 
 
 def _load(engine: Engine) -> int:
-    return _WAITING_WEIGHT * engine.num_waiting + len(engine.running)
+    return _WAITING_WEIGHT * engine.requests.num_waiting + len(engine.requests.running)

@@ -73,7 +73,7 @@ class Source:
         self._sent: simpy.Event | None = None
         self.is_resuming = False
         if max_concurrency is not None:
-            engine.on_gone = self._request_is_gone
+            engine.requests.on_gone = self._request_is_gone
 
     @property
     def will_send(self) -> bool:
@@ -123,7 +123,7 @@ class Source:
     @property
     def _is_full(self) -> bool:
         limit = self._max_concurrency
-        return limit is not None and self._engine.num_in_flight + self._on_the_way >= limit
+        return limit is not None and self._engine.requests.num_in_flight + self._on_the_way >= limit
 
     def _request_is_gone(self) -> None:
         if self._freed is not None and not self._is_full:
@@ -206,7 +206,7 @@ def simulate(
                 yield Turn(clock, engine.wait_until_ns - now_ns) | source.sent()
             elif source.will_send:
                 yield source.sent()
-            elif engine.num_in_flight:
+            elif engine.requests.num_in_flight:
                 raise stalled(engine, "the policy waits and nothing is left to happen")
             else:
                 return

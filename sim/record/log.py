@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.record.columns import REJECTED
-from schedlab.sim.record.steps import SEGMENT_COLUMNS, Int64, Steps
+from schedlab.sim.record.steps import Int64, SegmentRow, Steps
 from schedlab.sim.request import Request, RequestState
 
-_REQUEST_COLUMNS = (
-    "id", "arrival_ns", "prompt_tokens", "output_tokens", "generated_tokens",
-    "first_scheduled_ns", "first_token_ns", "last_token_ns", "finish_ns",
-    "num_preemptions", "recomputed_tokens", "priority", "status", "queued_ns", "cached_tokens",
-    "prefix_hit_tokens",
-)  # fmt: skip
-_TARGET_COLUMNS = ("predicted_tokens", "slo_ttft_ms", "slo_tpot_ms", "slo_e2el_ms")
+
+class _RequestRow(NamedTuple):
+    """What is logged of a request when it leaves the engine; times are -1 if never."""
+
+    id: int
+    arrival_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    generated_tokens: int
+    first_scheduled_ns: int
+    first_token_ns: int
+    last_token_ns: int
+    finish_ns: int
+    num_preemptions: int
+    recomputed_tokens: int
+    priority: int
+    status: int
+    queued_ns: int
+    cached_tokens: int
+    prefix_hit_tokens: int
+
+
+class _TargetRow(NamedTuple):
+    """What a request asked for and what was predicted of it; NaN if nothing."""
+
+    predicted_tokens: float | None
+    slo_ttft_ms: float | None
+    slo_tpot_ms: float | None
+    slo_e2el_ms: float | None
+
+
 _NAN = float("nan")
+_NO_TARGETS = (_NAN,) * len(_TargetRow._fields)
 
 
 class RunLog:
@@ -58,31 +84,42 @@ class RunLog:
     ) -> None:
         """Record a request that left the engine."""
         r = state.request
-        self._requests.extend((
-            r.id, r.arrival_ns, r.prompt_tokens, output_tokens, state.num_output_tokens,
-            state.first_scheduled_ns, state.first_token_ns, state.last_token_ns, finish_ns,
-            state.num_preemptions, state.recomputed_tokens, r.priority, status, state.queued_ns,
-            state.cached_tokens, state.prefix_hit_tokens,
-        ))  # fmt: skip
+        self._requests.extend(
+            _RequestRow(
+                id=r.id,
+                arrival_ns=r.arrival_ns,
+                prompt_tokens=r.prompt_tokens,
+                output_tokens=output_tokens,
+                generated_tokens=state.num_output_tokens,
+                first_scheduled_ns=state.first_scheduled_ns,
+                first_token_ns=state.first_token_ns,
+                last_token_ns=state.last_token_ns,
+                finish_ns=finish_ns,
+                num_preemptions=state.num_preemptions,
+                recomputed_tokens=state.recomputed_tokens,
+                priority=r.priority,
+                status=status,
+                queued_ns=state.queued_ns,
+                cached_tokens=state.cached_tokens,
+                prefix_hit_tokens=state.prefix_hit_tokens,
+            )
+        )
         slo = r.slo
         if slo is None and r.predicted_tokens is None:
-            self._targets.extend((_NAN, _NAN, _NAN, _NAN))
+            self._targets.extend(_NO_TARGETS)
             return
         ttft, tpot, e2el = slo or (None, None, None)
-        self._targets.extend(
-            _NAN if x is None else x for x in (r.predicted_tokens, ttft, tpot, e2el)
-        )
+        row = _TargetRow(r.predicted_tokens, slo_ttft_ms=ttft, slo_tpot_ms=tpot, slo_e2el_ms=e2el)
+        self._targets.extend([_NAN if x is None else x for x in row])
 
     def reject(self, request: Request, output_tokens: int, reason: str) -> None:
         """Record a request that was turned away."""
         self.add_request(RequestState(request), output_tokens, -1, REJECTED)
         self.reject_reasons[request.id] = reason
 
-    def add_segment(
-        self, columns: tuple[int, ...], durations_ns: list[int], new_blocks: list[int]
-    ) -> None:
-        """Record steps of one batch; `columns` in the order of SEGMENT_COLUMNS."""
-        self._segments.extend(columns)
+    def add_segment(self, row: SegmentRow, durations_ns: list[int], new_blocks: list[int]) -> None:
+        """Record steps of one batch."""
+        self._segments.extend(row)
         self._durations_ns.extend(durations_ns)
         self._new_blocks.extend(new_blocks)
 
@@ -123,21 +160,21 @@ class RunLog:
 
     def requests(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return one row a request, by id; times in ns (-1 = never), targets in ms (NaN = none)."""
-        rows = _matrix(self._requests, len(_REQUEST_COLUMNS))
+        rows = _matrix(self._requests, len(_RequestRow._fields))
         order = np.argsort(rows[:, 0], kind="stable")
         columns: dict[str, npt.NDArray[np.generic]] = {
-            name: np.ascontiguousarray(rows[order, i]) for i, name in enumerate(_REQUEST_COLUMNS)
+            name: np.ascontiguousarray(rows[order, i]) for i, name in enumerate(_RequestRow._fields)
         }
         columns["status"] = columns["status"].astype(np.int8)
-        targets = np.array(self._targets).reshape(-1, len(_TARGET_COLUMNS))
-        for i, name in enumerate(_TARGET_COLUMNS):
+        targets = np.array(self._targets).reshape(-1, len(_TargetRow._fields))
+        for i, name in enumerate(_TargetRow._fields):
             columns[name] = np.ascontiguousarray(targets[order, i])
         return columns
 
     def steps(self) -> Steps:
         """Return one row a step."""
         return Steps(
-            _matrix(self._segments, len(SEGMENT_COLUMNS)),
+            _matrix(self._segments, len(SegmentRow._fields)),
             _matrix(self._durations_ns, 1)[:, 0],
             _matrix(self._new_blocks, 1)[:, 0],
             self.block_size,

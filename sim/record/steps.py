@@ -4,20 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 
-SEGMENT_COLUMNS = (
-    "start_ns", "num_steps", "num_decodes", "decode_context_sum_tokens", "num_prefills",
-    "prefill_tokens", "prefills_done", "padding_tokens", "num_running", "num_waiting",
-    "kv_tokens", "kv_allocated_blocks", "kv_reserved_unused_tokens", "num_preempted",
-    "recomputed_tokens", "overhead_ns", "swapped_bytes",
-)  # fmt: skip
-"""What is logged once for a run of steps with the same batch, as of its start."""
 
+class SegmentRow(NamedTuple):
+    """What is logged once for a run of steps with the same batch, as of its start."""
+
+    start_ns: int
+    num_steps: int
+    num_decodes: int
+    decode_context_sum_tokens: int
+    num_prefills: int
+    prefill_tokens: int
+    prefills_done: int
+    """Prompts whose last token is computed."""
+    padding_tokens: int
+    num_running: int
+    num_waiting: int
+    kv_tokens: int
+    """Tokens in the cache, shared ones once."""
+    kv_allocated_blocks: int
+    """Blocks held, less those that the first step opens."""
+    kv_reserved_unused_tokens: int
+    num_preempted: int
+    """At the start of the first step, as the next one."""
+    recomputed_tokens: int
+    overhead_ns: int
+    """In each step."""
+    swapped_bytes: int
+    """In the first step."""
+
+
+_COLUMN = {name: i for i, name in enumerate(SegmentRow._fields)}
 _FIRST_STEP_ONLY = ("num_preempted", "recomputed_tokens", "swapped_bytes")
 
 
@@ -33,7 +56,7 @@ class Steps(Mapping[str, Int64]):
 
     Parameters
     ----------
-    segments : ndarray of int64, shape (num_segments, len(SEGMENT_COLUMNS))
+    segments : ndarray of int64, shape (num_segments, len(SegmentRow._fields))
         Runs of steps with the same batch.
     durations_ns, new_blocks : ndarray of int64, shape (num_steps,)
         Per step: how long it took, and how many KV blocks its decodes opened.
@@ -136,7 +159,7 @@ class Steps(Mapping[str, Int64]):
         return self._spread(self._segment("num_decodes") + self._segment("prefills_done"))
 
     def _segment(self, name: str) -> Int64:
-        column: Int64 = self._segments[:, SEGMENT_COLUMNS.index(name)]
+        column: Int64 = self._segments[:, _COLUMN[name]]
         return column
 
     def _spread(self, values: Int64) -> Int64:

@@ -15,6 +15,7 @@ from schedlab.sim.cost.overhead import SchedulingOverhead  # noqa: E402
 from schedlab.sim.cost.pricing import Pricing  # noqa: E402
 from schedlab.sim.drive.simulation import simulate  # noqa: E402
 from schedlab.sim.errors import SpecError  # noqa: E402
+from schedlab.sim.record.columns import FINISHED, TRUNCATED  # noqa: E402
 from tests import laws  # noqa: E402
 from tests.gpu.backend import (  # noqa: E402
     CONFIG,
@@ -147,9 +148,9 @@ def test_random_sampling_depends_on_seed_and_request_but_not_on_the_batch():
 
 def test_request_cut_by_max_tokens_is_truncated():
     cut = laws.arrival(0, 0, 5, 30, max_tokens=4)
-    _, executor = run_real("fcfs", [cut, laws.arrival(1, 0, 5, 3, max_tokens=4)])
+    log, executor = run_real("fcfs", [cut, laws.arrival(1, 0, 5, 3, max_tokens=4)])
+    assert log.requests()["status"].tolist() == [TRUNCATED, FINISHED]
     assert len(executor.generated(0)) == 4
-    assert executor.is_truncated(cut.request)
     assert len(executor.generated(1)) == 3
 
 

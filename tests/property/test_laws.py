@@ -84,7 +84,7 @@ def test_closed_loop_never_exceeds_its_concurrency(name, workload, config, clien
 
     def watch(engine):
         nonlocal most
-        most = max(most, engine.num_in_flight)
+        most = max(most, engine.requests.num_in_flight)
 
     log = laws.run(make(name), workload, config, observer=watch, max_concurrency=clients)
     assert most <= clients
@@ -103,8 +103,10 @@ def test_policy_cannot_see_true_lengths(name, workload, config, lengths):
         seen = []
 
         def watch(engine):
-            if not (engine.num_finished or engine.num_rejected or engine.held):
-                computed = {s.id: s.num_computed_tokens for s in engine.running.values()}
+            if not (
+                engine.requests.num_finished or engine.requests.num_rejected or engine.requests.held
+            ):
+                computed = {s.id: s.num_computed_tokens for s in engine.requests.running.values()}
                 seen.append((engine.now_ns, computed))
 
         laws.run(make(name), requests, config, observer=watch)

@@ -37,7 +37,7 @@ def test_vtc_keeps_the_difference_in_service_within_its_bound(workload, seats, b
     bound = 2 * max(1.0 * longest, 2.0 * config.num_blocks)
 
     def watch(engine):
-        backlogged = {s.request.tenant for s in engine.waiting if s.num_preemptions == 0}
+        backlogged = {s.request.tenant for s in engine.requests.waiting if s.num_preemptions == 0}
         if backlogged == {"a", "b"}:
             counters = engine.policy.counters
             assert abs(counters["a"] - counters["b"]) <= bound
@@ -140,6 +140,6 @@ def test_nested_wait_never_exceeds_the_places_of_its_segments(workload, config):
     policy = registry.make("nested_wait", output_edges=[4, 12], total_limit=6, max_wait_s=5e-6)
 
     def watch(engine):
-        assert sum(s.num_output_tokens < 4 for s in engine.running.values()) <= 6
+        assert sum(s.num_output_tokens < 4 for s in engine.requests.running.values()) <= 6
 
     laws.run(policy, workload, config, observer=watch)

@@ -7,7 +7,7 @@ one included), request after request.
 import pytest
 
 from schedlab import traces
-from schedlab.sim.kv.prefix_cache import PrefixCachingKVCache
+from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import RequestState
 from tests.data_folder import data_folder
 from tests.laws import arrival

@@ -2,7 +2,8 @@ from random import Random
 
 import pytest
 
-from schedlab.sim.kv.kv_cache import ContiguousKVCache, PagedKVCache
+from schedlab.sim.kv.contiguous import ContiguousKVCache
+from schedlab.sim.kv.paged import PagedKVCache
 from schedlab.sim.request import RequestState
 from tests.laws import arrival
 

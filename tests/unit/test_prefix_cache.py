@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from schedlab.sim.kv.kv_cache import NO_HIT
-from schedlab.sim.kv.prefix_cache import PrefixCachingKVCache
+from schedlab.sim.kv.ledger import NO_HIT
+from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import RequestState
 from tests.laws import arrival
 

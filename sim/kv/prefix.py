@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from schedlab.sim.kv.free_queue import Block, FreeQueue
-from schedlab.sim.kv.kv_cache import NO_HIT, Hit, Mark, PagedKVCache
+from schedlab.sim.kv.ledger import NO_HIT, Hit, Mark
+from schedlab.sim.kv.paged import PagedKVCache
 from schedlab.sim.request import RequestState
 
 

@@ -1,0 +1,405 @@
+"""Requests from their submission to their answer, and the seats and memory they take meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.decode_batch import DecodeBatch
+from schedlab.sim.core.executor import Executor
+from schedlab.sim.core.intake import Intake
+from schedlab.sim.core.plan import BatchPlan, Finished
+from schedlab.sim.core.waiting_queue import WaitingQueue
+from schedlab.sim.kv.allocators import make_kv_cache
+from schedlab.sim.record.columns import FINISHED, TRUNCATED
+from schedlab.sim.record.log import RunLog
+from schedlab.sim.request import Arrival, Request, RequestState, Status
+
+
+class RequestHooks(Protocol):
+    """What a policy is told of requests that come and go, and how it orders those that wait."""
+
+    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
+        """Return the place of a request in the waiting queue, smaller = sooner."""
+
+    on_arrival: Callable[[RequestState, int], None] | None
+    """Called with a request about to enter the queue for the first time, and the time."""
+    on_finish: Callable[[RequestState, int], None] | None
+    """Called with a request whose answer is complete, and the time."""
+    on_reject: Callable[[RequestState, int], None] | None
+    """Called with a request that a plan rejected, and the time."""
+
+
+class Lifecycle:
+    """The requests of an engine by state, and what they hold.
+
+    A request is submitted, perhaps held back (`intake`), waits, is admitted to a seat, prefills
+    and decodes, loses its memory and waits again if it is preempted, and finishes. A finished
+    request is answered; it may keep its seat and memory, and even its answer may wait, until
+    no unfinished request of its sealed batch runs.
+
+    Parameters
+    ----------
+    config : EngineConfig
+        The limits.
+    hooks : RequestHooks
+        Who is told.
+    executor : Executor
+        The GPU; it alone knows true lengths.
+
+    Attributes
+    ----------
+    intake : Intake
+        Requests that the scheduler does not know of yet.
+    waiting : WaitingQueue
+        Requests without a seat, in the order of the policy's key.
+    running, prefilling, paused : dict of int to RequestState
+        Unfinished requests with a seat, in order of admission; of these, in prefill; of these,
+        decoding but left out of the last plan that picked. The others are in `decodes`.
+    decodes : DecodeBatch
+        Requests that decode in lockstep.
+    held : dict of int to RequestState
+        Finished requests that keep their seat until their sealed batch ends.
+    unanswered : list of RequestState
+        Those of them whose answer waits as well.
+    leaving : list of RequestState
+        Finished requests whose seat and memory the next plan still counts (async scheduling).
+    kv : KVCacheManager
+        Who holds which memory.
+    log : RunLog
+        What happened.
+    resident_tokens, held_tokens : int
+        Tokens in the KV cache of all requests, those that share a block counting each; and of the
+        held ones.
+    free_swap_blocks : int
+        Host memory for swapped requests that is free, in KV blocks.
+    num_arrived, num_finished, num_rejected : int
+        Requests submitted; answered; turned away.
+    num_events : int
+        Arrivals, finishes and releases so far: what ends the promise of a plan.
+    step_preempted, step_recomputed_tokens, step_swapped_bytes : int
+        What happened since the last step began.
+    on_gone : callable, optional
+        Set by who drives the engine: called when a request is answered or rejected. It must not
+        call the engine, which is in the middle of something.
+    """
+
+    def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
+        self.config = config
+        self._hooks = hooks
+        self._executor = executor
+        self.kv = make_kv_cache(config, self._num_answer_tokens)
+        self.log = RunLog(config.block_size, self.kv.grows)
+        self.intake = Intake(config)
+        self.waiting = WaitingQueue(hooks.key)
+        self.running: dict[int, RequestState] = {}
+        self.prefilling: dict[int, RequestState] = {}
+        self.paused: dict[int, RequestState] = {}
+        self.decodes = DecodeBatch(config.block_size)
+        self.held: dict[int, RequestState] = {}
+        self.unanswered: list[RequestState] = []
+        self.leaving: list[RequestState] = []
+        self.resident_tokens = 0
+        self.held_tokens = 0
+        self.free_swap_blocks = config.swap_space_blocks
+        self.num_arrived = 0
+        self.num_finished = 0
+        self.num_rejected = 0
+        self.num_events = 0
+        self.step_preempted = 0
+        self.step_recomputed_tokens = 0
+        self.step_swapped_bytes = 0
+        self.on_gone: Callable[[], None] | None = None
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests submitted and neither answered nor rejected."""
+        return self.num_arrived - self.num_finished - self.num_rejected
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a seat, those that the scheduler does not know of yet among them."""
+        return len(self.waiting) + len(self.intake)
+
+    @property
+    def num_seated(self) -> int:
+        """Requests with a seat, finished or not."""
+        return len(self.running) + len(self.held) + len(self.leaving)
+
+    # -- in ------------------------------------------------------------------------------------
+
+    def submit(self, arrival: Arrival, now_ns: int) -> None:
+        """Take a request in, or reject it with a reason if it can never run."""
+        request, output_tokens, _ = arrival
+        self.num_events += 1
+        total = request.prompt_tokens + min(output_tokens, request.max_tokens)
+        if total > self.config.max_model_len:
+            self.num_arrived += 1
+            self._turn_away(
+                request,
+                output_tokens,
+                f"prompt and output take {total} tokens, max_model_len is "
+                f"{self.config.max_model_len}",
+            )
+            return
+        self._executor.add(request, output_tokens)
+        state = RequestState(request)
+        state.queued_ns = now_ns
+        if self.intake.holds_back:
+            self.intake.add(state)
+        else:
+            self._enqueue(state, now_ns)
+        self.num_arrived += 1
+
+    def take_in(self, now_ns: int, wait: bool = True) -> None:
+        """Queue the held-back requests that a plan made now knows of; see `Intake.take`."""
+        for state in self.intake.take(now_ns, wait):
+            self.num_events += 1
+            self._enqueue(state, now_ns)
+
+    def _enqueue(self, state: RequestState, now_ns: int) -> None:
+        if self._hooks.on_arrival is not None:
+            self._hooks.on_arrival(state, now_ns)
+        self.waiting.add(state, now_ns)
+
+    # -- a plan's changes ----------------------------------------------------------------------
+
+    def apply(self, plan: BatchPlan, cached_tokens: dict[int, int], now_ns: int) -> None:
+        """Preempt, admit and reject as a plan says.
+
+        Parameters
+        ----------
+        plan : BatchPlan
+            The decision; its memory is allocated and released already.
+        cached_tokens : dict of int to int
+            Request id to tokens found in the prefix cache, of those admitted with a hit.
+        now_ns : int
+            The time.
+        """
+        for state in plan.preempted:
+            self._evict(state, state in plan.swapped, now_ns)
+        for state in plan.admitted:
+            self._admit(state, cached_tokens.get(state.id, 0), now_ns)
+        for state, reason in plan.rejected:
+            self._reject(state, reason, now_ns)
+        if self.held and not self.running:
+            self._end_sealed_batch(now_ns)
+
+    def _evict(self, state: RequestState, swap: bool, now_ns: int) -> None:
+        self._leave_decodes(state)
+        self.prefilling.pop(state.id, None)
+        del self.running[state.id]
+        state.num_preemptions += 1
+        self.step_preempted += 1
+        self.log.add_eviction(state.id, now_ns)
+        self.resident_tokens -= state._computed
+        if swap:
+            self._executor.swapped_out(state)
+            self._count_swapped(state, -1)
+            state.swapped = True
+        else:
+            state.recomputed_tokens += state._computed
+            self.step_recomputed_tokens += state._computed
+            state._computed = 0
+        state.status = Status.WAITING
+        self._executor.released(state)
+        self.waiting.add(state, now_ns)
+
+    def _admit(self, state: RequestState, cached_tokens: int, now_ns: int) -> None:
+        self.waiting.remove(state, now_ns)
+        state.status = Status.RUNNING
+        self.running[state.id] = state
+        if state.swapped:
+            state.swapped = False
+            self.resident_tokens += state._computed
+            self._count_swapped(state, 1)
+            self._executor.swapped_in(state)
+        (self.paused if state.is_decoding else self.prefilling)[state.id] = state
+        if cached_tokens:
+            state._computed = cached_tokens
+            state.cached_tokens += cached_tokens
+            self.resident_tokens += cached_tokens
+        if state.first_scheduled_ns < 0:
+            state.first_scheduled_ns = now_ns
+            state.prefix_hit_tokens = cached_tokens
+        else:
+            self.log.add_resumption(state.id, now_ns, state.num_uncomputed_tokens)
+
+    def _reject(self, state: RequestState, reason: str, now_ns: int) -> None:
+        self.waiting.remove(state, now_ns)
+        if state.swapped:
+            self.free_swap_blocks += self._num_blocks(state)
+        state.status = Status.REJECTED
+        self._turn_away(state.request, self._executor.output_tokens(state.request), reason)
+        self._executor.remove(state)
+        if self._hooks.on_reject is not None:
+            self._hooks.on_reject(state, now_ns)
+
+    def _turn_away(self, request: Request, output_tokens: int, reason: str) -> None:
+        self.num_rejected += 1
+        self.log.reject(request, output_tokens, reason)
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def _count_swapped(self, state: RequestState, sign: int) -> None:
+        """Count a request's blocks as moved to the host (-1) or back (+1)."""
+        num_blocks = self._num_blocks(state)
+        self.free_swap_blocks += sign * num_blocks
+        self.step_swapped_bytes += num_blocks * self.config.kv_block_bytes
+
+    def _num_blocks(self, state: RequestState) -> int:
+        return -(-state._computed // self.config.block_size)
+
+    # -- phases --------------------------------------------------------------------------------
+
+    def choose_decodes(self, plan: BatchPlan) -> int:
+        """Make the decode batch exactly the requests that a plan decodes, and count them.
+
+        A plan that decodes nobody leaves the batch as it is: it waits for the next one.
+        """
+        chosen, batch = plan.decodes, self.decodes
+        if chosen is None:
+            for state in list(self.paused.values()):
+                del self.paused[state.id]
+                self._join_decodes(state)
+            return batch.size
+        if chosen:
+            ids = {state.id for state in chosen}
+            for state in [s for s in batch.members.values() if s.id not in ids]:
+                self._leave_decodes(state)
+                self.paused[state.id] = state
+            for state in chosen:
+                if self.paused.pop(state.id, None) is not None:
+                    self._join_decodes(state)
+        return len(chosen)
+
+    def advance_prefill(
+        self, state: RequestState, num_tokens: int, end_ns: int, is_last: bool
+    ) -> bool:
+        """Account for a chunk that was computed.
+
+        Parameters
+        ----------
+        state : RequestState
+            Whose.
+        num_tokens : int
+            How many of its tokens.
+        end_ns : int
+            When the step ended.
+        is_last : bool
+            Whether the request finishes with the token that comes out.
+
+        Returns
+        -------
+        bool
+            Whether a token came out.
+        """
+        state._computed += num_tokens
+        self.resident_tokens += num_tokens
+        left = state.num_uncomputed_tokens
+        if left == 0:
+            state._generated += 1
+            state._entry_ns = end_ns
+            if state.first_token_ns < 0:
+                state.first_token_ns = end_ns
+        elif left > 1 or not state._generated:
+            return False
+        # One token left after a recomputation is a decode like any other.
+        del self.prefilling[state.id]
+        if not is_last:
+            self._join_decodes(state)
+        return left == 0
+
+    def _join_decodes(self, state: RequestState) -> None:
+        self._executor.joined(state, self.decodes)
+        self.decodes.join(state)
+
+    def _leave_decodes(self, state: RequestState) -> None:
+        if state in self.decodes:
+            self.decodes.leave(state)
+            self.log.add_stint(state.id, state._entry_ns, state._stint_start, self.decodes.steps)
+            state._entry_ns = -1
+        else:
+            self.paused.pop(state.id, None)
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def finish(self, states: Iterable[RequestState], how: Finished, end_ns: int) -> None:
+        """Let requests finish whose last token came out.
+
+        Parameters
+        ----------
+        states : iterable of RequestState
+            Who.
+        how : {"leave", "hold", "hold_answer"}
+            What becomes of them; see `BatchPlan.finished`.
+        end_ns : int
+            When the step ended.
+        """
+        self.num_events += 1
+        for state in states:
+            if state in self.decodes:
+                self._leave_decodes(state)
+            else:  # its only token came out of its prefill
+                steps = self.decodes.steps
+                self.log.add_stint(state.id, state._entry_ns, steps, steps)
+            del self.running[state.id]
+            state.last_token_ns = end_ns
+            if how != "leave":
+                state.status = Status.HELD
+                self.held[state.id] = state
+                self.held_tokens += state._computed
+            elif self.config.async_scheduling:
+                state.status = Status.FINISHED
+                self.leaving.append(state)
+            else:
+                state.status = Status.FINISHED
+                self._release(state)
+            if how == "hold_answer":
+                self.unanswered.append(state)
+            else:
+                self._answer(state, end_ns)
+        if self.held and not self.running:
+            self._end_sealed_batch(end_ns)
+
+    def let_go(self) -> bool:
+        """Release what finished before the step that the last plan was made in, if anything did."""
+        if not self.leaving:
+            return False
+        for state in self.leaving:
+            self._release(state)
+        self.leaving.clear()
+        self.num_events += 1
+        return True
+
+    def _end_sealed_batch(self, now_ns: int) -> None:
+        for state in self.held.values():
+            self._release(state)
+            state.status = Status.FINISHED
+        self.held.clear()
+        self.held_tokens = 0
+        for state in self.unanswered:
+            self._answer(state, now_ns)
+        self.unanswered.clear()
+
+    def _release(self, state: RequestState) -> None:
+        self.kv.release(state)
+        self._executor.released(state)
+        self.resident_tokens -= state._computed
+
+    def _answer(self, state: RequestState, now_ns: int) -> None:
+        request = state.request
+        output_tokens = self._executor.output_tokens(request)
+        status = TRUNCATED if output_tokens > request.max_tokens else FINISHED
+        self.log.add_request(state, output_tokens, now_ns, status)
+        self._executor.remove(state)
+        self.num_finished += 1
+        if self._hooks.on_finish is not None:
+            self._hooks.on_finish(state, now_ns)
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def _num_answer_tokens(self, request: Request) -> int:
+        """Count the tokens that a request will generate: an oracle, for allocators that reserve."""
+        return min(self._executor.output_tokens(request), request.max_tokens)

@@ -1,0 +1,154 @@
+"""A step: what its batch looks like to a cost model, and what the log keeps of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from schedlab.sim.core.executor import Steps
+from schedlab.sim.core.lifecycle import Lifecycle
+from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.record.steps import SegmentRow
+
+
+class Segment:
+    """A run of steps of one batch: planned and under way, not yet committed.
+
+    Attributes
+    ----------
+    plan : BatchPlan
+        What is done in each of them.
+    start_ns : int
+        When the first one starts.
+    steps : Steps
+        How long they take, and who finishes in the last one.
+    row : SegmentRow
+        What the log will say.
+    first_step_blocks : int
+        KV blocks that the decodes of the first step open; the plan has allocated them.
+    """
+
+    __slots__ = ("first_step_blocks", "plan", "row", "start_ns", "steps")
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        start_ns: int,
+        steps: Steps,
+        row: SegmentRow,
+        first_step_blocks: int,
+    ) -> None:
+        self.plan = plan
+        self.start_ns = start_ns
+        self.steps = steps
+        self.row = row
+        self.first_step_blocks = first_step_blocks
+
+    @property
+    def end_ns(self) -> int:
+        """When its last step ends."""
+        return self.start_ns + sum(self.steps.durations_ns)
+
+    def cut(self, now_ns: int) -> bool:
+        """Drop the steps that have not started before `now_ns`; False if there are none."""
+        durations, start_ns = self.steps.durations_ns, self.start_ns
+        for i, duration in enumerate(durations):
+            if i and start_ns >= now_ns:
+                self.steps = Steps(durations[:i], self.steps.overhead_ns, [])
+                self.row = self.row._replace(num_steps=i)
+                return True
+            start_ns += duration
+        return False
+
+
+def batch_shape(requests: Lifecycle, plan: BatchPlan, num_decodes: int) -> BatchShape:
+    """Return what a step costs by.
+
+    Parameters
+    ----------
+    requests : Lifecycle
+        As they are when the step begins, the changes of the plan applied.
+    plan : BatchPlan
+        The step.
+    num_decodes : int
+        Requests of the decode batch that take part: all of them, or none.
+    """
+    batch = requests.decodes
+    chunks: tuple[tuple[int, int], ...] = ()
+    num_tokens = num_decodes
+    rows_sampled = num_decodes
+    if plan.chunks:
+        chunks = tuple([(n, state.num_computed_tokens) for state, n in plan.chunks])
+        for state, n in plan.chunks:
+            num_tokens += n
+            rows_sampled += state.num_uncomputed_tokens == n
+    padding_rows = len(requests.held) if plan.pad_finished and num_decodes else 0
+    padding_tokens = plan.padding_tokens + padding_rows
+    sizes = requests.config.cudagraph_capture_sizes
+    if sizes:
+        padding_tokens += _graph_padding(sizes, num_tokens + padding_tokens)
+    return BatchShape(
+        num_decodes=num_decodes,
+        decode_context_sum_tokens=batch.context_sum_tokens if num_decodes else 0,
+        decode_context_max_tokens=batch.context_max_tokens if num_decodes else 0,
+        decode_context_min_tokens=batch.context_min_tokens if num_decodes else 0,
+        chunks=chunks,
+        padding_tokens=padding_tokens,
+        padding_rows=padding_rows,
+        padding_context_tokens=requests.held_tokens if padding_rows else 0,
+        rows_sampled=rows_sampled + padding_rows,
+        swapped_bytes=requests.step_swapped_bytes,
+        num_running=len(requests.running),
+        num_waiting=len(requests.waiting),
+    )
+
+
+def _graph_padding(sizes: tuple[int, ...], num_tokens: int) -> int:
+    """Count the tokens up to the next captured batch size; 0 beyond the largest."""
+    i = bisect_left(sizes, num_tokens)
+    return sizes[i] - num_tokens if i < len(sizes) else 0
+
+
+def segment_row(
+    requests: Lifecycle, shape: BatchShape, steps: Steps, start_ns: int, first_step_blocks: int
+) -> SegmentRow:
+    """Return what the log keeps of steps; the counts since the last step start anew.
+
+    Parameters
+    ----------
+    requests : Lifecycle
+        As they are when the first step begins.
+    shape : BatchShape
+        The first step.
+    steps : Steps
+        All of them.
+    start_ns : int
+        When the first one starts.
+    first_step_blocks : int
+        KV blocks allocated for decodes of the first step, which the log counts when it ends.
+    """
+    kv = requests.kv
+    num_decodes = shape.num_decodes
+    row = SegmentRow(
+        start_ns=start_ns,
+        num_steps=len(steps.durations_ns),
+        num_decodes=num_decodes,
+        decode_context_sum_tokens=shape.decode_context_sum_tokens,
+        num_prefills=len(shape.chunks),
+        prefill_tokens=sum([n for n, _ in shape.chunks]) if shape.chunks else 0,
+        prefills_done=shape.rows_sampled - num_decodes - shape.padding_rows,
+        padding_tokens=shape.padding_tokens,
+        num_running=shape.num_running,
+        num_waiting=shape.num_waiting,
+        kv_tokens=requests.resident_tokens - kv.shared_tokens,
+        kv_allocated_blocks=kv.num_blocks - kv.free_blocks - first_step_blocks,
+        kv_reserved_unused_tokens=(
+            0 if kv.grows else kv.fragmentation(requests.resident_tokens)[0]
+        ),
+        num_preempted=requests.step_preempted,
+        recomputed_tokens=requests.step_recomputed_tokens,
+        overhead_ns=steps.overhead_ns,
+        swapped_bytes=requests.step_swapped_bytes,
+    )
+    requests.step_preempted = requests.step_recomputed_tokens = requests.step_swapped_bytes = 0
+    return row

@@ -1,0 +1,99 @@
+"""What an engine asks of KV memory: a ledger of blocks, tentative until a plan is final."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from schedlab.sim.kv.free_queue import Block
+from schedlab.sim.request import Request, RequestState
+
+
+class Hit(NamedTuple):
+    """What a prefix cache holds of a waiting request's sequence."""
+
+    tokens: int = 0
+    """Tokens that need not be computed."""
+    blocks_in_use: int = 0
+    """Blocks of it that others hold, so that sharing them takes no memory."""
+    blocks: tuple[Block, ...] = ()
+    """Blocks of the prompt, found by their chained hashes."""
+    num_own: int = 0
+    """Free blocks behind them that only this request can use: it was preempted and left them."""
+
+
+NO_HIT = Hit()
+
+
+class Mark(NamedTuple):
+    """A point in an open ledger."""
+
+    free_blocks: int
+    journal: int = 0
+    shared_tokens: int = 0
+
+
+class KVCacheManager(Protocol):
+    """Block accounting for both backends.
+
+    Allocations made while a plan is drawn up are tentative: `begin` opens the ledger and
+    `rollback` undoes everything since. A request holds memory from its first granted token (or
+    admission) until `release`.
+    """
+
+    block_size: int
+    num_blocks: int
+    grows: bool
+    """Whether decoding requests take new blocks as they go (paged) or hold all from the start."""
+    free_blocks: int
+    shared_tokens: int
+    """Tokens that several requests hold in one block, each counted once less than it is held."""
+    num_evictions: int
+    """The eviction epoch: how often a cached block was lost so far."""
+
+    def begin(self) -> None:
+        """Open a ledger: what follows can be rolled back."""
+
+    def rollback(self) -> None:
+        """Undo every allocation and release since `begin`."""
+
+    def mark(self) -> Mark:
+        """Return a point in the open ledger for `restore`."""
+
+    def restore(self, mark: Mark) -> None:
+        """Undo what was done since `mark`."""
+
+    def lookup(self, state: RequestState) -> Hit:
+        """Return what a prefix cache holds of a waiting request's sequence."""
+
+    def allocate(
+        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+    ) -> bool:
+        """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
+
+    def release(self, state: RequestState, comes_back: bool = False) -> None:
+        """Give back all that the request holds; it `comes_back` if it was preempted."""
+
+    def blocks_before_eviction(self) -> int:
+        """Count the blocks that can be taken before a cached one has to be."""
+
+    def blocks_to_hold(self, request: Request, num_tokens: int) -> int:
+        """Count the blocks that a request with `num_tokens` in the cache holds."""
+
+    def fragmentation(self, resident_tokens: int) -> tuple[int, int]:
+        """Split the held but unused tokens into (reserved for later, never to be used)."""
+
+    def check(self, resident: Iterable[RequestState]) -> None:
+        """Prove that free and held blocks add up, or raise AssertionError."""
+
+
+def require_positive(num_blocks: int, block_size: int) -> None:
+    """Raise ValueError unless there is at least one block of one token."""
+    if num_blocks < 1 or block_size < 1:
+        raise ValueError(
+            f"a KV cache needs at least one block of one token, got {num_blocks} x {block_size}"
+        )
+
+
+def check_total(free_blocks: int, held: int, num_blocks: int) -> None:
+    """Raise AssertionError unless free and held blocks add up."""
+    assert free_blocks >= 0, f"{-free_blocks} more blocks are held than exist"
+    assert free_blocks + held == num_blocks, f"{free_blocks} free + {held} held != {num_blocks}"

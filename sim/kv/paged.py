@@ -1,0 +1,89 @@
+"""Paged KV memory: blocks handed out on demand."""
+
+from collections.abc import Iterable
+
+from schedlab.sim.kv.ledger import NO_HIT, Hit, Mark, check_total, require_positive
+from schedlab.sim.request import Request, RequestState
+
+
+class PagedKVCache:
+    """Blocks handed out on demand, as in PagedAttention (Kwon et al., SOSP 2023).
+
+    A request with c tokens in the cache holds ``ceil(c / block_size)`` blocks, so counting is
+    enough; which physical blocks they are matters only to kernels and to prefix caching.
+
+    Parameters
+    ----------
+    num_blocks, block_size : int
+        Blocks in the pool, and tokens in a block.
+
+    Raises
+    ------
+    ValueError
+        If either is not positive.
+    """
+
+    grows = True
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        require_positive(num_blocks, block_size)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.free_blocks = num_blocks
+        self.shared_tokens = 0
+        self.num_evictions = 0
+        self._free_at_begin = num_blocks
+
+    def begin(self) -> None:
+        """Open a ledger: what follows can be rolled back."""
+        self._free_at_begin = self.free_blocks
+
+    def rollback(self) -> None:
+        """Undo every allocation and release since `begin`."""
+        self.free_blocks = self._free_at_begin
+
+    def mark(self) -> Mark:
+        """Return a point in the open ledger for `restore`."""
+        return Mark(self.free_blocks)
+
+    def restore(self, mark: Mark) -> None:
+        """Undo what was done since `mark`."""
+        self.free_blocks = mark.free_blocks
+
+    def lookup(self, state: RequestState) -> Hit:
+        """Return `NO_HIT`: contents are not remembered."""
+        return NO_HIT
+
+    def allocate(
+        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+    ) -> bool:
+        """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
+        computed = state.num_computed_tokens
+        need = -(-(computed + num_tokens) // self.block_size)
+        if not state.swapped:
+            need += -computed // self.block_size
+        if need > self.free_blocks - keep_free_blocks:
+            return False
+        self.free_blocks -= need
+        return True
+
+    def release(self, state: RequestState, comes_back: bool = False) -> None:
+        """Give back the blocks of the request's computed tokens."""
+        self.free_blocks -= -state.num_computed_tokens // self.block_size
+
+    def blocks_before_eviction(self) -> int:
+        """Return the free blocks: no content is lost with them."""
+        return self.free_blocks
+
+    def blocks_to_hold(self, request: Request, num_tokens: int) -> int:
+        """Count the blocks that a request with `num_tokens` in the cache holds."""
+        return -(-num_tokens // self.block_size)
+
+    def fragmentation(self, resident_tokens: int) -> tuple[int, int]:
+        """Return (0, unused tail tokens of last blocks)."""
+        return 0, (self.num_blocks - self.free_blocks) * self.block_size - resident_tokens
+
+    def check(self, resident: Iterable[RequestState]) -> None:
+        """Prove that free and held blocks add up, or raise AssertionError."""
+        held = sum(-(-s.num_computed_tokens // self.block_size) for s in resident)
+        check_total(self.free_blocks, held, self.num_blocks)
