@@ -73,6 +73,8 @@ class TorchExecutor:
         Physical blocks.
     steps : list of StepTime
         Every step so far.
+    num_estimates : int
+        How often a policy has asked what a step would take.
 
     Notes
     -----
@@ -108,6 +110,7 @@ class TorchExecutor:
             prompt_ids or random_prompts(seed, vocabulary),
         )
         self.steps: list[StepTime] = []
+        self.num_estimates = 0
         self._estimate_step_ns = estimate_step_ns
         self._held: dict[int, RequestState] = {}
         self._prepares_ahead = runner.is_cuda if prepare_ahead is None else prepare_ahead
@@ -180,6 +183,7 @@ class TorchExecutor:
                 "this policy plans by estimated step times: give the real backend a cost model "
                 "(cost_model: a profile of this device and model)"
             )
+        self.num_estimates += 1
         return self._estimate_step_ns(shape)
 
     # -- steps ---------------------------------------------------------------------------------

@@ -114,7 +114,8 @@ figure = None
 if find_spec("torch") is None:
     print("PyTorch is not installed: pip install 'schedlab[gpu]' to run this part")
 else:
-    from schedlab.experiments.comparing.compare import compare, to_data
+    from schedlab.experiments.comparing.compare import compare
+    from schedlab.experiments.comparing.comparison_files import to_data
 
     points = compare(tiny)
     assert all(point.modelled_difference is None for point in points)

@@ -31,25 +31,41 @@ def compare(
     ] = None,
     max_s: Annotated[
         float,
-        typer.Option(help="Begin no measured run later than this many seconds; needs --keep."),
+        typer.Option(
+            help="Begin no measured run that would end later than this (seconds); compare what "
+            "there is then."
+        ),
     ] = float("inf"),
+    check: Annotated[
+        bool | None,
+        typer.Option(
+            help="Also run by the modelled clock: do both backends decide alike? On a CPU by "
+            "default."
+        ),
+    ] = None,
+    write_only: Annotated[
+        bool, typer.Option(help="Measure nothing: compare the runs in --keep, on any machine.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment on the real backend and in simulation, and say how far they differ."""
     from schedlab.experiments.comparing.compare import compare as run_comparison
-    from schedlab.experiments.comparing.compare import markdown, write
+    from schedlab.experiments.comparing.comparison_files import markdown, runs_told, write
     from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
 
     spec = load_experiment(spec_file, overrides)
-    if keep is None and max_s < float("inf"):
-        raise SpecError("--max-s without --keep FOLDER would throw measured runs away")
+    if write_only and keep is None:
+        raise SpecError("--write-only compares runs that were kept: give --keep FOLDER")
     folder = output or results_folder(spec, "compared")
     check_replaceable(folder)
     with replacing_folder(folder) as new, steps_bar(quiet) as progress:
-        found = run_comparison(spec, progress, keep=keep, max_s=max_s)
+        found = run_comparison(
+            spec, progress, keep=keep, max_s=max_s, check=check, write_only=write_only
+        )
         write(found, spec, new)
     if not quiet:
         typer.echo(markdown(found, spec))
+        typer.echo(runs_told(found, spec))
         typer.echo(f"results: {folder}")
 
 

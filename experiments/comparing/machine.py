@@ -12,28 +12,43 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import canonical_gpu, gpu
 
 
-def check_profile(spec: ExperimentSpec, profile: FittedCostModel) -> None:
-    """Make sure that a profile was measured on what an experiment will run on.
+def check_profile(
+    spec: ExperimentSpec, profile: FittedCostModel, machine: str | None = None
+) -> None:
+    """Make sure that a profile was measured on what an experiment runs on.
 
     A profile of another device, with other kernels or another number of threads says nothing about
-    how far the simulation is from a measurement here.
+    how far the simulation is from a measurement.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        Its ``real`` section says on what device.
+    profile : FittedCostModel
+        The profile.
+    machine : str, optional
+        `machine_name` of where the runs were measured; of this machine by default.
 
     Raises
     ------
     SpecError
-        Naming what differs and what to do, unless the experiment allows a mismatch.
+        Naming what differs and what to do, unless the experiment allows a mismatch; or if there is
+        no such device here.
     """
     from schedlab.gpu_backend.kernel_hash import kernel_hash
 
     real, meta = spec.real, profile.meta
-    here = describe_machine(real.device) | {"threads": real.threads}
     there = meta.get("machine")
+    name = machine_name(real.device) if machine is None else machine
     pairs: list[tuple[str, object, object]] = [
-        ("hardware", canonical_gpu(str(meta["hardware"])), detected_hardware(real.device)),
+        ("hardware", canonical_gpu(str(meta["hardware"])), _hardware(real.device, name)),
         ("kernels", meta.get("kernels"), kernel_hash(real.device)),
     ]
     if real.device == "cpu" and isinstance(there, Mapping):
-        pairs += [(key, there.get(key), here[key]) for key in ("processor", "threads")]
+        pairs += [
+            ("processor", there.get("processor"), name),
+            ("threads", there.get("threads"), real.threads),
+        ]
     differing = [f"{k} is {a!r} in the profile, {b!r} here" for k, a, b in pairs if a != b]
     if differing and not spec.cost_model.allow_mismatch:
         raise SpecError(
@@ -51,13 +66,24 @@ def detected_hardware(device: str) -> str:
     SpecError
         If there is no such device, or the table does not know it.
     """
+    return _hardware(device, machine_name(device))
+
+
+def machine_name(device: str) -> str:
+    """Return what a device is sold as: the GPU's name, or the processor's.
+
+    Raises
+    ------
+    SpecError
+        If there is no such device.
+    """
     if device == "cpu":
-        return "cpu"
+        return _processor()
     import torch
 
     from schedlab.gpu_backend.device import open_device
 
-    return gpu(torch.cuda.get_device_name(open_device(device))).name
+    return str(torch.cuda.get_device_name(open_device(device)))
 
 
 def describe_machine(device: str) -> dict[str, object]:
@@ -82,6 +108,10 @@ def describe_machine(device: str) -> dict[str, object]:
     else:
         about |= {"processor": _processor(), "threads": torch.get_num_threads()}
     return about
+
+
+def _hardware(device: str, machine: str) -> str:
+    return "cpu" if device == "cpu" else gpu(machine).name
 
 
 def _processor() -> str:

@@ -1,81 +1,189 @@
-"""Measured runs kept on disk, so that a comparison can be done in several sittings."""
+"""Measured runs, each known by what was asked for, and kept on disk to be compared anywhere."""
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from schedlab.experiments.comparing.machine import machine_name
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.identity import data_hash
 from schedlab.sim.core.plan_log import RecordedStep
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import read_json_object, write_text
 from schedlab.sim.result import RunResult
 
+_MARKER = "measurement.json"
+_ABOUT = "run.json"
+_STEPS = "plan_log.jsonl.gz"
+
+
+class MeasuredRun(NamedTuple):
+    """A run on the real backend.
+
+    Attributes
+    ----------
+    result : RunResult
+        What became of the requests.
+    steps : list of RecordedStep
+        Every step.
+    machine : str
+        GPU or processor that it ran on; see `schedlab.experiments.comparing.machine.machine_name`.
+    """
+
+    result: RunResult
+    steps: list[RecordedStep]
+    machine: str
+
+
+def measure(spec: ExperimentSpec) -> MeasuredRun:
+    """Run one point on the real backend, with the garbage of others out of the way.
+
+    What lives already is kept from the garbage collector, as serving engines do: looking through it
+    again and again would count as time of the scheduler.
+    """
+    steps: list[RecordedStep] = []
+    with _frozen_garbage():
+        result = run(spec, record=steps)
+    return MeasuredRun(result, steps, machine_name(spec.real.device))
+
 
 class MeasuredRuns:
     """A folder with one subfolder for each measured run.
+
+    A run is known by `run_identity` and the number of its repeat, so that a folder may serve
+    several experiments, and one more policy or load in a sweep invalidates nothing.
 
     Parameters
     ----------
     folder : Path
         Made if need be.
-    identity : str
-        Of the measurement: experiment, kernels, device.
 
     Raises
     ------
     SpecError
-        If the folder holds runs of another measurement.
+        If the folder holds something else.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        path = folder / "measurement.json"
-        if path.exists():
-            found = read_json_object(path).get("identity")
-            if found != identity:
-                raise SpecError(
-                    f"{path}: the runs kept there are of another experiment, device or kernels "
-                    f"({found}, this is {identity}); choose another folder, or delete that one"
-                )
+        if (folder / _MARKER).exists():
             return
         if folder.exists() and any(folder.iterdir()):
             raise SpecError(f"{folder} holds something else than measured runs; choose another")
-        write_text(path, json.dumps({"identity": identity}) + "\n")
+        write_text(folder / _MARKER, json.dumps({"holds": "measured runs"}) + "\n")
 
-    def find(self, point: int, repeat: int) -> tuple[RunResult, list[RecordedStep]] | None:
-        """Return a run and its steps (none if they were not recorded), or None if it is not kept.
+    def find(self, spec: ExperimentSpec, repeat: int) -> MeasuredRun | None:
+        """Return a run of a point, or None if it is not kept.
 
         Parameters
         ----------
-        point, repeat : int
-            Which run.
+        spec : ExperimentSpec
+            The point, for the real backend.
+        repeat : int
+            0-based.
         """
-        folder = self._folder_of(point, repeat)
+        folder = self._folder_of(spec, repeat)
         if not folder.exists():
             return None
-        with gzip.open(folder / "plan_log.jsonl.gz", "rt", encoding="utf-8") as lines:
+        about = read_json_object(folder / _ABOUT)
+        if about["cost_model"] not in (None, _cost_model_hash(spec)):
+            return None
+        with gzip.open(folder / _STEPS, "rt", encoding="utf-8") as lines:
             steps = [_step(json.loads(line)) for line in lines]
-        return RunResult.load(folder), steps
+        return MeasuredRun(RunResult.load(folder), steps, about["machine"])
 
-    def keep(
-        self, point: int, repeat: int, result: RunResult, steps: Sequence[RecordedStep]
-    ) -> None:
+    def keep(self, spec: ExperimentSpec, repeat: int, measured: MeasuredRun) -> None:
         """Write a run down; it is there whole or not at all."""
-        folder = self._folder_of(point, repeat)
+        folder = self._folder_of(spec, repeat)
         new = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
-        result.save(new)
-        with gzip.open(new / "plan_log.jsonl.gz", "wt", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(step) + "\n" for step in steps)
+        measured.result.save(new)
+        with gzip.open(new / _STEPS, "wt", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(step) + "\n" for step in measured.steps)
+        about = {
+            "machine": measured.machine,
+            "kernels": _kernels(spec),
+            # A run by its own measured times depends on a cost model only where a policy asks it.
+            "cost_model": _cost_model_hash(spec) if _asked_for_estimates(measured) else None,
+        }
+        write_text(new / _ABOUT, json.dumps(about) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
 
-    def _folder_of(self, point: int, repeat: int) -> Path:
-        return self.folder / f"point-{point:03d}-repeat-{repeat}"
+    def describe(self) -> str:
+        """Say in a few words what is kept."""
+        folders = [path.parent for path in sorted(self.folder.glob(f"*/{_ABOUT}"))]
+        kernels = {str(read_json_object(folder / _ABOUT)["kernels"]) for folder in folders}
+        of = f" of kernels {', '.join(sorted(kernels))}" if kernels else ""
+        return f"{self.folder} holds {len(folders)} measured runs{of}"
+
+    def _folder_of(self, spec: ExperimentSpec, repeat: int) -> Path:
+        name = f"{spec.policy.name.rpartition(':')[2]}-{run_identity(spec)[:16]}-repeat-{repeat}"
+        return self.folder / name
+
+
+def run_identity(spec: ExperimentSpec) -> str:
+    """Return a hash of all that a run on the real backend depends on, but the machine.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point, for the real backend.
+
+    Returns
+    -------
+    str
+        SHA-256 (hex) of its keys and of the kernels' source. Not in it: name and claim, how often
+        the point is measured, and, unless the clock goes by it, the cost model.
+    """
+    data = spec.to_data()
+    for key in ("name", "claim"):
+        data.pop(key, None)
+    if spec.real.clock != "modelled":
+        del data["cost_model"]
+    data["real"] = {key: value for key, value in data["real"].items() if key != "repeats"}
+    return data_hash({"point": data, "kernels": _kernels(spec)})
+
+
+def _kernels(spec: ExperimentSpec) -> str:
+    from schedlab.gpu_backend.kernel_hash import kernel_hash
+
+    return kernel_hash(spec.real.device)
+
+
+def _cost_model_hash(spec: ExperimentSpec) -> str:
+    """Return a hash of a cost model that leaves out what is in its folder for people to look at."""
+    data = dict(spec.to_data()["cost_model"])
+    if spec.cost_model.profile is not None:
+        folder = Path(spec.cost_model.profile)
+        if (folder / "fit.json").exists():
+            data["profile"] = [str(folder / "fit.json"), str(folder / "meta.json")]
+    return data_hash(data)
+
+
+def _asked_for_estimates(measured: MeasuredRun) -> bool:
+    real = measured.result.provenance["real"]
+    assert isinstance(real, dict)
+    return bool(real["estimates"])
+
+
+@contextmanager
+def _frozen_garbage() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _step(row: list[Any]) -> RecordedStep:

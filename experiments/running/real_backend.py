@@ -50,6 +50,7 @@ class RealBackend:
             "clock": self._clock.mode,
             "weights": self._real.weights or "seeded random",
             "graph_buckets": list(self.executor.runner.graph_buckets),
+            "estimates": self.executor.num_estimates,
             "device_s": sum(step.device_ns for step in steps) / 1e9,
             "prepare_s": sum(step.prepare_ns for step in steps) / 1e9,
             "overhead_s": sum(step.overhead_ns for step in steps) / 1e9,

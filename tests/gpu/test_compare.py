@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,14 +10,19 @@ torch = pytest.importorskip("torch")
 
 from schedlab.experiments.analysis.comparison import Compared, rank_agreement  # noqa: E402
 from schedlab.experiments.comparing import compare as comparison_module  # noqa: E402
-from schedlab.experiments.comparing.compare import (  # noqa: E402
-    UnfinishedError,
+from schedlab.experiments.comparing.compare import compare  # noqa: E402
+from schedlab.experiments.comparing.comparison_files import (  # noqa: E402
     agreement,
-    compare,
     markdown,
+    runs_told,
+    to_data,
     write,
 )
-from schedlab.experiments.comparing.measured_runs import MeasuredRuns  # noqa: E402
+from schedlab.experiments.comparing.measured_runs import (  # noqa: E402
+    MeasuredRuns,
+    measure,
+    run_identity,
+)
 from schedlab.experiments.specification.loading import make_spec  # noqa: E402
 from schedlab.sim.errors import SpecError  # noqa: E402
 
@@ -57,6 +63,8 @@ def test_compare_measures_forwards_then_backwards_and_decides_alike(compared):
     assert [done for done, _, _ in told] == list(range(12))
     assert {total for _, total, _ in told} == {12}
     for point in found:
+        assert point.num_runs == 2
+        assert point.is_checked
         assert point.modelled_difference is None
         assert point.steps["num_steps"] == len(point.measured_ns) > 0
         assert (point.measured_ns > 0).all()
@@ -85,6 +93,7 @@ def test_write_makes_tables_json_and_figures(compared, tmp_path):
     data = json.loads((tmp_path / "comparison.json").read_text())
     assert [point["policy"] for point in data["points"]] == ["fcfs", "prefill_first", "static"]
     assert data["points"][0]["decisions"]["same_step_times"] == "identical"
+    assert data["runs"] == "2 measured runs a point"
     metric = data["points"][0]["metrics"][0]
     assert {"measured", "simulated", "error", "spread", "interval"} <= set(metric)
     text = markdown(found, spec)
@@ -93,36 +102,140 @@ def test_write_makes_tables_json_and_figures(compared, tmp_path):
     assert agreement(found).keys() == {""}
 
 
+def no_measuring(*_, **__):
+    raise AssertionError("measured again")
+
+
 def test_compare_takes_up_the_runs_that_were_kept(compared, monkeypatch):
     spec, found, _, keep = compared
-
-    def no_measuring(*_, **__):
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr(comparison_module, "_measure", no_measuring)
+    monkeypatch.setattr(comparison_module, "measure", no_measuring)
     again = compare(spec, keep=keep)
     assert [point.rows for point in again] == [point.rows for point in found]
     assert [point.steps for point in again] == [point.steps for point in found]
 
 
-def test_compare_that_runs_out_of_time_says_how_many_runs_are_left(tmp_path):
-    spec = make_spec(SPEC)
-    with pytest.raises(UnfinishedError, match="9 runs are left"):
-        compare(spec, keep=tmp_path / "runs", max_s=-1.0)
-    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["measurement.json"]
+def test_runs_are_known_by_their_point_whatever_else_the_sweep_holds(compared, monkeypatch):
+    spec, found, _, keep = compared
+    monkeypatch.setattr(comparison_module, "measure", no_measuring)
+    fewer = make_spec(
+        {**SPEC, "name": "renamed", "sweep": {"policy": ["prefill_first"]},
+         "cost_model": {"name": "roofline", "compute_efficiency": 0.4}}
+    )  # fmt: skip
+    (again,) = compare(fewer, keep=keep, check=False)
+    assert again.num_runs == 2
+    assert [row.measured for row in again.rows] == [row.measured for row in found[1].rows]
+    assert again.rows[0].simulated != found[1].rows[0].simulated
+    assert spec.cost_model != fewer.cost_model
 
 
-def test_measured_runs_of_another_experiment_are_not_taken(compared):
+def test_run_of_a_policy_that_asks_for_estimates_is_of_one_cost_model(tmp_path):
+    fast = on_real({**SPEC, "policy": "qoserve", "slo": {"ttft_ms": 900, "tpot_ms": 90}})
+    slow = on_real(
+        {**SPEC, "policy": "qoserve", "slo": {"ttft_ms": 900, "tpot_ms": 90},
+         "cost_model": {"name": "roofline", "compute_efficiency": 0.4}}
+    )  # fmt: skip
+    kept = MeasuredRuns(tmp_path)
+    measured = measure(fast)
+    assert measured.result.provenance["real"]["estimates"] > 0
+    kept.keep(fast, 0, measured)
+    assert kept.find(fast, 0) is not None
+    assert kept.find(slow, 0) is None
+    assert kept.find(fast, 1) is None
+
+
+def on_real(data):
+    rest = {key: value for key, value in data.items() if key != "sweep"}
+    return make_spec({**rest, "backend": "real"})
+
+
+def test_identity_of_a_run_is_of_all_that_it_depends_on():
+    plain = run_identity(on_real(SPEC))
+    assert run_identity(on_real({**SPEC, "real": {"repeats": 7}})) == plain
+    assert run_identity(on_real({**SPEC, "seed": 7})) != plain
+    assert run_identity(on_real({**SPEC, "real": {"threads": 2}})) != plain
+    modelled = {"clock": "modelled"}
+    other = {
+        **SPEC,
+        "real": modelled,
+        "cost_model": {"name": "roofline", "compute_efficiency": 0.4},
+    }
+    assert run_identity(on_real({**SPEC, "real": modelled})) != run_identity(on_real(other))
+
+
+def test_compare_that_runs_out_of_time_compares_what_there_is(tmp_path, monkeypatch):
+    spec = make_spec(
+        {**SPEC, "sweep": {"policy": ["fcfs", "prefill_first"], "workload.num_requests": [6, 5]}}
+    )
+    now_s = [0.0]
+
+    def ten_seconds(point):
+        now_s[0] += 10.0
+        return measure(point)
+
+    monkeypatch.setattr(comparison_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(comparison_module, "measure", ten_seconds)
+    found = compare(spec, keep=tmp_path / "runs", max_s=15.0)
+    assert [(p.label, p.num_runs, p.is_checked) for p in found] == [
+        ("fcfs, num_requests=6", 1, False)
+    ]
+    assert runs_told(found, spec) == (
+        "1 of 8 runs are measured; not one of: fcfs, num_requests=5; "
+        "prefill_first, num_requests=6; prefill_first, num_requests=5"
+    )
+    assert "measured 1 of 2 times" in (text := markdown(found, spec))
+    assert "same step times: not checked" in text
+    assert to_data(found, spec)["points"][0]["num_runs"] == 1
+    write(found, spec, tmp_path / "written")
+    found = compare(spec, keep=tmp_path / "runs", check=False)
+    assert runs_told(found, spec) == "2 measured runs a point"
+    # One load after the other, each forwards and backwards.
+    order = []
+
+    def told(done, total, what):
+        order.append(what)
+
+    compare(spec, told, keep=tmp_path / "runs", check=False)
+    measuring = [what.split(" ", 1)[1] for what in order if what.startswith("measuring")]
+    assert measuring == [
+        "fcfs, num_requests=6 (1/2)", "prefill_first, num_requests=6 (1/2)",
+        "prefill_first, num_requests=6 (2/2)", "fcfs, num_requests=6 (2/2)",
+        "fcfs, num_requests=5 (1/2)", "prefill_first, num_requests=5 (1/2)",
+        "prefill_first, num_requests=5 (2/2)", "fcfs, num_requests=5 (2/2)",
+    ]  # fmt: skip
+
+
+def test_kept_runs_of_a_gpu_are_compared_on_a_machine_without_one(compared, tmp_path, monkeypatch):
     _, _, _, keep = compared
-    other = make_spec({**SPEC, "seed": 7})
-    with pytest.raises(SpecError, match=r"another experiment, device or kernels"):
-        compare(other, keep=keep)
+    data = {**SPEC, "hardware": "h200", "real": {"device": "cuda", "repeats": 1}}
+    data["engine"] = {**SPEC["engine"], "dtype": "bf16"}
+    spec = make_spec({**data, "sweep": {"policy": ["fcfs"]}})
+    with pytest.raises(SpecError, match="or use device cpu"):
+        compare(spec, keep=tmp_path)
+    with pytest.raises(SpecError, match=r"holds 0 measured runs, none of them of this experiment"):
+        compare(spec, keep=tmp_path, write_only=True)
+    measured = MeasuredRuns(keep).find(on_real({**SPEC, "policy": "fcfs"}), 0)
+    assert measured is not None
+    MeasuredRuns(tmp_path).keep(
+        on_real({**data, "policy": "fcfs"}), 0, measured._replace(machine="NVIDIA H200")
+    )
+    (point,) = compare(spec, keep=tmp_path, write_only=True)
+    assert point.num_runs == 1
+    assert not point.is_checked
+
+
+def test_kept_runs_of_another_machine_are_not_mixed_with_those_of_this_one(compared, tmp_path):
+    spec, _, _, keep = compared
+    kept = MeasuredRuns(tmp_path)
+    fcfs = on_real({**SPEC, "policy": "fcfs"})
+    kept.keep(fcfs, 0, MeasuredRuns(keep).find(fcfs, 0)._replace(machine="Z80"))
+    with pytest.raises(SpecError, match=r"runs of .*Z80.* cannot be compared with each other"):
+        compare(spec, keep=tmp_path, max_s=-1.0)
 
 
 def test_measured_runs_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(SpecError, match="something else"):
-        MeasuredRuns(tmp_path, "x")
+        MeasuredRuns(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 

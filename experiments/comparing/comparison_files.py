@@ -1,0 +1,177 @@
+"""What is written of a comparison: tables, data and figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from schedlab.experiments.analysis.comparison import rank_agreement
+from schedlab.experiments.comparing.compare import PointComparison
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.sweep import points
+from schedlab.sim.files import write_text
+from schedlab.sim.result import json_value
+
+THROUGHPUT_BAR, LATENCY_BAR = 0.05, 0.10
+"""Errors that a replay should stay within, unless it lies in the spread of repeated runs."""
+
+
+def agreement(found: list[PointComparison]) -> dict[str, dict[str, float]]:
+    """Return Kendall's tau of the policy rankings, by load and metric."""
+    loads = dict.fromkeys(point.load for point in found)
+    return {
+        load: rank_agreement([row for point in found if point.load == load for row in point.rows])
+        for load in loads
+    }
+
+
+def write(found: list[PointComparison], spec: ExperimentSpec, folder: Path) -> None:
+    """Write comparison.json, comparison.md and the figures into a folder."""
+    from schedlab.experiments.comparing.compare_figures import (
+        cdf_figure,
+        frontier_figure,
+        step_figure,
+    )
+    from schedlab.experiments.figures.style import save
+
+    text = json.dumps(json_value(to_data(found, spec)), indent=1, allow_nan=False)
+    write_text(folder / "comparison.json", text + "\n")
+    write_text(folder / "comparison.md", markdown(found, spec))
+    save(step_figure(found, spec.name), folder / "steps")
+    save(cdf_figure(found, spec.name), folder / "latency_cdf")
+    save(frontier_figure(found, spec.name), folder / "throughput_p99")
+
+
+def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any]:
+    """Return what comparison.json holds; paths in it are relative to the working directory."""
+    origin = dict(found[0].simulated.provenance)
+    settings = spec.to_data()
+    if spec.cost_model.profile is not None:
+        profile = os.path.relpath(spec.cost_model.profile)
+        settings["cost_model"] = {**settings["cost_model"], "profile": profile}
+        origin["cost_model"] = {**_mapping(origin["cost_model"]), "profile": profile}
+    return {
+        "name": spec.name,
+        "spec": settings,
+        "spec_hash": spec_hash(spec),
+        "bars": {"throughput": THROUGHPUT_BAR, "latency": LATENCY_BAR},
+        "rank_agreement_kendall_tau": agreement(found),
+        "runs": runs_told(found, spec),
+        "points": [
+            {
+                "label": point.label,
+                "num_runs": point.num_runs,
+                "policy": point.policy,
+                "load": point.load,
+                "num_requests": len(point.measured.requests["id"]),
+                "decisions": {
+                    "same_step_times": _same_step_times(point),
+                    "measured_step_times": point.measured_difference or "identical",
+                },
+                "cost_error_by_step": point.steps,
+                "real": point.measured.provenance["real"],
+                "metrics": [
+                    {
+                        **asdict(row),
+                        "spread": row.spread,
+                        "within_bar_or_spread": row.holds(THROUGHPUT_BAR, LATENCY_BAR),
+                    }
+                    for row in point.rows
+                ],
+            }
+            for point in found
+        ],
+        "provenance": {
+            key: origin[key]
+            for key in ("cost_model", "scheduling_overhead", "versions", "git_commit", "engine")
+        },
+    }
+
+
+SHOWN = (
+    "request_throughput", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "p99_tpot_ms", "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms", "num_preemptions",
+    "kv_utilization",
+)  # fmt: skip
+
+
+def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
+    """Return the comparison as tables a person reads."""
+    real = found[0].measured.provenance["real"]
+    assert isinstance(real, dict)
+    lines = [
+        f"# {spec.name}: measured against simulated",
+        "",
+        f"Device {real['device']}, clock {real['clock']}, {runs_told(found, spec)}. The error is "
+        f"simulated / measured - 1; the spread is half the range of the "
+        f"measured runs; the interval is a 95 % bootstrap over requests. ok: within "
+        f"{THROUGHPUT_BAR:.0%} (throughput) or {LATENCY_BAR:.0%} (latency), or inside the spread.",
+        "",
+    ]
+    for point in found:
+        lines += [
+            f"## {point.label}",
+            "",
+            f"- measured {point.num_runs} of {spec.real.repeats} times",
+            f"- decisions with the same step times: {_same_step_times(point)}",
+            f"- decisions with measured step times: {point.measured_difference or 'identical'}",
+            f"- cost of the measured runs' own steps: mean error {point.steps['mape']:.1%}, "
+            f"bias {point.steps['bias']:+.1%} over {point.steps['num_steps']} steps",
+            "",
+            "| metric | measured | spread | simulated | error | interval | |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for row in point.rows:
+            if row.metric in SHOWN:
+                interval = (
+                    "" if row.interval is None else "{:+.1%} .. {:+.1%}".format(*row.interval)
+                )
+                mark = "ok" if row.holds(THROUGHPUT_BAR, LATENCY_BAR) else "off"
+                cells = (
+                    row.metric, f"{row.measured:.4g}", _percent(row.spread),
+                    f"{row.simulated:.4g}", _percent(row.error, sign=True), interval, mark,
+                )  # fmt: skip
+                lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    lines += ["## Do both backends rank the policies alike?", ""]
+    for load, taus in agreement(found).items():
+        said = ", ".join(f"{m} {_number(tau)}" for m, tau in taus.items())
+        lines.append(f"- {load or 'all'}: Kendall tau {said}")
+    return "\n".join(lines) + "\n"
+
+
+def runs_told(found: list[PointComparison], spec: ExperimentSpec) -> str:
+    """Say how much of a comparison is measured, and what is not."""
+    todo = points(spec)
+    wanted, there = len(todo) * spec.real.repeats, sum(point.num_runs for point in found)
+    if there == wanted:
+        return f"{spec.real.repeats} measured runs a point"
+    missing = [p.label for p in todo if p.label not in {point.label for point in found}]
+    told = f"{there} of {wanted} runs are measured"
+    return f"{told}; not one of: {'; '.join(missing)}" if missing else told
+
+
+def _same_step_times(point: PointComparison) -> str:
+    if not point.is_checked:
+        return "not checked"
+    return point.modelled_difference or "identical"
+
+
+def _percent(value: float, sign: bool = False) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:+.1%}" if sign else f"{value:.1%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "-"
+
+
+def _mapping(value: object) -> dict[str, object]:
+    assert isinstance(value, dict)
+    return value
