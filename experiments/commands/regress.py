@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schedlab.experiments.commands.experiment import Quiet, find_own_modules
-from schedlab.experiments.commands.terminal import print_lines, print_table, steps_bar
+from schedlab.experiments.commands.running import Keep, NumWorkers, local_workers, opened_runs
+from schedlab.experiments.commands.terminal import print_lines, print_table
 
 if TYPE_CHECKING:
     from schedlab.experiments.regression.check import Case
@@ -42,6 +43,8 @@ def check_command(
     baseline: Folder = _DEFAULT,
     junit: Junit = None,
     markdown: Markdown = None,
+    jobs: NumWorkers = 1,
+    keep: Keep = None,
     quiet: Quiet = False,
 ) -> None:
     """Run the matrix and compare: exit 1 on a regression, 2 on bad input.
@@ -57,8 +60,8 @@ def check_command(
         baseline = shipped_folder("regression")
     matrix = _matrix(baseline)
     kept = kept_baseline(baseline)
-    with steps_bar(quiet) as progress:
-        outcome = regress.measure(matrix, progress)
+    with opened_runs(keep, local_workers(jobs), quiet) as runs:
+        outcome = regress.measure(matrix, runs)
     cases = regress.compare(matrix, kept, outcome)
     versions_differ = version_change(kept)
     if junit is not None:
@@ -75,7 +78,12 @@ def check_command(
 
 
 @regress_app.command("update")
-def update_command(baseline: Folder = _DEFAULT, quiet: Quiet = False) -> None:
+def update_command(
+    baseline: Folder = _DEFAULT,
+    jobs: NumWorkers = 1,
+    keep: Keep = None,
+    quiet: Quiet = False,
+) -> None:
     """Run the matrix and keep what it gives as the baseline, after showing what moved."""
     from schedlab.experiments.regression import check as regress
     from schedlab.experiments.regression.baseline import BASELINE, kept_baseline, version_change
@@ -83,8 +91,8 @@ def update_command(baseline: Folder = _DEFAULT, quiet: Quiet = False) -> None:
     matrix = _matrix(baseline)
     path = baseline / BASELINE
     kept = kept_baseline(baseline) if path.exists() else None
-    with steps_bar(quiet) as progress:
-        outcome = regress.measure(matrix, progress)
+    with opened_runs(keep, local_workers(jobs), quiet) as runs:
+        outcome = regress.measure(matrix, runs)
     if kept is not None and not quiet:
         _print(regress.compare(matrix, kept, outcome), version_change(kept))
     regress.keep(baseline, outcome)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from schedlab.experiments.regression.baseline import SHOWN_HASH, Baseline, Measured, write_baseline
 from schedlab.experiments.regression.matrix import Matrix, MatrixPoint, Tolerance
-from schedlab.experiments.running.point_hash import point_hash
-from schedlab.experiments.running.run import run
-from schedlab.sim.errors import SchedlabError, SpecError
-from schedlab.sim.record.columns import Columns
-
-Progress = Callable[[int, int, str], None]
-"""Called with points done, points in all, and the next one."""
+from schedlab.experiments.sweeps.runs import Runs
+from schedlab.sim.errors import SpecError
 
 Status = Literal["same", "better", "worse", "not reproduced", "other question", "new", "gone",
                  "failed"]  # fmt: skip
@@ -111,36 +103,38 @@ class Case:
     seconds: float = 0.0
 
 
-def measure(matrix: Matrix, progress: Progress | None = None) -> Outcome:
+def measure(matrix: Matrix, runs: Runs) -> Outcome:
     """Run every point of a matrix.
 
     Parameters
     ----------
     matrix : Matrix
         What to run.
-    progress : callable, optional
-        Told before each point.
+    runs : Runs
+        Runs it.
 
     Returns
     -------
     Outcome
         An error of one point does not keep the others from running.
     """
+    jobs = [runs.store.job(point.spec, point.key) for point in matrix.points]
+    # A bug in what is checked is a finding of the check.
+    failed = {done.job.content_hash: done for done in runs.run(jobs)}
     outcome = Outcome({}, {}, {})
-    for done, point in enumerate(matrix.points):
-        if progress is not None:
-            progress(done, len(matrix.points), point.key)
-        begun = time.perf_counter()
-        try:
-            outcome.points[point.key] = _measured(point, matrix.metrics)
-        except SchedlabError as error:
-            outcome.errors[point.key] = str(error)
-        except Exception as error:  # A bug in what is checked is a finding of the check.
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            outcome.errors[point.key] = (
-                f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-            )
-        outcome.seconds[point.key] = time.perf_counter() - begun
+    for point, job in zip(matrix.points, jobs, strict=True):
+        if done := failed.get(job.content_hash):
+            outcome.errors[point.key] = str(done.error)
+            outcome.seconds[point.key] = done.seconds
+            continue
+        found = runs.store.load(job)
+        outcome.seconds[point.key] = found.seconds
+        outcome.points[point.key] = Measured(
+            question=point.question[:SHOWN_HASH],
+            version=job.content_hash[:SHOWN_HASH],
+            metrics={name: found.metrics[name] for name in matrix.metrics},
+            requests_sha256=found.requests_sha256[:SHOWN_HASH],
+        )
     return outcome
 
 
@@ -196,25 +190,6 @@ def keep(folder: Path, outcome: Outcome) -> None:
             f"first {key}: {error}"
         )
     write_baseline(folder, outcome.points)
-
-
-def _measured(point: MatrixPoint, compared: Mapping[str, Tolerance]) -> Measured:
-    result = run(point.spec)
-    metrics = result.metrics()
-    return Measured(
-        question=point.question[:SHOWN_HASH],
-        version=point_hash(point.spec)[:SHOWN_HASH],
-        metrics={name: metrics[name] for name in compared},
-        requests_sha256=_table_hash(result.requests)[:SHOWN_HASH],
-    )
-
-
-def _table_hash(columns: Columns) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(columns):
-        digest.update(f"{name} {columns[name].dtype.str}\n".encode())
-        digest.update(columns[name].tobytes())
-    return digest.hexdigest()
 
 
 def _judged(

@@ -21,6 +21,9 @@ from schedlab.experiments.commands.cli import app
 from schedlab.experiments.regression import baseline as regress_baseline
 from schedlab.experiments.regression import check as regress
 from schedlab.experiments.regression.matrix import load_matrix
+from schedlab.experiments.sweeps.runs import Runs
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.policies import registry
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.errors import SpecError
@@ -95,7 +98,9 @@ def scale_steps(monkeypatch, factor):
 
 def pretend_other_sources(monkeypatch):
     monkeypatch.setattr(regress_baseline, "code_version", lambda: "another version of the sources")
-    monkeypatch.setattr(regress, "point_hash", lambda spec: f"another {spec.seed}")
+    monkeypatch.setattr(
+        "schedlab.experiments.running.point_hash.code_version", lambda **_: "another version"
+    )
 
 
 def test_check_of_unchanged_program_compares_exactly_and_passes(folder):
@@ -119,6 +124,36 @@ def test_baseline_is_sorted_json_with_a_line_a_point_and_the_same_every_time(fol
     assert data["points"]["chat/fcfs/0"]["metrics"]["e2el_slo_attainment"] is None
     schedlab("update", folder)
     assert path.read_text() == text
+
+
+def test_kept_runs_are_not_repeated_and_those_of_another_policy_are(folder):
+    schedlab("update", folder, "--keep", folder / "runs")
+    first = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")}
+    assert len(first) == 4
+    shutil.rmtree(next(path.parent for path in first if "mine" in path.parent.name))
+    assert schedlab("check", folder, "--keep", folder / "runs").exit_code == 0
+    again = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")}
+    assert again.keys() == first.keys()
+    assert sum(again[path] == first[path] for path in first) == 3
+    write_policy(folder, "-request.request.prompt_tokens")
+    assert schedlab("check", folder, "--keep", folder / "runs").exit_code == 1
+    assert len(list(folder.glob("runs/*/result.json"))) == 6
+
+
+def test_runs_are_thrown_away_unless_they_are_to_be_kept(folder):
+    schedlab("update", folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "baseline.json", "matrix.yaml", "planted_policy.py"
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_baseline_of_two_processes_is_that_of_one(folder):
+    schedlab("update", folder)
+    text = (folder / "baseline.json").read_text()
+    done = schedlab("update", folder, "-j", "2")
+    assert done.exit_code == 0, done.output
+    assert (folder / "baseline.json").read_text() == text
 
 
 def test_planted_slow_cost_model_is_not_reproduced_by_the_same_sources(folder, monkeypatch):
@@ -322,7 +357,7 @@ def test_tolerance_is_the_larger_of_its_bounds_and_nothing_measured_is_worse(fol
 
 def test_means_over_the_seeds_are_what_tolerance_judges(folder):
     matrix = load_matrix(folder)
-    outcome = regress.measure(matrix)
+    outcome = regress.measure(matrix, Runs(Store(folder / "runs"), InProcess()))
 
     def shifted(by):
         points = {}
@@ -363,6 +398,7 @@ def test_planted_change_of_the_sources_is_found_end_to_end(folder, factor, code,
     copy = folder / "checkout"
     for package in ("sim", "policies", "traces", "gpu_backend", "experiments"):
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.copytree(ROOT / "schedlab", copy / "schedlab", symlinks=True)
 
     def run(command):
         return subprocess.run(
