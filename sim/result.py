@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from schedlab.sim.metrics.metrics import Metrics, request_metrics, step_metrics
 from schedlab.sim.metrics.window import Window, arrived_inside, window_metrics
 from schedlab.sim.record.columns import Columns, rows_of
 from schedlab.sim.record.saved_log import RunLog, SavedLog, read_table, save_tables
+from schedlab.sim.text import json_text, json_value
 
 _SCHEMA = 1
 
@@ -179,7 +178,7 @@ class RunResult:
         """
         folder = Path(folder)
         save_tables(folder, self.requests, self.log)
-        text = json.dumps(self.to_vllm_json(), indent=2, allow_nan=False)
+        text = json_text(self.to_vllm_json(), indent=2)
         write_text(folder / "result.json", text + "\n")
 
     @classmethod
@@ -218,20 +217,3 @@ class RunResult:
 def _date() -> str:
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime(int(epoch) if epoch else None))
-
-
-def json_value(value: object) -> object:
-    """Return what JSON can hold: no numpy; NaN becomes None, infinity the string ``"inf"``."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [json_value(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,15 +17,15 @@ from schedlab.experiments.claims.quoted import (
     wanted,
 )
 from schedlab.experiments.claims.report import (
+    FIGURE_HEADER,
     anchor,
     cells,
     counts,
     experiment_data,
-    plain,
-    row,
     section,
 )
 from schedlab.sim.files import write_text
+from schedlab.sim.text import json_text, markdown_table
 
 _PREFACE = """\
 # What is said of LLM serving, and what of it holds
@@ -113,22 +112,24 @@ def markdown(claims: Sequence[QuotedClaim], findings: Sequence[Finding]) -> str:
     """
     by_name = {finding.spec.name: finding for finding in findings}
     own = [finding for finding in findings if finding.path.parent.name != "policies"]
-    told = {claim.id: verdict_of(claim, measured_of(claim, by_name)) for claim in claims}
-    number = Counter(told.values())
+    verdicts = {claim.id: verdict_of(claim, measured_of(claim, by_name)) for claim in claims}
+    number = Counter(verdicts.values())
     lines = [_PREFACE.format(num=len(claims))]
     phrase = ", ".join(f"{number[verdict]} {verdict}" for verdict in VERDICTS if number[verdict])
     lines += [f"* Of {len(claims)} claims: {phrase}."]
     measured = [m for finding in own for m in finding.measured]
     lines += [f"* Of {len(measured)} figures made for this page: {counts(measured)}.", ""]
-    lines += ["## All claims", "", "| | claim as quoted | source | verdict |", "|---|---|---|---|"]
-    for claim in claims:
-        link = f"[{claim.id}](#{claim.id.lower()})"
-        lines.append(row([link, claim.quoted, claim.source, told[claim.id]]))
+    rows = [
+        (f"[{claim.id}](#{claim.id.lower()})", claim.quoted, claim.source, verdicts[claim.id])
+        for claim in claims
+    ]
+    lines += ["## All claims", ""]
+    lines += markdown_table(("", "claim as quoted", "source", "verdict"), rows)
     for letter, title in PARTS.items():
         lines += ["", f"## {letter}. {title}"]
         for claim in claims:
             if claim.id.startswith(letter):
-                lines += ["", *_claim(claim, told[claim.id], by_name)]
+                lines += ["", *_claim(claim, verdicts[claim.id], by_name)]
     lines += ["", "# The experiments of this page"]
     for finding in own:
         lines += ["", *section(finding)]
@@ -184,7 +185,7 @@ def write(claims: Sequence[QuotedClaim], findings: Sequence[Finding], folder: Pa
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "claims.md": markdown(claims, findings),
-        "claims.json": json.dumps(plain(data(claims, findings)), indent=1, allow_nan=False) + "\n",
+        "claims.json": json_text(data(claims, findings), digits=7) + "\n",
     }
     for name, text in texts.items():
         write_text(folder / name, text)
@@ -214,8 +215,14 @@ def _claim(claim: QuotedClaim, verdict: str, findings: dict[str, Finding]) -> It
         yield claim.reading
     if claim.figures():
         yield ""
-        yield "| experiment | figure | claimed | accepted | measured [95 %] | verdict |"
-        yield "|---|---|---:|---:|---:|---|"
+        yield from markdown_table(
+            ("experiment", "figure", "claimed", *FIGURE_HEADER[2:]),
+            _figure_rows(claim, findings),
+            right=(2, 3, 4),
+        )
+
+
+def _figure_rows(claim: QuotedClaim, findings: dict[str, Finding]) -> Iterator[list[str]]:
     named = zip(claim.figures(), measured_of(claim, findings), strict=True)
     for (experiment, _, decides), (measured, _) in named:
         finding = findings[experiment]
@@ -223,4 +230,4 @@ def _claim(claim: QuotedClaim, verdict: str, findings: dict[str, Finding]) -> It
         page = "policies.md" if finding.path.parent.name == "policies" else ""
         name, *rest = cells(measured)
         shown = name if decides else f"*beside:* {name}"
-        yield row([f"[{experiment}]({page}#{anchor(system)})", shown, *rest])
+        yield [f"[{experiment}]({page}#{anchor(system)})", shown, *rest]

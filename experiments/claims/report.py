@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from schedlab.experiments.specification.claim_settings import settings_of
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.sweep import shown
 from schedlab.sim.files import write_text
+from schedlab.sim.text import json_text, markdown_table, number
 
 _PREFACE = """\
 # Does it do what its paper says?
@@ -64,20 +64,16 @@ def markdown(findings: Sequence[Finding]) -> str:
     lines += [f"* {len(stated)} figures that a source states: {counts(stated)}."] if stated else []
     lines += [f"* {len(own)} expectations of ours beside them: {counts(own)}."] if own else []
     lines += ["", "## All figures", ""]
-    lines += [
-        "| system | source | setup | figure | paper | accepted | measured [95 %] | verdict |",
-        "|---|---|---|---|---:|---:|---:|---|",
-    ]
+    rows: list[list[str]] = []
     for finding in findings:
         claim = finding.spec.claim
         assert claim is not None
-        for i, one in enumerate(finding.measured):
-            first = (
-                (f"[{claim.system}](#{anchor(claim.system)})", claim.source, _setup(finding))
-                if i == 0
-                else ("", "", "")
-            )
-            lines.append(row([*first, *cells(one)]))
+        about = [f"[{claim.system}](#{anchor(claim.system)})", claim.source, _setup(finding)]
+        for figure in finding.measured:
+            rows.append([*about, *cells(figure)])
+            about = ["", "", ""]
+    header = ("system", "source", "setup", *FIGURE_HEADER)
+    lines += markdown_table(header, rows, right=(4, 5, 6))
     for finding in findings:
         lines += ["", *section(finding)]
     return "\n".join(lines) + "\n"
@@ -145,7 +141,7 @@ def write(findings: Sequence[Finding], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "policies.md": markdown(findings),
-        "policies.json": json.dumps(plain(data(findings)), indent=1, allow_nan=False) + "\n",
+        "policies.json": json_text(data(findings), digits=7) + "\n",
     }
     for name, text in texts.items():
         write_text(folder / name, text)
@@ -210,6 +206,10 @@ def counts(measured: Sequence[Measured]) -> str:
     """Return how many figures have each verdict, as a phrase."""
     verdicts = Counter(m.verdict for m in measured)
     return ", ".join(f"{verdicts[v]} {v}" for v in VERDICTS if verdicts[v])
+
+
+FIGURE_HEADER = ("figure", "paper", "accepted", "measured [95 %]", "verdict")
+"""What `cells` are."""
 
 
 def cells(measured: Measured) -> list[str]:
@@ -312,24 +312,6 @@ def _figure_data(measured: Measured) -> dict[str, object]:
     }
 
 
-def plain(value: object) -> object:
-    """Return what JSON can hold, rounded so that the last bits of a machine do not show."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-        return float(f"{value:.7g}")
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
-def row(texts: Sequence[str]) -> str:
-    """Return a row of a Markdown table."""
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
-
-
 def anchor(heading: str) -> str:
     """Return GitHub's anchor of a heading."""
     kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
@@ -337,13 +319,4 @@ def anchor(heading: str) -> str:
 
 
 def _three(value: float) -> str:
-    """Return three significant digits, or all before the point, without exponents."""
-    if not math.isfinite(value):
-        return "-" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    value = float(f"{value:.3g}")
-    if value == 0:
-        return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, 6)}f}"
+    return number(value, padded=True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from schedlab.experiments.analysis.comparison import rank_agreement
+from schedlab.experiments.analysis.comparison import Compared, rank_agreement
 from schedlab.experiments.comparing.compare import PointComparison
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.sweep import points
 from schedlab.sim.files import write_text
-from schedlab.sim.result import json_value
+from schedlab.sim.text import json_text, markdown_table, percent
 
 THROUGHPUT_BAR, LATENCY_BAR = 0.05, 0.10
 """Errors that a replay should stay within, unless it lies in the spread of repeated runs."""
@@ -39,7 +38,7 @@ def write(found: list[PointComparison], spec: ExperimentSpec, folder: Path) -> N
     )
     from schedlab.experiments.figures.style import save
 
-    text = json.dumps(json_value(to_data(found, spec)), indent=1, allow_nan=False)
+    text = json_text(to_data(found, spec))
     write_text(folder / "comparison.json", text + "\n")
     write_text(folder / "comparison.md", markdown(found, spec))
     save(step_figure(found, spec.name), folder / "steps")
@@ -123,26 +122,25 @@ def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
             f"- cost of the measured runs' own steps: mean error {point.steps['mape']:.1%}, "
             f"bias {point.steps['bias']:+.1%} over {point.steps['num_steps']} steps",
             "",
-            "| metric | measured | spread | simulated | error | interval | |",
-            "|---|---|---|---|---|---|---|",
         ]
-        for row in point.rows:
-            if row.metric in SHOWN:
-                interval = (
-                    "" if row.interval is None else "{:+.1%} .. {:+.1%}".format(*row.interval)
-                )
-                mark = "ok" if row.holds(THROUGHPUT_BAR, LATENCY_BAR) else "off"
-                cells = (
-                    row.metric, f"{row.measured:.4g}", _percent(row.spread),
-                    f"{row.simulated:.4g}", _percent(row.error, sign=True), interval, mark,
-                )  # fmt: skip
-                lines.append(f"| {' | '.join(cells)} |")
+        header = ("metric", "measured", "spread", "simulated", "error", "interval", "")
+        shown = (row for row in point.rows if row.metric in SHOWN)
+        lines += markdown_table(header, map(_cells, shown))
         lines.append("")
     lines += ["## Do both backends rank the policies alike?", ""]
     for load, taus in agreement(found).items():
-        said = ", ".join(f"{m} {_number(tau)}" for m, tau in taus.items())
-        lines.append(f"- {load or 'all'}: Kendall tau {said}")
+        texts = (f"{m} {'-' if math.isnan(tau) else f'{tau:.2f}'}" for m, tau in taus.items())
+        lines.append(f"- {load or 'all'}: Kendall tau {', '.join(texts)}")
     return "\n".join(lines) + "\n"
+
+
+def _cells(row: Compared) -> tuple[str, ...]:
+    interval = "" if row.interval is None else "{:+.1%} .. {:+.1%}".format(*row.interval)
+    return (
+        row.metric, f"{row.measured:.4g}", percent(row.spread), f"{row.simulated:.4g}",
+        percent(row.error, signed=True), interval,
+        "ok" if row.holds(THROUGHPUT_BAR, LATENCY_BAR) else "off",
+    )  # fmt: skip
 
 
 def runs_told(found: list[PointComparison], spec: ExperimentSpec) -> str:
@@ -160,16 +158,6 @@ def _same_step_times(point: PointComparison) -> str:
     if not point.is_checked:
         return "not checked"
     return point.modelled_difference or "identical"
-
-
-def _percent(value: float, sign: bool = False) -> str:
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:+.1%}" if sign else f"{value:.1%}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "-"
 
 
 def _mapping(value: object) -> dict[str, object]:
