@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from schedlab.policies.construct import construct
 from schedlab.policies.policy import Policy
+from schedlab.sim.construct import construct, import_class
 from schedlab.sim.errors import SpecError, nearest
 
 _POLICIES: dict[str, type[Policy]] = {}
@@ -53,7 +53,7 @@ def policy_class(name: str) -> type[Policy]:
         If there is no such policy; names the nearest one.
     """
     if ":" in name:
-        return _import_class(name)
+        return import_class("policy", name, Policy)
     known = names()
     if name not in _POLICIES:
         hint = nearest(name, known)
@@ -71,17 +71,3 @@ def make(name: str, **params: Any) -> Policy:  # noqa: ANN401 - whatever the pol
     """
     cls = policy_class(name)
     return construct(f"policy {name!r}", cls, cls.knobs(), params)
-
-
-def _import_class(path: str) -> type[Policy]:
-    module_name, _, class_name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise SpecError(
-            f"policy {path!r}: cannot import {module_name!r}: {type(error).__name__}: {error}"
-        ) from error
-    cls = getattr(module, class_name, None)
-    if not (isinstance(cls, type) and issubclass(cls, Policy)):
-        raise SpecError(f"policy {path!r}: {module_name} has no Policy class {class_name!r}")
-    return cls

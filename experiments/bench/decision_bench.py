@@ -19,6 +19,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.models import model
 from schedlab.sim.request import Arrival, Request
@@ -76,7 +77,7 @@ def step_us(name: str, depth: int, batch: int, decisions: int = _DECISIONS) -> f
     config = EngineConfig(
         num_blocks=batch * 64, max_model_len=4096, max_num_seqs=batch, fast_forward=False
     )
-    pricing = Pricing(RooflineCostModel(model("llama-3-8b"), gpu("a100-80gb")))
+    pricing = Pricing(RooflineCostModel(Deployment(model("llama-3-8b"), gpu("a100-80gb"))))
     engine = Engine(config, registry.make(name, **KNOBS.get(name, {})), SimExecutor(pricing))
     requests = _requests()
     now_ns = 0

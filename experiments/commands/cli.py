@@ -182,6 +182,27 @@ def examples() -> None:
     )
 
 
+@app.command("cost-models")
+def cost_models() -> None:
+    """List cost models: what they go by, and their knobs."""
+    from schedlab.sim.cost import registry
+
+    print_table(
+        "cost models (cost_model: NAME, or {name: NAME, knob: value}; those read from a profile: "
+        "cost_model: FOLDER, or {profile: FOLDER, knob: value})",
+        ("name", "purpose", "profile", "knobs"),
+        [
+            (
+                name,
+                _purpose(registry.maker(name)),
+                registry.profile_files().get(name, "-"),
+                _knobs(registry.knobs(name)),
+            )
+            for name in registry.names()
+        ],
+    )
+
+
 @app.command()
 def models() -> None:
     """List known models (a config.json works, too)."""
@@ -276,8 +297,8 @@ def _complain(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _purpose(cls: type) -> str:
-    return (cls.__doc__ or "").strip().partition("\n")[0]
+def _purpose(maker: object) -> str:
+    return (maker.__doc__ or "").strip().partition("\n")[0]
 
 
 def _needs(prediction: bool) -> str:

@@ -23,6 +23,7 @@ from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import write_text
+from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.memory import memory_budget
 from schedlab.sim.hardware.models import model
@@ -265,7 +266,7 @@ def replayed_points(
             seen.append(Point("held_out", decodes, work.shape.chunks))
             return super().execute(work, 1, horizon_ns)
 
-    pricing = Pricing(RooflineCostModel(model(model_name), gpu(hardware), dtype=dtype))
+    pricing = Pricing(RooflineCostModel(Deployment(model(model_name), gpu(hardware), dtype=dtype)))
     for name, knobs in HELD_OUT_POLICIES:
         executor = Watching(pricing)
         simulate(

@@ -50,7 +50,7 @@ def check_profile(
             ("threads", there.get("threads"), real.threads),
         ]
     differing = [f"{k} is {a!r} in the profile, {b!r} here" for k, a, b in pairs if a != b]
-    if differing and not spec.cost_model.allow_mismatch:
+    if differing and not spec.cost_model.knobs.get("allow_mismatch"):
         raise SpecError(
             f"{profile.source}: {'; '.join(differing)}. Measure this machine: schedlab calibrate "
             f"--device {real.device} --model {spec.model} -o FOLDER, then cost_model=FOLDER; or "

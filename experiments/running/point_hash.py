@@ -37,8 +37,7 @@ def point_hash(spec: ExperimentSpec) -> str:
     str
         SHA-256 (hex) over `spec_hash` (every key, defaults included, but for the name; of files
         what they contain), `code_version`, the versions of Python, NumPy, SciPy and SimPy, and the
-        source of policies and trace readers given as ``module:Class`` with the modules of their
-        own they import.
+        source of what is given as ``module:Class`` with the modules of their own they import.
 
     Raises
     ------
@@ -85,9 +84,9 @@ def code_version(with_gpu_backend: bool = False) -> str:
 
 
 def _own_modules(spec: ExperimentSpec) -> dict[str, str]:
-    """Return the SHA-256 of each module outside this project that policy or reader come from."""
+    """Return the SHA-256 of each module outside this project of policy, reader and cost model."""
     found: dict[str, str] = {}
-    named = (spec.policy.model_dump(), spec.workload.format)
+    named = (spec.policy.model_dump(), spec.workload.format, spec.cost_model.model_dump())
     todo = [text.partition(":")[0] for text in _texts(named)]
     while todo:
         name = todo.pop()

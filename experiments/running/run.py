@@ -16,6 +16,7 @@ import numpy as np
 from schedlab.experiments.running.prediction import predictions
 from schedlab.experiments.running.trial import try_policy
 from schedlab.experiments.running.workload import load_workload
+from schedlab.experiments.specification.deployment import deployment
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.policies import registry
@@ -23,6 +24,7 @@ from schedlab.sim.config import EngineConfig, vllm_capture_sizes
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, SimExecutor
 from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
+from schedlab.sim.cost import registry as cost_models
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
@@ -267,37 +269,9 @@ def make_cost_model(spec: ExperimentSpec) -> CostModel:
     SpecError
         If a profile is unreadable or of another model or GPU than the run's.
     """
-    engine, chosen = spec.engine, spec.cost_model
-    if chosen.profile is not None:
-        from schedlab.sim.cost.load import load_profile
-        from schedlab.sim.cost.table import TableReading
-
-        return load_profile(
-            chosen.profile,
-            model=model(spec.model).name,
-            hardware=gpu(spec.hardware).name,
-            dtype=engine.dtype,
-            tensor_parallel_size=engine.tensor_parallel_size,
-            allow_mismatch=chosen.allow_mismatch,
-            reading=TableReading(
-                chosen.profiling_overhead_s, chosen.separate_prefills, bool(chosen.nearest_skew)
-            ),
-        )
-    from schedlab.sim.cost.roofline import RooflineCostModel
-
-    given = {
-        key: getattr(chosen, key)
-        for key in ("compute_efficiency", "memory_efficiency", "kernel_latency_s")
-        if getattr(chosen, key) is not None
-    }
-    return RooflineCostModel(
-        model(spec.model),
-        gpu(spec.hardware),
-        tensor_parallel_size=engine.tensor_parallel_size,
-        dtype=engine.dtype,
-        kv_dtype=_kv_dtype(spec),
-        **given,
-    )
+    chosen = spec.cost_model
+    name = chosen.name or cost_models.kind_of(str(chosen.profile))
+    return cost_models.make(name, deployment(spec), **chosen.given)
 
 
 def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
@@ -310,20 +284,12 @@ def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
 
 def _check_limits(spec: ExperimentSpec, log: RunLog) -> None:
     """Refuse a profile that is faster than its device; a nominal CPU has no datasheet."""
-    device = gpu(spec.hardware)
-    if device.name == "cpu":
+    where = deployment(spec)
+    if where.gpu.name == "cpu":
         return
     from schedlab.sim.cost.limits import check_limits
 
-    check_limits(
-        log.steps(),
-        model(spec.model),
-        device,
-        str(spec.cost_model.profile),
-        tensor_parallel_size=spec.engine.tensor_parallel_size,
-        dtype=spec.engine.dtype,
-        kv_dtype=_kv_dtype(spec),
-    )
+    check_limits(log.steps(), where, spec.cost_model.profile or str(spec.cost_model.name))
 
 
 def _kv_dtype(spec: ExperimentSpec) -> str | None:

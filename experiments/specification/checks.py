@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from pydantic import TypeAdapter, ValidationError
+
 from schedlab.experiments.specification.arrivals import Arrivals
+from schedlab.experiments.specification.deployment import deployment
 from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.key_errors import sentence
 from schedlab.experiments.specification.lengths import Lengths
 from schedlab.experiments.specification.paths import is_preset, is_published
 from schedlab.experiments.specification.shipped import shipped_profiles
@@ -46,17 +50,44 @@ def check_names(spec: ExperimentSpec, fail: Fail) -> None:
             find(getattr(spec, key))
         except SpecError as error:
             fail((key,), str(error))
-    profile = spec.cost_model.profile
-    if profile is not None and not Path(profile).is_dir():
-        fail(
-            ("cost_model",),
-            f"{profile} is no profile folder (schedlab calibrate measures one, schedlab profile "
-            "import reads another project's); "
-            f"{nearest(_profile_name(profile), ['roofline', *shipped_profiles()])}",
-        )
+    _check_cost_model(spec, fail)
     _check_policy(spec, fail)
     _check_workload(spec, fail)
     _check_trace(spec, fail)
+
+
+def _check_cost_model(spec: ExperimentSpec, fail: Fail) -> None:
+    from schedlab.sim.cost import registry
+
+    chosen, path = spec.cost_model, ("cost_model",)
+    profile = chosen.profile
+    if profile is not None and not Path(profile).is_dir():
+        analytic = [name for name in registry.names() if name not in registry.profile_files()]
+        near = nearest(_profile_name(profile), [*analytic, *shipped_profiles()])
+        fail(
+            path,
+            f"{profile} is no profile folder (schedlab calibrate measures one, schedlab profile "
+            f"import reads another project's); {near}",
+        )
+    try:
+        name = chosen.name or registry.kind_of(str(profile))
+        knobs = registry.knobs(name)
+    except SpecError as error:
+        fail((*path, "name") if chosen.name else path, str(error))
+    _check_knobs(path, name, chosen.given, list(knobs), fail)
+    for knob, value in chosen.knobs.items():
+        try:
+            TypeAdapter(knobs[knob].annotation).validate_python(value, strict=True)
+        except ValidationError as error:
+            fail((*path, knob), sentence(error.errors()[0]))
+    missing = [n for n, p in knobs.items() if p.default is p.empty and n not in chosen.given]
+    if missing:
+        fail(path, f"{name} needs {missing[0]}")
+    if profile is None:  # tables take a while to read; the run does
+        try:
+            registry.make(name, deployment(spec), **chosen.knobs)
+        except SpecError as error:
+            fail(path, str(error))
 
 
 def _profile_name(path: str) -> str:

@@ -2,73 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from schedlab.experiments.specification.fields import (
-    TEXT,
-    Fraction,
-    NonNegative,
-    Section,
-    Shorthand,
-)
+from schedlab.experiments.specification.fields import TEXT, Named, Shorthand
 
 
-class CostModel(Section):
-    """What a step takes: an analytic roofline, or a profile measured on a real device."""
+class CostModel(Named):
+    """What a step takes: a cost model by name, or a profile measured on a real device.
 
-    name: Literal["roofline"] | None = Field(default=None, description="An analytic model by name.")
-    profile: str | None = Field(default=None, description="Folder of a measured profile.")
-    compute_efficiency: Fraction | None = Field(
+    The knobs are checked against the constructor of the cost model, not here.
+    """
+
+    name: str | None = Field(
         default=None,
-        description="Share of peak FLOP/s reached (roofline); the model's own if absent.",
+        min_length=1,
+        description="A cost model (`schedlab cost-models`), or `module:Class`; that of the profile "
+        "if absent.",
     )
-    memory_efficiency: Fraction | None = Field(
-        default=None,
-        description="Share of peak bytes/s reached (roofline); the model's own if absent.",
-    )
-    kernel_latency_s: NonNegative | None = Field(
-        default=None, description="Start-up time of a kernel (roofline); the model's own if absent."
-    )
-    profiling_overhead_s: NonNegative = Field(
-        default=0.0,
-        description="Seconds that timing kernels one by one added to a step (imported tables); "
-        "taken off.",
-    )
-    separate_prefills: bool | None = Field(
-        default=None,
-        description="Price the attention of several prefills in a step one by one, not pooled into "
-        "one (imported attention tables).",
-    )
-    nearest_skew: bool | None = Field(
-        default=None,
-        description="Correct for unequal contexts beside a chunk of any size as beside the nearest "
-        "measured size (imported attention tables).",
-    )
-    allow_mismatch: bool = Field(
-        default=False, description="Accept a profile of another model or device than the run's."
+    profile: str | None = Field(
+        default=None, min_length=1, description="Folder of a measured profile."
     )
 
     @model_validator(mode="after")
-    def _one_kind(self) -> CostModel:
-        if (self.name is None) == (self.profile is None):
-            raise ValueError("give either name: roofline or profile: FOLDER")
-        analytic = (self.compute_efficiency, self.memory_efficiency, self.kernel_latency_s)
-        if self.profile is not None and analytic != (None, None, None):
-            raise ValueError("efficiencies and latency belong to roofline, not to a profile")
-        if self.name is not None and self.allow_mismatch:
-            raise ValueError("allow_mismatch belongs to a profile, not to the roofline model")
-        for key in ("profiling_overhead_s", "separate_prefills", "nearest_skew"):
-            if self.name is not None and getattr(self, key):
-                raise ValueError(f"{key} belongs to a profile, not to the roofline model")
+    def _says_which(self) -> CostModel:
+        if self.name is None and self.profile is None:
+            raise ValueError("give a name, e.g. name: roofline, or profile: FOLDER")
         return self
+
+    @property
+    def given(self) -> dict[str, object]:
+        """Return the arguments of the cost model: its knobs, and the profile where there is one."""
+        return self.knobs | ({} if self.profile is None else {"profile": self.profile})
+
+
+def key_of(text: object) -> str:
+    """Return the key that a lone scalar is the value of: ``name`` or ``profile``.
+
+    Parameters
+    ----------
+    text : object
+        What stands at `cost_model`, if it is no mapping.
+    """
+    from schedlab.sim.cost.registry import is_name
+
+    return "name" if isinstance(text, str) and is_name(text) else "profile"
 
 
 def _from_text(value: object) -> object:
-    if isinstance(value, str):
-        return {"name": value} if value == "roofline" else {"profile": value}
-    return value
+    return {key_of(value): value} if isinstance(value, str) else value
 
 
 CostModelField = Annotated[CostModel, Shorthand(_from_text, TEXT)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -15,6 +16,7 @@ from schedlab.experiments.specification.fields import (
     Section,
     whole,
 )
+from schedlab.sim.config import EngineConfig, KVAllocator, PreemptionMode
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_name
 
@@ -58,17 +60,25 @@ ENGINE_PROFILES: dict[str, Data] = {
 """Switches that together behave like a released engine; keys written beside them win."""
 
 
+_LIMITS: dict[str, Any] = {field.name: field.default for field in fields(EngineConfig)}
+
+
+def _limit(name: str, description: str) -> Any:  # noqa: ANN401 - as `Field`
+    """Return a field with the default that the engine itself has."""
+    return Field(default=_LIMITS[name], description=description)
+
+
 class Engine(Section):
     """Limits and memory of the serving engine; vLLM's names mean what they mean in vLLM."""
 
     profile: Literal["vllm-0.19"] | None = Field(
         default=None, description="Switches of a released engine at once; see cost-models.md."
     )
-    max_num_seqs: Count = Field(default=128, description="Most requests in one step.")
-    max_num_batched_tokens: Count = Field(
-        default=2048, description="Most tokens computed in one step."
+    max_num_seqs: Count = _limit("max_num_seqs", "Most requests in one step.")
+    max_num_batched_tokens: Count = _limit(
+        "max_num_batched_tokens", "Most tokens computed in one step."
     )
-    block_size: Count = Field(default=16, description="Tokens in a KV block.")
+    block_size: Count = _limit("block_size", "Tokens in a KV block.")
     gpu_memory_utilization: Fraction = Field(
         default=0.9, description="Share of device memory the engine may use."
     )
@@ -80,33 +90,32 @@ class Engine(Section):
     num_gpu_blocks_override: Count | None = Field(
         default=None, description="KV blocks, instead of the number that follows from memory."
     )
-    enable_chunked_prefill: bool = Field(
-        default=True, description="Whether a prompt may take many steps."
+    enable_chunked_prefill: bool = _limit(
+        "enable_chunked_prefill", "Whether a prompt may take many steps."
     )
-    long_prefill_token_threshold: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
-        default=0, description="Most prompt tokens a request computes in one step; 0 is no limit."
+    long_prefill_token_threshold: Annotated[int, Field(ge=0), BeforeValidator(whole)] = _limit(
+        "long_prefill_token_threshold",
+        "Most prompt tokens a request computes in one step; 0 is no limit.",
     )
-    watermark: Annotated[Finite, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="Share of KV blocks kept free when a request is admitted."
+    watermark: Annotated[Finite, Field(ge=0, lt=1)] = _limit(
+        "watermark", "Share of KV blocks kept free when a request is admitted."
     )
-    scheduler_reserve_full_isl: bool = Field(
-        default=False,
-        description="Admit a request only if its whole sequence fits, not just its first chunk.",
+    scheduler_reserve_full_isl: bool = _limit(
+        "scheduler_reserve_full_isl",
+        "Admit a request only if its whole sequence fits, not just its first chunk.",
     )
-    kv_allocator: Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"] = Field(
-        default="paged", description="How KV memory is given out."
+    kv_allocator: KVAllocator = _limit("kv_allocator", "How KV memory is given out.")
+    enable_prefix_caching: bool = _limit(
+        "enable_prefix_caching",
+        "Reuse the KV blocks of equal prefixes and of preempted requests.",
     )
-    enable_prefix_caching: bool = Field(
-        default=False,
-        description="Reuse the KV blocks of equal prefixes and of preempted requests.",
+    async_scheduling: bool = _limit(
+        "async_scheduling",
+        "Plan each step while the one before it runs, without knowing its end.",
     )
-    async_scheduling: bool = Field(
-        default=False,
-        description="Plan each step while the one before it runs, without knowing its end.",
-    )
-    arrivals_between_steps: bool = Field(
-        default=False,
-        description="Take requests in when a step ends; validation counts their latency from then.",
+    arrivals_between_steps: bool = _limit(
+        "arrivals_between_steps",
+        "Take requests in when a step ends; validation counts their latency from then.",
     )
     cuda_graph_padding: bool = Field(
         default=False, description="Pad the tokens of a step to the sizes of vLLM's CUDA graphs."
@@ -114,9 +123,9 @@ class Engine(Section):
     reserve_null_block: bool = Field(
         default=False, description="Keep one KV block unused, as vLLM does."
     )
-    preemption_mode: Literal["recompute", "swap"] = Field(
-        default="recompute",
-        description="What becomes of the KV of preempted requests: thrown away and computed "
+    preemption_mode: PreemptionMode = _limit(
+        "preemption_mode",
+        "What becomes of the KV of preempted requests: thrown away and computed "
         "again, or moved to host memory while there is room.",
     )
     swap_space: NonNegative = Field(
@@ -135,12 +144,12 @@ class Engine(Section):
         default="auto",
         description="Number format of the KV cache; `auto` is `dtype`, but no less than 16 bits.",
     )
-    fast_forward: bool = Field(
-        default=True, description="Take steps that cannot differ at once; exact, only faster."
+    fast_forward: bool = _limit(
+        "fast_forward", "Take steps that cannot differ at once; exact, only faster."
     )
-    check_horizon: bool = Field(
-        default=False,
-        description="Ask the policy again at every skipped step (slow, for debugging).",
+    check_horizon: bool = _limit(
+        "check_horizon",
+        "Ask the policy again at every skipped step (slow, for debugging).",
     )
     trial_requests: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
         default=300,

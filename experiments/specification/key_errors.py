@@ -52,10 +52,24 @@ def describe_error(error: ValidationError, model: type[BaseModel]) -> tuple[KeyP
     errors.sort(key=lambda e: e["type"] != "extra_forbidden")
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return first["loc"], _sentence(first, model) + more
+    return first["loc"], sentence(first, model) + more
 
 
-def _sentence(error: ErrorDetails, model: type[BaseModel]) -> str:
+def sentence(error: ErrorDetails, model: type[BaseModel] = BaseModel) -> str:
+    """Return what is wrong with a value.
+
+    Parameters
+    ----------
+    error : ErrorDetails
+        What pydantic found.
+    model : type of BaseModel
+        The model that was validated, for the names of its keys.
+
+    Returns
+    -------
+    str
+        A clause that goes behind the key.
+    """
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
         return f"unknown key; {_nearest_key(error['loc'], model)}"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from schedlab.experiments.specification.cost_model import key_of
 from schedlab.experiments.specification.shipped import shipped_profiles
 from schedlab.experiments.specification.swept import swept_keys
 from schedlab.sim.yaml_lines import Value
@@ -49,7 +50,7 @@ def is_published(trace: str) -> bool:
 _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "model": lambda value, folder: value.endswith(".json") or (folder / value).is_dir(),
     "hardware": lambda value, _: value.endswith((".yaml", ".yml", ".json")),
-    "cost_model": lambda value, _: value != "roofline",
+    "cost_model": lambda value, _: key_of(value) == "profile",
     "cost_model.profile": lambda *_: True,
     "real.weights": lambda *_: True,
     "policy.serving_time": lambda *_: True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedlab.policies.construct import construct
 from schedlab.policies.predictors.bert_errors import BertErrors
 from schedlab.policies.predictors.bucketed import Bucketed
 from schedlab.policies.predictors.constant import Constant
@@ -12,6 +11,7 @@ from schedlab.policies.predictors.noisy import Noisy
 from schedlab.policies.predictors.oracle import Oracle
 from schedlab.policies.predictors.predictor import Predictor
 from schedlab.policies.predictors.trained import Trained
+from schedlab.sim.construct import construct
 from schedlab.sim.errors import SpecError, nearest
 
 _PREDICTORS: dict[str, type[Predictor]] = {

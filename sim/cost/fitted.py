@@ -5,12 +5,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from schedlab.sim.cost.cost_model import CostModel
-from schedlab.sim.cost.profile import Fit, Regime, measured_overhead, step_features
+from schedlab.sim.cost.profile import (
+    Fit,
+    Regime,
+    measured_overhead,
+    profile_of,
+    read_fit,
+    step_features,
+)
+from schedlab.sim.cost.registry import register
 from schedlab.sim.cost.segment import segment_ns
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
 
 
 class FittedCostModel(CostModel):
@@ -128,6 +138,23 @@ class FittedCostModel(CostModel):
             "validity": {key: list(bounds) for key, bounds in self.fit.validity.items()},
             "mismatches": list(self.mismatches),
         }
+
+
+@register("fitted", profile_file="fit.json")
+def fitted(
+    deployment: Deployment | None, profile: str, allow_mismatch: bool = False
+) -> FittedCostModel:
+    """Interpolate the steps that a calibration measured on one device.
+
+    Parameters
+    ----------
+    profile : str
+        Folder with meta.json and fit.json, as `schedlab calibrate` writes it.
+    allow_mismatch : bool
+        Use a profile of another model or device than the run's.
+    """
+    meta, mismatches = profile_of(profile, deployment, allow_mismatch)
+    return FittedCostModel(read_fit(Path(profile)), meta, profile, mismatches)
 
 
 class _Pricer:

@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import SpecError
-from schedlab.sim.hardware.gpus import Gpu
-from schedlab.sim.hardware.memory import default_kv_dtype
-from schedlab.sim.hardware.models import ModelShape
+from schedlab.sim.hardware.deployment import Deployment
 
 TOLERANCE = 1.25
 """Devices run above the clock their datasheet's peak is quoted for, and caches hold some weights
@@ -19,12 +17,7 @@ between steps; what is so much faster than the datasheet allows is a wrong unit 
 
 def least_step_s(
     steps: Mapping[str, npt.NDArray[np.int64]],
-    model: ModelShape,
-    gpu: Gpu,
-    *,
-    tensor_parallel_size: int = 1,
-    dtype: str = "bf16",
-    kv_dtype: str | None = None,
+    deployment: Deployment,
 ) -> npt.NDArray[np.float64]:
     """Return how long each step takes at least on this device.
 
@@ -32,12 +25,8 @@ def least_step_s(
     ----------
     steps : mapping of str to ndarray, shape (num_steps,)
         num_decodes, prefill_tokens, decode_context_sum_tokens.
-    model, gpu : ModelShape, Gpu
+    deployment : Deployment
         What runs where.
-    tensor_parallel_size : int
-        Devices that share the work.
-    dtype, kv_dtype : str
-        Formats of weights and cache.
 
     Returns
     -------
@@ -50,24 +39,23 @@ def least_step_s(
     devices; no attention arithmetic, no activations, no head, so the bound is a loose one. Of a
     mixture of experts a step reads at least the experts of one token.
     """
+    model, gpu, dtype = deployment.model, deployment.gpu, deployment.dtype
     experts = max(model.experts_per_token, 1)
     per_token = model.num_layers * (model.attention_parameters + experts * model.expert_parameters)
     tokens = steps["num_decodes"] + steps["prefill_tokens"]
     flops_s = 2.0 * per_token * tokens / gpu.peak_flops_per_s(dtype)
-    kv_bytes = model.kv_bytes_per_token(kv_dtype or default_kv_dtype(dtype), 1)
+    kv_bytes = model.kv_bytes_per_token(deployment.kv_dtype, 1)
     weight_bytes = per_token * model.weight_bytes(dtype) / model.num_parameters
     moved = weight_bytes + kv_bytes * steps["decode_context_sum_tokens"]
     bytes_s = moved / gpu.memory_bytes_per_s
-    least: npt.NDArray[np.float64] = np.maximum(flops_s, bytes_s) / tensor_parallel_size
+    least: npt.NDArray[np.float64] = np.maximum(flops_s, bytes_s) / deployment.tensor_parallel_size
     return np.where(tokens > 0, least, 0.0)
 
 
 def check_limits(
     steps: Mapping[str, npt.NDArray[np.int64]],
-    model: ModelShape,
-    gpu: Gpu,
+    deployment: Deployment,
     source: str,
-    **formats: object,
 ) -> None:
     """Refuse step times that the device cannot reach.
 
@@ -75,12 +63,10 @@ def check_limits(
     ----------
     steps : mapping of str to ndarray, shape (num_steps,)
         As for `least_step_s`, with start_ns and end_ns.
-    model, gpu : ModelShape, Gpu
+    deployment : Deployment
         What runs where.
     source : str
         The cost model, for the message.
-    **formats
-        As for `least_step_s`.
 
     Raises
     ------
@@ -88,13 +74,14 @@ def check_limits(
         If a step is more than `TOLERANCE` times faster than that.
     """
     took_s = (steps["end_ns"] - steps["start_ns"]) / 1e9
-    least_s = least_step_s(steps, model, gpu, **formats)  # type: ignore[arg-type]
+    least_s = least_step_s(steps, deployment)
     bad = np.flatnonzero(took_s * TOLERANCE < least_s)
     if len(bad):
         i = int(bad[np.argmax(least_s[bad] / np.maximum(took_s[bad], 1e-12))])
         raise SpecError(
             f"cost model {source}: a step of {steps['num_decodes'][i]} decodes and "
             f"{steps['prefill_tokens'][i]} prompt tokens takes {took_s[i] * 1e3:.3f} ms, but "
-            f"{model.name} needs at least {least_s[i] * 1e3:.3f} ms on {gpu.name} (its peak FLOP/s "
-            f"and bytes/s); {len(bad)} steps are beyond the device"
+            f"{deployment.model.name} needs at least {least_s[i] * 1e3:.3f} ms on "
+            f"{deployment.gpu.name} (its peak FLOP/s and bytes/s); {len(bad)} steps are beyond the "
+            "device"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,10 @@ from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.dtypes import dtype_name
+from schedlab.sim.hardware.gpus import canonical_gpu
+from schedlab.sim.hardware.models import canonical_model
 
 SCHEMA = "schedlab-fit-1"
 
@@ -220,6 +224,46 @@ def measured_overhead(meta: Mapping[str, object]) -> SchedulingOverhead | None:
     for key in stated:
         _check_key(key, known, "profile meta: scheduling_overhead")
     return SchedulingOverhead(**{key: _number(key, value) for key, value in stated.items()})
+
+
+def profile_of(
+    folder: Path | str, deployment: Deployment | None, allow_mismatch: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Return meta.json of a profile folder, and in what it differs from what is to be priced.
+
+    Parameters
+    ----------
+    folder : Path or str
+        The profile.
+    deployment : Deployment or None
+        What is to be priced; with None nothing is compared.
+    allow_mismatch : bool
+        Go on although they differ.
+
+    Raises
+    ------
+    SpecError
+        If they differ and may not, or meta.json cannot be read.
+    """
+    meta = read_meta(Path(folder))
+    if deployment is None:
+        return meta, []
+    wanted: dict[str, tuple[object, Callable[[Any], object]]] = {
+        "model": (deployment.model.name, canonical_model),
+        "hardware": (deployment.gpu.name, canonical_gpu),
+        "dtype": (deployment.dtype, dtype_name),
+        "tensor_parallel_size": (deployment.tensor_parallel_size, int),
+    }
+    mismatches = [
+        f"{key} is {meta[key]!r} in the profile, {value!r} in the run"
+        for key, (value, canonical) in wanted.items()
+        if canonical(meta[key]) != canonical(value)
+    ]
+    if mismatches and not allow_mismatch:
+        raise SpecError(
+            f"{folder}: {'; '.join(mismatches)} (allow_mismatch uses the profile all the same)"
+        )
+    return meta, mismatches
 
 
 def read_fit(folder: Path) -> Fit:

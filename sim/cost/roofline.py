@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.registry import register
 from schedlab.sim.cost.segment import segment_ns
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
-from schedlab.sim.hardware.gpus import Gpu
 from schedlab.sim.hardware.memory import check_tensor_parallel, default_kv_dtype
-from schedlab.sim.hardware.models import ModelShape
 
 KERNELS_PER_LAYER = 10
 """Two norms, qkv, rope, cache write, attention, o, gate-up, activation, down."""
@@ -24,6 +24,7 @@ ALL_REDUCE_LATENCY_S = 10e-6
 """Start-up of one all-reduce; the same profiles show 7-30 us at 2-100 kB."""
 
 
+@register("roofline")
 class RooflineCostModel(CostModel):
     """Price a step by ``max(flops / peak, bytes / bandwidth)`` of each of its operators.
 
@@ -32,14 +33,8 @@ class RooflineCostModel(CostModel):
 
     Parameters
     ----------
-    model, gpu : ModelShape, Gpu
-        What runs where.
-    tensor_parallel_size : int
-        GPUs that share every layer.
-    dtype : str
-        Format of weights and arithmetic; activations keep at least 16 bits.
-    kv_dtype : str or None
-        Format of the KV cache; `None` means that of the activations.
+    deployment : Deployment
+        What runs where, and in which formats.
     compute_efficiency, memory_efficiency : float or None
         Reachable share of the datasheet's peaks, in (0, 1]; `None` means the GPU's own.
     kernel_latency_s : float
@@ -71,7 +66,7 @@ class RooflineCostModel(CostModel):
     --------
     >>> from schedlab.sim.hardware.gpus import gpu
     >>> from schedlab.sim.hardware.models import model
-    >>> cost = RooflineCostModel(model("llama-2-7b"), gpu("a100-80gb"))
+    >>> cost = RooflineCostModel(Deployment(model("llama-2-7b"), gpu("a100-80gb")))
     >>> ns = cost.step_ns(BatchShape(1, 1024, 1024, rows_sampled=1))[0]
     >>> 7e6 < ns < 11e6
     True
@@ -81,15 +76,13 @@ class RooflineCostModel(CostModel):
 
     def __init__(
         self,
-        model: ModelShape,
-        gpu: Gpu,
-        tensor_parallel_size: int = 1,
-        dtype: str = "bf16",
-        kv_dtype: str | None = None,
+        deployment: Deployment,
         compute_efficiency: float | None = None,
         memory_efficiency: float | None = None,
         kernel_latency_s: float = 2e-6,
     ) -> None:
+        model, gpu, dtype = deployment.model, deployment.gpu, deployment.dtype
+        tensor_parallel_size = deployment.tensor_parallel_size
         if compute_efficiency is None:
             compute_efficiency = gpu.compute_efficiency
         if memory_efficiency is None:
@@ -107,7 +100,7 @@ class RooflineCostModel(CostModel):
         self.gpu = gpu
         self.tensor_parallel_size = tensor_parallel_size
         self.dtype = dtype_name(dtype)
-        self.kv_dtype = dtype_name(kv_dtype or default_kv_dtype(dtype))
+        self.kv_dtype = dtype_name(deployment.kv_dtype)
         self.compute_efficiency = compute_efficiency
         self.memory_efficiency = memory_efficiency
         self.kernel_latency_s = kernel_latency_s

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from schedlab.sim.cost.attention import AttentionGrid, Floats, line_us
 from schedlab.sim.cost.cost_model import CostModel
-from schedlab.sim.cost.profile import measured_overhead
+from schedlab.sim.cost.profile import measured_overhead, profile_of
+from schedlab.sim.cost.registry import register
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.cost.table_profile import Curve, TableProfile
+from schedlab.sim.cost.table_profile import Curve, TableProfile, read_table
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
 
 _NUMPY_FROM = 16
 
@@ -37,6 +40,12 @@ class TableReading:
     profiling_overhead_s: float = 0.0
     separate_prefills: bool | None = None
     nearest_skew: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.profiling_overhead_s) and self.profiling_overhead_s >= 0):
+            raise SpecError(
+                f"profiling_overhead_s must be finite and >= 0, got {self.profiling_overhead_s!r}"
+            )
 
 
 _AS_PUBLISHED = TableReading()
@@ -247,6 +256,31 @@ class TableCostModel(CostModel):
             total = _sum_ns(self.profile.by_requests, requests) if requests else 0.0
             self._request_ns[requests] = total
             return total
+
+
+@register("table", profile_file="table.json")
+def table(
+    deployment: Deployment | None,
+    profile: str,
+    allow_mismatch: bool = False,
+    profiling_overhead_s: float = 0.0,
+    separate_prefills: bool | None = None,
+    nearest_skew: bool = False,
+) -> TableCostModel:
+    """Add up operators that other projects measured and published.
+
+    Parameters
+    ----------
+    profile : str
+        Folder with meta.json and table.json, as `schedlab profile import` writes it.
+    allow_mismatch : bool
+        Use a profile of another model or device than the run's.
+    profiling_overhead_s, separate_prefills, nearest_skew
+        See `TableReading`.
+    """
+    meta, mismatches = profile_of(profile, deployment, allow_mismatch)
+    reading = TableReading(profiling_overhead_s, separate_prefills, nearest_skew)
+    return TableCostModel(read_table(Path(profile)), meta, profile, mismatches, reading)
 
 
 class _Rows(NamedTuple):

@@ -9,6 +9,7 @@ from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.profile import Fit, FitError, Regime, step_features
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu, gpu_names
 from schedlab.sim.hardware.models import model, model_names
 
@@ -36,7 +37,7 @@ fitted = st.builds(lambda: FittedCostModel(FIT, {}))
 dense_gpus = st.sampled_from(gpu_names())
 roofline = st.builds(
     lambda m, g, tp, c, e, lat: RooflineCostModel(
-        model(m), gpu(g), tp if model(m).num_heads % tp == 0 else 1, "bf16", None, c, e, lat
+        Deployment(model(m), gpu(g), tp if model(m).num_heads % tp == 0 else 1), c, e, lat
     ),
     st.sampled_from(model_names()),
     dense_gpus,
@@ -119,8 +120,7 @@ def test_roofline_never_exceeds_the_peaks_of_the_device(cost, shape):
 @given(st.one_of(decode_shapes(), mixed_shapes()))
 def test_roofline_is_faster_with_better_efficiency(shape):
     slow, fast = (
-        RooflineCostModel(model("llama-3-8b"), gpu("h100"), 1, "bf16", None, e, e)
-        for e in (0.5, 0.9)
+        RooflineCostModel(Deployment(model("llama-3-8b"), gpu("h100")), e, e) for e in (0.5, 0.9)
     )
     assert fast.step_ns(shape)[0] < slow.step_ns(shape)[0]
 

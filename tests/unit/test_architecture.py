@@ -25,6 +25,7 @@ POLICY_VIEW = {
     "schedlab.sim.core.plan_builder",
     "schedlab.sim.core.view",
     "schedlab.sim.request",
+    "schedlab.sim.construct",
     "schedlab.sim.errors",
     "schedlab.sim.files",
     "schedlab.sim.cost.shape",

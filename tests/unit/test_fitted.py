@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from schedlab.sim.cost.fitted import FittedCostModel
-from schedlab.sim.cost.load import load_profile
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.profile import Fit, FitError, Regime, read_fit, read_meta, write_fit
+from schedlab.sim.cost.registry import load_profile
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model
 
 ERROR = FitError(mape=0.03, p90=0.06, max=0.2, bias=-0.01, num_points=100)
 COEFFICIENTS = {
@@ -26,6 +29,7 @@ EAGER = Regime((1, 11, 21), (10e-6, 20e-6, 40e-6), COEFFICIENTS)
 GRAPH = Regime((1, 8), (5e-6, 12e-6), {}, buckets=(1, 2, 4, 8))
 BOX = {"new_tokens": (1.0, 100.0)}
 FIT = Fit(EAGER, None, BOX, train=ERROR, held_out=replace(ERROR, mape=0.04))
+WHERE = Deployment(model("llama-3-8b"), gpu("h200"))
 META = {"model": "llama-3-8b", "hardware": "h200", "dtype": "bf16", "tensor_parallel_size": 1}
 
 
@@ -62,8 +66,8 @@ def test_fitted_curve_is_linear_between_and_beyond_the_knots(tokens, ns):
     [((8e-6, 10e-6, 6e-6, 14e-6), 22_000), ((8e-6, 20e-6, 30e-6, 10e-6), 10_000)],
 )
 def test_fitted_curve_may_fall_between_knots_but_not_beyond_them(knots_s, beyond_ns):
-    model = cost(replace(FIT, eager=Regime((1, 2, 8, 16), knots_s, {})))
-    at = [model.step_ns(BatchShape(0, 0, 0, padding_tokens=n))[0] for n in (1, 2, 8, 16, 24)]
+    falling = cost(replace(FIT, eager=Regime((1, 2, 8, 16), knots_s, {})))
+    at = [falling.step_ns(BatchShape(0, 0, 0, padding_tokens=n))[0] for n in (1, 2, 8, 16, 24)]
     assert at == [*(round(s * 1e9) for s in knots_s), beyond_ns]
 
 
@@ -157,11 +161,8 @@ def test_write_fit_without_a_required_key_is_refused(tmp_path):
 
 def test_load_of_the_right_profile_describes_its_errors(tmp_path):
     write_fit(tmp_path, META, FIT)
-    model = load_profile(
-        tmp_path, model="meta-llama/Meta-Llama-3-8B", hardware="NVIDIA H200", dtype="bfloat16",
-        tensor_parallel_size=1,
-    )  # fmt: skip
-    described = model.describe()
+    where = Deployment(model("meta-llama/Meta-Llama-3-8B"), gpu("NVIDIA H200"), dtype="bfloat16")
+    described = load_profile(tmp_path, where).describe()
     assert described["calibration"] == "CALIBRATED"
     assert described["error"]["held_out"]["mape"] == 0.04
     assert described["mismatches"] == []
@@ -171,17 +172,20 @@ def test_load_of_the_right_profile_describes_its_errors(tmp_path):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"model": "llama-2-7b"}, "model is 'llama-3-8b' in the profile, 'llama-2-7b' in the run"),
-        ({"hardware": "h100"}, "hardware is 'h200'"),
+        (
+            {"model": model("llama-2-7b")},
+            "model is 'llama-3-8b' in the profile, 'llama-2-7b' in the run",
+        ),
+        ({"gpu": gpu("h100")}, "hardware is 'h200'"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 1"),
     ],
 )
 def test_load_of_another_profile_is_refused_unless_allowed(tmp_path, wanted, message):
     write_fit(tmp_path, META, FIT)
     with pytest.raises(SpecError, match=message):
-        load_profile(tmp_path, **wanted)
-    model = load_profile(tmp_path, **wanted, allow_mismatch=True)
-    assert message in model.describe()["mismatches"][0]
+        load_profile(tmp_path, replace(WHERE, **wanted))
+    allowed = load_profile(tmp_path, replace(WHERE, **wanted), allow_mismatch=True)
+    assert message in allowed.describe()["mismatches"][0]
 
 
 def negative(data):
@@ -235,8 +239,8 @@ def test_read_fit_of_a_malformed_file_names_file_and_key(tmp_path, change, messa
         read_fit(folder)
 
 
-def test_load_of_a_folder_that_is_no_profile_names_the_file(tmp_path):
-    with pytest.raises(SpecError, match=r"meta\.json: cannot read"):
+def test_load_of_a_folder_that_is_no_profile_names_the_files_of_one(tmp_path):
+    with pytest.raises(SpecError, match=r"no profile, it holds none of fit\.json, table\.json"):
         load_profile(tmp_path)
 
 

@@ -9,10 +9,13 @@ from schedlab.sim.cost.importers.aiconfigurator import import_aiconfigurator, st
 from schedlab.sim.cost.importers.llmservingsim import Options, import_bundle, read_link
 from schedlab.sim.cost.importers.splitwise import import_splitwise
 from schedlab.sim.cost.importers.vidur import import_vidur
-from schedlab.sim.cost.load import load_profile
+from schedlab.sim.cost.registry import load_profile
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.table import TableCostModel
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model
 from tests.data_folder import data_folder
 
 LAYERS = {
@@ -207,7 +210,7 @@ def test_published_bundles_import(tmp_path, hardware, tp, has_skew):
     assert (imported.profile.all_reduce is not None) == (tp > 1)
     assert imported.meta["layers"]["layernorm"] == 64
     imported.save(tmp_path)
-    cost = load_profile(tmp_path, model="llama-3.1-8b", hardware=hardware, tensor_parallel_size=tp)
+    cost = load_profile(tmp_path, Deployment(model("llama-3.1-8b"), gpu(hardware), tp))
     shape = BatchShape(32, 32_000, 1000, rows_sampled=32, decode_context_min_tokens=1000)
     assert 8e6 < cost.step_ns(shape)[0] < 30e6
     assert not cost.outside(shape)
@@ -236,7 +239,9 @@ def vidur_rows(tmp_path, **changes):
 def test_vidur_operators_are_added_up_and_attention_is_a_roofline(tmp_path):
     imported = import_vidur(vidur_rows(tmp_path), "a100")
     imported.save(tmp_path / "out")
-    cost = load_profile(tmp_path / "out", model="llama-3-8b", hardware="a100-80gb", dtype="fp16")
+    cost = load_profile(
+        tmp_path / "out", Deployment(model("llama-3-8b"), gpu("a100-80gb"), dtype="fp16")
+    )
     ten, twenty = (
         cost.step_ns(BatchShape(0, 0, 0, ((t, 0),), padding_tokens=0, rows_sampled=1))[0] / 1000
         for t in (10, 20)
@@ -282,7 +287,10 @@ def splitwise_rows(tmp_path):
 def test_splitwise_steps_are_prompts_of_all_tokens_or_decodes_by_batch(tmp_path):
     path = splitwise_rows(tmp_path)
     import_splitwise(path, "llama2-70b", "a100-80gb").save(tmp_path / "out")
-    cost = load_profile(tmp_path / "out", model="llama-2-70b", tensor_parallel_size=8)
+    cost = load_profile(
+        tmp_path / "out",
+        Deployment(model("llama-2-70b"), gpu("a100-80gb"), tensor_parallel_size=8, dtype="fp16"),
+    )
 
     def ms(*shape, **more):
         return cost.step_ns(BatchShape(*shape, **more))[0] / 1e6
@@ -350,7 +358,7 @@ def test_aiconfigurator_package_prices_a_known_model(tmp_path):
     pytest.importorskip("aiconfigurator_core", reason="optional package")
     imported = import_aiconfigurator("meta-llama/Meta-Llama-3.1-8B", "h100")
     imported.save(tmp_path)
-    cost = load_profile(tmp_path, model="llama-3.1-8b", hardware="h100-80gb")
+    cost = load_profile(tmp_path, Deployment(model("llama-3.1-8b"), gpu("h100-80gb")))
     shape = BatchShape(8, 8000, 1000, rows_sampled=8, decode_context_min_tokens=1000)
     assert 5e6 < cost.step_ns(shape)[0] < 12e6
 

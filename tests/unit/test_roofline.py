@@ -8,6 +8,7 @@ from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import Gpu, gpu
 from schedlab.sim.hardware.models import ModelShape, model
 
@@ -32,7 +33,7 @@ def decode(batch, context):
 
 
 def test_roofline_when_memory_bound_costs_the_bytes_moved():
-    cost = RooflineCostModel(TINY, SLOW_MEMORY, **IDEAL)
+    cost = RooflineCostModel(Deployment(TINY, SLOW_MEMORY), **IDEAL)
     # One decode row with 10 tokens of context, 16-bit.
     # Layer, weights: qkv 8*16, o 8*8, gate-up 8*32, down 16*8 = 576 parameters -> 1152 bytes.
     # Layer, activations of the products: (8+16) + (8+8) + (8+32) + (16+8) = 104 -> 208 bytes.
@@ -47,7 +48,7 @@ def test_roofline_when_memory_bound_costs_the_bytes_moved():
 
 
 def test_roofline_when_compute_bound_costs_the_flops():
-    cost = RooflineCostModel(TINY, SLOW_COMPUTE, **IDEAL)
+    cost = RooflineCostModel(Deployment(TINY, SLOW_COMPUTE), **IDEAL)
     # 6 new tokens after 4: 2 * 576 flops per token and layer; attention 4 * 2 heads * 4 * pairs per
     # layer with 6*4 + 6*7/2 = 45 pairs; head 2 * 8 * 32.
     chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
@@ -55,7 +56,7 @@ def test_roofline_when_compute_bound_costs_the_flops():
 
 
 def test_roofline_prices_padding_as_tokens_and_as_context_read():
-    cost = RooflineCostModel(TINY, SLOW_MEMORY, **IDEAL)
+    cost = RooflineCostModel(Deployment(TINY, SLOW_MEMORY), **IDEAL)
     padded = BatchShape(1, 10, 10, padding_tokens=1, padding_context_tokens=5, rows_sampled=2)
     # Against two real decode rows: the padding row reads its 5 tokens but not its own new one.
     real = BatchShape(2, 15, 10, rows_sampled=2)
@@ -63,7 +64,7 @@ def test_roofline_prices_padding_as_tokens_and_as_context_read():
 
 
 def test_roofline_swapped_bytes_cross_pcie():
-    cost = RooflineCostModel(TINY, SLOW_MEMORY, **IDEAL)
+    cost = RooflineCostModel(Deployment(TINY, SLOW_MEMORY), **IDEAL)
     swap = BatchShape(0, 0, 0, swapped_bytes=3000)
     assert cost.step_ns(swap) == [4000]  # 3000 bytes at 75 % of 1 byte/ns
 
@@ -74,7 +75,7 @@ def test_roofline_moe_reads_the_expected_number_of_experts():
         num_layers=1, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, intermediate_size=16,
         vocab_size=32, max_model_len=1024, source="test", **dense,
     )  # fmt: skip
-    cost = RooflineCostModel(shape, SLOW_MEMORY, **IDEAL)
+    cost = RooflineCostModel(Deployment(shape, SLOW_MEMORY), **IDEAL)
     prefill = [cost.step_ns(BatchShape(0, 0, 0, chunks=((n, 0),)))[0] for n in (1, 2, 200)]
     # An expert is 3 * 8 * 16 * 2 = 768 bytes; 1, 2 and 200 tokens touch 1, 4*(1-0.75**2) = 1.75 and
     # 4 experts; all other traffic grows by the same amount per token.
@@ -83,7 +84,7 @@ def test_roofline_moe_reads_the_expected_number_of_experts():
 
 
 def test_roofline_tensor_parallelism_adds_all_reduces_and_splits_work():
-    cost = RooflineCostModel(TINY, SLOW_COMPUTE, tensor_parallel_size=2, **IDEAL)
+    cost = RooflineCostModel(Deployment(TINY, SLOW_COMPUTE, tensor_parallel_size=2), **IDEAL)
     chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
     # Half the flops (the one KV head is replicated: qkv has 8*(4+2*4) per GPU instead of 8*16/2),
     # and 2 all-reduces of 10 us in each of 2 layers.
@@ -110,7 +111,7 @@ PROFILES = {
 )
 def test_roofline_is_within_12_percent_of_public_profiles(device, name, tokens, measured_ms):
     shape, chip = model(name), gpu(device)
-    cost = RooflineCostModel(shape, chip)
+    cost = RooflineCostModel(Deployment(shape, chip))
     pairs = tokens * (tokens + 1) / 2
     attention_s = max(
         4 * shape.num_layers * shape.num_heads * shape.head_dim * pairs
@@ -133,7 +134,7 @@ def test_roofline_is_within_12_percent_of_public_profiles(device, name, tokens, 
 def test_roofline_decode_throughput_grows_with_the_batch_as_measured(
     name, device, context, speedups
 ):
-    cost = RooflineCostModel(model(name), gpu(device))
+    cost = RooflineCostModel(Deployment(model(name), gpu(device)))
     rates = [n / cost.step_ns(decode(n, context))[0] for n in (1, 8, 32)]
     assert rates[1] / rates[0] == pytest.approx(speedups[0], rel=0.1)
     assert rates[2] / rates[0] == pytest.approx(speedups[1], rel=0.1)
@@ -142,14 +143,14 @@ def test_roofline_decode_throughput_grows_with_the_batch_as_measured(
 @pytest.mark.parametrize("shape", [BatchShape(2, 8, 4, chunks=((4, 0),)),
                                    BatchShape(2, 8, 4, swapped_bytes=1)])  # fmt: skip
 def test_roofline_several_steps_of_an_unrepeatable_batch_are_refused(shape):
-    cost = RooflineCostModel(TINY, SLOW_MEMORY)
+    cost = RooflineCostModel(Deployment(TINY, SLOW_MEMORY))
     with pytest.raises(ValueError, match="k = 2"):
         cost.step_ns(shape, 2)
 
 
 def test_roofline_zero_steps_are_refused():
     with pytest.raises(ValueError, match="k = 0"):
-        RooflineCostModel(TINY, SLOW_MEMORY).step_ns(decode(1, 1), 0)
+        RooflineCostModel(Deployment(TINY, SLOW_MEMORY)).step_ns(decode(1, 1), 0)
 
 
 @pytest.mark.parametrize(
@@ -159,17 +160,27 @@ def test_roofline_zero_steps_are_refused():
         ({"memory_efficiency": 1.01}, "memory_efficiency"),
         ({"memory_efficiency": math.nan}, "memory_efficiency"),
         ({"kernel_latency_s": -1.0}, "kernel_latency_s"),
-        ({"dtype": "fp8"}, "does not compute in fp8"),
-        ({"tensor_parallel_size": 5}, "tensor_parallel_size 5"),
     ],
 )
 def test_roofline_with_an_impossible_argument_is_refused(options, message):
     with pytest.raises(SpecError, match=message):
-        RooflineCostModel(model("llama-3-8b"), gpu("a100"), **options)
+        RooflineCostModel(Deployment(model("llama-3-8b"), gpu("a100")), **options)
+
+
+@pytest.mark.parametrize(
+    ("formats", "message"),
+    [
+        ({"dtype": "fp8"}, "does not compute in fp8"),
+        ({"tensor_parallel_size": 5}, "tensor_parallel_size 5"),
+    ],
+)
+def test_roofline_of_an_impossible_deployment_is_refused(formats, message):
+    with pytest.raises(SpecError, match=message):
+        RooflineCostModel(Deployment(model("llama-3-8b"), gpu("a100"), **formats))
 
 
 def test_roofline_describes_itself_as_uncalibrated_and_names_what_it_ignores():
-    text = RooflineCostModel(model("mistral-7b-v0.1"), gpu("a100")).describe()
+    text = RooflineCostModel(Deployment(model("mistral-7b-v0.1"), gpu("a100"))).describe()
     assert text["calibration"] == "UNCALIBRATED"
     assert any("sliding window" in line for line in text["simplifications"])
     assert "datasheet" in text["hardware_source"]

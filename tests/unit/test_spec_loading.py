@@ -1,6 +1,7 @@
 """Loading an experiment: every mistake is told with place, key and the nearest valid choice."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.sim.errors import SpecError
 
+PROFILE = str(next((Path(__file__).parents[2] / "profiles" / "cpu").rglob("fit.json")).parent)
 WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
 YAML = """\
 seed: 7
@@ -286,9 +288,21 @@ def test_vllm_dtype_names_are_understood():
     ("cost_model", "message"),
     [
         ("roofine", "did you mean roofline?"),
-        ({"name": "roofline", "profile": "x"}, "give either name: roofline or profile: FOLDER"),
-        ({"name": "roofline", "allow_mismatch": True}, "allow_mismatch belongs to a profile"),
-        ({"profile": "x", "memory_efficiency": 0.5}, "efficiencies and latency belong to roofline"),
+        ({"memory_efficiency": 0.5}, "give a name, e.g. name: roofline, or profile: FOLDER"),
+        (
+            {"name": "roofine"},
+            "cost_model.name: unknown cost model 'roofine'; did you mean roofline",
+        ),
+        ({"name": "roofline", "profile": PROFILE}, "cost_model.profile: roofline has no such knob"),
+        ({"name": "roofline", "allow_mismatch": True}, "allow_mismatch: roofline has no such knob"),
+        ({"name": "roofline", "memory_eficiency": 0.5}, "did you mean memory_efficiency"),
+        ({"name": "roofline", "memory_efficiency": "0.5"}, "must be a number, got '0.5'"),
+        ({"name": "roofline", "memory_efficiency": 1.5}, r"must be in \(0, 1\], got 1.5"),
+        ({"name": "fitted"}, "fitted needs profile"),
+        ({"profile": PROFILE, "memory_efficiency": 0.5}, "fitted has no such knob"),
+        ({"profile": PROFILE, "separate_prefills": True}, "fitted has no such knob"),
+        ({"profile": PROFILE, "allow_mismatch": 1}, "allow_mismatch: must be true or false, got 1"),
+        ({"profile": str(Path(__file__).parent)}, "it holds none of fit.json, table.json"),
     ],
 )
 def test_cost_model_inconsistent_raises(cost_model, message):

@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 
 from schedlab.sim.cost.attention import AttentionGrid, RooflineAttention, Skew
-from schedlab.sim.cost.load import load_profile
+from schedlab.sim.cost.registry import load_profile
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.table import TableCostModel, TableReading
 from schedlab.sim.cost.table_profile import AllReduce, Curve, TableProfile, read_table, write_table
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model as find_model
 
 META = {"model": "llama-3-8b", "hardware": "a100", "dtype": "bf16", "tensor_parallel_size": 1}
 # A plane over all four axes, 1 + chunk + 2 kv + 3 n + 4 context, which interpolation must hit.
@@ -236,12 +239,14 @@ def test_written_profile_reads_back_and_is_found_by_its_schema(tmp_path):
     back = read_table(tmp_path)
     assert back.by_tokens == profile.by_tokens
     assert (back.skew, back.all_reduce) == (SKEW, reduce)
-    loaded = load_profile(tmp_path, model="Meta-Llama-3-8B", hardware="a100-80gb")
+    loaded = load_profile(tmp_path, Deployment(find_model("Meta-Llama-3-8B"), gpu("a100-80gb")))
     shape = BatchShape(3, 400, 300, ((20, 10),), rows_sampled=4, decode_context_min_tokens=9)
     assert isinstance(loaded, TableCostModel)
     assert loaded.step_ns(shape) == TableCostModel(profile, META).step_ns(shape)
-    with pytest.raises(SpecError, match="hardware is 'a100' in the profile, 'h100' in the run"):
-        load_profile(tmp_path, hardware="h100")
+    with pytest.raises(
+        SpecError, match="hardware is 'a100' in the profile, 'h100-80gb' in the run"
+    ):
+        load_profile(tmp_path, Deployment(find_model("llama-3-8b"), gpu("h100")))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.sim.cost.limits import check_limits, least_step_s
 from schedlab.sim.cost.table_profile import Curve, TableProfile, write_table
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.models import model
 from tests.data_folder import data_folder
@@ -146,13 +147,14 @@ def test_least_step_time_is_arithmetic_or_traffic():
     }
     parameters = 32 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336)
     read = parameters * 2 + 100_000 * 2 * 32 * 8 * 128 * 2
-    least = least_step_s(steps, shape, device)
+    where = Deployment(shape, device)
+    least = least_step_s(steps, where)
     assert least[0] == pytest.approx(read / 2039e9, rel=1e-3)
     assert least[1] == pytest.approx(2 * parameters * 4096 / 312e12, rel=1e-3)
     assert least[2] == 0
-    check_limits(steps, shape, device, "a second each")
+    check_limits(steps, where, "a second each")
     with pytest.raises(SpecError, match="1 steps are beyond"):
-        check_limits(steps | {"end_ns": np.array([10**9, 10**8, 1])}, shape, device, "too fast")
+        check_limits(steps | {"end_ns": np.array([10**9, 10**8, 1])}, where, "too fast")
 
 
 @pytest.fixture

@@ -1,0 +1,86 @@
+"""Find and construct what a user has named and given parameters."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from schedlab.sim.errors import SpecError, nearest
+
+T = TypeVar("T")
+
+
+def construct(
+    what: str,
+    cls: Callable[..., T],
+    knobs: Iterable[str],
+    params: Mapping[str, Any],
+    *given: object,
+) -> T:
+    """Return ``cls(*given, **params)``, or say which parameter is wrong.
+
+    Parameters
+    ----------
+    what : str
+        How a message calls it, e.g. ``"policy 'sjf'"``.
+    cls : callable
+        What to construct.
+    knobs : iterable of str
+        The parameters that it takes.
+    params : mapping
+        The parameters that it is given.
+    *given
+        What it is given beside, whatever the user says.
+
+    Raises
+    ------
+    SpecError
+        If it does not take a parameter (names the nearest one), or refuses a value.
+
+    Examples
+    --------
+    >>> construct("number", complex, ["real", "imag"], {"real": 1.0})
+    (1+0j)
+    """
+    known = list(knobs)
+    for name in params:
+        if name not in known:
+            hint = nearest(name, known) if known else "it takes none"
+            raise SpecError(f"{what} has no parameter {name!r}; {hint}")
+    try:
+        return cls(*given, **params)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"{what}: {error}") from error
+
+
+def import_class(what: str, path: str, base: type[T]) -> type[T]:
+    """Return the class that ``module:Class`` names.
+
+    Parameters
+    ----------
+    what : str
+        How a message calls it, e.g. ``"policy"``.
+    path : str
+        Module and class.
+    base : type
+        What the class must derive from.
+
+    Raises
+    ------
+    SpecError
+        If the module cannot be imported, or has no such class.
+    """
+    module_name, _, class_name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise SpecError(
+            f"{what} {path!r}: cannot import {module_name!r}: {type(error).__name__}: {error}"
+        ) from error
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise SpecError(
+            f"{what} {path!r}: {module_name} has no {base.__name__} class {class_name!r}"
+        )
+    return cls

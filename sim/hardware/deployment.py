@@ -1,0 +1,45 @@
+"""What runs where: a model on devices, in which number formats, under which limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.hardware.gpus import Gpu
+from schedlab.sim.hardware.memory import default_kv_dtype
+from schedlab.sim.hardware.models import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One engine's model and devices: what the time of a step can depend on beside its batch.
+
+    Attributes
+    ----------
+    model : ModelShape
+        The model.
+    gpu : Gpu
+        The device, or each of several.
+    tensor_parallel_size : int
+        Devices that share every layer.
+    dtype : str
+        Format of weights and arithmetic; activations keep at least 16 bits.
+    kv_cache_dtype : str
+        Format of the KV cache; ``auto`` is that of the activations.
+    config : EngineConfig or None
+        The engine's limits; None where a cost model is looked at without an engine.
+    """
+
+    model: ModelShape
+    gpu: Gpu
+    tensor_parallel_size: int = 1
+    dtype: str = "bf16"
+    kv_cache_dtype: str = "auto"
+    config: EngineConfig | None = None
+
+    @property
+    def kv_dtype(self) -> str:
+        """Format of the KV cache, never ``auto``."""
+        return (
+            default_kv_dtype(self.dtype) if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+        )

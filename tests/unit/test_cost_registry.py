@@ -1,0 +1,196 @@
+"""Cost models by name, by profile folder and from outside: one file is all it takes to add one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from schedlab.experiments.running.point_hash import point_hash
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.sim import cost
+from schedlab.sim.cost import registry
+from schedlab.sim.cost.fitted import FittedCostModel
+from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model
+from tests.unit.test_cli import schedlab
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PROFILE = next((Path(__file__).parents[2] / "profiles" / "cpu").rglob("fit.json")).parent
+WHERE = Deployment(model("llama-3-8b"), gpu("a100-80gb"))
+SPEC = {"workload": {"trace": "azure-conv", "num_requests": 5, "request_rate": 2.0}}
+SOURCE = '''
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.registry import register
+from schedlab.sim.hardware.deployment import Deployment
+
+
+{decorator}
+class Constant(CostModel):
+    """Every step takes the same time."""
+
+    name = "constant"
+
+    def __init__(self, deployment: Deployment, step_s: float = 0.01) -> None:
+        if step_s <= 0:
+            raise ValueError(f"step_s must be positive, got {{step_s}}")
+        self.gpu = deployment.gpu.name
+        self.step_s = step_s
+
+    def step_ns(self, shape, k=1):
+        return [int(self.step_s * 1e9)] * k
+
+    def describe(self):
+        return {{"name": self.name, "hardware": self.gpu, "step_s": self.step_s}}
+'''
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """Write a cost model into a module of somebody's own; return its ``module:Class``."""
+    (tmp_path / "my_cost.py").write_text(SOURCE.format(decorator=""))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "my_cost:Constant"
+    sys.modules.pop("my_cost", None)
+
+
+@pytest.fixture
+def inside(tmp_path, monkeypatch):
+    """Put one file among the cost models of the simulator, and nothing else."""
+    (tmp_path / "constant.py").write_text(SOURCE.format(decorator='@register("constant")'))
+    monkeypatch.setattr(cost, "__path__", [*cost.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "_MAKERS", dict(registry._MAKERS))
+    yield "constant"
+    sys.modules.pop("schedlab.sim.cost.constant", None)
+
+
+def durations_ns(chosen):
+    steps = run(make_spec({**SPEC, "cost_model": chosen})).log.steps()
+    return set((steps["end_ns"] - steps["start_ns"]).tolist())
+
+
+def test_shipped_cost_models_are_registered():
+    assert registry.names() == ["fitted", "roofline", "table"]
+    assert registry.profile_files() == {"fitted": "fit.json", "table": "table.json"}
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_new_cost_model_takes_one_file(where, request):
+    name = request.getfixturevalue(where)
+    assert durations_ns(name) == {10_000_000}
+    assert durations_ns({"name": name, "step_s": 0.002}) == {2_000_000}
+    result = run(make_spec({**SPEC, "cost_model": name}))
+    assert result.provenance["cost_model"] == {
+        "name": "constant", "hardware": "a100-80gb", "step_s": 0.01,
+    }  # fmt: skip
+
+
+def test_registered_cost_model_is_listed_with_its_purpose_and_knobs(inside, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = schedlab("cost-models").stdout
+    assert "Every step takes the same time." in shown
+    assert "step_s=0.01" in shown
+    assert "memory_efficiency=None" in shown
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"step_ms": 1.0}, r"cost_model\.step_ms: .* has no such knob; did you mean step_s\?"),
+        ({"step_s": "long"}, r"cost_model\.step_s: must be a number, got 'long'"),
+        ({"step_s": -1.0}, "cost_model: .*step_s must be positive, got -1.0"),
+    ],
+)
+def test_wrong_knob_is_refused_with_file_and_key(outside, tmp_path, knobs, message):
+    path = tmp_path / "spec.yaml"
+    chosen = ", ".join(f"{key}: {value}" for key, value in {"name": outside, **knobs}.items())
+    path.write_text(f"cost_model: {{{chosen}}}\nworkload: {{trace: azure-conv, num_requests: 5}}\n")
+    with pytest.raises(SpecError, match=r"spec\.yaml:1: " + message):
+        load_spec(path)
+
+
+def test_sweep_over_cost_models_mixes_names_profiles_and_own_ones(outside):
+    spec = make_spec(
+        {
+            **SPEC, "model": "schedlab-small", "hardware": "cpu", "engine": {"dtype": "fp32"},
+            "sweep": {"cost_model": ["roofline", outside, str(PROFILE)]},
+        },
+        ["sweep.seed=[0, 1]"],
+    )  # fmt: skip
+    assert spec.cost_model.name == "roofline"
+    changed = make_spec({**SPEC, "cost_model": "roofline"}, ["cost_model.memory_efficiency=0.5"])
+    assert changed.cost_model.knobs == {"memory_efficiency": 0.5}
+    knobs = make_spec({**SPEC, "cost_model": outside}, ["cost_model.step_s=0.5"]).cost_model.knobs
+    assert knobs == {"step_s": 0.5}
+
+
+def test_changed_source_of_an_own_cost_model_is_another_point(outside, tmp_path):
+    spec = make_spec({**SPEC, "cost_model": outside})
+    before = point_hash(spec)
+    assert point_hash(spec) == before
+    path = tmp_path / "my_cost.py"
+    path.write_text(path.read_text() + "# changed\n")
+    assert point_hash(spec) != before
+
+
+def test_unknown_cost_model_names_the_nearest():
+    with pytest.raises(SpecError, match=r"unknown cost model 'rooflin'; did you mean roofline\?"):
+        registry.make("rooflin", WHERE)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:Model", "cannot import 'no_such_module'"),
+        ("schedlab.sim.errors:SpecError", "has no CostModel class 'SpecError'"),
+    ],
+)
+def test_path_that_leads_to_no_cost_model_is_refused(path, message):
+    with pytest.raises(SpecError, match=message):
+        registry.make(path, WHERE)
+
+
+def test_second_cost_model_of_one_name_is_refused():
+    with pytest.raises(ValueError, match="'roofline' is taken by RooflineCostModel"):
+
+        @registry.register("roofline")
+        class Other(RooflineCostModel):
+            """Another."""
+
+
+def test_profile_folder_is_read_by_the_kind_of_its_file():
+    found = registry.load_profile(PROFILE)
+    assert isinstance(found, FittedCostModel)
+    assert found.is_measured
+    assert not registry.make("roofline", WHERE).is_measured
+
+
+@pytest.mark.parametrize(
+    ("text", "is_name"),
+    [
+        ("roofline", True),
+        ("my_module:MyModel", True),
+        ("a.b:C", True),
+        ("./roofline", False),
+        ("profiles/h200", False),
+        ("roofine", False),
+        ("C:\\profiles", False),
+        ("1a:B", False),
+    ],
+)
+def test_text_is_a_name_or_a_folder(text, is_name):
+    assert registry.is_name(text) is is_name
+
+
+def test_cost_models_document_lists_every_cost_model_and_knob():
+    rows = {}
+    for line in (DOCS / "cost-models.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `"):
+            rows.setdefault(line.split("`")[1], line)
+    for name in registry.names():
+        for knob in registry.knobs(name):
+            if knob != "profile":
+                assert f"`{knob}`" in rows[name], f"docs/cost-models.md does not name {knob}"
