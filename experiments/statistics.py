@@ -286,3 +286,30 @@ def batch_means(values: npt.ArrayLike, num_batches: int = 20) -> BatchMeans:
     return BatchMeans(
         centre.mean, centre.half_width, num_batches, lag1, lag1 <= 1.64 / math.sqrt(num_batches)
     )
+
+
+def with_interval(mean: float, half_width: float | None, scale: float = 1.0) -> str:
+    """Return a mean with half its interval, in as many digits as tell something.
+
+    Parameters
+    ----------
+    mean : float
+        Finite.
+    half_width : float or None
+        None, zero or infinite: no interval is shown.
+    scale : float
+        Both are multiplied by it.
+
+    Examples
+    --------
+    >>> with_interval(1234.567, 45.6), with_interval(0.12345, None), with_interval(7.0, None)
+    ('1,235 ±46', '0.123', '7')
+    """
+    value = mean * scale
+    half = half_width * scale if half_width is not None and math.isfinite(half_width) else 0.0
+    # Two digits of the interval or three of the value, whichever are fewer.
+    guide = max(10 * half, abs(value))
+    whole = float(value).is_integer() and not half
+    digits = 0 if whole or not guide else min(max(0, 2 - math.floor(math.log10(guide))), 4)
+    text = f"{value:,.{digits}f}"
+    return f"{text} ±{half:,.{digits}f}" if half else text

@@ -26,7 +26,7 @@ from schedlab.experiments.figures import plots
 from schedlab.experiments.analysis.frontier import on_frontier
 from schedlab.experiments.analysis.latencies import alone_s
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.sim.metrics.metric_names import larger_is_better
+from schedlab.sim.metrics.registry import metric_named
 from schedlab.experiments.figures.style import show_in_notebooks
 from schedlab.experiments.results.tables import rows
 from schedlab.experiments.running.run import run
@@ -118,7 +118,7 @@ def samples(policy, metric):
 for policy in ("sjf", "static", "prefill_first"):
     for metric in ("mean_e2el_ms", "p99_ttft_ms", "request_throughput"):
         change = paired_change(samples(policy, metric), samples("fcfs", metric))
-        print(verdict(policy, "fcfs", metric, change, larger_is_better(metric)))
+        print(verdict(policy, "fcfs", metric, change, metric_named(metric).larger_is_better))
 
 # %% [markdown]
 # ## Who pays: slowdown against length

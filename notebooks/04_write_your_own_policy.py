@@ -25,7 +25,7 @@ import numpy as np
 from schedlab.experiments.figures import plots
 from schedlab.experiments.analysis.latencies import alone_s
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.sim.metrics.metric_names import larger_is_better
+from schedlab.sim.metrics.registry import metric_named
 from schedlab.experiments.figures.style import show_in_notebooks
 from schedlab.experiments.results.tables import rows
 from schedlab.experiments.running.run import run
@@ -99,7 +99,7 @@ def samples(label, metric):
 for name in names[1:]:
     for metric in ("mean_ttft_ms", "p99_ttft_ms"):
         change = paired_change(samples(name, metric), samples("fcfs", metric))
-        print(verdict(name, "fcfs", metric, change, larger_is_better(metric)))
+        print(verdict(name, "fcfs", metric, change, metric_named(metric).larger_is_better))
 
 # %% [markdown]
 # Who pays for it?

@@ -12,11 +12,15 @@ import numpy as np
 
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import write_text
-from schedlab.sim.metrics.metrics import Metrics, request_metrics, step_metrics
-from schedlab.sim.metrics.window import Window, arrived_inside, window_metrics
-from schedlab.sim.record.columns import Columns, rows_of
+from schedlab.sim.metrics.observation import Observation
+from schedlab.sim.metrics.registry import Value, every_run, metric_named
+from schedlab.sim.metrics.window import Window
+from schedlab.sim.record.columns import Columns
 from schedlab.sim.record.saved_log import RunLog, SavedLog, read_table, save_tables
 from schedlab.sim.text import json_text, json_value
+
+Metrics = dict[str, float]
+"""Flat and snake_case; counts are int. NaN where there is nothing to measure."""
 
 _SCHEMA = 1
 
@@ -38,7 +42,7 @@ class RunResult:
     policy : str
         Name of the policy.
     requests : mapping of str to ndarray
-        One row a request, by id; columns as in `request_metrics`.
+        One row a request, by id; columns as in `sim.record.log.RunLog.requests`.
     log : RunLog
         Steps and token times.
     kv_capacity_tokens : int
@@ -50,8 +54,8 @@ class RunResult:
         ``model``, ``backend``, ``request_rate``, ``burstiness`` and ``max_concurrency`` appear in
         `to_vllm_json` under vLLM's keys.
     window : Window or None
-        The part of the run that the metrics are of; all of it if None. Requests and steps are
-        those of the whole run in any case, the log's token gaps only of measured requests.
+        The part of the run that the metrics are of; all of it if None. Requests and log are those
+        of the whole run in any case.
     """
 
     name: str
@@ -64,25 +68,29 @@ class RunResult:
     window: Window | None = None
     _metrics: Metrics | None = field(default=None, init=False, repr=False, compare=False)
 
+    def observation(self) -> Observation:
+        """Return the measured part of the run, which metrics are functions of."""
+        return Observation(self)
+
     def metrics(self) -> Metrics:
-        """Return all metrics, flat; see `request_metrics`, `step_metrics`, `window_metrics`."""
-        log = self.log
-        if self._metrics is None and self.window is not None:
-            self._metrics = window_metrics(
-                self.requests,
-                log.steps(),
-                log.token_gaps(),
-                log.token_counts(),
-                self.window,
-                self.kv_capacity_tokens,
-            )
-        elif self._metrics is None:
-            self._metrics = request_metrics(self.requests, log.token_gaps(), log.token_counts())
-            self._metrics |= step_metrics(log.steps(), self.kv_capacity_tokens)
+        """Return the metrics that every run has, flat, in the order of result.json."""
+        if self._metrics is None:
+            run = self.observation()
+            self._metrics = {one.name: one.of(run) for one in every_run()}
         return dict(self._metrics)
 
+    def metric(self, name: str, **parameters: Value) -> float:
+        """Return any metric by its name, e.g. ``largest(latency=itl)`` or ``my_module:cost``.
+
+        Raises
+        ------
+        SpecError
+            If there is none of that name, or it does not take these parameters.
+        """
+        return float(metric_named(name, **parameters).of(self.observation()))
+
     def metrics_by(self, column: str) -> dict[float | str, Metrics]:
-        """Return the request metrics of each class, e.g. of each ``"tenant"`` or ``"priority"``.
+        """Return the metrics of each class, e.g. of each ``"tenant"`` or ``"priority"``.
 
         Parameters
         ----------
@@ -92,19 +100,17 @@ class RunResult:
         Returns
         -------
         dict
-            Value to metrics, without ITL and `max_output_tokens_per_s`: those are pooled over
-            requests when they are logged.
+            Value to metrics, without those of the engine that serves all classes together. Rates
+            are over the time of all requests, so that classes add up.
         """
-        requests = self.requests
-        if self.window is not None:
-            requests = arrived_inside(requests, self.window)
-        values = requests[column]
-        return {
-            value if isinstance(value, str) else float(value): request_metrics(
-                rows_of(requests, values == value)
-            )
-            for value in np.unique(values)
-        }
+        run = self.observation()
+        asked = [one for one in every_run() if one.about == "requests"]
+        found: dict[float | str, Metrics] = {}
+        for value in np.unique(run.requests[column]):
+            part = run.only(run.column(column) == value)
+            name = value if isinstance(value, str) else float(value)
+            found[name] = {one.name: one.of(part) for one in asked}
+        return found
 
     def to_vllm_json(self) -> dict[str, object]:
         """Return what ``vllm bench serve --save-result`` writes, so that its plotters work.
@@ -166,15 +172,10 @@ class RunResult:
         write_trace(self, path, max_requests=max_requests, max_steps=max_steps)
 
     def save(self, folder: Path) -> None:
-        """Write result.json and tables (requests, steps, preemptions, gaps, tokens; Parquet).
+        """Write result.json and tables (requests, steps, preemptions, gaps, tokens, stints).
 
         Each file is written whole or not at all, result.json last. The same result gives the same
         bytes, up to ``date`` (set SOURCE_DATE_EPOCH to fix that, too).
-
-        Notes
-        -----
-        gaps.parquet holds the pooled token gaps (gap_ns, count), tokens.parquet the token counts
-        (time_ns, count); the token times of single requests are not kept.
         """
         folder = Path(folder)
         save_tables(folder, self.requests, self.log)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from schedlab.experiments.results.saved_results import read_points
 from schedlab.experiments.statistics import Estimate, estimate
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.metrics.fairness import jain_fairness, longest_wait_of, measured_requests
+from schedlab.sim.metrics.registry import Metric, metric_named
 from schedlab.sim.result import RunResult
 
 METRICS = {
@@ -24,10 +26,12 @@ METRICS = {
     "p99_ttft_ms": "P99 TTFT ms",
     "p99_tpot_ms": "P99 TPOT ms",
     "prefix_hit_share": "cached",
-    "longest_wait_s": "longest wait s",
+    "longest_wait": "longest wait s",
     "jain_fairness": "Jain index",
 }
-"""What is measured of a class, and its header in a table; the last of all classes together."""
+"""What is measured of a class unless told, and its header in a table."""
+
+_BETWEEN_CLASSES = "jain_fairness"
 
 
 class ClassRow(NamedTuple):
@@ -40,7 +44,8 @@ class ClassRow(NamedTuple):
     name : str
         Value of the column that tells classes apart; ``all`` for all requests together.
     metrics : mapping of str to Estimate
-        `METRICS` over the replications; ``jain_fairness`` only in the row of all.
+        By name, over the replications; ``jain_fairness`` between classes, so only in the row of
+        all.
     """
 
     setting: str
@@ -48,7 +53,9 @@ class ClassRow(NamedTuple):
     metrics: Mapping[str, Estimate]
 
 
-def class_rows(folder: Path, column: str | None = None) -> list[ClassRow]:
+def class_rows(
+    folder: Path, column: str | None = None, metrics: Sequence[str] = tuple(METRICS)
+) -> list[ClassRow]:
     """Measure every class of every setting of a results folder.
 
     Parameters
@@ -58,6 +65,8 @@ def class_rows(folder: Path, column: str | None = None) -> list[ClassRow]:
     column : str, optional
         Column of requests.parquet that tells classes apart; ``tenant`` if there is one, else
         ``priority``.
+    metrics : sequence of str
+        What to measure: any metric of requests.
 
     Returns
     -------
@@ -69,15 +78,19 @@ def class_rows(folder: Path, column: str | None = None) -> list[ClassRow]:
     Raises
     ------
     SpecError
-        If there is no such column.
+        If there is no such column or metric, or it is not one of requests.
     SchedlabError
         If the folder holds no results.
     """
+    asked = [metric_named(name) for name in metrics]
+    for one in asked:
+        if one.about != "requests":
+            raise SpecError(f"{one.name} is of the engine, which serves all classes together")
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     for point in read_points(folder):
         setting = ", ".join(f"{key}={value}" for key, value in point.settings.items())
-        for name, metrics in _classes(point.load(), column).items():
-            found.setdefault((setting, name), []).append(metrics)
+        for name, measured in _classes(point.load(), column, asked).items():
+            found.setdefault((setting, name), []).append(measured)
     return [
         ClassRow(
             setting,
@@ -88,21 +101,27 @@ def class_rows(folder: Path, column: str | None = None) -> list[ClassRow]:
     ]
 
 
-def class_table(folder: Path, column: str | None = None) -> tuple[list[str], list[list[str]]]:
+def class_table(
+    folder: Path, column: str | None = None, metrics: Sequence[str] = tuple(METRICS)
+) -> tuple[list[str], list[list[str]]]:
     """Return header and lines of `class_rows` as a table, without columns that hold nothing.
 
     The first two columns, setting and class, are text.
     """
-    lines = [[row.setting or "-", row.name, *_cells(row)] for row in class_rows(folder, column)]
-    header = ["setting", column or "class", *METRICS.values()]
+    names = [metric_named(name).name for name in metrics]
+    lines = [
+        [row.setting or "-", row.name, *_cells(row, names)]
+        for row in class_rows(folder, column, metrics)
+    ]
+    header = ["setting", column or "class", *(METRICS.get(name, name) for name in names)]
     shown = [i for i in range(len(header)) if i < 2 or any(line[i] != "-" for line in lines)]
     return [header[i] for i in shown], [[line[i] for i in shown] for line in lines]
 
 
-def _cells(row: ClassRow) -> list[str]:
-    """Return a cell for each of `METRICS`, a dash where there is nothing to measure."""
+def _cells(row: ClassRow, names: Sequence[str]) -> list[str]:
+    """Return a cell for each metric, a dash where there is nothing to measure."""
     cells = []
-    for name in METRICS:
+    for name in names:
         mean, half = row.metrics.get(name, Estimate(math.nan, None))
         if math.isnan(mean):
             cells.append("-")
@@ -111,27 +130,26 @@ def _cells(row: ClassRow) -> list[str]:
     return cells
 
 
-def _classes(result: RunResult, column: str | None) -> dict[str, dict[str, float]]:
+def _classes(
+    result: RunResult, column: str | None, metrics: Sequence[Metric]
+) -> dict[str, dict[str, float]]:
     if column is None:
         column = "tenant" if "tenant" in result.requests else "priority"
     if column not in result.requests:
         raise SpecError(f"--column: no {column!r}; {nearest(column, result.requests)}")
-    whole = result.metrics()
-    rows = measured_requests(result)
+    whole = result.observation()
+    values = whole.column(column)
     found = {}
-    for value, metrics in result.metrics_by(column).items():
-        good = metrics["num_slo_met"] / whole["duration_s"] if whole["duration_s"] else math.nan
-        of_class = {name: data[rows[column] == value] for name, data in rows.items()}
+    for value in np.unique(whole.requests[column]):
+        part = whole.only(values == value)
         found[value if isinstance(value, str) else f"{value:g}"] = {
-            **{name: metrics[name] for name in METRICS if name in metrics},
-            "prefix_hit_share": metrics["prefix_hit_share"] or math.nan,
-            "request_goodput": good if metrics["num_with_slo"] else math.nan,
-            "longest_wait_s": longest_wait_of(of_class),
+            one.name: one.of(part) for one in metrics if one.name != _BETWEEN_CLASSES
         }
+    between = metric_named(_BETWEEN_CLASSES, column=column)
     found["all"] = {
-        **{name: whole[name] for name in METRICS if name in whole},
-        "prefix_hit_share": whole["prefix_hit_share"] or math.nan,
-        "longest_wait_s": longest_wait_of(rows),
-        "jain_fairness": jain_fairness(result, column),
+        one.name: (between if one.name == _BETWEEN_CLASSES else one).of(whole) for one in metrics
     }
+    for measured in found.values():
+        if measured.get("prefix_hit_share") == 0.0:
+            measured["prefix_hit_share"] = math.nan  # no column for what nobody has
     return found

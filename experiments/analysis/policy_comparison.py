@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.statistics import Change, paired_change, verdict
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.metrics.metric_names import larger_is_better
+from schedlab.sim.metrics.registry import metric_named
 
 METRICS = (
     "request_throughput", "output_throughput", "request_goodput", "slo_attainment",
@@ -115,5 +115,5 @@ def _change(
     values = [x for x, _ in pairs], [y for _, y in pairs]
     change = paired_change(*values)
     means = tuple(math.fsum(column) / len(column) for column in values)
-    sentence = verdict(*names, metric, change, larger_is_better(metric))
+    sentence = verdict(*names, metric, change, metric_named(metric).larger_is_better)
     return PolicyChange(setting, metric, *names, (means[0], means[1]), change, sentence)

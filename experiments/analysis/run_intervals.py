@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from schedlab.experiments.statistics import BatchMeans, batch_means
-from schedlab.sim.metrics.fairness import measured_requests
-from schedlab.sim.metrics.latencies import latencies
 from schedlab.sim.result import RunResult
 
 _AVERAGED = ("ttft", "tpot", "e2el", "queue_time")
@@ -33,10 +31,10 @@ def run_intervals(result: RunResult, num_batches: int = 20) -> dict[str, BatchMe
     SpecError
         If there are too few requests.
     """
-    rows = measured_requests(result)
-    order = np.argsort(rows["arrival_ns"], kind="stable")
+    observed = result.observation()
+    order = np.argsort(observed.requests["arrival_ns"], kind="stable")
     found = {}
     for name in _AVERAGED:
-        values = getattr(latencies(rows), name)[order]
+        values = getattr(observed.latencies, name)[order]
         found[f"mean_{name}_ms"] = batch_means(values[~np.isnan(values)], num_batches)
     return found

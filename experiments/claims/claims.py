@@ -24,7 +24,7 @@ from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.statistics import compared
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.measures import MEASURES
+from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.yaml_lines import read_yaml
 
 if TYPE_CHECKING:
@@ -306,9 +306,9 @@ class _Runs:
         index = setting_index(self._spec, setting) * self._spec.replications + replication
         result = run(self._points[index].spec)
         self.cost_models[_cost_model(result)] = None
-        metrics = result.metrics()
+        observed = result.observation()
         return {
-            key: MEASURES[m.name](result, **m.knobs) if m.name in MEASURES else metrics[m.name]
+            key: metric_named(m.name, **m.knobs).of(observed)
             for key, m in self._wanted[setting].items()
         }
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.figures.style import GREY, house_style, looks, new_figure
-from schedlab.sim.metrics.metric_names import written
+from schedlab.sim.metrics.registry import metric_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ def measured_against_simulated(comparison: Mapping[str, Any], title: str) -> Fig
                 _draw_errors(axes, rows, shift, look.color, look.marker, policy)
             axes.set_xlabel("simulated / measured - 1 (%)")
             axes.set_title(load.replace("_", " ").replace("=", " "))
-        panels[0].set_yticks(range(len(SHOWN)), [written(metric).name for metric in SHOWN])
+        panels[0].set_yticks(range(len(SHOWN)), [metric_named(metric).label for metric in SHOWN])
         panels[0].set_ylim(len(SHOWN) - 0.5, -0.5)
         panels[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")

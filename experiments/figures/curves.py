@@ -26,7 +26,7 @@ from schedlab.experiments.figures.style import (
 )
 from schedlab.experiments.results.tables import Row
 from schedlab.sim.errors import SchedlabError
-from schedlab.sim.metrics.metric_names import written
+from schedlab.sim.metrics.registry import metric_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,7 +183,7 @@ def attainment_against_rate(
                 axes.plot(limit, 100 * target, "|", color=curve.look.color, markersize=9)
             ends.append((f"{curve.name}: {_limit_text(limit, is_bound)}", curve.look, *end))
         axes.set_xlim(left=0)
-        axes.set_ylabel(written(metric).label)
+        axes.set_ylabel(metric_named(metric).axis)
         axes.set_xlabel(_RATE_NAMES[key])
         axes.set_title(title)
         _label_ends(axes, ends)
@@ -213,12 +213,12 @@ def _latency_panels(
             metric = f"p99_{latency}_ms"
             ends = []
             for curve in drawn:
-                end = _draw_curve(axes, curve, x, metric, written(metric).scale)
+                end = _draw_curve(axes, curve, x, metric, metric_named(metric).scale)
                 if curve.look is not None:
                     ends.append((curve.name, curve.look, *end))
             axes.set_yscale("log")
             axes.set_title(f"P99 {_TITLES[latency]}")
-            axes.set_ylabel(written(metric).label)
+            axes.set_ylabel(metric_named(metric).axis)
             axes.set_xlabel(x_name)
             axes.set_xlim(left=0)
             plain_numbers(axes, "y")

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from schedlab.experiments.figures.style import GREY, house_style, legend_width, new_figure
 from schedlab.experiments.results.tables import Row
+from schedlab.experiments.statistics import with_interval
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.metric_names import larger_is_better, with_interval, written
+from schedlab.sim.metrics.registry import metric_named
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -57,8 +58,7 @@ def heat_map(
         If a metric does not exist or has no better and worse.
     """
     for metric in metrics:
-        written(metric)
-        if larger_is_better(metric) is None:
+        if metric_named(metric).larger_is_better is None:
             raise SpecError(f"{metric} is neither better large nor small: no column for it")
     shown = [m for m in metrics if any(math.isfinite(row.mean(m)) for row in results)]
     worse = np.stack([times_worse([row.mean(m) for row in results], m) for m in shown], axis=1)
@@ -123,7 +123,7 @@ def times_worse(values: Sequence[float], metric: str) -> Floats:
     column = np.asarray(values, dtype=np.float64)
     if np.isnan(column).all():
         return column
-    upwards = bool(larger_is_better(metric))
+    upwards = bool(metric_named(metric).larger_is_better)
     best = np.nanmax(column) if upwards else np.nanmin(column)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = best / column if upwards else column / best
@@ -132,7 +132,7 @@ def times_worse(values: Sequence[float], metric: str) -> Floats:
 
 def _not_worse(results: Sequence[Row], metric: str) -> set[int]:
     """Return the best row and those whose interval overlaps its interval."""
-    upwards = bool(larger_is_better(metric))
+    upwards = bool(metric_named(metric).larger_is_better)
     bounds = {}
     for i, row in enumerate(results):
         mean, half = (
@@ -153,10 +153,10 @@ def _shades() -> Colormap:
 
 
 def _heading(metric: str) -> str:
-    shown = written(metric)
+    shown = metric_named(metric)
     unit = f" ({shown.unit})" if shown.unit else ""
-    arrow = "↑" if larger_is_better(metric) else "↓"
-    return f"{shown.name}\n{unit.strip()} {arrow}".strip()
+    arrow = "↑" if metric_named(metric).larger_is_better else "↓"
+    return f"{shown.label}\n{unit.strip()} {arrow}".strip()
 
 
 def _labels(results: Sequence[Row]) -> list[str]:
@@ -184,4 +184,4 @@ def _cell(row: Row, metric: str) -> str:
     mean = row.mean(metric)
     if not math.isfinite(mean):
         return "-"
-    return with_interval(mean, row.metrics[metric].half_width, written(metric).scale)
+    return with_interval(mean, row.metrics[metric].half_width, metric_named(metric).scale)

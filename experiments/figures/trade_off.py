@@ -19,7 +19,7 @@ from schedlab.experiments.figures.style import (
 )
 from schedlab.experiments.results.tables import Row
 from schedlab.sim.errors import SchedlabError, SpecError
-from schedlab.sim.metrics.metric_names import larger_is_better, written
+from schedlab.sim.metrics.registry import metric_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,10 +56,10 @@ def pareto(
     SchedlabError
         If no setting has both metrics.
     """
-    shown = {name: written(name) for name in (x, y)}
+    shown = {name: metric_named(name) for name in (x, y)}
     upwards = []
     for name in (x, y):
-        better = larger_is_better(name)
+        better = metric_named(name).larger_is_better
         if better is None:
             raise SpecError(f"{name} is neither better large nor small: it has no frontier")
         upwards.append(better)
@@ -131,7 +131,7 @@ def _write_rates(axes: Axes, points: Sequence[tuple[Row, tuple[float, ...]]]) ->
 
 
 def _axis(metric: str) -> str:
-    direction = "more" if larger_is_better(metric) else "less"
-    shown = written(metric)
+    direction = "more" if metric_named(metric).larger_is_better else "less"
+    shown = metric_named(metric)
     parts = ", ".join(part for part in (shown.unit, f"{direction} is better") if part)
-    return f"{shown.name} ({parts})"
+    return f"{shown.label} ({parts})"

@@ -15,8 +15,8 @@ from schedlab.experiments.specification.identity import data_hash
 from schedlab.experiments.specification.key_errors import describe_error
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.paths import absolute_paths
-from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.metrics.metrics import metric_names
+from schedlab.sim.errors import SpecError
+from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.yaml_lines import KeyPath, dotted, read_yaml
 
 MATRIX = "matrix.yaml"
@@ -131,8 +131,10 @@ def load_matrix(folder: Path) -> Matrix:
     if len(set(file.seeds)) < len(file.seeds):
         fail(("seeds",), "has the same seed twice")
     for name in file.metrics:
-        if name not in metric_names():
-            fail(("metrics", name), f"no such metric; {nearest(name, metric_names())}")
+        try:
+            metric_named(name)
+        except SpecError as error:
+            fail(("metrics", name), str(error))
     for section, labels in (("workloads", file.workloads), ("policies", file.policies)):
         for label in labels:
             if not _LABEL.fullmatch(label):

@@ -16,9 +16,9 @@ from schedlab.experiments.figures.style import house_style
 from schedlab.experiments.results import tables as report
 from schedlab.experiments.results.saved_results import SavedResults, read_results
 from schedlab.experiments.results.tables import Row
-from schedlab.experiments.statistics import paired_change, verdict
+from schedlab.experiments.statistics import paired_change, verdict, with_interval
 from schedlab.sim.files import write_text
-from schedlab.sim.metrics.metric_names import larger_is_better, with_interval, written
+from schedlab.sim.metrics.registry import metric_named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,14 +159,14 @@ def _results_table(results: SavedResults) -> Table:
     note += "TTFT: time from arrival to the first token; E2EL: to the last; TPOT: time per output "
     note += "token after the first; ITL: gaps between the tokens of all requests."
     if len(rows) == 1:
-        return _facts(((written(m).label, _cell(rows[0], m)) for m in metrics), note)
+        return _facts(((metric_named(m).axis, _cell(rows[0], m)) for m in metrics), note)
     header = ["policy", *(key.rsplit(".", 1)[-1].replace("_", " ") for key in keys)]
     lines = [
         [row.policy, *(row.settings.get(key, "") for key in keys)]
         + [_cell(row, metric) for metric in metrics]
         for row in rows
     ]
-    return Table([*header, *(written(m).label for m in metrics)], lines, 1 + len(keys), note)
+    return Table([*header, *(metric_named(m).axis for m in metrics)], lines, 1 + len(keys), note)
 
 
 def _by_class(results: SavedResults) -> Table | None:
@@ -191,8 +191,9 @@ def _verdicts(results: SavedResults) -> dict[str, Any] | None:
             if None in (*values, *base_values) or len(values) != len(base_values):
                 continue
             change = paired_change(values, base_values)
+            named = metric_named(metric)
             sentence = verdict(
-                _short(row), _short(base), written(metric).name, change, larger_is_better(metric)
+                _short(row), _short(base), named.label, change, named.larger_is_better
             )
             lines.append((sentence, _effect(change.effect_size), str(change.num_pairs)))
     intro = (
@@ -348,7 +349,7 @@ def _cell(row: Row, metric: str) -> str:
     mean, half_width = row.metrics[metric]
     if not math.isfinite(mean):
         return "-"
-    return with_interval(mean, half_width, written(metric).scale)
+    return with_interval(mean, half_width, metric_named(metric).scale)
 
 
 def _exact(value: float) -> str:

@@ -33,10 +33,11 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.memory import MemoryBudget, memory_budget
 from schedlab.sim.hardware.models import model
-from schedlab.sim.metrics.window import WindowLog, measured_window
+from schedlab.sim.metrics.window import measured_window
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.result import RunResult
+from schedlab.traces.trace import Trace
 from schedlab.traces.workload import workload
 
 Progress = Callable[[int, int], None]
@@ -133,18 +134,15 @@ def run(
     if backend.describe() is None and cost_model.is_measured:
         _check_limits(spec, log)
     requests = log.requests()
-    if trace.tenant is not None:
-        requests["tenant"] = trace.tenant[requests["id"].astype(np.int64)].astype(str)
+    _add_origins(requests, trace)
     window = None
-    measured_log: RunLog | WindowLog = log
     if spec.measure is not None:
         window = measured_window(requests, **spec.measure.model_dump())
-        measured_log = WindowLog(log, requests, window)
     return RunResult(
         name=spec.name,
         policy=spec.policy.name,
         requests=requests,
-        log=measured_log,
+        log=log,
         window=window,
         kv_capacity_tokens=config.num_blocks * config.block_size * spec.engine.data_parallel_size,
         reject_reasons=log.reject_reasons,
@@ -170,6 +168,15 @@ def _is_to_be_tried(spec: ExperimentSpec) -> bool:
     engine = spec.engine
     may_skip = engine.fast_forward and not engine.check_horizon
     return ":" in spec.policy.name and may_skip and engine.trial_requests > 0
+
+
+def _add_origins(requests: dict[str, np.ndarray], trace: Trace) -> None:
+    """Add where each request comes from, as far as the trace says; empty where it does not."""
+    rows = requests["id"].astype(np.int64)
+    for name in ("tenant", "application", "session"):
+        told = getattr(trace, name)
+        if told is not None:
+            requests[name] = np.where(told[rows] == None, "", told[rows]).astype(str)  # noqa: E711
 
 
 class Backend(Protocol):

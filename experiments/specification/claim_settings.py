@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,9 +12,8 @@ import numpy as np
 
 from schedlab.experiments.specification.claim import Figure, Measure
 from schedlab.experiments.specification.experiment import ExperimentSpec
-from schedlab.sim.errors import nearest
-from schedlab.sim.metrics.measures import MEASURES
-from schedlab.sim.metrics.metrics import metric_names
+from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.yaml_lines import KeyPath
 
 Fail = Callable[[KeyPath, str], NoReturn]
@@ -104,27 +101,10 @@ def _measures(figure: Figure) -> list[tuple[KeyPath, Measure]]:
 
 
 def _check_measure(measure: Measure, path: KeyPath, fail: Fail) -> None:
-    name, knobs = measure.name, measure.knobs
-    if name in MEASURES:
-        known = _parameters(name)
-        for knob in knobs:
-            if knob not in known:
-                fail((*path, knob), f"{name} has no such parameter; {nearest(knob, known)}")
-        absent = [k for k, p in known.items() if p.default is p.empty and k not in knobs]
-        if absent:
-            fail(path, f"{name} needs {', '.join(absent)}")
-    elif name not in metric_names():
-        choices = [*metric_names(), *MEASURES]
-        fail(path, f"no metric is called {name!r}; {nearest(name, choices)}")
-    elif knobs:
-        fail((*path, next(iter(knobs))), f"the metric {name} takes no parameters")
-
-
-@cache
-def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    parameters = dict(inspect.signature(MEASURES[name]).parameters)
-    del parameters["result"]
-    return parameters
+    try:
+        metric_named(measure.name, **measure.knobs)
+    except SpecError as error:
+        fail(path, str(error))
 
 
 def _resolve(

@@ -18,7 +18,7 @@ from schedlab.experiments.specification.fields import (
     Shorthand,
     whole,
 )
-from schedlab.sim.errors import nearest
+from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import KeyPath
 
 Fail = Callable[[KeyPath, str], NoReturn]
@@ -181,21 +181,23 @@ def check_search(find: Find | None, tune: Tune | None, swept: list[str], fail: F
     fail : callable
         Called with the key at fault and what is wrong with it; must raise.
     """
-    from schedlab.sim.metrics.metrics import metric_names
+    from schedlab.sim.metrics.registry import metric_named
+
+    def check(name: str, path: KeyPath) -> None:
+        try:
+            metric_named(name)
+        except SpecError as error:
+            fail(path, str(error))
 
     for name, section in (("find", find), ("tune", tune)):
         if section is None:
             continue
         for side in ("at_most", "at_least"):
             for metric in getattr(section, side):
-                if metric not in metric_names():
-                    hint = nearest(metric, metric_names())
-                    fail((name, side, metric), f"no metric is called {metric!r}; {hint}")
+                check(metric, (name, side, metric))
         goal = section.maximize
-        if isinstance(section, Tune) and "." not in goal and goal not in metric_names():
-            fail(
-                (name, "maximize"), f"no metric is called {goal!r}; {nearest(goal, metric_names())}"
-            )
+        if isinstance(section, Tune) and "." not in goal:
+            check(goal, (name, "maximize"))
         keys = [goal, *(section.over if isinstance(section, Tune) else ())]
         for key in keys:
             if key in swept:

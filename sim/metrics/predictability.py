@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 
-from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.metrics.latencies import latencies
-from schedlab.sim.record.columns import Floats, completed
-
-if TYPE_CHECKING:
-    from schedlab.sim.result import RunResult
-
-_LENGTHS = ("prompt_tokens", "generated_tokens")
-_EXPLAINED = ("ttft", "e2el")
+from schedlab.sim.metrics.observation import Observation
+from schedlab.sim.metrics.registry import register
+from schedlab.sim.record.columns import Floats
 
 
-def explained_by_lengths(result: RunResult, latency: str) -> float:
+@register(better="higher")
+def explained_by_lengths(run: Observation, latency: Literal["ttft", "e2el"]) -> float:
     """Return the share of the variance of a latency that a request's own lengths explain.
 
-    Parameters
-    ----------
-    result : RunResult
-        A run.
-    latency : str
-        `ttft` or `e2el`.
-
-    Returns
-    -------
-    float
-        R2 of the least-squares fit ``latency = a + b * prompt tokens + c * output tokens`` over
-        the completed requests: 1 if nothing but its own lengths decides how long a request
-        takes, 0 if they say nothing. NaN if all latencies are equal.
-
-    Raises
-    ------
-    SpecError
-        If the latency is another.
+    R2 of the least-squares fit latency = a + b * prompt tokens + c * output tokens over the
+    completed requests: 1 if nothing but its own lengths decides how long a request takes, 0 if
+    they say nothing. NaN if all latencies are equal.
     """
-    if latency not in _EXPLAINED:
-        raise SpecError(f"latency: no {latency!r}; {nearest(latency, _EXPLAINED)}")
-    rows = result.requests
-    done = completed(rows)
-    values: Floats = getattr(latencies(rows), latency)[done]
-    lengths = [rows[name][done].astype(np.float64) for name in _LENGTHS]
+    done = run.completed
+    values: Floats = getattr(run.latencies, latency)[done]
     if not len(values):
         return float("nan")
-    known = np.column_stack([np.ones(len(values)), *lengths])
+    lengths = (run.requests[name][done] for name in ("prompt_tokens", "generated_tokens"))
+    known = np.column_stack([np.ones(len(values)), *lengths]).astype(np.float64)
     fitted = known @ np.linalg.lstsq(known, values, rcond=None)[0]
     total = float(np.square(values - values.mean()).sum())
     rest = float(np.square(values - fitted).sum())

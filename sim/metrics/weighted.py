@@ -1,4 +1,4 @@
-"""Statistics of a list given as (value, how often) pairs, without writing the list out."""
+"""Statistics of a list given as (value, how often) pairs, and of nothing."""
 
 from collections.abc import Sequence
 
@@ -89,3 +89,8 @@ class WeightedSample:
     def _at(self, index: Ints) -> Floats:
         """Return the elements of the sorted, expanded list at these positions."""
         return self._values[np.searchsorted(self._ends, index, side="right")]
+
+
+def ratio(amount: float, per: float) -> float:
+    """Return one over the other, NaN if there is nothing to divide by."""
+    return amount / per if per > 0 else float("nan")

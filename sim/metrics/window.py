@@ -7,9 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.metrics import Metrics, request_metrics, step_metrics
-from schedlab.sim.record.columns import Bools, Columns, Ints, Pairs, rows_of, whole_numbers
-from schedlab.sim.record.log import RunLog
+from schedlab.sim.record.columns import Bools, Columns, Ints
 
 _NS_PER_S = 1_000_000_000
 
@@ -89,103 +87,3 @@ def measured_window(
             f"{(end - first) / _NS_PER_S:g} s"
         )
     return window
-
-
-def window_metrics(
-    requests: Columns,
-    steps: Columns,
-    token_gaps: Pairs,
-    token_counts: Pairs,
-    window: Window,
-    kv_capacity_tokens: int,
-) -> Metrics:
-    """Measure a part of a run.
-
-    Parameters
-    ----------
-    requests, steps : mapping of str to ndarray
-        Of the whole run, as `request_metrics` and `step_metrics` take them.
-    token_gaps : (ndarray, ndarray)
-        As `request_metrics` takes them, of the requests that arrive inside alone (`WindowLog`).
-    token_counts : (ndarray, ndarray)
-        Of the whole run.
-    window : Window
-        The part.
-    kv_capacity_tokens : int
-        Size of the KV cache.
-
-    Returns
-    -------
-    dict
-        The metrics of `request_metrics` and `step_metrics`.
-
-    Notes
-    -----
-    Counts, latencies and attainments are of the requests that arrive inside, however long they
-    stay. Rates are what happens inside over its length: requests that finish (whenever they
-    arrived), good ones among them, and tokens that come out. So a steady system shows its steady
-    rate; requests cut off at one end make up for those at the other. Step metrics are of the
-    steps that start inside.
-    """
-    times, counts = token_counts
-    inside = window.holds(times)
-    metrics = request_metrics(
-        arrived_inside(requests, window), token_gaps, (times[inside], counts[inside])
-    )
-    left = request_metrics(rows_of(requests, window.holds(whole_numbers(requests, "finish_ns"))))
-    seconds = window.duration_s
-    tokens = int(counts[inside].sum())
-    metrics |= {
-        "duration_s": seconds,
-        "request_throughput": left["completed"] / seconds,
-        "output_throughput": tokens / seconds,
-        "total_token_throughput": (left["total_input_tokens"] + tokens) / seconds,
-        "request_goodput": left["num_slo_met"] / seconds
-        if metrics["num_with_slo"]
-        else float("nan"),
-    }
-    inside = window.holds(whole_numbers(steps, "start_ns"))
-    return metrics | step_metrics(rows_of(steps, inside), kv_capacity_tokens)
-
-
-def arrived_inside(requests: Columns, window: Window) -> Columns:
-    """Return the rows of the requests that arrive inside a window."""
-    return rows_of(requests, window.holds(whole_numbers(requests, "arrival_ns")))
-
-
-class WindowLog:
-    """A log whose token gaps are those of the requests that arrive in a window, and no others.
-
-    Parameters
-    ----------
-    log : RunLog
-        The log of the whole run, in memory.
-    requests : mapping of str to ndarray
-        Its requests.
-    window : Window
-        The part that is measured.
-    """
-
-    def __init__(self, log: RunLog, requests: Columns, window: Window) -> None:
-        self._log = log
-        self._ids = whole_numbers(arrived_inside(requests, window), "id")
-
-    def steps(self) -> Columns:
-        """Return one row a step, of the whole run."""
-        return self._log.steps()
-
-    def preemptions(self) -> Columns:
-        """Return one row a preemption, of the whole run."""
-        return self._log.preemptions()
-
-    def token_gaps(self) -> Pairs:
-        """Return the gaps of measured requests, as (gap in ns, how many)."""
-        return self._log.token_gaps(self._ids)
-
-    def token_counts(self) -> Pairs:
-        """Return (time in ns, tokens that came out then), of the whole run."""
-        return self._log.token_counts()
-
-    def token_times(self, request_id: int) -> Ints:
-        """Return when each token of a request came out, in ns."""
-        return self._log.token_times(request_id)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from schedlab.sim.record.columns import REJECTED
+from schedlab.sim.record.columns import REJECTED, Pairs
 from schedlab.sim.record.steps import Int64, SegmentRow, Steps
+from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 from schedlab.sim.request import Request, RequestState
 
 
@@ -50,10 +51,8 @@ _NO_TARGETS = (_NAN,) * len(_TargetRow._fields)
 class RunLog:
     """Grows while the engine runs; read it through columns.
 
-    Steps are kept by segment (a run of steps with the same batch), and token times as stints:
-    (request, entry, first, last) says that the request got a token at `entry` from its prefill
-    (-1 if it did not) and then one in each of the decode steps first..last-1, counted over the
-    whole run. Everything per step and per token is derived from these on demand.
+    Steps are kept by segment (a run of steps with the same batch), and token times as stints
+    (`token_times.STINT_COLUMNS`). Everything per step and per token is derived on demand.
 
     Parameters
     ----------
@@ -75,7 +74,7 @@ class RunLog:
         self._stints = array("q")
         self._evictions = array("q")
         self._resumptions = array("q")
-        self._decode_ends: tuple[int, Int64] | None = None
+        self._token_times: tuple[tuple[int, int], TokenTimes] | None = None
 
     # -- writing (the engine) ------------------------------------------------------------------
 
@@ -138,18 +137,18 @@ class RunLog:
 
     def absorb(self, other: RunLog) -> None:
         """Add what another engine of the same run logged; its steps come behind the own ones."""
-        num_decode_steps = len(self._decode_ends_ns())
+        num_decode_steps = int(np.count_nonzero(self.steps()["num_decodes"]))
         for name in (
             "_requests", "_targets", "_segments", "_durations_ns", "_new_blocks", "_evictions",
             "_resumptions",
         ):  # fmt: skip
             getattr(self, name).extend(getattr(other, name))
-        for row in other._stint_rows().tolist():
+        for row in _matrix(other._stints, len(STINT_COLUMNS)).tolist():
             request_id, entry_ns, first, last = row
             first, last = first + num_decode_steps, last + num_decode_steps
             self._stints.extend((request_id, entry_ns, first, last))
         self.reject_reasons |= other.reject_reasons
-        self._decode_ends = None
+        self._token_times = None
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -181,59 +180,32 @@ class RunLog:
             self.grows,
         )
 
-    def token_gaps(self, ids: Int64 | None = None) -> tuple[Int64, Int64]:
-        """Return all gaps between tokens of the same request, as (gap in ns, how many).
+    def token_gaps(self, ids: Int64 | None = None) -> Pairs:
+        """Return all gaps between tokens of the same request; see `TokenTimes.gaps`."""
+        return self.token_times_of_all().gaps(ids)
 
-        A decode step gives the same gap to every request that also took part in the one before,
-        so the pairs are about as many as the steps. With `ids` only of those requests.
+    def token_counts(self, ids: Int64 | None = None) -> Pairs:
+        """Return (time in ns, tokens that came out then), one pair a step with any.
+
+        With `ids` only of those requests.
         """
-        stints = self._stint_rows()
         if ids is not None:
-            stints = stints[np.isin(stints[:, 0], ids)]
-        decode_ends = np.append(self._decode_ends_ns(), -1)  # stints may end before any decode
-        ids, entry, first, last = (stints[:, i] for i in range(4))
-        # Gaps inside stints: decode step s counts once for each stint with first < s < last.
-        change = np.zeros(len(decode_ends) + 1, dtype=np.int64)
-        inside = last - first >= 2
-        np.add.at(change, first[inside] + 1, 1)
-        np.add.at(change, last[inside], -1)
-        counts = np.cumsum(change)[: len(decode_ends)]
-        gaps = np.diff(decode_ends, prepend=0)
-        # Gaps at the seams: the token before a stint's first one.
-        order = np.argsort(ids, kind="stable")
-        ids, entry, first, last = ids[order], entry[order], first[order], last[order]
-        has_entry, has_decodes = entry >= 0, last > first
-        first_decode = decode_ends[first]
-        final = np.where(has_decodes, decode_ends[last - 1], entry)
-        head = np.where(has_entry, entry, first_decode)
-        same = np.zeros(len(ids), dtype=bool)
-        same[1:] = ids[1:] == ids[:-1]
-        before = np.roll(final, 1)
-        seams = np.concatenate([
-            (head - before)[same],
-            (first_decode - entry)[has_entry & has_decodes],
-        ])  # fmt: skip
-        used = counts > 0
-        return (
-            np.concatenate([gaps[used], seams]),
-            np.concatenate([counts[used], np.ones(len(seams), dtype=np.int64)]),
-        )
-
-    def token_counts(self) -> tuple[Int64, Int64]:
-        """Return (time in ns, tokens that came out then), one pair a step with any."""
+            return self.token_times_of_all().counts(ids)
         steps = self.steps()
         out = steps.tokens_out()
         return steps["end_ns"][out > 0], out[out > 0]
 
     def token_times(self, request_id: int) -> Int64:
         """Return when each token of a request came out, in ns."""
-        decode_ends, stints = self._decode_ends_ns(), self._stint_rows()
-        times: list[Int64] = []
-        for _, entry, first, last in stints[stints[:, 0] == request_id].tolist():
-            if entry >= 0:
-                times.append(np.array([entry]))
-            times.append(decode_ends[first:last])
-        return np.concatenate(times) if times else np.zeros(0, dtype=np.int64)
+        return self.token_times_of_all().of(request_id)
+
+    def token_times_of_all(self) -> TokenTimes:
+        """Return when all tokens came out, as far as the run has come."""
+        so_far = self.num_steps, len(self._stints)
+        if self._token_times is None or self._token_times[0] != so_far:
+            stints = _matrix(self._stints, len(STINT_COLUMNS)).copy()
+            self._token_times = so_far, TokenTimes.of_steps(stints, self.steps())
+        return self._token_times[1]
 
     def preemptions(self) -> dict[str, Int64]:
         """Return one row a preemption, by request id and time.
@@ -251,15 +223,6 @@ class RunLog:
             "resumed_ns": resumed[:, 1],
             "resumed_tokens": resumed[:, 2],
         }
-
-    def _stint_rows(self) -> Int64:
-        return _matrix(self._stints, 4)
-
-    def _decode_ends_ns(self) -> Int64:
-        if self._decode_ends is None or self._decode_ends[0] != self.num_steps:
-            steps = self.steps()
-            self._decode_ends = (self.num_steps, steps["end_ns"][steps["num_decodes"] > 0])
-        return self._decode_ends[1]
 
 
 def _matrix(values: array[int], width: int) -> Int64:

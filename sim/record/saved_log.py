@@ -13,6 +13,7 @@ from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import replacing
 from schedlab.sim.record.columns import Columns, Ints, Pairs
 from schedlab.sim.record.steps import Steps
+from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 
 _ROWS_PER_BATCH = 1_000_000
 
@@ -26,14 +27,17 @@ class RunLog(Protocol):
     def preemptions(self) -> Columns:
         """Return one row a preemption: id, evicted_ns, resumed_ns."""
 
-    def token_gaps(self) -> Pairs:
+    def token_gaps(self, ids: Ints | None = None) -> Pairs:
         """Return all gaps between tokens of one request as (gap in ns, how many)."""
 
-    def token_counts(self) -> Pairs:
+    def token_counts(self, ids: Ints | None = None) -> Pairs:
         """Return (time in ns, tokens that came out then)."""
 
     def token_times(self, request_id: int) -> Ints:
         """Return when each token of a request came out, in ns."""
+
+    def token_times_of_all(self) -> TokenTimes:
+        """Return when all tokens came out."""
 
 
 class SavedLog:
@@ -47,6 +51,7 @@ class SavedLog:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._token_times: TokenTimes | None = None
 
     def steps(self) -> Columns:
         """Return one row a step."""
@@ -56,20 +61,41 @@ class SavedLog:
         """Return one row a preemption."""
         return read_table(self._folder / "preemptions.parquet")
 
-    def token_gaps(self) -> Pairs:
+    def token_gaps(self, ids: Ints | None = None) -> Pairs:
         """Return all gaps between tokens of one request as (gap in ns, how many)."""
-        return self._pairs("gaps.parquet", "gap_ns")
+        if ids is None:
+            return self._pairs("gaps.parquet", "gap_ns")
+        return self.token_times_of_all().gaps(ids)
 
-    def token_counts(self) -> Pairs:
+    def token_counts(self, ids: Ints | None = None) -> Pairs:
         """Return (time in ns, tokens that came out then)."""
-        return self._pairs("tokens.parquet", "time_ns")
+        if ids is None:
+            return self._pairs("tokens.parquet", "time_ns")
+        return self.token_times_of_all().counts(ids)
 
     def token_times(self, request_id: int) -> Ints:
-        """Raise SchedlabError: the token times of single requests are not saved."""
-        raise SchedlabError(
-            f"{self._folder}: token times of single requests (here {request_id}) are not saved; "
-            "run the experiment again to get them"
-        )
+        """Return when each token of a request came out, in ns."""
+        return self.token_times_of_all().of(request_id)
+
+    def token_times_of_all(self) -> TokenTimes:
+        """Return when all tokens came out.
+
+        Raises
+        ------
+        SchedlabError
+            If an early version wrote the run, which did not keep them.
+        """
+        if self._token_times is None:
+            path = self._folder / "stints.parquet"
+            if not path.is_file():
+                raise SchedlabError(
+                    f"{self._folder}: the token times of single requests were not saved by the "
+                    "version that made this run; run the experiment again to get them"
+                )
+            columns = read_table(path)
+            stints = np.column_stack([columns[name] for name in STINT_COLUMNS]).astype(np.int64)
+            self._token_times = TokenTimes.of_steps(stints, self.steps())
+        return self._token_times
 
     def _pairs(self, name: str, key: str) -> Pairs:
         columns = read_table(self._folder / name)
@@ -77,7 +103,7 @@ class SavedLog:
 
 
 def save_tables(folder: Path, requests: Columns, log: RunLog) -> None:
-    """Write requests, steps, preemptions, gaps and tokens, each file whole or not at all."""
+    """Write the tables of a run, each file whole or not at all."""
     gaps, times = log.token_gaps(), log.token_counts()
     steps = log.steps()
     tables: dict[str, Iterable[Columns]] = {
@@ -86,6 +112,7 @@ def save_tables(folder: Path, requests: Columns, log: RunLog) -> None:
         "preemptions": [log.preemptions()],
         "gaps": [{"gap_ns": gaps[0], "count": gaps[1]}],
         "tokens": [{"time_ns": times[0], "count": times[1]}],
+        "stints": [dict(zip(STINT_COLUMNS, log.token_times_of_all().stints.T, strict=True))],
     }
     for name, batches in tables.items():
         write_table(folder / f"{name}.parquet", batches)

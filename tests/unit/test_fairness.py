@@ -9,7 +9,7 @@ from schedlab.experiments.commands.cli import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.fairness import jain_fairness, jain_index, longest_wait
+from schedlab.sim.metrics.fairness import jain_index
 from schedlab.sim.record.columns import FINISHED, REJECTED, TRUNCATED
 from schedlab.sim.result import RunResult
 
@@ -36,14 +36,15 @@ def test_jain_fairness_compares_speeds_not_times():
         arrival_ns=[0, 0, 5 * s], finish_ns=[10 * s, 20 * s, 6 * s], generated_tokens=[10, 20, 1],
         status=[FINISHED] * 3, priority=[0, 0, 1],
     )  # fmt: skip
-    assert jain_fairness(even) == pytest.approx(1.0)
+    assert even.metric("jain_fairness") == pytest.approx(1.0)
     half = result(
         arrival_ns=[0, 0], finish_ns=[10 * s, -1], generated_tokens=[10, 3],
         status=[FINISHED, REJECTED], priority=[0, 1],
     )  # fmt: skip
-    assert jain_fairness(half) == jain_fairness(half, "priority") == pytest.approx(0.5)
+    assert half.metric("jain_fairness") == pytest.approx(0.5)
+    assert half.metric("jain_fairness(column=priority)") == pytest.approx(0.5)
     with pytest.raises(SpecError, match="did you mean priority"):
-        jain_fairness(half, "prioritty")
+        half.metric("jain_fairness", column="prioritty")
 
 
 def test_longest_wait_does_not_count_who_was_turned_away():
@@ -56,8 +57,9 @@ def test_longest_wait_does_not_count_who_was_turned_away():
         "generated_tokens": np.array([2, 2, 0]),
         "status": np.array([FINISHED, TRUNCATED, REJECTED]),
     }
-    assert longest_wait(result(**rows)) == 8.0
-    assert np.isnan(longest_wait(result(**{**rows, "status": np.full(3, REJECTED)})))
+    assert result(**rows).metric("longest_wait") == 8.0
+    nobody = result(**{**rows, "status": np.full(3, REJECTED)})
+    assert np.isnan(nobody.metric("longest_wait"))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_classes_add_up_to_the_whole(folder):
         assert total == pytest.approx(whole.metrics[name].mean)
     urgent, patient = (row.metrics["ttft_slo_attainment"].mean for row in classes)
     assert urgent > patient
-    assert whole.metrics["longest_wait_s"].mean == classes[1].metrics["longest_wait_s"].mean
+    assert whole.metrics["longest_wait"].mean == classes[1].metrics["longest_wait"].mean
     assert 0.5 < whole.metrics["jain_fairness"].mean < 1.0
 
 

@@ -2,13 +2,14 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from schedlab.sim.metrics.metrics import request_metrics, step_metrics
+from schedlab.sim.metrics.registry import every_run, metric_named
+from schedlab.sim.result import RunResult
 from tests.data_folder import data_folder
+from tests.hand_log import HandLog
 
 MS = 1_000_000
 NAN = float("nan")
@@ -50,13 +51,20 @@ def columns(**changes):
     return {name: np.asarray(values) for name, values in {**table, **changes}.items()}
 
 
-GAPS = (np.array([200 * MS, 100 * MS]), np.array([2, 2]))
-# Tokens come out at 100, 200, 300 (two), 500 (two), 1500.
-COUNTS = (np.array([100, 200, 300, 500, 1500]) * MS, np.array([1, 1, 2, 2, 1]))
+TOKENS_NS = {
+    0: [100 * MS, 200 * MS, 300 * MS, 500 * MS],
+    1: [300 * MS, 500 * MS],
+    2: [1500 * MS],
+}
+
+
+def run_of(requests, tokens_ns=TOKENS_NS, steps_table=None):
+    log = HandLog(tokens_ns, steps() if steps_table is None else steps_table)
+    return RunResult("three", "fcfs", requests, log, kv_capacity_tokens=100)
 
 
 def measured(**changes):
-    return request_metrics(columns(**changes), GAPS, COUNTS)
+    return run_of(columns(**changes)).metrics()
 
 
 EXPECTED = {
@@ -185,13 +193,15 @@ def test_concurrency_counts_departures_before_arrivals_at_one_instant():
 
 def test_metrics_of_no_requests_are_empty_not_an_error():
     empty = {name: data[:0] for name, data in columns().items()}
-    nothing = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    metrics = request_metrics(empty, nothing, nothing)
+    no_steps = {name: data[:0] for name, data in steps().items()}
+    metrics = run_of(empty, {}, no_steps).metrics()
     assert (metrics["completed"], metrics["duration_s"]) == (0, 0.0)
     assert (metrics["max_concurrent_requests"], metrics["max_output_tokens_per_s"]) == (0, 0.0)
     assert math.isnan(metrics["mean_itl_ms"])
     assert math.isnan(metrics["p99_ttft_ms"])
     assert math.isnan(metrics["request_throughput"])
+    assert (metrics["num_steps"], metrics["max_batch_size"]) == (0, 0)
+    assert math.isnan(metrics["kv_utilization"])
 
 
 def steps():
@@ -242,17 +252,11 @@ STEP_EXPECTED = {
 
 @pytest.mark.parametrize("key", STEP_EXPECTED)
 def test_step_metric_of_two_steps_equals_the_hand_computation(key):
-    assert step_metrics(steps(), 100)[key] == pytest.approx(STEP_EXPECTED[key], rel=1e-12)
+    assert measured()[key] == pytest.approx(STEP_EXPECTED[key], rel=1e-12)
 
 
 def test_step_metrics_are_all_checked():
-    assert set(step_metrics(steps(), 100)) == set(STEP_EXPECTED)
-
-
-def test_step_metrics_of_no_steps_are_empty_not_an_error():
-    metrics = step_metrics({name: data[:0] for name, data in steps().items()}, 100)
-    assert (metrics["num_steps"], metrics["max_batch_size"]) == (0, 0)
-    assert math.isnan(metrics["kv_utilization"])
+    assert {one.name for one in every_run() if one.about == "engine"} == set(STEP_EXPECTED)
 
 
 # Mean, P50, P90, P95, P99 that vLLM 0.19 itself printed for two real runs of 300 requests.
@@ -280,7 +284,7 @@ def test_metrics_of_a_real_vllm_run_are_those_vllm_printed(hardware):
         return np.array([round((row[key] - start) * 1e9) for row in rows])
 
     none, zero = np.full(len(rows), NAN), np.zeros(len(rows), dtype=np.int64)
-    metrics = request_metrics({
+    observed = run_of({
         "arrival_ns": ns("queued_ts"),
         "prompt_tokens": np.array([row["input_toks"] for row in rows]),
         "generated_tokens": np.array([row["output_toks"] for row in rows]),
@@ -290,16 +294,8 @@ def test_metrics_of_a_real_vllm_run_are_those_vllm_printed(hardware):
         "num_preemptions": zero, "recomputed_tokens": zero, "status": zero,
         "prefix_hit_tokens": zero,
         "slo_ttft_ms": none, "slo_tpot_ms": none, "slo_e2el_ms": none,
-    })  # fmt: skip
+    }).observation()  # fmt: skip
     for name, printed in VLLM_PRINTED[hardware].items():
-        ours = [metrics[f"{s}_{name}_ms"] for s in ("mean", "p50", "p90", "p95", "p99")]
+        statistics = ("mean", "p50", "p90", "p95", "p99")
+        ours = [metric_named(f"{s}_{name}_ms").of(observed) for s in statistics]
         assert ours == pytest.approx(printed, abs=0.051)
-
-
-def test_docs_name_every_metric():
-    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    metrics = {**measured(), **step_metrics(steps(), 100)}
-    words = ("ttft", "tpot", "itl", "e2el", "queue_time", "normalized_latency")
-    latencies = tuple(f"_{word}_ms" for word in words)
-    names = {key for key in metrics if not key.endswith(latencies)}
-    assert [name for name in sorted([*names, *words]) if f"`{name}`" not in text] == []

@@ -9,7 +9,8 @@ import pytest
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import replacing
 from schedlab.sim.result import RunResult
-from tests.unit.test_metrics import COUNTS, GAPS, MS, columns, steps
+from tests.hand_log import HandLog
+from tests.unit.test_metrics import MS, TOKENS_NS, columns, steps
 
 VLLM_KEYS = [
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts",
@@ -23,25 +24,7 @@ VLLM_KEYS = [
 ]  # fmt: skip
 
 
-class FakeLog:
-    def steps(self):
-        return steps()
-
-    def preemptions(self):
-        return {
-            "id": np.array([1]),
-            "evicted_ns": np.array([350 * MS]),
-            "resumed_ns": np.array([400 * MS]),
-        }
-
-    def token_gaps(self):
-        return GAPS
-
-    def token_counts(self):
-        return COUNTS
-
-    def token_times(self, request_id):
-        return np.array([100, 200, 300, 500]) * MS
+LOST = {"id": [1], "evicted_ns": [350 * MS], "resumed_ns": [400 * MS]}
 
 
 def result(**changes):
@@ -49,7 +32,7 @@ def result(**changes):
         "name": "three",
         "policy": "fcfs",
         "requests": columns(),
-        "log": FakeLog(),
+        "log": HandLog(TOKENS_NS, steps(), LOST),
         "kv_capacity_tokens": 100,
         "reject_reasons": {7: "too long"},
         "provenance": {
@@ -75,7 +58,15 @@ def test_metrics_by_class_split_the_requests():
     by_priority = result().metrics_by("priority")
     assert {key: m["completed"] for key, m in by_priority.items()} == {0.0: 2, 1.0: 1}
     assert by_priority[1.0]["mean_ttft_ms"] == 200.0
-    assert "mean_itl_ms" not in by_priority[0.0]
+    assert by_priority[1.0]["mean_itl_ms"] == 200.0
+    assert "num_steps" not in by_priority[0.0]  # the engine serves both
+
+
+def test_rates_of_classes_add_up_to_those_of_all():
+    whole, parts = result().metrics(), result().metrics_by("priority").values()
+    for name in ("request_throughput", "output_throughput", "total_token_throughput",
+                 "request_goodput"):  # fmt: skip
+        assert sum(part[name] for part in parts) == pytest.approx(whole[name])
 
 
 def test_to_vllm_json_has_exactly_the_keys_of_vllm_and_ours():
@@ -110,15 +101,27 @@ def test_save_and_load_give_the_same_result(tmp_path):
 def test_save_twice_gives_the_same_bytes_and_no_leftovers(tmp_path):
     result().save(tmp_path / "a")
     result().save(tmp_path / "b")
-    tables = ("gaps", "preemptions", "requests", "steps", "tokens")
+    tables = ("gaps", "preemptions", "requests", "steps", "stints", "tokens")
     names = sorted([*(f"{name}.parquet" for name in tables), "result.json"])
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == names
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_loaded_result_has_the_token_times_of_single_requests(tmp_path):
+    result().save(tmp_path)
+    log = RunResult.load(tmp_path).log
+    for number, times_ns in TOKENS_NS.items():
+        assert log.token_times(number).tolist() == times_ns
+    gaps_ns, counts = log.token_gaps(np.array([1]))
+    assert (gaps_ns.tolist(), counts.tolist()) == ([200 * MS], [1])
+    times_ns, tokens = log.token_counts(np.array([1, 2]))
+    assert (times_ns.tolist(), tokens.tolist()) == ([300 * MS, 500 * MS, 1500 * MS], [1, 1, 1])
+
+
 def test_loaded_result_without_token_times_says_so(tmp_path):
     result().save(tmp_path)
+    (tmp_path / "stints.parquet").unlink()
     with pytest.raises(SchedlabError, match="token times of single requests"):
         RunResult.load(tmp_path).log.token_times(0)
 
@@ -170,16 +173,16 @@ def test_perfetto_is_bounded_and_says_what_it_left_out(tmp_path):
     assert {e["tid"] for e in trace["traceEvents"] if e["ph"] == "X"} == {0, 1}
 
 
-def test_perfetto_marks_rejected_and_stops_where_a_request_did(tmp_path, monkeypatch):
+def test_perfetto_marks_rejected_and_stops_where_a_request_did(tmp_path):
     requests = columns(
         status=np.array([1, 2, 2], dtype=np.int8),
         first_scheduled_ns=np.array([-1, 150 * MS, -1]),
         first_token_ns=np.array([-1, -1, -1]),
         finish_ns=np.array([-1, -1, -1]),
     )
-    monkeypatch.setattr(FakeLog, "preemptions", lambda self: {"id": np.array([], dtype=np.int64)})
     path = tmp_path / "trace.json"
-    result(requests=requests, reject_reasons={0: "too long"}).to_perfetto(path)
+    log = HandLog(TOKENS_NS, steps())
+    result(requests=requests, log=log, reject_reasons={0: "too long"}).to_perfetto(path)
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("tid", 0) > 0]
     assert [e["args"] for e in events if e["ph"] == "i"] == [{"reason": "too long"}]
     assert [(e["tid"], e["name"]) for e in events if e["ph"] == "X"] == [(2, "queued")]

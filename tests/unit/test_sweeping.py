@@ -140,7 +140,7 @@ def test_sweep_killed_in_the_middle_of_a_write_loses_no_finished_point(spec_file
         "write, calls = r.write_table, []\n"
         "def dying(path, batches):\n"
         "    calls.append(path)\n"
-        "    if len(calls) == 18:\n"  # five tables a point: in the middle of the fourth
+        "    if len(calls) == 21:\n"  # six tables a point: in the middle of the fourth
         "        path.write_bytes(b'half')\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    write(path, batches)\n"

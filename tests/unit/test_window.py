@@ -9,6 +9,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.window import Window, measured_window
 from schedlab.sim.result import RunResult
+from tests.hand_log import HandLog
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 300, "request_rate": 3.0}
 
@@ -88,3 +89,54 @@ def test_window_survives_saving_and_is_told(tmp_path):
 def test_both_warm_ups_raise():
     with pytest.raises(SpecError, match="warm_up_s or warm_up_requests"):
         measured({"warm_up_s": 1, "warm_up_requests": 1})
+
+
+def test_window_is_half_open_its_begin_is_held_and_its_end_is_not():
+    assert Window(10, 20).holds(np.array([9, 10, 19, 20])).tolist() == [False, True, True, False]
+
+
+def test_window_holds_neither_arrivals_nor_departures_nor_steps_nor_tokens_at_its_end():
+    s = 10**9
+    requests = {
+        "id": np.arange(4),
+        "arrival_ns": np.array([0, 1, 2, 3]) * s,
+        "first_scheduled_ns": np.array([0, 1, 2, 3]) * s,
+        "first_token_ns": np.array([1, 2, 3, 4]) * s,
+        "finish_ns": np.array([1, 2, 3, 4]) * s,
+        "prompt_tokens": np.ones(4, dtype=np.int64),
+        "generated_tokens": np.ones(4, dtype=np.int64),
+        "status": np.zeros(4, dtype=np.int8),
+    }
+    steps = {"start_ns": np.arange(4) * s, "end_ns": np.arange(1, 5) * s}
+    log = HandLog({i: [(i + 1) * s] for i in range(4)}, steps)
+    part = RunResult("part", "fcfs", requests, log, 1, window=Window(1 * s, 3 * s))
+    # Requests 1 and 2 arrive inside, 0 and 1 leave inside with a token each; steps 1 and 2 start.
+    assert part.metric("num_requests") == 2
+    assert part.metric("request_throughput") == 2 / 2
+    assert part.metric("output_throughput") == 2 / 2
+    assert part.metric("num_steps") == 2
+
+
+def test_metrics_with_parameters_are_of_the_window_too():
+    # They come faster than they are served: the last ones, which are cut off, wait longest.
+    workload = {"trace": "azure-conv", "num_requests": 200, "request_rate": 30.0}
+    spec = {"workload": workload, "slo": {"ttft_ms": 200}, "measure": {"cool_down_s": 5.0}}
+    part = run(make_spec(spec))
+    rows, window = part.requests, part.window
+    ttft_ms = (rows["first_token_ns"] - rows["arrival_ns"]) / 1e6
+    inside = window.holds(rows["arrival_ns"])
+    assert 1 < inside.sum() < 200
+    assert ttft_ms[inside].max() < ttft_ms.max()
+    largest = part.metric("largest(latency=ttft)")
+    assert largest == ttft_ms[inside].max()
+    assert part.metric("worst_ratio(latency=ttft)") == largest / np.median(ttft_ms[inside])
+    gaps_ms = [np.diff(part.log.token_times(i)).max(initial=0) / 1e6 for i in rows["id"][inside]]
+    assert part.metric("largest(latency=itl)") == max(gaps_ms)
+    assert part.metric("mean_max_waiting") * 1e3 == pytest.approx(
+        np.maximum(ttft_ms[inside], gaps_ms).mean()
+    )
+    assert part.metric("deadline_misses") == (ttft_ms[inside] > 200).mean()
+    assert part.metric("finished_within(seconds=1e9)") == inside.sum()
+    assert part.metric("preempted_share") == (rows["num_preemptions"][inside] > 0).mean()
+    of_class = part.metric("of_class(metric=num_requests, column=prompt_tokens, high=500)")
+    assert of_class == (rows["prompt_tokens"][inside] <= 500).sum()

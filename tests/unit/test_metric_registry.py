@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from schedlab.experiments.statistics import with_interval
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.metric_names import larger_is_better, with_interval, written
-from schedlab.sim.metrics.metrics import metric_names
+from schedlab.sim.metrics.registry import every_run, metric_named
 
 
 @pytest.mark.parametrize(
@@ -22,18 +22,18 @@ from schedlab.sim.metrics.metrics import metric_names
     ],
 )
 def test_metric_is_written_with_its_unit(metric, label, scale):
-    assert written(metric).label == label
-    assert written(metric).scale == scale
+    assert metric_named(metric).axis == label
+    assert metric_named(metric).scale == scale
 
 
 def test_every_metric_can_be_written():
-    labels = [written(metric).label for metric in metric_names()]
+    labels = [metric.axis for metric in every_run()]
     assert len(set(labels)) == len(labels), "two metrics look alike"
 
 
 def test_unknown_metric_names_the_nearest():
     with pytest.raises(SpecError, match="did you mean p99_ttft_ms"):
-        written("p99_tft_ms")
+        metric_named("p99_tft_ms")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_unknown_metric_names_the_nearest():
     ],
 )  # fmt: skip
 def test_metric_has_a_better_side(metric, larger):
-    assert larger_is_better(metric) is larger
+    assert metric_named(metric).larger_is_better is larger
 
 
 @pytest.mark.parametrize(

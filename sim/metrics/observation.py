@@ -1,0 +1,177 @@
+"""What is measured of a run: all of it, a window of it, or a class of its requests."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.metrics.latencies import Latencies, latencies
+from schedlab.sim.metrics.weighted import WeightedSample
+from schedlab.sim.record.columns import (
+    Bools,
+    Columns,
+    Floats,
+    Ints,
+    Pairs,
+    completed,
+    rows_of,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    from schedlab.sim.result import RunResult
+
+_NS_PER_MS = 1e6
+_NS_PER_S = 1_000_000_000
+
+
+class Observation:
+    """The measured part of a run; metrics see nothing else of it.
+
+    Parameters
+    ----------
+    result : RunResult
+        The run; its window, if it has one, is what is measured.
+    chosen : ndarray of bool, shape (requests of the run,), optional
+        Of which requests; of all if absent. Rates are over the same time as those of all
+        requests, so that classes add up.
+
+    Attributes
+    ----------
+    requests : mapping of str to ndarray
+        Those that arrive inside the window, however long they stay.
+    leaving : mapping of str to ndarray
+        Those that finish inside it, whenever they arrived: what a rate counts. In a steady
+        system those that are cut off at one end make up for those at the other.
+    window : Window or None
+        The span of time that is measured, half-open; None if it is the whole run.
+    kv_capacity_tokens : int
+        Size of the KV cache.
+    """
+
+    def __init__(self, result: RunResult, chosen: Bools | None = None) -> None:
+        self._result = result
+        self._chosen = chosen
+        self.window = result.window
+        self.kv_capacity_tokens = result.kv_capacity_tokens
+        rows = result.requests if chosen is None else rows_of(result.requests, chosen)
+        self.requests = self.leaving = rows
+        if self.window is not None:
+            self.requests = rows_of(rows, self.window.holds(whole_numbers(rows, "arrival_ns")))
+            self.leaving = rows_of(rows, self.window.holds(whole_numbers(rows, "finish_ns")))
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column of all requests of the run, also of those outside the window.
+
+        Raises
+        ------
+        SpecError
+            If there is no such column.
+        """
+        if name not in self._result.requests:
+            raise SpecError(f"column: no {name!r}; {nearest(name, self._result.requests)}")
+        return self._result.requests[name]
+
+    def only(self, chosen: Bools) -> Observation:
+        """Return what is measured of a class of requests.
+
+        Parameters
+        ----------
+        chosen : ndarray of bool, shape (requests of the run,)
+            Who is in it; told by a `column`.
+        """
+        return Observation(self._result, chosen if self._chosen is None else chosen & self._chosen)
+
+    @cached_property
+    def completed(self) -> Bools:
+        """Whether each of `requests` got its answer."""
+        return completed(self.requests)
+
+    @cached_property
+    def latencies(self) -> Latencies:
+        """TTFT, TPOT, ... of each of `requests` in ms; NaN where there is none."""
+        return latencies(self.requests)
+
+    @cached_property
+    def duration_s(self) -> float:
+        """Length of the window, or last finish - first arrival; 0 if nothing finished."""
+        if self.window is not None:
+            return self.window.duration_s
+        everyone = self._result.requests
+        finish_ns = whole_numbers(everyone, "finish_ns")[completed(everyone)]
+        if not len(finish_ns):
+            return 0.0
+        return float(finish_ns.max() - whole_numbers(everyone, "arrival_ns").min()) / _NS_PER_S
+
+    @cached_property
+    def first_arrival_ns(self) -> int:
+        """When the first of `requests` arrives; 0 if there is none."""
+        arrival_ns = whole_numbers(self.requests, "arrival_ns")
+        return int(arrival_ns.min()) if len(arrival_ns) else 0
+
+    @cached_property
+    def token_gaps(self) -> Pairs:
+        """All gaps between tokens of one of `requests`, pooled: (gap in ns, how many)."""
+        whole = self.window is None and self._chosen is None
+        return self._result.log.token_gaps(None if whole else self._ids(self.requests))
+
+    @cached_property
+    def gap_sample(self) -> WeightedSample:
+        """The same in ms, as a list whose statistics are known."""
+        gaps_ns, counts = self.token_gaps
+        return WeightedSample(gaps_ns / _NS_PER_MS, counts)
+
+    @cached_property
+    def token_counts(self) -> Pairs:
+        """Tokens that come out inside the window, of whatever request: (time in ns, how many)."""
+        ids = None if self._chosen is None else self._ids(self._result.requests)[self._chosen]
+        times_ns, tokens = self._result.log.token_counts(ids)
+        if self.window is None:
+            return times_ns, tokens
+        inside = self.window.holds(times_ns)
+        return times_ns[inside], tokens[inside]
+
+    def token_times(self, request_id: int) -> Ints:
+        """Return when each token of a request came out, in ns."""
+        return self._result.log.token_times(request_id)
+
+    @cached_property
+    def preemptions(self) -> Columns:
+        """One row a preemption of one of `requests`: id, evicted_ns, resumed_ns."""
+        table = self._result.log.preemptions()
+        return rows_of(table, np.isin(table["id"], self._ids(self.requests)))
+
+    @cached_property
+    def steps(self) -> Columns:
+        """One row a step that starts inside the window, as `sim.record.steps.Steps` has them.
+
+        Raises
+        ------
+        SpecError
+            Of a class: the engine serves all requests together.
+        """
+        if self._chosen is not None:
+            raise SpecError("steps serve all requests together: they are not told of a class")
+        steps = self._result.log.steps()
+        if self.window is None:
+            return steps
+        return rows_of(steps, self.window.holds(whole_numbers(steps, "start_ns")))
+
+    def mean_over_steps(self, values: Ints) -> float:
+        """Return the mean of a quantity of steps, each weighed with its duration; NaN if none."""
+        length_ns = self.step_ns
+        busy_ns = float(length_ns.sum())
+        return float((values * length_ns).sum() / busy_ns) if busy_ns else float("nan")
+
+    @cached_property
+    def step_ns(self) -> Floats:
+        """How long each of `steps` took."""
+        start_ns = whole_numbers(self.steps, "start_ns")
+        return (whole_numbers(self.steps, "end_ns") - start_ns).astype(np.float64)
+
+    @staticmethod
+    def _ids(requests: Columns) -> Ints:
+        return whole_numbers(requests, "id")

@@ -1,0 +1,180 @@
+"""How the engine spent its time and memory.
+
+Means weigh each step with its duration: they describe the engine while it is busy, not the time
+between steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schedlab.sim.metrics.observation import Observation
+from schedlab.sim.metrics.registry import register
+from schedlab.sim.metrics.weighted import ratio
+from schedlab.sim.record.columns import Ints, whole_numbers
+
+_NS_PER_S = 1_000_000_000
+
+
+@register(better="neither", about="engine", every_run=True)
+def num_steps(run: Observation) -> int:
+    """Return the number of steps."""
+    return len(run.step_ns)
+
+
+@register(about="engine", every_run=True)
+def busy_s(run: Observation) -> float:
+    """Return the time inside steps."""
+    return float(run.step_ns.sum()) / _NS_PER_S
+
+
+@register(about="engine", every_run=True)
+def idle_s(run: Observation) -> float:
+    """Return the time between steps."""
+    return (_span_ns(run) - float(run.step_ns.sum())) / _NS_PER_S
+
+
+@register(better="higher", about="engine", every_run=True)
+def busy_share(run: Observation) -> float:
+    """Return busy time / (last end - first start)."""
+    return ratio(float(run.step_ns.sum()), _span_ns(run))
+
+
+@register(about="engine", every_run=True)
+def overhead_share(run: Observation) -> float:
+    """Return scheduling overhead / busy time; it is inside the steps."""
+    return ratio(float(_column(run, "overhead_ns").sum()), float(run.step_ns.sum()))
+
+
+@register(better="higher", about="engine", every_run=True)
+def mean_batch_size(run: Observation) -> float:
+    """Return the mean of decodes + prefill chunks in a step."""
+    return run.mean_over_steps(_batch(run))
+
+
+@register(better="higher", about="engine", every_run=True)
+def max_batch_size(run: Observation) -> int:
+    """Return the most decodes + prefill chunks in a step."""
+    return int(_batch(run).max()) if len(run.step_ns) else 0
+
+
+@register(about="engine", every_run=True)
+def mean_num_running(run: Observation) -> float:
+    """Return the mean number of requests that hold a seat."""
+    return run.mean_over_steps(_column(run, "num_running"))
+
+
+@register(about="engine", every_run=True)
+def mean_num_waiting(run: Observation) -> float:
+    """Return the mean number of requests in the queue."""
+    return run.mean_over_steps(_column(run, "num_waiting"))
+
+
+@register(better="neither", about="engine", every_run=True)
+def computed_tokens(run: Observation) -> int:
+    """Return the tokens computed, padding included."""
+    useful = _column(run, "num_decodes").sum() + _column(run, "prefill_tokens").sum()
+    return int(useful + _column(run, "padding_tokens").sum())
+
+
+@register(about="engine", every_run=True)
+def padding_share(run: Observation) -> float:
+    """Return padding / tokens computed."""
+    return ratio(int(_column(run, "padding_tokens").sum()), computed_tokens(run))
+
+
+@register(better="higher", about="engine", every_run=True)
+def kv_utilization(run: Observation) -> float:
+    """Return KV tokens resident / capacity."""
+    return ratio(run.mean_over_steps(_column(run, "kv_tokens")), run.kv_capacity_tokens)
+
+
+@register(about="engine", every_run=True)
+def kv_allocated_share(run: Observation) -> float:
+    """Return KV memory held by requests / capacity, on average."""
+    return ratio(_mean_held(run), run.kv_capacity_tokens)
+
+
+@register(about="engine", every_run=True)
+def max_kv_allocated_share(run: Observation) -> float:
+    """Return the largest KV memory held by requests / capacity."""
+    held = _column(run, "kv_allocated_tokens")
+    return ratio(int(held.max()) if len(held) else 0, run.kv_capacity_tokens)
+
+
+@register(about="engine", every_run=True)
+def kv_reserved_unused_share(run: Observation) -> float:
+    """Return the KV memory that is held, and to be used later by its owner / held."""
+    return ratio(run.mean_over_steps(_column(run, "kv_reserved_unused_tokens")), _mean_held(run))
+
+
+@register(about="engine", every_run=True)
+def kv_fragmentation_share(run: Observation) -> float:
+    """Return the KV memory held and never used (tails of last blocks, over-reservation) / held."""
+    return ratio(run.mean_over_steps(_column(run, "kv_fragmentation_tokens")), _mean_held(run))
+
+
+@register(about="engine", every_run=True)
+def swapped_bytes(run: Observation) -> int:
+    """Return the KV moved between device and host."""
+    return int(_column(run, "swapped_bytes").sum())
+
+
+@register(unit="%", scale=100.0, about="engine")
+def kv_waste(run: Observation) -> float:
+    """Return 1 - KV tokens resident / KV memory held, over busy time.
+
+    What is reserved for later, reserved for nothing, or the tail of a last block; memory that
+    nobody holds is not in it.
+    """
+    return 1.0 - ratio(kv_utilization(run), kv_allocated_share(run))
+
+
+@register(better="higher", about="engine")
+def slot_utilization(run: Observation, slots: int) -> float:
+    """Return output tokens / (slots * steps that gave any).
+
+    For a sealed batch that is computed in one prefill, the sum of its output lengths over `slots`
+    times the longest.
+    """
+    tokens = run.token_counts[1]
+    return ratio(float(tokens.sum()), float(slots * len(tokens)))
+
+
+@register(unit="requests/s", about="engine")
+def queue_growth(run: Observation) -> float:
+    """Return the slope of the number waiting over the second half of the arrivals.
+
+    By least squares, where each step weighs with its duration: near 0 in a stable system, rate
+    minus capacity in an overloaded one.
+    """
+    arrival_ns = whole_numbers(run.requests, "arrival_ns")
+    start_ns = _column(run, "start_ns")
+    then = (start_ns >= np.median(arrival_ns)) & (start_ns <= arrival_ns.max())
+    if np.count_nonzero(then) < 2:
+        return float("nan")
+    seconds = (start_ns[then] - start_ns[then][0]) / 1e9
+    if not seconds[-1]:
+        return float("nan")
+    # Steps are dense where they are short: each counts for the time it took.
+    weight = run.step_ns[then]
+    waiting = _column(run, "num_waiting")[then].astype(np.float64)
+    centred = seconds - np.average(seconds, weights=weight)
+    return float((weight * centred * waiting).sum() / (weight * centred * centred).sum())
+
+
+def _column(run: Observation, name: str) -> Ints:
+    return whole_numbers(run.steps, name)
+
+
+def _span_ns(run: Observation) -> float:
+    start_ns, end_ns = _column(run, "start_ns"), _column(run, "end_ns")
+    return float(end_ns[-1] - start_ns[0]) if len(end_ns) else 0.0
+
+
+def _batch(run: Observation) -> Ints:
+    return _column(run, "num_decodes") + _column(run, "num_prefills")
+
+
+def _mean_held(run: Observation) -> float:
+    return run.mean_over_steps(_column(run, "kv_allocated_tokens"))

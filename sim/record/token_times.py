@@ -1,0 +1,105 @@
+"""When the tokens of requests came out, kept by stints of decode steps."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from schedlab.sim.record.columns import Columns, Ints, Pairs, whole_numbers
+
+STINT_COLUMNS = ("id", "entry_ns", "first_decode", "last_decode")
+"""A request got a token at `entry_ns` from its prefill (-1: it did not), and then one in each of
+the decode steps first..last-1, counted over the whole run."""
+
+
+class TokenTimes:
+    """The times of all tokens of a run.
+
+    Parameters
+    ----------
+    stints : ndarray of int64, shape (num_stints, 4)
+        Columns as in `STINT_COLUMNS`; those of one request in order of time.
+    decode_ends_ns : ndarray of int64, shape (num_decode_steps,)
+        When each step that decodes anything ends.
+    """
+
+    def __init__(self, stints: Ints, decode_ends_ns: Ints) -> None:
+        self.stints = stints
+        self._decode_ends_ns = decode_ends_ns
+
+    @classmethod
+    def of_steps(cls, stints: Ints, steps: Columns) -> TokenTimes:
+        """Return the times of tokens that came out in steps, one row each."""
+        decodes = whole_numbers(steps, "num_decodes") > 0
+        return cls(stints, whole_numbers(steps, "end_ns")[decodes])
+
+    def of(self, request_id: int) -> Ints:
+        """Return when each token of a request came out, in ns, in order."""
+        low, high = np.searchsorted(self._by_id[:, 0], [request_id, request_id + 1])
+        times: list[Ints] = []
+        for _, entry, first, last in self._by_id[low:high].tolist():
+            if entry >= 0:
+                times.append(np.array([entry]))
+            times.append(self._decode_ends_ns[first:last])
+        return np.concatenate(times) if times else np.zeros(0, dtype=np.int64)
+
+    def gaps(self, ids: Ints | None = None) -> Pairs:
+        """Return all gaps between tokens of the same request, as (gap in ns, how many).
+
+        A decode step gives the same gap to every request that also took part in the one before,
+        so the pairs are about as many as the steps. With `ids` only of those requests.
+        """
+        stints = self._some(ids)
+        decode_ends = np.append(self._decode_ends_ns, -1)  # stints may end before any decode
+        ids, entry, first, last = (stints[:, i] for i in range(4))
+        # Gaps inside stints: decode step s counts once for each stint with first < s < last.
+        change = np.zeros(len(decode_ends) + 1, dtype=np.int64)
+        inside = last - first >= 2
+        np.add.at(change, first[inside] + 1, 1)
+        np.add.at(change, last[inside], -1)
+        counts = np.cumsum(change)[: len(decode_ends)]
+        gaps = np.diff(decode_ends, prepend=0)
+        # Gaps at the seams: the token before a stint's first one.
+        order = np.argsort(ids, kind="stable")
+        ids, entry, first, last = ids[order], entry[order], first[order], last[order]
+        has_entry, has_decodes = entry >= 0, last > first
+        first_decode = decode_ends[first]
+        final = np.where(has_decodes, decode_ends[last - 1], entry)
+        head = np.where(has_entry, entry, first_decode)
+        same = np.zeros(len(ids), dtype=bool)
+        same[1:] = ids[1:] == ids[:-1]
+        before = np.roll(final, 1)
+        seams = np.concatenate([
+            (head - before)[same],
+            (first_decode - entry)[has_entry & has_decodes],
+        ])  # fmt: skip
+        used = counts > 0
+        return (
+            np.concatenate([gaps[used], seams]),
+            np.concatenate([counts[used], np.ones(len(seams), dtype=np.int64)]),
+        )
+
+    def counts(self, ids: Ints | None = None) -> Pairs:
+        """Return (time in ns, tokens that came out then), by time; with `ids` of those only."""
+        _, entry, first, last = self._some(ids).T
+        change = np.zeros(len(self._decode_ends_ns) + 1, dtype=np.int64)
+        np.add.at(change, first[last > first], 1)
+        np.add.at(change, last[last > first], -1)
+        decoded = np.cumsum(change)[:-1]
+        entered = entry[entry >= 0]
+        times, place = np.unique(
+            np.concatenate([self._decode_ends_ns[decoded > 0], entered]), return_inverse=True
+        )
+        weights = np.concatenate([decoded[decoded > 0], np.ones(len(entered), dtype=np.int64)])
+        tokens = np.zeros(len(times), dtype=np.int64)
+        np.add.at(tokens, place, weights)
+        return times, tokens
+
+    def _some(self, ids: Ints | None) -> Ints:
+        return self.stints if ids is None else self.stints[np.isin(self.stints[:, 0], ids)]
+
+    @cached_property
+    def _by_id(self) -> Ints:
+        rows: Ints = self.stints[np.argsort(self.stints[:, 0], kind="stable")]
+        return rows

@@ -1,0 +1,182 @@
+"""Metrics that take parameters, or that only some want, of small runs: computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from schedlab.sim.errors import SpecError
+from schedlab.sim.result import RunResult
+from tests.hand_log import HandLog
+
+MS = 1_000_000
+NAN = float("nan")
+
+# Times in ms. Two requests finish, one is rejected.
+#
+#   id  arrival  scheduled  tokens at            prompt  priority  targets (ttft, tpot, e2el)
+#   0      0        10      100, 200, 300, 700     10       0      (100, 200, -)
+#   1    100       150      300, 500               20       1      (-, 150, 450)
+#   2    200        -       -                      30       1      (50, -, -)
+TOKENS_MS = {0: [100, 200, 300, 700], 1: [300, 500], 2: []}
+LOST = {
+    "id": [0, 1],
+    "evicted_ns": [320 * MS, 310 * MS],
+    "resumed_ns": [620 * MS, 330 * MS],
+}
+STEPS = {
+    "start_ns": np.array([0, 100, 150, 200]) * MS,
+    "end_ns": np.array([100, 150, 200, 700]) * MS,
+    "num_waiting": np.array([9, 1, 2, 3]),
+    "kv_tokens": np.array([3, 3, 3, 3]),
+    "kv_allocated_tokens": np.array([4, 4, 4, 4]),
+}
+
+
+def run_of(tokens_ms=TOKENS_MS, **changes):
+    requests = {
+        "id": [0, 1, 2],
+        "arrival_ns": [0, 100 * MS, 200 * MS],
+        "prompt_tokens": [10, 20, 30],
+        "generated_tokens": [4, 2, 0],
+        "first_scheduled_ns": [10 * MS, 150 * MS, -1],
+        "first_token_ns": [100 * MS, 300 * MS, -1],
+        "finish_ns": [700 * MS, 500 * MS, -1],
+        "num_preemptions": [1, 1, 0],
+        "recomputed_tokens": [0, 0, 0],
+        "prefix_hit_tokens": [0, 0, 0],
+        "priority": [0, 1, 1],
+        "slo_ttft_ms": [100.0, NAN, 50.0],
+        "slo_tpot_ms": [200.0, 150.0, NAN],
+        "slo_e2el_ms": [NAN, 450.0, NAN],
+        "status": [0, 0, 1],
+    }
+    table = {name: np.asarray(column) for name, column in {**requests, **changes}.items()}
+    tokens_ns = {number: np.array(times) * MS for number, times in tokens_ms.items()}
+    return RunResult("small", "fcfs", table, HandLog(tokens_ns, STEPS, LOST), 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "expected"),
+    [
+        ("finished_within", {"seconds": 0.5}, 1),  # request 1, at 500 ms
+        ("finished_within", {"seconds": 0.7}, 2),
+        ("tokens_within", {"seconds": 0.3}, 4),
+        ("time_to_finish", {"num_requests": 1}, 0.5),
+        ("time_to_finish", {"num_requests": 2}, 0.7),
+        ("largest", {"latency": "itl"}, 400),
+        ("largest", {"latency": "ttft"}, 200),
+        ("largest", {"latency": "e2el"}, 700),
+        ("largest", {"latency": "queue_time"}, 50),
+        ("largest", {"latency": "tpot"}, 200),  # (700 - 100) / 3 and (500 - 300) / 1
+        ("largest", {"latency": "normalized_latency"}, 200),  # 700 / 4 and 400 / 2
+        ("tail_ratio", {"latency": "ttft"}, 199 / 150),  # of 100 and 200
+        ("mean_max_waiting", {}, (0.4 + 0.2) / 2),  # gap 300 -> 700; TTFT 200 = gap 200
+        ("stall_free_goodput", {"ttft_ms": 200, "stall_ms": 200}, 1 / 0.7),  # request 1 only
+        ("stall_free_goodput", {"ttft_ms": 200, "stall_ms": 400}, 2 / 0.7),
+        ("slot_utilization", {"slots": 4}, 6 / (4 * 5)),
+        ("kv_waste", {}, 0.25),
+        ("preempted_share", {}, 2 / 3),
+        # Above the 99th percentile of E2EL is request 0: 300 ms of the 600 it decoded for.
+        ("preemption_loss_at_tail", {"latency": "e2el"}, 0.5),
+        # Both decode at 200 ms a token: 320 ms of 600 + 200.
+        ("preemption_loss_at_tail", {}, 0.4),
+        # Request 0 misses its last token (due at 100 + 3 * 200 = 700: held) - no: it holds all.
+        # Request 1 misses its second token (due at 200 + 150 after arrival, came at 400).
+        # Request 2 was rejected.
+        ("deadline_misses", {}, 2 / 3),
+        ("of_class", {"metric": "completed", "column": "priority", "low": 1}, 1),
+        ("of_class", {"metric": "mean_ttft_ms", "column": "prompt_tokens", "high": 15}, 100),
+        ("of_class", {"metric": "p99_itl_ms", "column": "priority", "low": 1}, 200),
+    ],
+    ids=str,
+)
+def test_metric_of_a_small_run_is_what_a_pencil_gives(name, knobs, expected):
+    assert run_of().metric(name, **knobs) == pytest.approx(expected)
+
+
+def test_queue_growth_weighs_steps_by_their_time():
+    # In the second half of the arrivals (from 100 ms to 200 ms) the queue is 1, 2 and 3 at 100,
+    # 150 and 200 ms: 20 requests a second, whatever the weights.
+    assert run_of().metric("queue_growth") == pytest.approx(20.0)
+
+
+def test_service_gap_counts_only_while_both_wait():
+    # Tenants a and b have two requests each from 0 s on. Admissions at 1, 2, 3 and 4 s in the
+    # order a a b b: both wait until 2 s, when the last of a is admitted. Until then a has two
+    # prompts of 10 and a token at 1.5 s (weight 2), b nothing: 22. Priorities say nothing.
+    result = run_of(
+        {0: [1500], 1: [5000], 2: [5000], 3: [6000]},
+        id=np.arange(4),
+        tenant=np.array(["a", "a", "b", "b"]),
+        priority=np.array([0, 1, 2, 3]),
+        arrival_ns=np.zeros(4, dtype=np.int64),
+        first_scheduled_ns=np.array([1000, 2000, 3000, 4000]) * MS,
+        prompt_tokens=np.array([10, 10, 10, 10]),
+    )
+    assert result.metric("service_gap") == 22.0
+    assert result.metric("service_gap(output_weight=0)") == 20.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tenant": ["a", "b", "c"]}, "two tenants, there are 3"),
+        ({"tenant": ["a", "a", "a"]}, "two tenants, there are 1"),
+        ({}, "names none"),
+    ],
+)
+def test_service_gap_of_other_than_two_tenants_says_that_it_needs_two(changes, message):
+    with pytest.raises(SpecError, match=message):
+        run_of(first_scheduled_ns=[1, 1, 1], **changes).metric("service_gap")
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "message"),
+    [
+        ("largest", {"latency": "tttft"}, "did you mean ttft"),
+        ("tail_ratio", {"latency": "tpt"}, "did you mean tpot"),
+        ("explained_by_lengths", {"latency": "e2e"}, "did you mean e2el"),
+        ("of_class", {"metric": "mean_ttft_ms", "column": "prio"}, "did you mean priority"),
+        ("of_class", {"metric": "mean_tftt_ms", "column": "priority"}, "did you mean mean_ttft_ms"),
+        ("preemption_loss_at_tail", {"latency": "itl"}, "choose from e2el, tpot"),
+        ("of_class", {"metric": "busy_s", "column": "priority"}, "tells of the engine"),
+    ],
+    ids=str,
+)
+def test_metric_of_something_unknown_names_what_there_is(name, knobs, message):
+    with pytest.raises(SpecError, match=message):
+        run_of().metric(name, **knobs)
+
+
+def test_worst_ratio_is_the_largest_over_the_median():
+    # TTFT of the two that finished: 100 and 200 ms.
+    assert run_of().metric("worst_ratio(latency=ttft)") == pytest.approx(200 / 150)
+
+
+@pytest.mark.parametrize(
+    ("finish_ms", "expected"),
+    [
+        # Exactly 10 ms a prompt token and 100 an output token.
+        ([300, 500, 500, 700], 1.0),
+        # The same, but for one that waited: by lstsq by hand residuals are 25, -25, -25, 25.
+        ([300, 500, 500, 800], 1 - 2500 / 127500),
+    ],
+)
+def test_lengths_explain_what_they_explain(finish_ms, expected):
+    run = run_of(
+        arrival_ns=np.zeros(4, dtype=np.int64),
+        finish_ns=np.array(finish_ms) * MS,
+        first_scheduled_ns=np.zeros(4, dtype=np.int64),
+        first_token_ns=np.ones(4, dtype=np.int64),
+        prompt_tokens=np.array([10, 30, 10, 30]),
+        generated_tokens=np.array([2, 2, 4, 4]),
+        status=np.zeros(4, dtype=np.int8),
+    )
+    found = run.metric("explained_by_lengths", latency="e2el")
+    assert found == pytest.approx(expected)
+    assert math.isnan(run.metric("explained_by_lengths", latency="ttft"))
+
+
+def test_time_to_finish_more_than_finished_is_nan():
+    assert math.isnan(run_of().metric("time_to_finish", num_requests=3))
