@@ -21,11 +21,11 @@ demo: $(VENV)/installed          ## install, then run the quick start
 test: $(VENV)/tested             ## install what tests need, then run them all
 	$(PYTEST) $(ARGS)
 
-fast: $(VENV)/tested             ## tests that take less than a few seconds
-	$(PYTEST) -m "not slow" $(ARGS)
+fast: $(VENV)/tested             ## tests that take less than a second, with few drawn examples
+	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(ARGS)
 
-unit: $(VENV)/tested             ## tests of simulator and policies alone: seconds
-	$(PYTEST) -m "not slow" $(UNIT) $(ARGS)
+unit: $(VENV)/tested             ## those of simulator and policies alone: seconds
+	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(UNIT) $(ARGS)
 
 oldest: $(OLDEST)/installed      ## fast tests with the oldest packages that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m "not slow" --ignore tests/gpu $(ARGS)

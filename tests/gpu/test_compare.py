@@ -54,6 +54,7 @@ def compared(tmp_path_factory):
     return spec, found, told, keep
 
 
+@pytest.mark.slow
 def test_compare_measures_forwards_then_backwards_and_decides_alike(compared):
     _, found, told, _ = compared
     measuring = [what for _, _, what in told if what.startswith("measuring")]
@@ -84,6 +85,7 @@ def test_compare_reports_error_spread_and_interval_of_every_metric(compared):
         assert rows["num_preemptions"].simulated == rows["num_preemptions"].measured
 
 
+@pytest.mark.slow
 def test_write_makes_tables_json_and_figures(compared, tmp_path):
     spec, found, _, _ = compared
     write(found, spec, tmp_path)

@@ -66,8 +66,15 @@ def alone():
     return tokens
 
 
-@pytest.mark.parametrize("memory", MEMORY)
-@pytest.mark.parametrize("case", CASES)
+def _policies_and_memories():
+    """Give every policy paged memory and, in turn, one of the other two."""
+    for i, case in enumerate(CASES):
+        for memory in ("paged", ("contiguous", "swap")[i % 2]):
+            quick = case in ("fcfs", "static")
+            yield pytest.param(case, memory, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("case", "memory"), _policies_and_memories())
 def test_policy_on_real_kernels_decides_as_simulated_and_changes_no_token(case, memory, alone):
     config = MEMORY[memory]
     simulated = laws.run(make(case), workload(), config, overhead=OVERHEAD)
@@ -82,6 +89,7 @@ def test_policy_on_real_kernels_decides_as_simulated_and_changes_no_token(case, 
         assert real.requests()["num_preemptions"].sum() > 0, "memory was not short"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host_blocks", [6, 200], ids=["some-recomputed", "all-swapped"])
 @pytest.mark.parametrize("case", ["fcfs", "sjf", "prefill_first", "priority", "sarathi"])
 def test_swapped_requests_go_on_where_they_were(case, host_blocks, alone):
@@ -112,6 +120,7 @@ def test_greedy_tokens_are_the_most_likely_ones_of_full_attention(alone):
     assert logits[6:].argmax(-1).tolist() == tokens[7:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"shuffle_blocks": True}, {"prepare_ahead": True}],
@@ -134,6 +143,7 @@ def test_chunk_size_changes_no_token(alone):
         assert generated(executor, workload()) == alone
 
 
+@pytest.mark.slow
 def test_random_sampling_depends_on_seed_and_request_but_not_on_the_batch():
     roomy = tiny_runner(temperature=1.0)
     _, together = run_real("fcfs", workload(), runner=roomy)

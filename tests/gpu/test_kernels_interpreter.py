@@ -67,6 +67,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize(("head_dim", "group", "block_size"), SHAPES)
 def test_decode_of_ragged_contexts_equals_reference(head_dim, group, block_size, dtype):
@@ -78,6 +79,7 @@ def test_decode_of_ragged_contexts_equals_reference(head_dim, group, block_size,
     assert worst_row_error(case.decode(triton_ops), case.expected()) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
 def test_decode_in_many_splits_equals_reference_and_portable_kernel(dtype):
     # 20 splits of the long row are more than the reduction takes at once; one row is not split.
@@ -91,6 +93,7 @@ def test_decode_in_many_splits_equals_reference_and_portable_kernel(dtype):
     assert worst_row_error(case.out, other.double()) < 2 * TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("programs_per_sm", [1, 2, 3, 5, 9, 30])
 def test_decode_result_does_not_depend_on_the_number_of_splits(programs_per_sm):
     case = attention_case(decode_rows(5, 200, 16, 17), group=1, num_kv_heads=1)
@@ -129,6 +132,7 @@ def test_decode_row_without_context_gets_zeros():
     assert worst_row_error(case.out[1], expected[1]) < TOLERANCE[FP32]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize(("head_dim", "group", "block_size"), SHAPES)
 def test_prefill_of_mixed_batch_equals_reference(head_dim, group, block_size, dtype):
@@ -140,6 +144,7 @@ def test_prefill_of_mixed_batch_equals_reference(head_dim, group, block_size, dt
     assert worst_row_error(case.prefill(triton_ops), case.expected()) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 3, 4, 16])
 def test_prefill_in_small_tiles_equals_reference_and_portable_kernel(group):
     rows = [(40, 40), (1, 33), (0, 5), (17, 64), (16, 16)]

@@ -57,6 +57,7 @@ def rehearsing_runner(config, graphs=True):
     return runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize("config", [CONFIG, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize("case", ["fcfs", "static", "sarathi"])

@@ -95,6 +95,7 @@ def test_run_sweep_writes_points_summary_and_figure(spec_file):
     assert (folder / "throughput_p99.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_run_same_spec_twice_gives_the_same_bytes(spec_file, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     sweep = "sweep.workload.request_rate=[2, 4]"
@@ -142,6 +143,7 @@ def test_run_takes_a_policy_from_beside_the_file(spec_file, monkeypatch):
 HOSTILE = "raise ImportError('a module of the user was imported in place of ours')\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", ["", "beside"])
 @pytest.mark.parametrize("command", [["run"], ["sweep", "-j", "2"]])
 def test_modules_of_the_user_never_stand_in_for_ours(tmp_path, command, beside):
@@ -227,6 +229,7 @@ def test_run_bug_is_a_traceback_not_a_line(spec_file, monkeypatch):
     assert isinstance(done.exception, ZeroDivisionError)
 
 
+@pytest.mark.slow
 def test_plot_draws_into_the_folder_which_stays_replaceable(spec_file):
     assert schedlab("run", spec_file, "-o", "out").exit_code == 0
     done = schedlab("plot", "out")
@@ -250,8 +253,9 @@ def test_policies_lists_every_registered_policy_and_its_knobs():
 
 
 def test_models_and_gpus_list_every_name():
-    assert all(name in schedlab("models").stdout for name in model_names())
-    assert all(name in schedlab("gpus").stdout for name in gpu_names())
+    models, gpus = schedlab("models").stdout, schedlab("gpus").stdout
+    assert all(name in models for name in model_names())
+    assert all(name in gpus for name in gpu_names())
 
 
 def test_doctor_names_versions_and_what_is_missing(monkeypatch):

@@ -114,6 +114,7 @@ def test_forced_replay_of_several_engines_is_refused(folder):
         forced_replay(experiment(folder, data_parallel_size=2))
 
 
+@pytest.mark.slow
 def test_validate_by_step_prints_decisions_and_differences(folder, tmp_path):
     spec = tmp_path / "spec.yaml"
     spec.write_text(json.dumps(experiment(folder).to_data()))

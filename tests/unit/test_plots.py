@@ -153,6 +153,7 @@ def test_gantt_says_what_it_leaves_out(small_run):
     assert figure.axes[0].get_title(loc="left") == "title (first 5 of 15 requests)"
 
 
+@pytest.mark.slow
 def test_gantt_of_a_saved_run_is_the_same(small_run, tmp_path):
     small_run.save(tmp_path)
     drawn = [
@@ -173,6 +174,7 @@ def test_figures_without_a_completed_request_are_empty_not_broken(small_run):
     assert len(plots.gantt(nobody, "title").axes[0].patches) == 0
 
 
+@pytest.mark.slow
 def test_save_writes_png_and_svg_the_same_each_time(tmp_path):
     rows = [row("fcfs", 1, 1, 50), row("fcfs", 4, 3.9, 400)]
     for folder in ("a", "b"):

@@ -52,6 +52,7 @@ def test_compare_reads_runs_and_sweeps_alike(spec_file):
     assert listed[0]["change"]["num_pairs"] == 3
 
 
+@pytest.mark.slow
 def test_compare_of_one_run_each_is_refused(spec_file):
     assert schedlab("run", spec_file, "replications=1", "-o", "one", "-q").exit_code == 0
     done = schedlab("compare-policies", "one")

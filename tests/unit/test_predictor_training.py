@@ -68,6 +68,7 @@ def trained(data, folder, kind):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["listmle", "pointwise", "buckets", "random_forest"])
 def test_train_learns_to_order_unseen_prompts_and_saves_what_it_learned(data, tmp_path, kind):
     report = trained(data, tmp_path / "model", kind)
@@ -86,6 +87,7 @@ def test_train_learns_to_order_unseen_prompts_and_saves_what_it_learned(data, tm
     assert predictor.cost_s == report["latency_s"]["median"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["listmle", "random_forest"])
 def test_train_twice_gives_the_same_bytes_and_another_seed_does_not(data, tmp_path, kind):
     for name in ("first", "second"):
@@ -98,6 +100,7 @@ def test_train_twice_gives_the_same_bytes_and_another_seed_does_not(data, tmp_pa
     assert other != (tmp_path / "first" / "weights.npz").read_bytes()
 
 
+@pytest.mark.slow
 def test_train_prints_agreement_within_applications_beside_their_mean(data, tmp_path):
     pytest.importorskip("torch")
     done = schedlab("train", data, "-o", tmp_path / "model", "--kind", "pointwise")
@@ -108,6 +111,7 @@ def test_train_prints_agreement_within_applications_beside_their_mean(data, tmp_
     assert files == {".schedlab.json", "meta.json", "report.json", "weights.npz"}
 
 
+@pytest.mark.slow
 def test_train_learning_curve_counts_what_learning_costs(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     from schedlab.experiments.training import train
@@ -122,6 +126,7 @@ def test_train_learning_curve_counts_what_learning_costs(tmp_path, monkeypatch):
     assert tokens[-1] < sum(row["output_tokens"] for row in rows)
 
 
+@pytest.mark.slow
 def test_evaluate_on_the_own_file_uses_the_prompts_kept_out(data, tmp_path):
     report = trained(data, tmp_path / "model", "pointwise")
     done = schedlab("evaluate", tmp_path / "model", data, "--json")
@@ -133,6 +138,7 @@ def test_evaluate_on_the_own_file_uses_the_prompts_kept_out(data, tmp_path):
     assert "tested on all of other.jsonl" in found["notes"][0]
 
 
+@pytest.mark.slow
 def test_held_out_writes_a_trace_of_the_test_prompts(data, tmp_path):
     trained(data, tmp_path / "model", "pointwise")
     out = tmp_path / "test.jsonl.gz"

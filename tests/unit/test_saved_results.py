@@ -158,6 +158,7 @@ def test_shown_load_is_the_highest_that_is_not_all_saturated(achieved, expected)
     assert [one.settings["workload.request_rate"] for one in shown] == [expected, expected]
 
 
+@pytest.mark.slow
 def test_drawing_leaves_a_folder_that_can_be_replaced(single):
     folder = single[1].folder
     written = {path.name for path in draw(folder)}

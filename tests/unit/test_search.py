@@ -126,6 +126,7 @@ def find_points(one):
     return points(one)
 
 
+@pytest.mark.slow
 def test_find_on_runs_brackets_the_bar_for_every_seed(tmp_path):
     asked = spec(
         find="max workload.request_rate between 2 and 100 subject to p99_ttft_ms <= 120",
@@ -153,6 +154,7 @@ def test_find_of_an_integer_key_answers_in_integers(tmp_path):
     assert found.brackets[0].above - found.values[0] in (1.0, math.inf)
 
 
+@pytest.mark.slow
 def test_find_command_writes_what_was_tried_and_takes_it_up_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.yaml").write_text(

@@ -88,6 +88,7 @@ def test_two_processes_give_the_bytes_of_one(spec_file):
     assert one == two
 
 
+@pytest.mark.slow
 def test_run_and_sweep_leave_the_same_files(spec_file, monkeypatch):
     monkeypatch.setattr("schedlab.experiments.sweeps.workers.Processes", lambda n: InProcess())
     assert schedlab("sweep", spec_file, "-o", "swept", "-q").exit_code == 0
@@ -107,6 +108,7 @@ def test_run_of_one_point_leaves_the_folder_of_that_point(spec_file):
     assert contents(Path("one")) == contents(folder)
 
 
+@pytest.mark.slow
 def test_second_sweep_runs_nothing_and_a_wider_one_only_what_is_new(spec_file):
     before = in_process(spec_file, Path("out"))
     again = in_process(spec_file, Path("out"))
@@ -117,6 +119,7 @@ def test_second_sweep_runs_nothing_and_a_wider_one_only_what_is_new(spec_file):
     assert (wider.num_points, wider.num_found, wider.num_others) == (8, 4, 4)
 
 
+@pytest.mark.slow
 def test_point_with_a_missing_or_torn_file_runs_again(spec_file):
     in_process(spec_file, Path("out"))
     whole = contents(Path("out"))
@@ -127,6 +130,7 @@ def test_point_with_a_missing_or_torn_file_runs_again(spec_file):
     assert contents(Path("out")) == whole
 
 
+@pytest.mark.slow
 def test_sweep_killed_in_the_middle_of_a_write_loses_no_finished_point(spec_file):
     in_process(spec_file, Path("whole"))
     script = (
@@ -229,6 +233,7 @@ def test_sweep_json_holds_the_table_and_what_failed(spec_file, monkeypatch):
     assert "planned on purpose" in failure["error"]
 
 
+@pytest.mark.slow
 def test_shards_share_the_points_and_the_last_sums_up(spec_file):
     for index in (1, 2, 3):
         swept = in_process(spec_file, Path("parts"), shard=Shard(index, 3))
