@@ -10,7 +10,6 @@ nothing is measured, and the exit status is 2.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import platform
 import subprocess
@@ -35,6 +34,7 @@ from schedlab.gpu_backend.runner import ModelRunner, open_runner
 from schedlab.gpu_backend.tile_search import search_tiles
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import write_text
+from schedlab.sim.text import json_text
 
 _SITTING_S = 300
 """No run of a comparison begins later, so that a sitting takes less than eight minutes."""
@@ -220,7 +220,7 @@ def run_parts(
         console.print(f"{name}: {took_s:.0f} s")
         if folder is not None:
             record = {"part": name, "kernels": kernel_hash(), "took_s": took_s, **result}
-            write_text(folder / f"{name}.json", json.dumps(_finite(record), indent=1))
+            write_text(folder / f"{name}.json", json_text(record))
     return 1 if failed else 0
 
 
@@ -300,15 +300,6 @@ def _goal(figure: Figure, goal: float | None) -> str:
     if math.isnan(figure.value):
         return f"{sign} {goal:.3g}: ?"
     return f"{sign} {goal:.3g}: {'yes' if figure.meets(goal) else 'NO'}"
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the value with None for NaN, which JSON does not know."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print(

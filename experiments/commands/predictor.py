@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+
+from schedlab.sim.text import json_text
 
 predictor_app = typer.Typer(
     help="Train and test predictors of output length.", no_args_is_help=True, add_completion=False
@@ -77,7 +78,7 @@ def train_command(
                 progress=None if quiet else _say,
             )
     if as_json:
-        typer.echo(json.dumps(report, indent=1))
+        typer.echo(json_text(report))
     elif not quiet:
         _print_report(report)
         typer.echo(f"model: {output}")
@@ -97,7 +98,7 @@ def evaluate_command(
 
     report = evaluate(model, data, tokenizer=tokenizer)
     if as_json:
-        typer.echo(json.dumps(report, indent=1))
+        typer.echo(json_text(report))
     else:
         _print_report(report)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from schedlab.experiments.commands.experiment import AsJson
 from schedlab.experiments.commands.terminal import print_table
+from schedlab.sim.text import json_text
 
 
 def compare_policies_command(
@@ -34,7 +33,7 @@ def compare_policies_command(
 
     found = compare_policies(read_points(folder), metric or METRICS, against, key)
     if as_json:
-        typer.echo(json.dumps([_plain_change(asdict(one)) for one in found], indent=1))
+        typer.echo(json_text([asdict(c) | {"change": c.change._asdict()} for c in found]))
         return
     rows: list[tuple[str, ...]] = [
         (
@@ -87,10 +86,3 @@ def by_class_command(
 
     header, lines = class_table(folder, column)
     print_table("", tuple(header), [tuple(line) for line in lines])
-
-
-def _plain_change(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a comparison as JSON holds it."""
-    numbers = data["change"]._asdict()
-    kept = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-    return {**data, "change": kept}

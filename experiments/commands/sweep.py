@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +32,7 @@ from schedlab.experiments.commands.running import (
 )
 from schedlab.experiments.commands.terminal import print_lines, print_table
 from schedlab.sim.errors import SpecError
+from schedlab.sim.text import json_text
 
 if TYPE_CHECKING:
     from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -92,7 +92,7 @@ def sweep_command(
         if swept.results is not None:
             draw_throughput(swept.results)
     if as_json:
-        typer.echo(json.dumps(swept_data(spec, swept), indent=1))
+        typer.echo(json_text(swept_data(spec, swept)))
     elif not quiet:
         _print_swept(spec, swept, folder)
     if swept.failures:
@@ -174,7 +174,7 @@ def _print_found(
 ) -> None:
     """Print what a search found: as JSON, or a table and the lines under it."""
     if as_json:
-        typer.echo(json.dumps(data, indent=1))
+        typer.echo(json_text(data))
     elif not quiet:
         print_table("", header, rows)
         for line in lines:

@@ -44,9 +44,8 @@ def validate(
     quiet: Quiet = False,
 ) -> None:
     """Replay a recorded run of a real engine: each latency measured, predicted, error."""
-    import json
-
     from schedlab.experiments.comparing.validate import validate as run_validation
+    from schedlab.sim.text import json_text
 
     spec = load_experiment(spec_file, overrides)
     if by_step:
@@ -66,7 +65,7 @@ def validate(
             terms, found = validate_elsewhere(spec, other, progress)
         typer.echo(f"fitted on {fitted_on}: {terms}", err=as_json)
     if as_json:
-        typer.echo(json.dumps(found.to_data(), indent=1))
+        typer.echo(json_text(found.to_data()))
         return
     print_table(f"{spec.name} (ms)", ("metric", "measured", "predicted", "error"), found.rows())
     for line in found.lines():
@@ -74,9 +73,8 @@ def validate(
 
 
 def _print_steps(spec: ExperimentSpec, as_json: bool, figure: Path | None) -> None:
-    import json
-
     from schedlab.experiments.comparing.forced_replay import forced_replay
+    from schedlab.sim.text import json_text
 
     found = forced_replay(spec)
     if figure is not None:
@@ -85,7 +83,7 @@ def _print_steps(spec: ExperimentSpec, as_json: bool, figure: Path | None) -> No
 
         save(step_time_figure(found, spec.name), figure.with_suffix(""))
     if as_json:
-        typer.echo(json.dumps(found.to_data(), indent=1))
+        typer.echo(json_text(found.to_data()))
         return
     headings = ("kind", "count", "predicted ms", "recorded - predicted, ms")
     print_table(f"{spec.name}: recorded times forced on the replay", headings, found.rows())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from schedlab.experiments.regression.check import FAILING, Case, Move, Status
 from schedlab.sim.files import replacing
+from schedlab.sim.text import markdown_table
 
 HEADER = ("workload", "policy", "metric", "kept", "now", "change", "allowed", "")
 
@@ -109,8 +110,8 @@ def markdown(cases: Sequence[Case], versions_differ: str) -> str:
     lines += summary_lines(cases, versions_differ)
     moved = rows(cases)
     if moved:
-        lines += ["", _row(HEADER), "|---|---|---|---:|---:|---:|---:|---|"]
-        lines += [_row(row) for row in moved[:_MOST_ROWS_MARKDOWN]]
+        shown = moved[:_MOST_ROWS_MARKDOWN]
+        lines += ["", *markdown_table(HEADER, shown, right=(3, 4, 5, 6))]
     if len(moved) > _MOST_ROWS_MARKDOWN:
         lines += ["", f"... and {len(moved) - _MOST_ROWS_MARKDOWN} more rows."]
     return "\n".join(lines) + "\n"
@@ -185,10 +186,6 @@ def _change(move: Move) -> str:
 
 def _allowed(move: Move) -> str:
     return f"±{_number(move.allowed)}" if move.allowed else "none"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def _xml(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from schedlab.experiments.search.tune import Trial, Tuned
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.sim.files import write_text
+from schedlab.sim.text import json_text
 
 Data = dict[str, Any]
 
@@ -74,17 +74,17 @@ def find_data(
             {
                 "label": one.label,
                 "mean": one.value.mean,
-                "ci95": _finite(one.value.half_width),
+                "ci95": one.value.half_width,
                 "bound": one.bound or None,
                 "replications": [
                     {
                         "value": bracket.value,
-                        "breaks_at": _finite(bracket.above),
+                        "breaks_at": bracket.above,
                         "tried": [
                             {
                                 "value": probe.value,
                                 "excess": {
-                                    str(bar): _finite(excess)
+                                    str(bar): excess
                                     for bar, excess in zip(bars, probe.excess, strict=True)
                                 },
                             }
@@ -140,8 +140,6 @@ def tune_data(spec: ExperimentSpec, tuned: Tuned, num_runs: int) -> Data:
         if trial is None:
             return None
         data = asdict(trial)
-        data["excess"] = [_finite(excess) for excess in trial.excess]
-        data["goals"] = [_finite(goal) for goal in trial.goals]
         return {**data, "holds": trial.holds}
 
     return {
@@ -160,7 +158,7 @@ def tune_data(spec: ExperimentSpec, tuned: Tuned, num_runs: int) -> Data:
 
 def write_json(data: Data, path: Path) -> None:
     """Write a report, whole or not at all."""
-    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+    write_text(path, json_text(data) + "\n")
 
 
 def _requests(spec: ExperimentSpec) -> str:
@@ -173,7 +171,3 @@ def _interval(mean: float, half_width: float | None) -> str:
     if half_width is None:
         return f"{mean:.4g}"
     return f"{mean:.4g} ± {float(f'{half_width:.2g}'):g}"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
