@@ -21,6 +21,7 @@ from schedlab.experiments.commands.experiment import (
     load_experiment,
     results_folder,
 )
+from schedlab.experiments.commands.policy import policy_app
 from schedlab.experiments.commands.predictor import predictor_app
 from schedlab.experiments.commands.profile import profile_app
 from schedlab.experiments.commands.regress import regress_app
@@ -67,6 +68,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.add_typer(profile_app, name="profile")
 app.add_typer(predictor_app, name="predictor")
+app.add_typer(policy_app, name="policy")
 app.add_typer(regress_app, name="regress")
 
 

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 
-import numpy as np
-
 from schedlab.policies.policy import Policy
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, SimExecutor
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import PolicyLied, Stalled
-from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival
+from schedlab.testing.laws import difference
 
 MAX_PLANS = 20_000
 """A trial ends after so many plans, which is a second or two, however long the answers are."""
@@ -83,37 +81,9 @@ def try_policy(
     checked = run(replace(config, check_horizon=True), lambda e: e.num_plans >= MAX_PLANS)
     end_ns = checked.now_ns
     ahead = run(config, lambda e: e.now_ns >= end_ns)
-    change = _difference(checked.log, ahead.log)
+    change = difference(checked.log, ahead.log, ("by single steps", "ahead"))
     if change is not None:
         raise PolicyLied(
             f"{tried}: skipping ahead changes the run at {change}; the policy promises more than "
             "it keeps, or a hook looks at the progress of other requests"
         )
-
-
-def _difference(by_step: RunLog, ahead: RunLog) -> str | None:
-    """Say where two runs first differ, as far as the first of them went."""
-    one, other = by_step.steps(), ahead.steps()
-    n = min(by_step.num_steps, ahead.num_steps)
-    rows = [np.flatnonzero(one[name][:n] != other[name][:n]) for name in one]
-    first = min((int(found[0]) for found in rows if len(found)), default=None)
-    if first is not None:
-        changed = (
-            f"{name} {one[name][first]} by single steps, {other[name][first]} ahead"
-            for name, found in zip(one, rows, strict=True)
-            if len(found) and found[0] == first
-        )
-        return f"step {first}: " + "; ".join(changed)
-    if by_step.num_steps > n:
-        return f"step {n}: it comes by single steps only"
-    requests, others = by_step.requests(), ahead.requests()
-    ids, here, there = np.intersect1d(requests["id"], others["id"], return_indices=True)
-    for name in ("first_scheduled_ns", "first_token_ns", "finish_ns"):
-        found = np.flatnonzero(requests[name][here] != others[name][there])
-        if len(found):
-            i = found[0]
-            return (
-                f"request {ids[i]}: {name} {requests[name][here[i]]} by single steps, "
-                f"{others[name][there[i]]} ahead"
-            )
-    return None

@@ -1,13 +1,10 @@
-"""The laws, over every registered policy, random workloads and random limits."""
-
-from dataclasses import replace
+"""The laws of `schedlab.testing`, over every registered policy and what hypothesis draws."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
 from schedlab.policies import registry
-from tests import laws
+from schedlab.testing import POLICY_LAWS, Case
 from tests.workloads import configs, workloads
 
 # Knobs for workloads of microseconds and a few tokens; "name/variant" is one more case.
@@ -53,64 +50,46 @@ def make(case):
     return registry.make(case.split("/")[0], **PARAMS.get(case, {}))
 
 
+def law(name, policy, workload, config):
+    """Check a law of `schedlab.testing` on one case."""
+    POLICY_LAWS[name](lambda: make(policy), Case(tuple(workload), config))
+
+
 @pytest.mark.parametrize("name", CASES)
 @given(workload=workloads(), config=configs())
 def test_policy_on_random_work_obeys_the_laws(name, workload, config):
-    log = laws.run(make(name), workload, config)
-    laws.check(log, workload, config, may_wait=name in MAY_WAIT)
+    law("serves_everyone", name, workload, config)
+    if name not in MAY_WAIT:
+        law("never_idles", name, workload, config)
 
 
 @pytest.mark.parametrize("name", CASES)
 @given(workload=workloads(), config=configs())
 def test_skipping_ahead_by_any_route_changes_no_bit(name, workload, config):
-    fast = laws.signature(laws.run(make(name), workload, config))
-    slow = laws.signature(laws.run(make(name), workload, laws.slow(config)))
-    cut = laws.signature(laws.run(make(name), workload, config, drive=laws.cut_at_arrivals))
-    assert fast == slow
-    assert fast == cut
+    law("skips_ahead_exactly", name, workload, config)
 
 
 @pytest.mark.parametrize("name", CASES)
 @given(workload=workloads(), config=configs())
 def test_policy_replanned_at_every_step_keeps_its_promise(name, workload, config):
-    checked = laws.run(make(name), workload, replace(config, check_horizon=True))
-    assert laws.signature(checked) == laws.signature(laws.run(make(name), workload, config))
+    law("keeps_its_promises", name, workload, config)
 
 
 @pytest.mark.parametrize("name", CASES)
-@given(workload=workloads(), config=configs(), clients=st.integers(1, 6))
-def test_closed_loop_never_exceeds_its_concurrency(name, workload, config, clients):
-    most = 0
-
-    def watch(engine):
-        nonlocal most
-        most = max(most, engine.requests.num_in_flight)
-
-    log = laws.run(make(name), workload, config, observer=watch, max_concurrency=clients)
-    assert most <= clients
-    requests = log.requests()
-    assert len(requests["id"]) == len(workload)
+@given(workload=workloads(), config=configs())
+def test_closed_loop_never_exceeds_its_concurrency(name, workload, config):
+    law("serves_a_closed_loop", name, workload, config)
 
 
 @pytest.mark.parametrize("name", CASES)
-@given(workload=workloads(), config=configs(), lengths=st.randoms(use_true_random=False))
-def test_policy_cannot_see_true_lengths(name, workload, config, lengths):
-    """Plans are the same, whatever the true lengths, until a request finishes."""
-    config = replace(config, kv_allocator="paged", fast_forward=False)
-    other = [a._replace(output_tokens=lengths.randint(1, 40)) for a in workload]
+@given(workload=workloads(), config=configs())
+def test_policy_cannot_see_true_lengths(name, workload, config):
+    law("cannot_see_lengths", name, workload, config)
 
-    def decisions(requests):
-        seen = []
 
-        def watch(engine):
-            if not (
-                engine.requests.num_finished or engine.requests.num_rejected or engine.requests.held
-            ):
-                computed = {s.id: s.num_computed_tokens for s in engine.requests.running.values()}
-                seen.append((engine.now_ns, computed))
-
-        laws.run(make(name), requests, config, observer=watch)
-        return seen
-
-    for first, second in zip(decisions(workload), decisions(other), strict=False):
-        assert first == second
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=8)
+@given(workload=workloads(), config=configs())
+def test_policy_writes_to_nothing_has_sane_keys_and_repeats_itself(name, workload, config):
+    for other in ("changes_nothing_but_itself", "has_sane_keys", "is_reproducible"):
+        law(other, name, workload, config)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from schedlab.policies import registry
+from schedlab.testing import POLICY_LAWS
 from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -62,3 +63,9 @@ def test_policies_document_tells_who_needs_a_prediction():
         cls = registry.policy_class(name)
         if cls.needs_prediction:
             assert re.search("length|rank", needed), name
+
+
+def test_add_a_policy_lists_every_law():
+    text = (DOCS / "add-a-policy.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| [a-zE]", text[text.index("## Prove it") :], re.M)
+    assert listed == list(POLICY_LAWS)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from schedlab.sim.errors import TraceError
+from schedlab.testing import READER_LAWS, check_reader
 from schedlab.traces import READERS, Trace, detect_format, read, stream
 from tests.data_folder import data_folder
 
@@ -101,6 +102,13 @@ def file(tmp_path):
 
 def test_samples_cover_every_reader():
     assert set(SAMPLES) == set(READERS)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("law", READER_LAWS)
+def test_reader_keeps_the_laws_that_outsiders_are_held_to(law, name, file):
+    suffix = "csv" if "," in SAMPLES[name].partition("\n")[0] else "jsonl"
+    check_reader(READERS[name], file(SAMPLES[name], f"sample.{suffix}"), only=law)
 
 
 @pytest.mark.parametrize("name", SAMPLES)

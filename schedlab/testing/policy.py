@@ -1,0 +1,314 @@
+"""What every scheduling policy must keep, checked over random work."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from schedlab.policies.policy import Policy
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.record.log import RunLog
+from schedlab.sim.request import RequestState
+from schedlab.testing import laws
+from schedlab.testing.cases import Case, random_cases
+from schedlab.testing.check import Law, Verdict, raise_first, verdicts
+from schedlab.testing.laws import require
+
+MakePolicy = Callable[[], Policy]
+_CLIENTS = 3
+
+
+def check_policy(
+    make: MakePolicy,
+    *,
+    may_wait: bool = False,
+    only: str | Iterable[str] | None = None,
+    cases: Sequence[Case] | None = None,
+    seed: int = 0,
+    num_cases: int = 20,
+) -> None:
+    """Check that a policy keeps every law of `POLICY_LAWS`.
+
+    Parameters
+    ----------
+    make : callable
+        Gives a fresh policy: its class, or a function that sets its knobs.
+    may_wait : bool
+        Whether the policy may leave the GPU idle on purpose although requests wait.
+    only : str or iterable of str, optional
+        Names of the laws to check; all by default.
+    cases : sequence of Case, optional
+        The workloads; by default `num_cases` drawn from `seed`.
+
+    Raises
+    ------
+    LawBroken
+        With the law, the smallest workload found that shows it, and how to repeat it.
+
+    Examples
+    --------
+    >>> from schedlab.policies import ContinuousBatching
+    >>> check_policy(ContinuousBatching, num_cases=2)
+    """
+    found = policy_verdicts(
+        make, may_wait=may_wait, only=only, cases=cases, seed=seed, num_cases=num_cases
+    )
+    raise_first(found)
+
+
+def policy_verdicts(
+    make: MakePolicy,
+    *,
+    may_wait: bool = False,
+    only: str | Iterable[str] | None = None,
+    cases: Sequence[Case] | None = None,
+    seed: int = 0,
+    num_cases: int = 20,
+) -> list[Verdict]:
+    """Return what came of each law, broken or not; parameters are those of `check_policy`."""
+    chosen = {k: law for k, law in POLICY_LAWS.items() if not (may_wait and k == "never_idles")}
+    if cases is None:
+        cases = list(random_cases(seed, num_cases))
+    name = getattr(make, "__qualname__", repr(make))
+    return verdicts(f"policy {name}", make, chosen, cases, only)
+
+
+# -- the laws ----------------------------------------------------------------------------------
+
+
+def serves_everyone(make: MakePolicy, case: Case) -> None:
+    """Every request ends once; tokens, memory, seats and budget add up."""
+    laws.check(_run(make(), case), case.workload, case.limits, may_wait=True)
+
+
+def never_idles(make: MakePolicy, case: Case) -> None:
+    """Idle only when nobody is there (for a policy that waits on purpose: may_wait)."""
+    laws.check_never_idle(_run(make(), case))
+
+
+def skips_ahead_exactly(make: MakePolicy, case: Case) -> None:
+    """Skipping ahead, with or without knowing the next arrival, changes no bit."""
+    by_step = _run(make(), case, fast_forward=False)
+    _require_same(by_step, _run(make(), case), ("by single steps", "ahead"))
+    cut = _run(make(), case, drive=laws.cut_at_arrivals)
+    _require_same(by_step, cut, ("by single steps", "ahead without knowing the next arrival"))
+
+
+def keeps_its_promises(make: MakePolicy, case: Case) -> None:
+    """Planned again at every step it would skip, it decides what it promised."""
+    _run(make(), case, check_horizon=True)
+
+
+def serves_a_closed_loop(make: MakePolicy, case: Case) -> None:
+    """With a few clients that wait for their answers, all are served, and no more are there."""
+    requests = _run(make(), case, max_concurrency=_CLIENTS).requests()
+    require(len(requests["id"]) == len(case.workload), "not every request was sent")
+    sent, answered = requests["arrival_ns"].tolist(), requests["finish_ns"].tolist()
+    done = [i for i, at_ns in enumerate(answered) if at_ns >= 0]  # the others were rejected
+    events = [(sent[i], 1) for i in done] + [(answered[i], -1) for i in done]
+    there = 0
+    for at_ns, change in sorted(events):  # at one instant answers go out before requests come
+        there += change
+        require(there <= _CLIENTS, f"{there} requests of {_CLIENTS} clients at {at_ns} ns")
+
+
+def cannot_see_lengths(make: MakePolicy, case: Case) -> None:
+    """Whatever the true lengths, it decides the same until the first answer ends."""
+    draw = random.Random(len(case.workload))
+    other = tuple(a._replace(output_tokens=draw.randint(1, 39)) for a in case.workload)
+    before, after = (list(_decisions(make(), c)) for c in (case, replace(case, workload=other)))
+    for (now_ns, one), (_, another) in zip(before, after, strict=False):
+        require(
+            one == another,
+            f"at {now_ns} ns, before any answer ends, tokens computed by request are {one}, and "
+            f"{another} with other true lengths",
+        )
+
+
+def is_reproducible(make: MakePolicy, case: Case) -> None:
+    """Two runs are the same to the bit, whatever the global random numbers."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - what others may use
+    try:
+        logs = []
+        for seed in (1, 2):
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            logs.append(_run(make(), case))
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+    _require_same(logs[0], logs[1], ("in one run", "in the next"))
+
+
+def changes_nothing_but_itself(make: MakePolicy, case: Case) -> None:
+    """Neither plan nor a hook writes to a request, or to the running and waiting."""
+    _run(_Guard(make()), case)
+
+
+def has_sane_keys(make: MakePolicy, case: Case) -> None:
+    """Keys can be compared, none is None or NaN, and the queue is in their order."""
+    _run(_KeyWatch(make()), case)
+
+
+POLICY_LAWS: dict[str, Law[MakePolicy]] = {
+    law.__name__: law
+    for law in (
+        serves_everyone, has_sane_keys, changes_nothing_but_itself, never_idles,
+        keeps_its_promises, skips_ahead_exactly, serves_a_closed_loop, cannot_see_lengths,
+        is_reproducible,
+    )
+}  # fmt: skip
+"""The laws of policies by name, in the order in which they are checked."""
+
+
+# -- what they are made of ---------------------------------------------------------------------
+
+
+def _run(
+    policy: Any,  # noqa: ANN401 - a policy, or what stands around one
+    case: Case,
+    observer: Callable[[Engine], None] | None = None,
+    fast_forward: bool = True,
+    check_horizon: bool = False,
+    **options: Any,  # noqa: ANN401 - those of `simulate`
+) -> RunLog:
+    limits = replace(case.limits, fast_forward=fast_forward, check_horizon=check_horizon)
+    return laws.run(policy, case.workload, limits, case.cost, observer=observer, **options)
+
+
+def _require_same(one: RunLog, other: RunLog, names: tuple[str, str]) -> None:
+    change = laws.difference(one, other, names)
+    require(change is None, f"the runs differ at {change}")
+    require(
+        laws.signature(one) == laws.signature(other), f"token times differ {' and '.join(names)}"
+    )
+
+
+def _decisions(policy: Policy, case: Case) -> Iterator[tuple[int, dict[int, int]]]:
+    """Yield when each step ended and what was computed by then, until the first answer ends."""
+    seen: list[tuple[int, dict[int, int]]] = []
+
+    def watch(engine: Engine) -> None:
+        known = engine.requests
+        if not (known.num_finished or known.num_rejected or known.held):
+            computed = {s.id: s.num_computed_tokens for s in known.running.values()}
+            seen.append((engine.now_ns, computed))
+
+    # The baselines that reserve memory by true length may, by definition, know it.
+    paged = replace(case, limits=replace(case.limits, kv_allocator="paged"))
+    _run(policy, paged, watch, fast_forward=False)
+    return iter(seen)
+
+
+class _Around:
+    """Stands between the engine and a policy, and hands everything on."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the policy has
+        return getattr(self.policy, name)
+
+
+class _Guard(_Around):
+    """Notices when a policy writes to what it may only read."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self._view: EngineView | None = None
+
+    def on_start(self, view: EngineView) -> None:
+        self._view = view
+        if self.policy.on_start is not None:
+            self._watched("on_start", self.policy.on_start, view)
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        plan: BatchPlan = self._watched("plan", self.policy.plan, view, builder)
+        return plan
+
+    def on_arrival(self, state: RequestState, now_ns: int) -> None:
+        if self.policy.on_arrival is not None:
+            self._watched("on_arrival", self.policy.on_arrival, state, now_ns)
+
+    def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
+        if self.policy.on_tokens is not None:
+            self._watched("on_tokens", self.policy.on_tokens, plan, num_steps, now_ns)
+
+    def on_finish(self, state: RequestState, now_ns: int) -> None:
+        if self.policy.on_finish is not None:
+            self._watched("on_finish", self.policy.on_finish, state, now_ns)
+
+    def _watched(self, name: str, hook: Callable[..., Any], *given: Any) -> Any:  # noqa: ANN401
+        states = [value for value in given if isinstance(value, RequestState)]
+        before = self._snapshot(states)
+        answer = hook(*given)
+        after = self._snapshot(states)
+        for what, old in before.items():
+            require(what in after, f"{name} removes {what}")
+            require(after[what] == old, f"{name} changes {what} from {old} to {after[what]}")
+        require(len(after) == len(before), f"{name} adds {sorted(after.keys() - before.keys())}")
+        return answer
+
+    def _snapshot(self, given: Sequence[RequestState]) -> dict[str, object]:
+        view = self._view
+        known = [] if view is None else [*view.waiting, *view.running, *view.held]
+        found: dict[str, object] = {}
+        if view is not None:
+            found["the queue"] = [state.id for state in view.waiting]
+            found["the running"] = [state.id for state in view.running]
+        for state in (*given, *known):
+            for name in RequestState.__slots__:
+                found[f"{name} of request {state.id}"] = getattr(state, name)
+        return found
+
+
+class _KeyWatch(_Around):
+    """Looks at every key, and at the order of the queue before every plan."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self._keys: dict[int, Any] = {}
+
+    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
+        key = self.policy.key(state, now_ns)
+        require(
+            not _has_hole(key), f"the key of request {state.id} is {key!r}, which sorts anywhere"
+        )
+        for other, its_key in self._keys.items():
+            try:
+                key < its_key  # noqa: B015 - only whether it can be asked
+            except TypeError as error:
+                raise AssertionError(
+                    f"the keys {key!r} of request {state.id} and {its_key!r} of request {other} "
+                    f"cannot be compared: {error}"
+                ) from error
+        self._keys[state.id] = key
+        return key
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        def place(state: RequestState) -> tuple[Any, int, int]:
+            return self.policy.key(state, view.now_ns), state.request.arrival_ns, state.id
+
+        waiting = list(view.waiting)
+        for sooner, later in pairwise(waiting):
+            require(
+                place(sooner) < place(later),
+                f"at {view.now_ns} ns request {sooner.id} waits before request {later.id}, but "
+                f"their keys are now {place(sooner)[0]!r} and {place(later)[0]!r}: set static_keys "
+                "to False, or name in rekeyed whose key has changed",
+            )
+        return self.policy.plan(view, builder)
+
+
+def _has_hole(key: object) -> bool:
+    if isinstance(key, tuple):
+        return any(map(_has_hole, key))
+    return key is None or key != key

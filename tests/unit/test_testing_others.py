@@ -1,0 +1,230 @@
+"""The checks for cost models, executors and readers: ours pass, and each catches a bad one."""
+
+import json
+
+import pytest
+
+from schedlab.sim.core.executor import SimExecutor, Steps
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.errors import TraceError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model
+from schedlab.testing import (
+    COST_MODEL_LAWS,
+    EXECUTOR_LAWS,
+    READER_LAWS,
+    LawBroken,
+    LinearCost,
+    check_cost_model,
+    check_executor,
+    check_reader,
+)
+from schedlab.traces.readers import READERS
+
+# -- cost models -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", COST_MODEL_LAWS)
+def test_our_cost_models_keep(law):
+    check_cost_model(LinearCost(), only=law)
+    check_cost_model(RooflineCostModel(Deployment(model("llama-3-8b"), gpu("a100-80gb"))), only=law)
+
+
+class Floats(LinearCost):
+    def step_ns(self, shape, k=1):
+        return [float(t) for t in super().step_ns(shape, k)]
+
+
+class FreeOfCharge(LinearCost):
+    def step_ns(self, shape, k=1):
+        return [0 if shape.num_decodes == 1 else t for t in super().step_ns(shape, k)]
+
+
+class FrozenContext(LinearCost):
+    """Forgets that contexts grow from step to step."""
+
+    def step_ns(self, shape, k=1):
+        return super().step_ns(shape, 1) * k
+
+
+class Warming(LinearCost):
+    """Gets faster the more it is asked."""
+
+    def step_ns(self, shape, k=1):
+        self.base_ns += 1
+        return super().step_ns(shape, k)
+
+
+class Cached(LinearCost):
+    """Hands out the list it keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self._kept = {}
+
+    def step_ns(self, shape, k=1):
+        return self._kept.setdefault((shape, k), super().step_ns(shape, k))
+
+
+class Anonymous(LinearCost):
+    def describe(self):
+        return {"object": "without a name"}
+
+
+BAD_MODELS = [
+    (Floats, "takes_time", "is float, not int"),
+    (FreeOfCharge, "takes_time", "a step takes 0 ns"),
+    (FrozenContext, "prices_many_steps_as_single_ones", "step 1 takes .* alone and"),
+    (Warming, "answers_alike", "the same step takes"),
+    (Cached, "hands_out_fresh_lists", "changes the model"),
+    (Anonymous, "describes_itself", "has no name"),
+]
+
+
+@pytest.mark.parametrize(("bad", "law", "reason"), BAD_MODELS)
+def test_cost_model_that_breaks_a_law_is_caught(bad, law, reason):
+    with pytest.raises(LawBroken, match=reason) as caught:
+        check_cost_model(bad(), only=law)
+    assert "BatchShape(" in str(caught.value)
+
+
+def test_every_law_of_cost_models_has_one_that_breaks_it():
+    assert {law for _, law, _ in BAD_MODELS} == set(COST_MODEL_LAWS)
+
+
+# -- executors ---------------------------------------------------------------------------------
+
+
+def simulated(case):
+    return SimExecutor(Pricing(case.cost))
+
+
+def test_simulated_executor_keeps_all_laws():
+    check_executor(simulated, num_cases=6)
+
+
+class Overeager(SimExecutor):
+    """Runs a step more than it is asked for, where nobody finishes."""
+
+    def execute(self, work, max_steps, horizon_ns):
+        steps = super().execute(work, max_steps, horizon_ns)
+        if steps.finished or work.plan.chunks:
+            return steps
+        return Steps(steps.durations_ns + steps.durations_ns[-1:], 0, [])
+
+
+class CutsShort(SimExecutor):
+    """Ends every answer one token early."""
+
+    def add(self, request, output_tokens):
+        super().add(request, max(output_tokens - 1, 1))
+
+
+class Drifting(SimExecutor):
+    """Takes a nanosecond longer with each call."""
+
+    calls = 0
+
+    def execute(self, work, max_steps, horizon_ns):
+        self.calls += 1
+        steps = super().execute(work, max_steps, horizon_ns)
+        steps.durations_ns[0] += self.calls
+        return steps
+
+
+BAD_EXECUTORS = [
+    (Overeager, "runs_no_more_than_asked", "steps, asked for|starts at"),
+    (CutsShort, "generates_true_lengths", "gets .* tokens, not"),
+    (Drifting, "runs_many_steps_as_single_ones", "the runs differ at"),
+]
+
+
+@pytest.mark.parametrize(("bad", "law", "reason"), BAD_EXECUTORS)
+def test_executor_that_breaks_a_law_is_caught(bad, law, reason):
+    with pytest.raises(LawBroken, match=reason) as caught:
+        check_executor(lambda case: bad(Pricing(case.cost)), only=law)
+    assert caught.value.case is not None
+
+
+def test_every_law_of_executors_has_one_that_breaks_it():
+    assert {law for _, law, _ in BAD_EXECUTORS} == set(EXECUTOR_LAWS)
+
+
+# -- readers -----------------------------------------------------------------------------------
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2225670,879,55
+2023-11-16 18:15:51.3910170,91,16
+"""
+
+
+@pytest.fixture
+def sample(tmp_path):
+    path = tmp_path / "sample.csv"
+    path.write_text(AZURE)
+    return path
+
+
+@pytest.mark.parametrize("law", READER_LAWS)
+def test_azure_reader_keeps(law, sample):
+    check_reader(READERS["azure"], sample, only=law)
+
+
+def _believes_all(reader):
+    return reader._replace(sniff=lambda peek: True)
+
+
+def _loses_the_last_of_a_chunk(reader):
+    def chunks(path, options):
+        for trace in reader.chunks(path, options):
+            yield (
+                trace.head(len(trace) - 1) if options.chunk_rows == 2 and len(trace) > 1 else trace
+            )
+
+    return reader._replace(chunks=chunks)
+
+
+def _miscounts(reader):
+    return reader._replace(name="another")
+
+
+def _writes(reader):
+    def chunks(path, options):
+        yield from reader.chunks(path, options)
+        with path.open("a") as file:
+            file.write("\n")
+
+    return reader._replace(chunks=chunks)
+
+
+def _crashes(reader):
+    def chunks(path, options):
+        try:
+            yield from reader.chunks(path, options)
+        except TraceError:
+            json.loads("not JSON")
+
+    return reader._replace(chunks=chunks)
+
+
+BAD_READERS = [
+    (_believes_all, "knows_its_format", "is taken for its own"),
+    (_loses_the_last_of_a_chunk, "reads_in_chunks_what_it_reads_whole", "in chunks of 2"),
+    (_miscounts, "gives_valid_requests", "the report says format 'azure'"),
+    (_writes, "leaves_the_file_alone", "changes the file"),
+    (_crashes, "names_file_and_row_of_a_mistake", "JSONDecodeError"),
+]
+
+
+@pytest.mark.parametrize(("bad", "law", "reason"), BAD_READERS)
+def test_reader_that_breaks_a_law_is_caught(bad, law, reason, sample):
+    with pytest.raises(LawBroken, match=reason):
+        check_reader(bad(READERS["azure"]), sample, only=law)
+
+
+def test_every_law_of_readers_has_one_that_breaks_it():
+    assert {law for _, law, _ in BAD_READERS} == set(READER_LAWS)

@@ -1,0 +1,277 @@
+"""The checks for policies: each catches a policy made to break it, and says how to see it again."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from schedlab.experiments.commands.cli import app
+from schedlab.policies import ContinuousBatching, Policy, registry
+from schedlab.sim.core.plan import FOREVER
+from schedlab.testing import POLICY_LAWS, Case, LawBroken, check_policy, random_cases
+
+HERE = __name__
+
+
+class Lying(ContinuousBatching):
+    """Lets newcomers wait for 5 us while others run, and promises all."""
+
+    def hold(self, state, view):
+        return bool(view.running) and view.now_ns - state.request.arrival_ns < 5_000
+
+    def horizon(self, view):
+        return FOREVER, FOREVER
+
+
+class OnlookerOf(ContinuousBatching):
+    """Keeps its promises, but orders by the progress of others when a request comes."""
+
+    def __init__(self):
+        self._states = []
+
+    def on_arrival(self, state, now_ns):
+        self._states.append(state)
+
+    def key(self, state, now_ns):
+        return sum(s.num_output_tokens for s in self._states) % 5
+
+
+class Leaking(ContinuousBatching):
+    """Finds the true lengths where they are hidden, and serves the shortest answer first."""
+
+    def on_start(self, view):
+        self._lengths = view._engine.executor._output_tokens
+
+    def key(self, state, now_ns):
+        return self._lengths[state.id]
+
+
+class Raising(ContinuousBatching):
+    """Cannot stand a second request."""
+
+    def victim(self, running, now_ns):
+        raise KeyError("nobody to take from")
+
+    def key(self, state, now_ns):
+        return 1 // (1 - state.id)
+
+
+class ReturningNothing(Policy):
+    """Forgets to return its plan."""
+
+    def plan(self, view, builder):
+        builder.grant_running()
+        builder.build()
+
+
+class Idling(ContinuousBatching):
+    """Waits for three requests, or 90 us, before it serves anybody."""
+
+    def plan(self, view, builder):
+        if view.running or len(view.waiting) >= 3:
+            return super().plan(view, builder)
+        if not len(view.waiting):
+            return builder.build()
+        until_ns = view.waiting.head.request.arrival_ns + 90_000
+        if until_ns <= view.now_ns:
+            return super().plan(view, builder)
+        return builder.build(until_ns=until_ns)
+
+
+class Dropping(ContinuousBatching):
+    """Never serves a request of the lowest class."""
+
+    def candidates(self, view, builder):
+        return (s for s in view.waiting if s.request.priority < 2)
+
+
+class Dicing(ContinuousBatching):
+    """Draws its order from the global random numbers."""
+
+    def key(self, state, now_ns):
+        return random.random()
+
+    static_keys = True
+
+
+class Writing(ContinuousBatching):
+    """Marks requests as preempted, so that nobody takes them for new."""
+
+    def hold(self, state, view):
+        state.num_preemptions = max(state.num_preemptions, 1)
+        return False
+
+
+class KeysOf(ContinuousBatching):
+    """Has keys that the class names; a function of the request."""
+
+    def key(self, state, now_ns):
+        return type(self).of(state.request, now_ns)
+
+
+class NoneKeys(KeysOf):
+    of = staticmethod(lambda request, now_ns: None)
+
+
+class NanKeys(KeysOf):
+    of = staticmethod(lambda request, now_ns: (float("nan"), request.id))
+
+
+class MixedKeys(KeysOf):
+    of = staticmethod(lambda request, now_ns: "a" if request.id % 2 else 1)
+
+
+class DriftingKeys(KeysOf):
+    """Response ratios, which drift, said to be static."""
+
+    of = staticmethod(
+        lambda request, now_ns: -(now_ns - request.arrival_ns) / request.prompt_tokens
+    )
+
+
+BREAKS = [
+    (Lying, "keeps_its_promises", "broke its skip-ahead promise"),
+    (Lying, "skips_ahead_exactly", "by single steps, .* ahead"),
+    (OnlookerOf, "skips_ahead_exactly", "the runs differ at"),
+    (Leaking, "cannot_see_lengths", "with other true lengths"),
+    (Raising, "serves_everyone", "ZeroDivisionError|division by zero"),
+    (
+        ReturningNothing,
+        "serves_everyone",
+        "must return what builder.build.. gave it .*got NoneType",
+    ),
+    (Idling, "never_idles", "idle from"),
+    (Dropping, "serves_everyone", "Stalled"),
+    (Dropping, "serves_a_closed_loop", "Stalled"),
+    (Dicing, "is_reproducible", "in one run, .* in the next"),
+    (Writing, "changes_nothing_but_itself", "plan changes num_preemptions of request 0 from 0 to"),
+    (NoneKeys, "has_sane_keys", "the key of request 0 is None"),
+    (NanKeys, "has_sane_keys", "the key of request 0 is .nan, 0."),
+    (MixedKeys, "has_sane_keys", "cannot be compared"),
+    (DriftingKeys, "has_sane_keys", "set static_keys to False"),
+]
+
+
+@pytest.mark.parametrize(("policy", "law", "reason"), BREAKS)
+def test_policy_that_breaks_a_law_is_caught_by_it(policy, law, reason):
+    with pytest.raises(LawBroken, match=reason) as caught:
+        check_policy(policy, only=law)
+    assert caught.value.law == law
+    assert f"policy {policy.__name__} breaks the law {law!r}" in str(caught.value)
+
+
+def test_every_law_of_policies_has_a_policy_that_breaks_it():
+    assert {law for _, law, _ in BREAKS} == set(POLICY_LAWS)
+
+
+@pytest.mark.parametrize("law", POLICY_LAWS)
+def test_honest_policy_keeps(law):
+    check_policy(registry.policy_class("sjf"), only=law, num_cases=4)
+
+
+def test_policy_that_may_wait_is_not_asked_whether_it_idles():
+    check_policy(Idling, may_wait=True, num_cases=2)
+
+
+def test_broken_law_shows_the_smallest_workload_as_code_that_repeats_it():
+    with pytest.raises(LawBroken) as caught:
+        check_policy(Lying, only="skips_ahead_exactly")
+    assert len(caught.value.case.workload) <= 3
+    text = str(caught.value)
+    code = text[text.index("case = ") :]
+    names = {}
+    header = "from schedlab.testing import Case, LinearCost, arrival\n"
+    header += "from schedlab.sim.config import EngineConfig\nfrom schedlab.sim.request import Slo\n"
+    exec(header + code, names)
+    with pytest.raises(LawBroken) as again:
+        check_policy(Lying, only="skips_ahead_exactly", cases=[names["case"]])
+    assert again.value.reason == caught.value.reason
+
+
+def test_workloads_of_a_seed_are_the_same_and_reach_the_corners():
+    cases = list(random_cases(3, 40))
+    assert [str(case) for case in cases] == [str(case) for case in random_cases(3, 40)]
+    assert str(cases[0]) != str(next(random_cases(4)))
+    work = [a.request for case in cases for a in case.workload]
+    assert {r.tenant for r in work} == {"a", "b", "c"}
+    on_edge = [
+        r.prompt_tokens % case.limits.block_size == 0
+        for case in cases
+        for r in (a.request for a in case.workload)
+    ]
+    assert any(on_edge)
+    assert not all(on_edge)
+    together = [a.request.arrival_ns == b.request.arrival_ns for case in cases
+                for a, b in zip(case.workload, case.workload[1:], strict=False)]  # fmt: skip
+    assert any(together)
+    assert not all(together)
+
+
+def test_unknown_law_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"no law 'never_idle'; did you mean never_idles\?"):
+        check_policy(ContinuousBatching, only="never_idle")
+
+
+def test_checks_need_no_hypothesis():
+    code = (
+        "import sys; sys.modules['hypothesis'] = sys.modules['pytest'] = None;"
+        "from schedlab.testing import check_policy;"
+        "from schedlab.policies import ContinuousBatching;"
+        "check_policy(ContinuousBatching, num_cases=1)"
+    )
+    subprocess.run([sys.executable, "-O", "-c", code], check=True)
+
+
+def test_laws_hold_without_assertions_being_compiled():
+    code = (
+        f"from {HERE} import *\n"
+        "try: check_policy(Idling, only='never_idles')\n"
+        "except LawBroken: raise SystemExit(7)"
+    )
+    assert subprocess.run([sys.executable, "-O", "-c", code], check=False).returncode == 7
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def check(*arguments):
+    return CliRunner().invoke(app, ["policy", "check", *arguments])
+
+
+def test_command_for_an_honest_policy_prints_a_line_a_law_and_exits_with_0():
+    done = check("shortest_prompt", "--cases", "2")
+    assert done.exit_code == 0, done.output
+    for law in POLICY_LAWS:
+        assert f"holds   {law}" in done.output
+
+
+def test_command_for_a_policy_that_lies_says_which_laws_are_broken_and_exits_with_1():
+    done = check(f"{HERE}:Lying", "--cases", "6")
+    assert done.exit_code == 1
+    assert "BROKEN  keeps_its_promises" in done.output
+    assert "holds   is_reproducible" in done.output
+    assert "case = Case(" in done.output
+
+
+def test_command_takes_knobs_and_may_wait():
+    done = check("wait", "max_wait_s=1e-5", "output_edges=[8, 30]", "--may-wait", "--cases", "2")
+    assert done.exit_code == 0, done.output
+    assert "never_idles" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fcsf",), "did you mean fcfs"),
+        (("fcfs", "speed=3"), "no parameter 'speed'"),
+        (("fcfs", "speed"), "KNOB=VALUE"),
+        (("fcfs", "--law", "never_idle"), "did you mean never_idles"),
+    ],
+)
+def test_command_with_a_mistake_says_what_is_right(arguments, message):
+    done = check(*arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert Case.__name__ not in done.output
