@@ -111,6 +111,7 @@ def test_check_of_unchanged_program_compares_exactly_and_passes(folder):
     assert "2 compared to the last bit" in done.output
 
 
+@pytest.mark.slow
 def test_baseline_is_sorted_json_with_a_line_a_point_and_the_same_every_time(folder):
     schedlab("update", folder)
     path = folder / "baseline.json"
@@ -156,6 +157,7 @@ def test_baseline_of_two_processes_is_that_of_one(folder):
     assert (folder / "baseline.json").read_text() == text
 
 
+@pytest.mark.slow
 def test_planted_slow_cost_model_is_not_reproduced_by_the_same_sources(folder, monkeypatch):
     schedlab("update", folder)
     scale_steps(monkeypatch, 1.001)
@@ -165,6 +167,7 @@ def test_planted_slow_cost_model_is_not_reproduced_by_the_same_sources(folder, m
     assert "NOT REPRODUCED, seed 1" in done.output
 
 
+@pytest.mark.slow
 def test_planted_improvement_of_the_same_sources_is_not_reproduced_either(folder, monkeypatch):
     schedlab("update", folder)
     scale_steps(monkeypatch, 0.9)
@@ -195,6 +198,7 @@ def test_planted_slow_cost_model_within_tolerance_passes_and_is_counted(folder, 
     assert "0 figures moved" not in done.output
 
 
+@pytest.mark.slow
 def test_planted_improvement_of_other_sources_passes_and_is_shown(folder, monkeypatch):
     schedlab("update", folder)
     pretend_other_sources(monkeypatch)
@@ -234,6 +238,7 @@ def test_own_policy_that_raises_fails_alone_and_cannot_be_kept(folder):
     assert (folder / "baseline.json").read_bytes() == kept
 
 
+@pytest.mark.slow
 def test_policy_without_baseline_and_baseline_without_policy_are_told(folder):
     schedlab("update", folder)
     rewrite(folder / "matrix.yaml", "  fcfs: fcfs\n", "  other: priority\n")
@@ -245,6 +250,7 @@ def test_policy_without_baseline_and_baseline_without_policy_are_told(folder):
     assert "| chat | fcfs | - | - | - | - | - | GONE: kept for seed 0, 1, but" in summary
 
 
+@pytest.mark.slow
 def test_other_seeds_are_told(folder):
     schedlab("update", folder)
     rewrite(folder / "matrix.yaml", "seeds: [0, 1]", "seeds: [1, 2]")
@@ -254,6 +260,7 @@ def test_other_seeds_are_told(folder):
     assert "kept for seed 0, but" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "detail"),
     [
@@ -270,12 +277,14 @@ def test_changed_matrix_is_no_regression_but_another_question(folder, old, new, 
     assert detail in done.output
 
 
+@pytest.mark.slow
 def test_wider_tolerance_leaves_the_question_the_same(folder):
     schedlab("update", folder)
     rewrite(folder / "matrix.yaml", "relative: 0.02", "relative: 0.5")
     assert schedlab("check", folder).exit_code == 0
 
 
+@pytest.mark.slow
 def test_junit_and_markdown_say_what_the_exit_code_says(folder, monkeypatch):
     schedlab("update", folder)
     junit, summary = folder / "junit.xml", folder / "summary.md"
