@@ -149,7 +149,7 @@ def data(claims: Sequence[QuotedClaim], findings: Sequence[Finding]) -> dict[str
     dict
         `versions`; `claims`, each with its verdict; `experiments` of this page, and those `cited`.
     """
-    from schedlab.experiments.running.run import versions
+    from schedlab.experiments.running.provenance import versions
 
     by_name = {finding.spec.name: finding for finding in findings}
     own = [finding for finding in findings if finding.path.parent.name != "policies"]

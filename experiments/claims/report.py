@@ -93,7 +93,7 @@ def data(findings: Sequence[Finding]) -> dict[str, object]:
         `versions` and `experiments`; numbers have seven significant digits, None is what could
         not be measured.
     """
-    from schedlab.experiments.running.run import versions
+    from schedlab.experiments.running.provenance import versions
 
     return {
         "versions": versions(),

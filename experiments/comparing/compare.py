@@ -18,7 +18,8 @@ from schedlab.experiments.analysis.comparison import (
 )
 from schedlab.experiments.comparing.machine import check_profile, machine_name
 from schedlab.experiments.comparing.measured_runs import MeasuredRun, MeasuredRuns, measure
-from schedlab.experiments.running.run import make_cost_model, run
+from schedlab.experiments.running.resolved import make_cost_model
+from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.sweep import Point, points
 from schedlab.sim.core.plan_log import RecordedStep, first_difference, teacher_forced

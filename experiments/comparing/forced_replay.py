@@ -11,7 +11,8 @@ import numpy as np
 
 from schedlab.experiments.comparing.validate import check_same, recording_of, timeline
 from schedlab.experiments.comparing.vllm_recording import Floats, Timeline
-from schedlab.experiments.running.run import SimBackend, run
+from schedlab.experiments.running.backend import SimBackend
+from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor, Steps, Work

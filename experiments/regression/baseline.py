@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.experiments.running.point_hash import code_version
-from schedlab.experiments.running.run import versions
+from schedlab.experiments.running.provenance import versions
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import read_json_object, write_text
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from schedlab.experiments.running.run import versions
+from schedlab.experiments.running.provenance import versions
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 

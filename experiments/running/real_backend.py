@@ -7,7 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedlab.experiments.specification.experiment import ExperimentSpec, Real
+from schedlab.experiments.running.resolved import Resolved
+from schedlab.experiments.specification.experiment import Real
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.cost.pricing import Pricing
@@ -57,7 +58,7 @@ class RealBackend:
         }
 
 
-def open_backend(spec: ExperimentSpec, config: EngineConfig, pricing: Pricing) -> RealBackend:
+def open_device(point: Resolved, pricing: Pricing) -> RealBackend:
     """Put the experiment's model on its device.
 
     Raises
@@ -75,7 +76,7 @@ def open_backend(spec: ExperimentSpec, config: EngineConfig, pricing: Pricing) -
     from schedlab.gpu_backend.clock import ModelledClock, VirtualClock, WallClock
     from schedlab.gpu_backend.executor import TorchExecutor
 
-    real = spec.real
+    spec, config, real = point.spec, point.config, point.spec.real
     clock: Clock
     if real.clock == "modelled":
         clock = ModelledClock(pricing)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
-from schedlab.sim.config import EngineConfig
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.models import model
 
 
-def deployment(spec: ExperimentSpec, config: EngineConfig | None = None) -> Deployment:
-    """Return what runs where.
+def deployment(spec: ExperimentSpec) -> Deployment:
+    """Return what runs where, without the limits of an engine.
 
     Parameters
     ----------
     spec : ExperimentSpec
         One point.
-    config : EngineConfig, optional
-        The limits of its engine, where they are known.
 
     Raises
     ------
@@ -31,5 +28,4 @@ def deployment(spec: ExperimentSpec, config: EngineConfig | None = None) -> Depl
         tensor_parallel_size=engine.tensor_parallel_size,
         dtype=engine.dtype,
         kv_cache_dtype=engine.kv_cache_dtype,
-        config=config,
     )

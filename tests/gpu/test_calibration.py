@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 from schedlab.experiments.comparing import calibrate as laboratory  # noqa: E402
 from schedlab.experiments.comparing import machine  # noqa: E402
 from schedlab.experiments.comparing.machine import check_profile  # noqa: E402
-from schedlab.experiments.running.run import make_cost_model, run  # noqa: E402
+from schedlab.experiments.running.resolved import make_cost_model  # noqa: E402
+from schedlab.experiments.running.run import run  # noqa: E402
 from schedlab.experiments.specification.cost_model import CostModel  # noqa: E402
 from schedlab.experiments.specification.loading import make_spec  # noqa: E402
 from schedlab.gpu_backend import calibration  # noqa: E402

@@ -1,0 +1,75 @@
+"""What a result says of where it comes from."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from dataclasses import asdict
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from schedlab.experiments.running.resolved import Resolved
+from schedlab.experiments.specification.identity import spec_hash
+from schedlab.policies import registry
+
+
+def provenance(point: Resolved) -> dict[str, object]:
+    """Return all that can be said of a run before it begins.
+
+    Parameters
+    ----------
+    point : Resolved
+        What is run.
+    """
+    spec, load = point.spec, point.spec.workload
+    rate = load.request_rate
+    return {
+        "spec": spec.to_data(),
+        "spec_hash": spec_hash(spec),
+        "seed": spec.seed,
+        "backend": f"schedlab-{spec.backend}",
+        "model": point.deployment.model.name,
+        "hardware": point.deployment.gpu.name,
+        "request_rate": rate,
+        "burstiness": load.burstiness if rate is None else load.burstiness or 1.0,
+        "max_concurrency": load.max_concurrency,
+        "policy_source": registry.policy_class(spec.policy.name).source,
+        "versions": versions(),
+        "git_commit": _git_commit(),
+        "cost_model": point.cost_model.describe(),
+        "scheduling_overhead": asdict(point.overhead),
+        "engine": asdict(point.config),
+        "memory": asdict(point.memory),
+    }
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of what computes a result, by package."""
+    found = {"python": platform.python_version()}
+    for package in ("schedlab", "numpy", "scipy", "simpy"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed: run from a checkout"
+    return found
+
+
+@cache
+def _git_commit() -> str | None:
+    """Return the commit of the checkout this runs from, marked if it has changes."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,132 @@
+"""One point of an experiment with every name in it looked up, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from schedlab.experiments.specification.deployment import deployment
+from schedlab.experiments.specification.engine import Engine
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.sim.config import EngineConfig, vllm_capture_sizes
+from schedlab.sim.cost import registry
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.memory import MemoryBudget, memory_budget
+
+_SAME_NAME = [f.name for f in fields(EngineConfig) if f.name in Engine.model_fields]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a specification comes to, before anything runs.
+
+    Attributes
+    ----------
+    spec : ExperimentSpec
+        One point.
+    deployment : Deployment
+        Model, devices, formats and limits.
+    memory : MemoryBudget
+        Where the memory of a device goes.
+    config : EngineConfig
+        The limits of the engine.
+    cost_model : CostModel
+        What a step takes.
+    overhead : SchedulingOverhead
+        What the CPU adds: as the specification says, else as the profile does, else nothing.
+    """
+
+    spec: ExperimentSpec
+    deployment: Deployment
+    memory: MemoryBudget
+    config: EngineConfig
+    cost_model: CostModel
+    overhead: SchedulingOverhead
+
+
+def resolve(spec: ExperimentSpec) -> Resolved:
+    """Look up model, device and cost model of one point, and what follows from them.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point; see `schedlab.experiments.specification.sweep.points`.
+
+    Raises
+    ------
+    SpecError
+        If a name is unknown, limits contradict each other, the model does not fit the device, or
+        a profile is unreadable or of something else.
+    """
+    stated = spec.engine.scheduling_overhead
+    overhead = None if stated is None else SchedulingOverhead(**stated.model_dump())
+    where = deployment(spec)
+    memory = _memory(spec, where)
+    config = _config(spec, where, memory, overhead or SchedulingOverhead())
+    where = replace(where, config=config)
+    cost_model = make_cost_model(spec, where)
+    if overhead is None:
+        overhead = cost_model.scheduling_overhead or SchedulingOverhead()
+    return Resolved(spec, where, memory, config, cost_model, overhead)
+
+
+def make_cost_model(spec: ExperimentSpec, where: Deployment | None = None) -> CostModel:
+    """Return the cost model that a specification names.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point.
+    where : Deployment, optional
+        What it prices; that of the specification, without an engine's limits, if not given.
+
+    Raises
+    ------
+    SpecError
+        If it refuses a knob, or a profile is unreadable or of another model or device.
+    """
+    chosen = spec.cost_model
+    name = chosen.name or registry.kind_of(str(chosen.profile))
+    return registry.make(name, where or deployment(spec), **chosen.given)
+
+
+def _memory(spec: ExperimentSpec, where: Deployment) -> MemoryBudget:
+    engine = spec.engine
+    return memory_budget(
+        where.model,
+        where.gpu,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        dtype=where.dtype,
+        kv_dtype=where.kv_dtype,
+        tensor_parallel_size=where.tensor_parallel_size,
+        block_size=engine.block_size,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+    )
+
+
+def _config(
+    spec: ExperimentSpec, where: Deployment, memory: MemoryBudget, overhead: SchedulingOverhead
+) -> EngineConfig:
+    """Return the engine's limits: those of the same name, and those that follow from memory."""
+    engine = spec.engine
+    num_blocks = engine.num_gpu_blocks_override or memory.num_blocks
+    num_blocks -= engine.reserve_null_block
+    block_bytes = memory.kv_bytes_per_token * engine.block_size
+    longest = min(where.model.max_model_len, num_blocks * engine.block_size)
+    limits = {name: getattr(engine, name) for name in _SAME_NAME}
+    limits |= {
+        "num_blocks": num_blocks,
+        "max_model_len": engine.max_model_len or longest,
+        "swap_space_blocks": int(engine.swap_space * 2**30 / block_bytes),
+        "kv_block_bytes": block_bytes,
+        "first_launch_ns": int(overhead.first_step_s * 1e9 + 0.5),
+    }
+    if engine.cuda_graph_padding:
+        limits["cudagraph_capture_sizes"] = vllm_capture_sizes(engine.max_num_seqs)
+    try:
+        return EngineConfig(**limits)
+    except ValueError as error:
+        raise SpecError(f"engine: {error}") from error
