@@ -74,7 +74,7 @@ $(VENV)/tested: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu,predictors]'
 	@touch $@ $(VENV)/installed
 
-# pandas>=2.1 becomes pandas==2.1; test tools are the newest.
+# numpy>=1.26 becomes numpy==1.26; test tools are the newest.
 $(OLDEST)/installed: pyproject.toml
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 _REQUIRED = (
-    "simpy", "numpy", "pandas", "pyarrow", "scipy", "matplotlib", "pyyaml", "pydantic", "jinja2",
+    "simpy", "numpy", "pyarrow", "scipy", "matplotlib", "pyyaml", "pydantic", "jinja2",
     "typer", "rich",
 )  # fmt: skip
 _OPTIONAL = {
