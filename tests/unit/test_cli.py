@@ -44,7 +44,8 @@ def test_run_single_point_writes_result_tables_and_resolved_spec(spec_file):
     folder = Path("results/tiny")
     assert {path.name for path in folder.iterdir()} == {
         ".schedlab.json", "gaps.parquet", "point.json", "preemptions.parquet",
-        "requests.parquet", "result.json", "spec.yaml", "steps.parquet", "tokens.parquet",
+        "requests.parquet", "result.json", "spec.yaml", "steps.parquet",
+        "stints.parquet", "tokens.parquet",
     }  # fmt: skip
     result = RunResult.load(folder)
     assert result.metrics()["completed"] == 12
