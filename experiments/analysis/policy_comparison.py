@@ -91,8 +91,7 @@ def compare_policies(
         of[run.replication] = run
     found = []
     for metric in metrics:
-        if metric not in runs[0].metrics:
-            raise SpecError(f"no metric is called {metric!r}; {nearest(metric, runs[0].metrics)}")
+        metric_named(metric)  # an unknown one is told before anything is computed
         for setting, by_name in groups.items():
             for name in names:
                 if name != base and name in by_name and base in by_name:

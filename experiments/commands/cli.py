@@ -15,9 +15,11 @@ from schedlab.experiments.commands.claims import claims
 from schedlab.experiments.commands.compare import calibrate, compare
 from schedlab.experiments.commands.experiment import (
     AsJson,
+    Metrics,
     Overrides,
     Quiet,
     SpecFile,
+    known_metrics,
     load_experiment,
     results_folder,
 )
@@ -83,6 +85,7 @@ def run(
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Also write trace.json for ui.perfetto.dev.")
     ] = False,
+    metric: Metrics = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -95,11 +98,12 @@ def run(
         check_replaceable,
         replacing_folder,
     )
-    from schedlab.experiments.results.saved_results import summary
+    from schedlab.experiments.results.saved_results import read_results, summary
     from schedlab.experiments.sweeps.sweep_all import run_into
     from schedlab.experiments.sweeps.workers import InProcess
 
     spec = load_experiment(spec_file, overrides)
+    asked = known_metrics(metric)
     folder = output or results_folder(spec)
     check_replaceable(folder)
     with replacing_folder(folder) as new, points_bar(quiet) as progress:
@@ -112,7 +116,8 @@ def run(
     if as_json:
         typer.echo(json.dumps(summary(spec, results), indent=1))
     elif not quiet:
-        print_results(results, spec.name)
+        # Further metrics are computed from the tables, which are at their place now.
+        print_results(read_results(folder) if asked else results, spec.name, asked)
         print_lines([f"results: {folder}"])
 
 
@@ -146,6 +151,25 @@ def report_page(
 
 for _command in (compare, validate, calibrate, claims):
     app.command()(_command)
+
+
+@app.command("metrics")
+def list_metrics(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables of docs/metrics.md.")
+    ] = False,
+) -> None:
+    """List what can be measured of a run: unit, better, parameters, definition."""
+    from schedlab.experiments.results.metric_table import metric_rows, metric_tables
+
+    if markdown:
+        typer.echo(metric_tables(), nl=False)
+        return
+    print_table(
+        "metrics (NAME, NAME(parameter=value), or module:function)",
+        ("name", "unit", "better", "definition"),
+        [row for rows in metric_rows().values() for row in rows],
+    )
 
 
 @app.command()

@@ -19,6 +19,16 @@ Overrides = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        "-m",
+        metavar="METRIC",
+        help="A metric, e.g. 'largest(latency=itl)' or my_module:cost; may be repeated.",
+    ),
+]
+
 
 def load_experiment(spec_file: Path, overrides: list[str] | None) -> ExperimentSpec:
     """Return the experiment of a file with its changes; its own modules are found from now on."""
@@ -36,6 +46,22 @@ def find_own_modules(*folders: Path) -> None:
     """
     known = set(sys.path)
     sys.path += [place for place in map(str, (Path.cwd(), *folders)) if place not in known]
+
+
+def known_metrics(names: list[str] | None) -> list[str]:
+    """Return the metrics that a command is asked for, each of them known.
+
+    Raises
+    ------
+    SpecError
+        If one is not, before anything is run for it.
+    """
+    if not names:
+        return []
+    from schedlab.sim.metrics.registry import metric_named
+
+    find_own_modules()
+    return [metric_named(name).name for name in names]
 
 
 def results_folder(spec: ExperimentSpec, kind: str = "") -> Path:

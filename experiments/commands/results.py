@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from schedlab.experiments.commands.experiment import AsJson
+from schedlab.experiments.commands.experiment import AsJson, Metrics, known_metrics
 from schedlab.experiments.commands.terminal import print_table
 from schedlab.sim.text import json_text
 
@@ -16,9 +16,7 @@ def compare_policies_command(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Results of a run or sweep with replications.")
     ],
-    metric: Annotated[
-        list[str] | None, typer.Option("--metric", "-m", help="What to compare; may be repeated.")
-    ] = None,
+    metric: Metrics = None,
     against: Annotated[
         str | None, typer.Option(help="Hold the others against this one; the first by default.")
     ] = None,
@@ -31,7 +29,7 @@ def compare_policies_command(
     from schedlab.experiments.analysis.policy_comparison import METRICS, compare_policies
     from schedlab.experiments.results.saved_results import read_points
 
-    found = compare_policies(read_points(folder), metric or METRICS, against, key)
+    found = compare_policies(read_points(folder), known_metrics(metric) or METRICS, against, key)
     if as_json:
         typer.echo(json_text([asdict(c) | {"change": c.change._asdict()} for c in found]))
         return
@@ -80,9 +78,10 @@ def by_class_command(
             "there is one, else the priority."
         ),
     ] = None,
+    metric: Metrics = None,
 ) -> None:
     """Show what each class of requests got: SLO attainment, goodput, longest wait, fairness."""
-    from schedlab.experiments.analysis.by_class import class_table
+    from schedlab.experiments.analysis.by_class import METRICS, class_table
 
-    header, lines = class_table(folder, column)
+    header, lines = class_table(folder, column, known_metrics(metric) or tuple(METRICS))
     print_table("", tuple(header), [tuple(line) for line in lines])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,9 +134,9 @@ def points_bar(quiet: bool) -> Iterator[PointsBar]:
         yield PointsBar(draw)
 
 
-def print_results(results: SavedResults, name: str) -> None:
-    """Print the table of an experiment and what qualifies it."""
+def print_results(results: SavedResults, name: str, metrics: Sequence[str] = ()) -> None:
+    """Print the table of an experiment, with further metrics, and what qualifies it."""
     from schedlab.experiments.results.tables import notes, table
 
-    console().print(table(results.rows, name))
+    console().print(table(results.rows, name, metrics))
     print_lines(notes(results.cost_models, results.warnings, results.predictors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,9 +10,11 @@ import typer
 
 from schedlab.experiments.commands.experiment import (
     AsJson,
+    Metrics,
     Overrides,
     Quiet,
     SpecFile,
+    known_metrics,
     load_experiment,
     results_folder,
 )
@@ -63,6 +66,7 @@ def sweep_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and about how long it takes.")
     ] = False,
+    metric: Metrics = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -75,6 +79,7 @@ def sweep_command(
 
     spec = load_experiment(spec_file, overrides)
     check_backend(spec, jobs, ray)
+    asked = known_metrics(metric)
     part = _shard(shard)
     folder = output or results_folder(spec, "sweep")
     if dry_run:
@@ -94,7 +99,7 @@ def sweep_command(
     if as_json:
         typer.echo(json_text(swept_data(spec, swept)))
     elif not quiet:
-        _print_swept(spec, swept, folder)
+        _print_swept(spec, swept, folder, asked)
     if swept.failures:
         raise typer.Exit(FAILED)
 
@@ -192,9 +197,9 @@ def _shard(text: str | None) -> Shard | None:
     return Shard(int(index), int(total))
 
 
-def _print_swept(spec: ExperimentSpec, swept: Swept, folder: Path) -> None:
+def _print_swept(spec: ExperimentSpec, swept: Swept, folder: Path, metrics: Sequence[str]) -> None:
     if swept.results is not None:
-        print_results(swept.results, spec.name)
+        print_results(swept.results, spec.name, metrics)
     for done in swept.failures:
         print_lines([f"failed: {done.job.label}, seed {done.job.spec.seed}: {done.error}"])
         print_lines([done.trace] if done.trace else [])

@@ -260,7 +260,7 @@ def _draw_curve(
     color, marker, line = curve.look
     axes.plot(x, y, line, color=color, zorder=2, linewidth=2.8 - 1.4 * curve.slimness)
     for row, at_x, at_y in zip(curve.rows, x, y, strict=True):
-        half_width = row.metrics[metric].half_width
+        half_width = row.estimate(metric).half_width
         if half_width is not None and math.isfinite(half_width):
             floor = at_y / 10 if lowest is None else lowest
             low = max(at_y - half_width * scale, floor)

@@ -135,10 +135,7 @@ def _not_worse(results: Sequence[Row], metric: str) -> set[int]:
     upwards = bool(metric_named(metric).larger_is_better)
     bounds = {}
     for i, row in enumerate(results):
-        mean, half = (
-            row.mean(metric),
-            row.metrics[metric].half_width if metric in row.metrics else 0,
-        )
+        mean, half = row.estimate(metric)
         if math.isfinite(mean):
             bounds[i] = (mean if upwards else -mean, half or 0.0)
     best_mean, best_half = max(bounds.values())
@@ -184,4 +181,4 @@ def _cell(row: Row, metric: str) -> str:
     mean = row.mean(metric)
     if not math.isfinite(mean):
         return "-"
-    return with_interval(mean, row.metrics[metric].half_width, metric_named(metric).scale)
+    return with_interval(mean, row.estimate(metric).half_width, metric_named(metric).scale)

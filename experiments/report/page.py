@@ -344,9 +344,7 @@ def _short(row: Row) -> str:
 
 
 def _cell(row: Row, metric: str) -> str:
-    if metric not in row.metrics:
-        return "-"
-    mean, half_width = row.metrics[metric]
+    mean, half_width = row.estimate(metric)
     if not math.isfinite(mean):
         return "-"
     return with_interval(mean, half_width, metric_named(metric).scale)

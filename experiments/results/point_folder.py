@@ -40,7 +40,8 @@ class PointMetrics:
     policy : str
         Name of the policy.
     metrics : mapping of str to float
-        All metrics; NaN where there was nothing to measure.
+        Those that every run has; NaN where there was nothing to measure. Any other metric, e.g.
+        ``largest(latency=itl)`` or ``my_module:cost``, is computed when it is asked for.
     folder : Path
         Where result.json and the tables are.
     warnings : sequence of str
@@ -76,6 +77,22 @@ class PointMetrics:
     def head(self) -> Mapping[str, Any]:
         """Return metrics and provenance as they were written, as plain data."""
         return _head(self.folder)
+
+
+class _Metrics(dict[str, float]):
+    """Metrics of a saved run; what result.json does not have is computed from the tables."""
+
+    def __init__(self, saved: Mapping[str, Any], folder: Path) -> None:
+        super().__init__({name: _number(value) for name, value in saved.items()})
+        self._folder = folder
+        self._computed: dict[str, float] = {}
+
+    def __missing__(self, name: str) -> float:
+        from schedlab.sim.result import RunResult
+
+        if name not in self._computed:
+            self._computed[name] = RunResult.load(self._folder).metric(name)
+        return self._computed[name]
 
 
 def write_point(
@@ -136,7 +153,7 @@ def read_point(
             settings=settings or {},
             replication=replication,
             policy=head["policy"],
-            metrics={name: _number(value) for name, value in head["metrics"].items()},
+            metrics=_Metrics(head["metrics"], folder),
             folder=folder,
             warnings=noted.get("warnings", ()),
             cost_model=head["provenance"]["cost_model"],

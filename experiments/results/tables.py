@@ -39,19 +39,39 @@ class Row:
         Swept key to its value, as short text.
     num_replications : int
         Runs behind each estimate.
-    metrics : dict of str to Estimate
-        Every metric of the runs.
+    metrics : mapping of str to Estimate
+        Those that every run has; any other that the runs can tell is estimated when asked for.
     """
 
     label: str
     policy: str
     settings: dict[str, str]
     num_replications: int
-    metrics: dict[str, Estimate]
+    metrics: Mapping[str, Estimate]
+
+    def estimate(self, metric: str) -> Estimate:
+        """Return a metric over the replications; NaN where it does not exist."""
+        try:
+            return self.metrics[metric]
+        except KeyError:
+            return Estimate(math.nan, None)
 
     def mean(self, metric: str) -> float:
         """Return the mean of a metric; NaN where it does not exist."""
-        return self.metrics.get(metric, Estimate(math.nan, None)).mean
+        return self.estimate(metric).mean
+
+
+class _Estimates(dict[str, Estimate]):
+    """Metrics over replications; those that only some ask for are estimated then."""
+
+    def __init__(self, replications: Sequence[Metrics]) -> None:
+        super().__init__({
+            name: estimate([one[name] for one in replications]) for name in replications[0]
+        })  # fmt: skip
+        self._replications = replications
+
+    def __missing__(self, name: str) -> Estimate:
+        return estimate([one[name] for one in self._replications])
 
 
 class Setting(Protocol):
@@ -91,21 +111,19 @@ def rows(points: Sequence[Setting], metrics: Sequence[Metrics]) -> list[Row]:
     gathered = []
     for members in groups.values():
         first = points[members[0]]
-        names = metrics[members[0]].keys()
-        values = {name: [metrics[i][name] for i in members] for name in names}
         gathered.append(
             Row(
                 label=first.label,
                 policy=first.settings.get("policy", first.policy),
                 settings=dict(first.settings),
                 num_replications=len(members),
-                metrics={name: estimate(column) for name, column in values.items()},
+                metrics=_Estimates([metrics[i] for i in members]),
             )
         )
     return gathered
 
 
-def table(results: Sequence[Row], title: str) -> Table:
+def table(results: Sequence[Row], title: str, metrics: Sequence[str] = ()) -> Table:
     """Return the table a run prints.
 
     Parameters
@@ -114,6 +132,8 @@ def table(results: Sequence[Row], title: str) -> Table:
         The settings.
     title : str
         Name of the experiment.
+    metrics : sequence of str
+        What else to show, by name.
 
     Returns
     -------
@@ -142,7 +162,7 @@ def table(results: Sequence[Row], title: str) -> Table:
     counts = {"preempted": "num_preemptions", "rejected": "rejected"}
     if any(row.mean("prefix_hit_share") > 0 for row in results):
         columns["cached"] = "prefix_hit_share"
-    for header in [*columns, *pairs, *counts]:
+    for header in [*columns, *pairs, *counts, *metrics]:
         drawn.add_column(header, justify="right")
     for row in results:
         cells = [row.policy, *(row.settings[key] for key in others)]
@@ -152,6 +172,7 @@ def table(results: Sequence[Row], title: str) -> Table:
             for name in pairs.values()
         ]
         cells += [_number(row.mean(metric)) for metric in counts.values()]
+        cells += [_cell(row, metric) for metric in metrics]
         drawn.add_row(*cells)
     return drawn
 
@@ -323,7 +344,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _cell(row: Row, metric: str) -> str:
-    mean, half_width = row.metrics.get(metric, Estimate(math.nan, None))
+    mean, half_width = row.estimate(metric)
     return _number(mean) if half_width is None else f"{_number(mean)}±{_number(half_width)}"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from schedlab.experiments.search.bars import Metrics, bars_of, label_of, with_values
 from schedlab.experiments.search.find import find_all
 from schedlab.experiments.specification.experiment import ExperimentSpec
-from schedlab.experiments.specification.search import Find, Tune
+from schedlab.experiments.specification.search import Find, Tune, is_key
 from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.statistics import Estimate, estimate, paired_change, verdict
 from schedlab.experiments.sweeps.runs import Runs
@@ -211,7 +211,7 @@ def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[T
         for point in points(spec)
     ]
     bars = bars_of(asked.at_most, asked.at_least)
-    if "." in asked.maximize:
+    if is_key(asked.maximize):
         found = find_all(expanded, _as_find(asked), runs) if expanded else []
         # Within the bars by construction, but for a setting that breaks one at the least value.
         return [

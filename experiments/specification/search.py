@@ -28,7 +28,8 @@ _SENTENCE = re.compile(
     r"(?:\s+between\s+(?P<low>\S+)\s+and\s+(?P<high>\S+))?"
     r"\s+subject\s+to\s+(?P<bars>.+?)\s*"
 )
-_BAR = re.compile(r"(?P<metric>\w+)\s*(?P<sign><=|>=)\s*(?P<bar>\S+)")
+_BAR = re.compile(r"(?P<metric>[\w.:]+(?:\(.*\))?)\s*(?P<sign><=|>=)\s*(?P<bar>\S+)")
+_BETWEEN_BARS = re.compile(r"\s+and\s+|\s*,\s*(?![^(]*\))")
 
 
 class Measurement(Section):
@@ -104,7 +105,7 @@ def _find(value: object) -> object:
     data: dict[str, Any] = {"maximize": said["key"]}
     if said["low"] is not None:
         data["between"] = [_number(said["low"]), _number(said["high"])]
-    for part in re.split(r"\s+and\s+|\s*,\s*", said["bars"]):
+    for part in _BETWEEN_BARS.split(said["bars"]):
         bar = _BAR.fullmatch(part)
         if bar is None:
             raise ValueError(f"{part!r} is no bar: write it as METRIC <= X or METRIC >= X")
@@ -159,7 +160,7 @@ class Tune(Section):
         for key, (low, high) in self.over.items():
             if low >= high:
                 raise ValueError(f"over: {key} must rise, got {[low, high]}")
-        if "." in self.maximize:
+        if is_key(self.maximize):
             if not self.at_most and not self.at_least:
                 raise ValueError("give at_most or at_least: a largest value needs a bar")
             if self.maximize in self.over:
@@ -167,6 +168,11 @@ class Tune(Section):
         elif self.between is not None:
             raise ValueError(f"between belongs to a key that is maximized; {self.maximize} is none")
         return self
+
+
+def is_key(goal: str) -> bool:
+    """Say whether what is maximized is a dotted key and not a metric."""
+    return "." in goal and not any(sign in goal for sign in "(:")
 
 
 def check_search(find: Find | None, tune: Tune | None, swept: list[str], fail: Fail) -> None:
@@ -196,7 +202,7 @@ def check_search(find: Find | None, tune: Tune | None, swept: list[str], fail: F
             for metric in getattr(section, side):
                 check(metric, (name, side, metric))
         goal = section.maximize
-        if isinstance(section, Tune) and "." not in goal:
+        if isinstance(section, Tune) and not is_key(goal):
             check(goal, (name, "maximize"))
         keys = [goal, *(section.over if isinstance(section, Tune) else ())]
         for key in keys:

@@ -36,7 +36,7 @@ def preempted_share(run: Observation) -> float:
     return ratio(num_preempted_requests(run), len(run.requests["id"]))
 
 
-@register()
+@register(unit="%", scale=100.0)
 def preemption_loss_at_tail(run: Observation, latency: Literal["tpot", "e2el"] = "tpot") -> float:
     """Return the share of their decode time that the slowest hundredth spent preempted.
 

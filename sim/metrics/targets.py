@@ -65,7 +65,7 @@ def request_goodput(run: Observation) -> float:
     return ratio(_num_met(run.leaving, waited), run.duration_s)
 
 
-@register()
+@register(unit="%", scale=100.0)
 def deadline_misses(run: Observation) -> float:
     """Return the share of requests with targets of which a token came after its deadline.
 

@@ -1,12 +1,20 @@
-"""How metrics are written, and which way they are better."""
+"""Metrics by name: how they are written, which way they are better, where they can stand."""
 
+import json
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.results.metric_table import metric_tables
+from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.statistics import with_interval
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.registry import every_run, metric_named
+from schedlab.sim.metrics import registry
+from schedlab.sim.metrics.registry import every_run, metric_named, register
 
 
 @pytest.mark.parametrize(
@@ -61,3 +69,131 @@ def test_metric_has_a_better_side(metric, larger):
 )
 def test_interval_has_as_many_digits_as_tell_something(mean, half_width, text):
     assert with_interval(mean, half_width) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("largest(latency=itl)", "largest(latency=itl)"),
+        (" largest ( latency = itl ) ", "largest(latency=itl)"),
+        ("stall_free_goodput(stall_ms=2e3, ttft_ms=500)",
+         "stall_free_goodput(ttft_ms=500, stall_ms=2000)"),
+        ("of_class(metric=largest(latency=itl), column=priority, low=1)",
+         "of_class(metric=largest(latency=itl), column=priority, low=1)"),
+        ("p99_ttft_ms()", "p99_ttft_ms"),
+        ("tests.own_metrics:tokens_per_request(at_least=3)",
+         "tests.own_metrics:tokens_per_request(at_least=3)"),
+    ],
+)  # fmt: skip
+def test_written_metric_is_read_and_its_name_reads_back(written, name):
+    assert metric_named(written).name == name
+    assert metric_named(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("largest", "largest needs latency"),
+        ("largest(latency=ttf)", "latency: no 'ttf'; did you mean ttft"),
+        ("largest(latensy=ttft)", "no such parameter 'latensy'; did you mean latency"),
+        ("largest(ttft)", "'ttft' is no parameter: write it as name=value"),
+        ("finished_within(seconds=soon)", "seconds: must be a number, got 'soon'"),
+        ("p99_ttft_ms(latency=ttft)", "takes no parameters"),
+        ("p99 ttft", "is no metric: write NAME"),
+        ("tests.own_metrics:tokens_per_requests", "did you mean tokens_per_request"),
+        ("tests.own_metric:tokens_per_request", "cannot import 'tests.own_metric'"),
+        ("tests.own_metrics:sideways", "better is 'sideways'"),
+    ],
+)
+def test_wrongly_written_metric_says_what_is_wrong(written, message):
+    with pytest.raises(SpecError, match=message):
+        metric_named(written)
+
+
+def test_own_metric_is_described_by_its_attributes_or_by_defaults():
+    told = metric_named("tests.own_metrics:tokens_per_request")
+    assert (told.axis, told.better) == ("tokens per request (tokens)", "neither")
+    assert told.definition.startswith("the output tokens of a request")
+    plain = metric_named("tests.own_metrics:requests_served")
+    assert (plain.axis, plain.better, plain.scale) == ("requests served", "lower", 1.0)
+
+
+def test_two_metrics_of_one_name_raise():
+    with pytest.raises(ValueError, match=r"'longest_wait' is taken by .*fairness.longest_wait"):
+        register("longest_wait")(lambda run: 0.0)
+
+
+def test_documented_metrics_are_those_registered():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
+    # Regenerate with: schedlab metrics --markdown
+    assert metric_tables() in page
+
+
+@pytest.fixture
+def late_tokens():
+    """Register a metric in this one place; its parameter and its label are known everywhere."""
+
+    @register(unit="tokens", better="lower")
+    def late_tokens(run, after_ms: float = 0.0):
+        """Return the tokens of requests whose first one came later than that."""
+        late = run.latencies.ttft > after_ms
+        return float(run.requests["generated_tokens"][late].sum())
+
+    yield late_tokens
+    del registry._METRICS["late_tokens"]
+
+
+SPEC = """\
+workload: {trace: azure-conv, num_requests: 30, request_rate: 4}
+policy: fcfs
+sweep: {policy: [fcfs, shortest_prompt]}
+replications: 2
+"""
+
+
+def test_registered_metric_stands_in_the_table_by_class_comparison_and_search(
+    late_tokens, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("e.yaml").write_text(SPEC)
+    asked = ["-m", "late_tokens(after_ms=20)"]
+    done = CliRunner().invoke(app, ["run", "e.yaml", "-o", "out", *asked], env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    results = read_results(Path("out"))
+    runs = [point.load() for point in results.runs]
+    values = [
+        run.requests["generated_tokens"][run.observation().latencies.ttft > 20].sum()
+        for run in runs
+    ]  # fmt: skip
+    assert all(value > 0 for value in values)
+    row = results.rows[0]
+    assert row.mean("late_tokens(after_ms=20)") == np.mean(values[:2])
+    assert f"{np.mean(values[:2]):.0f}" in done.stdout
+    classes = CliRunner().invoke(app, ["by-class", "out", *asked], env={"COLUMNS": "300"})
+    assert classes.exit_code == 0, classes.output
+    assert "late_tokens(after_ms=20)" in classes.stdout
+    compared = CliRunner().invoke(app, ["compare-policies", "out", *asked, "--json"])
+    assert compared.exit_code == 0, compared.output
+    assert json.loads(compared.stdout)[0]["means"] == [np.mean(values[2:]), np.mean(values[:2])]
+    found = CliRunner().invoke(
+        app,
+        ["find", "e.yaml", "sweep={}", "-o", "found", "--json",
+         "find=max workload.request_rate between 1 and 64 subject to late_tokens(after_ms=20) <= 0",
+         "replications=1"],
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert "late_tokens(after_ms=20)" in found.stdout
+
+
+def test_own_metric_of_a_module_beside_the_experiment_is_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine_of_a_test.py").write_text("def served(run):\n    return int(run.completed.sum())\n")
+    Path("e.yaml").write_text(SPEC)
+    done = CliRunner().invoke(
+        app, ["run", "e.yaml", "-o", "out", "-m", "mine_of_a_test:served"], env={"COLUMNS": "300"}
+    )
+    assert done.exit_code == 0, done.output
+    assert read_results(Path("out")).rows[0].mean("mine_of_a_test:served") == 30
+    wrong = CliRunner().invoke(app, ["run", "e.yaml", "-o", "out", "-m", "largest(latency=ttf)"])
+    assert wrong.exit_code == 2
+    assert "did you mean ttft" in wrong.output

@@ -1,0 +1,57 @@
+"""All metrics in tables, as the documentation and the command line show them."""
+
+from __future__ import annotations
+
+from schedlab.sim.metrics.registry import Metric, described, names
+
+_TITLES = {
+    "requests": "Of requests, in every result.json",
+    "engine": "Of the engine, in every result.json",
+    "more": "Computed when they are asked for",
+}
+_LEFT_OUT = ("median_", "std_", "p50_", "p90_", "p95_", "p99_")
+
+
+def metric_rows() -> dict[str, list[tuple[str, str, str, str]]]:
+    """Return (name, unit, better, definition) of every metric, by section.
+
+    Of the statistics of a latency only the mean has a row, which stands for all.
+    """
+    found: dict[str, list[tuple[str, str, str, str]]] = {title: [] for title in _TITLES.values()}
+    for name in names():
+        one = described(name)
+        if not name.startswith(_LEFT_OUT):
+            section = one.about if one.every_run else "more"
+            found[_TITLES[section]].append((_name(one), one.unit, one.better, one.definition))
+    return found
+
+
+def metric_tables() -> str:
+    """Return the same as Markdown."""
+    lines = []
+    for title, rows in metric_rows().items():
+        lines += [
+            f"### {title}",
+            "",
+            "| name | shown in | better | definition |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| `{name}` | {unit} | {better} | {_cell(text)} |" for name, unit, better, text in rows
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("``", "`").replace("|", "\\|").removesuffix(".")
+
+
+def _name(metric: Metric) -> str:
+    if not metric.parameters:
+        return metric.name
+    told = [
+        key if parameter.default is parameter.empty else f"{key}={parameter.default}"
+        for key, parameter in metric.parameters.items()
+    ]
+    return f"{metric.name}({', '.join(told)})"
