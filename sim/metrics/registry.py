@@ -240,8 +240,16 @@ def _load() -> None:
     package = __name__.rpartition(".")[0]
     folder = importlib.import_module(package).__path__
     others = sorted(module.name for module in pkgutil.iter_modules(folder))
-    for module in dict.fromkeys((*_FIRST, *others)):
-        importlib.import_module(f"{package}.{module}")
+    modules = [f"{package}.{module}" for module in dict.fromkeys((*_FIRST, *others))]
+    for module in modules:
+        importlib.import_module(module)
+    # Who imported one of them before this must not change the order.
+    found = sorted(
+        _METRICS.items(),
+        key=lambda item: (*modules, item[1].of.__module__).index(item[1].of.__module__),
+    )
+    _METRICS.clear()
+    _METRICS.update(found)
 
 
 def _registered(name: str) -> Metric:

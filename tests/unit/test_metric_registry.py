@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +129,13 @@ def test_documented_metrics_are_those_registered():
     page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
     # Regenerate with: schedlab metrics --markdown
     assert metric_tables() in page
+
+
+def test_order_of_metrics_does_not_depend_on_what_was_imported_first():
+    code = "import schedlab.sim.metrics.steps, schedlab.sim.metrics.registry as r; print(r.names())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    here = [name for name in registry.names() if registry.described(name).of.__module__ != __name__]
+    assert done.stdout.strip() == str(here)
 
 
 @pytest.fixture
