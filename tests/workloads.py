@@ -8,27 +8,50 @@ from tests.laws import arrival
 KV_ALLOCATORS = ("paged", "contiguous_max", "contiguous_pow2", "contiguous_exact")
 
 
+# Lengths on the edges of blocks of 4 and 16 tokens and of the bins the tests use, and beside them.
+EDGES = (3, 4, 5, 8, 10, 12, 15, 16, 17, 20, 30, 31, 32, 33)
+
+
+def lengths(longest):
+    """Draw a length: any, or one on an edge."""
+    edges = [edge for edge in EDGES if edge <= longest]
+    return st.one_of(st.integers(1, longest), st.sampled_from(edges))
+
+
 @st.composite
 def workloads(draw, max_requests=24, max_prompt=60, max_output=40):
-    """Draw requests whose gaps range from none to far longer than a step."""
+    """Draw requests of three tenants whose gaps range from none to far longer than a step.
+
+    Some come at the very end of a step that computes nothing but the prompt before them.
+    """
     rows = draw(
         st.lists(
             st.tuples(
-                st.sampled_from([0, 0, 1, 700, 3_000, 40_000]),
-                st.integers(1, max_prompt),
-                st.integers(1, max_output),
+                st.sampled_from([0, 0, 1, 700, 3_000, 40_000, None]),
+                lengths(max_prompt),
+                lengths(max_output),
                 st.integers(0, 2),
-                st.floats(0.3, 3.0),
+                st.one_of(st.just(1.0), st.floats(0.3, 3.0)),
+                st.sampled_from("abc"),
             ),
             min_size=1,
             max_size=max_requests,
         )
     )
-    now_ns, requests = 0, []
-    for i, (gap_ns, prompt, output, priority, error) in enumerate(rows):
-        now_ns += gap_ns
+    now_ns, requests, before = 0, [], 1
+    for i, (gap_ns, prompt, output, priority, error, tenant) in enumerate(rows):
+        now_ns += 1000 + 10 * before if gap_ns is None else gap_ns
+        before = prompt
         requests.append(
-            arrival(i, now_ns, prompt, output, priority=priority, predicted_tokens=output * error)
+            arrival(
+                i,
+                now_ns,
+                prompt,
+                output,
+                priority=priority,
+                predicted_tokens=output * error,
+                tenant=tenant,
+            )
         )
     return requests
 
