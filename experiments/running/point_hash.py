@@ -20,7 +20,9 @@ from schedlab.experiments.specification.identity import spec_hash
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("sim", "policies", "traces", "gpu_backend", "experiments")
 # Of experiments only what turns a specification into a run: the rest reads results.
-_COMPUTE_A_RESULT = ("sim", "policies", "traces", "experiments/running")
+_COMPUTE_A_RESULT = (
+    "sim", "policies", "traces", "experiments/running", "experiments/specification/deployment.py",
+)  # fmt: skip
 _MODULE_AND_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -71,10 +73,11 @@ def code_version(with_gpu_backend: bool = False) -> str:
     -------
     str
         SHA-256 (hex) over path and content of every file of sim, policies, traces and
-        experiments/running.
+        experiments/running, and of what looks up a specification's names.
     """
-    folders = (*_COMPUTE_A_RESULT, *(("gpu_backend",) if with_gpu_backend else ()))
-    files = [p for folder in folders for p in (_ROOT / folder).rglob("*") if p.is_file()]
+    places = (*_COMPUTE_A_RESULT, *(("gpu_backend",) if with_gpu_backend else ()))
+    paths = [p for place in places for p in (_ROOT / place, *(_ROOT / place).rglob("*"))]
+    files = [path for path in paths if path.is_file()]
     digest = hashlib.sha256()
     for path in sorted(files):
         if "__pycache__" not in path.parts:

@@ -1,6 +1,7 @@
 """The roofline against hand computation and against public profiles."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,35 @@ def test_roofline_when_compute_bound_costs_the_flops():
     # layer with 6*4 + 6*7/2 = 45 pairs; head 2 * 8 * 32.
     chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
     assert cost.step_ns(chunk) == [2 * (6 * 2 * 576 + 32 * 45) + 512]
+
+
+def test_roofline_chunk_of_one_token_reads_what_a_decode_row_reads():
+    cost = RooflineCostModel(Deployment(TINY, SLOW_MEMORY), **IDEAL)
+    chunk = BatchShape(0, 0, 0, chunks=((1, 10),), rows_sampled=1)
+    assert cost.step_ns(chunk) == cost.step_ns(decode(1, 10))
+
+
+def test_roofline_model_without_a_gate_has_one_product_less():
+    cost = RooflineCostModel(Deployment(replace(TINY, mlp="plain"), SLOW_COMPUTE), **IDEAL)
+    # As above, but 8*16 up instead of 8*32 gate-up: 448 parameters.
+    chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
+    assert cost.step_ns(chunk) == [2 * (6 * 2 * 448 + 32 * 45) + 512]
+
+
+def test_roofline_8_bit_weights_multiply_faster_but_attention_stays_at_16_bits():
+    chip = replace(SLOW_COMPUTE, flops_per_s={"bf16": 1e9, "fp8": 2e9})
+    cost = RooflineCostModel(Deployment(TINY, chip, dtype="fp8"), **IDEAL)
+    chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
+    assert cost.step_ns(chunk) == [2 * (6 * 576 + 32 * 45) + 256]
+
+
+def test_roofline_all_reduce_moves_activations_around_a_ring():
+    slow_link = replace(SLOW_COMPUTE, flops_per_s={"bf16": 1e24}, interconnect_bytes_per_s=1e9)
+    cost = RooflineCostModel(Deployment(TINY, slow_link, tensor_parallel_size=2), **IDEAL)
+    # 2 all-reduces in 2 layers of 6 tokens * 8 * 2 bytes, each 2 * 1/2 times over the link, which
+    # reaches 75 % of 1 byte/ns; 10 us to start each.
+    chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
+    assert cost.step_ns(chunk) == [4 * (10_000 + 128)]
 
 
 def test_roofline_prices_padding_as_tokens_and_as_context_read():

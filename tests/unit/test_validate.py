@@ -136,6 +136,20 @@ def test_profile_beyond_the_device_is_refused(tmp_path):
         validate(tiny(tmp_path, [row(0), row(1)], us=1000.0))
 
 
+def test_least_step_of_experts_counts_those_of_one_token_and_is_shared_by_devices():
+    shape, device = model("mixtral-8x7b"), gpu("a100-80gb")
+    steps = {
+        "num_decodes": np.array([0]),
+        "prefill_tokens": np.array([4096]),
+        "decode_context_sum_tokens": np.array([0]),
+    }
+    # 2 of 8 experts of 3 * 4096 * 14336 a layer.
+    parameters = 32 * (4096 * 128 * (2 * 32 + 2 * 8) + 2 * 3 * 4096 * 14336)
+    alone = least_step_s(steps, Deployment(shape, device))
+    assert alone[0] == pytest.approx(2 * parameters * 4096 / 312e12, rel=1e-3)
+    assert least_step_s(steps, Deployment(shape, device, 4))[0] == pytest.approx(alone[0] / 4)
+
+
 def test_least_step_time_is_arithmetic_or_traffic():
     shape, device = model("llama-3-8b"), gpu("a100")
     steps = {
