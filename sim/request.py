@@ -167,7 +167,8 @@ class RequestState:
     @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens still to compute before the next one comes out; 1 while decoding."""
-        return self.num_tokens - self.num_computed_tokens
+        # Both counters are relative to the steps of the decode batch, or neither is.
+        return self.request.prompt_tokens + self._generated - self._computed
 
     @property
     def is_decoding(self) -> bool:
@@ -179,8 +180,7 @@ class RequestState:
     @property
     def next_is_decode(self) -> bool:
         """Whether only its newest token is to be computed, with or without a seat."""
-        left = self.request.prompt_tokens + self._generated - self._computed
-        return left == 1 and self._generated > 0
+        return self.num_uncomputed_tokens == 1 and self._generated > 0
 
     def __repr__(self) -> str:
         return (

@@ -107,30 +107,33 @@ class Engine:
         self.now_ns = now_ns
         self.wait_until_ns = FOREVER
         requests = self.requests
-        if requests.intake:
+        intake = requests.intake
+        if intake.requests:
             requests.take_in(now_ns)
-        if requests.leaving and requests.intake.is_idle(now_ns):
+        if requests.leaving and intake.is_idle(now_ns):
             requests.let_go()
-        in_flight = requests.num_in_flight
-        for _ in range(in_flight + 2):
+        has_changed = False
+        for _ in range(requests.num_in_flight + 2):
             plan = self.make_plan() if self._promise is None else self._promise.make_plan()
-            changed = bool(plan.preempted or plan.rejected or plan.admitted)
-            if changed:
+            changes = bool(plan.preempted or plan.rejected or plan.admitted)
+            if changes:
+                has_changed = True
                 requests.apply(plan, self.builder.cached_tokens, now_ns)
                 if plan.preempted:
                     self._count_preemptions(len(plan.preempted))
-            # A plan with changes is not made twice; nor is one that does not know all yet, or
-            # after which a client who was answered or rejected just now may send at once.
-            repeats = not (changed or requests.leaving or requests.intake)
-            repeats = repeats and requests.num_in_flight == in_flight
-            let_go = requests.let_go()
+            # A plan with changes is not made twice, nor is one that does not know all yet; and
+            # clients who were answered or rejected just now may send before a second step.
+            repeats = not (has_changed or requests.leaving or intake.requests)
+            has_left = bool(requests.leaving)
+            if has_left:
+                requests.let_go()
             num_decodes = requests.choose_decodes(plan)
             if num_decodes or plan.chunks:
                 self._segment = self._start(plan, num_decodes, horizon_ns, repeats)
                 return self._segment
-            if requests.intake:
+            if intake.requests:
                 requests.take_in(now_ns, wait=False)
-            elif not (changed or let_go):
+            elif not (changes or has_left):
                 self._wait(plan)
                 return None
         raise stalled(self, "the policy preempts or rejects but never schedules a token")

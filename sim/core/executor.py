@@ -123,18 +123,18 @@ class SimExecutor:
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Price up to `max_steps` steps; see `Executor.execute`."""
-        shape, now_ns = work.shape, work.now_ns
-        finished: list[RequestState] = []
+        now_ns, plan, shape, decodes = work
+        pricing = self.pricing
         steps_to_finish = 0
         if shape.num_decodes:
-            finished, steps_to_finish = self._next_finish(work.decodes)
+            steps_to_finish = self._next_finish(decodes) - decodes.steps
             max_steps = min(max_steps, steps_to_finish)
         if max_steps > 1:
             # A guess is enough: a segment cut short here is simply continued by the next plan.
             within = max(0, horizon_ns - now_ns) // self._last_step_ns + 2
             max_steps = min(max_steps, within)
-        durations = self.pricing.cost_model.step_ns(shape, max_steps)
-        overhead_ns = self.pricing.overhead_ns(shape)
+        durations = pricing.cost_model.step_ns(shape, max_steps)
+        overhead_ns = pricing.overhead_ns(shape)
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]
         self._last_step_ns = durations[-1]
@@ -149,29 +149,34 @@ class SimExecutor:
                     break
                 start_ns += duration
         self._last = shape, len(durations)
-        self.pricing.carried_out(*self._last)
-        if len(durations) != steps_to_finish:
-            finished = []
-        for state, n in work.plan.chunks:
+        pricing.carried_out(shape, len(durations))
+        finished: list[RequestState] = []
+        if len(durations) == steps_to_finish:
+            finished = self._due_in(decodes, decodes.steps + steps_to_finish)
+        for state, n in plan.chunks:
             if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
                 finished.append(state)
         return Steps(durations, overhead_ns, finished)
 
-    def _next_finish(self, decodes: DecodeBatch) -> tuple[list[RequestState], int]:
+    def _next_finish(self, decodes: DecodeBatch) -> int:
+        """Return the count of decode steps at which the next member of the batch finishes."""
         while True:
             step = self._due_steps[0]
-            # A request that left and came back may be listed twice at one step.
-            due = [
-                s
-                for s in dict.fromkeys(self._due[step])
-                if s in decodes and self._due_at.get(s.id) == step
-            ]
-            if due:
-                return due, step - decodes.steps
+            for state in self._due[step]:
+                if state in decodes and self._due_at.get(state.id) == step:
+                    return step
             heappop(self._due_steps)
             for state in self._due.pop(step):
                 if self._due_at.get(state.id) == step:
                     del self._due_at[state.id]
+
+    def _due_in(self, decodes: DecodeBatch, step: int) -> list[RequestState]:
+        # A request that left and came back may be listed twice at one step.
+        return [
+            state
+            for state in dict.fromkeys(self._due[step])
+            if state in decodes and self._due_at.get(state.id) == step
+        ]
 
     def cut(self, num_steps: int) -> None:
         """Count the steps behind the first `num_steps` as not executed."""

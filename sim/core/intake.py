@@ -18,6 +18,13 @@ class Intake:
     config : EngineConfig
         `async_scheduling`, `arrivals_between_steps` and `first_launch_ns`; without either of the
         switches nothing is held back.
+
+    Attributes
+    ----------
+    holds_back : bool
+        Whether any request ever is.
+    requests : list of RequestState
+        Those that are now.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -25,16 +32,13 @@ class Intake:
         self._plans_ahead = config.async_scheduling
         self._between_steps = config.arrivals_between_steps
         self._launch_ns = config.first_launch_ns
-        self._requests: list[RequestState] = []
+        self.requests: list[RequestState] = []
         self._last_start_ns = -1
         self._last_end_ns = -1
 
-    def __len__(self) -> int:
-        return len(self._requests)
-
     def add(self, state: RequestState) -> None:
         """Hold a request back."""
-        self._requests.append(state)
+        self.requests.append(state)
 
     def step_done(self, start_ns: int, end_ns: int) -> None:
         """Learn when the last step ran."""
@@ -61,10 +65,10 @@ class Intake:
             known_ns = min(self._last_start_ns + self._launch_ns, now_ns)
         known: list[RequestState] = []
         late: list[RequestState] = []
-        for state in self._requests:
+        for state in self.requests:
             if self._between_steps and state.queued_ns > self._last_start_ns:
                 # It came during the step that just ended, or while nothing ran.
                 state.queued_ns = known_ns if state.queued_ns <= known_ns else now_ns
             (known if state.queued_ns <= known_ns or not wait else late).append(state)
-        self._requests = late
+        self.requests = late
         return known

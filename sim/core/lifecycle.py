@@ -120,7 +120,7 @@ class Lifecycle:
     @property
     def num_waiting(self) -> int:
         """Requests without a seat, those that the scheduler does not know of yet among them."""
-        return len(self.waiting) + len(self.intake)
+        return len(self.waiting) + len(self.intake.requests)
 
     @property
     def num_seated(self) -> int:
@@ -187,7 +187,9 @@ class Lifecycle:
             self._end_sealed_batch(now_ns)
 
     def _evict(self, state: RequestState, swap: bool, now_ns: int) -> None:
-        self._leave_decodes(state)
+        if state in self.decodes:
+            self._leave_decodes(state)
+        self.paused.pop(state.id, None)
         self.prefilling.pop(state.id, None)
         del self.running[state.id]
         state.num_preemptions += 1
@@ -260,9 +262,10 @@ class Lifecycle:
         """
         chosen, batch = plan.decodes, self.decodes
         if chosen is None:
-            for state in list(self.paused.values()):
-                del self.paused[state.id]
-                self._join_decodes(state)
+            if self.paused:
+                for state in self.paused.values():
+                    self._join_decodes(state)
+                self.paused.clear()
             return batch.size
         if chosen:
             ids = {state.id for state in chosen}
@@ -316,12 +319,9 @@ class Lifecycle:
         self.decodes.join(state)
 
     def _leave_decodes(self, state: RequestState) -> None:
-        if state in self.decodes:
-            self.decodes.leave(state)
-            self.log.add_stint(state.id, state._entry_ns, state._stint_start, self.decodes.steps)
-            state._entry_ns = -1
-        else:
-            self.paused.pop(state.id, None)
+        self.decodes.leave(state)
+        self.log.add_stint(state.id, state._entry_ns, state._stint_start, self.decodes.steps)
+        state._entry_ns = -1
 
     # -- out -----------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class Lifecycle:
         for state in states:
             if state in self.decodes:
                 self._leave_decodes(state)
-            else:  # its only token came out of its prefill
+            else:  # its last token came out of a prefill
                 steps = self.decodes.steps
                 self.log.add_stint(state.id, state._entry_ns, steps, steps)
             del self.running[state.id]
@@ -363,15 +363,12 @@ class Lifecycle:
         if self.held and not self.running:
             self._end_sealed_batch(end_ns)
 
-    def let_go(self) -> bool:
-        """Release what finished before the step that the last plan was made in, if anything did."""
-        if not self.leaving:
-            return False
+    def let_go(self) -> None:
+        """Release what finished before the step that the last plan was made in."""
         for state in self.leaving:
             self._release(state)
         self.leaving.clear()
         self.num_events += 1
-        return True
 
     def _end_sealed_batch(self, now_ns: int) -> None:
         for state in self.held.values():

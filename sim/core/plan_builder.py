@@ -88,7 +88,9 @@ class PlanBuilder:
         if gone:
             prefills = [s for s in prefills if s not in gone]
         num_decodes = self._count_decodes()
-        wanted = num_decodes + sum([self._chunk_limit(s, None) for s in prefills])
+        wanted = num_decodes
+        if prefills:
+            wanted += sum([self._chunk_limit(s, None) for s in prefills])
         if wanted > self.tokens_left and not (
             num_decodes <= self.tokens_left and self._are_last(prefills)
         ):
@@ -151,7 +153,9 @@ class PlanBuilder:
 
     def _count_decodes(self) -> int:
         num_decodes = self._batch.size + len(self._requests.paused)
-        return num_decodes - sum(s.is_decoding for s in self.preempted)
+        if self.preempted:
+            num_decodes -= sum([s.is_decoding for s in self.preempted])
+        return num_decodes
 
     def _allocate_decodes(self, num_decodes: int) -> bool:
         kv, batch, gone = self._kv, self._batch, self.preempted
@@ -428,12 +432,13 @@ class PlanBuilder:
             until_ns = _whole(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
         if finished not in _FINISHED:
             _one_of(finished, _FINISHED, "finished")
+        preempted = self.preempted
         self.plan = BatchPlan(
             decodes=None if self._all_decodes else tuple(self._decodes.values()),
             chunks=tuple(self._chunks.values()),
             admitted=tuple(self._admitted.values()),
-            preempted=tuple(self.preempted),
-            swapped=tuple([s for s, mode in self.preempted.items() if mode == "swap"]),
+            preempted=tuple(preempted),
+            swapped=tuple([s for s in preempted if preempted[s] == "swap"]) if preempted else (),
             rejected=tuple(self._rejected.items()),
             padding_tokens=self._padding_tokens,
             finished=finished,

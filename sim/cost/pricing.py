@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
@@ -37,11 +38,14 @@ class Pricing:
     def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
         self.cost_model = cost_model
         self.overhead = overhead or SchedulingOverhead()
+        self._has_overhead = self.overhead != SchedulingOverhead()
         self.extrapolated_steps = 0
         self.extrapolated_by_feature: dict[str, int] = {}
 
     def overhead_ns(self, shape: BatchShape) -> int:
         """Return the scheduling overhead of a step."""
+        if not self._has_overhead:
+            return 0
         return self.overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
 
     def estimate_ns(self, shape: BatchShape) -> int:
@@ -50,9 +54,12 @@ class Pricing:
 
     def carried_out(self, shape: BatchShape, num_steps: int = 1) -> None:
         """Count `num_steps` successive steps of the same batch; warn of the first outside."""
+        outside = self.cost_model.outside(shape, num_steps)
+        if not outside:
+            return
         is_first = not self.extrapolated_steps
-        self._count(shape, num_steps, 1)
-        if is_first and self.extrapolated_steps:
+        self._count(outside, 1)
+        if is_first:
             described = self.cost_model.describe()
             warnings.warn(
                 f"cost model {described.get('profile', self.cost_model.name)}: steps outside the "
@@ -64,13 +71,10 @@ class Pricing:
 
     def cut(self, shape: BatchShape, num_steps: int, kept: int) -> None:
         """Count only the first `kept` of `num_steps` steps that were counted before."""
-        self._count(shape, num_steps, -1)
-        self._count(shape, kept, 1)
+        self._count(self.cost_model.outside(shape, num_steps), -1)
+        self._count(self.cost_model.outside(shape, kept), 1)
 
-    def _count(self, shape: BatchShape, num_steps: int, sign: int) -> None:
-        outside = self.cost_model.outside(shape, num_steps)
-        if not outside:
-            return
+    def _count(self, outside: Mapping[str, Sequence[int]], sign: int) -> None:
         self.extrapolated_steps += sign * len(set().union(*outside.values()))
         for feature, steps in outside.items():
             counts = self.extrapolated_by_feature

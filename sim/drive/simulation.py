@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import simpy
@@ -15,6 +17,7 @@ from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival
 
 _LATE = EventPriority(2)
+_OBJECTS_PER_COLLECTION = 50_000
 
 Process = Generator[simpy.Event, object, None]
 
@@ -33,7 +36,8 @@ class Clock(simpy.Environment):
         self, event: simpy.Event, priority: EventPriority = NORMAL, delay: float = 0
     ) -> None:
         """Schedule an event; see `simpy.Environment.schedule`."""
-        super().schedule(event, _LATE if isinstance(event, Turn) else priority, delay)
+        late = isinstance(event, Turn)
+        simpy.Environment.schedule(self, event, _LATE if late else priority, delay)
 
 
 class Source:
@@ -83,11 +87,12 @@ class Source:
     @property
     def horizon_ns(self) -> int:
         """When the next request comes; FOREVER if none does unless one is answered."""
+        now_ns = int(self._clock.now)
         if self._on_the_way:
-            return int(self._clock.now)
-        if self._next is None or self._is_full:
+            return now_ns
+        if self._next is None or (self._max_concurrency is not None and self._is_full):
             return FOREVER
-        return max(self._next.ready_ns, int(self._clock.now))
+        return max(self._next.ready_ns, now_ns)
 
     def sent(self) -> simpy.Event:
         """Return an event that happens when the next request is sent."""
@@ -193,14 +198,15 @@ def simulate(
     source = Source(clock, engine, arrivals, max_concurrency)
 
     def serve() -> Process:
+        now_ns = 0
         while True:
-            now_ns = int(clock.now)
             segment = engine.begin(now_ns, source.horizon_ns)
             if segment is not None:
                 yield Turn(clock, segment.end_ns - now_ns)
                 engine.commit()
                 if source.is_resuming:
                     yield Turn(clock, 0)
+                now_ns = engine.now_ns
                 continue
             if engine.wait_until_ns < FOREVER:
                 yield Turn(clock, engine.wait_until_ns - now_ns) | source.sent()
@@ -214,7 +220,24 @@ def simulate(
             if sleep_until is not None:
                 awake_ns = max(sleep_until(now_ns), now_ns)
             yield Turn(clock, awake_ns - now_ns)
+            now_ns = awake_ns
 
     sending = clock.process(source.run())
-    clock.run(clock.process(serve()) & sending)
+    with _collecting_seldom():
+        clock.run(clock.process(serve()) & sending)
     return engine.log
+
+
+@contextmanager
+def _collecting_seldom() -> Iterator[None]:
+    """Let Python look for reference cycles seldom.
+
+    A run makes hardly any, but keeps many objects (a prefix cache most of all), through which
+    every search goes again: with Python's own threshold that is most of the time of such a run.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(max(thresholds[0], _OBJECTS_PER_COLLECTION), *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
