@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from schedlab.sim.metrics.latencies import latencies
+from schedlab.experiments.analysis.latencies import measured_latencies
 from schedlab.sim.record.columns import Floats
 from schedlab.sim.result import RunResult
 from schedlab.sim.rng import stream
@@ -164,8 +164,8 @@ def _bootstrap(
     measured: Sequence[RunResult], simulated: RunResult, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Resample requests, the same on both sides, and return intervals of the error."""
-    real = [latencies(run.requests) for run in measured]
-    model = latencies(simulated.requests)
+    real = [measured_latencies(run) for run in measured]
+    model = measured_latencies(simulated)
     if any(len(run.e2el) != len(model.e2el) for run in real):
         return {}
     rng = stream(seed, "bootstrap")

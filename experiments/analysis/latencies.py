@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedlab.sim.errors import SchedlabError, SpecError, nearest
-from schedlab.sim.metrics.latencies import latencies
-from schedlab.sim.record.columns import Floats
+from schedlab.sim.metrics.latencies import Latencies, latencies
+from schedlab.sim.record.columns import Floats, whole_numbers
 
 if TYPE_CHECKING:
     from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -32,7 +32,7 @@ def latencies_s(result: RunResult, latency: str) -> Floats:
     Returns
     -------
     ndarray, shape (requests,)
-        Seconds, by id; NaN where there is none (not finished, or one token and TPOT).
+        Seconds, by id; NaN where there is none (rejected, one token and TPOT, not measured).
 
     Raises
     ------
@@ -41,8 +41,17 @@ def latencies_s(result: RunResult, latency: str) -> Floats:
     """
     if latency not in LATENCIES:
         raise SpecError(f"latency: no {latency!r}; {nearest(latency, LATENCIES)}")
-    values: Floats = getattr(latencies(result.requests), latency)
+    values: Floats = getattr(measured_latencies(result), latency)
     return values / _MS_PER_S
+
+
+def measured_latencies(result: RunResult) -> Latencies:
+    """Return all latencies in ms, by id; NaN as well for who arrived outside the run's window."""
+    found = latencies(result.requests)
+    if result.window is None:
+        return found
+    inside = result.window.holds(whole_numbers(result.requests, "arrival_ns"))
+    return Latencies(*(np.where(inside, values, np.nan) for values in found))
 
 
 def spread(replications: Sequence[RunResult], latency: str = "e2el") -> Floats:

@@ -28,7 +28,7 @@ def result(finish_s, prompt_tokens=(10, 10, 10), output_tokens=(1, 5, 5)):
         "generated_tokens": np.array(output_tokens),
         "status": np.where(columns["finish_ns"] < 0, REJECTED, FINISHED),
     }
-    return SimpleNamespace(requests=columns)
+    return SimpleNamespace(requests=columns, window=None)
 
 
 def test_latencies_are_those_computed_by_hand_and_nan_where_there_are_none():

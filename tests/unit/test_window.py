@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from schedlab.experiments.analysis.latencies import latencies_s, measured_latencies
 from schedlab.experiments.results.tables import warnings
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
@@ -140,3 +141,13 @@ def test_metrics_with_parameters_are_of_the_window_too():
     assert part.metric("preempted_share") == (rows["num_preemptions"][inside] > 0).mean()
     of_class = part.metric("of_class(metric=num_requests, column=prompt_tokens, high=500)")
     assert of_class == (rows["prompt_tokens"][inside] <= 500).sum()
+
+
+def test_latencies_of_figures_and_comparisons_are_of_the_window_and_stay_in_place():
+    part = measured({"warm_up_s": 20, "cool_down_s": 30})
+    inside = part.window.holds(part.requests["arrival_ns"])
+    ttft_s = latencies_s(part, "ttft")
+    assert np.isnan(ttft_s).tolist() == (~inside).tolist()
+    assert np.nanmean(ttft_s) * 1e3 == pytest.approx(part.metric("mean_ttft_ms"))
+    twice = measured_latencies(part).e2el
+    assert np.nanmean(twice) == pytest.approx(part.metric("mean_e2el_ms"))
