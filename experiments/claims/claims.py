@@ -4,53 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Sequence
+import tempfile
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
-from schedlab.experiments.specification.claim import Capacity, Figure, Measure
-from schedlab.experiments.specification.claim_settings import (
-    Setting,
-    measure_key,
-    measures_of,
-    setting_index,
-    settings_of,
-)
+from schedlab.experiments.claims.readings import Reading, Readings
+from schedlab.experiments.specification.claim import Figure
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.experiments.specification.shipped import experiment_file
-from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.statistics import compared
+from schedlab.experiments.sweeps.runs import Runs
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.yaml_lines import read_yaml
-
-if TYPE_CHECKING:
-    from schedlab.sim.result import RunResult
-
-Progress = Callable[[int, int, str], None]
-"""Called with: figures done, figures in all, what is measured next."""
 
 VERDICTS = ("reproduced", "direction only", "not reproduced", "opposite", "not measured")
 
 _NO_EFFECT = {"ratio": 1.0, "increase": 0.0, "reduction": 0.0, "difference": 0.0}
-
-
-class Reading(NamedTuple):
-    """A number on one side of a comparison, of one replication.
-
-    Attributes
-    ----------
-    value : float
-        NaN if there is nothing to measure.
-    is_bound : bool
-        Whether a capacity lies beyond the sweep, so that the value is its end.
-    """
-
-    value: float
-    is_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,10 +148,10 @@ def source_sha256(path: Path) -> str:
 def examine(
     path: Path,
     spec: ExperimentSpec,
-    progress: Progress | None = None,
+    runs: Runs | None = None,
     only: Collection[str] | None = None,
 ) -> Finding:
-    """Run what the figures of a claim need, in this process, and compare.
+    """Run what the figures of a claim need, and compare.
 
     Parameters
     ----------
@@ -185,8 +159,9 @@ def examine(
         Where the experiment was read.
     spec : ExperimentSpec
         An experiment with a claim.
-    progress : callable, optional
-        Told which figure is being measured.
+    runs : Runs, optional
+        Who runs points, and where they are kept; if none are given, this process does, and
+        throws them away at the end.
     only : collection of str, optional
         Names of the figures wanted; what the others need is not run.
 
@@ -201,21 +176,23 @@ def examine(
         If a point is invalid or a run ends with an error.
     """
     assert spec.claim is not None
-    runs = _Runs(spec)
-    measured = []
+    if runs is None:
+        with tempfile.TemporaryDirectory() as scratch:
+            here = Runs(Store(Path(scratch)), InProcess(raising=True))
+            return examine(path, spec, here, only)
+    readings = Readings(spec, runs)
     figures = [f for f in spec.claim.figures if only is None or f.name in only]
-    for i, figure in enumerate(figures):
-        if progress is not None:
-            progress(i, len(figures), f"{spec.name}: {figure.name}")
-        of = runs.readings(figure, "of")
-        against = runs.readings(figure, "against") if figure.against is not None else ()
+    found = readings.read(figures)
+    measured = []
+    for figure in figures:
+        of, against = found[figure.name, "of"], found.get((figure.name, "against"), ())
         middle, low, high = compared(
             figure.compare, [r.value for r in of], [r.value for r in against]
         )
         measured.append(
             Measured(figure, middle, low, high, of, against, verdict(figure, middle, low, high))
         )
-    return Finding(path, spec, tuple(measured), tuple(runs.cost_models))
+    return Finding(path, spec, tuple(measured), tuple(readings.cost_models))
 
 
 def verdict(figure: Figure, middle: float, low: float, high: float) -> str:
@@ -265,89 +242,3 @@ def _direction(figure: Figure) -> tuple[int, float]:
     if high <= no_effect and low < no_effect:
         return -1, no_effect
     return 0, no_effect
-
-
-class _Runs:
-    """The runs of an experiment, made when a figure first asks, and kept as numbers only."""
-
-    def __init__(self, spec: ExperimentSpec) -> None:
-        assert spec.claim is not None
-        self._spec = spec
-        self._points: list[Point] = points(spec)
-        self._done: dict[tuple[Setting, int], dict[str, float]] = {}
-        self._wanted: dict[Setting, dict[str, Measure]] = {}
-        self.cost_models: dict[str, None] = {}
-        for figure in spec.claim.figures:
-            for side in ("of", "against"):
-                if getattr(figure, side) is None:
-                    continue
-                for setting in settings_of(spec, figure, side):
-                    wanted = self._wanted.setdefault(setting, {})
-                    wanted.update({measure_key(m): m for m in measures_of(figure)})
-
-    def readings(self, figure: Figure, side: str) -> tuple[Reading, ...]:
-        """Return what one side of a figure came to, a reading a replication."""
-        settings = settings_of(self._spec, figure, side)
-        return tuple(
-            self._capacity(figure.capacity, settings, replication)
-            if figure.capacity is not None
-            else Reading(self._value(settings[0], replication, measures_of(figure)[0]))
-            for replication in range(self._spec.replications)
-        )
-
-    def _value(self, setting: Setting, replication: int, measure: Measure) -> float:
-        if (setting, replication) not in self._done:
-            self._done[setting, replication] = self._run(setting, replication)
-        return self._done[setting, replication][measure_key(measure)]
-
-    def _run(self, setting: Setting, replication: int) -> dict[str, float]:
-        from schedlab.experiments.running.run import run
-
-        index = setting_index(self._spec, setting) * self._spec.replications + replication
-        result = run(self._points[index].spec)
-        self.cost_models[_cost_model(result)] = None
-        observed = result.observation()
-        return {
-            key: metric_named(m.name, **m.knobs).of(observed)
-            for key, m in self._wanted[setting].items()
-        }
-
-    def _capacity(
-        self, capacity: Capacity, settings: Sequence[Setting], replication: int
-    ) -> Reading:
-        """Walk up the load until a bar breaks; what lies above is not run."""
-        over = list(self._spec.sweep).index(capacity.over)
-        loads = self._spec.sweep[capacity.over]
-        # A bar holds where the excess is <= 0.
-        bars = [(name, bar, 1.0) for name, bar in capacity.at_most.items()]
-        bars += [(name, bar, -1.0) for name, bar in capacity.at_least.items()]
-        before: tuple[float, list[float]] | None = None
-        for setting in settings:
-            load = float(loads[setting[over]])
-            excess = [
-                sign * (self._value(setting, replication, Measure(name=name)) - bar)
-                for name, bar, sign in bars
-            ]
-            if not all(e <= 0.0 for e in excess):
-                if before is None or any(math.isnan(e) for e in excess):
-                    return Reading(math.nan)
-                held_load, held = before
-                crossings = [
-                    held_load + (load - held_load) * -low / (high - low)
-                    for low, high in zip(held, excess, strict=True)
-                    if high > 0.0
-                ]
-                return Reading(min(crossings))
-            before = load, excess
-        assert before is not None
-        return Reading(before[0], is_bound=True)
-
-
-def _cost_model(result: RunResult) -> str:
-    described = result.provenance["cost_model"]
-    assert isinstance(described, dict)
-    calibration = described.get("calibration")
-    return (
-        f"{described.get('name')} ({calibration}), {described.get('model')} on "
-        f"{described.get('hardware')}"
-    )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from schedlab.experiments.claims.claims import Finding, Progress, examine, load_claims, shipped
+from schedlab.experiments.claims.claims import Finding, examine, load_claims, shipped
 from schedlab.experiments.claims.quoted import (
     PARTS,
     VERDICTS,
@@ -24,6 +24,7 @@ from schedlab.experiments.claims.report import (
     experiment_data,
     section,
 )
+from schedlab.experiments.sweeps.runs import Runs
 from schedlab.sim.files import write_text
 from schedlab.sim.text import json_text, markdown_table
 
@@ -65,13 +66,13 @@ random length, with its figures.
 """
 
 
-def run_page(progress: Progress | None = None) -> tuple[list[QuotedClaim], list[Finding]]:
+def run_page(runs: Runs) -> tuple[list[QuotedClaim], list[Finding]]:
     """Run every experiment of this page, and of those of systems the figures that it cites.
 
     Parameters
     ----------
-    progress : callable, optional
-        Told which figure is being measured.
+    runs : Runs
+        Runs the points, and keeps them.
 
     Returns
     -------
@@ -87,11 +88,11 @@ def run_page(progress: Progress | None = None) -> tuple[list[QuotedClaim], list[
     """
     claims = load_quoted()
     cited = wanted(claims)
-    findings = [examine(path, spec, progress) for path, spec in load_claims(shipped("claims"))]
+    findings = [examine(path, spec, runs) for path, spec in load_claims(shipped("claims"))]
     own = {finding.spec.name for finding in findings}
     for path, spec in load_claims(shipped("policies")):
         if spec.name in cited and spec.name not in own:
-            findings.append(examine(path, spec, progress, only=cited[spec.name]))
+            findings.append(examine(path, spec, runs, only=cited[spec.name]))
     return claims, findings
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from schedlab.experiments.claims.claims import VERDICTS, Finding, Measured, Reading
+from schedlab.experiments.claims.claims import VERDICTS, Finding, Measured
+from schedlab.experiments.claims.readings import Reading
 from schedlab.experiments.specification.claim import Figure
 from schedlab.experiments.specification.claim_settings import settings_of
 from schedlab.experiments.specification.experiment import ExperimentSpec

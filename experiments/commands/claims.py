@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from schedlab.experiments.commands.experiment import Quiet, find_own_modules
-from schedlab.experiments.commands.terminal import print_table, steps_bar
+from schedlab.experiments.commands.running import Keep, NumWorkers, local_workers, opened_runs
+from schedlab.experiments.commands.terminal import print_table
 from schedlab.sim.errors import SpecError
 
 
@@ -24,6 +25,8 @@ def claims(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the page, .md and .json.")
     ] = None,
+    jobs: NumWorkers = 1,
+    keep: Keep = None,
     quiet: Quiet = False,
 ) -> None:
     """Hold what is claimed against simulations: a verdict for each figure."""
@@ -34,18 +37,17 @@ def claims(
     if page == "claims":
         if spec_files:
             raise SpecError("--page claims runs the shipped experiments; leave out the files")
-        with steps_bar(quiet) as progress:
-            quoted, findings = claims_page.run_page(progress)
+        with opened_runs(keep, local_workers(jobs), quiet) as runs:
+            quoted, findings = claims_page.run_page(runs)
         if not quiet:
             header: tuple[str, ...] = ("", "claim as quoted", "verdict")
             print_table("claims", header, claims_page.claim_rows(quoted, findings))
         written = claims_page.write(quoted, findings, output) if output is not None else []
     else:
         find_own_modules(*(path.absolute().parent for path in spec_files or []))
-        findings = []
-        for path, spec in load_claims(spec_files):
-            with steps_bar(quiet) as progress:
-                findings.append(examine(path, spec, progress))
+        loaded = load_claims(spec_files)
+        with opened_runs(keep, local_workers(jobs), quiet) as runs:
+            findings = [examine(path, spec, runs) for path, spec in loaded]
         if not quiet:
             header = ("system", "figure", "paper", "accepted", "measured [95 %]", "verdict")
             print_table("claims", header, claims_report.row_texts(findings))

@@ -76,11 +76,6 @@ def measures_of(figure: Figure) -> list[Measure]:
     return [measure for _, measure in _measures(figure)]
 
 
-def measure_key(measure: Measure) -> str:
-    """Return a text that tells a measure and its parameters from all others."""
-    return json.dumps([measure.name, measure.knobs], sort_keys=True)
-
-
 def setting_index(spec: ExperimentSpec, setting: Setting) -> int:
     """Return the place of a setting among those of the sweep, the last key varying fastest."""
     index = 0

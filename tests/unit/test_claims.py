@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -24,6 +25,9 @@ from schedlab.experiments.specification.claim import Figure
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.specification.schema import json_schema
+from schedlab.experiments.sweeps.runs import Runs
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -284,6 +288,37 @@ def test_capacity_beyond_the_sweep_is_called_a_bound(tmp_path):
     assert finding.measured[1].num_bounds == 6
     assert [reading.value for reading in finding.measured[1].of] == [20.0] * 3
     assert "(a bound)" in markdown([finding])
+
+
+def test_kept_runs_are_read_and_only_what_is_missing_runs(tmp_path):
+    class Counting(InProcess):
+        def run(self, jobs):
+            counts.append(len(jobs))
+            return super().run(jobs)
+
+    found, counts = [], []
+    for missing in (0, 2, 0):
+        for folder in sorted((tmp_path / "runs").glob("*/"))[:missing]:
+            shutil.rmtree(folder)
+        counts.clear()
+        runs = Runs(Store(tmp_path / "runs"), Counting())
+        found.append((examine(tmp_path / "x.yaml", make_spec(experiment()), runs), sum(counts)))
+    (first, all_of_them), (second, two), (third, none) = found
+    assert first == second == third
+    assert (all_of_them, two, none) == (runs.num_asked, 2, 0)
+
+
+@pytest.mark.slow
+def test_claims_of_two_processes_are_those_of_one(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(experiment()))
+    for jobs in ("1", "2"):
+        done = CliRunner().invoke(
+            app, ["claims", str(path), "-o", str(tmp_path / jobs), "-j", jobs]
+        )
+        assert done.exit_code == 0, done.output
+    one, two = ((tmp_path / jobs / "policies.json").read_bytes() for jobs in ("1", "2"))
+    assert one == two
 
 
 def test_capacity_below_the_sweep_is_not_measured(tmp_path):
