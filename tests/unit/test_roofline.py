@@ -113,6 +113,19 @@ def test_roofline_moe_reads_the_expected_number_of_experts():
     assert prefill[1] - prefill[0] == pytest.approx(0.75 * 768 + per_token, abs=1.0)
 
 
+def test_roofline_moe_of_two_experts_a_token_reads_three_of_four_for_two_tokens():
+    one = ModelShape(
+        name="moe", num_layers=1, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4,
+        intermediate_size=16, vocab_size=32, max_model_len=1024, source="test",
+        num_experts=4, experts_per_token=2, moe_intermediate_size=16,
+    )  # fmt: skip
+    cost = RooflineCostModel(Deployment(one, SLOW_MEMORY), **IDEAL)
+    ns = [cost.step_ns(BatchShape(0, 0, 0, chunks=((n, 0),)))[0] for n in (1, 2, 200)]
+    # An expert is 768 bytes; 1, 2 and 200 tokens touch 2, 4*(1 - 0.5**2) = 3 and 4 experts.
+    per_token = (ns[2] - ns[0] - 2 * 768) / 199
+    assert ns[1] - ns[0] == pytest.approx(768 + per_token, abs=1.0)
+
+
 def test_roofline_tensor_parallelism_adds_all_reduces_and_splits_work():
     cost = RooflineCostModel(Deployment(TINY, SLOW_COMPUTE, tensor_parallel_size=2), **IDEAL)
     chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
