@@ -46,7 +46,9 @@ class RunResult:
     log : RunLog
         Steps and token times.
     kv_capacity_tokens : int
-        Size of the KV cache.
+        Size of the KV cache, of each engine.
+    num_engines : int
+        Engines that shared the workload; of several, requests and steps have a column `engine`.
     reject_reasons : dict of int to str
         Why requests were turned away, by id.
     provenance : dict
@@ -66,6 +68,7 @@ class RunResult:
     reject_reasons: dict[int, str] = field(default_factory=dict)
     provenance: dict[str, object] = field(default_factory=dict)
     window: Window | None = None
+    num_engines: int = 1
     _metrics: Metrics | None = field(default=None, init=False, repr=False, compare=False)
 
     def observation(self) -> Observation:
@@ -158,6 +161,8 @@ class RunResult:
             "provenance": origin,
             "metrics": metrics,
         }
+        if self.num_engines > 1:
+            ours["num_engines"] = self.num_engines
         if self.window is not None:
             ours["window"] = self.window._asdict()
         result["schedlab"] = ours
@@ -212,6 +217,7 @@ class RunResult:
             reject_reasons={int(key): why for key, why in ours["reject_reasons"].items()},
             provenance=ours["provenance"],
             window=Window(**ours["window"]) if "window" in ours else None,
+            num_engines=ours.get("num_engines", 1),
         )
 
 

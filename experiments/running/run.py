@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
 
 from schedlab.experiments.running.backend import Backend, open_backend
-from schedlab.experiments.running.data_parallel import run_engines
 from schedlab.experiments.running.prediction import Predictions, predictions
 from schedlab.experiments.running.provenance import provenance
 from schedlab.experiments.running.resolved import Resolved, resolve
@@ -21,8 +20,11 @@ from schedlab.sim.core.executor import Executor, SimExecutor
 from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
 from schedlab.sim.cost.limits import check_limits
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.router import LeastLoaded
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.window import measured_window
+from schedlab.sim.record.cluster_log import ClusterLog
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.result import RunResult
@@ -78,20 +80,30 @@ def run(
     make_policy = partial(registry.make, spec.policy.name, **spec.policy.knobs)
     if _is_to_be_tried(spec):
         _try(point, make_policy, arrivals)
-    if spec.engine.data_parallel_size > 1:
-        if record is not None:
+    num_engines = spec.engine.data_parallel_size
+    executor: Executor = backend.executor
+    if record is not None:
+        if num_engines > 1:
             raise SpecError("engine.data_parallel_size: steps can be recorded of one engine only")
-        log, num_plans = run_engines(spec, point.config, pricing, arrivals())
+        executor = recorder = RecordingExecutor(executor)
+        recorder.steps = record
+    executors = [executor, *(SimExecutor(pricing) for _ in range(num_engines - 1))]
+    engines = [Engine(point.config, make_policy(), each) for each in executors]
+    if progress is not None:
+        report = _reporter(progress, engines, len(trace))
+        for engine in engines:
+            engine.observer = report
+    log: RunLog | ClusterLog
+    if num_engines == 1:
+        log = backend.drive(engines[0], arrivals(), spec.workload.max_concurrency)
     else:
-        executor: Executor = backend.executor
-        if record is not None:
-            executor = recorder = RecordingExecutor(executor)
-            recorder.steps = record
-        engine = Engine(point.config, make_policy(), executor)
-        if progress is not None:
-            engine.observer = _reporter(progress, len(trace))
-        log = backend.drive(engine, arrivals(), spec.workload.max_concurrency)
-        num_plans = engine.num_plans
+        log = simulate_cluster(
+            engines,
+            LeastLoaded(),
+            arrivals(),
+            spec.workload.max_concurrency,
+            lockstep=pricing if spec.engine.data_parallel_lockstep else None,
+        )
     described = backend.describe()
     if described is None:
         _check_limits(point, log)
@@ -106,16 +118,15 @@ def run(
         requests=requests,
         log=log,
         window=window,
-        kv_capacity_tokens=point.config.num_blocks
-        * point.config.block_size
-        * spec.engine.data_parallel_size,
+        kv_capacity_tokens=point.config.num_blocks * point.config.block_size,
+        num_engines=num_engines,
         reject_reasons=log.reject_reasons,
         provenance={
             **provenance(point),
             "real": described,
             "workload": trace.report.lines(),
             "prediction": None if prediction is None else prediction.provenance,
-            "num_plans": num_plans,
+            "num_plans": sum(engine.num_plans for engine in engines),
             "num_steps": log.num_steps,
             "extrapolated_steps": pricing.extrapolated_steps,
             "extrapolated_by_feature": pricing.extrapolated_by_feature,
@@ -167,19 +178,21 @@ def _try(
     )
 
 
-def _check_limits(point: Resolved, log: RunLog) -> None:
+def _check_limits(point: Resolved, log: RunLog | ClusterLog) -> None:
     """Refuse a profile that is faster than its device; a nominal CPU has no datasheet."""
     if point.cost_model.is_measured and point.deployment.gpu.name != "cpu":
         chosen = point.spec.cost_model
         check_limits(log.steps(), point.deployment, str(chosen.profile or chosen.name))
 
 
-def _reporter(progress: Progress, num_requests: int) -> Callable[[Engine], None]:
+def _reporter(
+    progress: Progress, engines: Sequence[Engine], num_requests: int
+) -> Callable[[Engine], None]:
     shown = 0
 
-    def report(engine: Engine) -> None:
+    def report(_: Engine) -> None:
         nonlocal shown
-        done = engine.requests.num_finished + engine.requests.num_rejected
+        done = sum(e.requests.num_finished + e.requests.num_rejected for e in engines)
         if done - shown >= 200 or done == num_requests:
             shown = done
             progress(done, num_requests)

@@ -134,8 +134,12 @@ class Engine(Section):
     tensor_parallel_size: Count = Field(default=1, description="Devices a layer is split over.")
     data_parallel_size: Count = Field(
         default=1,
-        description="Engines that share the requests and run every step together, as with shared "
-        "experts; all limits are those of one engine.",
+        description="Engines that share the requests; all limits are those of one engine.",
+    )
+    data_parallel_lockstep: bool = Field(
+        default=True,
+        description="Whether the engines run every step together, as those must that share "
+        "experts (vLLM's do for such models only).",
     )
     dtype: Annotated[Dtype, BeforeValidator(_dtype)] = Field(
         default="bf16", description="Number format of weights and activations."

@@ -197,7 +197,7 @@ class Engine:
         shape = batch_shape(requests, plan, num_decodes)
         steps = self.executor.execute(Work(now_ns, plan, shape, batch), max_steps, horizon_ns)
         row = segment_row(requests, shape, steps, now_ns, first_step_blocks)
-        return Segment(plan, now_ns, steps, row, first_step_blocks)
+        return Segment(plan, now_ns, steps, shape, row, first_step_blocks)
 
     def _steps_in_memory(self, max_steps: int, first_step_blocks: int) -> int:
         """Bound a promise by the memory that decodes take, and by what the policy saw of it."""

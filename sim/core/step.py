@@ -22,25 +22,29 @@ class Segment:
         When the first one starts.
     steps : Steps
         How long they take, and who finishes in the last one.
+    shape : BatchShape
+        What the first of them costs by.
     row : SegmentRow
         What the log will say.
     first_step_blocks : int
         KV blocks that the decodes of the first step open; the plan has allocated them.
     """
 
-    __slots__ = ("first_step_blocks", "plan", "row", "start_ns", "steps")
+    __slots__ = ("first_step_blocks", "plan", "row", "shape", "start_ns", "steps")
 
     def __init__(
         self,
         plan: BatchPlan,
         start_ns: int,
         steps: Steps,
+        shape: BatchShape,
         row: SegmentRow,
         first_step_blocks: int,
     ) -> None:
         self.plan = plan
         self.start_ns = start_ns
         self.steps = steps
+        self.shape = shape
         self.row = row
         self.first_step_blocks = first_step_blocks
 

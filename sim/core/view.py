@@ -42,6 +42,11 @@ class EngineView:
         return self._engine.now_ns
 
     @property
+    def num_waiting(self) -> int:
+        """Requests without a seat, those not yet taken into the queue included."""
+        return self._requests.num_waiting
+
+    @property
     def running(self) -> Collection[RequestState]:
         """Unfinished requests with a seat, in the order of their admission."""
         return self._requests.running.values()

@@ -48,8 +48,8 @@ class Observation:
         system those that are cut off at one end make up for those at the other.
     window : Window or None
         The span of time that is measured, half-open; None if it is the whole run.
-    kv_capacity_tokens : int
-        Size of the KV cache.
+    kv_capacity_tokens, num_engines : int
+        Size of the KV cache of each engine, and how many engines there are.
     """
 
     def __init__(self, result: RunResult, chosen: Bools | None = None) -> None:
@@ -57,6 +57,7 @@ class Observation:
         self._chosen = chosen
         self.window = result.window
         self.kv_capacity_tokens = result.kv_capacity_tokens
+        self.num_engines = result.num_engines
         rows = result.requests if chosen is None else rows_of(result.requests, chosen)
         self.requests = self.leaving = rows
         if self.window is not None:

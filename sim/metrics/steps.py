@@ -1,7 +1,8 @@
 """How the engine spent its time and memory.
 
-Means weigh each step with its duration: they describe the engine while it is busy, not the time
-between steps.
+Means weigh each step with its duration: they describe an engine while it is busy, not the time
+between steps. Of several engines, times are summed over all of them, and counts, batches and shares
+of memory are those of one engine.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def idle_s(run: Observation) -> float:
 
 @register(better="higher", about="engine", every_run=True)
 def busy_share(run: Observation) -> float:
-    """Return busy time / (last end - first start)."""
+    """Return busy time / (last end - first start), of all engines."""
     return ratio(float(run.step_ns.sum()), _span_ns(run))
 
 
@@ -168,8 +169,9 @@ def _column(run: Observation, name: str) -> Ints:
 
 
 def _span_ns(run: Observation) -> float:
+    """Return the time from the first step to the last one, once for each engine."""
     start_ns, end_ns = _column(run, "start_ns"), _column(run, "end_ns")
-    return float(end_ns[-1] - start_ns[0]) if len(end_ns) else 0.0
+    return float(end_ns.max() - start_ns[0]) * run.num_engines if len(end_ns) else 0.0
 
 
 def _batch(run: Observation) -> Ints:

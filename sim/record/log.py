@@ -135,21 +135,6 @@ class RunLog:
         """Record that an evicted request runs again, and how much of it must be computed."""
         self._resumptions.extend((request_id, now_ns, tokens_to_compute))
 
-    def absorb(self, other: RunLog) -> None:
-        """Add what another engine of the same run logged; its steps come behind the own ones."""
-        num_decode_steps = int(np.count_nonzero(self.steps()["num_decodes"]))
-        for name in (
-            "_requests", "_targets", "_segments", "_durations_ns", "_new_blocks", "_evictions",
-            "_resumptions",
-        ):  # fmt: skip
-            getattr(self, name).extend(getattr(other, name))
-        for row in _matrix(other._stints, len(STINT_COLUMNS)).tolist():
-            request_id, entry_ns, first, last = row
-            first, last = first + num_decode_steps, last + num_decode_steps
-            self._stints.extend((request_id, entry_ns, first, last))
-        self.reject_reasons |= other.reject_reasons
-        self._token_times = None
-
     # -- reading -------------------------------------------------------------------------------
 
     @property

@@ -30,9 +30,15 @@ class TokenTimes:
 
     @classmethod
     def of_steps(cls, stints: Ints, steps: Columns) -> TokenTimes:
-        """Return the times of tokens that came out in steps, one row each."""
-        decodes = whole_numbers(steps, "num_decodes") > 0
-        return cls(stints, whole_numbers(steps, "end_ns")[decodes])
+        """Return the times of tokens that came out in steps, one row each.
+
+        Of several engines the steps are counted engine by engine, in the order of each.
+        """
+        ends_ns = whole_numbers(steps, "end_ns")[whole_numbers(steps, "num_decodes") > 0]
+        if "engine" in steps:
+            engine = whole_numbers(steps, "engine")[whole_numbers(steps, "num_decodes") > 0]
+            ends_ns = ends_ns[np.argsort(engine, kind="stable")]
+        return cls(stints, ends_ns)
 
     def of(self, request_id: int) -> Ints:
         """Return when each token of a request came out, in ns, in order."""

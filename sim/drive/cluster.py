@@ -1,0 +1,215 @@
+"""The driver of several engines: a router, and a SimPy process for each engine.
+
+Engines run on their own, or every step together (in lockstep), as those must that share experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import simpy
+
+from schedlab.sim.core.audit import stalled
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.step import Segment
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.arrivals import Clock, Process, Source, Turn
+from schedlab.sim.drive.router import Router
+from schedlab.sim.record.cluster_log import ClusterLog
+from schedlab.sim.request import Arrival, Request
+
+
+def simulate_cluster(
+    engines: Sequence[Engine],
+    router: Router,
+    arrivals: Iterable[Arrival],
+    max_concurrency: int | None = None,
+    lockstep: Pricing | None = None,
+) -> ClusterLog:
+    """Run a workload to its end on several engines.
+
+    Parameters
+    ----------
+    engines : sequence of Engine
+        Fresh engines.
+    router : Router
+        Says which engine a request goes to when it arrives.
+    arrivals : iterable of Arrival
+        In order of `ready_ns`; read lazily, one ahead.
+    max_concurrency : int, optional
+        Closed loop: at most so many requests in flight on all engines together; see `simulate`.
+    lockstep : Pricing, optional
+        If given, the engines begin and end every step together, and the step takes as long as the
+        slowest of them when the tokens of all meet at the experts. An engine without work waits
+        for the others' step to end before it begins one.
+
+    Returns
+    -------
+    ClusterLog
+        The logs of all engines as one.
+
+    Raises
+    ------
+    Stalled
+        If requests wait and nothing can ever happen.
+    ValueError
+        If `arrivals` go back in time.
+
+    Notes
+    -----
+    Engines on their own do not know when the next request comes to them. Each begins the steps
+    that its plan holds for, and those not yet started are cut off when a request is routed to it
+    (`Engine.cut`); the result is that of stepping one by one.
+    """
+    clock = Clock()
+    views = [engine.view for engine in engines]
+    barrier = None if lockstep is None else _Barrier(clock, len(engines), lockstep)
+    servers = [_Server(clock, engine, barrier) for engine in engines]
+
+    def route(request: Request) -> Engine:
+        server = servers[router.route(request, views)]
+        server.is_sent_a_request()
+        return server.engine
+
+    source = Source(clock, engines, route, arrivals, max_concurrency)
+    for server in servers:
+        clock.process(server.run())
+    sending = clock.process(source.run())
+    # Ends when nothing is left to happen; a wrong order of arrivals comes out of the process.
+    clock.run()
+    for engine in engines:
+        if engine.requests.num_in_flight:
+            raise stalled(engine, "the policy waits and nothing is left to happen")
+    assert sending.processed
+    return ClusterLog([engine.log for engine in engines])
+
+
+class _Server:
+    """The process of one engine."""
+
+    def __init__(self, clock: Clock, engine: Engine, barrier: _Barrier | None) -> None:
+        self.engine = engine
+        self._clock = clock
+        self._barrier = barrier
+        self._request: simpy.Event | None = None
+
+    def is_sent_a_request(self) -> None:
+        """Wake up: a request is submitted at this very instant."""
+        if self._request is not None:
+            request, self._request = self._request, None
+            request.succeed()
+        if self._barrier is not None:
+            self._barrier.is_sent_a_request()
+
+    def run(self) -> Process:
+        """Serve as long as anything can happen."""
+        serve_once = self._serve if self._barrier is None else self._serve_together
+        while True:
+            # Whoever arrives at this very instant, or is sent because of an answer given now, has
+            # arrived when the next step is planned.
+            yield Turn(self._clock, 0)
+            yield from serve_once()
+
+    def _serve(self) -> Process:
+        """Plan, and live through a segment, or wait for something to do."""
+        clock, engine = self._clock, self.engine
+        segment = engine.begin(int(clock.now))
+        if segment is None:
+            request = self._request = clock.event()
+            wait_until_ns = engine.wait_until_ns
+            if wait_until_ns < FOREVER:
+                yield Turn(clock, wait_until_ns - int(clock.now)) | request
+            else:
+                yield request
+            return
+        end = Turn(clock, segment.end_ns - int(clock.now))
+        while not end.processed:
+            request = self._request = clock.event()
+            yield end | request
+            if request.triggered:
+                end = Turn(clock, engine.cut(int(clock.now)) - int(clock.now))
+        self._request = None
+        engine.commit()
+
+    def _serve_together(self) -> Process:
+        """Plan a step, meet the others, and live through the joint step."""
+        barrier, now_ns = self._barrier, int(self._clock.now)
+        assert barrier is not None
+        segment = self.engine.begin(now_ns, now_ns + 1)
+        yield barrier.meet(segment, self.engine.wait_until_ns)
+        if segment is not None:
+            self.engine.commit()
+
+
+class _Barrier:
+    """Where engines meet that run every step together."""
+
+    def __init__(self, clock: Clock, num_engines: int, pricing: Pricing) -> None:
+        self._clock = clock
+        self._num_engines = num_engines
+        self._pricing = pricing
+        self._segments: list[Segment | None] = []
+        self._wait_until_ns = FOREVER
+        self._end: simpy.Event | None = None
+        self._idle: simpy.Event | None = None
+        self._request_came = False
+
+    def meet(self, segment: Segment | None, wait_until_ns: int) -> simpy.Event:
+        """Bring the step that an engine has planned; return the end of the joint one.
+
+        Parameters
+        ----------
+        segment : Segment or None
+            None if the engine has nothing to do.
+        wait_until_ns : int
+            Until when its policy waits then.
+        """
+        if self._end is None:
+            self._end = self._clock.event()
+            self._request_came = False
+        end = self._end
+        self._segments.append(segment)
+        if segment is None:
+            self._wait_until_ns = min(self._wait_until_ns, wait_until_ns)
+        if len(self._segments) == self._num_engines:
+            self._clock.process(self._step_together())
+        return end
+
+    def is_sent_a_request(self) -> None:
+        """End a wait in which no engine has anything to do, or see to it that none begins."""
+        self._request_came = True
+        if self._idle is not None:
+            idle, self._idle = self._idle, None
+            idle.succeed()
+
+    def _step_together(self) -> Process:
+        clock, end = self._clock, self._end
+        assert end is not None
+        active = [segment for segment in self._segments if segment is not None]
+        wait_until_ns = self._wait_until_ns
+        self._segments, self._end, self._wait_until_ns = [], None, FOREVER
+        if active:
+            duration_ns = self._joint_ns(active)
+            for segment in active:
+                segment.steps = segment.steps._replace(durations_ns=[duration_ns])
+            yield Turn(clock, duration_ns)
+        elif not self._request_came:
+            idle = self._idle = clock.event()
+            if wait_until_ns < FOREVER:
+                yield Turn(clock, wait_until_ns - int(clock.now)) | idle
+            else:
+                yield idle
+            self._idle = None
+        end.succeed()
+
+    def _joint_ns(self, segments: Sequence[Segment]) -> int:
+        """Return how long the step takes whose experts get the tokens of all engines."""
+        step_ns = self._pricing.cost_model.step_ns
+        tokens = sum(segment.shape.num_new_tokens for segment in segments)
+        return max(
+            segment.steps.durations_ns[0]
+            - step_ns(segment.shape)[0]
+            + step_ns(segment.shape._replace(gathered_tokens=tokens))[0]
+            for segment in segments
+        )

@@ -1,0 +1,132 @@
+"""The logs of several engines, read as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from schedlab.sim.record.columns import Pairs
+from schedlab.sim.record.log import RunLog
+from schedlab.sim.record.steps import Int64, Steps
+from schedlab.sim.record.token_times import TokenTimes
+
+Table = dict[str, npt.NDArray[np.generic]]
+
+
+class ClusterSteps(Mapping[str, Int64]):
+    """The steps of all engines in order of their start; steps of different engines overlap.
+
+    Columns are those of `Steps`, and `engine`: the index of the engine that took the step. Counts
+    and tokens of a row are those of its engine.
+
+    Parameters
+    ----------
+    of_engines : sequence of Steps
+        The steps of each engine.
+    """
+
+    def __init__(self, of_engines: Sequence[Steps]) -> None:
+        self._of_engines = of_engines
+        engine = np.repeat(np.arange(len(of_engines)), [steps.num_rows for steps in of_engines])
+        start_ns = np.concatenate([steps["start_ns"] for steps in of_engines])
+        self._order = np.lexsort((engine, start_ns))
+        self._engine: Int64 = engine[self._order]
+
+    def __len__(self) -> int:
+        return len(self._of_engines[0]) + 1
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._of_engines[0]
+        yield "engine"
+
+    @property
+    def num_rows(self) -> int:
+        """Steps in the table."""
+        return len(self._order)
+
+    def __getitem__(self, name: str) -> Int64:
+        """Return one column, shape (num_rows,).
+
+        Raises
+        ------
+        KeyError
+            If there is no such column.
+        """
+        if name == "engine":
+            return self._engine
+        column: Int64 = np.concatenate([steps[name] for steps in self._of_engines])[self._order]
+        return column
+
+
+class ClusterLog:
+    """What happened on several engines that shared a workload; reads as the log of one does.
+
+    Parameters
+    ----------
+    of_engines : sequence of RunLog
+        Their logs. Each request is in one of them.
+    """
+
+    def __init__(self, of_engines: Sequence[RunLog]) -> None:
+        self.of_engines = of_engines
+
+    @property
+    def reject_reasons(self) -> dict[int, str]:
+        """Why requests were turned away, by id."""
+        return {id_: why for log in self.of_engines for id_, why in log.reject_reasons.items()}
+
+    @property
+    def num_steps(self) -> int:
+        """Steps run by all engines; one that they take together counts once for each."""
+        return sum(log.num_steps for log in self.of_engines)
+
+    def requests(self) -> Table:
+        """Return one row a request, by id, with the column `engine`: where it was sent."""
+        tables = [log.requests() for log in self.of_engines]
+        for engine, table in enumerate(tables):
+            table["engine"] = np.full(len(table["id"]), engine, dtype=np.int64)
+        merged = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+        order = np.argsort(merged["id"], kind="stable")
+        return {name: column[order] for name, column in merged.items()}
+
+    def steps(self) -> ClusterSteps:
+        """Return one row a step of an engine."""
+        return ClusterSteps([log.steps() for log in self.of_engines])
+
+    def token_gaps(self, ids: Int64 | None = None) -> Pairs:
+        """Return all gaps between tokens of the same request; see `TokenTimes.gaps`."""
+        return self.token_times_of_all().gaps(ids)
+
+    def token_counts(self, ids: Int64 | None = None) -> Pairs:
+        """Return (time in ns, tokens that came out then), a pair a step of an engine with any.
+
+        With `ids` only of those requests.
+        """
+        if ids is not None:
+            return self.token_times_of_all().counts(ids)
+        times, counts = zip(*(log.token_counts() for log in self.of_engines), strict=True)
+        time_ns, count = np.concatenate(times), np.concatenate(counts)
+        order = np.argsort(time_ns, kind="stable")
+        return time_ns[order], count[order]
+
+    def token_times(self, request_id: int) -> Int64:
+        """Return when each token of a request came out, in ns."""
+        return self.token_times_of_all().of(request_id)
+
+    def token_times_of_all(self) -> TokenTimes:
+        """Return when all tokens came out; decode steps are counted engine by engine."""
+        stints, decodes_before = [], 0
+        for log in self.of_engines:
+            # First and last decode of a stint are counted over the steps of its own engine.
+            stints.append(log.token_times_of_all().stints + [0, 0, decodes_before, decodes_before])
+            decodes_before += int(np.count_nonzero(log.steps()["num_decodes"]))
+        return TokenTimes.of_steps(np.concatenate(stints), self.steps())
+
+    def preemptions(self) -> dict[str, Int64]:
+        """Return one row a preemption, by request id and time; columns as of `RunLog`."""
+        tables = [log.preemptions() for log in self.of_engines]
+        merged = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+        order = np.argsort(merged["id"], kind="stable")
+        return {name: column[order] for name, column in merged.items()}

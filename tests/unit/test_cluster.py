@@ -1,0 +1,191 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.router import LeastLoaded
+from schedlab.sim.record.columns import REJECTED
+from tests import laws
+from tests.laws import LinearCost, arrival
+
+CONFIG = EngineConfig(num_blocks=200, max_model_len=100, block_size=4, max_num_seqs=4)
+
+
+class SharedCost(LinearCost):
+    """Adds a nanosecond a token of all engines."""
+
+    def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
+        return [
+            d + (shape.gathered_tokens or shape.num_new_tokens) for d in super().step_ns(shape, k)
+        ]
+
+
+def simulate(
+    workload, config=CONFIG, size=2, cost=None, policy="fcfs", lockstep=True, max_concurrency=None
+):
+    pricing = Pricing(cost or SharedCost(100, 10, 0))
+    engines = [
+        Engine(config, registry.make(policy), SimExecutor(pricing), check_conservation)
+        for _ in range(size)
+    ]
+    return simulate_cluster(
+        engines, LeastLoaded(), workload, max_concurrency, pricing if lockstep else None
+    )
+
+
+def test_engines_share_requests_and_wait_for_the_slowest():
+    log = simulate([arrival(0, 0, 20, 2), arrival(1, 0, 4, 3)])
+    requests = log.requests()
+    # One request each. Step 1: 20 tokens here, 4 there, 24 at the experts: 100 + 200 + 24 ns.
+    assert requests["first_token_ns"].tolist() == [324, 324]
+    # Step 2: one decode each, 112 ns. Step 3: one engine is done, 111 ns.
+    assert requests["last_token_ns"].tolist() == [436, 547]
+    assert log.steps()["num_decodes"].sum() == 3
+
+
+def test_first_step_of_equals_is_shared_in_turn():
+    log = simulate([arrival(i, 0, 4, 1) for i in range(5)], size=3)
+    assert log.requests()["engine"].tolist() == [0, 1, 2, 0, 1]
+
+
+def test_waiting_requests_weigh_four_times_as_much_as_running_ones():
+    request = arrival(0, 0, 4, 1).request
+    three_run = [_Load(waiting=0, running=3), _Load(waiting=1, running=0)]
+    assert LeastLoaded().route(request, three_run) == 0
+    five_run = [_Load(waiting=0, running=5), _Load(waiting=1, running=0)]
+    assert LeastLoaded().route(request, five_run) == 1
+
+
+def test_equal_engines_take_turns_from_the_one_behind_the_last():
+    router, request = LeastLoaded(), arrival(0, 0, 4, 1).request
+    equal = [_Load(waiting=0, running=1)] * 3
+    assert [router.route(request, equal) for _ in range(4)] == [0, 1, 2, 0]
+
+
+class _Load:
+    def __init__(self, waiting, running):
+        self.num_waiting = waiting
+        self.running = range(running)
+
+
+def test_next_request_goes_to_the_engine_with_less_to_do():
+    workload = [arrival(0, 0, 4, 40), arrival(1, 0, 4, 1), arrival(2, 500, 4, 1)]
+    requests = simulate(workload, replace(CONFIG, max_num_seqs=1)).requests()
+    assert requests["first_scheduled_ns"][:2].tolist() == [0, 0]
+    assert requests["first_scheduled_ns"][2] < 1000, "not behind the long request 0"
+
+
+def test_one_engine_in_lockstep_equals_the_ordinary_simulation():
+    workload = [arrival(i, 150 * i, 1 + 3 * i, 2 + i % 5) for i in range(12)]
+    for config in (CONFIG, replace(CONFIG, async_scheduling=True, arrivals_between_steps=True)):
+        alone = laws.run(registry.make("fcfs"), workload, config, cost=LinearCost())
+        together = simulate(workload, config, size=1, cost=LinearCost())
+        assert laws.signature(alone) == laws.signature(together.of_engines[0])
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("max_concurrency", [None, 3])
+def test_one_engine_of_a_cluster_equals_the_ordinary_simulation(lockstep, max_concurrency):
+    rng = np.random.default_rng(5)
+    workload = [
+        arrival(i, 110 * (i // 3), int(rng.integers(1, 30)), int(rng.integers(1, 30)))
+        for i in range(40)
+    ]
+    for policy in ("fcfs", "static", "fastserve"):
+        for config in (CONFIG, replace(CONFIG, num_blocks=30, max_num_seqs=6)):
+            alone = laws.run(
+                registry.make(policy),
+                workload,
+                config,
+                cost=LinearCost(),
+                max_concurrency=max_concurrency,
+            )
+            among = simulate(workload, config, 1, LinearCost(), policy, lockstep, max_concurrency)
+            assert laws.signature(alone) == laws.signature(among.of_engines[0])
+
+
+def test_engines_on_their_own_do_not_wait_for_each_other():
+    log = simulate([arrival(0, 0, 20, 2), arrival(1, 0, 4, 3)], lockstep=False)
+    # 100 + 20 * 10 + 20 ns for one, 100 + 4 * 10 + 4 for the other.
+    assert log.requests()["first_token_ns"].tolist() == [320, 144]
+
+
+def test_engines_on_their_own_equal_one_engine_each_with_its_share():
+    rng = np.random.default_rng(7)
+    workload = [
+        arrival(i, 70 * i, int(rng.integers(1, 30)), int(rng.integers(1, 30))) for i in range(60)
+    ]
+    config = replace(CONFIG, num_blocks=30)
+    log = simulate(workload, config, 3, LinearCost(), lockstep=False)
+    engine = log.requests()["engine"]
+    for i in range(3):
+        share = [a for a, e in zip(workload, engine, strict=True) if e == i]
+        alone = laws.run(registry.make("fcfs"), share, config, cost=LinearCost())
+        assert laws.signature(alone) == laws.signature(log.of_engines[i])
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_closed_loop_over_engines_never_has_more_in_flight(lockstep):
+    workload = [arrival(i, 0, 3, 2 + i % 7) for i in range(40)]
+    requests = simulate(workload, lockstep=lockstep, max_concurrency=5).requests()
+    assert (requests["finish_ns"] > 0).all()
+    times = np.concatenate([requests["arrival_ns"], requests["finish_ns"]])
+    change = np.repeat([1, -1], len(workload))
+    order = np.lexsort((change, times))
+    assert np.cumsum(change[order]).max() == 5
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_rejections_in_a_closed_loop_let_the_next_request_come(lockstep):
+    workload = [arrival(i, 0, 3, 90 if i % 3 else 200) for i in range(30)]
+    status = simulate(workload, lockstep=lockstep, max_concurrency=2).requests()["status"]
+    assert (status == REJECTED).sum() == 10
+
+
+def test_steps_of_a_cluster_are_in_order_and_say_whose_they_are():
+    workload = [arrival(i, 40 * i, 9, 12) for i in range(20)]
+    log = simulate(workload, lockstep=False)
+    steps = log.steps()
+    assert (np.diff(steps["start_ns"]) >= 0).all()
+    for engine, own in enumerate(log.of_engines):
+        mine = steps["engine"] == engine
+        for name in own.steps():
+            assert np.array_equal(steps[name][mine], own.steps()[name]), name
+    assert log.num_steps == steps.num_rows == len(steps["engine"])
+
+
+def test_merged_log_has_every_token_and_gap():
+    rng = np.random.default_rng(3)
+    workload = [
+        arrival(i, 40 * i, int(rng.integers(1, 30)), int(rng.integers(1, 30))) for i in range(30)
+    ]
+    config = replace(CONFIG, num_blocks=30)
+    log = simulate(workload, config, size=3)
+    requests = log.requests()
+    assert requests["num_preemptions"].sum() > 0
+    times = {a.request.id: log.token_times(a.request.id) for a in workload}
+    assert all(len(times[a.request.id]) == a.output_tokens for a in workload)
+    gaps, counts = log.token_gaps()
+    expected = np.sort(np.concatenate([np.diff(t) for t in times.values()]))
+    assert np.array_equal(np.sort(np.repeat(gaps, counts)), expected)
+    assert len(log.preemptions()["id"]) == requests["num_preemptions"].sum()
+
+
+def test_experiment_on_two_engines_finishes_everything_sooner():
+    data = {"workload": {"trace": "azure-conv", "num_requests": 60, "request_rate": "inf"}}
+    one, two = (
+        run(make_spec(data | {"engine": {"data_parallel_size": size, "max_num_seqs": 8}}))
+        for size in (1, 2)
+    )
+    assert two.metrics()["completed"] == 60
+    assert two.metrics()["duration_s"] < 0.7 * one.metrics()["duration_s"]
