@@ -52,7 +52,7 @@ def time_series(result: RunResult, title: str) -> Figure:
         requests, memory, waste = panels[:3]
         for name, look in zip(("running", "waiting"), LOOKS, strict=False):
             _draw_band(requests, time_s, steps[f"num_{name}"].astype(float), look, name)
-        requests.set_ylabel("requests")
+        requests.set_ylabel("requests" if result.num_engines == 1 else "requests\nof an engine")
         held_tokens = steps["kv_allocated_tokens"].astype(float)
         percent = 100 / result.kv_capacity_tokens
         _draw_area(memory, time_s, held_tokens * percent, "held by requests")

@@ -120,7 +120,8 @@ class ClusterLog:
         stints, decodes_before = [], 0
         for log in self.of_engines:
             # First and last decode of a stint are counted over the steps of its own engine.
-            stints.append(log.token_times_of_all().stints + [0, 0, decodes_before, decodes_before])
+            shift = np.array([0, 0, decodes_before, decodes_before])
+            stints.append(log.token_times_of_all().stints + shift)
             decodes_before += int(np.count_nonzero(log.steps()["num_decodes"]))
         return TokenTimes.of_steps(np.concatenate(stints), self.steps())
 

@@ -35,10 +35,11 @@ def write_trace(
 
     Notes
     -----
-    One process is the engine. Thread 0 shows steps (and preemptions, as instants); each request
-    has a thread with spans queued (arrival to first scheduled), prefill (to first token) and
-    decode (to finish), and inside them preempted (eviction to resumption). Counters show KV tokens
-    and requests running and waiting at step starts. Times are in microseconds.
+    Each engine is a process, and a request belongs to that of its engine. Thread 0 shows steps
+    (and preemptions, as instants); each request has a thread with spans queued (arrival to first
+    scheduled), prefill (to first token) and decode (to finish), and inside them preempted
+    (eviction to resumption). Counters show KV tokens and requests running and waiting at step
+    starts. Times are in microseconds.
     """
     requests, steps = result.requests, result.log.steps()
     num_requests, num_steps = len(requests["id"]), len(steps["start_ns"])
@@ -55,32 +56,43 @@ def write_trace(
     }
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')
-        file.write(json.dumps(_named("process_name", 0, f"{result.name} ({result.policy})")))
+        name = f"{result.name} ({result.policy})"
+        file.write(json.dumps(_named("process_name", 0, name)))
+        for engine in range(1, result.num_engines):
+            process = _of(engine, _named("process_name", 0, f"{name}, engine {engine}"))
+            file.write(",\n" + json.dumps(process))
         for event in _events(result, max_requests, max_steps):
             file.write(",\n" + json.dumps(event))
         file.write("\n]}\n")
 
 
 def _events(result: RunResult, max_requests: int, max_steps: int) -> Iterator[Event]:
-    yield _named("thread_name", 0, "steps")
+    for engine in range(result.num_engines):
+        yield _of(engine, _named("thread_name", 0, "steps"))
     yield from _steps(result, max_steps)
     yield from _requests(result, max_requests)
 
 
 def _steps(result: RunResult, max_steps: int) -> Iterator[Event]:
     steps = {name: data[:max_steps].tolist() for name, data in result.log.steps().items()}
+    engines = steps.get("engine", [0] * len(steps["start_ns"]))
     for i, start in enumerate(steps["start_ns"]):
-        args = {name: steps[name][i] for name in _STEP_ARGS}
-        args["kv_share"] = round(steps["kv_allocated_tokens"][i] / result.kv_capacity_tokens, 4)
-        yield _span("step", 0, start, steps["end_ns"][i], args)
-        if steps["num_preempted"][i]:
-            yield _instant("preempted", 0, start, {"num_preempted": steps["num_preempted"][i]})
-        yield _counter("KV tokens", start, {
-            "resident": steps["kv_tokens"][i], "held": steps["kv_allocated_tokens"][i],
-        })  # fmt: skip
-        yield _counter("requests", start, {
-            "running": steps["num_running"][i], "waiting": steps["num_waiting"][i],
-        })  # fmt: skip
+        for event in _step(result, steps, i, start):
+            yield _of(engines[i], event)
+
+
+def _step(result: RunResult, steps: dict[str, list[int]], i: int, start: int) -> Iterator[Event]:
+    args: Event = {name: steps[name][i] for name in _STEP_ARGS}
+    args["kv_share"] = round(steps["kv_allocated_tokens"][i] / result.kv_capacity_tokens, 4)
+    yield _span("step", 0, start, steps["end_ns"][i], args)
+    if steps["num_preempted"][i]:
+        yield _instant("preempted", 0, start, {"num_preempted": steps["num_preempted"][i]})
+    yield _counter("KV tokens", start, {
+        "resident": steps["kv_tokens"][i], "held": steps["kv_allocated_tokens"][i],
+    })  # fmt: skip
+    yield _counter("requests", start, {
+        "running": steps["num_running"][i], "waiting": steps["num_waiting"][i],
+    })  # fmt: skip
 
 
 def _requests(result: RunResult, max_requests: int) -> Iterator[Event]:
@@ -91,30 +103,40 @@ def _requests(result: RunResult, max_requests: int) -> Iterator[Event]:
         evictions.setdefault(number, []).append((span[0], span[1]))
     for i, number in enumerate(columns["id"]):
         row = {name: values[i] for name, values in columns.items()}
-        thread = i + 1
-        yield _named("thread_name", thread, f"request {number}")
-        if row["status"] == REJECTED:
-            reason = result.reject_reasons.get(number, "")
-            yield _instant("rejected", thread, row["arrival_ns"], {"reason": reason})
-            continue
-        args = {
-            name: row[name]
-            for name in (
-                "prompt_tokens",
-                "generated_tokens",
-                "num_preemptions",
-                "recomputed_tokens",
-            )
-        }
-        marks = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns")
-        for name, begin, end in zip(
-            ("queued", "prefill", "decode"), marks, marks[1:], strict=False
-        ):
-            if row[end] < 0:  # the run ended before
-                break
-            yield _span(name, thread, row[begin], row[end], args)
-        for begin_ns, end_ns in evictions.get(number, []):
-            yield _span("preempted", thread, begin_ns, end_ns, {})
+        for event in _request(result, row, i + 1, evictions.get(number, [])):
+            yield _of(row.get("engine", 0), event)
+
+
+def _request(
+    result: RunResult, row: dict[str, Any], thread: int, evictions: list[tuple[int, int]]
+) -> Iterator[Event]:
+    number = row["id"]
+    yield _named("thread_name", thread, f"request {number}")
+    if row["status"] == REJECTED:
+        reason = result.reject_reasons.get(number, "")
+        yield _instant("rejected", thread, row["arrival_ns"], {"reason": reason})
+        return
+    args = {
+        name: row[name]
+        for name in (
+            "prompt_tokens",
+            "generated_tokens",
+            "num_preemptions",
+            "recomputed_tokens",
+        )
+    }
+    marks = ("arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns")
+    for name, begin, end in zip(("queued", "prefill", "decode"), marks, marks[1:], strict=False):
+        if row[end] < 0:  # the run ended before
+            break
+        yield _span(name, thread, row[begin], row[end], args)
+    for begin_ns, end_ns in evictions:
+        yield _span("preempted", thread, begin_ns, end_ns, {})
+
+
+def _of(engine: int, event: Event) -> Event:
+    """Put an event into the process of an engine."""
+    return event | {"pid": engine}
 
 
 def _named(kind: str, thread: int, name: str) -> Event:

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.drive.router import LeastLoaded
 from schedlab.sim.record.columns import REJECTED
+from schedlab.sim.result import RunResult
 from tests import laws
 from tests.laws import LinearCost, arrival
 
@@ -179,6 +181,68 @@ def test_merged_log_has_every_token_and_gap():
     expected = np.sort(np.concatenate([np.diff(t) for t in times.values()]))
     assert np.array_equal(np.sort(np.repeat(gaps, counts)), expected)
     assert len(log.preemptions()["id"]) == requests["num_preemptions"].sum()
+
+
+def two_engines(num_requests=60, **engine):
+    data = {"workload": {"trace": "azure-conv", "num_requests": num_requests}}
+    return make_spec(data | {"engine": {"data_parallel_size": 2, "max_num_seqs": 8} | engine})
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_time_and_memory_of_two_engines_are_those_of_each(lockstep):
+    result = run(two_engines(data_parallel_lockstep=lockstep))
+    steps, metrics = result.log.steps(), result.metrics()
+    assert metrics["idle_s"] >= 0
+    assert 0 < metrics["busy_share"] <= 1
+    busy_ns = (steps["end_ns"] - steps["start_ns"]).sum()
+    span_ns = steps["end_ns"].max() - steps["start_ns"].min()
+    assert metrics["busy_s"] + metrics["idle_s"] == pytest.approx(2 * span_ns / 1e9)
+    assert metrics["busy_share"] == pytest.approx(busy_ns / (2 * span_ns))
+    capacity_tokens = result.kv_capacity_tokens
+    most = steps["kv_allocated_tokens"].max() / capacity_tokens
+    assert metrics["max_kv_allocated_share"] == pytest.approx(most)
+    assert metrics["max_batch_size"] <= 8
+
+
+def test_policy_is_started_once_for_each_engine_and_progress_counts_both(monkeypatch, tmp_path):
+    (tmp_path / "counted_policy.py").write_text(
+        "from schedlab.policies import ContinuousBatching\n\n\n"
+        "class Counted(ContinuousBatching):\n    started = 0\n\n"
+        "    def on_start(self, view):\n        type(self).started += 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = two_engines(trial_requests=0)
+    spec = make_spec(spec.to_data() | {"policy": "counted_policy:Counted"})
+    told = []
+    run(spec, progress=lambda done, of: told.append((done, of)))
+    from counted_policy import Counted
+
+    assert Counted.started == 2
+    assert told[-1] == (60, 60)
+
+
+def test_saved_run_of_two_engines_reads_back_the_same(tmp_path):
+    result = run(two_engines(data_parallel_lockstep=False))
+    result.save(tmp_path)
+    again = RunResult.load(tmp_path)
+    assert again.num_engines == 2
+    assert set(again.requests["engine"]) == {0, 1}
+    assert again.metrics() == pytest.approx(result.metrics(), nan_ok=True)
+    for request_id in result.requests["id"][:10].tolist():
+        times = result.log.token_times(request_id)
+        assert np.array_equal(again.log.token_times(request_id), times)
+    assert again.metric("largest", latency="itl") == result.metric("largest", latency="itl")
+
+
+def test_perfetto_shows_each_engine_as_a_process(tmp_path):
+    result = run(two_engines(num_requests=8))
+    result.to_perfetto(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [event for event in events if event["name"] == "step"]
+    assert [event["pid"] for event in steps] == result.log.steps()["engine"].tolist()
+    queued = {e["tid"]: e["pid"] for e in events if e["name"] == "queued"}
+    order = result.requests["arrival_ns"].argsort(kind="stable")
+    assert [queued[i + 1] for i in range(8)] == result.requests["engine"][order].tolist()
 
 
 def test_experiment_on_two_engines_finishes_everything_sooner():
