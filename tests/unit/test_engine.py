@@ -262,12 +262,17 @@ def test_prediction_time_delays_the_scheduler_but_not_the_clock():
     assert requests["first_token_ns"].tolist() == [1450]
 
 
-@pytest.mark.parametrize(("at_ns", "seen_ns"), [(1049, 1050), (1050, 1050), (1051, 2065)])
+@pytest.mark.parametrize(("at_ns", "seen_ns"), [(1049, 1050), (1050, 1050), (1051, 2115)])
 def test_arrival_at_the_very_instant_a_step_ends_is_in_the_next_plan(at_ns, seen_ns):
-    # The first step ends at 1050; the second lasts 1015 if request 1 is not in it.
-    work = [arrival(0, prompt=5, output=3), arrival(1, at_ns, prompt=5, output=1)]
+    # The first step ends at 1050, the second at 2115 if request 2 is not in it. Request 1 comes
+    # first, so that the clock learns of request 2 later than of the end of the step.
+    work = [
+        arrival(0, prompt=5, output=3),
+        arrival(1, 500, prompt=5, output=1),
+        arrival(2, at_ns, prompt=5, output=1),
+    ]
     requests = laws.run(Fcfs(), work, CONFIG).requests()
-    assert requests["first_scheduled_ns"].tolist() == [0, seen_ns]
+    assert requests["first_scheduled_ns"].tolist() == [0, 1050, seen_ns]
 
 
 def test_closed_loop_starts_the_clock_when_a_place_is_free():
