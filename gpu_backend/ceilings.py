@@ -10,9 +10,6 @@ import torch
 from schedlab.gpu_backend.device_timer import Timer, Timing
 from schedlab.sim.hardware.models import ModelShape
 
-_ROTATED_BYTES = 2**29
-"""Weights that a measurement rotates over: several times any L2 cache."""
-
 
 class Ceiling(NamedTuple):
     """One measured limit."""
@@ -56,6 +53,7 @@ def layer_products(
     shape: ModelShape,
     rows: Sequence[int] = (1, 16, 64, 128, 256),
     dtype: torch.dtype = torch.bfloat16,
+    rotated_bytes: int = 2**29,
 ) -> Iterator[Ceiling]:
     """Measure the matrix products of a decode step: what attention and the small kernels add to.
 
@@ -68,12 +66,14 @@ def layer_products(
     rows : sequence of int
         Tokens of a step.
     dtype : torch.dtype
+    rotated_bytes : int
+        Weights that a measurement goes round: several times any L2 cache.
 
     Yields
     ------
     Ceiling
         The bytes of the weights over the time. As in a step, no product finds its weights in a
-        cache: each measurement goes round several copies of them.
+        cache.
     """
     heads = shape.num_heads + 2 * shape.num_kv_heads
     sizes = {
@@ -85,7 +85,7 @@ def layer_products(
     }
     for name, (width, depth) in sizes.items():
         weight_bytes = width * depth * dtype.itemsize
-        copies = max(1, -(-_ROTATED_BYTES // weight_bytes))
+        copies = max(1, -(-rotated_bytes // weight_bytes))
         weights = torch.empty(copies, width, depth, dtype=dtype, device=device).normal_()
         for count in rows:
             x = torch.empty(count, depth, dtype=dtype, device=device).normal_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -23,7 +24,7 @@ class Timing(NamedTuple):
     min_s: float
     repetitions: int
     mode: str
-    """``graph``, or ``eager`` where the work cannot be captured; then launches count, too."""
+    """``graph``; ``eager`` where work cannot be captured (launches count, too); ``host``."""
 
     @classmethod
     def of(cls, samples_s: list[float], mode: str) -> Timing:
@@ -76,6 +77,13 @@ def cuda_timer(work: Callable[[], object], calls: int = 1) -> Timing:
     (first_s,) = _elapsed_s(run, 1)
     repetitions = int(np.clip(_MIN_TOTAL_S / first_s, _MIN_REPETITIONS, _MAX_REPETITIONS))
     return Timing.of([s / calls for s in _elapsed_s(run, repetitions)], mode)
+
+
+def host_timer(work: Callable[[], object], calls: int = 1) -> Timing:
+    """Run work once on the CPU, to rehearse what is measured on a GPU."""
+    begun_s = time.perf_counter()
+    work()
+    return Timing.of([(time.perf_counter() - begun_s) / calls], "host")
 
 
 def _elapsed_s(run: Callable[[], object], repetitions: int) -> list[float]:

@@ -28,6 +28,17 @@ _ROTATED_BYTES = 512 * 2**20
 _MAX_ROTATION = 16
 
 
+Batch = tuple[str, tuple[int, ...]]
+"""Name and contexts of a decode batch."""
+
+DECODE_BATCHES: tuple[Batch, ...] = (
+    ("B=128 ctx=2048", (2048,) * 128),
+    ("B=32 ctx=2048", (2048,) * 32),
+    ("B=16 ctx=8192", (8192,) * 16),
+    ("B=64 skewed 512..32768", (32768, *range(512, 512 + 63 * 32, 32))),
+)
+
+
 class Figure(NamedTuple):
     """One result, with what it is held against."""
 
@@ -166,15 +177,9 @@ def decode_figures(
     device: torch.device,
     dtype: torch.dtype,
     copy_rate: float,
-    batches: Sequence[tuple[str, Sequence[int]]] = (
-        ("B=128 ctx=2048", (2048,) * 128),
-        ("B=32 ctx=2048", (2048,) * 32),
-        ("B=16 ctx=8192", (8192,) * 16),
-        ("B=64 skewed 512..32768", (32768, *range(512, 512 + 63 * 32, 32))),
-    ),
-    single_context: int = 8192,
+    batches: Sequence[Batch] = DECODE_BATCHES,
 ) -> Iterator[Figure]:
-    """Yield decode attention against the measured copy rate, and paged against contiguous.
+    """Yield decode attention against the measured copy rate.
 
     Parameters
     ----------
@@ -182,29 +187,45 @@ def decode_figures(
         Of `schedlab.gpu_backend.ceilings.device_copy` in the same run, B/s.
     batches : sequence of (str, sequence of int)
         Name and contexts; at least 256 MB of keys and values each, to be held to the goal.
-    single_context : int
-        Context of a batch of one.
     """
     for name, contexts in batches:
         cache = paged_cache(device, dtype, contexts, rotation=1)
         timing = time_decode(timer, cache, contexts)
         share = sum(contexts) * _KV_BYTES_PER_TOKEN / timing.median_s / copy_rate
         yield Figure(f"decode {name} / device copy", share, "", 0.70, 0.85, detail=_told(timing))
-    contexts = (single_context,)
-    timing = time_decode(timer, paged_cache(device, dtype, contexts), contexts)
-    floor_s = single_context * _KV_BYTES_PER_TOKEN / copy_rate
-    yield Figure(
-        f"decode B=1 ctx={single_context}", timing.median_s * 1e6, "us",
+
+
+def single_decode_figure(
+    timer: Timer,
+    device: torch.device,
+    dtype: torch.dtype,
+    copy_rate: float,
+    context: int = 8192,
+    rotation: int | None = None,
+) -> Figure:
+    """Return how long decode attention of a single sequence takes, in us."""
+    contexts = (context,)
+    cache = paged_cache(device, dtype, contexts, rotation=rotation)
+    timing = time_decode(timer, cache, contexts)
+    floor_s = context * _KV_BYTES_PER_TOKEN / copy_rate
+    return Figure(
+        f"decode B=1 ctx={context}", timing.median_s * 1e6, "us",
         (2.5 * floor_s + 12e-6) * 1e6, 20.0, True, _told(timing),
     )  # fmt: skip
-    name, contexts = batches[0]
-    pair = [
+
+
+def paged_decode_figure(
+    timer: Timer, device: torch.device, dtype: torch.dtype, batch: Batch = DECODE_BATCHES[0]
+) -> Figure:
+    """Return decode attention on scattered blocks against one block a sequence."""
+    name, contexts = batch
+    flat, paged = (
         time_decode(
             timer, paged_cache(device, dtype, contexts, contiguous=flat, rotation=1), contexts
         )
         for flat in (True, False)
-    ]
-    yield _paged_share(f"decode {name}", *pair)
+    )
+    return _paged_share(f"decode {name}", flat, paged)
 
 
 def prefill_figures(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,18 @@ class Check(NamedTuple):
 
 
 def check_kernels(device: torch.device, dtype: torch.dtype) -> Iterator[Check]:
-    """Run every kernel on small but awkward inputs.
+    """Run every kernel on small but awkward inputs; see `kernel_checks`."""
+    for _, checks in kernel_checks(device, dtype):
+        yield from checks()
+
+
+def kernel_checks(
+    device: torch.device,
+    dtype: torch.dtype,
+    num_shapes: int = len(_SHAPES),
+    large_batches: tuple[int, ...] = (130, 256),
+) -> Iterator[tuple[str, Callable[[], Iterable[Check]]]]:
+    """Yield the checks of every kernel on small but awkward inputs, by name, to be run one by one.
 
     Parameters
     ----------
@@ -44,46 +56,60 @@ def check_kernels(device: torch.device, dtype: torch.dtype) -> Iterator[Check]:
         A GPU, or the CPU under Triton's interpreter.
     dtype : torch.dtype
         float16 or bfloat16 (the interpreter gets bfloat16 wrong).
+    num_shapes : int
+        Shapes of attention to check, fewer to rehearse.
+    large_batches : tuple of int
+        Rows of decode batches beyond 128, more than a program has threads to count their splits.
 
-    Yields
-    ------
-    Check
-        Unused cells of the pools and all outputs are NaN beforehand, so that a wrong address or
-        an output that is not written fails rather than passes by luck.
+    Notes
+    -----
+    Unused cells of the pools and all outputs are NaN beforehand, so that a wrong address or an
+    output that is not written fails rather than passes by luck.
     """
+    for shape in _SHAPES[:num_shapes]:
+        title = "attention D={} G={} block={}".format(*shape)
+        yield title, partial(_check_attention, device, dtype, *shape)
+    yield "decode of large batches", partial(_check_large_batches, device, dtype, large_batches)
+    yield "rope_and_cache", lambda: [_check_rope(device, dtype)]
+    yield "elementwise", partial(_check_elementwise, device, dtype)
+
+
+def _check_attention(
+    device: torch.device, dtype: torch.dtype, head_dim: int, group: int, block_size: int
+) -> Iterator[Check]:
     tolerance = TOLERANCES[dtype]
-    for head_dim, group, block_size in _SHAPES:
-        shape = f"D={head_dim} G={group} block={block_size}"
-        decode = attention_case(
-            decode_rows(1, block_size, block_size + 1, 300, 65),
-            head_dim=head_dim, group=group, block_size=block_size, num_kv_heads=2, dtype=dtype,
-            device=device,
-        )  # fmt: skip
-        expected = decode.expected()
-        yield Check(
-            f"paged_decode {shape}", worst_row_error(decode.decode(triton_ops), expected), tolerance
-        )
-        tile = decode_tile(device_of(decode.q), head_dim, dtype)._replace(min_tiles=1)
-        decode.out.fill_(float("nan"))
-        error = worst_row_error(decode.decode(triton_ops, tile=tile), expected)
-        yield Check(f"paged_decode {shape}, split finely", error, tolerance)
-        mixed = attention_case(
-            [(150, 150), (1, 90), (37, 200), (0, 5), (1, 1)],
-            head_dim=head_dim, group=group, block_size=block_size, num_kv_heads=2, dtype=dtype,
-            device=device,
-        )  # fmt: skip
-        error = worst_row_error(mixed.prefill(triton_ops), mixed.expected())
-        yield Check(f"paged_prefill {shape}, mixed batch", error, tolerance)
-    for batch in (130, 256):
-        # Beyond 128 rows every program counts the splits of more rows than it has threads for.
+    shape = f"D={head_dim} G={group} block={block_size}"
+    decode = attention_case(
+        decode_rows(1, block_size, block_size + 1, 300, 65),
+        head_dim=head_dim, group=group, block_size=block_size, num_kv_heads=2, dtype=dtype,
+        device=device,
+    )  # fmt: skip
+    expected = decode.expected()
+    error = worst_row_error(decode.decode(triton_ops), expected)
+    yield Check(f"paged_decode {shape}", error, tolerance)
+    tile = decode_tile(device_of(decode.q), head_dim, dtype)._replace(min_tiles=1)
+    decode.out.fill_(float("nan"))
+    error = worst_row_error(decode.decode(triton_ops, tile=tile), expected)
+    yield Check(f"paged_decode {shape}, split finely", error, tolerance)
+    mixed = attention_case(
+        [(150, 150), (1, 90), (37, 200), (0, 5), (1, 1)],
+        head_dim=head_dim, group=group, block_size=block_size, num_kv_heads=2, dtype=dtype,
+        device=device,
+    )  # fmt: skip
+    error = worst_row_error(mixed.prefill(triton_ops), mixed.expected())
+    yield Check(f"paged_prefill {shape}, mixed batch", error, tolerance)
+
+
+def _check_large_batches(
+    device: torch.device, dtype: torch.dtype, batches: tuple[int, ...]
+) -> Iterator[Check]:
+    for batch in batches:
         case = attention_case(
             decode_rows(*(1 + 7 * i % 90 for i in range(batch))),
             head_dim=64, group=1, num_kv_heads=1, dtype=dtype, device=device,
         )  # fmt: skip
         error = worst_row_error(case.decode(triton_ops), case.expected())
-        yield Check(f"paged_decode of {batch} rows", error, tolerance)
-    yield _check_rope(device, dtype)
-    yield from _check_elementwise(device, dtype)
+        yield Check(f"paged_decode of {batch} rows", error, TOLERANCES[dtype])
 
 
 def check_repeatable(

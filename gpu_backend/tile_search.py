@@ -61,6 +61,7 @@ def search_tiles(
     prefill_lengths: tuple[int, ...] = (2048, 8192),
     decode_tiles: tuple[DecodeTile, ...] = DECODE_TILES,
     prefill_tiles: tuple[PrefillTile, ...] = PREFILL_TILES,
+    rotation: int | None = None,
 ) -> Iterator[TileTime]:
     """Time decode and prefill attention of Llama-3-8B's shape with the table's and other tiles.
 
@@ -76,12 +77,14 @@ def search_tiles(
         Prompt lengths, tokens.
     decode_tiles, prefill_tiles : tuple
         What to try besides the table's.
+    rotation : int or None
+        See `schedlab.gpu_backend.kernel_bench.paged_cache`.
     """
     where = device_of(torch.empty(0, device=device))
     own_decode = decode_tile(where, HEAD_DIM, dtype)
     for batch_size, context in decode_batches:
         contexts = (context,) * batch_size
-        cache = paged_cache(device, dtype, contexts)
+        cache = paged_cache(device, dtype, contexts, rotation=rotation)
         for tile in dict.fromkeys((own_decode, *decode_tiles)):
             try:
                 median_us = time_decode(timer, cache, contexts, tile).median_s * 1e6

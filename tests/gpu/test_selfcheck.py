@@ -1,8 +1,10 @@
 """The self-check and its measurements, rehearsed: tiny sizes, the interpreter, a stand-in clock."""
 
+import gc
 import io
 import json
 import math
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,8 +20,16 @@ from schedlab.gpu_backend import ceilings, kernel_bench, kernel_check, selfcheck
 from schedlab.gpu_backend.device_timer import Timing, cuda_timer  # noqa: E402
 from schedlab.gpu_backend.kernel_bench import Figure  # noqa: E402
 from schedlab.gpu_backend.kernel_cases import attention_case, decode_rows  # noqa: E402
+from schedlab.gpu_backend.kernel_check import Check  # noqa: E402
 from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile  # noqa: E402
 from schedlab.gpu_backend.reference import worst_row_error  # noqa: E402
+from schedlab.gpu_backend.selfcheck_parts import (  # noqa: E402
+    PARTS,
+    REHEARSAL,
+    Case,
+    Row,
+    Subject,
+)
 from schedlab.gpu_backend.tile_search import search_tiles  # noqa: E402
 from schedlab.sim.hardware.models import model as find_model  # noqa: E402
 
@@ -52,18 +62,21 @@ def test_ceilings_count_both_directions_of_a_copy_and_two_operations_a_product()
     assert down.rate == up.rate == pytest.approx(1024 / 1e-5)
 
 
-def test_layer_products_rotate_over_more_weights_than_a_cache_holds(monkeypatch):
+def test_layer_products_rotate_over_more_weights_than_a_cache_holds():
     shape = replace(
         find_model("schedlab-tiny"), hidden_size=64, intermediate_size=32, vocab_size=100
     )
-    monkeypatch.setattr(ceilings, "_ROTATED_BYTES", 3 * 32 * 64 * 4)
     calls = []
 
     def counting(work, calls_in=1):
         calls.append(calls_in)
         return ten_us(work)
 
-    found = list(ceilings.layer_products(CPU, counting, shape, rows=(1, 3), dtype=torch.float32))
+    found = list(
+        ceilings.layer_products(
+            CPU, counting, shape, (1, 3), torch.float32, rotated_bytes=3 * 32 * 64 * 4
+        )
+    )
     assert [c.name.split()[0] for c in found[::2]] == ["qkv", "o", "gate_up", "down", "head"]
     down = found[6]
     assert down.name == "down 64x32 M=1"
@@ -103,11 +116,12 @@ def test_paged_cache_rotates_over_more_than_a_cache_holds_by_default():
 def test_bench_runs_every_case_and_holds_the_goals_table_against_it():
     # With 10 us a call and a copy rate that makes 8 tokens' cache take 10 us, shares are counts.
     copy_rate = 8 * 4096 / 1e-5
-    decode = list(
-        kernel_bench.decode_figures(
-            ten_us, CPU, torch.float16, copy_rate, (("B=2", (20, 4)),), single_context=16
-        )
-    )
+    batch, half = ("B=2", (20, 4)), torch.float16
+    decode = [
+        *kernel_bench.decode_figures(ten_us, CPU, half, copy_rate, (batch,)),
+        kernel_bench.single_decode_figure(ten_us, CPU, half, copy_rate, 16, rotation=1),
+        kernel_bench.paged_decode_figure(ten_us, CPU, half, batch),
+    ]
     assert [f.value for f in decode] == pytest.approx([24 / 8, 10.0, 1.0])
     assert decode[1].required == pytest.approx(2.5 * 20 + 12)
     prefill = list(kernel_bench.prefill_figures(ten_us, CPU, torch.float32, lengths=(20,)))
@@ -230,15 +244,78 @@ def test_cuda_timer_waits_once_for_all_repetitions(monkeypatch):
     assert measured == ["event", "replay", "event"] * 50 + ["wait"]
 
 
-def test_run_parts_writes_json_and_fails_when_a_check_failed(tmp_path, monkeypatch):
-    monkeypatch.setitem(
-        selfcheck.PARTS, "correctness", lambda *_: {"failed": 1, "error": float("nan")}
-    )
+def subject():
+    return Subject(CPU, ten_us, REHEARSAL)
+
+
+def row(name, failed=False):
+    return Row((name, "1"), {"name": name, "value": float("nan")}, failed)
+
+
+def test_run_parts_writes_each_row_as_it_comes_and_goes_on_after_a_case_that_raises(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "correctness.json"
+    seen = []
+
+    def rows():
+        yield row("first")
+        seen.append(json.loads(path.read_text()))
+        raise RuntimeError("no such kernel\nand more")
+
+    def part(_):
+        yield Case("attention", rows)
+        yield Case("norm", lambda: [row("last", failed=True)])
+
+    monkeypatch.setitem(PARTS, "correctness", part)
     console = Console(file=io.StringIO(), width=200)
-    status = selfcheck.run_parts(["versions", "correctness"], CPU, ten_us, tmp_path, console)
-    assert status == 1
-    assert torch.__version__ in console.file.getvalue()
-    record = json.loads((tmp_path / "correctness.json").read_text())
-    assert record["error"] is None
+    assert selfcheck.run_parts(["versions", "correctness"], subject(), tmp_path, console) == 2
+    assert [r["name"] for r in seen[0]["rows"]] == ["first"]
+    assert not seen[0]["complete"]
+    record = json.loads(path.read_text())
+    assert [(r["name"], r["failed"]) for r in record["rows"]] == [
+        ("first", False), ("attention", True), ("last", True),
+    ]  # fmt: skip
+    assert record["rows"][1]["error"] == "RuntimeError: no such kernel\nand more"
+    assert record["rows"][0]["value"] is None
+    assert (record["complete"], record["failed"]) == (True, 2)
     assert record["kernels"] == selfcheck.kernel_hash()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["correctness.json", "versions.json"]
+    printed = console.file.getvalue()
+    assert torch.__version__ in printed
+    assert "attention | RAISED | RuntimeError: no such kernel" in printed
+
+
+def test_run_parts_collects_the_garbage_of_a_part_before_the_next(tmp_path, monkeypatch):
+    class Heavy:
+        pass
+
+    kept = []
+
+    def part(_):
+        heavy = Heavy()
+        heavy.itself = heavy  # a cycle, as runners are in
+        kept.append(weakref.ref(heavy))
+        yield Case("one", lambda: [row("one")])
+
+    monkeypatch.setitem(PARTS, "steps", part)
+    gc.disable()
+    try:
+        selfcheck.run_parts(["steps"], subject(), None, Console(file=io.StringIO()))
+        assert kept[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_selfcheck_on_a_cpu_without_the_interpreter_says_what_to_set(monkeypatch, capsys):
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    assert selfcheck.main(["--device", "cpu"]) == 2
+    assert "TRITON_INTERPRET=1" in capsys.readouterr().err
+
+
+def test_correctness_part_marks_failed_checks(monkeypatch):
+    checks = [Check("good", 0.0, 1e-3), Check("bad", 1.0, 1e-3), Check("nan", math.nan, 1e-3)]
+    monkeypatch.setattr(kernel_check, "kernel_checks", lambda *_: [("all", lambda: checks)])
+    monkeypatch.setattr(kernel_check, "check_repeatable", lambda *_, **__: [])
+    found = [r for case in PARTS["correctness"](subject()) for r in case.rows()]
+    assert [r.failed for r in found] == [False, True, True]
+    assert found[1].cells[-1] == "FAILED"

@@ -1,18 +1,14 @@
 """Whole decode steps against the bytes they read, rehearsed on the CPU."""
 
-import io
-import json
-
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from rich.console import Console  # noqa: E402
-
-from schedlab.gpu_backend import selfcheck  # noqa: E402
+from schedlab.gpu_backend import selfcheck_parts  # noqa: E402
 from schedlab.gpu_backend.calibration_design import Point  # noqa: E402
 from schedlab.gpu_backend.runner import open_runner  # noqa: E402
+from schedlab.gpu_backend.selfcheck_parts import PARTS, REHEARSAL, Subject  # noqa: E402
 from schedlab.gpu_backend.step_bench import (  # noqa: E402
     bench_config,
     decode_step_figures,
@@ -73,30 +69,21 @@ def test_host_gap_is_the_part_of_a_step_without_the_device(tiny):
     assert "0 of 15 batches laid out ahead" in figure.detail
 
 
-def test_selfcheck_steps_part_prints_and_returns_its_figures():
-    console = Console(file=io.StringIO(), width=200)
-    found = selfcheck.step_part(
-        torch.device("cpu"), ten_us, console, "schedlab-tiny", CASES, gap_batch=4
-    )
-    assert [f["name"].split(",")[0] for f in found["figures"]] == [
-        "decode step B=1 ctx=64", "decode step B=4 ctx=32", "host gap of a decode step B=4",
+def test_steps_part_tells_decode_and_prefill_steps_and_the_host_gap():
+    found = [
+        row.data["name"]
+        for case in PARTS["steps"](Subject(torch.device("cpu"), ten_us, REHEARSAL))
+        for row in case.rows()
+    ]
+    assert [name.split(",")[0] for name in found] == [
+        "open", "host gap of a decode step B=4", "decode step B=1 ctx=64",
+        "decode step B=4 ctx=32", "prefill step S=48",
     ]  # fmt: skip
-    assert "host gap" in console.file.getvalue()
-    json.dumps(found)
 
 
-def test_selfcheck_goes_on_to_the_laboratory_with_the_profile_it_made(tmp_path):
-    spec = tmp_path / "spec.yaml"
-    both = selfcheck.laboratory_commands(tmp_path, True, spec)
-    assert [command[1] for command in both] == ["calibrate", "compare"]
-    assert both[1][-1] == f"cost_model={tmp_path / 'profile'}"
-    (alone,) = selfcheck.laboratory_commands(tmp_path, False, spec)
-    assert not any(word.startswith("cost_model") for word in alone)
-    assert selfcheck.laboratory_commands(tmp_path, False, None) == []
-
-
-@pytest.mark.parametrize("given", [["--calibrate"], ["--compare", "no.yaml", "-o", "x"]])
-def test_selfcheck_asked_for_the_impossible_says_so(given, capsys):
-    with pytest.raises(SystemExit):
-        selfcheck.main(given)
-    assert "-o DIR" in (message := capsys.readouterr().err) or "no file" in message
+def test_steps_part_whose_model_does_not_open_asks_for_nothing_more(monkeypatch):
+    monkeypatch.setattr(selfcheck_parts, "open_runner", lambda *_, **__: 1 / 0)
+    cases = PARTS["steps"](Subject(torch.device("cpu"), ten_us, REHEARSAL))
+    with pytest.raises(ZeroDivisionError):
+        list(next(cases).rows())
+    assert list(cases) == []

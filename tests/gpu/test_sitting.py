@@ -1,0 +1,246 @@
+"""Sittings: what is lost when a piece fails or hangs, or the whole is killed; and a rehearsal."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from schedlab.gpu_backend import sitting
+from schedlab.gpu_backend.sitting import ARCHIVE, missing_packages, run, seconds, unpack
+from schedlab.gpu_backend.sitting_pieces import (
+    PIECES,
+    REHEARSAL,
+    ROOT,
+    Piece,
+    Sitting,
+)
+from schedlab.sim.errors import SpecError
+
+WORKER = """
+import sys, time
+from pathlib import Path
+name, how, folder = sys.argv[1:]
+print("begun", name, flush=True)
+Path(folder, name + ".txt").write_text(name)
+if how == "hang":
+    time.sleep(60)
+sys.exit(3 if how == "fail" else 0)
+"""
+
+
+@pytest.fixture
+def pieces(tmp_path, monkeypatch):
+    """Let the pieces be a script that writes a file, then ends well, fails or hangs."""
+    (tmp_path / "sitting_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def put(limit_s=30.0, **how):
+        monkeypatch.setattr(sitting, "PIECES", {
+            name: Piece(limit_s, 1.0, commands(name, word)) for name, word in how.items()
+        })  # fmt: skip
+
+    def commands(name, word):
+        def some(at, seconds):
+            for how in word.split():
+                yield ["sitting_worker", f"{name}-{how}", how, str(at.results)]
+
+        return some
+
+    return put
+
+
+def sat(tmp_path, budget_s=60.0):
+    setup = REHEARSAL._replace(poll_s=0.05)
+    end_s = time.monotonic() + budget_s
+    return Sitting(setup, Path("none.yaml"), tmp_path / "work", tmp_path / "out", end_s)
+
+
+def archived(tmp_path):
+    with tarfile.open(tmp_path / "out" / ARCHIVE) as tar:
+        return {Path(name).name for name in tar.getnames()}
+
+
+def outcomes(at):
+    return json.loads((at.results / "pieces.json").read_text())
+
+
+def test_piece_that_fails_or_hangs_costs_only_itself(pieces, tmp_path):
+    pieces(limit_s=1.5, bench="good fail good", steps="hang", tiles="good")
+    at = sat(tmp_path)
+    assert not run(at, ["bench", "steps", "tiles"])
+    found = outcomes(at)
+    assert found["bench"].startswith("failed, status 3")
+    assert found["steps"].startswith("stopped at its time limit")
+    assert found["tiles"].startswith("done")
+    # The command behind the one that failed was not run; what came before is kept.
+    there = archived(tmp_path)
+    assert {"bench-good.txt", "bench-fail.txt", "steps-hang.txt", "tiles-good.txt"} <= there
+    assert {"bench.log", "steps.log", "pieces.json"} <= there
+    summary = (tmp_path / "out" / "summary.txt").read_text()
+    assert [line.split(":")[0] for line in summary.splitlines()] == ["bench", "steps", "tiles"]
+
+
+def test_archive_is_renewed_while_a_piece_runs(pieces, tmp_path, monkeypatch):
+    pieces(limit_s=2.0, steps="hang")
+    seen = []
+    pack = sitting.pack
+
+    def watched(at):
+        pack(at)
+        seen.append(archived(tmp_path))
+
+    monkeypatch.setattr(sitting, "pack", watched)
+    run(sat(tmp_path), ["steps"])
+    # Before the piece was stopped, and noted.
+    assert "steps-hang.txt" in seen[0]
+    assert "pieces.json" not in seen[0]
+
+
+def test_resumed_sitting_repeats_what_failed_and_not_what_is_done(pieces, tmp_path):
+    pieces(bench="good", steps="fail")
+    run(sat(tmp_path), ["bench", "steps"])
+    archive = tmp_path / "kept.tar.gz"
+    (tmp_path / "out" / ARCHIVE).rename(archive)
+    other = tmp_path / "elsewhere"
+    unpack(archive, other / "work")
+    pieces(bench="fail", steps="good", tiles="good")
+    at = sat(other)
+    assert run(at, ["bench", "steps", "tiles"])
+    assert not (at.results / "bench-fail.txt").exists()
+    assert {"bench-good.txt", "steps-good.txt", "tiles-good.txt"} <= archived(other)
+
+
+def test_results_of_other_kernels_are_kept_apart(pieces, tmp_path, monkeypatch):
+    pieces(bench="good")
+    run(sat(tmp_path), ["bench"])
+    monkeypatch.setattr("schedlab.gpu_backend.sitting_pieces.kernel_hash", lambda: "0123")
+    at = sat(tmp_path)
+    assert run(at, ["bench"])
+    assert at.results.name == "kernels-0123"
+    assert len(list((tmp_path / "work").glob("kernels-*/bench-good.txt"))) == 2
+
+
+def test_piece_without_time_or_without_what_it_needs_is_not_begun(pieces, tmp_path):
+    pieces(bench="good")
+    at = sat(tmp_path, budget_s=0.5)
+    assert not run(at, ["bench"])
+    assert outcomes(at)["bench"] == "not begun: no time was left"
+    sitting.PIECES["comparison"] = PIECES["comparison"]
+    at = sat(tmp_path)
+    assert not run(at, ["comparison"])
+    assert outcomes(at)["comparison"] == "not begun: there is no profile/fit.json"
+
+
+def test_nothing_is_tried_where_not_even_the_versions_can_be_told(pieces, tmp_path):
+    pieces(versions="fail", bench="good")
+    at = sat(tmp_path)
+    assert not run(at, ["versions", "bench"])
+    assert list(outcomes(at)) == ["versions"]
+
+
+def test_unpacking_keeps_what_is_there_and_refuses_half_an_archive(tmp_path):
+    whole = tmp_path / "whole.tar.gz"
+    with tarfile.open(whole, "w:gz") as tar:
+        for name in ("a.txt", "b.txt"):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"old"))
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a.txt").write_text("new")
+    unpack(whole, work)
+    assert [(work / name).read_text() for name in ("a.txt", "b.txt")] == ["new", "old"]
+    half = tmp_path / "half.tar.gz"
+    half.write_bytes(whole.read_bytes()[:40])
+    with pytest.raises(SpecError, match=r"half.tar.gz: not a whole archive"):
+        unpack(half, work)
+
+
+def test_missing_packages_are_named_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    assert missing_packages() == []
+    real = sitting.metadata.version
+    monkeypatch.setattr(
+        sitting.metadata, "version", lambda name: "0.12.5" if name == "typer" else real(name)
+    )
+    assert sitting.main(["-o", str(tmp_path / "out"), "--work", str(tmp_path / "work")]) == 2
+    said = capsys.readouterr().err
+    assert "typer>=0.19.2 (0.12.5 is here)" in said
+    assert "--no-index" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_budget_is_a_duration_and_pieces_have_names(tmp_path, capsys):
+    assert [seconds(text) for text in ("90", "90s", "1.5m", "1h")] == [90, 90, 90, 3600]
+    for wrong in (["--budget", "soon"], ["--pieces", "bench,dance"]):
+        with pytest.raises(SystemExit):
+            sitting.main(["-o", str(tmp_path), *wrong])
+    assert "'soon' is no duration" in (said := capsys.readouterr().err)
+    assert "'dance' is none of versions, ceilings" in said
+
+
+def rehearse(folder, *options):
+    """Begin a sitting on the CPU in a session of its own, so that all of it can be killed."""
+    command = [
+        sys.executable, "-m", "schedlab.gpu_backend.sitting", "--device", "cpu",
+        "-o", str(folder / "out"), "--work", str(folder / "work"), "--budget", "10m", *options,
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command, cwd=ROOT, start_new_session=True, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_rehearsed_parts_of_the_selfcheck_all_run_on_the_tiny_model(tmp_path):
+    parts = ["versions", "ceilings", "correctness", "bench", "steps", "tiles"]
+    process = rehearse(tmp_path, "--pieces", ",".join(parts))
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    for part in parts:
+        (path,) = (tmp_path / "work").glob(f"kernels-*/{part}.json")
+        record = json.loads(path.read_text())
+        assert record["complete"]
+        assert record["failed"] == 0
+    assert {f"{part}.json" for part in parts} <= archived(tmp_path)
+
+
+@pytest.mark.slow
+def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_comparison(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    process = rehearse(first, "--pieces", "versions,calibrate,comparison")
+    archive = first / "out" / ARCHIVE
+    try:
+        # Killed as soon as the archive holds a measured run of the comparison.
+        while not (archive.exists() and "run.json" in archived(first)):
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.1)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    second.mkdir()
+    pieces = "versions,calibrate,comparison,tests"
+    process = rehearse(second, "--pieces", pieces, "--resume", str(archive))
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    assert "--- versions: done" in said
+    assert said.count(", before") == 2, said
+    with tarfile.open(second / "out" / ARCHIVE) as tar:
+        (name,) = (n for n in tar.getnames() if n.endswith("comparison/comparison.json"))
+        data = json.load(tar.extractfile(name))
+    assert data["runs"] == "1 measured runs a point"
+    assert len(data["points"]) == 4
+    kept = list((first / "work").glob("kernels-*/measured/*/run.json"))
+    assert len(kept) >= 1
+    for path in kept:
+        there = second / "work" / path.relative_to(first / "work")
+        assert there.read_bytes() == path.read_bytes()
