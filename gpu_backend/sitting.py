@@ -163,8 +163,12 @@ def unpack(archive: Path, work: Path) -> None:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                if not (work / member.name).exists():
-                    tar.extract(member, work, filter="data")
+                path, content = work / member.name, tar.extractfile(member)
+                if content is None or not path.resolve().is_relative_to(work.resolve()):
+                    raise SpecError(f"{archive}: {member.name!r} is no file of a sitting")
+                if not path.exists():
+                    with replacing(path) as new:
+                        new.write_bytes(content.read())
     except (OSError, tarfile.TarError, EOFError) as error:
         raise SpecError(f"{archive}: not a whole archive of a sitting: {error}") from error
 

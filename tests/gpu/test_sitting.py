@@ -160,6 +160,10 @@ def test_unpacking_keeps_what_is_there_and_refuses_half_an_archive(tmp_path):
     (work / "a.txt").write_text("new")
     unpack(whole, work)
     assert [(work / name).read_text() for name in ("a.txt", "b.txt")] == ["new", "old"]
+    with tarfile.open(stray := tmp_path / "stray.tar.gz", "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("../elsewhere.txt"), io.BytesIO())
+    with pytest.raises(SpecError, match=r"'../elsewhere.txt' is no file of a sitting"):
+        unpack(stray, work)
     half = tmp_path / "half.tar.gz"
     half.write_bytes(whole.read_bytes()[:40])
     with pytest.raises(SpecError, match=r"half.tar.gz: not a whole archive"):
