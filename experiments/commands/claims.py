@@ -37,7 +37,7 @@ def claims(
     if page == "claims":
         if spec_files:
             raise SpecError("--page claims runs the shipped experiments; leave out the files")
-        with opened_runs(keep, local_workers(jobs), quiet) as runs:
+        with opened_runs(keep, local_workers(jobs, []), quiet) as runs:
             quoted, findings = claims_page.run_page(runs)
         if not quiet:
             header: tuple[str, ...] = ("", "claim as quoted", "verdict")
@@ -46,7 +46,8 @@ def claims(
     else:
         find_own_modules(*(path.absolute().parent for path in spec_files or []))
         loaded = load_claims(spec_files)
-        with opened_runs(keep, local_workers(jobs), quiet) as runs:
+        workers = local_workers(jobs, [spec for _, spec in loaded])
+        with opened_runs(keep, workers, quiet) as runs:
             findings = [examine(path, spec, runs) for path, spec in loaded]
         if not quiet:
             header = ("system", "figure", "paper", "accepted", "measured [95 %]", "verdict")

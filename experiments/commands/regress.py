@@ -60,7 +60,9 @@ def check_command(
         baseline = shipped_folder("regression")
     matrix = _matrix(baseline)
     kept = kept_baseline(baseline)
-    with opened_runs(keep, local_workers(jobs), quiet) as runs:
+    with opened_runs(
+        keep, local_workers(jobs, [point.spec for point in matrix.points]), quiet
+    ) as runs:
         outcome = regress.measure(matrix, runs)
     cases = regress.compare(matrix, kept, outcome)
     versions_differ = version_change(kept)
@@ -91,7 +93,9 @@ def update_command(
     matrix = _matrix(baseline)
     path = baseline / BASELINE
     kept = kept_baseline(baseline) if path.exists() else None
-    with opened_runs(keep, local_workers(jobs), quiet) as runs:
+    with opened_runs(
+        keep, local_workers(jobs, [point.spec for point in matrix.points]), quiet
+    ) as runs:
         outcome = regress.measure(matrix, runs)
     if kept is not None and not quiet:
         _print(regress.compare(matrix, kept, outcome), version_change(kept))

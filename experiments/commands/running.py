@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,10 +77,12 @@ def opened_runs(folder: Path | None, workers: Workers, quiet: bool) -> Iterator[
             yield Runs(store, workers, progress.point_ended)
 
 
-def local_workers(jobs: int) -> Workers:
-    """Return this process for one point at a time, else processes of this machine."""
+def local_workers(jobs: int, specs: Iterable[ExperimentSpec]) -> Workers:
+    """Return who runs some points: this process one at a time, else processes of this machine."""
     from schedlab.experiments.sweeps.workers import InProcess, Processes
 
+    for spec in specs:
+        check_backend(spec, jobs, None)
     return InProcess() if jobs == 1 else Processes(jobs)
 
 

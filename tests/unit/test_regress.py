@@ -148,6 +148,14 @@ def test_runs_are_thrown_away_unless_they_are_to_be_kept(folder):
     ]  # fmt: skip
 
 
+def test_check_of_the_real_backend_runs_one_point_at_a_time(folder):
+    schedlab("update", folder)
+    rewrite(folder / "matrix.yaml", "experiment:\n", "experiment:\n  backend: real\n")
+    done = schedlab("check", folder, "-j", "2")
+    assert done.exit_code == 2
+    assert "one point at a time" in done.output
+
+
 @pytest.mark.slow
 def test_baseline_of_two_processes_is_that_of_one(folder):
     schedlab("update", folder)
