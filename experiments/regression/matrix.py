@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -15,7 +16,7 @@ from schedlab.experiments.specification.identity import data_hash
 from schedlab.experiments.specification.key_errors import describe_error
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.paths import absolute_paths
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.yaml_lines import KeyPath, dotted, read_yaml
 
@@ -140,14 +141,17 @@ def load_matrix(folder: Path) -> Matrix:
             if not _LABEL.fullmatch(label):
                 fail((section, label), "a label is made of letters, digits and . _ + -")
     found = []
-    for workload, keys in file.workloads.items():
+    policies = _policies(file, fail)
+    for workload, given_keys in file.workloads.items():
+        keys = dict(given_keys)
+        run_with = _labels(keys.pop("policies", list(policies)), policies, workload, fail)
         for section, given in (("experiment", file.experiment), ("workloads", keys)):
             for key in _NOT_OF_A_WORKLOAD:
                 if key in given:
                     at = (section,) if section == "experiment" else (section, workload)
                     fail((*at, key), "is for the matrix to set, not for one of its workloads")
-        for policy, chosen in _policies(file, fail).items():
-            written = {**file.experiment, **keys, "policy": chosen}
+        for policy in run_with:
+            written = {**file.experiment, **keys, "policy": policies[policy]}
             data = absolute_paths(written, folder.absolute())
             try:
                 spec = make_spec(data)
@@ -160,6 +164,22 @@ def load_matrix(folder: Path) -> Matrix:
                 question = data_hash({**data, "seed": seed})
                 found.append(MatrixPoint(workload, policy, seed, one, question))
     return Matrix(found, dict(file.metrics))
+
+
+def _labels(
+    chosen: object,
+    policies: dict[str, Any],
+    workload: str,
+    fail: Callable[[KeyPath, str], NoReturn],
+) -> list[str]:
+    """Return the policies that a workload is run with, as it says itself; all by default."""
+    at = ("workloads", workload, "policies")
+    if not isinstance(chosen, list) or not chosen:
+        fail(at, f"a list of labels, got {chosen!r}")
+    for label in chosen:
+        if label not in policies:
+            fail(at, f"there is no policy {label!r} here; {nearest(label, policies)}")
+    return [label for label in policies if label in chosen]
 
 
 def _policies(file: _File, fail: Any) -> dict[str, Any]:  # noqa: ANN401 - raises, as above

@@ -219,3 +219,9 @@ def test_boosted_threshold_is_reached_at_its_very_instant(threshold_s, order):
     ]
     # Request 0: prefill ends at 1,010, its decode of 1,011 ns at 2,021.
     assert served("boosted", work, threshold_s=threshold_s) == order
+
+
+def test_static_computes_one_token_of_a_step_whose_padding_exceeds_the_budget():
+    # Each token of the prompt of 2 goes with 19 of padding, beyond the budget of 16.
+    got, _ = batches("static", [arrival(0, prompt=2), arrival(1, prompt=40)], limits())
+    assert got == [({0: 1}, 19), ({0: 1}, 19), {1: 16}, {1: 16}, {1: 8}]

@@ -331,6 +331,9 @@ def test_junit_and_markdown_say_what_the_exit_code_says(folder, monkeypatch):
         ("planted_policy:Mine", "planted_policy:Yours", "policies.mine: "),
         ("  slo:", "  seed: 3\n  slo:", "experiment.seed: is for the matrix to set"),
         ("  chat:", "  ch/at:", "a label is made of letters"),
+        ("  chat:", "  chat:\n    policies: [mien]", "chat.policies: there is no policy 'mien'"),
+        ("  chat:", "  chat:\n    policies: mine", "chat.policies: a list of labels, got 'mine'"),
+        ("  chat:", "  chat:\n    policies: []", "chat.policies: a list of labels, got []"),
         ("registered: false", "registered: true", "aged needs predictions: give predictor"),
     ],
 )
@@ -395,10 +398,23 @@ def test_means_over_the_seeds_are_what_tolerance_judges(folder):
     assert [move.metric for move in worse[0].moves] == ["mean_ttft_ms"]
 
 
-def test_kept_matrix_asks_for_every_registered_policy_on_four_workloads():
+def test_workload_with_policies_of_its_own_is_run_with_these_only(folder):
+    everywhere = load_matrix(folder)
+    rewrite(folder / "matrix.yaml", "  chat:", "  chat:\n    policies: [mine]")
+    chosen = load_matrix(folder)
+    assert {p.policy for p in chosen.points} == {"mine"}
+    questions = {p.key: p.question for p in everywhere.points}
+    assert all(questions[p.key] == p.question for p in chosen.points)
+
+
+def test_kept_matrix_asks_for_every_registered_policy_on_five_workloads():
     matrix = load_matrix(ROOT / "regression")
-    assert {p.spec.policy.name for p in matrix.points} == set(registry.names())
-    assert len({p.workload for p in matrix.points}) == 4
+    workloads = {}
+    for point in matrix.points:
+        workloads.setdefault(point.workload, set()).add(point.spec.policy.name)
+    assert len(workloads) == 6
+    assert workloads.pop("shared") == {"boosted", "edf", "fcfs", "hrrn", "sarathi", "srtf", "vtc"}
+    assert all(names == set(registry.names()) for names in workloads.values())
     assert len({p.seed for p in matrix.points}) > 1
     kept = regress_baseline.kept_baseline(ROOT / "regression")
     assert set(kept.points) == {point.key for point in matrix.points}
