@@ -198,6 +198,29 @@ def varying(
     return _modulated(segments(), seed)
 
 
+def constant(rate: float) -> Process:
+    """Return a process with equal gaps: request i, counted from 0, comes after ``i / rate`` seconds.
+
+    Load generators send so by default. Times are rounded one by one, so that gaps which no whole
+    number of nanoseconds fits do not drift.
+
+    Raises
+    ------
+    SpecError
+        If the rate is not a positive number.
+    """
+    _positive(rate=rate)
+    drawn = 0
+
+    def draw(num_requests: int) -> Int64:
+        nonlocal drawn
+        numbers = np.arange(drawn, drawn + num_requests)
+        drawn += num_requests
+        return np.rint(numbers / rate * NS_PER_S).astype(np.int64)
+
+    return draw
+
+
 def all_at_once() -> Process:
     """Return a process whose requests all arrive at time 0 (an offline batch)."""
     return lambda num_requests: np.zeros(num_requests, dtype=np.int64)
@@ -244,6 +267,7 @@ PROCESSES: dict[str, Callable[..., Process]] = {
     "linear_ramp": linear_ramp,
     "on_off": on_off,
     "varying": varying,
+    "constant": constant,
     "all_at_once": all_at_once,
 }
 

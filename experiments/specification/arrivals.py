@@ -18,6 +18,7 @@ class Arrivals(Named):
         "linear_ramp",
         "on_off",
         "varying",
+        "constant",
         "all_at_once",
         "replay",
         "closed_loop",

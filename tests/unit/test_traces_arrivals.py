@@ -5,6 +5,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.traces.arrivals import (
     PROCESSES,
     all_at_once,
+    constant,
     gamma,
     linear_ramp,
     normalize_span,
@@ -21,9 +22,10 @@ SAMPLES = {
     "linear_ramp": lambda seed: linear_ramp(1.0, 9.0, 5000, seed=seed),
     "on_off": lambda seed: on_off(5.0, 10.0, 20.0, 0.1, seed=seed),
     "varying": lambda seed: varying(5.0, seed=seed),
+    "constant": lambda seed: constant(5.0),
     "all_at_once": lambda seed: all_at_once(),
 }
-RANDOM = [name for name in SAMPLES if name != "all_at_once"]
+RANDOM = [name for name in SAMPLES if name not in ("constant", "all_at_once")]
 
 
 def gaps_s(times_ns):
@@ -99,6 +101,20 @@ def test_varying_has_the_fano_factor_of_its_formula():
     assert len(times) / (times[-1] / 1e9) == pytest.approx(rate, rel=0.06)
     expected = 1 + rate * window_s * (np.exp(sigma**2) - 1)
     assert fano(times, window_s) == pytest.approx(expected, rel=0.12)
+
+
+def test_constant_arrivals_have_equal_gaps_from_time_zero():
+    assert constant(4.0)(4).tolist() == [0, 250_000_000, 500_000_000, 750_000_000]
+
+
+def test_constant_arrivals_at_a_rate_that_no_nanosecond_divides_do_not_drift():
+    assert constant(3.0)(3_000_001)[-1] == 1_000_000 * 10**9
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("inf")])
+def test_constant_arrivals_refuse_a_rate_that_is_not_positive_and_finite(rate):
+    with pytest.raises(SpecError, match="rate must be a positive number"):
+        constant(rate)
 
 
 def test_all_at_once_is_all_zero():
