@@ -199,10 +199,10 @@ def varying(
 
 
 def constant(rate: float) -> Process:
-    """Return a process with equal gaps: request i, counted from 0, comes after ``i / rate`` seconds.
+    """Return a process with equal gaps, as load generators send by default.
 
-    Load generators send so by default. Times are rounded one by one, so that gaps which no whole
-    number of nanoseconds fits do not drift.
+    Request i, counted from 0, comes after ``i / rate`` seconds. Times are rounded one by one, so
+    that gaps which are no whole number of nanoseconds do not drift.
 
     Raises
     ------

@@ -126,8 +126,9 @@ def test_experts_cost_by_the_number_that_tokens_touch(tmp_path):
     assert any("chosen uniformly" in line for line in imported.assumptions)
 
 
-def test_experts_shared_by_two_engines_compute_both_engines_tokens(tmp_path):
+def test_experts_measured_in_slices_compute_the_tokens_of_both_engines(tmp_path):
     path = bundle(tmp_path, config=EXPERTS)
+    # A slice of ep 2 was measured with half the experts and half the choices of each token.
     rows = [(ep, t, e, 100 * ep + t) for ep in (1, 2) for t in (1, 8) for e in (1, 4)]
     header = ["ep", "tokens", "activated_experts", "time_us"]
     write_csv(path / "tp1/moe.csv", header, rows)
@@ -139,6 +140,66 @@ def test_experts_shared_by_two_engines_compute_both_engines_tokens(tmp_path):
     # 4 tokens of two engines: 204 us; exchange: twice 1 us and 1/2 * 4 * 64 * 2 bytes at 1 GB/s.
     assert us == pytest.approx(1 + 10 * (42 - 6 + 204 + 2 * 1.256) + 7, abs=1e-3)
     assert any("the 2 engines exchange tokens" in line for line in imported.assumptions)
+
+
+def moe_table(tokens, experts):
+    """Return the microseconds of a whole mixture, which no line goes through."""
+    return 3 * experts + tokens + tokens * experts / 8
+
+
+def experts_curve(tmp_path, degrees=(1,), **options):
+    path = bundle(tmp_path, config=EXPERTS, tp=options.get("tensor_parallel_size", 1))
+    rows = [
+        (d, t, e, moe_table(t / d, e))
+        for d in degrees
+        for t in (d, 16 * d, 64 * d, 2048 * d)
+        for e in (1, 2, 4, 8)
+        if e <= 8 // d
+    ]
+    write_csv(path / "tp1/moe.csv", ["ep", "tokens", "activated_experts", "time_us"], rows)
+    imported = import_bundle(path, Options(**options))
+    return next(c for c in imported.profile.by_tokens if c.name == "moe"), imported
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ({"data_parallel_size": 2, "expert_parallel": True}, 2),
+        ({"data_parallel_size": 4, "expert_parallel": True}, 4),
+        ({"tensor_parallel_size": 2, "expert_parallel": True}, 2),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2, "expert_parallel": True}, 4),
+    ],
+)
+@pytest.mark.parametrize("degrees", [(1,), (1, 2), (2,)])
+def test_device_of_n_computes_its_share_of_tokens_and_experts(tmp_path, degrees, options, shares):
+    curve, _ = experts_curve(tmp_path, degrees, **options)
+    for tokens in (64 * shares, 2048 * shares):  # so many touch every expert
+        if tokens <= curve.at[-1]:
+            expected = moe_table(tokens / shares, 8 / shares)
+            assert curve.us[curve.at.index(tokens)] == pytest.approx(expected, rel=1e-4)
+    assert curve.at[-1] == 2048 * shares, "as many as devices of that many tokens each can gather"
+
+
+def test_experts_split_by_width_are_priced_by_their_share_and_that_is_said(tmp_path):
+    curve, imported = experts_curve(tmp_path, tensor_parallel_size=2)
+    assert curve.us[curve.at.index(128)] == pytest.approx(moe_table(64, 4), rel=1e-4)
+    assert not curve.shared
+    assert any("1/2 of their full width" in line for line in imported.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "told"),
+    [
+        (EXPERTS, {"data_parallel_size": 2}, "--data-parallel-size 2 needs --expert-parallel"),
+        ({}, {"data_parallel_size": 2}, "tiny has no experts"),
+        ({}, {"expert_parallel": True}, "tiny has no experts"),
+    ],
+)
+def test_sharing_that_means_nothing_is_refused(tmp_path, config, options, told):
+    path = bundle(tmp_path, config=config)
+    write_csv(path / "tp1/moe.csv", ["tokens", "activated_experts", "time_us"], [(1, 2, 3)])
+    with pytest.raises(SpecError, match=told):
+        import_bundle(path, Options(**options))
 
 
 @pytest.mark.parametrize(

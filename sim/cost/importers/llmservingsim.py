@@ -87,6 +87,7 @@ def import_bundle(path: Path, options: Options) -> Imported:
         raise SpecError(f"{path}: no folder tp{tp}; there are {', '.join(there) or 'none'}")
     config_path = options.model_config or _near(path, f"model_configs/{meta.get('model')}.json")
     shape = model(str(config_path)) if config_path else model(_required(meta, "model", path))
+    _check_sharing(options, shape)
     layers = _layer_calls(_architecture(path, meta, options), shape)
     assumptions: list[str] = []
     by_tokens = tuple(_dense(folder, layers, shape, options, assumptions))
@@ -217,9 +218,9 @@ def _dense(
         if name == "attention" or name in per_request:
             continue
         if name == "moe":
-            path = folder / "moe.csv"
-            if not path.is_file():  # experts are measured for one device only
-                path = folder.parent / "tp1" / "moe.csv"
+            path = folder.parent / "tp1" / "moe.csv"  # measured at full width only
+            if not path.is_file():
+                path = folder / "moe.csv"
             more, assumed = expert_curves(path, calls, shape, _sharing(options))
             curves += more
             assumptions += assumed
@@ -234,13 +235,29 @@ def _dense(
 
 
 def _sharing(options: Options) -> Sharing:
-    shares = options.tensor_parallel_size * options.data_parallel_size
     return Sharing(
-        shares if options.expert_parallel else 1,
-        options.data_parallel_size if options.expert_parallel else 1,
-        options.link_latency_s,
-        options.link_bytes_per_s,
+        num_shares=options.tensor_parallel_size * options.data_parallel_size,
+        by_width=not options.expert_parallel,
+        num_engines=options.data_parallel_size,
+        link_latency_s=options.link_latency_s,
+        link_bytes_per_s=options.link_bytes_per_s,
     )
+
+
+def _check_sharing(options: Options, shape: ModelShape) -> None:
+    """Refuse engines that share nothing."""
+    size = options.data_parallel_size
+    if not shape.num_experts and (size > 1 or options.expert_parallel):
+        raise SpecError(
+            f"{shape.name} has no experts: leave out --data-parallel-size and --expert-parallel; "
+            "its engines share nothing, so the profile is that of one of them"
+        )
+    if size > 1 and not options.expert_parallel:
+        raise SpecError(
+            f"--data-parallel-size {size} needs --expert-parallel: engines that each have all "
+            "experts share nothing (leave both out), and experts sliced over engines were not "
+            "measured"
+        )
 
 
 def _per_sequence(folder: Path, layers: Mapping[str, float]) -> tuple[Curve, ...]:
