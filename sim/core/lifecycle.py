@@ -137,7 +137,7 @@ class Lifecycle:
         if total > self.config.max_model_len:
             self.num_arrived += 1
             self._turn_away(
-                request,
+                RequestState(request),
                 output_tokens,
                 f"prompt and output take {total} tokens, max_model_len is "
                 f"{self.config.max_model_len}",
@@ -233,14 +233,16 @@ class Lifecycle:
         if state.swapped:
             self.free_swap_blocks += self._num_blocks(state)
         state.status = Status.REJECTED
-        self._turn_away(state.request, self._executor.output_tokens(state.request), reason)
+        if state.num_preemptions:
+            self.log.add_resumption(state.id, now_ns, 0)  # its last preemption ends here
+        self._turn_away(state, self._executor.output_tokens(state.request), reason)
         self._executor.remove(state)
         if self._hooks.on_reject is not None:
             self._hooks.on_reject(state, now_ns)
 
-    def _turn_away(self, request: Request, output_tokens: int, reason: str) -> None:
+    def _turn_away(self, state: RequestState, output_tokens: int, reason: str) -> None:
         self.num_rejected += 1
-        self.log.reject(request, output_tokens, reason)
+        self.log.reject(state, output_tokens, reason)
         if self.on_gone is not None:
             self.on_gone()
 

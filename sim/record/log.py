@@ -11,7 +11,7 @@ import numpy.typing as npt
 from schedlab.sim.record.columns import REJECTED, Pairs
 from schedlab.sim.record.steps import Int64, SegmentRow, Steps
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
-from schedlab.sim.request import Request, RequestState
+from schedlab.sim.request import RequestState
 
 
 class _RequestRow(NamedTuple):
@@ -111,10 +111,13 @@ class RunLog:
         row = _TargetRow(r.predicted_tokens, slo_ttft_ms=ttft, slo_tpot_ms=tpot, slo_e2el_ms=e2el)
         self._targets.extend([_NAN if x is None else x for x in row])
 
-    def reject(self, request: Request, output_tokens: int, reason: str) -> None:
-        """Record a request that was turned away."""
-        self.add_request(RequestState(request), output_tokens, -1, REJECTED)
-        self.reject_reasons[request.id] = reason
+    def reject(self, state: RequestState, output_tokens: int, reason: str) -> None:
+        """Record a request that was turned away, with what it cost if it ran before."""
+        row = RequestState(state.request)
+        row.num_preemptions = state.num_preemptions
+        row.recomputed_tokens = state.recomputed_tokens
+        self.add_request(row, output_tokens, -1, REJECTED)
+        self.reject_reasons[state.id] = reason
 
     def add_segment(self, row: SegmentRow, durations_ns: list[int], new_blocks: list[int]) -> None:
         """Record steps of one batch."""
@@ -197,6 +200,7 @@ class RunLog:
 
         Columns: id, evicted_ns, resumed_ns, resumed_tokens (those it had to compute before its
         next token when it ran again: its whole sequence, less what was swapped or still cached).
+        The last preemption of a request that is given up ends then, with no token to compute.
         """
         evicted, resumed = _matrix(self._evictions, 2), _matrix(self._resumptions, 3)
         # Sorted alike, the k-th eviction of a request meets its k-th resumption.

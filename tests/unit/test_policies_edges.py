@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from schedlab.policies import registry
+from schedlab.policies import ContinuousBatching, registry
 from schedlab.sim.request import Slo
 from tests import laws
 from tests.laws import arrival
@@ -225,3 +225,23 @@ def test_static_computes_one_token_of_a_step_whose_padding_exceeds_the_budget():
     # Each token of the prompt of 2 goes with 19 of padding, beyond the budget of 16.
     got, _ = batches("static", [arrival(0, prompt=2), arrival(1, prompt=40)], limits())
     assert got == [({0: 1}, 19), ({0: 1}, 19), {1: 16}, {1: 16}, {1: 8}]
+
+
+def test_request_that_is_given_up_after_a_preemption_keeps_its_books():
+    class GivesUp(ContinuousBatching):
+        """Gives up whom it preempted."""
+
+        def candidates(self, view, builder):
+            for state in view.waiting:
+                if state.num_preemptions:
+                    builder.reject(state, "preempted once too often")
+                else:
+                    yield state
+
+    work = [arrival(0, prompt=8, output=6), arrival(1, prompt=8, output=3)]
+    log = laws.run(GivesUp(), work, limits(num_blocks=5))
+    assert log.requests()["num_preemptions"].tolist() == [0, 1]
+    assert log.requests()["recomputed_tokens"].tolist() == [0, 8]
+    gone = {name: column.tolist() for name, column in log.preemptions().items()}
+    assert (gone["id"], gone["resumed_tokens"]) == ([1], [0])
+    assert gone["resumed_ns"] > gone["evicted_ns"]
