@@ -147,9 +147,11 @@ class NestedWait(Policy):
     def _grant(
         self, chosen: list[RequestState], num_new: int, view: EngineView, builder: PlanBuilder
     ) -> None:
-        victims = list(view.running)
-        for state in chosen:
-            if state not in builder.preempted and builder.tokens_left:
+        # In order of admission: were a late one granted first, an early one could make room only by
+        # giving up itself, and two that start over by turns would never finish.
+        victims, turn = list(view.running), set(chosen)
+        for state in view.running:
+            if state in turn and state not in builder.preempted and builder.tokens_left:
                 grant_or_preempt(builder, state, victims)
         if builder.preempted:
             return

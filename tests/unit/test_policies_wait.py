@@ -109,6 +109,20 @@ def test_nested_wait_holds_new_requests_until_they_are_a_group_or_have_waited():
     assert log.requests()["first_scheduled_ns"].tolist() == [9_000, 9_000]
 
 
+def test_nested_wait_out_of_memory_preempts_the_latest_admission_though_its_segment_comes_first():
+    # 8 blocks of a token, prompts computed token by token, nobody waits for company.
+    work = [arrival(i, prompt=2, output=6) for i in range(2)]
+    config = limits(num_blocks=8, block_size=1, long_prefill_token_threshold=1)
+    got, _ = batches("nested_wait", work, config, **{**NESTED, "max_wait_s": 0.0})
+    assert got == [
+        *4 * [{0: 1, 1: 1}],  # all 8 blocks are taken, 3 tokens are out
+        ({0: 1}, [1]),
+        {0: 1, 1: 1},  # request 1 starts over, in the first segment; request 0 is in the second
+        ({0: 1}, [1]),  # one block was left; the last token of request 0
+        *7 * [{1: 1}],  # 5 tokens again, two more answers' tokens
+    ]
+
+
 @pytest.mark.parametrize("name", ["wait", "nested_wait"])
 @pytest.mark.parametrize(
     ("knobs", "message"),
