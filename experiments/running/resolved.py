@@ -101,6 +101,7 @@ def _memory(spec: ExperimentSpec, where: Deployment) -> MemoryBudget:
         dtype=where.dtype,
         kv_dtype=where.kv_dtype,
         tensor_parallel_size=where.tensor_parallel_size,
+        data_parallel_size=where.data_parallel_size,
         block_size=engine.block_size,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.models import model
@@ -19,13 +20,22 @@ def deployment(spec: ExperimentSpec) -> Deployment:
     Raises
     ------
     SpecError
-        If model or hardware are unknown.
+        If model or hardware are unknown, or a model without experts is to share them.
+
+    Notes
+    -----
+    Engines that run every step together share the experts of their model: that is why they do.
     """
-    engine = spec.engine
+    engine, shape = spec.engine, model(spec.model)
+    if engine.enable_expert_parallel and not shape.num_experts:
+        raise SpecError(f"engine.enable_expert_parallel: {shape.name} has no experts")
+    shares_experts = shape.num_experts > 0 and engine.data_parallel_lockstep
     return Deployment(
-        model=model(spec.model),
+        model=shape,
         gpu=gpu(spec.hardware),
         tensor_parallel_size=engine.tensor_parallel_size,
         dtype=engine.dtype,
         kv_cache_dtype=engine.kv_cache_dtype,
+        data_parallel_size=engine.data_parallel_size if shares_experts else 1,
+        enable_expert_parallel=engine.enable_expert_parallel,
     )

@@ -138,8 +138,13 @@ class Engine(Section):
     )
     data_parallel_lockstep: bool = Field(
         default=True,
-        description="Whether the engines run every step together, as those must that share "
-        "experts (vLLM's do for such models only).",
+        description="Whether the engines run every step together and share the experts of a "
+        "mixture (vLLM's do for such models only).",
+    )
+    enable_expert_parallel: bool | None = Field(
+        default=None,
+        description="Whether devices share experts by spreading whole ones, and not by slicing "
+        "each; an imported profile must be of the same, and says it if this is absent.",
     )
     dtype: Annotated[Dtype, BeforeValidator(_dtype)] = Field(
         default="bf16", description="Number format of weights and activations."

@@ -37,10 +37,11 @@ def least_step_s(
     -----
     ``max(2 * weights touched per token * tokens / peak, (weights + KV read) / bandwidth)`` over the
     devices; no attention arithmetic, no activations, no head, so the bound is a loose one. Of a
-    mixture of experts a step reads at least the experts of one token.
+    mixture of experts a step reads at least the experts of one token, or its share of them where
+    engines share experts.
     """
     model, gpu, dtype = deployment.model, deployment.gpu, deployment.dtype
-    experts = max(model.experts_per_token, 1)
+    experts = max(model.experts_per_token, 1) / deployment.data_parallel_size
     per_token = model.num_layers * (model.attention_parameters + experts * model.expert_parameters)
     tokens = steps["num_decodes"] + steps["prefill_tokens"]
     flops_s = 2.0 * per_token * tokens / gpu.peak_flops_per_s(dtype)

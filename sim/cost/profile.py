@@ -32,7 +32,9 @@ FEATURES = (
 """What a step costs by, beside its new tokens; a fit has one coefficient for each."""
 
 META_KEYS = ("model", "hardware", "dtype", "tensor_parallel_size")
-"""What meta.json must say; the loader compares it with the run."""
+"""What meta.json must say; the loader compares it with the run. It may also say
+``data_parallel_size``, the engines that share experts (1 if absent), and ``expert_parallel``,
+whether they spread whole ones (False if absent), which are compared as well."""
 
 
 def step_features(shape: BatchShape) -> dict[str, int]:
@@ -254,10 +256,17 @@ def profile_of(
         "dtype": (deployment.dtype, dtype_name),
         "tensor_parallel_size": (deployment.tensor_parallel_size, int),
     }
+    stated = dict(meta) | {
+        "data_parallel_size": meta.get("data_parallel_size", 1),
+        "expert_parallel": meta.get("expert_parallel", False),
+    }
+    wanted["data_parallel_size"] = (deployment.data_parallel_size, int)
+    if deployment.enable_expert_parallel is not None:
+        wanted["expert_parallel"] = (deployment.enable_expert_parallel, bool)
     mismatches = [
-        f"{key} is {meta[key]!r} in the profile, {value!r} in the run"
+        f"{key} is {stated[key]!r} in the profile, {value!r} in the run"
         for key, (value, canonical) in wanted.items()
-        if canonical(meta[key]) != canonical(value)
+        if canonical(stated[key]) != canonical(value)
     ]
     if mismatches and not allow_mismatch:
         raise SpecError(

@@ -55,7 +55,9 @@ class RooflineCostModel(CostModel):
     ``max(4*heads*head_dim*pairs / peak, KV bytes / bandwidth)``: a decode row with context c has
     c + 1 pairs and reads c + 1 tokens; a chunk of q tokens after c has ``q*(c + (q+1)/2)`` pairs
     and reads c + q tokens. The language-model head runs over `rows_sampled` rows. Two all-reduces a
-    layer under tensor parallelism, each ``latency + 2*(N-1)/N * bytes / link``. Swapped bytes cross
+    layer under tensor parallelism, each ``latency + 2*(N-1)/N * bytes / link``. Of N engines that
+    share experts each computes 1/N of the experts, for the tokens of all, which come and leave in
+    ``latency + (N-1)/N * bytes / link`` each. Swapped bytes cross
     PCIe without overlap.
 
     The efficiencies of a GPU are what large matrix products and weight reading reach in public
@@ -99,6 +101,9 @@ class RooflineCostModel(CostModel):
         self.model = model
         self.gpu = gpu
         self.tensor_parallel_size = tensor_parallel_size
+        self.data_parallel_size = deployment.data_parallel_size
+        self._gathers = deployment.data_parallel_size > 1 and model.num_experts > 0
+        self._activation_bytes = max(dtype_bytes(dtype), 2.0)
         self.dtype = dtype_name(dtype)
         self.kv_dtype = dtype_name(deployment.kv_dtype)
         self.compute_efficiency = compute_efficiency
@@ -124,6 +129,7 @@ class RooflineCostModel(CostModel):
         # single look-up.
         self._token_ns: dict[int, float] = {0: 0.0}
         self._head_ns: dict[int, float] = {0: 0.0}
+        self._expert_ns: dict[int, float] = {0: 0.0}
 
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
         """Return the durations of `k` successive steps; see `CostModel.step_ns`.
@@ -147,6 +153,12 @@ class RooflineCostModel(CostModel):
             base += self._token_ns[tokens]
         except KeyError:
             base += self._price_tokens(tokens)
+        if self._gathers:
+            met = shape.gathered_tokens or tokens
+            try:
+                base += self._expert_ns[met]
+            except KeyError:
+                base += self._price_experts(met)
         try:
             base += self._head_ns[rows]
         except KeyError:
@@ -180,6 +192,7 @@ class RooflineCostModel(CostModel):
             "hardware": self.gpu.name,
             "hardware_source": self.gpu.source,
             "tensor_parallel_size": self.tensor_parallel_size,
+            "data_parallel_size": self.data_parallel_size,
             "dtype": self.dtype,
             "kv_dtype": self.kv_dtype,
             "compute_efficiency": self.compute_efficiency,
@@ -197,7 +210,11 @@ class RooflineCostModel(CostModel):
         kv_width = math.ceil(m.num_kv_heads / tp) * m.head_dim
         layer = self._linear(tokens, hidden, q_width + 2 * kv_width)
         layer += self._linear(tokens, q_width, hidden)
-        layer += self._moe(tokens) if m.num_experts else self._mlp(tokens)
+        if m.num_experts:
+            router = self._linear(tokens, hidden, m.num_experts)
+            layer += router if self._gathers else router + self._moe(tokens)
+        else:
+            layer += self._mlp(tokens)
         norms = 8 * hidden + (2 * (q_width + kv_width) if m.qk_norm else 0)
         rope = 0 if m.num_position_embeddings else 2 * (q_width + kv_width)
         attention = 2 * q_width + 2 * kv_width
@@ -236,13 +253,24 @@ class RooflineCostModel(CostModel):
         return self._expert(tokens, width, 1.0)
 
     def _moe(self, tokens: int) -> float:
-        """Router, then every token in `experts_per_token` experts."""
-        m = self.model
+        """Return what a layer's experts take for these tokens, of all engines that share them."""
+        m, engines = self.model, self.data_parallel_size
         missed = (1 - m.experts_per_token / m.num_experts) ** tokens
         touched = m.num_experts * (1 - missed)
         width = m.moe_intermediate_size / self.tensor_parallel_size
-        router = self._linear(tokens, m.hidden_size, m.num_experts)
-        return router + self._expert(tokens * m.experts_per_token, width, touched)
+        pairs = tokens * m.experts_per_token
+        cost = self._expert(pairs / engines, width, touched / engines)
+        if engines > 1:
+            link = self.gpu.interconnect_bytes_per_s * LINK_EFFICIENCY
+            moved = (engines - 1) / engines * tokens * m.hidden_size * self._activation_bytes
+            cost += 2e9 * (ALL_REDUCE_LATENCY_S + moved / link)
+        return cost
+
+    def _price_experts(self, tokens: int) -> float:
+        """Price the experts of all layers, and remember it."""
+        cost = self.model.num_layers * self._moe(tokens)
+        self._expert_ns[tokens] = cost
+        return cost
 
     def _expert(self, tokens: float, width: float, copies: float) -> float:
         fan = self.model.num_mlp_matrices - 1  # gate and up are one product

@@ -28,6 +28,12 @@ class Deployment:
         Format of the KV cache; ``auto`` is that of the activations.
     config : EngineConfig or None
         The engine's limits; None where a cost model is looked at without an engine.
+    data_parallel_size : int
+        Engines that share the experts of a mixture and run every step together; 1 where an engine
+        has all of the model.
+    enable_expert_parallel : bool or None
+        Whether devices share experts by spreading whole ones, and not by slicing their width;
+        None = as the cost model's profile says.
     """
 
     model: ModelShape
@@ -36,6 +42,8 @@ class Deployment:
     dtype: str = "bf16"
     kv_cache_dtype: str = "auto"
     config: EngineConfig | None = None
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool | None = None
 
     @property
     def kv_dtype(self) -> str:

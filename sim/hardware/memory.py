@@ -107,6 +107,7 @@ def memory_budget(
     dtype: str = "bf16",
     kv_dtype: str | None = None,
     tensor_parallel_size: int = 1,
+    data_parallel_size: int = 1,
     block_size: int = 16,
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
@@ -126,6 +127,8 @@ def memory_budget(
         Format of the cache; `None` means that of the activations (`dtype`, at least 16 bits).
     tensor_parallel_size : int
         GPUs that share the model.
+    data_parallel_size : int
+        Engines that share the experts of a mixture; all else each has for itself.
     block_size : int
         Tokens of one block.
     max_num_batched_tokens, max_num_seqs : int
@@ -141,7 +144,8 @@ def memory_budget(
 
     Notes
     -----
-    ``kv_bytes = gpu_memory_utilization * memory - weights / tp - activation reserve``
+    ``kv_bytes = gpu_memory_utilization * memory - weights - activation reserve`` with
+    ``weights = (experts / dp + all others) / tp``
 
     `activation_reserve_bytes` gives the reserve.
     """
@@ -156,7 +160,8 @@ def memory_budget(
             max_num_seqs=max_num_seqs,
         )
     usable = int(gpu_memory_utilization * gpu.memory_bytes)
-    weights = math.ceil(model.weight_bytes(dtype) / tensor_parallel_size)
+    elsewhere = model.routed_expert_bytes(dtype) * (1 - 1 / data_parallel_size)
+    weights = math.ceil((model.weight_bytes(dtype) - elsewhere) / tensor_parallel_size)
     per_token = model.kv_bytes_per_token(kv_dtype or default_kv_dtype(dtype), tensor_parallel_size)
     kv = usable - weights - activation_bytes
     if kv < per_token * block_size:

@@ -124,6 +124,11 @@ class ModelShape:
         """
         return math.ceil(self.num_parameters * dtype_bytes(dtype))
 
+    def routed_expert_bytes(self, dtype: str = "bf16") -> int:
+        """Return the bytes of the experts of all layers stored in `dtype`; 0 for a dense model."""
+        experts = self.num_layers * self.num_experts * self.expert_parameters
+        return math.ceil(experts * dtype_bytes(dtype)) if self.num_experts else 0
+
     def kv_bytes_per_token(self, dtype: str = "bf16", tensor_parallel_size: int = 1) -> int:
         """Return the KV cache bytes of one token on one GPU.
 

@@ -180,6 +180,12 @@ def test_device_of_n_computes_its_share_of_tokens_and_experts(tmp_path, degrees,
     assert curve.at[-1] == 2048 * shares, "as many as devices of that many tokens each can gather"
 
 
+def test_profile_says_how_many_engines_share_its_experts(tmp_path):
+    sharing = {"data_parallel_size": 2, "expert_parallel": True}
+    _, imported = experts_curve(tmp_path, **sharing)
+    assert {key: imported.meta[key] for key in sharing} == sharing
+
+
 def test_experts_split_by_width_are_priced_by_their_share_and_that_is_said(tmp_path):
     curve, imported = experts_curve(tmp_path, tensor_parallel_size=2)
     assert curve.us[curve.at.index(128)] == pytest.approx(moe_table(64, 4), rel=1e-4)

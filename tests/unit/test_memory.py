@@ -49,6 +49,19 @@ def test_memory_budget_with_tensor_parallelism_splits_weights_and_heads():
     assert two.num_blocks > 2 * one.num_blocks
 
 
+def test_memory_budget_divides_experts_over_the_engines_that_share_them():
+    shape, device = model("qwen3-30b-a3b"), gpu("h100")
+    one, two = (memory_budget(shape, device, data_parallel_size=n) for n in (1, 2))
+    # 48 layers of 128 experts of 3 * 2048 * 768 in bf16; all else is on every engine.
+    experts = 48 * 128 * 3 * 2048 * 768 * 2
+    assert one.weight_bytes - two.weight_bytes == experts // 2
+    assert two.kv_bytes - one.kv_bytes == experts // 2
+    both = memory_budget(shape, device, data_parallel_size=2, tensor_parallel_size=2)
+    assert both.weight_bytes == (one.weight_bytes - experts) // 2 + experts // 4
+    dense = model("llama-3-8b")
+    assert memory_budget(dense, device, data_parallel_size=2) == memory_budget(dense, device)
+
+
 def test_memory_budget_of_an_8_bit_cache_holds_twice_the_tokens():
     full = memory_budget(model("llama-3-8b"), gpu("a100"))
     half = memory_budget(model("llama-3-8b"), gpu("a100"), kv_dtype="fp8")

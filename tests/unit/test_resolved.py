@@ -97,3 +97,30 @@ def test_run_looks_names_up_once(monkeypatch):
     monkeypatch.setattr(resolved, "deployment", lambda s: calls.append(s) or look_up(s))
     run(spec)
     assert calls == [spec]
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "shared_by"),
+    [
+        ("qwen3-30b-a3b", {}, 2),
+        ("qwen3-30b-a3b", {"data_parallel_lockstep": False}, 1),
+        ("llama-3-8b", {}, 1),
+    ],
+)
+def test_engines_in_lockstep_share_the_experts_of_a_mixture_in_memory_too(model, engine, shared_by):
+    def resolved(**keys):
+        keys = {"model": model, "hardware": "h100", "engine": keys}
+        return resolve(make_spec({"workload": {"trace": "azure-conv", "num_requests": 1}} | keys))
+
+    several, one = resolved(data_parallel_size=2, **engine), resolved()
+    assert several.deployment.data_parallel_size == shared_by
+    saved = one.memory.weight_bytes - several.memory.weight_bytes
+    experts = several.deployment.model.routed_expert_bytes()
+    assert saved == experts * (1 - 1 / shared_by)
+    assert several.config.num_blocks == several.memory.num_blocks
+
+
+def test_expert_parallelism_of_a_dense_model_is_refused():
+    data = {"workload": {"trace": "azure-conv", "num_requests": 1}}
+    with pytest.raises(SpecError, match=r"enable_expert_parallel: llama-3-8b has no experts"):
+        resolve(make_spec(data | {"engine": {"enable_expert_parallel": True}}))

@@ -126,6 +126,29 @@ def test_roofline_moe_of_two_experts_a_token_reads_three_of_four_for_two_tokens(
     assert ns[1] - ns[0] == pytest.approx(768 + per_token, abs=1.0)
 
 
+def test_roofline_engines_that_share_experts_price_their_share_of_all_tokens_and_the_exchange():
+    shape = ModelShape(
+        name="moe", num_layers=1, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4,
+        intermediate_size=16, vocab_size=32, max_model_len=1024, source="test",
+        num_experts=4, experts_per_token=1, moe_intermediate_size=16,
+    )  # fmt: skip
+    chip = replace(SLOW_COMPUTE, interconnect_bytes_per_s=1e9)
+    alone = RooflineCostModel(Deployment(shape, chip), **IDEAL)
+    shared = RooflineCostModel(Deployment(shape, chip, data_parallel_size=2), **IDEAL)
+
+    def ns(cost, own, gathered=0):
+        step = BatchShape(0, 0, 0, ((own, 0),), gathered_tokens=gathered)
+        return cost.step_ns(step)[0]
+
+    # A token in one expert is 2 * 3 * 8 * 16 = 768 flops; twice 10 us and half of the tokens'
+    # 8 * 2 bytes over a link of 0.75 bytes/ns.
+    for own, gathered in ((6, 6), (6, 20), (6, 0)):
+        met = gathered or own
+        exchange = 2 * (10_000 + met * 16 / 2 / 0.75)
+        expected = ns(alone, own) + 768 * (met / 2 - own) + exchange
+        assert ns(shared, own, gathered) == pytest.approx(expected, abs=1.5)
+
+
 def test_roofline_tensor_parallelism_adds_all_reduces_and_splits_work():
     cost = RooflineCostModel(Deployment(TINY, SLOW_COMPUTE, tensor_parallel_size=2), **IDEAL)
     chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)

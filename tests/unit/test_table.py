@@ -250,6 +250,45 @@ def test_written_profile_reads_back_and_is_found_by_its_schema(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("recorded", "deployed", "told"),
+    [
+        ({}, {"data_parallel_size": 2}, "data_parallel_size is 1 in the profile, 2 in the run"),
+        (
+            {"data_parallel_size": 2, "expert_parallel": True},
+            {},
+            "data_parallel_size is 2 in the profile, 1 in the run",
+        ),
+        (
+            {"tensor_parallel_size": 2, "expert_parallel": True},
+            {"tensor_parallel_size": 2, "enable_expert_parallel": False},
+            "expert_parallel is True in the profile, False in the run",
+        ),
+        (
+            {"tensor_parallel_size": 2},
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            "expert_parallel is False in the profile, True in the run",
+        ),
+    ],
+)
+def test_profile_of_another_sharing_of_experts_is_refused(tmp_path, recorded, deployed, told):
+    shape, device = find_model("mixtral-8x7b"), gpu("a100-80gb")
+    write_table(tmp_path, META | {"model": shape.name} | recorded, PROFILE)
+    with pytest.raises(SpecError, match=told):
+        load_profile(tmp_path, Deployment(shape, device, **deployed))
+
+
+def test_profile_of_the_runs_sharing_of_experts_is_taken(tmp_path):
+    shape, device = find_model("mixtral-8x7b"), gpu("a100-80gb")
+    sharing = {"model": shape.name, "data_parallel_size": 2, "expert_parallel": True}
+    write_table(tmp_path, META | sharing, PROFILE)
+    for stated in (None, True):
+        load_profile(
+            tmp_path,
+            Deployment(shape, device, data_parallel_size=2, enable_expert_parallel=stated),
+        )
+
+
+@pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"by_token": []}, "unknown key 'by_token'; did you mean by_tokens"),

@@ -118,6 +118,8 @@ def import_bundle(path: Path, options: Options) -> Imported:
             "hardware": _required(meta, "hardware", path),
             "dtype": str(meta.get("variant", "bf16")).partition("-")[0],
             "tensor_parallel_size": tp,
+            "data_parallel_size": options.data_parallel_size,
+            "expert_parallel": options.expert_parallel,
             "source": "LLMServingSim",
             "published_error": "of LLMServingSim 2.0 with its own bundles, mean over 15 latencies: "
             "0.45 % (RTX 4090) and 2.1 % (RTX PRO 6000), Llama-3.1-8B",
