@@ -71,7 +71,7 @@ REHEARSAL = Sizes(
     model="schedlab-tiny", dtypes=(torch.float16,), copy_bytes=2**20, matrix_size=64,
     product_rows=(1, 4), repetitions=2, decode_batches=(("B=2", (20, 4)),), single_context=16,
     prompts=(20,), elementwise_rows=2, step_cases=((1, 64), (4, 32)), step_prompts=(48,),
-    gap_batch=4, searched_batches=((1, 16),), searched_prompts=(16,), num_searched=1,
+    gap_batch=4, searched_batches=((1, 16),), searched_prompts=(16,), num_searched=0,
     num_shapes=1, large_batches=(9,), rotated_bytes=1, rotation=1,
 )  # fmt: skip
 

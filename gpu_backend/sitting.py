@@ -44,6 +44,11 @@ def run(sitting: Sitting, names: Sequence[str]) -> bool:
     -------
     bool
         Whether all of them are done.
+
+    Raises
+    ------
+    SpecError
+        If not even the versions can be told: nothing else would run, either.
     """
     results = sitting.results
     results.mkdir(parents=True, exist_ok=True)
@@ -68,7 +73,7 @@ def run(sitting: Sitting, names: Sequence[str]) -> bool:
             what = _run_piece(sitting, name)
             note(name, what)
             if name == "versions" and not what.startswith("done"):
-                break  # nothing else would run, either
+                raise SpecError(f"{sitting.results / 'logs' / 'versions.log'} says why")
     return all(done.get(name, "").startswith("done") for name in names)
 
 
@@ -230,6 +235,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_s = time.monotonic() + options.budget
     # Ended from outside, it ends its piece, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sitting = Sitting(
+        GPU if options.device == "cuda" else REHEARSAL, options.spec.resolve(),
+        options.work.resolve(), options.output.resolve(), end_s,
+    )  # fmt: skip
     try:
         if missing := missing_packages():
             raise SpecError(
@@ -239,14 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         if options.resume is not None:
             unpack(options.resume, options.work.resolve())
+        all_done = run(sitting, names)
     except SpecError as error:
         print(f"sitting: nothing was measured. {error}", file=sys.stderr)
         return 2
-    sitting = Sitting(
-        GPU if options.device == "cuda" else REHEARSAL, options.spec.resolve(),
-        options.work.resolve(), options.output.resolve(), end_s,
-    )  # fmt: skip
-    all_done = run(sitting, names)
     print("--- summary", flush=True)
     print((sitting.output / "summary.txt").read_text(encoding="utf-8"), flush=True)
     return 0 if all_done else 1

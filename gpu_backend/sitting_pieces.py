@@ -65,7 +65,7 @@ GPU = Setup(
 REHEARSAL = Setup(
     device="cpu",
     calibration=(*_calibration(*_TINY), "--rounds", "1"),
-    comparison=(*_ON_CPU, *_comparison(*_TINY), "workload.num_requests=8"),
+    comparison=(*_ON_CPU, *_comparison(*_TINY), "workload.num_requests=5"),
     small_calibration=(*_calibration(*_TINY), "--rounds", "1"),
     small_comparison=(
         *_ON_CPU, *_comparison(*_TINY), "workload.num_requests=4", "sweep.policy=[fcfs]",

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from schedlab.gpu_backend import sitting
-from schedlab.gpu_backend.sitting import ARCHIVE, missing_packages, run, seconds, unpack
-from schedlab.gpu_backend.sitting_pieces import (
+from schedlab.gpu_backend import sitting  # noqa: E402
+from schedlab.gpu_backend.sitting import ARCHIVE, missing_packages, run, seconds, unpack  # noqa: E402
+from schedlab.gpu_backend.sitting_pieces import (  # noqa: E402
     PIECES,
     REHEARSAL,
     ROOT,
     Piece,
     Sitting,
 )
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SpecError  # noqa: E402
 
 WORKER = """
 import sys, time
@@ -144,8 +144,19 @@ def test_piece_without_time_or_without_what_it_needs_is_not_begun(pieces, tmp_pa
 def test_nothing_is_tried_where_not_even_the_versions_can_be_told(pieces, tmp_path):
     pieces(versions="fail", bench="good")
     at = sat(tmp_path)
-    assert not run(at, ["versions", "bench"])
+    with pytest.raises(SpecError, match=r"versions.log says why"):
+        run(at, ["versions", "bench"])
     assert list(outcomes(at)) == ["versions"]
+
+
+def test_sitting_on_a_gpu_that_is_not_there_ends_with_status_2(tmp_path, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    where = ["-o", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    assert sitting.main([*where, "--pieces", "versions,bench"]) == 2
+    shown = capsys.readouterr()
+    assert "nothing was measured" in shown.err
+    assert "use device cpu" in shown.out
 
 
 def test_unpacking_keeps_what_is_there_and_refuses_half_an_archive(tmp_path):
@@ -221,7 +232,7 @@ def test_rehearsed_parts_of_the_selfcheck_all_run_on_the_tiny_model(tmp_path):
 @pytest.mark.slow
 def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_comparison(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    process = rehearse(first, "--pieces", "versions,calibrate,comparison")
+    process = rehearse(first, "--pieces", "calibrate,comparison")
     archive = first / "out" / ARCHIVE
     try:
         # Killed as soon as the archive holds a measured run of the comparison.
@@ -232,12 +243,11 @@ def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_compar
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     second.mkdir()
-    pieces = "versions,calibrate,comparison,tests"
+    pieces = "calibrate,comparison,tests"
     process = rehearse(second, "--pieces", pieces, "--resume", str(archive))
     said, _ = process.communicate()
     assert process.returncode == 0, said
-    assert "--- versions: done" in said
-    assert said.count(", before") == 2, said
+    assert said.count(", before") == 1, said
     with tarfile.open(second / "out" / ARCHIVE) as tar:
         (name,) = (n for n in tar.getnames() if n.endswith("comparison/comparison.json"))
         data = json.load(tar.extractfile(name))
