@@ -65,7 +65,7 @@ GPU = Setup(
 REHEARSAL = Setup(
     device="cpu",
     calibration=(*_calibration(*_TINY), "--rounds", "1"),
-    comparison=(*_ON_CPU, *_comparison(*_TINY), "workload.num_requests=5"),
+    comparison=(*_ON_CPU, *_comparison(*_TINY), "workload.num_requests=8"),
     small_calibration=(*_calibration(*_TINY), "--rounds", "1"),
     small_comparison=(
         *_ON_CPU, *_comparison(*_TINY), "workload.num_requests=4", "sweep.policy=[fcfs]",
@@ -189,13 +189,13 @@ def _compare(sitting: Sitting, seconds: float) -> Iterator[Command]:
 PIECES: dict[str, Piece] = {
     "versions": Piece(120, 5, _part("versions")),
     "ceilings": Piece(120, 10, _part("ceilings")),
-    "correctness": Piece(240, 20, _part("correctness")),
+    "correctness": Piece(240, 40, _part("correctness")),
     "bench": Piece(180, 20, _part("bench")),
     "steps": Piece(180, 20, _part("steps")),
     "smoke": Piece(150, 20, _smoke),
     "tiles": Piece(180, 20, _part("tiles")),
     "tests": Piece(180, 20, _tests),
-    "calibrate": Piece(330, 40, _calibrate),
-    "comparison": Piece(24 * 3600, 40, _compare, needs="profile/fit.json"),
+    "calibrate": Piece(330, 110, _calibrate),
+    "comparison": Piece(24 * 3600, 60, _compare, needs="profile/fit.json"),
 }
 """In order of worth. A comparison may be gone on with, so it is never done for good."""

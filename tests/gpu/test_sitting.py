@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -240,7 +241,8 @@ def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_compar
             assert process.poll() is None, process.stdout.read()
             time.sleep(0.1)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     second.mkdir()
     pieces = "calibrate,comparison,tests"
