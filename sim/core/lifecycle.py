@@ -232,9 +232,8 @@ class Lifecycle:
         self.waiting.remove(state, now_ns)
         if state.swapped:
             self.free_swap_blocks += self._num_blocks(state)
+            state.recomputed_tokens += state._computed  # thrown away, though not by an eviction
         state.status = Status.REJECTED
-        if state.num_preemptions:
-            self.log.add_resumption(state.id, now_ns, 0)  # its last preemption ends here
         self._turn_away(state, self._executor.output_tokens(state.request), reason)
         self._executor.remove(state)
         if self._hooks.on_reject is not None:

@@ -55,6 +55,6 @@ def preemption_loss_at_tail(run: Observation, latency: Literal["tpot", "e2el"] =
         )
     tail = slow >= np.percentile(slow, 99)
     lost = run.preemptions
-    in_tail = np.isin(lost["id"], run.requests["id"][done][tail])
+    in_tail = np.isin(lost["id"], run.requests["id"][done][tail])  # completed, so all resumed
     away_ns = (whole_numbers(lost, "resumed_ns") - whole_numbers(lost, "evicted_ns"))[in_tail]
     return ratio(float(away_ns.sum()) / 1e6, float(decode_ms[tail].sum()))

@@ -112,11 +112,8 @@ class RunLog:
         self._targets.extend([_NAN if x is None else x for x in row])
 
     def reject(self, state: RequestState, output_tokens: int, reason: str) -> None:
-        """Record a request that was turned away, with what it cost if it ran before."""
-        row = RequestState(state.request)
-        row.num_preemptions = state.num_preemptions
-        row.recomputed_tokens = state.recomputed_tokens
-        self.add_request(row, output_tokens, -1, REJECTED)
+        """Record a request that was turned away, with what it had got until then."""
+        self.add_request(state, output_tokens, -1, REJECTED)
         self.reject_reasons[state.id] = reason
 
     def add_segment(self, row: SegmentRow, durations_ns: list[int], new_blocks: list[int]) -> None:
@@ -198,19 +195,26 @@ class RunLog:
     def preemptions(self) -> dict[str, Int64]:
         """Return one row a preemption, by request id and time.
 
-        Columns: id, evicted_ns, resumed_ns, resumed_tokens (those it had to compute before its
-        next token when it ran again: its whole sequence, less what was swapped or still cached).
-        The last preemption of a request that is given up ends then, with no token to compute.
+        Columns: id, evicted_ns, resumed_ns (-1 = never: rejected while it waited, or the run is
+        not over), resumed_tokens (those it had to compute before its next token when it ran again:
+        its whole sequence, less what was swapped or still cached; 0 = never).
         """
         evicted, resumed = _matrix(self._evictions, 2), _matrix(self._resumptions, 3)
-        # Sorted alike, the k-th eviction of a request meets its k-th resumption.
         evicted = evicted[np.argsort(evicted[:, 0], kind="stable")]
         resumed = resumed[np.argsort(resumed[:, 0], kind="stable")]
+        # A request resumes between two evictions: its k-th eviction meets its k-th resumption.
+        ids = evicted[:, 0]
+        nth = np.arange(len(ids)) - np.searchsorted(ids, ids)
+        row = np.searchsorted(resumed[:, 0], ids) + nth
+        came_back = row < np.searchsorted(resumed[:, 0], ids, side="right")
+        resumed_ns, resumed_tokens = np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64)
+        resumed_ns[came_back] = resumed[row[came_back], 1]
+        resumed_tokens[came_back] = resumed[row[came_back], 2]
         return {
-            "id": evicted[:, 0],
+            "id": ids,
             "evicted_ns": evicted[:, 1],
-            "resumed_ns": resumed[:, 1],
-            "resumed_tokens": resumed[:, 2],
+            "resumed_ns": resumed_ns,
+            "resumed_tokens": resumed_tokens,
         }
 
 

@@ -131,7 +131,8 @@ def _request(
             break
         yield _span(name, thread, row[begin], row[end], args)
     for begin_ns, end_ns in evictions:
-        yield _span("preempted", thread, begin_ns, end_ns, {})
+        if end_ns >= 0:
+            yield _span("preempted", thread, begin_ns, end_ns, {})
 
 
 def _of(engine: int, event: Event) -> Event:

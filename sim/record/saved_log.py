@@ -25,7 +25,7 @@ class RunLog(Protocol):
         """Return one row a step; columns as in `schedlab.sim.record.steps.Steps`."""
 
     def preemptions(self) -> Columns:
-        """Return one row a preemption: id, evicted_ns, resumed_ns."""
+        """Return one row a preemption: id, evicted_ns, resumed_ns (-1 = never)."""
 
     def token_gaps(self, ids: Ints | None = None) -> Pairs:
         """Return all gaps between tokens of one request as (gap in ns, how many)."""

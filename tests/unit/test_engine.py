@@ -14,6 +14,7 @@ from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, PolicyLied, Stalled
 from schedlab.sim.record.columns import TRUNCATED
+from schedlab.sim.record.saved_log import read_table, save_tables
 from tests import laws
 from tests.laws import arrival
 
@@ -209,6 +210,51 @@ def test_policy_that_rejects_is_recorded_with_its_reason():
     log = laws.run(Choosy(), work, CONFIG)
     laws.check(log, work, CONFIG)
     assert log.reject_reasons == {1: "too late to be useful"}
+
+
+class GivesUp(ContinuousBatching):
+    """Evicts a request when it has two tokens, and rejects it when `patience_ns` have passed."""
+
+    def __init__(self, patience_ns=2_500):
+        self.patience_ns = patience_ns
+        self._evicted_ns = None
+
+    def plan(self, view, builder):
+        if self._evicted_ns is None:
+            for state in [s for s in view.running if s.id == 1 and s.num_output_tokens == 2]:
+                builder.preempt(state)
+        builder.grant_running()
+        for state in view.waiting:
+            if not state.num_preemptions:
+                builder.grant(state)
+            elif view.now_ns > self._evicted_ns + self.patience_ns:
+                builder.reject(state, "waited too long")
+        return builder.build()
+
+    def on_tokens(self, plan, num_steps, now_ns):
+        if plan.preempted:
+            self._evicted_ns = plan.start_ns
+
+
+@pytest.mark.parametrize("swap_space_blocks", [0, 9])
+def test_request_evicted_and_then_rejected_was_never_resumed(swap_space_blocks, tmp_path):
+    config = replace(
+        CONFIG,
+        swap_space_blocks=swap_space_blocks,
+        preemption_mode="swap" if swap_space_blocks else "recompute",
+    )
+    work = [arrival(i, prompt=5, output=9) for i in range(3)]
+    log = laws.run(GivesUp(), work, config)
+    laws.check(log, work, config)
+    gone, requests = log.preemptions(), log.requests()
+    assert gone["id"].tolist() == [1]
+    assert gone["resumed_ns"].tolist() == [-1]
+    assert gone["resumed_tokens"].tolist() == [0]
+    assert requests["num_preemptions"].tolist() == [0, 1, 0]
+    assert requests["generated_tokens"].tolist() == [9, 2, 9]
+    assert requests["recomputed_tokens"][1] == 6, "thrown away, even if from host memory"
+    save_tables(tmp_path, requests, log)
+    assert read_table(tmp_path / "preemptions.parquet")["resumed_ns"].tolist() == [-1]
 
 
 @pytest.mark.parametrize(

@@ -244,4 +244,4 @@ def test_request_that_is_given_up_after_a_preemption_keeps_its_books():
     assert log.requests()["recomputed_tokens"].tolist() == [0, 8]
     gone = {name: column.tolist() for name, column in log.preemptions().items()}
     assert (gone["id"], gone["resumed_tokens"]) == ([1], [0])
-    assert gone["resumed_ns"] > gone["evicted_ns"]
+    assert gone["resumed_ns"] == [-1], "never"
