@@ -7,8 +7,9 @@ TORCH  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo torch || echo to
 
 # One worker a core; those that run out of tests take over tests of others.
 PYTEST  = $(BIN)/python -m pytest -n auto --dist worksteal
-# Of simulator and policies alone: test files that import nothing else of ours.
-UNIT    = $(shell grep -LE 'schedlab\.(experiments|gpu_backend|traces)|notebook' tests/unit/test_*.py)
+# Of simulator and policies alone: all of tests/unit but files that import anything else of ours.
+UNIT    = tests/unit $(addprefix --ignore=,$(shell \
+	grep -lE 'schedlab\.(experiments|gpu_backend|traces)|notebook' tests/unit/test_*.py))
 OLDEST := .venv-oldest
 LOCK   := .venv-lock
 

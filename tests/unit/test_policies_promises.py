@@ -137,11 +137,14 @@ def test_newcomer_whose_hook_sees_time_pass_gets_the_numbers_of_single_steps(
     make, blocks, seats, gap_ns
 ):
     config = replace(CONFIG, num_blocks=blocks, max_model_len=100, max_num_seqs=seats)
-    requests = work(gap_ns)
-    fast = laws.signature(laws.run(make(), requests, config))
-    assert fast == laws.signature(laws.run(make(), requests, laws.slow(config)))
-    checked = laws.run(make(), requests, replace(config, check_horizon=True))
-    assert fast == laws.signature(checked)
+    requests = work(gap_ns)[:12]
+
+    def run(config):
+        return laws.signature(laws.run(make(), requests, config, prove=False))
+
+    fast = run(config)
+    assert fast == run(laws.slow(config))
+    assert fast == run(replace(config, check_horizon=True))
 
 
 def test_order_by_the_clock_admits_at_the_step_after_it_changes():
