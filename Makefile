@@ -13,7 +13,7 @@ UNIT    = tests/unit $(addprefix --ignore=,$(shell \
 OLDEST := .venv-oldest
 LOCK   := .venv-lock
 
-.PHONY: demo test fast unit oldest lint format bench golden notebooks lock clean
+.PHONY: demo test fast unit mutants oldest lint format bench golden notebooks lock clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
 	$(BIN)/schedlab run experiments/quickstart.yaml -o runs/quickstart
@@ -27,6 +27,9 @@ fast: $(VENV)/tested             ## tests that take less than a second, with few
 
 unit: $(VENV)/tested             ## those of simulator and policies alone: seconds
 	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(UNIT) $(ARGS)
+
+mutants: $(VENV)/tested          ## plant 100 small bugs in sim/ and policies/, count those tests notice
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 oldest: $(OLDEST)/installed      ## fast tests with the oldest packages that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m "not slow" --ignore tests/gpu $(ARGS)
