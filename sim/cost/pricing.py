@@ -39,6 +39,7 @@ class Pricing:
         self.cost_model = cost_model
         self.overhead = overhead or SchedulingOverhead()
         self._has_overhead = self.overhead != SchedulingOverhead()
+        self._has_warned = False
         self.extrapolated_steps = 0
         self.extrapolated_by_feature: dict[str, int] = {}
 
@@ -57,9 +58,9 @@ class Pricing:
         outside = self.cost_model.outside(shape, num_steps)
         if not outside:
             return
-        is_first = not self.extrapolated_steps
         self._count(outside, 1)
-        if is_first:
+        if not self._has_warned:
+            self._has_warned = True
             described = self.cost_model.describe()
             warnings.warn(
                 f"cost model {described.get('profile', self.cost_model.name)}: steps outside the "
@@ -68,6 +69,19 @@ class Pricing:
                 ExtrapolationWarning,
                 stacklevel=3,
             )
+
+    def meet(self, shape: BatchShape, gathered_tokens: int) -> None:
+        """Count anew a step that was counted, now that it is known who else shares its experts.
+
+        Parameters
+        ----------
+        shape : BatchShape
+            As it was counted, of one engine on its own.
+        gathered_tokens : int
+            New tokens of all engines in that step.
+        """
+        self._count(self.cost_model.outside(shape), -1)
+        self.carried_out(shape._replace(gathered_tokens=gathered_tokens))
 
     def cut(self, shape: BatchShape, num_steps: int, kept: int) -> None:
         """Count only the first `kept` of `num_steps` steps that were counted before."""

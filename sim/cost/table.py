@@ -107,10 +107,10 @@ class TableCostModel(CostModel):
         self._shared_ns: dict[int, float] = {}
         self._request_ns: dict[int, float] = {}
         self._rows: dict[int, Floats] = {}
-        self.validity = {
-            "new_tokens": (1, min((c.at[-1] for c in profile.by_tokens), default=float("inf"))),
-            "num_requests": (1, min((c.at[-1] for c in profile.by_requests), default=float("inf"))),
-        }
+        self.validity = {"new_tokens": _bounds(self._own)}
+        if self._shared:
+            self.validity["gathered_tokens"] = _bounds(self._shared)
+        self.validity["num_requests"] = _bounds(profile.by_requests)
         self._contexts = "priced at their mean"
         if profile.skew is not None:
             self._contexts = "corrected beside measured chunk sizes, by an average beside others"
@@ -152,6 +152,8 @@ class TableCostModel(CostModel):
         """Return which steps lie beyond the tables, by feature; see `CostModel.outside`."""
         tokens, requests, prefills, n, mean, *_ = _rows(shape)
         values: dict[str, float] = {"new_tokens": tokens, "num_requests": requests}
+        if self._shared:
+            values["gathered_tokens"] = shape.gathered_tokens or tokens
         if isinstance(self._attention, AttentionGrid):
             values["num_decodes"] = n
             values["decode_context_tokens"] = mean
@@ -312,6 +314,10 @@ def _rows(shape: BatchShape) -> _Rows:
             n += len(singles)
             context += sum(singles)
     return _Rows(tokens, requests, prefills, n, context // n if n else 0, shortest, longest)
+
+
+def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
+    return 1, min((curve.at[-1] for curve in curves), default=math.inf)
 
 
 def _sum_ns(curves: Sequence[Curve], at: int) -> float:

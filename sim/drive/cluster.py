@@ -204,9 +204,11 @@ class _Barrier:
         end.succeed()
 
     def _joint_ns(self, segments: Sequence[Segment]) -> int:
-        """Return how long the step takes whose experts get the tokens of all engines."""
+        """Price, and count, the step whose experts get the tokens of all engines."""
         step_ns = self._pricing.cost_model.step_ns
         tokens = sum(segment.shape.num_new_tokens for segment in segments)
+        for segment in segments:
+            self._pricing.meet(segment.shape, tokens)
         return max(
             segment.steps.durations_ns[0]
             - step_ns(segment.shape)[0]

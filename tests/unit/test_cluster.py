@@ -11,7 +11,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
-from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.drive.router import LeastLoaded
@@ -53,6 +53,45 @@ def test_engines_share_requests_and_wait_for_the_slowest():
     # Step 2: one decode each, 112 ns. Step 3: one engine is done, 111 ns.
     assert requests["last_token_ns"].tolist() == [436, 547]
     assert log.steps()["num_decodes"].sum() == 3
+
+
+class Measured(SharedCost):
+    """Measured up to 20 tokens of one engine, and up to 25 of all."""
+
+    def outside(self, shape, k=1):
+        met = shape.gathered_tokens or shape.num_new_tokens
+        found = {"new_tokens": shape.num_new_tokens > 20, "gathered_tokens": met > 25}
+        return {feature: range(k) for feature, is_out in found.items() if is_out}
+
+
+@pytest.mark.filterwarnings("ignore::schedlab.sim.cost.pricing.ExtrapolationWarning")
+@pytest.mark.parametrize(
+    ("prompts", "steps", "by_feature"),
+    [
+        ((20, 5), 0, {}),
+        ((20, 6), 2, {"gathered_tokens": 2}),
+        ((21, 4), 1, {"new_tokens": 1}),
+        ((26, 4), 2, {"new_tokens": 1, "gathered_tokens": 2}),
+    ],
+)
+def test_step_is_extrapolated_by_the_tokens_that_meet_where_those_decide(
+    prompts, steps, by_feature
+):
+    pricing = Pricing(Measured(100, 10, 0))
+    engines = [Engine(CONFIG, registry.make("fcfs"), SimExecutor(pricing)) for _ in range(2)]
+    workload = [arrival(i, 0, prompt, 1) for i, prompt in enumerate(prompts)]
+    simulate_cluster(engines, LeastLoaded(), workload, None, pricing)
+    assert pricing.extrapolated_steps == steps
+    assert pricing.extrapolated_by_feature == by_feature
+
+
+def test_joint_step_outside_what_was_measured_is_warned_of_once():
+    pricing = Pricing(Measured(100, 10, 0))
+    engines = [Engine(CONFIG, registry.make("fcfs"), SimExecutor(pricing)) for _ in range(2)]
+    workload = [arrival(i, 0, 30, 1) for i in range(4)]
+    with pytest.warns(ExtrapolationWarning) as told:
+        simulate_cluster(engines, LeastLoaded(), workload, None, pricing)
+    assert len(told) == 1
 
 
 def test_first_step_of_equals_is_shared_in_turn():

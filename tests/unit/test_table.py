@@ -219,6 +219,24 @@ def test_step_at_the_end_of_a_table_is_inside_and_one_beyond_is_not(shape, featu
     assert cost.outside(shape) == {feature: range(1)}
 
 
+def test_tokens_of_all_engines_decide_where_they_meet_and_own_ones_elsewhere():
+    dense, experts = (
+        Curve(name, 1, (1.0, end), (1.0, 2.0)) for name, end in (("a", 50), ("b", 80))
+    )
+    cost = model(by_tokens=(dense, replace(experts, shared=True)))
+    assert cost.validity["new_tokens"] == (1, 50)
+    assert cost.validity["gathered_tokens"] == (1, 80)
+
+    def outside(own, gathered=0):
+        return set(cost.outside(BatchShape(0, 0, 0, padding_tokens=own, gathered_tokens=gathered)))
+
+    assert outside(50, 80) == set()
+    assert outside(30, 81) == {"gathered_tokens"}
+    assert outside(51, 80) == {"new_tokens"}
+    assert outside(90) == {"new_tokens", "gathered_tokens"}
+    assert "gathered_tokens" not in model().validity
+
+
 def test_decode_steps_leave_the_table_one_by_one():
     shape = BatchShape(2, 2 * 1020, 1020, rows_sampled=2, decode_context_min_tokens=1020)
     assert model().outside(shape, 5) == {}
