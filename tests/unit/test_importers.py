@@ -82,6 +82,13 @@ def test_layers_of_the_list_are_added_up_with_qk_norm(tmp_path):
     assert imported.meta["model"] == "tiny"
 
 
+def test_profile_of_which_no_error_was_published_claims_none(tmp_path):
+    imported = import_bundle(bundle(tmp_path), Options())
+    assert "published_error" not in imported.meta
+    imported.save(tmp_path / "out")
+    assert load_profile(tmp_path / "out").describe()["published_error"] == "none published"
+
+
 def test_newer_form_of_the_layer_list_is_understood(tmp_path):
     parts = {key: LAYERS[key] for key in ("pre_attn", "post_attn")}
     newer = {
@@ -276,6 +283,8 @@ def test_published_bundles_import(tmp_path, hardware, tp, has_skew):
     assert (imported.profile.skew is not None) == has_skew
     assert (imported.profile.all_reduce is not None) == (tp > 1)
     assert imported.meta["layers"]["layernorm"] == 64
+    published = {("RTX4090", 1): "0.45 %", ("RTXPRO6000", 1): "2.1 %"}.get((hardware, tp))
+    assert str(imported.meta.get("published_error")).startswith(str(published))
     imported.save(tmp_path)
     cost = load_profile(tmp_path, Deployment(model("llama-3.1-8b"), gpu(hardware), tp))
     shape = BatchShape(32, 32_000, 1000, rows_sampled=32, decode_context_min_tokens=1000)
@@ -316,6 +325,7 @@ def test_vidur_operators_are_added_up_and_attention_is_a_roofline(tmp_path):
     # 1 + 32 * 9 operators of a microsecond a token; attention of 20 new tokens is well below that.
     assert twenty - ten == pytest.approx((1 + 32 * 9) * 10, rel=0.01)
     assert any("attention follows a roofline" in line for line in imported.assumptions)
+    assert cost.describe()["published_error"].startswith("none published of this profile")
 
 
 def test_vidur_tensor_parallelism_takes_measured_all_reduces_inside_one_machine(tmp_path):

@@ -20,12 +20,18 @@ from schedlab.sim.cost.importers.imported import Imported
 from schedlab.sim.cost.table_profile import AllReduce, Curve, TableProfile
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object
-from schedlab.sim.hardware.models import ModelShape, model
+from schedlab.sim.hardware.gpus import canonical_gpu
+from schedlab.sim.hardware.models import ModelShape, canonical_model, model
 from schedlab.sim.yaml_lines import read_yaml
 
 # Layers behind which tensor parallelism sums over devices.
 _REDUCED_LAYERS = ("o_proj", "down_proj", "moe")
 _SKEW_AXES = ("n", "skew_rate", "kv_big", "kp")
+_PUBLISHED_PERCENT = {
+    ("rtx-4090", "llama-3.1-8b", "bf16", 1): 0.45,
+    ("rtx-pro-6000", "llama-3.1-8b", "bf16", 1): 2.1,
+}
+"""What LLMServingSim 2.0 published of its own predictions: hardware, model, variant, GPUs."""
 _SEQUENCE_PARTS = ("prologue", "pre_attn", "post_attn", "mlp_dense", "mlp_moe", "head")
 
 
@@ -80,6 +86,7 @@ def import_bundle(path: Path, options: Options) -> Imported:
         If a file is missing or malformed, or a layer of the list has no timings.
     """
     meta = _mapping(path / "meta.yaml")
+    hardware, variant = _required(meta, "hardware", path), str(meta.get("variant", "bf16"))
     tp = options.tensor_parallel_size
     folder = path / f"tp{tp}"
     if not folder.is_dir():
@@ -115,14 +122,13 @@ def import_bundle(path: Path, options: Options) -> Imported:
         profile=profile,
         meta={
             "model": shape.name,
-            "hardware": _required(meta, "hardware", path),
-            "dtype": str(meta.get("variant", "bf16")).partition("-")[0],
+            "hardware": hardware,
+            "dtype": variant.partition("-")[0],
             "tensor_parallel_size": tp,
             "data_parallel_size": options.data_parallel_size,
             "expert_parallel": options.expert_parallel,
             "source": "LLMServingSim",
-            "published_error": "of LLMServingSim 2.0 with its own bundles, mean over 15 latencies: "
-            "0.45 % (RTX 4090) and 2.1 % (RTX PRO 6000), Llama-3.1-8B",
+            **_published_error(canonical_gpu(hardware), shape.name, variant, tp),
             "gpu": meta.get("gpu"),
             "vllm_version": meta.get("vllm_version"),
             "profiled_at": str(meta.get("profiled_at", "")),
@@ -133,6 +139,14 @@ def import_bundle(path: Path, options: Options) -> Imported:
             *assumptions,
         ),
     )
+
+
+def _published_error(hardware: str, name: str, variant: str, workers: int) -> dict[str, str]:
+    percent = _PUBLISHED_PERCENT.get((hardware, canonical_model(name), variant, workers))
+    if percent is None:
+        return {}
+    told = f"{percent:g} %, mean of 15 latencies of one recorded run, by LLMServingSim 2.0"
+    return {"published_error": told}
 
 
 def read_link(path: Path) -> tuple[float, float]:

@@ -80,7 +80,8 @@ def import_splitwise(
             "dtype": "fp16",
             "tensor_parallel_size": tensor_parallel_size,
             "source": "splitwise-sim",
-            "published_error": "under 3 % (Splitwise, ISCA 2024), of its own simulator",
+            "published_error": "none published of this profile (under 3 % of splitwise-sim itself: "
+            "ISCA 2024)",
         },
         assumptions=(
             "whole steps of an engine of 2023, host time included",

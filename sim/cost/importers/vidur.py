@@ -99,8 +99,8 @@ def import_vidur(
         "dtype": "fp16",
         "tensor_parallel_size": tensor_parallel_size,
         "source": "Vidur",
-        "published_error": "under 9 % for the whole simulator (Vidur, MLSys 2024), which measures "
-        "attention; unknown for this mixture of measurement and roofline",
+        "published_error": "none published of this profile, a mixture of measurement and roofline "
+        "(under 9 % of Vidur itself, which measures attention: MLSys 2024)",
     }
     return Imported(profile, meta, tuple(assumptions))
 
