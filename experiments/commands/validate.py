@@ -21,7 +21,7 @@ def validate(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Changes, e.g. engine.async_scheduling=true (to OTHER.yaml, too)",
+            help="Changes, e.g. engine.async_scheduling=true (of OTHER.yaml, too)",
         ),
     ] = None,
     fitted_on: Annotated[
@@ -29,6 +29,14 @@ def validate(
         typer.Option(
             metavar="OTHER.yaml", help="Fit host-side terms on another recorded run first."
         ),
+    ] = None,
+    spec_only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="With --fitted-on: a change of SPEC only."),
+    ] = None,
+    other_only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="With --fitted-on: a change of OTHER.yaml only."),
     ] = None,
     by_step: Annotated[
         bool,
@@ -47,7 +55,11 @@ def validate(
     from schedlab.experiments.comparing.validate import validate as run_validation
     from schedlab.sim.text import json_text
 
-    spec = load_experiment(spec_file, overrides)
+    for option, changes in (("--spec-only", spec_only), ("--other-only", other_only)):
+        if changes and fitted_on is None:
+            raise SpecError(f"{option} needs --fitted-on: without it there is one run only")
+    both = overrides or []
+    spec = load_experiment(spec_file, [*both, *(spec_only or [])])
     if by_step:
         if fitted_on is not None:
             raise SpecError("--by-step and --fitted-on answer different questions; choose one")
@@ -61,7 +73,7 @@ def validate(
         from schedlab.experiments.comparing.host_terms import validate_elsewhere
 
         with steps_bar(quiet) as progress:
-            other = load_experiment(fitted_on, overrides)
+            other = load_experiment(fitted_on, [*both, *(other_only or [])])
             terms, found = validate_elsewhere(spec, other, progress)
         typer.echo(f"fitted on {fitted_on}: {terms}", err=as_json)
     if as_json:

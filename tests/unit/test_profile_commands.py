@@ -5,6 +5,8 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.cli import app
+from schedlab.experiments.comparing import host_terms
+from schedlab.sim.errors import SpecError
 from tests.data_folder import data_folder
 
 SPEC = Path(__file__).resolve().parents[2] / "experiments/validate-rtx4090.yaml"
@@ -53,3 +55,39 @@ def test_imported_profile_predicts_a_recorded_run(tmp_path, monkeypatch):
     data = json.loads(schedlab(*arguments, "--json").stdout)
     assert data["mean_absolute_error"] == pytest.approx(0.0045, abs=1e-4)
     assert data["latencies_ms"]["TTFT Mean"]["measured"] == pytest.approx(65456.6, abs=0.05)
+
+
+@pytest.fixture
+def two_runs(tmp_path, monkeypatch):
+    """Return two experiments, and what the command was asked to predict and to fit."""
+    asked = []
+
+    def stop(spec, fitted_on, progress=None):
+        asked.append((spec, fitted_on))
+        raise SpecError("enough")
+
+    monkeypatch.setattr(host_terms, "validate_elsewhere", stop)
+    for name in ("here", "there"):
+        text = "workload: {trace: azure-conv, num_requests: 5}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path / "here.yaml", tmp_path / "there.yaml", asked
+
+
+def test_changes_reach_both_runs_or_the_one_they_are_for(two_runs):
+    here, there, asked = two_runs
+    done = schedlab(
+        "validate", here, "engine.max_num_seqs=7", "--fitted-on", there,
+        "--spec-only", "engine.block_size=32", "--spec-only", "seed=3",
+        "--other-only", "engine.block_size=64",
+    )  # fmt: skip
+    assert "enough" in done.stderr
+    ((spec, other),) = asked
+    assert (spec.engine.max_num_seqs, spec.engine.block_size, spec.seed) == (7, 32, 3)
+    assert (other.engine.max_num_seqs, other.engine.block_size, other.seed) == (7, 64, 0)
+
+
+@pytest.mark.parametrize("option", ["--spec-only", "--other-only"])
+def test_change_of_one_run_where_there_is_no_other_is_refused(two_runs, option):
+    done = schedlab("validate", two_runs[0], option, "seed=3")
+    assert done.exit_code == 2
+    assert f"{option} needs --fitted-on" in done.stderr
