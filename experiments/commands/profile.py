@@ -49,6 +49,13 @@ def llmservingsim_command(
     cluster: Annotated[
         Path | None, typer.Option(help="config.json of the cluster: its link, instead of the two.")
     ] = None,
+    all_reduce: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measured all-reduces, instead of a ring over the link: num_workers, size_bytes, "
+            "time_us, or Vidur's all_reduce.csv."
+        ),
+    ] = None,
     data_parallel_size: Annotated[
         int, typer.Option(min=1, help="Engines that share the experts (with --expert-parallel).")
     ] = 1,
@@ -68,6 +75,7 @@ def llmservingsim_command(
         architecture=architecture,
         link_latency_s=link[0],
         link_bytes_per_s=link[1],
+        all_reduce=all_reduce,
         data_parallel_size=data_parallel_size,
         expert_parallel=expert_parallel,
         use_skew=skew,

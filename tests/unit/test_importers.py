@@ -123,6 +123,50 @@ def test_tensor_parallel_bundle_adds_all_reduces_and_says_so(tmp_path):
     assert any("all-reduces behind o_proj and down_proj" in line for line in imported.assumptions)
 
 
+ALL_REDUCES = [(2, 128, 3), (2, 1280, 4), (2, 12800, 40), (4, 128, 99)]  # workers, bytes, us
+
+
+@pytest.mark.parametrize(
+    ("header", "rows"),
+    [
+        (["num_workers", "size_bytes", "time_us"], ALL_REDUCES),
+        (
+            ["num_workers", "size", "devices_per_node", "time_stats.all_reduce.median"],
+            [(n, size, n, us / 1e3) for n, size, us in ALL_REDUCES] + [(2, 128, 1, 9)],
+        ),
+    ],
+)
+def test_measured_all_reduces_take_the_place_of_the_ring(tmp_path, header, rows):
+    write_csv(tmp_path / "all_reduce.csv", header, rows)
+    options = Options(tensor_parallel_size=2, all_reduce=tmp_path / "all_reduce.csv")
+    path = bundle(tmp_path, tp=2)
+    us, imported = step_us(path, tmp_path, options)
+    assert us == pytest.approx(1 + 10 * 42 + 7 + 20 * 3, abs=1e-3)  # 128 bytes are one token
+    assert imported.profile.all_reduce is None
+    curve = imported.profile.by_tokens[-1]
+    assert (curve.name, curve.calls) == ("all_reduce", 20)
+    assert (curve.at, curve.us) == ((1.0, 10.0, 100.0), (3.0, 4.0, 40.0))
+    told = " ".join(imported.assumptions)
+    assert "all-reduces as measured for 2 workers" in told
+    assert "a ring at" not in told
+
+
+@pytest.mark.parametrize(
+    ("workers", "text", "told"),
+    [
+        (1, "num_workers,size_bytes,time_us\n2,128,3\n", "--all-reduce needs several devices"),
+        (2, "num_workers,size_bytes,time_us\n4,128,3\n", "no all-reduce of 2 workers"),
+        (2, "num_workers,bytes,time_us\n2,128,3\n", "no column 'size_bytes'"),
+        (2, "num_workers,size_bytes,time_us\n2,0,3\n", "sizes must be positive"),
+    ],
+)
+def test_unusable_table_of_all_reduces_is_refused(tmp_path, workers, text, told):
+    (tmp_path / "all_reduce.csv").write_text(text)
+    options = Options(tensor_parallel_size=workers, all_reduce=tmp_path / "all_reduce.csv")
+    with pytest.raises(SpecError, match=told):
+        import_bundle(bundle(tmp_path, tp=workers), options)
+
+
 def test_experts_cost_by_the_number_that_tokens_touch(tmp_path):
     path = bundle(tmp_path, config=EXPERTS)
     rows = [(t, e, 10 * e + t) for t in (1, 8) for e in (2, 8)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from schedlab.sim.errors import SpecError, nearest
 
@@ -85,3 +86,14 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> CsvTable:
     for name in required:
         table.text(name)
     return table
+
+
+def medians(
+    points: Iterable[tuple[float, float]],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the distinct keys of some points, increasing, and the median of each one's values."""
+    found: dict[float, list[float]] = {}
+    for key, value in points:
+        found.setdefault(key, []).append(value)
+    keys = sorted(found)
+    return tuple(keys), tuple(median(found[key]) for key in keys)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.sim.cost.attention import Skew
+from schedlab.sim.cost.importers.all_reduce import all_reduce_curve
 from schedlab.sim.cost.importers.csv_table import CsvTable, read_csv
 from schedlab.sim.cost.importers.experts import Sharing, expert_curves
 from schedlab.sim.cost.importers.imported import Imported
@@ -48,7 +49,9 @@ class Options:
     architecture : Path or None
         The list of layers; looked for beside the bundle if absent.
     link_latency_s, link_bytes_per_s : float
-        Of the device-to-device link, for all-reduces.
+        Of the device-to-device link, for all-reduces and the exchange between engines.
+    all_reduce : Path or None
+        Measured all-reduces (see `all_reduce_curve`), in place of a ring over that link.
     data_parallel_size, expert_parallel : int, bool
         Engines that share the experts of a mixture-of-experts model.
     use_skew : bool or None
@@ -60,6 +63,7 @@ class Options:
     architecture: Path | None = None
     link_latency_s: float = 10e-6
     link_bytes_per_s: float = 16e9
+    all_reduce: Path | None = None
     data_parallel_size: int = 1
     expert_parallel: bool = False
     use_skew: bool | None = None
@@ -100,7 +104,13 @@ def import_bundle(path: Path, options: Options) -> Imported:
     by_tokens = tuple(_dense(folder, layers, shape, options, assumptions))
     reduced = sum(calls for name, calls in layers.items() if name in _REDUCED_LAYERS)
     all_reduce = None
-    if tp > 1:
+    if options.all_reduce is not None:
+        if tp == 1:
+            raise SpecError("--all-reduce needs several devices: --tensor-parallel-size")
+        curve, assumed = all_reduce_curve(options.all_reduce, shape, tp, reduced)
+        by_tokens += (curve,)
+        assumptions.append(assumed)
+    elif tp > 1:
         bytes_per_token = shape.hidden_size * 2.0
         all_reduce = AllReduce(
             int(reduced), tp, bytes_per_token, options.link_latency_s, options.link_bytes_per_s

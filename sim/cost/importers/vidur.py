@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
-
-from schedlab.sim.cost.importers.csv_table import CsvTable, read_csv
+from schedlab.sim.cost.importers.all_reduce import all_reduce_curve
+from schedlab.sim.cost.importers.csv_table import CsvTable, medians, read_csv
 from schedlab.sim.cost.importers.imported import Imported
 from schedlab.sim.cost.table_profile import Curve, TableProfile
 from schedlab.sim.errors import SpecError
@@ -75,7 +74,8 @@ def import_vidur(
     if tensor_parallel_size > 1:
         if network is None:
             raise SpecError("tensor parallelism needs all-reduces: give --network all_reduce.csv")
-        curve, assumed = _all_reduce(network, shape, tensor_parallel_size)
+        calls = _REDUCES_PER_LAYER * shape.num_layers
+        curve, assumed = all_reduce_curve(network, shape, tensor_parallel_size, calls)
         curves.append(curve)
         assumptions.append(assumed)
     share = 1e-6 * tensor_parallel_size
@@ -116,32 +116,8 @@ def _curve(
     table: CsvTable, name: str, calls: float, tokens: list[int], rows: Iterable[int]
 ) -> Curve:
     times = table.numbers(f"time_stats.{name}.median")
-    at, us = _medians((tokens[i], times[i] * 1e3) for i in rows)
+    at, us = medians((tokens[i], times[i] * 1e3) for i in rows)
     return Curve(name, calls, at, us)
-
-
-def _medians(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return increasing keys and the median of each key's values."""
-    found: dict[float, list[float]] = {}
-    for key, value in points:
-        found.setdefault(key, []).append(value)
-    keys = sorted(found)
-    return tuple(keys), tuple(float(np.median(found[key])) for key in keys)
-
-
-def _all_reduce(path: Path, shape: ModelShape, workers: int) -> tuple[Curve, str]:
-    """Return the all-reduces of a step by tokens, measured inside one machine."""
-    table = read_csv(path, ("num_workers", "size", "devices_per_node"))
-    group, sizes = table.whole("num_workers"), table.whole("size")
-    per_node = table.whole("devices_per_node")
-    times = table.numbers("time_stats.all_reduce.median")
-    rows = [i for i, n in enumerate(group) if n == workers and per_node[i] >= workers]
-    if not rows:
-        raise SpecError(f"{path}: no all-reduce of {workers} workers inside one machine")
-    per_token = shape.hidden_size * _BYTES
-    at, us = _medians((sizes[i] / per_token, times[i] * 1e3) for i in rows)
-    curve = Curve("all_reduce", _REDUCES_PER_LAYER * shape.num_layers, at, us)
-    return curve, f"all-reduces as measured for {workers} workers inside one machine"
 
 
 def _head(shape: ModelShape, device: Gpu, workers: int) -> Curve:
