@@ -121,7 +121,12 @@ def splitwise_command(
 
 @import_app.command("aiconfigurator")
 def aiconfigurator_command(
-    model: Annotated[str, typer.Argument(help="E.g. meta-llama/Meta-Llama-3.1-8B.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="E.g. meta-llama/Meta-Llama-3.1-8B, or a folder with the model's config.json."
+        ),
+    ],
     output: Output,
     hardware: Annotated[str, typer.Option(help="The GPU, e.g. h100.")],
     tensor_parallel_size: TensorParallel = 1,
@@ -129,12 +134,20 @@ def aiconfigurator_command(
     backend_version: Annotated[
         str | None, typer.Option(help="Its version; the package's default if absent.")
     ] = None,
+    expert_parallel: Annotated[
+        bool, typer.Option(help="Spread whole experts over the devices, instead of slicing each.")
+    ] = False,
 ) -> None:
     """AIConfigurator: operator measurements of many GPUs (optional package)."""
     from schedlab.sim.cost.importers.aiconfigurator import import_aiconfigurator
 
     imported = import_aiconfigurator(
-        model, hardware, tensor_parallel_size, backend, backend_version
+        model,
+        hardware,
+        tensor_parallel_size,
+        backend,
+        backend_version,
+        expert_parallel=expert_parallel,
     )
     _save(imported, output)
 

@@ -1,10 +1,12 @@
 import csv
 import json
 import sys
+import types
 
 import pytest
 import yaml
 
+from schedlab.sim.cost.importers import aiconfigurator
 from schedlab.sim.cost.importers.aiconfigurator import import_aiconfigurator, step_grid
 from schedlab.sim.cost.importers.llmservingsim import Options, import_bundle, read_link
 from schedlab.sim.cost.importers.splitwise import import_splitwise
@@ -489,3 +491,54 @@ def test_aiconfigurator_without_its_package_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk.engine", None)
     with pytest.raises(SpecError, match=r"schedlab\[aiconfigurator\]"):
         import_aiconfigurator("meta-llama/Meta-Llama-3.1-8B", "h100")
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Put a stand-in in place of the package, and return what it was asked to compile."""
+    asked = []
+
+    class Handle(LinearSteps):
+        @classmethod
+        def compile(cls, model_path, system, backend, **sizes):
+            if model_path == "nobody/nothing":
+                raise ValueError("no such model")
+            asked.append((model_path, sizes))
+            return cls()
+
+    engine = types.ModuleType("aiconfigurator_core.sdk.engine")
+    engine.EngineHandle = Handle
+    for name in ("aiconfigurator_core", "aiconfigurator_core.sdk"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, engine.__name__, engine)
+    monkeypatch.setattr(aiconfigurator.metadata, "version", lambda _: "0.12")
+    return asked
+
+
+@pytest.mark.parametrize(("spread", "widths"), [(False, (2, 1)), (True, (1, 2))])
+def test_aiconfigurator_is_told_how_experts_are_split_over_devices(compiled, spread, widths):
+    imported = import_aiconfigurator("Qwen/Qwen3-30B-A3B", "h100", 2, expert_parallel=spread)
+    ((_, sizes),) = compiled
+    assert (sizes["tp_size"], sizes["moe_tp_size"], sizes["moe_ep_size"]) == (2, *widths)
+    assert imported.meta["expert_parallel"] is spread
+
+
+def test_aiconfigurator_takes_a_folder_with_a_config_as_the_model(compiled, tmp_path):
+    folder = tmp_path / "own-model"
+    folder.mkdir()
+    with pytest.raises(SpecError, match=r"own-model.config\.json: cannot read"):
+        import_aiconfigurator(str(folder), "h100")
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"_name_or_path": "Qwen/tiny"}))
+    imported = import_aiconfigurator(str(folder), "h100")
+    assert compiled[0][0] == str(folder)
+    assert imported.meta["model"] == model(str(folder)).name
+
+
+def test_aiconfigurator_that_does_not_know_a_model_says_that_a_folder_will_do(compiled):
+    with pytest.raises(SpecError, match=r"no such model.*folder with its config\.json"):
+        import_aiconfigurator("nobody/nothing", "h100")
+
+
+def test_aiconfigurator_of_a_dense_model_has_no_experts_to_spread(compiled):
+    with pytest.raises(SpecError, match="llama-3-8b has no experts"):
+        import_aiconfigurator("meta-llama/Meta-Llama-3-8B", "h100", 2, expert_parallel=True)

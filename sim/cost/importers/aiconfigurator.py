@@ -8,14 +8,17 @@ asked for a grid of them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Protocol
 
 from schedlab.sim.cost.importers.imported import Imported
 from schedlab.sim.cost.table_profile import TableProfile
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.hardware.gpus import canonical_gpu
-from schedlab.sim.hardware.models import canonical_model
+from schedlab.sim.hardware.models import ModelShape, canonical_model, model_names
+from schedlab.sim.hardware.models import model as find_model
 
 SYSTEMS = {
     "a100-80gb": "a100_sxm", "a100-80gb-pcie": "a100_pcie", "h100-80gb": "h100_sxm",
@@ -51,37 +54,51 @@ def import_aiconfigurator(
     tensor_parallel_size: int = 1,
     backend: str = "vllm",
     backend_version: str | None = None,
+    *,
+    expert_parallel: bool = False,
 ) -> Imported:
     """Return the profile of a model on a GPU.
 
     Parameters
     ----------
     model : str
-        As that package names it, e.g. ``meta-llama/Meta-Llama-3.1-8B``.
+        As that package names it, e.g. ``meta-llama/Meta-Llama-3.1-8B``, or a folder with the
+        model's config.json.
     hardware : str
         A GPU of `SYSTEMS`.
     tensor_parallel_size : int
         GPUs.
     backend, backend_version : str
         The engine that was measured; the package's default version if absent.
+    expert_parallel : bool
+        Whether the GPUs share the experts of a mixture by spreading whole ones, and not by slicing
+        each.
 
     Raises
     ------
     SpecError
-        If the package is missing, or does not know the GPU, model or engine.
+        If the package is missing, or does not know the GPU, model or engine; or if there are no
+        experts to spread.
     """
     name = canonical_gpu(hardware)
     if name not in SYSTEMS:
         raise SpecError(f"aiconfigurator has no {hardware!r}; {nearest(name, SYSTEMS)}")
-    engine = _open(model, SYSTEMS[name], backend, backend_version, tensor_parallel_size)
+    shape = _known_shape(model)
+    if expert_parallel and shape is not None and not shape.num_experts:
+        raise SpecError(f"{shape.name} has no experts: leave out --expert-parallel")
+    experts = "moe_ep_size" if expert_parallel else "moe_tp_size"
+    sizes = {"tp_size": tensor_parallel_size, "moe_tp_size": 1, "moe_ep_size": 1}
+    sizes[experts] = tensor_parallel_size
+    engine = _open(model, SYSTEMS[name], backend, backend_version, sizes)
     version = metadata.version("aiconfigurator-core")
     return Imported(
         profile=step_grid(engine),
         meta={
-            "model": canonical_model(model),
+            "model": canonical_model(model) if shape is None else shape.name,
             "hardware": name,
             "dtype": "bf16",
             "tensor_parallel_size": tensor_parallel_size,
+            "expert_parallel": expert_parallel,
             "source": f"aiconfigurator-core {version}, {backend} {backend_version or 'default'}",
         },
         assumptions=(
@@ -129,7 +146,16 @@ def step_grid(engine: StepPrices) -> TableProfile:
     return TableProfile((), (), columns, attention_calls=1)
 
 
-def _open(model: str, system: str, backend: str, version: str | None, workers: int) -> StepPrices:
+def _known_shape(name: str) -> ModelShape | None:
+    """Return the shape of a model that is known here too; raises for a folder that is unusable."""
+    if canonical_model(name) in model_names() or Path(name).is_dir():
+        return find_model(name)
+    return None
+
+
+def _open(
+    model: str, system: str, backend: str, version: str | None, sizes: Mapping[str, int]
+) -> StepPrices:
     try:
         from aiconfigurator_core.sdk.engine import EngineHandle
     except ImportError as error:
@@ -141,8 +167,11 @@ def _open(model: str, system: str, backend: str, version: str | None, workers: i
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     try:
         engine: StepPrices = EngineHandle.compile(
-            model, system, backend, backend_version=version, tp_size=workers
+            model, system, backend, backend_version=version, **sizes
         )
     except Exception as error:
-        raise SpecError(f"aiconfigurator: {type(error).__name__}: {error}") from error
+        raise SpecError(
+            f"aiconfigurator: {type(error).__name__}: {error} (MODEL: a name that package knows, "
+            "or a folder with its config.json)"
+        ) from error
     return engine
