@@ -21,7 +21,7 @@ def test_import_of_a_missing_bundle_is_one_line_and_exit_code_2(tmp_path):
     done = schedlab("profile", "import", "llmservingsim", tmp_path, "-o", tmp_path / "out")
     assert done.exit_code == 2
     assert done.stderr.startswith("error: ")
-    assert "meta.yaml: cannot read" in done.stderr
+    assert "meta.yaml: no such file" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
