@@ -64,11 +64,12 @@ class ContinuousBatching(Policy):
             builder.preempt(self.victim(tuple(builder.running()), view.now_ns))
         if builder.preempted:
             return builder.build()
-        if builder.seats_left and builder.tokens_left:
+        waiting = view.waiting
+        if len(waiting) and builder.seats_left and builder.tokens_left:
             for state in self.candidates(view, builder):
                 if not builder.grant(state, self.chunk(state, view)):
                     break
                 if builder.seats_left < 1 or builder.tokens_left < 1:
                     break
-        could_admit = bool(len(view.waiting) and builder.seats_left and builder.tokens_left)
+        could_admit = bool(len(waiting) and builder.seats_left and builder.tokens_left)
         return builder.build(*self.promise(view, hooks_matter=could_admit))

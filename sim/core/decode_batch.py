@@ -85,7 +85,7 @@ class DecodeBatch:
 
     def _is_current(self, entry: tuple[int, int, RequestState]) -> bool:
         negative_offset, _, state = entry
-        return state in self and state._computed == -negative_offset
+        return state._batch is self and state._computed == -negative_offset
 
     def opens_block(self, state: RequestState) -> bool:
         """Whether the member's next token is the first of a new block."""

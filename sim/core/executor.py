@@ -128,11 +128,13 @@ class SimExecutor:
         steps_to_finish = 0
         if shape.num_decodes:
             steps_to_finish = self._next_finish(decodes) - decodes.steps
-            max_steps = min(max_steps, steps_to_finish)
+            if steps_to_finish < max_steps:
+                max_steps = steps_to_finish
         if max_steps > 1:
             # A guess is enough: a segment cut short here is simply continued by the next plan.
             within = max(0, horizon_ns - now_ns) // self._last_step_ns + 2
-            max_steps = min(max_steps, within)
+            if within < max_steps:
+                max_steps = within
         durations = pricing.cost_model.step_ns(shape, max_steps)
         overhead_ns = pricing.overhead_ns(shape)
         if overhead_ns:

@@ -88,17 +88,17 @@ class PlanBuilder:
         if gone:
             prefills = [s for s in prefills if s not in gone]
         num_decodes = self._count_decodes()
-        wanted = num_decodes
-        if prefills:
-            wanted += sum([self._chunk_limit(s, None) for s in prefills])
+        if not prefills and num_decodes <= self.tokens_left:  # most steps
+            self._all_decodes = self._take_decodes(num_decodes)
+            return self._all_decodes
+        wanted = num_decodes + sum([self._chunk_limit(s, None) for s in prefills])
         if wanted > self.tokens_left and not (
             num_decodes <= self.tokens_left and self._are_last(prefills)
         ):
             return self._grant_in_order(requests.running.values())
         mark, tokens = self._kv.mark(), self.tokens_left
-        if not self._allocate_decodes(num_decodes):
+        if not self._take_decodes(num_decodes):
             return False
-        self.tokens_left -= num_decodes
         granted: list[RequestState] = []
         for state in prefills:
             if not self.tokens_left:
@@ -140,9 +140,8 @@ class PlanBuilder:
         num_decodes = self._count_decodes()
         if num_decodes > self.tokens_left:
             return self._grant_in_order(self._list_decodes())
-        if not self._allocate_decodes(num_decodes):
+        if not self._take_decodes(num_decodes):
             return False
-        self.tokens_left -= num_decodes
         self._all_decodes = num_decodes > 0
         return True
 
@@ -157,18 +156,19 @@ class PlanBuilder:
             num_decodes -= sum([s.is_decoding for s in self.preempted])
         return num_decodes
 
-    def _allocate_decodes(self, num_decodes: int) -> bool:
+    def _take_decodes(self, num_decodes: int) -> bool:
+        """Take tokens and blocks for one token of every decode; False if blocks do not suffice."""
         kv, batch, gone = self._kv, self._batch, self.preempted
-        if not (kv.grows and num_decodes):
-            return True
-        need = batch.blocks_next_step()
-        if gone:
-            need -= sum(s in batch and batch.opens_block(s) for s in gone)
-        for state in self._requests.paused.values():
-            need += state not in gone and state.num_computed_tokens % batch.block_size == 0
-        if need > kv.free_blocks:
-            return False
-        kv.free_blocks -= need
+        if kv.grows and num_decodes:
+            need = batch.blocks_next_step()
+            if gone:
+                need -= sum(s in batch and batch.opens_block(s) for s in gone)
+            for state in self._requests.paused.values():
+                need += state not in gone and state.num_computed_tokens % batch.block_size == 0
+            if need > kv.free_blocks:
+                return False
+            kv.free_blocks -= need
+        self.tokens_left -= num_decodes
         return True
 
     def _grant_in_order(self, states: Iterable[RequestState]) -> bool:

@@ -78,14 +78,13 @@ def batch_shape(requests: Lifecycle, plan: BatchPlan, num_decodes: int) -> Batch
         Requests of the decode batch that take part: all of them, or none.
     """
     batch = requests.decodes
-    chunks: tuple[tuple[int, int], ...] = ()
+    chunks: list[tuple[int, int]] = []
     num_tokens = num_decodes
     rows_sampled = num_decodes
-    if plan.chunks:
-        chunks = tuple([(n, state.num_computed_tokens) for state, n in plan.chunks])
-        for state, n in plan.chunks:
-            num_tokens += n
-            rows_sampled += state.num_uncomputed_tokens == n
+    for state, n in plan.chunks:
+        chunks.append((n, state.num_computed_tokens))
+        num_tokens += n
+        rows_sampled += state.num_uncomputed_tokens == n
     padding_rows = len(requests.held) if plan.pad_finished and num_decodes else 0
     padding_tokens = plan.padding_tokens + padding_rows
     sizes = requests.config.cudagraph_capture_sizes
@@ -96,7 +95,7 @@ def batch_shape(requests: Lifecycle, plan: BatchPlan, num_decodes: int) -> Batch
         decode_context_sum_tokens=batch.context_sum_tokens if num_decodes else 0,
         decode_context_max_tokens=batch.context_max_tokens if num_decodes else 0,
         decode_context_min_tokens=batch.context_min_tokens if num_decodes else 0,
-        chunks=chunks,
+        chunks=tuple(chunks),
         padding_tokens=padding_tokens,
         padding_rows=padding_rows,
         padding_context_tokens=requests.held_tokens if padding_rows else 0,

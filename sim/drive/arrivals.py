@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import simpy
-from simpy.events import NORMAL, EventPriority
+from simpy.events import EventPriority
 
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
@@ -20,22 +20,21 @@ _OBJECTS_PER_COLLECTION = 50_000
 Process = Generator[simpy.Event, object, None]
 
 
-class Turn(simpy.Timeout):
+class Turn(simpy.Event):
     """A timeout that is processed after everything else at its instant.
 
     An engine plans when its turn comes: then whoever arrives at that very instant has arrived.
     """
 
+    def __init__(self, clock: Clock, delay_ns: int) -> None:
+        super().__init__(clock)
+        self._ok = True
+        self._value = None
+        clock.schedule(self, _LATE, delay_ns)
+
 
 class Clock(simpy.Environment):
-    """SimPy's clock, which knows that a `Turn` comes last."""
-
-    def schedule(
-        self, event: simpy.Event, priority: EventPriority = NORMAL, delay: float = 0
-    ) -> None:
-        """Schedule an event; see `simpy.Environment.schedule`."""
-        late = isinstance(event, Turn)
-        simpy.Environment.schedule(self, event, _LATE if late else priority, delay)
+    """SimPy's clock, in whole nanoseconds."""
 
     def run(self, until: simpy.Event | float | None = None) -> object:
         """Let time pass; see `simpy.Environment.run`."""
