@@ -143,7 +143,7 @@ def test_tile_search_times_the_table_and_the_others():
     times = list(
         search_tiles(
             ten_us, CPU, torch.float16, ((1, 16),), (16,),
-            (DecodeTile(16, 1, 1, 4, 2),), (PrefillTile(16, 16, 4, 2),),
+            (DecodeTile(16, 1, 1, 4, 2),), (PrefillTile(16, 16, 4, 2),), rotation=1,
         )
     )  # fmt: skip
     assert [t.in_table for t in times] == [True, False, True, False]
@@ -153,8 +153,10 @@ def test_tile_search_times_the_table_and_the_others():
 @interpreted
 @pytest.mark.slow
 def test_kernel_check_passes_in_half_precision():
-    checks = list(kernel_check.check_kernels(CPU, torch.float16))
-    assert len(checks) == 20
+    # Of the large batches the smaller one: the interpreter runs program by program.
+    groups = kernel_check.kernel_checks(CPU, torch.float16, large_batches=(130,))
+    checks = [check for _, some in groups for check in some()]
+    assert len(checks) == 19
     assert [c for c in checks if not c.passed] == []
 
 
