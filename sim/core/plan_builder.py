@@ -433,13 +433,14 @@ class PlanBuilder:
         if finished not in _FINISHED:
             _one_of(finished, _FINISHED, "finished")
         preempted = self.preempted
+        # Most plans do little of this, and `()` costs a fraction of the tuple of an empty dict.
         self.plan = BatchPlan(
             decodes=None if self._all_decodes else tuple(self._decodes.values()),
-            chunks=tuple(self._chunks.values()),
-            admitted=tuple(self._admitted.values()),
-            preempted=tuple(preempted),
+            chunks=tuple(self._chunks.values()) if self._chunks else (),
+            admitted=tuple(self._admitted.values()) if self._admitted else (),
+            preempted=tuple(preempted) if preempted else (),
             swapped=tuple([s for s in preempted if preempted[s] == "swap"]) if preempted else (),
-            rejected=tuple(self._rejected.items()),
+            rejected=tuple(self._rejected.items()) if self._rejected else (),
             padding_tokens=self._padding_tokens,
             finished=finished,
             pad_finished=pad_finished,
