@@ -99,13 +99,13 @@ class TorchExecutor:
         self.pool = BlockPool(
             config.num_blocks,
             config.block_size,
-            config.max_num_seqs,
+            config.most_resident,
             config.max_model_len,
             seed if shuffle_blocks else None,
         )
         vocabulary = runner.decoder.config.shape.vocab_size
         self.sequences = Sequences(
-            config.max_num_seqs,
+            config.most_resident,
             config.max_model_len,
             prompt_ids or random_prompts(seed, vocabulary),
         )

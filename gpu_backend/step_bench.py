@@ -158,6 +158,7 @@ class _Everyone:
     """Serves in the order of arrival; the device is measured, not the policy."""
 
     static_keys = True
+    pauses = False
 
     def __init__(self) -> None:
         self.rekeyed: Collection[RequestState] = ()

@@ -34,6 +34,9 @@ class Policy:
     """Whether requests must carry `predicted_tokens`."""
     starves: ClassVar[bool] = False
     """Whether a request can wait for ever under sustained load."""
+    pauses: bool = False
+    """Whether a step's rows go to some of those who hold memory while the others keep theirs, so
+    that as many may hold memory as fit it (unless `max_num_resident` says how many)."""
     static_keys: bool = True
     """Whether `key` has not changed for waiting requests; if not, the queue is sorted again.
 

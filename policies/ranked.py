@@ -13,12 +13,13 @@ from schedlab.sim.request import RequestState
 class Ranked(Policy):
     """Serve running and waiting requests alike in the order of `key`, the best ranked first.
 
-    A waiting request that outranks running ones takes their seats and memory, from the worst
-    ranked upwards, if that makes enough room for all of it; otherwise nobody behind it is
-    admitted. A running request beyond the token budget, or without a free block, is left out and
-    keeps its memory until a better ranked one needs it. A paused request keeps its seat as well,
-    so at full seats a change of places always evicts. Memory reserved in contiguous ranges is
-    never taken for another request: then the rank orders admissions and tokens only.
+    The best ranked `max_num_seqs` make the step. A running request beyond them, beyond the token
+    budget or without a free block is left out and keeps its memory until a better ranked one needs
+    it: a change of places evicts only where blocks run short, or the seats if
+    `max_num_resident` sets any. A waiting request that outranks running ones takes their memory,
+    from the worst ranked upwards, if that makes enough room for all of it; otherwise nobody behind
+    it is admitted. Memory reserved in contiguous ranges is never taken for another request: then
+    the rank orders admissions and tokens only.
 
     A decision sorts the running requests, O(n log n) in the batch; the queue is kept sorted.
 
@@ -29,6 +30,7 @@ class Ranked(Policy):
     """
 
     hooks = (*Policy.hooks, "key")
+    pauses = True
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return for how many steps, and until when, no key gets worse though nothing happens."""
@@ -45,7 +47,7 @@ class Ranked(Policy):
         residents = deque(ranked)
         waiting = iter(view.waiting)
         head = next(waiting, None)
-        while builder.tokens_left and (residents or head is not None):
+        while builder.rows_left and builder.tokens_left and (residents or head is not None):
             if head is not None and (not residents or place(head) < residents[0][0]):
                 fits = self._admit(head, residents, view, builder)
                 head = next(waiting, None) if fits else None
@@ -65,6 +67,9 @@ class Ranked(Policy):
         if builder.grant(state):
             return True
         if view.config.kv_allocator != "paged":
+            return False
+        whole = not view.config.enable_chunked_prefill
+        if whole and state.num_uncomputed_tokens > builder.tokens_left:
             return False
         size = view.config.block_size
         room = view.free_blocks - view.config.watermark_blocks

@@ -1,6 +1,8 @@
 """The engine's limits, in vLLM's names."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -35,7 +37,11 @@ class EngineConfig:
     max_model_len : int
         Longest sequence (prompt and output) in tokens; must fit the KV cache alone.
     max_num_seqs : int
-        Seats: most requests with KV memory at a time.
+        Rows of a step: most requests computed in one.
+    max_num_resident : int or None
+        Seats: most requests with KV memory at a time, those left out of steps among them. None is
+        `max_num_seqs`, as in vLLM, or what memory holds where a policy pauses requests
+        (`Policy.pauses`). Below `max_num_seqs` it is vLLM's ``max_num_active_seqs``.
     max_num_batched_tokens : int
         Token budget of a step; a decode counts one.
     enable_chunked_prefill : bool
@@ -85,6 +91,7 @@ class EngineConfig:
     max_model_len: int
     block_size: int = 16
     max_num_seqs: int = 128
+    max_num_resident: int | None = None
     max_num_batched_tokens: int = 2048
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
@@ -108,6 +115,8 @@ class EngineConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_num_resident is not None and self.max_num_resident < 1:
+            raise ValueError(f"max_num_resident must be at least 1, got {self.max_num_resident}")
         for name in ("swap_space_blocks", "kv_block_bytes", "first_launch_ns"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
@@ -134,6 +143,18 @@ class EngineConfig:
                 f"({self.max_num_batched_tokens}) must be at least max_model_len "
                 f"({self.max_model_len}), or long prompts could never run"
             )
+
+    @property
+    def most_resident(self) -> int:
+        """Most requests with KV memory at a time."""
+        return self.max_num_seqs if self.max_num_resident is None else self.max_num_resident
+
+    def for_policy(self, pauses: bool) -> EngineConfig:
+        """Return the limits that hold with a policy that pauses requests, or does not."""
+        if self.max_num_resident is not None or not pauses:
+            return self
+        # Who is resident holds a block of its own at least.
+        return replace(self, max_num_resident=max(self.max_num_seqs, self.num_blocks))
 
     @property
     def watermark_blocks(self) -> int:

@@ -76,4 +76,5 @@ def configs(draw, longest=100):
         preemption_mode=draw(st.sampled_from(modes)),
         swap_space_blocks=swap_space_blocks,
         kv_block_bytes=100,
+        max_num_resident=draw(st.sampled_from([None, None, None, 1, 3, 30])),
     )

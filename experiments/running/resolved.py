@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from schedlab.experiments.specification.deployment import deployment
 from schedlab.experiments.specification.engine import Engine
 from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.policies.registry import policy_class
 from schedlab.sim.config import EngineConfig, vllm_capture_sizes
 from schedlab.sim.cost import registry
 from schedlab.sim.cost.cost_model import CostModel
@@ -128,6 +129,7 @@ def _config(
     if engine.cuda_graph_padding:
         limits["cudagraph_capture_sizes"] = vllm_capture_sizes(engine.max_num_seqs)
     try:
-        return EngineConfig(**limits)
+        config = EngineConfig(**limits)
     except ValueError as error:
         raise SpecError(f"engine: {error}") from error
+    return config.for_policy(policy_class(spec.policy.name).pauses)

@@ -75,6 +75,11 @@ class Engine(Section):
         default=None, description="Switches of a released engine at once; see cost-models.md."
     )
     max_num_seqs: Count = _limit("max_num_seqs", "Most requests in one step.")
+    max_num_resident: Count | None = _limit(
+        "max_num_resident",
+        "Most requests with KV memory; if absent `max_num_seqs`, or what memory holds "
+        "with `fastserve`, `ltr` and `srtf`.",
+    )
     max_num_batched_tokens: Count = _limit(
         "max_num_batched_tokens", "Most tokens computed in one step."
     )

@@ -89,6 +89,7 @@ def _case(draw: random.Random, slower: int) -> Case:
         preemption_mode=draw.choice(("recompute", "swap")) if swap_space_blocks else "recompute",
         swap_space_blocks=swap_space_blocks,
         kv_block_bytes=100,
+        max_num_resident=draw.choice((None, None, None, 1, 3, 30)),
     )
     return Case(tuple(workload), limits, cost)
 

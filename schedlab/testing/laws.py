@@ -234,7 +234,11 @@ def check(
     # Limits, and memory.
     budget = steps["num_decodes"] + steps["prefill_tokens"]
     require((budget <= config.max_num_batched_tokens).all(), "no step exceeds the token budget")
-    require((steps["num_running"] <= config.max_num_seqs).all(), "nobody runs without a seat")
+    rows = steps["num_decodes"] + steps["num_prefills"]
+    require((rows <= config.max_num_seqs).all(), "no step computes more requests than rows")
+    if config.max_num_resident is not None:
+        resident = steps["num_running"] <= config.max_num_resident
+        require(resident.all(), "nobody holds memory without a seat")
     capacity = config.num_blocks * config.block_size
     require(
         (steps["kv_allocated_tokens"] <= capacity).all(), "no step holds more memory than there is"

@@ -27,7 +27,7 @@ def check_conservation(engine: Engine) -> None:
     assert requests.resident_tokens == tokens, f"{requests.resident_tokens} tokens, {tokens} are"
     known = requests.num_waiting + len(requests.running) + len(requests.unanswered)
     assert known == requests.num_in_flight, f"{requests.num_in_flight} in flight, {known} are"
-    assert requests.num_seated == len(resident) <= engine.config.max_num_seqs, "seats are off"
+    assert requests.num_seated == len(resident) <= engine.config.most_resident, "seats are off"
     block_size = engine.config.block_size
     swapped = sum(-(-s.num_computed_tokens // block_size) for s in requests.waiting if s.swapped)
     assert requests.free_swap_blocks + swapped == engine.config.swap_space_blocks, "host blocks"

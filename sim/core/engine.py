@@ -56,7 +56,7 @@ class Engine:
         executor: Executor,
         observer: Callable[[Engine], None] | None = None,
     ) -> None:
-        self.config = config
+        self.config = config = config.for_policy(policy.pauses)
         self.policy = policy
         self.executor = executor
         self.observer = observer

@@ -22,8 +22,10 @@ class PlanBuilder:
 
     Attributes
     ----------
-    tokens_left, seats_left : int
-        What is left of the token budget and of the seats in this step.
+    tokens_left, rows_left : int
+        What is left of the token budget, and of the requests that fit this step.
+    residents_left : int
+        How many more requests may hold memory.
     preempted : dict of RequestState to {"recompute", "swap"}
         Requests preempted in this step so far, in order, and what becomes of their KV.
     swap_blocks_left : int
@@ -44,7 +46,8 @@ class PlanBuilder:
         requests, config = self._requests, self._config
         self._now_ns = now_ns
         self.tokens_left = config.max_num_batched_tokens
-        self.seats_left = config.max_num_seqs - requests.num_seated
+        self.rows_left = config.max_num_seqs
+        self.residents_left = config.most_resident - requests.num_seated
         self.swap_blocks_left = requests.free_swap_blocks
         self.preempted: dict[RequestState, PreemptionMode] = {}
         self.cached_tokens: dict[int, int] = {}
@@ -60,11 +63,16 @@ class PlanBuilder:
         self._set_aside_blocks = 0
         self._kv.begin()
 
+    @property
+    def seats_left(self) -> int:
+        """How many more requests can be admitted and computed in this step."""
+        return min(self.rows_left, self.residents_left)
+
     def grant_running(self) -> bool:
         """Schedule every running request: each decode one token, each prefill what is left.
 
-        Where the token budget does not suffice, requests are served in the order of their
-        admission and the rest is left out, as in vLLM V1.
+        Where the token budget or the rows of the step do not suffice, requests are served in the
+        order of their admission and the rest is left out, as in vLLM V1.
 
         Returns
         -------
@@ -88,15 +96,16 @@ class PlanBuilder:
         if gone:
             prefills = [s for s in prefills if s not in gone]
         num_decodes = self._count_decodes()
-        if not prefills and num_decodes <= self.tokens_left:  # most steps
+        if not prefills and num_decodes <= min(self.tokens_left, self.rows_left):  # most steps
             self._all_decodes = self._take_decodes(num_decodes)
             return self._all_decodes
         wanted = num_decodes + sum([self._chunk_limit(s, None) for s in prefills])
-        if wanted > self.tokens_left and not (
-            num_decodes <= self.tokens_left and self._are_last(prefills)
+        if num_decodes + len(prefills) > self.rows_left or (
+            wanted > self.tokens_left
+            and not (num_decodes <= self.tokens_left and self._are_last(prefills))
         ):
             return self._grant_in_order(requests.running.values())
-        mark, tokens = self._kv.mark(), self.tokens_left
+        mark, left = self._kv.mark(), (self.tokens_left, self.rows_left)
         if not self._take_decodes(num_decodes):
             return False
         granted: list[RequestState] = []
@@ -104,7 +113,7 @@ class PlanBuilder:
             if not self.tokens_left:
                 break
             if not self._grant_chunk(state, None):
-                self._take_back(granted, mark, tokens)
+                self._take_back(granted, mark, left)
                 return False
             granted.append(state)
         self._all_decodes = True
@@ -118,8 +127,8 @@ class PlanBuilder:
     def grant_decodes(self) -> bool:
         """Schedule one token of every decode and no prefill; those are granted one by one.
 
-        Where the token budget does not suffice, decodes are served in the order of their
-        admission.
+        Where the token budget or the rows of the step do not suffice, decodes are served in the
+        order of their admission.
 
         Returns
         -------
@@ -138,7 +147,7 @@ class PlanBuilder:
         """
         self._require_no_decodes("grant_decodes")
         num_decodes = self._count_decodes()
-        if num_decodes > self.tokens_left:
+        if num_decodes > min(self.tokens_left, self.rows_left):
             return self._grant_in_order(self._list_decodes())
         if not self._take_decodes(num_decodes):
             return False
@@ -169,25 +178,28 @@ class PlanBuilder:
                 return False
             kv.free_blocks -= need
         self.tokens_left -= num_decodes
+        self.rows_left -= num_decodes
         return True
 
     def _grant_in_order(self, states: Iterable[RequestState]) -> bool:
-        mark, tokens = self._kv.mark(), self.tokens_left
+        mark, left = self._kv.mark(), (self.tokens_left, self.rows_left)
         served: list[RequestState] = []
         for state in states:
             if state in self.preempted:
                 continue
-            if self.tokens_left == 0:
+            if self.tokens_left == 0 or self.rows_left == 0:
                 break
             if not self.grant(state):
-                self._take_back(served, mark, tokens)
+                self._take_back(served, mark, left)
                 return False
             served.append(state)
         return True
 
-    def _take_back(self, granted: list[RequestState], mark: Mark, tokens_left: int) -> None:
+    def _take_back(
+        self, granted: list[RequestState], mark: Mark, left: tuple[int, int]
+    ) -> None:
         self._kv.restore(mark)
-        self.tokens_left = tokens_left
+        self.tokens_left, self.rows_left = left
         for state in granted:
             self._chunks.pop(state.id, None)
             self._decodes.pop(state.id, None)
@@ -231,13 +243,22 @@ class PlanBuilder:
             raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
         if not state.is_decoding:
             return self._grant_chunk(state, want)
-        if self.tokens_left < 1:
-            return self._deny(state, "the token budget of the step is used up")
+        if not self._has_room_for_one():
+            return self._deny(state, self._why_no_room())
         if self._kv.grows and not self._kv.allocate(state, 1):
             return self._deny(state, "no KV block is free")
         self._decodes[state.id] = state
         self.tokens_left -= 1
+        self.rows_left -= 1
         return 1
+
+    def _has_room_for_one(self) -> bool:
+        return self.tokens_left > 0 and self.rows_left > 0
+
+    def _why_no_room(self) -> str:
+        if self.tokens_left < 1:
+            return "the token budget of the step is used up"
+        return "all rows of the step (max_num_seqs) are taken"
 
     def _chunk_limit(self, state: RequestState, want: int | None, cached_tokens: int = 0) -> int:
         limit = state.num_uncomputed_tokens - cached_tokens
@@ -247,20 +268,21 @@ class PlanBuilder:
         return threshold if 0 < threshold < limit else limit
 
     def _grant_chunk(self, state: RequestState, want: int | None) -> int:
+        if not self._has_room_for_one():
+            return self._deny(state, self._why_no_room())
         n = min(self._chunk_limit(state, want), self.tokens_left)
-        if n < 1:
-            return self._deny(state, "the token budget of the step is used up")
         if not self._kv.allocate(state, n):
             return self._deny(state, "its next chunk does not fit the free KV blocks")
         self._chunks[state.id] = (state, n)
         self.tokens_left -= n
+        self.rows_left -= 1
         return n
 
     def _grant_waiting(self, state: RequestState, want: int | None) -> int:
-        if self.seats_left < 1:
-            return self._deny(state, "all seats (max_num_seqs) are taken")
-        if self.tokens_left < 1:
-            return self._deny(state, "the token budget of the step is used up")
+        if self.residents_left < 1:
+            return self._deny(state, self._why_no_seat())
+        if not self._has_room_for_one():
+            return self._deny(state, self._why_no_room())
         config = self._config
         hit = NO_HIT if state.swapped else self._kv.lookup(state)
         n = self._chunk_limit(state, want, hit.tokens)
@@ -283,16 +305,22 @@ class PlanBuilder:
         elif not self._all_decodes:
             self._decodes[state.id] = state
         self.tokens_left -= n
-        self.seats_left -= 1
+        self.rows_left -= 1
+        self.residents_left -= 1
         return n
 
     def _grant_set_aside(self, state: RequestState, want: int | None) -> int:
+        if not self._has_room_for_one():
+            return self._deny(state, self._why_no_room())
         n = min(self._chunk_limit(state, want), self.tokens_left)
-        if n < 1:
-            return self._deny(state, "the token budget of the step is used up")
         self._chunks[state.id] = (state, n)
         self.tokens_left -= n
+        self.rows_left -= 1
         return n
+
+    def _why_no_seat(self) -> str:
+        limit = "max_num_resident" if self._config.max_num_resident else "max_num_seqs"
+        return f"all seats ({limit}) are taken"
 
     def admit(self, state: RequestState) -> bool:
         """Give a waiting request a seat now and compute it in later grants (or in this step).
@@ -316,8 +344,8 @@ class PlanBuilder:
         if state.status is not Status.WAITING or state.id in self._admitted or state.swapped:
             raise InfeasiblePlan(f"{state!r} cannot be admitted: it is not waiting for a prefill")
         self._require_not_rejected(state)
-        if self.seats_left < 1:
-            self._deny(state, "all seats (max_num_seqs) are taken")
+        if self.residents_left < 1:
+            self._deny(state, self._why_no_seat())
             return False
         free = self._kv.free_blocks
         if not self._kv.allocate(state, state.num_uncomputed_tokens, self._watermark()):
@@ -327,7 +355,7 @@ class PlanBuilder:
             self._set_aside_blocks += free - self._kv.free_blocks
         self._set_aside.append(state)
         self._admitted[state.id] = state
-        self.seats_left -= 1
+        self.residents_left -= 1
         return True
 
     def pad(self, num_tokens: int) -> None:
@@ -372,7 +400,7 @@ class PlanBuilder:
         if state.id in self._chunks or state.id in self._decodes or self._all_decodes:
             raise InfeasiblePlan(f"{state!r} cannot be preempted after tokens were granted")
         self._kv.release(state, comes_back=True)
-        self.seats_left += 1
+        self.residents_left += 1
         mode = mode or self._config.preemption_mode
         if mode == "swap":
             blocks = -(-state.num_computed_tokens // self._config.block_size)

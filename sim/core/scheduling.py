@@ -18,6 +18,9 @@ class SchedulingPolicy(RequestHooks, Protocol):
     rekeyed: Collection[RequestState]
     """Requests whose key changed since the last plan, where keys are static otherwise."""
 
+    pauses: bool
+    """Whether requests that it leaves out keep their memory beside a whole step of others."""
+
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Decide one step. Must not change the policy's own state."""
 

@@ -10,13 +10,41 @@ from tests.traced import batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served
 
 
+def test_srtf_pauses_a_longer_request_that_keeps_its_memory_for_a_shorter_one():
+    work = [
+        arrival(0, 0, prompt=4, output=6, predicted_tokens=6.0),
+        arrival(1, 500, prompt=3, output=2, predicted_tokens=2.0),
+        arrival(2, 500, prompt=3, output=4, predicted_tokens=4.0),
+    ]
+    got, log = batches("srtf", work, limits(seats=1))
+    assert got == [{0: 4}, {1: 3}, {1: 1}, {2: 3}, *3 * [{2: 1}], *5 * [{0: 1}]]
+    assert log.requests()["num_preemptions"].sum() == 0
+    assert log.steps()["num_running"].tolist()[:2] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [("srtf", {}), ("ltr", {}), ("fastserve", {"first_quantum_s": 2e-6})],
+)
+def test_paused_requests_are_moved_out_only_when_blocks_run_short(name, knobs):
+    work = [
+        arrival(i, 400 * i, prompt=4, output=20 - 3 * i, predicted_tokens=20.0 - 3 * i)
+        for i in range(6)
+    ]
+    _, roomy = batches(name, work, limits(seats=2), **knobs)
+    assert roomy.requests()["num_preemptions"].sum() == 0
+    assert roomy.steps()["num_running"].max() > 2
+    _, short = batches(name, work, limits(seats=2, num_blocks=8), **knobs)
+    assert short.requests()["num_preemptions"].sum() > 0
+
+
 def test_srtf_takes_the_seat_of_a_longer_request_for_a_shorter_one():
     work = [
         arrival(0, 0, prompt=4, output=6, predicted_tokens=6.0),
         arrival(1, 500, prompt=3, output=2, predicted_tokens=2.0),
         arrival(2, 500, prompt=3, output=4, predicted_tokens=4.0),
     ]
-    got, _ = batches("srtf", work, limits(seats=1))
+    got, _ = batches("srtf", work, limits(seats=1, max_num_resident=1))
     assert got == [
         {0: 4},  # one token out, 5 predicted to come
         ({1: 3}, [0]),  # 2 < 5
@@ -114,7 +142,7 @@ def test_ltr_serves_by_score_and_keeps_it_while_the_answer_grows():
         arrival(0, 0, prompt=4, output=6, predicted_tokens=6.0),
         arrival(1, 4_000, prompt=3, output=3, predicted_tokens=3.0),
     ]
-    got, _ = batches("ltr", work, limits(seats=1))
+    got, _ = batches("ltr", work, limits(seats=1, max_num_resident=1))
     assert got == [
         {0: 4},
         *3 * [{0: 1}],
@@ -132,7 +160,7 @@ def test_ltr_promotes_the_idle_for_a_quantum():
         arrival(0, prompt=2, output=9, predicted_tokens=1.0),
         arrival(1, prompt=2, output=9, predicted_tokens=9.0),
     ]
-    got, _ = batches("ltr", work, limits(seats=1), starvation_threshold=3, quantum=2)
+    got, _ = batches("ltr", work, limits(seats=1, max_num_resident=1), starvation_threshold=3, quantum=2)
     assert got[:8] == [
         {0: 2},
         *3 * [{0: 1}],
@@ -140,7 +168,7 @@ def test_ltr_promotes_the_idle_for_a_quantum():
         *2 * [{1: 1}],
         ({0: 6}, [1]),  # request 0 was idle for three iterations as well
     ]
-    got, _ = batches("ltr", work, limits(seats=1), starvation_threshold=None)
+    got, _ = batches("ltr", work, limits(seats=1, max_num_resident=1), starvation_threshold=None)
     assert got == [{0: 2}, *8 * [{0: 1}], {1: 2}, *8 * [{1: 1}]]
 
 
@@ -158,7 +186,7 @@ def test_fastserve_joins_the_level_that_holds_its_prefill_and_drops_by_use():
         arrival(1, prompt=4, output=4),
         arrival(2, prompt=4, output=2),
     ]
-    config = limits(seats=1, budget=200, max_model_len=200)
+    config = limits(seats=1, max_num_resident=1, budget=200, max_model_len=200)
     got, _ = batches("fastserve", work, config, first_quantum_s=2e-6)
     assert got == [
         {1: 4},  # level 0, first come
@@ -177,10 +205,10 @@ def test_fastserve_promotes_who_has_not_run_for_long():
     work = [arrival(0, prompt=1, output=4)]
     work += [arrival(i, 500 * i, prompt=1, output=2) for i in range(1, 20)]
     knobs = {"first_quantum_s": 2e-6, "starvation_period": 4}
-    _, log = batches("fastserve", work, limits(seats=1), starvation_s=1.0, **knobs)
+    _, log = batches("fastserve", work, limits(seats=1, max_num_resident=1), starvation_s=1.0, **knobs)
     last = log.requests()["finish_ns"]
     assert last[0] == max(last)
-    _, log = batches("fastserve", work, limits(seats=1), starvation_s=10e-6, **knobs)
+    _, log = batches("fastserve", work, limits(seats=1, max_num_resident=1), starvation_s=10e-6, **knobs)
     last = log.requests()["finish_ns"]
     assert last[0] < sorted(last)[9]
 
@@ -219,7 +247,7 @@ def test_srtf_a_request_that_ends_at_the_step_it_once_would_have_ends_once():
         arrival(1, 1_500, prompt=2, output=1, predicted_tokens=1.0),
         arrival(2, 6_000, prompt=2, output=3, predicted_tokens=1.0),
     ]
-    got, log = batches("srtf", work, limits(seats=1))
+    got, log = batches("srtf", work, limits(seats=1, max_num_resident=1))
     assert log.requests()["num_preemptions"].tolist() == [2, 0, 0]
     assert log.requests()["generated_tokens"].tolist() == [12, 1, 3]
     assert got.count({2: 1}) == 2
