@@ -14,6 +14,7 @@ from schedlab.sim.request import RequestState, Slo, Status
 
 _NO_TARGETS = Slo()
 _ROUNDING = 1e-9
+_SLACK = 0.99
 
 
 @register("scorpio")
@@ -26,34 +27,59 @@ class Scorpio(Policy):
     request either meets a place before its deadline or is given up. At low load it is slightly
     worse than first come, first served, since guards err on the safe side.
 
-    *First token.* Waiting requests go by deadline; one is rejected when the prefill work ahead of
-    it and its own would take until after its deadline. *Between tokens.* A request's pace is
-    ``tightest target / its own target``; the paces of all who run add up to a virtual batch size.
-    The next one is admitted if a step of that many rows, at their mean length, takes no longer
-    than the tightest target (always if nobody runs). *Credits.* Each step earns a decode its pace,
-    and costs one credit when it runs: at twice the tightest target it runs in every other step.
+    *First token.* Waiting requests go by deadline; one is rejected, wherever it stands in the
+    queue, when the prefill work ahead of it and its own would take until `ttft_margin_s` before its
+    deadline. *Between tokens.* A request's pace is ``tightest target / its own target``; the paces
+    of all who run add up to a virtual batch size. The next one is admitted if a step of that many
+    rows, at their mean length, takes, `safety` times over, less than 0.99 of the tightest target
+    (always if nobody runs). *Credits.* Each step earns a decode its pace, and costs one credit when
+    it runs: at twice the tightest target it runs in every other step.
 
-    The queue behind the first request that has to wait is not looked at. Where memory runs out the
-    latest arrival is preempted (the paper does not say). Its predictor is a model with 100 bins:
-    use ``{name: bucketed, ...}`` or a trained one.
+    The authors' loop is vLLM V0's, where prompts are steps of their own: `prefill_first`. By
+    default prompts and decodes share steps as in V1; the guard prices decodes alone, so it is
+    `safety` that leaves room for the prompts. Nobody is admitted past the first request that has to
+    wait. Where memory runs out the latest arrival is preempted (the paper does not say). Its
+    predictor is a model with 100 bins: use ``{name: bucketed, ...}`` or a trained one.
 
-    A decision is O(n) in the running batch. Skip-ahead is honest: only a step in which everyone
-    runs at pace 1 and nobody could be admitted promises anything, and then credits stay at zero.
+    A decision is O(n) in the running batch and the queue. Skip-ahead is honest: only a step in
+    which everyone runs at pace 1 and nobody could be admitted promises anything, and then credits
+    stay at zero.
 
     Parameters
     ----------
     ttft_s, tbt_s : float
         Targets of requests that state none.
+    ttft_margin_s : float
+        How long before its deadline a first token must be out by the estimate.
+    safety : float
+        Factor on the estimated step: the authors' inefficiency factor, which they tune.
+    prefill_first : bool
+        Whether prompts are computed in steps of their own, before all decodes.
     """
 
     source = "SCORPIO, arXiv:2505.23022; MisterBrookT/Scorpio"
 
-    def __init__(self, ttft_s: float = 2.0, tbt_s: float = 0.05) -> None:
+    def __init__(
+        self,
+        ttft_s: float = 2.0,
+        tbt_s: float = 0.05,
+        ttft_margin_s: float = 0.05,
+        safety: float = 1.2,
+        prefill_first: bool = False,
+    ) -> None:
         if not (0.0 < ttft_s < math.inf and 0.0 < tbt_s < math.inf):
             raise ValueError(f"ttft_s and tbt_s must be finite and > 0, got {ttft_s}, {tbt_s}")
+        if not 0.0 < safety < math.inf:
+            raise ValueError(f"safety must be finite and > 0, got {safety}")
+        if not 0.0 <= ttft_margin_s < math.inf:
+            raise ValueError(f"ttft_margin_s must be finite and >= 0, got {ttft_margin_s}")
+        self.ttft_margin_s = ttft_margin_s
+        self.safety = safety
+        self.prefill_first = prefill_first
         self.ttft_s = ttft_s
         self.tbt_s = tbt_s
         self._credits: dict[RequestState, float] = {}
+        self._prefill_times_ns: dict[tuple[int, int], int] = {}
         # Of those who decode, when the last step ended; plans must not see it change within one.
         self._tightest_s = math.inf
 
@@ -66,8 +92,9 @@ class Scorpio(Policy):
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Book the credits of the step, and see who decodes from now on."""
         ran = set(plan.decoding())
-        for state, credit in self._credits.items():
-            self._credits[state] = credit + num_steps * (self._pace(state) - (state in ran))
+        if not (self.prefill_first and plan.chunks):
+            for state, credit in self._credits.items():
+                self._credits[state] = credit + num_steps * (self._pace(state) - (state in ran))
         for state in plan.preempted:
             self._credits.pop(state, None)
         for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
@@ -80,8 +107,42 @@ class Scorpio(Policy):
         self._credits.pop(state, None)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
-        """Plan decodes with a credit, prompts under way, then new ones within the guards."""
+        """Give up who is late; plan decodes with a credit, and prompts within the guards."""
+        in_time = self._reject_late(view, builder)
+        if self.prefill_first:
+            self._prefill(view, builder, in_time)
+            if builder.has_chunks:
+                return builder.build()
         decodes = [s for s in view.running if s.is_decoding]
+        paused = self._decode(view, builder, decodes)
+        if not self.prefill_first:
+            self._prefill(view, builder, in_time)
+        prefilling = [s for s in view.prefilling if s not in builder.preempted]
+        if prefilling and len(prefilling) == len(view.running) and not builder.has_chunks:
+            # Prompts under way block each other for memory.
+            builder.preempt(max(prefilling, key=lambda s: (s.request.arrival_ns, s.id)))
+        at_rest = not (paused or prefilling or len(view.waiting) or builder.preempted)
+        same_pace = all(self._pace(s) == 1.0 for s in decodes)
+        return builder.build(max_steps=FOREVER if at_rest and same_pace else 1)
+
+    def _reject_late(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
+        """Give up who cannot have a first token in time, and return the others who wait."""
+        in_time = []
+        due_ns = view.now_ns + sum(self._prefill_ns(view, s) for s in view.prefilling)
+        for state in view.waiting:
+            done_ns = due_ns + self._prefill_ns(view, state)
+            late = done_ns + self.ttft_margin_s * 1e9 > self.key(state, view.now_ns)
+            if late and not state.num_output_tokens:
+                builder.reject(state, "its first token cannot meet its target")
+            else:
+                in_time.append(state)
+                due_ns = done_ns
+        return in_time
+
+    def _decode(
+        self, view: EngineView, builder: PlanBuilder, decodes: Iterable[RequestState]
+    ) -> bool:
+        """Grant decodes with a credit, and return whether somebody has none."""
         victims = sorted(view.running, key=lambda s: (s.request.arrival_ns, s.id))
         paused = False
         for state in decodes:
@@ -91,36 +152,28 @@ class Scorpio(Policy):
                 paused = True
             else:
                 grant_or_preempt(builder, state, victims)
-        prefilling = [s for s in view.prefilling if s not in builder.preempted]
-        for state in prefilling:
-            builder.grant(state)
-        if not builder.preempted:
-            self._admit(view, builder)
-        if prefilling and len(prefilling) == len(view.running) and not builder.has_chunks:
-            # Prompts under way block each other for memory.
-            builder.preempt(max(prefilling, key=lambda s: (s.request.arrival_ns, s.id)))
-        at_rest = not (paused or prefilling or len(view.waiting) or builder.preempted)
-        same_pace = all(self._pace(s) == 1.0 for s in decodes)
-        return builder.build(max_steps=FOREVER if at_rest and same_pace else 1)
+        return paused
 
-    def _admit(self, view: EngineView, builder: PlanBuilder) -> None:
+    def _prefill(
+        self, view: EngineView, builder: PlanBuilder, waiting: Iterable[RequestState]
+    ) -> None:
+        """Grant prompts under way, then admit as many as the targets between tokens allow."""
+        for state in view.prefilling:
+            if state not in builder.preempted:
+                builder.grant(state)
+        if builder.preempted:
+            return
         members = list(view.running)
-        due_ns = view.now_ns + sum(self._prefill_ns(view, s) for s in view.prefilling)
-        for state in view.waiting:
+        for state in waiting:
             if builder.seats_left < 1 or builder.tokens_left < 1:
                 return
-            done_ns = due_ns + self._prefill_ns(view, state)
-            if done_ns > self.key(state, view.now_ns) and not state.num_output_tokens:
-                builder.reject(state, "its first token cannot meet its target")
-                continue
-            if members and self._step_s(view, [*members, state]) > self._tightest(
-                [*members, state]
-            ):
-                return
+            if members:
+                joined = [*members, state]
+                if self._step_s(view, joined) * self.safety >= self._tightest(joined) * _SLACK:
+                    return
             if not builder.grant(state):
                 return
             members.append(state)
-            due_ns = done_ns
 
     def _step_s(self, view: EngineView, members: list[RequestState]) -> float:
         """Estimate a step of the virtual batch."""
@@ -132,8 +185,11 @@ class Scorpio(Policy):
         return view.estimate_step_ns(shape) / 1e9
 
     def _prefill_ns(self, view: EngineView, state: RequestState) -> int:
-        chunk = ((state.num_uncomputed_tokens, state.num_computed_tokens),)
-        return view.estimate_step_ns(BatchShape(0, 0, 0, chunk, rows_sampled=1))
+        chunk = state.num_uncomputed_tokens, state.num_computed_tokens
+        if chunk not in self._prefill_times_ns:
+            shape = BatchShape(0, 0, 0, (chunk,), rows_sampled=1)
+            self._prefill_times_ns[chunk] = view.estimate_step_ns(shape)
+        return self._prefill_times_ns[chunk]
 
     def _tightest(self, members: Iterable[RequestState]) -> float:
         return min(map(self._target_s, members))

@@ -195,9 +195,7 @@ class PlanBuilder:
             served.append(state)
         return True
 
-    def _take_back(
-        self, granted: list[RequestState], mark: Mark, left: tuple[int, int]
-    ) -> None:
+    def _take_back(self, granted: list[RequestState], mark: Mark, left: tuple[int, int]) -> None:
         self._kv.restore(mark)
         self.tokens_left, self.rows_left = left
         for state in granted:

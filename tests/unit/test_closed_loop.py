@@ -104,7 +104,7 @@ def test_client_of_a_sealed_batch_that_answers_early_sends_early():
 @pytest.mark.parametrize("policy", ["fcfs", "static", "scorpio"])
 @pytest.mark.parametrize("clients", [1, 2, 3])
 def test_never_more_requests_lack_an_answer_than_there_are_clients(policy, clients):
-    knobs = {"ttft_s": 1.5e-7, "tbt_s": 2e-7} if policy == "scorpio" else {}
+    knobs = {"ttft_s": 1.5e-7, "tbt_s": 2e-7, "ttft_margin_s": 0.0} if policy == "scorpio" else {}
     workload = [arrival(i, 90 * i, 3 + i % 5, 1 + 7 * (i % 3)) for i in range(40)]
     log = run(registry.make(policy, **knobs), workload, clients)
     requests = log.requests()

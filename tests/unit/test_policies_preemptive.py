@@ -160,7 +160,9 @@ def test_ltr_promotes_the_idle_for_a_quantum():
         arrival(0, prompt=2, output=9, predicted_tokens=1.0),
         arrival(1, prompt=2, output=9, predicted_tokens=9.0),
     ]
-    got, _ = batches("ltr", work, limits(seats=1, max_num_resident=1), starvation_threshold=3, quantum=2)
+    got, _ = batches(
+        "ltr", work, limits(seats=1, max_num_resident=1), starvation_threshold=3, quantum=2
+    )
     assert got[:8] == [
         {0: 2},
         *3 * [{0: 1}],
@@ -205,10 +207,14 @@ def test_fastserve_promotes_who_has_not_run_for_long():
     work = [arrival(0, prompt=1, output=4)]
     work += [arrival(i, 500 * i, prompt=1, output=2) for i in range(1, 20)]
     knobs = {"first_quantum_s": 2e-6, "starvation_period": 4}
-    _, log = batches("fastserve", work, limits(seats=1, max_num_resident=1), starvation_s=1.0, **knobs)
+    _, log = batches(
+        "fastserve", work, limits(seats=1, max_num_resident=1), starvation_s=1.0, **knobs
+    )
     last = log.requests()["finish_ns"]
     assert last[0] == max(last)
-    _, log = batches("fastserve", work, limits(seats=1, max_num_resident=1), starvation_s=10e-6, **knobs)
+    _, log = batches(
+        "fastserve", work, limits(seats=1, max_num_resident=1), starvation_s=10e-6, **knobs
+    )
     last = log.requests()["finish_ns"]
     assert last[0] < sorted(last)[9]
 

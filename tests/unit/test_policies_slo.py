@@ -5,7 +5,9 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 
 import pytest
 
+from schedlab.policies import registry
 from schedlab.sim.request import Slo
+from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served
@@ -164,13 +166,17 @@ def test_slo_policy_with_an_impossible_knob_is_refused(name, knobs, message):
         batches(name, [arrival(0)], limits(), **knobs)
 
 
+AT_ONCE = {"ttft_margin_s": 0.0, "safety": 0.99}
+"""No margins: steps of the tests take microseconds."""
+
+
 def test_scorpio_lets_a_lenient_request_run_in_every_other_step():
     # Paces 1 and 1/2: request 1 earns half a credit a step and pays one when it runs.
     work = [
         arrival(0, prompt=4, output=4, slo=Slo(1, 0.002)),
         arrival(1, prompt=4, output=3, slo=Slo(1, 0.004)),
     ]
-    got, _ = batches("scorpio", work, limits())
+    got, _ = batches("scorpio", work, limits(), **AT_ONCE)
     assert got == [
         {0: 4, 1: 4},
         {0: 1},
@@ -183,7 +189,7 @@ def test_scorpio_lets_a_lenient_request_run_in_every_other_step():
 def test_scorpio_rejects_what_cannot_have_its_first_token_in_time():
     # A prompt of 16 takes 1160 ns: the second is out at 2320, the third would be at 3480.
     work = [arrival(i, prompt=16, output=1, slo=Slo(0.0025, 1)) for i in range(4)]
-    got, log = batches("scorpio", work, limits())
+    got, log = batches("scorpio", work, limits(), **AT_ONCE)
     assert got == [{0: 16}, {1: 16}]
     assert list(log.reject_reasons) == [2, 3]
 
@@ -191,7 +197,7 @@ def test_scorpio_rejects_what_cannot_have_its_first_token_in_time():
 def test_scorpio_keeps_a_request_waiting_that_would_slow_the_others_too_much():
     # A step of n rows at 10 tokens takes 1000 + 20 n ns; the target is 1045.
     work = [arrival(i, prompt=10, output=2, slo=Slo(1, 0.001045)) for i in range(3)]
-    got, _ = batches("scorpio", work, limits(budget=40))
+    got, _ = batches("scorpio", work, limits(budget=40), **AT_ONCE)
     assert got == [
         {0: 10, 1: 10},
         {0: 1, 1: 1},  # with request 2, three rows would take 1060
@@ -201,11 +207,55 @@ def test_scorpio_keeps_a_request_waiting_that_would_slow_the_others_too_much():
 
 
 def test_scorpio_with_nobody_running_admits_whatever_it_takes():
-    got, _ = batches("scorpio", [arrival(0, prompt=10, slo=Slo(1, 0.0001))], limits())
+    got, _ = batches("scorpio", [arrival(0, prompt=10, slo=Slo(1, 0.0001))], limits(), **AT_ONCE)
     assert got == [{0: 10}]
 
 
 def test_scorpio_orders_by_deadline():
     targets = (0.09, 0.07, 0.08)
     work = [arrival(i, prompt=10, slo=Slo(t, 1)) for i, t in enumerate(targets)]
-    assert served("scorpio", work) == [1, 2, 0]
+    assert served("scorpio", work, **AT_ONCE) == [1, 2, 0]
+
+
+def test_scorpio_with_safety_leaves_room_for_prompts_in_the_step():
+    # Two rows take 1040, of a target of 1045: not with a fifth more.
+    work = [arrival(i, prompt=10, output=2, slo=Slo(1, 0.001045)) for i in range(2)]
+    assert batches("scorpio", work, limits(budget=40), **AT_ONCE)[0][0] == {0: 10, 1: 10}
+    got, _ = batches("scorpio", work, limits(budget=40), ttft_margin_s=0.0)
+    assert got == [{0: 10}, {0: 1}, {1: 10}, {1: 1}]
+
+
+def test_scorpio_rejects_within_the_margin_of_the_deadline():
+    work = [arrival(0, prompt=16, output=1, slo=Slo(0.0020, 1))]
+    assert not batches("scorpio", work, limits(), ttft_margin_s=0.8e-6)[1].reject_reasons
+    assert batches("scorpio", work, limits(), ttft_margin_s=0.9e-6)[1].reject_reasons
+
+
+def test_scorpio_rejects_in_the_whole_queue_behind_one_who_waits():
+    # Request 1 waits for request 0 to end; request 2, due after it, meanwhile becomes late.
+    work = [
+        arrival(0, prompt=10, output=9, slo=Slo(1, 0.001045)),
+        arrival(1, 1, prompt=10, output=1, slo=Slo(0.0125, 0.001)),
+        arrival(2, 1, prompt=90, output=1, slo=Slo(0.0126, 0.001)),
+    ]
+    seen = set()
+
+    def watch(engine):
+        if 0 in engine.requests.running:
+            seen.add(engine.requests.num_rejected)
+
+    policy = registry.make("scorpio", **AT_ONCE)
+    log = laws.run(policy, work, laws.slow(limits(budget=40)), observer=watch)
+    assert list(log.reject_reasons) == [2]
+    assert seen == {0, 1}
+
+
+def test_scorpio_with_prefill_first_computes_prompts_in_steps_of_their_own():
+    work = [
+        arrival(0, prompt=4, output=4, slo=Slo(1, 0.01)),
+        arrival(1, 1200, prompt=4, output=2, slo=Slo(1, 0.01)),
+    ]
+    got, _ = batches("scorpio", work, limits(), **AT_ONCE)
+    assert got == [{0: 4}, {0: 1}, {0: 1, 1: 4}, {0: 1, 1: 1}]
+    got, _ = batches("scorpio", work, limits(), **AT_ONCE, prefill_first=True)
+    assert got == [{0: 4}, {0: 1}, {1: 4}, {0: 1, 1: 1}, {0: 1}]
