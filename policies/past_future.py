@@ -1,18 +1,21 @@
 """Past-Future: admission by the future peak of memory, from lengths seen in the past."""
 
-from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from schedlab.policies.continuous_batching import ContinuousBatching
-from schedlab.policies.future_memory import FuturePeak
 from schedlab.policies.registry import register
-from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
-_GOLDEN = 0.6180339887498949
+_MIN_SAMPLES = 200
+_Floats = npt.NDArray[np.float64]
 
 
 @register("past_future")
@@ -24,15 +27,17 @@ class PastFuture(ContinuousBatching):
     only that lengths to come are distributed like the last `window` ones; it errs when the mix
     changes. First come, first served, so nobody starves.
 
-    A request that has generated g tokens is assumed to end at a length drawn from the past ones
-    above g, or at its declared maximum if there are none. The draw is the quantile
-    ``frac(0.618... * (id + 1))``, fixed for each request and evenly spread over all, where the
-    original draws anew. Should memory run out all the same, the latest admission is preempted.
-    The unused end of a request's last block counts as used.
+    In each step the end of every running request is drawn from the past lengths above what it has
+    generated, interpolated between those beside the draw, and that of a candidate from all past
+    lengths; no draw exceeds what the request declares. The largest peak of up to `samples` such
+    futures counts (fewer where many run: 200 draws in all are enough). At first the past is half a
+    window of answers of `initial_tokens`, which makes a cold start careful. Should memory run out
+    all the same, the latest admission is preempted. The unused end of a request's last block counts
+    as used. LightLLM computes prompts in steps of their own; here they share steps, as in vLLM V1.
 
     While someone waits who could have a seat, a decision costs O(n log n) in the running batch.
-    Skip-ahead is honest because such a step promises nothing: assumed lengths change as answers
-    grow.
+    Skip-ahead is honest because such a step promises nothing; draws are those of the step's number,
+    so that a step planned twice draws the same.
 
     Parameters
     ----------
@@ -40,51 +45,112 @@ class PastFuture(ContinuousBatching):
         How many finished requests make up the past.
     reserved : float
         Share of the memory that admission keeps free of the plan, in [0, 1).
+    samples : int
+        Most futures drawn in a step.
+    initial_tokens : int
+        Length of the answers that stand for a past at the start.
+    seed : int
+        Of the draws; they share no random numbers with anything else.
     """
 
-    source = "Past-Future scheduler, Gong et al., ASPLOS 2025 (arXiv:2507.10150), LightLLM"
+    source = "Past-Future, Gong et al., ASPLOS 2025 (arXiv:2507.10150), LightLLM FuturePastReqQueue"
 
-    def __init__(self, window: int = 1000, reserved: float = 0.03) -> None:
-        if window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
+    def __init__(
+        self,
+        window: int = 200,
+        reserved: float = 0.05,
+        samples: int = 5,
+        initial_tokens: int = 1024,
+        seed: int = 0,
+    ) -> None:
+        if min(window, samples, initial_tokens) < 1:
+            raise ValueError(
+                f"window, samples and initial_tokens must be at least 1, got {window}, {samples}, "
+                f"{initial_tokens}"
+            )
         if not 0.0 <= reserved < 1.0:
             raise ValueError(f"reserved must be in [0, 1), got {reserved}")
+        if seed < 0:
+            raise ValueError(f"seed must be >= 0, got {seed}")
         self.window = window
         self.reserved = reserved
-        self._past: deque[int] = deque()
-        self._lengths: list[int] = []
+        self.samples = samples
+        self.initial_tokens = initial_tokens
+        self.seed = seed
+        self._past = deque([initial_tokens] * (window // 2), maxlen=window)
+        self._step = 0
+
+    def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
+        """Count steps: each has draws of its own."""
+        self._step += num_steps
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Add the length to the past."""
         self._past.append(state.num_output_tokens)
-        insort(self._lengths, state.num_output_tokens)
-        if len(self._past) > self.window:
-            del self._lengths[bisect_left(self._lengths, self._past.popleft())]
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
-        """Promise nothing where someone could be admitted: assumed lengths change."""
+        """Promise nothing where someone could be admitted: draws change."""
         return 1, FOREVER
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield in order of arrival while the future peak stays within memory."""
-        peak = FuturePeak()
-        for state in view.running:
-            peak.add(*self._need(state, view))
+        running = list(view.running)
+        draw = np.random.default_rng([self.seed, self._step])
+        past = np.sort(np.array(self._past, dtype=np.float64))
+        futures = min(self.samples, _MIN_SAMPLES // len(running) + 1) if running else 1
+        used = np.array([self._used_tokens(s, view) for s in running], dtype=np.float64)
+        remaining = self._draw_remaining(running, view, past, draw.random((futures, len(running))))
         capacity = view.num_blocks * view.config.block_size * (1.0 - self.reserved)
-        alone = not view.running
         for state in view.waiting:
-            need = self._need(state, view)
-            if not alone and peak.tokens_with(*need) > capacity:
+            most = _most_tokens(state, view)
+            ends = np.minimum(draw.choice(past, futures), most) if len(past) else most
+            left = np.maximum(ends - state.num_output_tokens, 1.0)
+            left = np.broadcast_to(left, (futures,))
+            used = np.append(used, self._used_tokens(state, view))
+            remaining = np.column_stack((remaining, left))
+            if len(used) > 1 and _peak_tokens(used, remaining) > capacity:
                 return
-            alone = False
-            peak.add(*need)
             yield state
 
-    def _need(self, state: RequestState, view: EngineView) -> tuple[int, float]:
-        config, request, done = view.config, state.request, state.num_output_tokens
-        most = min(request.max_tokens, config.max_model_len - request.prompt_tokens)
-        longer = bisect_right(self._lengths, done)
-        if longer < len(self._lengths):
-            quantile = (request.id + 1) * _GOLDEN % 1.0
-            most = min(most, self._lengths[longer + int(quantile * (len(self._lengths) - longer))])
-        return state.num_tokens + config.block_size - 1, max(most - done, 1)
+    def _draw_remaining(
+        self, states: Sequence[RequestState], view: EngineView, past: _Floats, at: _Floats
+    ) -> _Floats:
+        """Turn draws in [0, 1), shape (futures, n), into tokens to come."""
+        done = np.array([s.num_output_tokens for s in states], dtype=np.float64)
+        most = np.array([_most_tokens(s, view) for s in states], dtype=np.float64)
+        first_longer = np.searchsorted(past, done, side="right")
+        num_longer = len(past) - first_longer
+        # The values to draw between: what is done, the longer answers, and the declared end.
+        padded = np.append(past, np.inf)
+        below_most = padded[len(past) - 1] < most if len(past) else np.ones(len(states), bool)
+        place = at * (num_longer + (below_most | (num_longer == 0)))
+        below = place.astype(np.int64)
+        left = np.where(below == 0, done, padded[np.maximum(first_longer + below - 1, 0)])
+        right = np.where(below < num_longer, padded[first_longer + below], most)
+        ends = np.rint(left + (right - left) * (place - below))
+        remaining: _Floats = np.maximum(np.minimum(ends, most) - done, 1.0)
+        return remaining
+
+    def _used_tokens(self, state: RequestState, view: EngineView) -> int:
+        return state.num_tokens + view.config.block_size - 1
+
+
+def _most_tokens(state: RequestState, view: EngineView) -> int:
+    request = state.request
+    return min(request.max_tokens, view.config.max_model_len - request.prompt_tokens)
+
+
+def _peak_tokens(used: _Floats, remaining: _Floats) -> Any:  # noqa: ANN401 - a scalar of numpy
+    """Return the largest memory of several futures; see `FuturePeak` for the formula.
+
+    Parameters
+    ----------
+    used : ndarray, shape (n,)
+        Tokens that each request holds.
+    remaining : ndarray, shape (futures, n)
+        Tokens that each will gain in each future.
+    """
+    order = np.argsort(-remaining, axis=1, kind="stable")
+    held = np.cumsum(used[order], axis=1)
+    ends = np.take_along_axis(remaining, order, axis=1) * np.arange(1, len(used) + 1)
+    return (held + ends).max()

@@ -1,7 +1,11 @@
 """Admission by future memory, and sealed batches by wasted memory access, traced by hand."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
+from schedlab.policies import registry
 from schedlab.policies.future_memory import FuturePeak
 from schedlab.policies.magnus import QueuedBatch
 from schedlab.sim.request import RequestState
@@ -38,39 +42,54 @@ def test_future_peak_agrees_with_counting_step_by_step():
     assert peak(*requests).tokens() == counted
 
 
-def test_past_future_reserves_declared_ends_until_it_has_seen_answers():
+def admitted_together(work, config, **knobs):
+    """Return how many requests computed their prompts in each step that had any."""
+    got, _ = batches("past_future", work, config, **knobs)
+    tokens = [step[0] if isinstance(step, tuple) else step for step in got]
+    return [n for n in (sum(t == 4 for t in step.values()) for step in tokens) if n]
+
+
+def test_past_future_is_careful_at_first_and_learns_that_answers_are_short():
     # 20 tokens of memory. Declared: 4 + 8 tokens, so two requests would need 24. Seen: answers
-    # of 2, so a request is at 6 when it ends: three need 18, a fourth 24.
-    work = [arrival(i, prompt=4, output=2, max_tokens=8) for i in range(6)]
+    # of 2, so three requests that start together need 18.
+    work = [arrival(i, prompt=4, output=2, max_tokens=8) for i in range(8)]
     config = limits(num_blocks=20, block_size=1)
-    got, _ = batches("past_future", work, config, reserved=0.0)
-    assert got == [
-        {0: 4},
-        {0: 1},
-        {1: 4, 2: 4, 3: 4},
-        {1: 1, 2: 1, 3: 1},  # 5 each now: with request 4 in a step 5 + 5 + 5 + 4 + 4 = 23
-        {4: 4, 5: 4},
-        {4: 1, 5: 1},
-    ]
-    got, _ = batches("past_future", work, config, reserved=0.15)  # 17 tokens: two at a time
-    assert got[2] == {1: 4, 2: 4}
+    together = admitted_together(work, config, reserved=0.0, window=2)
+    assert together[0] == 1
+    assert max(together) == 3
+    assert max(admitted_together(work, config, reserved=0.15, window=2)) == 2
 
 
-def test_past_future_window_forgets_old_answers():
-    # The first answer has 2 tokens, the second 8. With a window of one, the third step knows
-    # only the 8: 4 + 8 tokens each, so one at a time.
-    work = [
-        arrival(0, 0, prompt=4, output=2, max_tokens=8),
-        arrival(1, 10_000, prompt=4, output=8, max_tokens=8),
-        arrival(2, 100_000, prompt=4, output=2, max_tokens=8),
-        arrival(3, 100_000, prompt=4, output=2, max_tokens=8),
-    ]
-    config = limits(num_blocks=20, block_size=1)
-    got, _ = batches("past_future", work, config, reserved=0.0, window=1)
-    assert {2: 4} in got
-    # Request 3 is drawn at frac(4 * 0.618) = 0.472 of {2, 8}: 2.
-    got, _ = batches("past_future", work[:1] + work[2:], config, reserved=0.0, window=1)
-    assert {2: 4, 3: 4} in got
+def test_past_future_of_more_futures_admits_no_more():
+    work = [arrival(i, prompt=4, output=1 + i % 9, max_tokens=20) for i in range(60)]
+    config = limits(num_blocks=60, block_size=1, seats=16, budget=64)
+
+    def mean_batch(samples):
+        knobs = {"samples": samples, "window": 20, "initial_tokens": 5}
+        got, _ = batches("past_future", work, config, **knobs)
+        return sum(len(step) for step in got) / len(got)
+
+    assert mean_batch(5) < mean_batch(1)
+
+
+def test_past_future_draws_from_a_seed_of_its_own():
+    work = [arrival(i, prompt=4, output=1 + i % 9, max_tokens=20) for i in range(40)]
+    config = limits(num_blocks=60, block_size=1, seats=16, budget=64)
+    runs = [batches("past_future", work, config, seed=seed)[0] for seed in (0, 0, 1)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_past_future_draws_between_the_lengths_above_what_is_generated():
+    policy = registry.make("past_future")
+    view = SimpleNamespace(config=limits(num_blocks=200, block_size=1))
+    state = RequestState(arrival(0, prompt=4, output=1, max_tokens=30).request)
+    state._generated = 10
+    past = np.array([5.0, 12.0, 20.0])
+    # [10, 12, 20, 30]: a draw of 1/2 lies half way between 12 and 20.
+    for at, end in ((0.0, 11), (1 / 3, 12), (0.5, 16), (0.999, 30)):
+        remaining = policy._draw_remaining([state], view, past, np.array([[at]]))
+        assert remaining.tolist() == [[end - 10]]
+    assert policy._draw_remaining([state], view, np.array([]), np.array([[0.5]])).tolist() == [[10]]
 
 
 def test_mc_sf_admits_the_shortest_while_memory_suffices_at_every_end():
@@ -164,6 +183,8 @@ def test_magnus_prefers_a_short_batch_to_a_long_one_that_waited_longer():
     [
         ("past_future", {"window": 0}, "window"),
         ("past_future", {"reserved": 1.0}, "reserved"),
+        ("past_future", {"samples": 0}, "samples"),
+        ("past_future", {"seed": -1}, "seed"),
         ("mc_sf", {"margin": -0.1}, "margin"),
         ("magnus", {"wma_threshold": -1.0}, "wma_threshold"),
     ],

@@ -232,11 +232,12 @@ def test_scorpio_rejects_within_the_margin_of_the_deadline():
 
 
 def test_scorpio_rejects_in_the_whole_queue_behind_one_who_waits():
-    # Request 1 waits for request 0 to end; request 2, due after it, meanwhile becomes late.
+    # Request 1 waits for request 0 to end; those due after it meanwhile become late.
     work = [
-        arrival(0, prompt=10, output=9, slo=Slo(1, 0.001045)),
+        arrival(0, prompt=10, output=11, slo=Slo(1, 0.001045)),
         arrival(1, 1, prompt=10, output=1, slo=Slo(0.0125, 0.001)),
         arrival(2, 1, prompt=90, output=1, slo=Slo(0.0126, 0.001)),
+        arrival(3, 1, prompt=90, output=1, slo=Slo(0.0127, 0.001)),
     ]
     seen = set()
 
@@ -246,7 +247,7 @@ def test_scorpio_rejects_in_the_whole_queue_behind_one_who_waits():
 
     policy = registry.make("scorpio", **AT_ONCE)
     log = laws.run(policy, work, laws.slow(limits(budget=40)), observer=watch)
-    assert list(log.reject_reasons) == [2]
+    assert list(log.reject_reasons) == [3, 2]
     assert seen == {0, 1}
 
 
