@@ -60,9 +60,14 @@ def markdown(findings: Sequence[Finding]) -> str:
     """
     measured = [m for finding in findings for m in finding.measured]
     stated = [m for m in measured if m.figure.paper is not None]
+    papers = [m for m in stated if m.figure.stated_by == "paper"]
+    posts = [m for m in stated if m.figure.stated_by == "post"]
     own = [m for m in measured if m.figure.paper is None]
     lines = [_PREFACE]
-    lines += [f"* {len(stated)} figures that a source states: {counts(stated)}."] if stated else []
+    lines += [f"* {len(papers)} figures that papers state: {counts(papers)}."] if papers else []
+    lines += (
+        [f"* {len(posts)} figures that posts and vendors state: {counts(posts)}."] if posts else []
+    )
     lines += [f"* {len(own)} expectations of ours beside them: {counts(own)}."] if own else []
     lines += ["", "## All figures", ""]
     rows: list[list[str]] = []

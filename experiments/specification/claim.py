@@ -88,6 +88,11 @@ class Figure(Section):
     paper: Band | None = Field(
         default=None, description="What the source says, a number or a band; absent if nothing."
     )
+    stated_by: Literal["paper", "post"] = Field(
+        default="paper",
+        description="Who says it: a `paper` or its code, or a `post`: a blog, a vendor, hearsay. "
+        "Pages count them apart.",
+    )
     accept: Band = Field(description="Band in which the number counts as reproduced.")
 
     @model_validator(mode="after")

@@ -365,10 +365,14 @@ def test_band_is_shown_from_low_to_high(compare, band, text):
     assert band_text(figure(compare), band) == text
 
 
-def test_page_counts_what_sources_state_apart_from_our_expectations(tmp_path):
-    finding = examine(tmp_path / "x.yaml", make_spec(experiment()))
+def test_page_counts_figures_of_papers_of_posts_and_our_expectations_apart(tmp_path):
+    data = experiment()
+    hearsay = {**data["claim"]["figures"][0], "name": "as told", "stated_by": "post"}
+    data["claim"]["figures"] = [*data["claim"]["figures"], hearsay]
+    finding = examine(tmp_path / "x.yaml", make_spec(data))
     assert isinstance(finding.measured[0], Measured)
     page = markdown([finding])
-    assert "1 figures that a source states: 1 reproduced" in page
+    assert "1 figures that papers state: 1 reproduced" in page
+    assert "1 figures that posts and vendors state: 1 reproduced" in page
     assert "1 expectations of ours beside them" in page
     assert "[Continuous](#continuous)" in page
