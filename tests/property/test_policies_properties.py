@@ -117,7 +117,7 @@ def test_mc_sf_with_exact_lengths_never_evicts(workload, config):
 
 @given(workload=workloads(), config=configs())
 def test_srtf_with_seats_for_all_and_memory_for_all_is_sjf_without_preemption(workload, config):
-    roomy = replace(config, num_blocks=5000, max_num_seqs=30)
+    roomy = replace(config, num_blocks=5000, max_num_seqs=30, max_num_resident=None)
     log = laws.run(registry.make("srtf"), workload, roomy)
     assert log.requests()["num_preemptions"].sum() == 0
 
