@@ -1,5 +1,6 @@
 """Experiments and profiles that come with the program go by name, from any folder."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_shipped_profile_is_found_by_name_anywhere(tmp_path, monkeypatch):
 
 def test_profile_on_disk_is_preferred_to_a_shipped_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / PROFILE).mkdir(parents=True)
+    shutil.copytree(ROOT / PROFILE, tmp_path / PROFILE)
     spec = make_spec({"workload": WORKLOAD, "cost_model": PROFILE})
     assert spec.cost_model.profile == str(tmp_path / PROFILE)
 
