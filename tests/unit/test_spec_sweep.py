@@ -4,6 +4,7 @@ import pytest
 
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.specification.sweep import points
+from schedlab.experiments.sweeps.store import Store
 from schedlab.sim.errors import SpecError
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
@@ -53,10 +54,10 @@ def test_labels_keep_as_much_of_the_key_as_needed(tmp_path):
     assert found[0].label == "trace=a.csv, pad_prompts=true"
 
 
-def test_folders_are_unique_sorted_and_plain_names():
+def test_folders_of_points_are_unique_and_plain_names(tmp_path):
     found = expand({"policy": ["fcfs", "static"], "seed": list(range(8))}, replications=2)
-    folders = [point.folder for point in found]
-    assert folders == sorted(folders)
+    store = Store(tmp_path)
+    folders = [store.job(point.spec, point.label).folder.name for point in found]
     assert len(set(folders)) == 32
     assert all(set(folder) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-=.") for folder in folders)
 
