@@ -16,7 +16,8 @@ from schedlab.sim.errors import SpecError
 SPEC = {"workload": {"trace": "azure-conv", "num_requests": 5, "request_rate": 2.0}}
 # One value beside the default of every limit that specification and engine both name.
 CHANGED = {
-    "max_model_len": 1000, "block_size": 32, "max_num_seqs": 16, "max_num_batched_tokens": 1024,
+    "max_model_len": 1000, "block_size": 32, "max_num_seqs": 16, "max_num_resident": 500,
+    "max_num_batched_tokens": 1024,
     "enable_chunked_prefill": False, "long_prefill_token_threshold": 100, "watermark": 0.1,
     "scheduler_reserve_full_isl": True, "kv_allocator": "contiguous_max",
     "preemption_mode": "swap", "enable_prefix_caching": True, "async_scheduling": True,
