@@ -22,10 +22,10 @@ def grant_or_preempt(
     Returns
     -------
     bool
-        Whether it was granted; False also if the token budget is used up.
+        Whether it was granted; False also if the tokens or the rows of the step are used up.
     """
     while not builder.grant(state):
-        if builder.tokens_left < 1:
+        if builder.tokens_left < 1 or builder.rows_left < 1:
             return False
         victim = victims.pop()
         builder.preempt(victim)

@@ -29,8 +29,9 @@ class SLAI(Policy):
     itself. Use it with ``engine.scheduler_reserve_full_isl: true``, which is how the original
     admits. RAD, the theoretical scheduler of the same paper, is not modelled.
 
-    A decision is O(n log n) in the running batch. Skip-ahead is honest: while all decodes run and
-    nobody could be admitted, deadlines change nothing; any other step promises nothing.
+    A decision is O(n log n) in the running batch. Skip-ahead is honest: while all decodes run, no
+    prompt is under way and nobody could be admitted, deadlines change nothing; any other step
+    promises nothing.
 
     Parameters
     ----------
@@ -138,9 +139,11 @@ class SLAI(Policy):
         if paused and not builder.preempted and len(paused) == len(view.running):
             # Prompts under way block each other for memory; the original reserves them whole.
             builder.preempt(paused[-1])
+        # Which decodes are due changes with time: it changes nothing only while all of them run
+        # and nobody has a prompt to go before them.
         all_run = self.max_decodes - room == len(decodes)
-        could_admit = len(view.waiting) and builder.seats_left
-        return builder.build(max_steps=FOREVER if all_run and not could_admit else 1)
+        may_prefill = view.prefilling or (len(view.waiting) and builder.residents_left)
+        return builder.build(max_steps=FOREVER if all_run and not may_prefill else 1)
 
     def _decode(
         self,
@@ -151,7 +154,7 @@ class SLAI(Policy):
     ) -> int:
         granted = 0
         for state in states:
-            if builder.tokens_left <= floor:
+            if builder.tokens_left <= floor or builder.rows_left < 1:
                 break
             victims = [state, *paused]
             granted += grant_or_preempt(builder, state, victims)

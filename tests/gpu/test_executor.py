@@ -35,8 +35,9 @@ MEMORY = {
     "contiguous": replace(TIGHT, kv_allocator="contiguous_exact"),
     "swap": replace(TIGHT, preemption_mode="swap", swap_space_blocks=20, kv_block_bytes=2048),
 }
-NEVER_PREEMPT = {"tensorrt_llm", "tgi", "scorpio"}
-"""They reserve memory to the end of a request before they admit it, or reject what comes late."""
+NEVER_PREEMPT = {"tensorrt_llm", "tgi", "scorpio", "past_future"}
+"""They reserve memory to the end of a request before they admit it, reject what comes late, or
+take answers for long ones until they have seen many."""
 
 
 def workload(num_requests=14, gap_ns=900):

@@ -68,6 +68,25 @@ def test_slai_orders_new_prompts_by_class_and_length():
     assert served("slai", work, order="paying_first") == [2, 1, 0]
 
 
+def test_slai_where_rows_run_short_pauses_the_rest_and_preempts_nobody():
+    work = [
+        arrival(0, prompt=2, output=3),
+        arrival(1, prompt=2, output=2),
+        arrival(2, prompt=60, output=1),
+    ]
+    got, _ = batches("slai", work, limits(seats=1, max_num_resident=3), **SLAI)
+    assert got == [
+        {0: 2},
+        {1: 2},
+        *4 * [{2: 8}],
+        {0: 1},  # both decodes are due, and there is one row
+        {1: 1},
+        *3 * [{2: 8}],
+        {2: 4},
+        {0: 1},
+    ]
+
+
 def test_slai_starves_long_prompts_except_in_order_of_arrival():
     work = rival_stream({"prompt": 2}, {"prompt": 12})
     assert served("slai", work)[-1] == 1
