@@ -162,10 +162,11 @@ class SimExecutor:
 
     def _next_finish(self, decodes: DecodeBatch) -> int:
         """Return the count of decode steps at which the next member of the batch finishes."""
+        members = decodes.members
         while True:
             step = self._due_steps[0]
             for state in self._due[step]:
-                if state in decodes and self._due_at.get(state.id) == step:
+                if state.id in members and self._due_at.get(state.id) == step:
                     return step
             heappop(self._due_steps)
             for state in self._due.pop(step):
@@ -173,11 +174,12 @@ class SimExecutor:
                     del self._due_at[state.id]
 
     def _due_in(self, decodes: DecodeBatch, step: int) -> list[RequestState]:
+        members = decodes.members
         # A request that left and came back may be listed twice at one step.
         return [
             state
             for state in dict.fromkeys(self._due[step])
-            if state in decodes and self._due_at.get(state.id) == step
+            if state.id in members and self._due_at.get(state.id) == step
         ]
 
     def cut(self, num_steps: int) -> None:

@@ -81,8 +81,8 @@ class Lifecycle:
     step_preempted, step_recomputed_tokens, step_swapped_bytes : int
         What happened since the last step began.
     on_gone : callable, optional
-        Set by who drives the engine: called when a request is answered or rejected. It must not
-        call the engine, which is in the middle of something.
+        Set by who drives the engine: called with the time when a request is answered or rejected.
+        It must not call the engine, which is in the middle of something.
     """
 
     def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
@@ -110,7 +110,7 @@ class Lifecycle:
         self.step_preempted = 0
         self.step_recomputed_tokens = 0
         self.step_swapped_bytes = 0
-        self.on_gone: Callable[[], None] | None = None
+        self.on_gone: Callable[[int], None] | None = None
 
     @property
     def num_in_flight(self) -> int:
@@ -141,6 +141,7 @@ class Lifecycle:
                 output_tokens,
                 f"prompt and output take {total} tokens, max_model_len is "
                 f"{self.config.max_model_len}",
+                now_ns,
             )
             return
         self._executor.add(request, output_tokens)
@@ -234,16 +235,16 @@ class Lifecycle:
             self.free_swap_blocks += self._num_blocks(state)
             state.recomputed_tokens += state._computed  # thrown away, though not by an eviction
         state.status = Status.REJECTED
-        self._turn_away(state, self._executor.output_tokens(state.request), reason)
+        self._turn_away(state, self._executor.output_tokens(state.request), reason, now_ns)
         self._executor.remove(state)
         if self._hooks.on_reject is not None:
             self._hooks.on_reject(state, now_ns)
 
-    def _turn_away(self, state: RequestState, output_tokens: int, reason: str) -> None:
+    def _turn_away(self, state: RequestState, output_tokens: int, reason: str, now_ns: int) -> None:
         self.num_rejected += 1
         self.log.reject(state, output_tokens, reason)
         if self.on_gone is not None:
-            self.on_gone()
+            self.on_gone(now_ns)
 
     def _count_swapped(self, state: RequestState, sign: int) -> None:
         """Count a request's blocks as moved to the host (-1) or back (+1)."""
@@ -396,7 +397,7 @@ class Lifecycle:
         if self._hooks.on_finish is not None:
             self._hooks.on_finish(state, now_ns)
         if self.on_gone is not None:
-            self.on_gone()
+            self.on_gone(now_ns)
 
     def _num_answer_tokens(self, request: Request) -> int:
         """Count the tokens that a request will generate: an oracle, for allocators that reserve."""

@@ -44,7 +44,7 @@ class PlanBuilder:
     def reset(self, now_ns: int) -> None:
         """Open the ledger of a step that would start at `now_ns`."""
         requests, config = self._requests, self._config
-        self._now_ns = now_ns
+        self._start_ns = now_ns
         self.tokens_left = config.max_num_batched_tokens
         self.rows_left = config.max_num_seqs
         self.residents_left = config.most_resident - requests.num_seated
@@ -458,24 +458,32 @@ class PlanBuilder:
             until_ns = _whole(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
         if finished not in _FINISHED:
             _one_of(finished, _FINISHED, "finished")
-        preempted = self.preempted
         # Most plans do little of this, and `()` costs a fraction of the tuple of an empty dict.
-        self.plan = BatchPlan(
-            decodes=None if self._all_decodes else tuple(self._decodes.values()),
-            chunks=tuple(self._chunks.values()) if self._chunks else (),
-            admitted=tuple(self._admitted.values()) if self._admitted else (),
-            preempted=tuple(preempted) if preempted else (),
-            swapped=tuple([s for s in preempted if preempted[s] == "swap"]) if preempted else (),
-            rejected=tuple(self._rejected.items()) if self._rejected else (),
-            padding_tokens=self._padding_tokens,
-            finished=finished,
-            pad_finished=pad_finished,
-            max_steps=max_steps,
-            until_ns=until_ns,
-            start_ns=self._now_ns,
-            list_decodes=self._list_decodes,
+        decodes = None if self._all_decodes else tuple(self._decodes.values())
+        chunks = tuple(self._chunks.values()) if self._chunks else ()
+        admitted = tuple(self._admitted.values()) if self._admitted else ()
+        preempted: tuple[RequestState, ...] = ()
+        swapped: tuple[RequestState, ...] = ()
+        if self.preempted:
+            preempted = tuple(self.preempted)
+            swapped = tuple([s for s, mode in self.preempted.items() if mode == "swap"])
+        rejected = tuple(self._rejected.items()) if self._rejected else ()
+        self.plan = plan = BatchPlan(
+            decodes,
+            chunks,
+            admitted,
+            preempted,
+            swapped,
+            rejected,
+            self._padding_tokens,
+            finished,
+            pad_finished,
+            max_steps,
+            until_ns,
+            self._start_ns,
+            self._list_decodes,
         )
-        return self.plan
+        return plan
 
     def settle(self) -> None:
         """Give back what `admit` set aside beyond the tokens granted in this step."""

@@ -78,31 +78,43 @@ def batch_shape(requests: Lifecycle, plan: BatchPlan, num_decodes: int) -> Batch
         Requests of the decode batch that take part: all of them, or none.
     """
     batch = requests.decodes
-    chunks: list[tuple[int, int]] = []
-    num_tokens = num_decodes
-    rows_sampled = num_decodes
-    for state, n in plan.chunks:
-        chunks.append((n, state.num_computed_tokens))
-        num_tokens += n
-        rows_sampled += state.num_uncomputed_tokens == n
+    decode_context_sum_tokens = decode_context_max_tokens = decode_context_min_tokens = 0
+    if num_decodes:
+        decode_context_sum_tokens = batch.context_sum_tokens
+        decode_context_max_tokens = batch.context_max_tokens
+        decode_context_min_tokens = batch.context_min_tokens
+    num_tokens = rows_sampled = num_decodes
+    chunks: tuple[tuple[int, int], ...] = ()
+    if plan.chunks:
+        chunks = tuple([(n, state.num_computed_tokens) for state, n in plan.chunks])
+        for state, n in plan.chunks:
+            num_tokens += n
+            rows_sampled += state.num_uncomputed_tokens == n
     padding_rows = len(requests.held) if plan.pad_finished and num_decodes else 0
     padding_tokens = plan.padding_tokens + padding_rows
+    padding_context_tokens = requests.held_tokens if padding_rows else 0
+    rows_sampled += padding_rows
     sizes = requests.config.cudagraph_capture_sizes
     if sizes:
         padding_tokens += _graph_padding(sizes, num_tokens + padding_tokens)
+    swapped_bytes = requests.step_swapped_bytes
+    num_running, num_waiting = len(requests.running), len(requests.waiting)
+    gathered_tokens = 0
+    # By position: keywords cost three times as much. A test compares the names with the fields.
     return BatchShape(
-        num_decodes=num_decodes,
-        decode_context_sum_tokens=batch.context_sum_tokens if num_decodes else 0,
-        decode_context_max_tokens=batch.context_max_tokens if num_decodes else 0,
-        decode_context_min_tokens=batch.context_min_tokens if num_decodes else 0,
-        chunks=tuple(chunks),
-        padding_tokens=padding_tokens,
-        padding_rows=padding_rows,
-        padding_context_tokens=requests.held_tokens if padding_rows else 0,
-        rows_sampled=rows_sampled + padding_rows,
-        swapped_bytes=requests.step_swapped_bytes,
-        num_running=len(requests.running),
-        num_waiting=len(requests.waiting),
+        num_decodes,
+        decode_context_sum_tokens,
+        decode_context_max_tokens,
+        chunks,
+        padding_tokens,
+        padding_context_tokens,
+        rows_sampled,
+        swapped_bytes,
+        num_running,
+        num_waiting,
+        decode_context_min_tokens,
+        gathered_tokens,
+        padding_rows,
     )
 
 
@@ -131,27 +143,35 @@ def segment_row(
         KV blocks allocated for decodes of the first step, which the log counts when it ends.
     """
     kv = requests.kv
-    num_decodes = shape.num_decodes
-    row = SegmentRow(
-        start_ns=start_ns,
-        num_steps=len(steps.durations_ns),
-        num_decodes=num_decodes,
-        decode_context_sum_tokens=shape.decode_context_sum_tokens,
-        num_prefills=len(shape.chunks),
-        prefill_tokens=sum([n for n, _ in shape.chunks]) if shape.chunks else 0,
-        prefills_done=shape.rows_sampled - num_decodes - shape.padding_rows,
-        padding_tokens=shape.padding_tokens,
-        num_running=shape.num_running,
-        num_waiting=shape.num_waiting,
-        kv_tokens=requests.resident_tokens - kv.shared_tokens,
-        kv_allocated_blocks=kv.num_blocks - kv.free_blocks - first_step_blocks,
-        kv_reserved_unused_tokens=(
-            0 if kv.grows else kv.fragmentation(requests.resident_tokens)[0]
-        ),
-        num_preempted=requests.step_preempted,
-        recomputed_tokens=requests.step_recomputed_tokens,
-        overhead_ns=steps.overhead_ns,
-        swapped_bytes=requests.step_swapped_bytes,
-    )
+    num_steps = len(steps.durations_ns)
+    num_decodes, chunks = shape.num_decodes, shape.chunks
+    num_prefills = len(chunks)
+    prefill_tokens = 0
+    for n, _ in chunks:
+        prefill_tokens += n
+    prefills_done = shape.rows_sampled - num_decodes - shape.padding_rows
+    resident_tokens = requests.resident_tokens
+    kv_tokens = resident_tokens - kv.shared_tokens
+    kv_allocated_blocks = kv.num_blocks - kv.free_blocks - first_step_blocks
+    kv_reserved_unused_tokens = 0 if kv.grows else kv.fragmentation(resident_tokens)[0]
+    num_preempted, recomputed_tokens = requests.step_preempted, requests.step_recomputed_tokens
     requests.step_preempted = requests.step_recomputed_tokens = requests.step_swapped_bytes = 0
-    return row
+    return SegmentRow(
+        start_ns,
+        num_steps,
+        num_decodes,
+        shape.decode_context_sum_tokens,
+        num_prefills,
+        prefill_tokens,
+        prefills_done,
+        shape.padding_tokens,
+        shape.num_running,
+        shape.num_waiting,
+        kv_tokens,
+        kv_allocated_blocks,
+        kv_reserved_unused_tokens,
+        num_preempted,
+        recomputed_tokens,
+        steps.overhead_ns,
+        shape.swapped_bytes,
+    )

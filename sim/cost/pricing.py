@@ -40,6 +40,7 @@ class Pricing:
         self.overhead = overhead or SchedulingOverhead()
         self._has_overhead = self.overhead != SchedulingOverhead()
         self._has_warned = False
+        self._can_be_outside = type(cost_model).outside is not CostModel.outside
         self.extrapolated_steps = 0
         self.extrapolated_by_feature: dict[str, int] = {}
 
@@ -55,6 +56,8 @@ class Pricing:
 
     def carried_out(self, shape: BatchShape, num_steps: int = 1) -> None:
         """Count `num_steps` successive steps of the same batch; warn of the first outside."""
+        if not self._can_be_outside:
+            return
         outside = self.cost_model.outside(shape, num_steps)
         if not outside:
             return

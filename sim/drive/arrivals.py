@@ -1,183 +1,101 @@
-"""Time and arrivals: SimPy's clock in ns, and the process that sends the workload."""
+"""Who sends requests, and when: at the times of the workload, or when an answer is there."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from heapq import heappop, heappush
 
-import simpy
-from simpy.events import EventPriority
-
-from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.request import Arrival, Request
-
-_LATE = EventPriority(2)
-_OBJECTS_PER_COLLECTION = 50_000
-
-Process = Generator[simpy.Event, object, None]
-
-
-class Turn(simpy.Event):
-    """A timeout that is processed after everything else at its instant.
-
-    An engine plans when its turn comes: then whoever arrives at that very instant has arrived.
-    """
-
-    def __init__(self, clock: Clock, delay_ns: int) -> None:
-        super().__init__(clock)
-        self._ok = True
-        self._value = None
-        clock.schedule(self, _LATE, delay_ns)
-
-
-class Clock(simpy.Environment):
-    """SimPy's clock, in whole nanoseconds."""
-
-    def run(self, until: simpy.Event | float | None = None) -> object:
-        """Let time pass; see `simpy.Environment.run`."""
-        with _collecting_seldom():
-            return super().run(until)
-
-
-@contextmanager
-def _collecting_seldom() -> Iterator[None]:
-    """Let Python look for reference cycles seldom.
-
-    A run makes hardly any, but keeps many objects (a prefix cache most of all), through which
-    every search goes again: with Python's own threshold that is most of the time of such a run.
-    """
-    thresholds = gc.get_threshold()
-    gc.set_threshold(max(thresholds[0], _OBJECTS_PER_COLLECTION), *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
+from schedlab.sim.request import Arrival
 
 
 class Source:
-    """Sends the workload to engines: at its times, or as fast as `max_concurrency` allows.
+    """Sends the workload: at its times, or as fast as `max_concurrency` allows.
+
+    Whoever drives it moves the time, and tells it of every request that is answered or rejected
+    if the loop is closed. In a closed loop the next request takes the place of the one that is
+    gone: it is sent, and its clock started, at that instant, but not before its own time.
 
     Parameters
     ----------
-    clock : Clock
-        What time it is.
-    engines : sequence of Engine
-        Where requests may go.
-    route : callable
-        Says which engine a request goes to.
     arrivals : iterable of Arrival
-        In order of `ready_ns`; read one ahead.
+        In order of `ready_ns`; read one ahead, or one ahead for each place of a closed loop.
+    submit : callable
+        Takes a request, and when it comes.
     max_concurrency : int, optional
-        Closed loop: most requests in flight, on all engines together.
+        Closed loop: most requests in flight.
 
     Attributes
     ----------
-    is_resuming : bool
-        Whether it has been told of a free place and sends at this very instant.
+    next_ns : int
+        When the next request comes; FOREVER if none does unless one is answered.
+
+    Raises
+    ------
+    ValueError
+        When the workload goes back in time.
     """
 
     def __init__(
         self,
-        clock: Clock,
-        engines: Sequence[Engine],
-        route: Callable[[Request], Engine],
         arrivals: Iterable[Arrival],
+        submit: Callable[[Arrival, int], None],
         max_concurrency: int | None,
     ) -> None:
-        self._clock = clock
-        self._engines = engines
-        self._route = route
         self._arrivals: Iterator[Arrival] = iter(arrivals)
-        self._max_concurrency = max_concurrency
-        self._next: Arrival | None = next(self._arrivals, None)
-        self._on_the_way = 0
-        self._freed: simpy.Event | None = None
-        self._sent: simpy.Event | None = None
-        self.is_resuming = False
-        if max_concurrency is not None:
-            for engine in engines:
-                engine.requests.on_gone = self._request_is_gone
+        self._submit = submit
+        self._is_open = max_concurrency is None
+        self._last_ready_ns = 0
+        self._num_read = 0
+        # Sent or about to be, by the time they come: predictions may let one overtake another.
+        self._coming: list[tuple[int, int, Arrival]] = []
+        self.next_ns = FOREVER
+        for _ in range(1 if max_concurrency is None else max_concurrency):
+            if not self._read(0):
+                break
 
-    @property
-    def will_send(self) -> bool:
-        """Whether a request comes even if none in flight is answered."""
-        return self._on_the_way > 0 or (self._next is not None and self._freed is None)
+    def send_until(self, now_ns: int) -> None:
+        """Submit all that come until `now_ns`, in order."""
+        while self.next_ns <= now_ns:
+            at_ns, _, arrival = heappop(self._coming)
+            self.next_ns = self._coming[0][0] if self._coming else FOREVER
+            if self._is_open:
+                self._read(0)
+            self._submit(arrival, at_ns)
 
-    @property
-    def horizon_ns(self) -> int:
-        """When the next request comes; FOREVER if none does unless one is answered."""
-        now_ns = int(self._clock.now)
-        if self._on_the_way:
-            return now_ns
-        if self._next is None or (self._max_concurrency is not None and self._is_full):
-            return FOREVER
-        return max(self._next.ready_ns, now_ns)
+    def request_is_gone(self, now_ns: int) -> None:
+        """Learn that a request was answered or rejected: its place in a closed loop is free."""
+        self._read(now_ns)
 
-    def sent(self) -> simpy.Event:
-        """Return an event that happens when the next request is sent."""
-        self._sent = self._clock.event()
-        return self._sent
+    def _read(self, free_ns: int) -> bool:
+        """Let the next request take a place that is free from `free_ns` on; False if none is left.
 
-    def run(self) -> Process:
-        """Send everything, in order."""
-        clock, limit, last_ns = self._clock, self._max_concurrency, 0
-        while self._next is not None:
-            arrival = self._next
-            if arrival.ready_ns < last_ns:
-                raise ValueError(
-                    f"request {arrival.request.id} is ready at {arrival.ready_ns} ns, before the "
-                    f"one in front of it ({last_ns} ns)"
-                )
-            last_ns = arrival.ready_ns
-            if arrival.ready_ns > clock.now:
-                yield clock.timeout(arrival.ready_ns - clock.now)
-            if limit is not None:
-                while self._is_full:
-                    self._freed = clock.event()
-                    yield self._freed
-                    self.is_resuming = False
-                arrival = _sent_at(arrival, int(clock.now))
-            self._next = next(self._arrivals, None)
-            if arrival.ready_ns > clock.now:
-                self._on_the_way += 1
-                clock.process(self._submit_when_ready(arrival))
-            else:
-                self._submit(arrival)
-
-    @property
-    def _is_full(self) -> bool:
-        limit = self._max_concurrency
-        if limit is None:
+        Raises
+        ------
+        ValueError
+            If it is ready before the one in front of it.
+        """
+        arrival = next(self._arrivals, None)
+        if arrival is None:
             return False
-        in_flight = sum([engine.requests.num_in_flight for engine in self._engines])
-        return in_flight + self._on_the_way >= limit
-
-    def _request_is_gone(self) -> None:
-        if self._freed is not None and not self._is_full:
-            freed, self._freed = self._freed, None
-            freed.succeed()
-            self.is_resuming = True
-
-    def _submit_when_ready(self, arrival: Arrival) -> Process:
-        yield self._clock.timeout(arrival.ready_ns - self._clock.now)
-        self._on_the_way -= 1
-        self._submit(arrival)
-
-    def _submit(self, arrival: Arrival) -> None:
-        self._route(arrival.request).submit(arrival, int(self._clock.now))
-        if self._sent is not None:
-            sent, self._sent = self._sent, None
-            sent.succeed()
+        if arrival.ready_ns < self._last_ready_ns:
+            raise ValueError(
+                f"request {arrival.request.id} is ready at {arrival.ready_ns} ns, before the "
+                f"one in front of it ({self._last_ready_ns} ns)"
+            )
+        self._last_ready_ns = arrival.ready_ns
+        if arrival.ready_ns < free_ns:
+            arrival = _sent_at(arrival, free_ns)
+        self._num_read += 1
+        heappush(self._coming, (arrival.ready_ns, self._num_read, arrival))
+        self.next_ns = self._coming[0][0]
+        return True
 
 
 def _sent_at(arrival: Arrival, now_ns: int) -> Arrival:
     """Start the clock of a request that a closed loop sends later than its own time."""
     request = arrival.request
-    if arrival.ready_ns >= now_ns:
-        return arrival
     prediction_ns = arrival.ready_ns - request.arrival_ns
     return arrival._replace(
         request=replace(request, arrival_ns=now_ns), ready_ns=now_ns + prediction_ns

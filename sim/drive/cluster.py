@@ -5,19 +5,25 @@ Engines run on their own, or every step together (in lockstep), as those must th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import simpy
+from simpy.events import EventPriority
 
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
-from schedlab.sim.drive.arrivals import Clock, Process, Source, Turn
+from schedlab.sim.drive.arrivals import Source
+from schedlab.sim.drive.collector import collector_off
 from schedlab.sim.drive.router import Router
 from schedlab.sim.record.cluster_log import ClusterLog
-from schedlab.sim.request import Arrival, Request
+from schedlab.sim.request import Arrival
+
+_LATE = EventPriority(2)
+
+Process = Generator[simpy.Event, object, None]
 
 
 def simulate_cluster(
@@ -62,33 +68,76 @@ def simulate_cluster(
     that its plan holds for, and those not yet started are cut off when a request is routed to it
     (`Engine.cut`); the result is that of stepping one by one.
     """
-    clock = Clock()
+    clock = simpy.Environment()
     views = [engine.view for engine in engines]
     barrier = None if lockstep is None else _Barrier(clock, len(engines), lockstep)
     servers = [_Server(clock, engine, barrier) for engine in engines]
 
-    def route(request: Request) -> Engine:
-        server = servers[router.route(request, views)]
+    def submit(arrival: Arrival, now_ns: int) -> None:
+        server = servers[router.route(arrival.request, views)]
         server.is_sent_a_request()
-        return server.engine
+        server.engine.submit(arrival, now_ns)
 
-    source = Source(clock, engines, route, arrivals, max_concurrency)
+    source = Source(arrivals, submit, max_concurrency)
+    clients = _Clients(clock, source)
+    if max_concurrency is not None:
+        for engine in engines:
+            engine.requests.on_gone = clients.request_is_gone
     for server in servers:
         clock.process(server.run())
-    sending = clock.process(source.run())
-    # Ends when nothing is left to happen; a wrong order of arrivals comes out of the process.
-    clock.run()
+    clock.process(clients.run())
+    with collector_off():
+        clock.run()  # until nothing is left to happen
     for engine in engines:
         if engine.requests.num_in_flight:
             raise stalled(engine, "the policy waits and nothing is left to happen")
-    assert sending.processed
     return ClusterLog([engine.log for engine in engines])
+
+
+class _Turn(simpy.Event):
+    """A timeout that is processed after everything else at its instant.
+
+    An engine plans when its turn comes: then whoever arrives at that very instant has arrived.
+    """
+
+    def __init__(self, clock: simpy.Environment, delay_ns: int) -> None:
+        super().__init__(clock)
+        self._ok = True
+        self._value = None
+        clock.schedule(self, _LATE, delay_ns)
+
+
+class _Clients:
+    """The process that sends the workload."""
+
+    def __init__(self, clock: simpy.Environment, source: Source) -> None:
+        self._clock = clock
+        self._source = source
+        self._answer: simpy.Event | None = None
+
+    def request_is_gone(self, now_ns: int) -> None:
+        """Learn of an answer, or of a refusal: a client of a closed loop may send."""
+        self._source.request_is_gone(now_ns)
+        if self._answer is not None:
+            answer, self._answer = self._answer, None
+            answer.succeed()
+
+    def run(self) -> Process:
+        """Send everything, in order."""
+        clock, source = self._clock, self._source
+        while True:
+            answer = self._answer = clock.event()
+            if source.next_ns < FOREVER:
+                yield clock.timeout(source.next_ns - int(clock.now)) | answer
+            else:
+                yield answer
+            source.send_until(int(clock.now))
 
 
 class _Server:
     """The process of one engine."""
 
-    def __init__(self, clock: Clock, engine: Engine, barrier: _Barrier | None) -> None:
+    def __init__(self, clock: simpy.Environment, engine: Engine, barrier: _Barrier | None) -> None:
         self.engine = engine
         self._clock = clock
         self._barrier = barrier
@@ -108,7 +157,7 @@ class _Server:
         while True:
             # Whoever arrives at this very instant, or is sent because of an answer given now, has
             # arrived when the next step is planned.
-            yield Turn(self._clock, 0)
+            yield _Turn(self._clock, 0)
             yield from serve_once()
 
     def _serve(self) -> Process:
@@ -119,16 +168,16 @@ class _Server:
             request = self._request = clock.event()
             wait_until_ns = engine.wait_until_ns
             if wait_until_ns < FOREVER:
-                yield Turn(clock, wait_until_ns - int(clock.now)) | request
+                yield _Turn(clock, wait_until_ns - int(clock.now)) | request
             else:
                 yield request
             return
-        end = Turn(clock, segment.end_ns - int(clock.now))
+        end = _Turn(clock, segment.end_ns - int(clock.now))
         while not end.processed:
             request = self._request = clock.event()
             yield end | request
             if request.triggered:
-                end = Turn(clock, engine.cut(int(clock.now)) - int(clock.now))
+                end = _Turn(clock, engine.cut(int(clock.now)) - int(clock.now))
         self._request = None
         engine.commit()
 
@@ -145,7 +194,7 @@ class _Server:
 class _Barrier:
     """Where engines meet that run every step together."""
 
-    def __init__(self, clock: Clock, num_engines: int, pricing: Pricing) -> None:
+    def __init__(self, clock: simpy.Environment, num_engines: int, pricing: Pricing) -> None:
         self._clock = clock
         self._num_engines = num_engines
         self._pricing = pricing
@@ -193,11 +242,11 @@ class _Barrier:
             duration_ns = self._joint_ns(active)
             for segment in active:
                 segment.steps = segment.steps._replace(durations_ns=[duration_ns])
-            yield Turn(clock, duration_ns)
+            yield _Turn(clock, duration_ns)
         elif not self._request_came:
             idle = self._idle = clock.event()
             if wait_until_ns < FOREVER:
-                yield Turn(clock, wait_until_ns - int(clock.now)) | idle
+                yield _Turn(clock, wait_until_ns - int(clock.now)) | idle
             else:
                 yield idle
             self._idle = None

@@ -1,4 +1,4 @@
-"""The driver of one engine: arrivals and the engine as SimPy processes on one clock, in ns."""
+"""The driver of one engine: arrivals and segments in turn, on a clock in whole nanoseconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.drive.arrivals import Clock, Process, Source, Turn
+from schedlab.sim.drive.arrivals import Source
+from schedlab.sim.drive.collector import collector_off
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival
 
@@ -46,35 +47,40 @@ def simulate(
         If requests wait and nothing can ever happen.
     ValueError
         If `arrivals` go back in time.
+
+    Notes
+    -----
+    One engine needs no event queue: what happens next is the end of its segment, or the next
+    arrival. Several engines are processes of SimPy (`cluster.py`).
     """
-    clock = Clock()
-    source = Source(clock, [engine], lambda request: engine, arrivals, max_concurrency)
-
-    def serve() -> Process:
-        now_ns = 0
-        while True:
-            segment = engine.begin(now_ns, source.horizon_ns)
-            if segment is not None:
-                yield Turn(clock, segment.end_ns - now_ns)
-                engine.commit()
-                if source.is_resuming:
-                    yield Turn(clock, 0)
-                now_ns = engine.now_ns
-                continue
-            if engine.wait_until_ns < FOREVER:
-                yield Turn(clock, engine.wait_until_ns - now_ns) | source.sent()
-            elif source.will_send:
-                yield source.sent()
-            elif engine.requests.num_in_flight:
-                raise stalled(engine, "the policy waits and nothing is left to happen")
-            else:
-                return
-            awake_ns = now_ns = int(clock.now)
-            if sleep_until is not None:
-                awake_ns = max(sleep_until(now_ns), now_ns)
-            yield Turn(clock, awake_ns - now_ns)
-            now_ns = awake_ns
-
-    sending = clock.process(source.run())
-    clock.run(clock.process(serve()) & sending)
+    source = Source(arrivals, engine.submit, max_concurrency)
+    if max_concurrency is not None:
+        engine.requests.on_gone = source.request_is_gone
+    with collector_off():
+        _serve(engine, source, sleep_until)
     return engine.log
+
+
+def _serve(engine: Engine, source: Source, sleep_until: Callable[[int], int] | None) -> None:
+    now_ns = 0
+    while True:
+        # Whoever comes at this very instant, or is sent because of an answer given now, has
+        # come when the next step is planned.
+        if source.next_ns <= now_ns:
+            source.send_until(now_ns)
+        segment = engine.begin(now_ns, source.next_ns)
+        if segment is not None:
+            now_ns = segment.end_ns
+            if source.next_ns <= now_ns:
+                source.send_until(now_ns)
+            engine.commit()
+            continue
+        now_ns = min(engine.wait_until_ns, source.next_ns)
+        if now_ns < FOREVER:
+            if sleep_until is not None:
+                source.send_until(now_ns)
+                now_ns = max(sleep_until(now_ns), now_ns)
+        elif engine.requests.num_in_flight:
+            raise stalled(engine, "the policy waits and nothing is left to happen")
+        else:
+            return

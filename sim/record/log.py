@@ -82,25 +82,25 @@ class RunLog:
         self, state: RequestState, output_tokens: int, finish_ns: int, status: int
     ) -> None:
         """Record a request that left the engine."""
-        r = state.request
+        r, generated_tokens = state.request, state.num_output_tokens
         self._requests.extend(
             _RequestRow(
-                id=r.id,
-                arrival_ns=r.arrival_ns,
-                prompt_tokens=r.prompt_tokens,
-                output_tokens=output_tokens,
-                generated_tokens=state.num_output_tokens,
-                first_scheduled_ns=state.first_scheduled_ns,
-                first_token_ns=state.first_token_ns,
-                last_token_ns=state.last_token_ns,
-                finish_ns=finish_ns,
-                num_preemptions=state.num_preemptions,
-                recomputed_tokens=state.recomputed_tokens,
-                priority=r.priority,
-                status=status,
-                queued_ns=state.queued_ns,
-                cached_tokens=state.cached_tokens,
-                prefix_hit_tokens=state.prefix_hit_tokens,
+                r.id,
+                r.arrival_ns,
+                r.prompt_tokens,
+                output_tokens,
+                generated_tokens,
+                state.first_scheduled_ns,
+                state.first_token_ns,
+                state.last_token_ns,
+                finish_ns,
+                state.num_preemptions,
+                state.recomputed_tokens,
+                r.priority,
+                status,
+                state.queued_ns,
+                state.cached_tokens,
+                state.prefix_hit_tokens,
             )
         )
         slo = r.slo
