@@ -108,6 +108,7 @@ class Scorpio(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Give up who is late; plan decodes with a credit, and prompts within the guards."""
+        self._forget_evicted()
         in_time = self._reject_late(view, builder)
         if self.prefill_first:
             self._prefill(view, builder, in_time)
@@ -124,6 +125,14 @@ class Scorpio(Policy):
         at_rest = not (paused or prefilling or len(view.waiting) or builder.preempted)
         same_pace = all(self._pace(s) == 1.0 for s in decodes)
         return builder.build(max_steps=FOREVER if at_rest and same_pace else 1)
+
+    def _forget_evicted(self) -> None:
+        """Drop who was preempted in a plan that computed nothing: no step told of it."""
+        evicted = [s for s in self._credits if s.status is not Status.RUNNING]
+        if evicted:
+            for state in evicted:
+                del self._credits[state]
+            self._tightest_s = min(map(self._target_s, self._credits), default=math.inf)
 
     def _reject_late(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
         """Give up who cannot have a first token in time, and return the others who wait."""

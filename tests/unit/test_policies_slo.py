@@ -230,6 +230,20 @@ def test_scorpio_with_nobody_running_admits_whatever_it_takes():
     assert got == [{0: 10}]
 
 
+@pytest.mark.parametrize(("num_blocks", "prompt"), [(3, 4), (4, 2), (5, 6)])
+def test_scorpio_goes_on_when_only_the_tightest_may_run_and_it_finds_no_memory(num_blocks, prompt):
+    # The pace was that of request 1 until the next step; but nobody else had a credit to make one.
+    work = [
+        arrival(0, 0, 2, 8, slo=Slo(tpot_ms=0.004)),
+        arrival(1, 100, prompt, 8, slo=Slo(tpot_ms=0.0015)),
+    ]
+    knobs = {**AT_ONCE, "tbt_s": 1.0, "safety": 0.1}
+    _, log = batches("scorpio", work, limits(num_blocks=num_blocks), **knobs)
+    assert log.requests()["generated_tokens"].tolist() == [8, 8]
+    assert log.requests()["num_preemptions"].sum() > 0
+    laws.check_never_idle(log)
+
+
 def test_scorpio_orders_by_deadline():
     targets = (0.09, 0.07, 0.08)
     work = [arrival(i, prompt=10, slo=Slo(t, 1)) for i, t in enumerate(targets)]
