@@ -6,6 +6,8 @@ same on every platform with IEEE doubles, so the comparison has no tolerance.
 
 import pytest
 
+from tests import laws
+from tests.golden import small_runs
 from tests.golden.cases import cases, expected, result_of
 
 
@@ -20,3 +22,24 @@ def test_kept_results_are_those_of_the_matrix_and_say_something():
     assert all(case["completed"] > 0 for case in kept.values())
     assert kept["fcfs tight"]["num_preemptions"] > 0
     assert kept["static chat"]["padding_share"] > 0
+
+
+@pytest.mark.parametrize("case", small_runs.CASES)
+def test_small_runs_of_a_policy_are_the_kept_ones(case):
+    assert case in small_runs.kept(), "a new policy or variant: `make golden` keeps its results"
+    digests = {limits: small_runs.digest(case, limits) for limits in small_runs.LIMITS}
+    assert digests == small_runs.kept()[case]
+
+
+def test_small_runs_are_of_every_case_and_meet_what_is_rare():
+    assert set(small_runs.kept()) == set(small_runs.CASES)
+    logs = {
+        limits: laws.run(small_runs.make("fcfs"), small_runs.workload(limits), config)
+        for limits, config in small_runs.LIMITS.items()
+    }
+    for limits in ("tight", "swap", "switches"):
+        assert logs[limits].requests()["num_preemptions"].sum() > 2, limits
+    assert logs["switches"].requests()["prefix_hit_tokens"].sum() > 0
+    assert logs["swap"].requests()["recomputed_tokens"].sum() == 0
+    for log in logs.values():
+        assert log.steps()["num_waiting"].max() > 2

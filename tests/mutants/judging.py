@@ -120,7 +120,7 @@ def every_mutant(subjects: list[str]) -> list[Mutant]:
 
 
 def tests_for(module: str) -> list[str]:
-    """Return the test files to ask of a module: those that name it, then the unit layer, golden."""
+    """Return the test files to ask of a module: those that name it, golden, then the unit layer."""
     subject = module.rpartition(".")[2]
     own, others = [], []
     for path in sorted((ROOT / "tests").glob("[upt]*/**/test_*.py")):
@@ -131,7 +131,7 @@ def tests_for(module: str) -> list[str]:
             own.append((subject not in path.stem, "property" in name, len(text), name))
         elif path.parent.name == "unit" and not _OTHERS.search(text):
             others.append(name)
-    return [name for *_, name in sorted(own)] + others + ["tests/golden"]
+    return [name for *_, name in sorted(own)] + ["tests/golden"] + others
 
 
 def judge(mutant: Mutant | None, limit_s: float) -> Fate:
