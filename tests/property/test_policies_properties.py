@@ -67,7 +67,8 @@ def test_slo_policies_with_targets_obey_the_laws_by_any_route(workload, config, 
         a._replace(request=replace(a.request, slo=targets.choice(some), application="x"))
         for a in workload
     ]
-    knobs = {"qoserve": {"min_chunk_size": 2, "alpha_ms_per_token": 1e-4}}.get(name, {})
+    fine = {"chunk_sizes": [2, 9, 40], "scarce_tokens": 0, "batch_tbt_s": 4e-6}
+    knobs = {"qoserve": {"alpha_ms_per_token": 1e-4, **fine}}.get(name, {})
     log = laws.run(registry.make(name, **knobs), workload, config)
     laws.check(log, workload, config)
     for other in (laws.slow(config), replace(config, check_horizon=True)):

@@ -110,30 +110,97 @@ def test_slai_without_memory_evicts_a_prompt_under_way_for_a_critical_decode():
     assert log.requests()["num_preemptions"].tolist() == [0, 1]
 
 
+FINE = {"chunk_sizes": range(1, 17), "safety": 1.0, "scarce_tokens": 0}
+"""Any number of tokens up to the budget, and no margin."""
+
+
 def test_qoserve_makes_chunks_as_large_as_the_next_deadline_allows():
-    # Request 0 is due 1000 ns after arrival and every 1120 ns from then on.
+    # Request 0 is due 1000 ns after arrival and every 1120 ns from the first token on.
     work = [
         arrival(0, 0, prompt=4, output=3, slo=Slo(ttft_ms=0.001, tpot_ms=0.00112)),
         arrival(1, 500, prompt=60, output=1),
     ]
-    got, log = batches("qoserve", work, limits(), min_chunk_size=1)
+    got, log = batches("qoserve", work, limits(), **FINE)
     assert got == [
         {0: 4},  # late whatever one does; ends at 1040
-        {0: 1, 1: 6},  # due at 2120: 1000 + 10 * 7 + 4 <= 1080 < 1000 + 10 * 8 + 4
-        {0: 1, 1: 11},  # at 2114, due at 3240: 1000 + 10 * 12 + 5 <= 1126
+        {0: 1, 1: 10},  # due at 2160: 1000 + 10 * 11 + 4 <= 1120 < 1000 + 10 * 12 + 4
+        {0: 1, 1: 11},  # at 2154, due at 3280: 1000 + 10 * 12 + 5 <= 1126
         *2 * [{1: 16}],  # nobody decodes: the engine's budget
-        {1: 11},
+        {1: 7},
     ]
-    assert log.steps()["end_ns"][:3].tolist() == [1040, 2114, 3239]
+    assert log.steps()["end_ns"][:3].tolist() == [1040, 2154, 3279]
 
 
-def test_qoserve_never_takes_less_than_the_smallest_chunk():
+def test_qoserve_predicts_steps_with_a_margin_and_of_few_sizes():
+    # At 1040 there are 1560 ns: 1.4 times 1000 + 10 * 11 + 4 fits, not 1000 + 10 * 12 + 4.
     work = [
-        arrival(0, 0, prompt=4, output=3, slo=Slo(ttft_ms=0.001, tpot_ms=0.0001)),
-        arrival(1, 500, prompt=8, output=1),
+        arrival(0, 0, prompt=4, output=2, slo=Slo(ttft_ms=0.001, tpot_ms=0.00156)),
+        arrival(1, 500, prompt=60, output=1),
     ]
-    got, _ = batches("qoserve", work, limits(), min_chunk_size=3)
-    assert got == [{0: 4}, {0: 1, 1: 3}, {0: 1, 1: 3}, {1: 2}]
+    got, _ = batches("qoserve", work, limits(), **{**FINE, "safety": 1.4})
+    assert got[1] == {0: 1, 1: 10}
+    got, _ = batches("qoserve", work, limits(), **{**FINE, "chunk_sizes": [4, 8, 12]})
+    assert got[1] == {0: 1, 1: 11}
+    knobs = {**FINE, "safety": 1.4, "chunk_sizes": [4, 8, 12]}
+    got, _ = batches("qoserve", work, limits(), **knobs)
+    assert got[1] == {0: 1, 1: 7}
+
+
+def test_qoserve_with_late_decodes_takes_the_smallest_step_if_it_has_room_for_prompts():
+    late = Slo(ttft_ms=0.001, tpot_ms=0.0001)
+    work = [
+        arrival(0, 0, prompt=4, output=3, slo=late),
+        arrival(1, 500, prompt=6, output=1),
+    ]
+    got, _ = batches("qoserve", work, limits(), **{**FINE, "chunk_sizes": [4, 16]})
+    assert got == [{0: 4}, {0: 1, 1: 3}, {0: 1, 1: 3}]
+    got, _ = batches("qoserve", work, limits(), **{**FINE, "chunk_sizes": [1, 16]})
+    assert got == [{0: 4}, {0: 1}, {0: 1}, {1: 6}]
+
+
+def test_qoserve_with_scarce_memory_takes_smaller_steps():
+    # 100 blocks of 4 tokens: less than 396 are free as soon as request 0 has two of them.
+    work = [
+        arrival(0, 0, prompt=5, output=2, slo=Slo(ttft_ms=1, tpot_ms=1)),
+        arrival(1, 500, prompt=12, output=1),
+    ]
+    knobs = {**FINE, "chunk_sizes": [4, 16], "scarce_chunk_sizes": [3, 6]}
+    got, _ = batches("qoserve", work, limits(), **{**knobs, "scarce_tokens": 392})
+    assert got[1] == {0: 1, 1: 12}
+    got, _ = batches("qoserve", work, limits(), **{**knobs, "scarce_tokens": 393})
+    assert got[1] == {0: 1, 1: 5}
+
+
+def test_qoserve_paces_answers_that_are_due_at_their_end():
+    # Application a is known for answers of 9 tokens: at 1120 ns each, the first is due at once.
+    work = [
+        arrival(0, 0, output=9, application="a"),
+        arrival(1, 30_000, prompt=4, output=9, application="a", slo=Slo(e2el_ms=0.01008)),
+        arrival(2, 30_500, prompt=60, output=1),
+    ]
+    got, log = batches("qoserve", work, limits(), **FINE, batch_tbt_s=1.12e-6)
+    late = got.index({1: 4})
+    assert log.steps()["end_ns"][late] == 31_040
+    assert got[late + 1] == {1: 1, 2: 10}  # due at 32,160, as above
+
+
+def test_qoserve_does_not_relegate_whom_it_began_in_time():
+    # At 0 a prompt of 60 alone would be done at 1600; in steps of 16 tokens it takes till 5000.
+    work = [
+        arrival(0, 0, prompt=60, output=1, slo=Slo(ttft_ms=0.002)),
+        arrival(1, 100, prompt=4, output=1, slo=Slo(ttft_ms=10.0)),
+    ]
+    got, _ = batches("qoserve", work, limits(), **FINE, alpha_ms_per_token=0.0)
+    assert got == [*3 * [{0: 16}], {0: 12, 1: 4}]
+
+
+def test_qoserve_keeps_behind_all_others_whom_it_began_late():
+    work = [
+        arrival(0, 0, prompt=20, output=1, slo=Slo(ttft_ms=0.0001)),
+        arrival(1, 100, prompt=20, output=1, slo=Slo(ttft_ms=10.0)),
+    ]
+    got, _ = batches("qoserve", work, limits(), **FINE)
+    assert got == [{0: 16}, {1: 16}, {0: 4, 1: 4}]
 
 
 def test_qoserve_relegates_who_cannot_be_in_time():
@@ -154,16 +221,17 @@ def test_qoserve_weighs_deadlines_against_work():
     assert served("qoserve", work, alpha_ms_per_token=1.0) == [1, 0]  # 5 + 12 > 6 + 4
 
 
-def test_qoserve_counts_expected_answers_of_requests_that_are_due_at_their_end():
-    # Application b is known for answers of 9 tokens when requests 2 and 3 come.
+def test_qoserve_takes_expected_answers_off_the_deadlines_of_their_ends():
+    # Application b is known for answers of 9 tokens when requests 2 and 3 come: due at 41 ms.
     due = {"slo": Slo(e2el_ms=50.0)}
     work = [
         arrival(0, 0, output=1, application="a"),
         arrival(1, 0, output=9, application="b"),
-        arrival(2, 30_000, application="b", **due),
-        arrival(3, 30_000, application="a", prompt=2, **due),
+        arrival(2, 30_000, application="a", **due),
+        arrival(3, 30_000, application="b", prompt=8, **due),
     ]
-    assert served("qoserve", work, alpha_ms_per_token=1.0)[2:] == [3, 2]
+    assert served("qoserve", work, alpha_ms_per_token=1.0, batch_tbt_s=1e-3)[2:] == [3, 2]
+    assert served("qoserve", work, alpha_ms_per_token=1.0, batch_tbt_s=1e-6)[2:] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +245,12 @@ def test_qoserve_counts_expected_answers_of_requests_that_are_due_at_their_end()
         ("qoserve", {"ttft_s": 0.0}, "ttft_s"),
         ("qoserve", {"tbt_s": float("inf")}, "tbt_s"),
         ("qoserve", {"alpha_ms_per_token": -1.0}, "alpha_ms_per_token"),
-        ("qoserve", {"min_chunk_size": 0}, "min_chunk_size"),
+        ("qoserve", {"batch_tbt_s": 0.0}, "batch_tbt_s"),
+        ("qoserve", {"safety": float("nan")}, "safety"),
+        ("qoserve", {"chunk_sizes": [256, 128]}, "chunk_sizes"),
+        ("qoserve", {"chunk_sizes": []}, "chunk_sizes"),
+        ("qoserve", {"scarce_chunk_sizes": [0.5]}, "scarce_chunk_sizes"),
+        ("qoserve", {"scarce_tokens": -1}, "scarce_tokens"),
     ],
 )
 def test_slo_policy_with_an_impossible_knob_is_refused(name, knobs, message):
