@@ -232,6 +232,7 @@ _TABLE = {shape.name: shape for shape in (
     _llama("llama-2-7b",     32,  4096,  32,  32, 11008,  32000,   4096, "Llama-2-7b-hf"),
     _llama("llama-2-13b",    40,  5120,  40,  40, 13824,  32000,   4096, "Llama-2-13b-hf"),
     _llama("llama-2-70b",    80,  8192,  64,   8, 28672,  32000,   4096, "Llama-2-70b-hf"),
+    _llama("codellama-34b",  48,  8192,  64,   8, 22016,  32000,  16384, "CodeLlama-34b-hf"),
     _llama("llama-3-8b",     32,  4096,  32,   8, 14336, 128256,   8192, "Meta-Llama-3-8B"),
     _llama("llama-3-70b",    80,  8192,  64,   8, 28672, 128256,   8192, "Meta-Llama-3-70B"),
     _llama("llama-3.1-8b",   32,  4096,  32,   8, 14336, 128256, 131072, "Llama-3.1-8B"),

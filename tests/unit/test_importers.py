@@ -2,12 +2,17 @@ import csv
 import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import yaml
 
 from schedlab.sim.cost.importers import aiconfigurator
-from schedlab.sim.cost.importers.aiconfigurator import import_aiconfigurator, step_grid
+from schedlab.sim.cost.importers.aiconfigurator import (
+    NarrowAttention,
+    import_aiconfigurator,
+    step_grid,
+)
 from schedlab.sim.cost.importers.llmservingsim import Options, import_bundle, read_link
 from schedlab.sim.cost.importers.splitwise import import_splitwise
 from schedlab.sim.cost.importers.vidur import import_vidur
@@ -496,14 +501,21 @@ def test_aiconfigurator_without_its_package_says_how_to_get_it(monkeypatch):
 @pytest.fixture
 def compiled(monkeypatch):
     """Put a stand-in in place of the package, and return what it was asked to compile."""
-    asked = []
+
+    class Asked(list):
+        unknown = ""
+
+    asked = Asked()
 
     class Handle(LinearSteps):
         @classmethod
         def compile(cls, model_path, system, backend, **sizes):
-            if model_path == "nobody/nothing":
+            if model_path in ("nobody/nothing", asked.unknown):
                 raise ValueError("no such model")
-            asked.append((model_path, sizes))
+            config = Path(model_path) / "config.json"
+            asked.append(
+                (model_path, sizes, json.loads(config.read_text()) if config.is_file() else None)
+            )
             return cls()
 
     engine = types.ModuleType("aiconfigurator_core.sdk.engine")
@@ -518,7 +530,7 @@ def compiled(monkeypatch):
 @pytest.mark.parametrize(("spread", "widths"), [(False, (2, 1)), (True, (1, 2))])
 def test_aiconfigurator_is_told_how_experts_are_split_over_devices(compiled, spread, widths):
     imported = import_aiconfigurator("Qwen/Qwen3-30B-A3B", "h100", 2, expert_parallel=spread)
-    ((_, sizes),) = compiled
+    ((_, sizes, _),) = compiled
     assert (sizes["tp_size"], sizes["moe_tp_size"], sizes["moe_ep_size"]) == (2, *widths)
     assert imported.meta["expert_parallel"] is spread
 
@@ -537,6 +549,36 @@ def test_aiconfigurator_takes_a_folder_with_a_config_as_the_model(compiled, tmp_
 def test_aiconfigurator_that_does_not_know_a_model_says_that_a_folder_will_do(compiled):
     with pytest.raises(SpecError, match=r"no such model.*folder with its config\.json"):
         import_aiconfigurator("nobody/nothing", "h100")
+
+
+def test_aiconfigurator_prices_many_kv_heads_as_more_requests_with_fewer():
+    cost = TableCostModel(step_grid(LinearSteps(), NarrowAttention(LinearSteps(), 4)), {})
+
+    def ms(n, context, chunks=()):
+        shape = BatchShape(n, n * context, context, chunks, decode_context_min_tokens=context)
+        return cost.step_ns(shape)[0] / 1e6
+
+    assert ms(5, 700) == pytest.approx(5 + 5 + 4 * 3.5)
+    assert ms(5, 700, ((300, 2000),)) == pytest.approx(10 + 300 + 2 + 5 + 4 * 3.5)
+
+
+def test_aiconfigurator_asks_for_narrow_attention_only_beyond_the_measured_heads(compiled):
+    import_aiconfigurator("meta-llama/Llama-3.1-8B", "h100")
+    import_aiconfigurator("meta-llama/Llama-2-7b-hf", "h100", 4)
+    assert len(compiled) == 2
+    imported = import_aiconfigurator("meta-llama/Llama-2-7b-hf", "h100", 2)
+    config = compiled[-1][2]
+    assert len(compiled) == 4
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (8, 8)
+    assert (config["head_dim"], config["num_hidden_layers"]) == (128, 32)
+    assert any("16 KV heads" in line and "2 times" in line for line in imported.assumptions)
+
+
+def test_aiconfigurator_is_given_the_configuration_of_a_model_known_only_here(compiled):
+    compiled.unknown = "meta-llama/Llama-3.1-8B"
+    imported = import_aiconfigurator(compiled.unknown, "h100")
+    assert imported.meta["model"] == "llama-3.1-8b"
+    assert compiled[-1][2]["intermediate_size"] == 14336
 
 
 def test_aiconfigurator_of_a_dense_model_has_no_experts_to_spread(compiled):

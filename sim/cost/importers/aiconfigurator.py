@@ -7,15 +7,19 @@ asked for a grid of them.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Protocol
 
 from schedlab.sim.cost.importers.imported import Imported
 from schedlab.sim.cost.table_profile import TableProfile
 from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.files import write_text
 from schedlab.sim.hardware.gpus import canonical_gpu
 from schedlab.sim.hardware.models import ModelShape, canonical_model, model_names
 from schedlab.sim.hardware.models import model as find_model
@@ -31,6 +35,8 @@ _CHUNKS = tuple(1 << i for i in range(4, 14))
 _PREFIXES = (0, 1024, 4096, 16384)
 _BATCHES = tuple(1 << i for i in range(9))
 _CONTEXTS = (16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_MOST_KV_HEADS = 8
+"""Of decode attention the package's tables have no more KV heads on a device."""
 
 
 class StepPrices(Protocol):
@@ -46,6 +52,23 @@ class StepPrices(Protocol):
         self, ctx_tokens: int, gen_tokens: int, isl: int, osl: int
     ) -> tuple[float, float, float, float]:
         """Price a step of both kinds: total, all but attention, prefill and decode attention."""
+
+
+class NarrowAttention(NamedTuple):
+    """Decode attention of a model with many KV heads, as that of more requests with fewer heads.
+
+    A decode kernel deals with every (request, KV head) on its own, so N requests of 32 heads are
+    4 N requests of 8: the same bytes in as many pieces.
+    """
+
+    engine: StepPrices
+    """Prices a model that differs from the one in question in the number of heads only."""
+    requests: int
+    """So many of its requests are one of the model's."""
+
+    def ms(self, num_requests: int, context: int) -> float:
+        """Return the attention of a step that decodes so many requests."""
+        return _attention_ms(self.engine, num_requests * self.requests, context)
 
 
 def import_aiconfigurator(
@@ -89,10 +112,25 @@ def import_aiconfigurator(
     experts = "moe_ep_size" if expert_parallel else "moe_tp_size"
     sizes = {"tp_size": tensor_parallel_size, "moe_tp_size": 1, "moe_ep_size": 1}
     sizes[experts] = tensor_parallel_size
-    engine = _open(model, SYSTEMS[name], backend, backend_version, sizes)
+    system, opened = SYSTEMS[name], (backend, backend_version)
+    try:
+        engine = _open(model, system, *opened, sizes)
+    except SpecError:
+        # The package finds configurations of few models; ours says the same.
+        if shape is None or shape.mlp != "gated" or Path(model).is_dir():
+            raise
+        engine = _open_config(_config(shape), system, *opened, sizes)
+    narrow = None
+    heads = 0 if shape is None else shape.num_kv_heads // tensor_parallel_size
+    if shape is not None and heads > _MOST_KV_HEADS and heads % _MOST_KV_HEADS == 0:
+        one = {"tp_size": 1, "moe_tp_size": 1, "moe_ep_size": 1}
+        config = _config(_narrowed(shape))
+        narrow = NarrowAttention(
+            _open_config(config, system, *opened, one), heads // _MOST_KV_HEADS
+        )
     version = metadata.version("aiconfigurator-core")
     return Imported(
-        profile=step_grid(engine),
+        profile=step_grid(engine, narrow),
         meta={
             "model": canonical_model(model) if shape is None else shape.name,
             "hardware": name,
@@ -107,26 +145,40 @@ def import_aiconfigurator(
             "a step of both kinds is its prefill, plus what its decodes add to the linear layers "
             "and their attention",
             "formats are what the package infers from the model; bf16 is assumed of its weights",
+            *_narrow_assumption(narrow, heads),
         ),
     )
 
 
-def step_grid(engine: StepPrices) -> TableProfile:
+def _narrow_assumption(narrow: NarrowAttention | None, heads: int) -> tuple[str, ...]:
+    if narrow is None:
+        return ()
+    return (
+        f"decode attention with {heads} KV heads on a device, which was not measured, is that of "
+        f"{narrow.requests} times the requests with {_MOST_KV_HEADS}",
+    )
+
+
+def step_grid(engine: StepPrices, narrow: NarrowAttention | None = None) -> TableProfile:
     """Ask for steps of every kind and return them as one table of whole steps.
 
     Parameters
     ----------
     engine : StepPrices
         Whom to ask.
+    narrow : NarrowAttention, optional
+        Whom to ask for the attention of decodes instead.
     """
     points: list[tuple[int, int, int, int, float]] = []
+    attention = {(n, c): _attention_ms(engine, n, c) for n in _BATCHES for c in _CONTEXTS}
+    own = attention
+    if narrow is not None:
+        attention = {(n, c): narrow.ms(n, c) for n, c in own}
     for n in _BATCHES:
-        points += [(0, 0, n, c, engine.predict_decode_latency(n, c, 2)) for c in _CONTEXTS]
-    attention = {
-        (n, c): engine.mixed_step_breakdown(_CHUNKS[0], n, c, 2)[3]
-        for n in _BATCHES
-        for c in _CONTEXTS
-    }
+        points += [
+            (0, 0, n, c, engine.predict_decode_latency(n, c, 2) - own[n, c] + attention[n, c])
+            for c in _CONTEXTS
+        ]
     for chunk in _CHUNKS:
         alone = engine.mixed_step_breakdown(chunk, 0, chunk, 2)[1]
         more = {n: engine.mixed_step_breakdown(chunk, n, chunk, 2)[1] - alone for n in _BATCHES}
@@ -146,11 +198,66 @@ def step_grid(engine: StepPrices) -> TableProfile:
     return TableProfile((), (), columns, attention_calls=1)
 
 
+def _attention_ms(engine: StepPrices, num_requests: int, context: int) -> float:
+    """Return the attention of decodes, of all layers."""
+    return engine.mixed_step_breakdown(_CHUNKS[0], num_requests, context, 2)[3]
+
+
+def _narrowed(shape: ModelShape) -> ModelShape:
+    """Return a model with as many query heads per KV head, and no more KV heads than measured."""
+    heads = _MOST_KV_HEADS * (shape.num_heads // shape.num_kv_heads)
+    return replace(
+        shape,
+        num_heads=heads,
+        num_kv_heads=_MOST_KV_HEADS,
+        hidden_size=heads * shape.head_dim,
+    )
+
+
+def _config(shape: ModelShape) -> dict[str, object]:
+    """Return what a Hugging Face config.json says of a model with a gated MLP."""
+    config: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_model_len,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "torch_dtype": "bfloat16",
+    }
+    if shape.num_experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": shape.num_experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "moe_intermediate_size": shape.moe_intermediate_size,
+        }
+    return config
+
+
 def _known_shape(name: str) -> ModelShape | None:
     """Return the shape of a model that is known here too; raises for a folder that is unusable."""
     if canonical_model(name) in model_names() or Path(name).is_dir():
         return find_model(name)
     return None
+
+
+def _open_config(
+    config: Mapping[str, object],
+    system: str,
+    backend: str,
+    version: str | None,
+    sizes: Mapping[str, int],
+) -> StepPrices:
+    with TemporaryDirectory() as folder:
+        write_text(Path(folder) / "config.json", json.dumps(config))
+        return _open(folder, system, backend, version, sizes)
 
 
 def _open(
