@@ -48,18 +48,38 @@ def validate(
         Path | None,
         typer.Option(metavar="FILE", help="With --by-step: draw it, as FILE.png and FILE.svg."),
     ] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Of a file of load tests: only this one; repeatable."),
+    ] = None,
+    profiles: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Of load tests: where their profiles are.")
+    ] = Path("profiles/imported"),
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Replay a recorded run of a real engine: each latency measured, predicted, error."""
+    """Predict recorded runs of a real engine, SPEC or a file of load tests: measured, error."""
+    from schedlab.experiments.comparing.load_tests import experiments_of, is_load_test
     from schedlab.experiments.comparing.validate import validate as run_validation
     from schedlab.sim.text import json_text
+
+    if is_load_test(spec_file):
+        if fitted_on is not None or by_step:
+            raise SpecError("--fitted-on and --by-step need single requests, not quantiles")
+        tests = experiments_of(spec_file, overrides or [], run or [], profiles)
+        _print_load_tests(tests, as_json, quiet)
+        return
+    if run:
+        raise SpecError(f"--run is of a file of load tests, which {spec_file} is not")
 
     for option, changes in (("--spec-only", spec_only), ("--other-only", other_only)):
         if changes and fitted_on is None:
             raise SpecError(f"{option} needs --fitted-on: without it there is one run only")
     both = overrides or []
     spec = load_experiment(spec_file, [*both, *(spec_only or [])])
+    if spec.workload.load_test is not None and spec.validation is None:
+        _print_load_tests([spec], as_json, quiet)
+        return
     if by_step:
         if fitted_on is not None:
             raise SpecError("--by-step and --fitted-on answer different questions; choose one")
@@ -80,6 +100,21 @@ def validate(
         typer.echo(json_text(found.to_data()))
         return
     print_table(f"{spec.name} (ms)", ("metric", "measured", "predicted", "error"), found.rows())
+    for line in found.lines():
+        typer.echo(line)
+
+
+def _print_load_tests(specs: list[ExperimentSpec], as_json: bool, quiet: bool) -> None:
+    from schedlab.experiments.comparing.load_tests import validate_load_tests
+    from schedlab.sim.text import json_text
+
+    with steps_bar(quiet) as progress:
+        found = validate_load_tests(specs, progress)
+    if as_json:
+        typer.echo(json_text(found.to_data()))
+        return
+    title = "measured ms, and error of the prediction"
+    print_table(title, found.header(), found.rows(), numbers=found.header()[1:])
     for line in found.lines():
         typer.echo(line)
 

@@ -73,6 +73,13 @@ def load_workload(spec: ExperimentSpec, max_model_len: int) -> Trace:
 
 def _source(workload: Workload, seed: int) -> Trace:
     """Read or draw the rows."""
+    if workload.load_test is not None:
+        from schedlab.traces.load_test_requests import load_test_requests
+        from schedlab.traces.load_tests import load_test
+
+        test = load_test(workload.load_test.file, workload.load_test.run)
+        trace = load_test_requests(test, seed)
+        return trace if workload.num_requests is None else trace.head(workload.num_requests)
     if workload.trace is None or is_preset(workload.trace):
         from schedlab.traces.synthetic import DEFAULT_PRESET, synthesize
 

@@ -142,6 +142,13 @@ def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
     from schedlab.traces.readers import reader_of
 
     workload = spec.workload
+    if workload.load_test is not None:
+        from schedlab.traces.load_tests import load_test
+
+        try:
+            load_test(workload.load_test.file, workload.load_test.run)
+        except (SpecError, TraceError) as error:
+            fail(("workload", "load_test"), str(error))
     if workload.format != "auto":
         try:
             reader_of(workload.format)

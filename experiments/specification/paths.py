@@ -57,6 +57,8 @@ _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "policy.predictor.model": lambda *_: True,
     "policy.predictor.path": lambda *_: True,
     "validation.measured": lambda *_: True,
+    "workload.load_test": lambda *_: True,
+    "workload.load_test.file": lambda *_: True,
     "workload.trace": lambda value, _: not (is_preset(value) or is_published(value)),
 }
 

@@ -15,6 +15,7 @@ from schedlab.experiments.specification.fields import (
     Positive,
     Section,
     Shorthand,
+    shorthand,
 )
 from schedlab.experiments.specification.lengths import LengthsField
 from schedlab.experiments.specification.traffic_class import TrafficClass
@@ -28,9 +29,23 @@ def _pair(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+class LoadTestField(Section):
+    """A load test known by rates and quantiles, whose requests are drawn anew."""
+
+    file: str = Field(min_length=1, description="JSON of load tests; see benchmark.md.")
+    run: str | None = Field(
+        default=None, description="Id of the test; may be absent where the file holds one."
+    )
+
+
 class Workload(Section):
     """Which requests arrive, and when."""
 
+    load_test: Annotated[LoadTestField, shorthand("file")] | None = Field(
+        default=None,
+        description="A load test known by rates and quantiles, instead of a trace: arrivals, "
+        "lengths and shared prompts as its generator made them.",
+    )
     trace: str | None = Field(
         default=None,
         description="Path of a trace file, or the name of a preset or of a trace that "
@@ -101,8 +116,10 @@ class Workload(Section):
 
     @model_validator(mode="after")
     def _one_story(self) -> Workload:
+        if self.load_test is not None:
+            return self._load_test_alone()
         if self.trace is None and (self.prompt_tokens is None or self.output_tokens is None):
-            raise ValueError("give trace, or both prompt_tokens and output_tokens")
+            raise ValueError("give trace, load_test, or both prompt_tokens and output_tokens")
         self._check_classes()
         if self.num_requests is None and (self.trace is None or self.resample):
             raise ValueError("num_requests is required without a trace, and with resample")
@@ -123,6 +140,15 @@ class Workload(Section):
             raise ValueError("burstiness needs a finite request_rate")
         if self.slice is not None and self.slice[0] >= self.slice[1]:
             raise ValueError(f"slice must end after it starts, got {list(self.slice)}")
+        return self
+
+    def _load_test_alone(self) -> Workload:
+        for key in (
+            "trace", "resample", "request_rate", "burstiness", "arrivals", "slice",
+            "prompt_tokens", "output_tokens", "classes",
+        ):  # fmt: skip
+            if getattr(self, key):
+                raise ValueError(f"{key}: load_test says that; give one of the two")
         return self
 
     def _check_classes(self) -> None:

@@ -1,0 +1,283 @@
+import copy
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.comparing.load_tests import (
+    experiments_of,
+    is_load_test,
+    validate_load_tests,
+)
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.cost.table_profile import Curve, TableProfile, write_table
+from schedlab.sim.errors import SpecError, TraceError
+from schedlab.traces.load_test_requests import load_test_requests
+from schedlab.traces.load_tests import load_test, read_load_tests
+from tests.data_folder import data_folder
+
+
+def quantiles(low, middle, high):
+    return {"mean": middle, "min": low, "p10": low, "median": middle, "p90": high, "max": high}
+
+
+STAGE = {
+    "rate": 5.0,
+    "duration_s": 12,
+    "succeeded": 60,
+    "failed": 0,
+    "prompt": quantiles(90, 100, 110),
+    "output": quantiles(1, 20, 22),
+    "ttft_s": quantiles(0.02, 0.02, 0.02),
+    "e2e_s": quantiles(0.2, 0.2, 0.2),
+}
+TEST = {
+    "id": "small",
+    "model": "meta-llama/Llama-3.1-8B",
+    "tp": 1,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 512,
+    "max_model_len": 2048,
+    "system_prompt_tokens": 40,
+    "num_system_prompts": 2,
+    "users_per_system_prompt": 3,
+    "stages": [STAGE, STAGE | {"rate": 10.0, "duration_s": 6}],
+}
+
+
+def written(tmp_path, *tests):
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps(list(tests), indent=1))
+    return path
+
+
+def profile(tmp_path, us=10_000.0, **meta):
+    folder = tmp_path / "profiles" / f"p{len(meta)}-{meta.get('tensor_parallel_size', 1)}"
+    folder.parent.mkdir(exist_ok=True)
+    attention = {"us_per_pair": 0.0, "us_per_kv_token": 0.0}
+    known = {"model": "llama-3.1-8b", "hardware": "h100-80gb", "dtype": "bf16"}
+    curve = Curve("all", 1, (1.0, 4096.0), (us, us))
+    table = TableProfile((curve,), (), attention, 0)
+    write_table(folder, {**known, "tensor_parallel_size": 1, **meta}, table)
+    return folder.parent
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def test_load_test_is_read_with_the_settings_of_its_server(tmp_path):
+    test = load_test(written(tmp_path, TEST))
+    assert test.engine == {
+        "tensor_parallel_size": 1,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 512,
+        "max_model_len": 2048,
+    }
+    assert (test.shared.system_prompt_tokens, test.shared.num_groups) == (40, 2)
+    assert [stage.num_requests for stage in test.stages] == [60, 60]
+    assert test.stages[0].e2e_s.at(0.5) == 0.2
+
+
+def changed(path, value):
+    """Return the test with one key set, or removed where the value is None."""
+    test = copy.deepcopy(TEST)
+    inside = test
+    for key in path[:-1]:
+        inside = inside[key]
+    if value is None:
+        del inside[path[-1]]
+    else:
+        inside[path[-1]] = value
+    return test
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        (("model",), None, r"runs.json:\d+: \[0\]: key 'model' is missing"),
+        (("max_num_seq",), 4, r"runs.json:\d+: .*max_num_seq: unknown key; did you mean max_num_s"),
+        (("tp",), 1.5, r"runs.json:\d+: \[0\].tp: must be a whole number, got 1.5"),
+        (("tp",), 0, r"0\].tp: must be a number >= 1"),
+        (("pp",), 2, r"0\].pp: pipeline parallelism is not simulated"),
+        (("load_type",), "trace", r"0\].load_type: 'trace' is not known; choose from constant"),
+        (("enable_expert_parallel",), 1, r"enable_expert_parallel: must be true or false"),
+        (("stages",), [], r"0\].stages: must be a list of at least one stage"),
+        (("stages", 1, "rate"), 0, r"runs.json:\d+: \[0\].stages\[1\].rate: must be > 0"),
+        (("stages", 0, "ttft_s"), None, r"key 'ttft_s' is missing"),
+        (
+            ("stages", 0, "prompts"),
+            {},
+            r"0\].stages\[0\].prompts: unknown key; did you mean prompt",
+        ),
+        (("stages", 0, "prompt", "p5o"), 5, r"stages\[0\].prompt.p5o: no quantile"),
+        (("stages", 0, "prompt", "p95"), 1, r"quantiles fall from 110 at 0.9 to 1 at 0.95"),
+        (("stages", 0, "prompt", "p101"), 200, r"between p0 and p100"),
+        (("stages", 0, "e2e_s", "mean"), "x", r"e2e_s.mean: must be a number"),
+    ],
+)
+def test_broken_load_test_is_refused_at_its_line(tmp_path, path, value, told):
+    with pytest.raises(TraceError, match=told):
+        read_load_tests(written(tmp_path, changed(path, value)))
+
+
+def test_unknown_keys_of_a_load_test_are_ignored_and_told(tmp_path):
+    test = load_test(written(tmp_path, TEST | {"comment": "made up"}))
+    assert test.ignored == ("comment",)
+    assert "keys ignored: comment" in load_test_requests(test).report.notes
+
+
+def test_one_of_several_load_tests_must_be_named(tmp_path):
+    path = written(tmp_path, TEST, TEST | {"id": "other"})
+    with pytest.raises(TraceError, match="holds 2 load tests; choose from other, small"):
+        load_test(path)
+    with pytest.raises(TraceError, match="no load test 'othr'; did you mean other"):
+        load_test(path, "othr")
+    with pytest.raises(TraceError, match="two load tests have the id 'small'"):
+        read_load_tests(written(tmp_path, TEST, TEST))
+
+
+# -- requests ----------------------------------------------------------------------------------
+
+
+def test_requests_of_a_user_are_one_prompt_sent_again_and_again(tmp_path):
+    trace = load_test_requests(load_test(written(tmp_path, TEST)), seed=1)
+    rows = trace.prefix.rows()
+    assert len(set(rows)) == 6
+    assert rows[:6] == rows[6:12] == rows[54:60] == rows[60:66]
+    assert sorted(rows.count(one) for one in set(rows)) == [20] * 6
+    # 40 tokens are two full blocks, which a group has in common, and no third one.
+    assert len({row[:2] for row in rows}) == 2
+    assert len({row[2] for row in rows}) == 6
+    assert all(len(row) == n // 16 for row, n in zip(rows, trace.prompt_tokens, strict=True))
+
+
+def test_requests_of_a_stage_fill_its_duration_in_bursts(tmp_path):
+    test = load_test(written(tmp_path, changed(("stages", 0, "succeeded"), 3000)))
+    trace = load_test_requests(test)
+    first = trace.arrival_ns[trace.application == "stage 0"] / 1e9
+    second = trace.arrival_ns[trace.application == "stage 1"] / 1e9
+    assert first[-1] == pytest.approx(3000 / 5.0)
+    assert second[0] > 2 * 3000 / 5.0
+    assert second[-1] == pytest.approx(2 * 3000 / 5.0 + 60 / 10.0)
+    gaps = np.diff(first)
+    assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.1)
+
+
+def test_answers_are_as_long_as_requested_and_not_as_counted(tmp_path):
+    trace = load_test_requests(load_test(written(tmp_path, TEST)))
+    assert trace.output_tokens.min() >= 18
+    assert np.median(trace.output_tokens) == pytest.approx(20, abs=1)
+    assert (trace.max_tokens == trace.output_tokens).all()
+    # A tail of long answers is no artefact, and short ones opposite to it are not either.
+    skewed = changed(("stages", 0, "output"), quantiles(10, 20, 200))
+    lengths = load_test_requests(load_test(written(tmp_path, skewed))).output_tokens[:60]
+    assert lengths.min() < 15
+
+
+def test_load_test_without_shared_prompts_shares_nothing(tmp_path):
+    keys = ("system_prompt_tokens", "num_system_prompts", "users_per_system_prompt")
+    test = {key: value for key, value in TEST.items() if key not in keys}
+    trace = load_test_requests(load_test(written(tmp_path, test)))
+    assert trace.prefix is None
+    assert len(set(trace.prompt_tokens)) > 6
+
+
+def test_same_seed_draws_the_same_requests(tmp_path):
+    test = load_test(written(tmp_path, TEST))
+    one, same, other = (load_test_requests(test, seed) for seed in (3, 3, 4))
+    assert (one.arrival_ns == same.arrival_ns).all()
+    assert (one.arrival_ns != other.arrival_ns).any()
+
+
+# -- prediction --------------------------------------------------------------------------------
+
+
+def test_load_test_is_predicted_stage_by_stage(tmp_path):
+    (spec,) = experiments_of(written(tmp_path, TEST), ["hardware=h100"], profiles=profile(tmp_path))
+    found = validate_load_tests([spec])
+    assert [stage.rate for stage in found.stages] == [5.0, 10.0]
+    for stage in found.stages:
+        # Steps of 10 ms: the first token after 2 to 3 of them, since steps are planned ahead; a
+        # request that finds the engine idle has its own after one.
+        assert 10 <= stage.predicted_ms["TTFT median"] <= 31
+        assert stage.predicted_ms["E2E median"] == pytest.approx(
+            stage.predicted_ms["TTFT median"] + 19 * 10, abs=11
+        )
+        assert stage.errors["E2E mean"] == stage.predicted_ms["E2E mean"] / 200 - 1
+    assert found.rows()[-1][0] == "mean absolute error"
+
+
+def test_prompts_sent_again_are_found_in_the_prefix_cache(tmp_path):
+    (spec,) = experiments_of(written(tmp_path, TEST), ["hardware=h100", "cost_model=roofline"])
+    requests = run(spec).requests
+    again = requests["prefix_hit_tokens"][30:]
+    assert (again == (requests["prompt_tokens"][30:] - 1) // 16 * 16).all()
+
+
+def test_experiment_may_name_a_load_test_itself(tmp_path):
+    path = written(tmp_path, TEST)
+    spec = make_spec({"hardware": "h100", "workload": {"load_test": str(path)}})
+    assert len(run(spec).requests["id"]) == 120
+    assert len(validate_load_tests([spec]).stages) == 2
+    few = make_spec({"workload": {"load_test": str(path), "num_requests": 7}})
+    assert len(run(few).requests["id"]) == 7
+
+
+def test_workload_of_a_load_test_says_nothing_twice(tmp_path):
+    path = written(tmp_path, TEST)
+    with pytest.raises(SpecError, match="request_rate: load_test says that"):
+        make_spec({"workload": {"load_test": str(path), "request_rate": 3}})
+    with pytest.raises(SpecError, match=r"load_test: .*no load test 'x'; choose from small"):
+        make_spec({"workload": {"load_test": {"file": str(path), "run": "x"}}})
+    with pytest.raises(SpecError, match=r"load_test: .*no such file"):
+        make_spec({"workload": {"load_test": str(tmp_path / "absent.json")}})
+
+
+def test_profile_of_a_load_test_is_found_by_what_it_is_of(tmp_path):
+    path = written(tmp_path, TEST | {"tp": 2, "hardware": "h100"})
+    folder = profile(tmp_path)
+    with pytest.raises(SpecError, match=r"no profile of llama-3.1-8b .*size 2.* --tp 2 -o"):
+        experiments_of(path, profiles=folder)
+    profile(tmp_path, tensor_parallel_size=2)
+    (spec,) = experiments_of(path, profiles=folder)
+    assert spec.cost_model.profile.endswith("p1-2")
+    profile(tmp_path, tensor_parallel_size=2, expert_parallel=False)
+    with pytest.raises(SpecError, match="several profiles fit"):
+        experiments_of(path, profiles=folder)
+
+
+def test_load_test_that_does_not_say_its_gpu_needs_to_be_told(tmp_path):
+    with pytest.raises(SpecError, match="does not say on which GPU"):
+        experiments_of(written(tmp_path, TEST))
+
+
+def test_command_predicts_a_file_of_load_tests(tmp_path):
+    path = written(tmp_path, TEST, TEST | {"id": "other"})
+    asked = ["validate", str(path), "hardware=h100", "cost_model=roofline", "--run", "other"]
+    done = CliRunner().invoke(app, [*asked, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [(one["run"], one["rate"]) for one in found["stages"]] == [("other", 5), ("other", 10)]
+    assert "mean absolute error" in CliRunner().invoke(app, asked).output
+    done = CliRunner().invoke(app, [*asked, "--by-step"])
+    assert "need single requests" in done.output
+
+
+def test_experiment_in_json_is_no_load_test(tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"workload": {"trace": "azure-conv", "num_requests": 3}}))
+    assert not is_load_test(path)
+    assert is_load_test(written(tmp_path, TEST))
+
+
+def test_published_load_tests_are_read_and_drawn_with_their_means():
+    tests = read_load_tests(data_folder() / "h100_vllm_0.15" / "runs.json")
+    assert len(tests) == 6
+    for test in tests.values():
+        trace = load_test_requests(test)
+        assert len(trace) == sum(stage.num_requests for stage in test.stages)
+        mean = np.mean([stage.prompt.mean for stage in test.stages])
+        assert trace.prompt_tokens.mean() == pytest.approx(mean, rel=0.002)
