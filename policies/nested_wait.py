@@ -13,7 +13,7 @@ from schedlab.policies.wait import check_types
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, Status
 
 
 @register("nested_wait")
@@ -74,7 +74,8 @@ class NestedWait(Policy):
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Remember when requests ran, to know how long they wait at an entry."""
         for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
-            self._ran_ns[state.id] = now_ns
+            if state.status is Status.RUNNING:  # whose answer ended has been forgotten already
+                self._ran_ns[state.id] = now_ns
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Count the answer in the segment where it ended."""

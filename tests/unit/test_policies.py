@@ -1,5 +1,7 @@
 """Each policy's rule, traced by hand: the exact batches of a few iterations."""
 
+from collections import deque
+
 import pytest
 
 from schedlab.policies import ContinuousBatching, Policy, registry
@@ -7,6 +9,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
 from tests import laws
 from tests.laws import arrival
+from tests.property.test_laws import CASES, make
 from tests.traced import Recorder, batches, limits
 
 
@@ -265,6 +268,30 @@ def test_policy_constructor_only_stores_its_parameters(name):
     policy = registry.make(name)
     defaults = {k: p.default for k, p in cls.knobs().items()}
     assert policy.get_params() == defaults
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_policy_when_all_is_over_remembers_nobody(case):
+    def held(num_requests):
+        policy = make(case)
+        work = [
+            arrival(i, 3_000 * i, 5, 4, tenant="ab"[i % 2], predicted_tokens=4.0)
+            for i in range(num_requests)
+        ]
+        work.append(arrival(num_requests, 10**6, 5, 30, tenant="a", predicted_tokens=30.0))
+        laws.run(policy, work, limits(), prove=False)
+        return {key: size(value) for key, value in vars(policy).items()}
+
+    def size(value):
+        if isinstance(value, dict):
+            return len(value) + sum(map(size, value.values()))
+        if isinstance(value, deque) and value.maxlen is not None:
+            return value.maxlen  # a window
+        if isinstance(value, (list, set, tuple, deque)):
+            return len(value) + sum(map(size, value))
+        return sum(map(size, vars(value).values())) if isinstance(value, Policy) else 0
+
+    assert held(10) == held(30)
 
 
 @pytest.mark.parametrize(
