@@ -2,17 +2,19 @@
 
 import json
 
-from tests.golden import small_runs
+from tests.golden import pinned, small_runs
 from tests.golden.cases import EXPECTED, cases, result_of
 
 
 def main() -> None:
-    """Write expected.json and small_runs.json."""
+    """Write expected.json, small_runs.json and pinned.json."""
     results = {f"{policy} {workload}": result_of(policy, workload) for policy, workload in cases()}
     EXPECTED.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"{EXPECTED}: {len(results)} cases")
     small_runs.write()
     print(f"{small_runs.KEPT}: {len(small_runs.kept())} policies")
+    pinned.write()
+    print(f"{pinned.KEPT}: {len(pinned.kept())} tables")
 
 
 if __name__ == "__main__":

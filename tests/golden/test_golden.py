@@ -6,8 +6,9 @@ same on every platform with IEEE doubles, so the comparison has no tolerance.
 
 import pytest
 
+from schedlab.sim.metrics.registry import names
 from tests import laws
-from tests.golden import small_runs
+from tests.golden import pinned, small_runs
 from tests.golden.cases import cases, expected, result_of
 
 
@@ -43,3 +44,18 @@ def test_small_runs_are_of_every_case_and_meet_what_is_rare():
     assert logs["swap"].requests()["recomputed_tokens"].sum() == 0
     for log in logs.values():
         assert log.steps()["num_waiting"].max() > 2
+
+
+@pytest.mark.parametrize("name", pinned.PINNED)
+def test_workloads_metrics_and_defaults_are_the_kept_ones(name):
+    assert pinned.pinned(name) == pinned.kept()[name]
+
+
+def test_kept_tables_are_those_computed_and_know_every_metric_of_its_own():
+    kept = pinned.kept()
+    assert set(kept) == set(pinned.PINNED)
+    measured = {name.partition("(")[0] for name in kept["metrics crowd"]}
+    assert measured == set(names())
+    assert kept["metrics swap"]["swapped_bytes"] != "0"
+    assert kept["metrics cached"]["prefix_hit_share"] != "0"
+    assert kept["metrics engines"]["padding_share"] != "0"

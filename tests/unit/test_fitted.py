@@ -76,6 +76,20 @@ def test_fitted_padding_counts_as_tokens_and_context():
     assert cost().step_ns(shape) == [20_000 + 3 * 150 + 2 * 100 + 100]
 
 
+def test_fitted_row_of_a_finished_request_costs_what_a_decode_row_does():
+    alone = BatchShape(1, 100, 100, padding_tokens=10, padding_context_tokens=50)
+    beside = alone._replace(padding_rows=3)
+    assert cost().step_ns(beside)[0] - cost().step_ns(alone)[0] == 3 * 100
+
+
+def test_fitted_swapping_costs_by_the_byte_and_each_chunk_counts():
+    coefficients = {**COEFFICIENTS, "swapped_bytes": 2e-9}
+    swapping = cost(replace(FIT, eager=replace(EAGER, coefficients_s=coefficients)))
+    # 7 + 4 tokens: the knot at 11. Pairs 7 * 8 / 2, and 4 * 10 + 4 * 5 / 2.
+    shape = BatchShape(0, 0, 0, chunks=((7, 0), (4, 10)), swapped_bytes=500)
+    assert swapping.step_ns(shape) == [20_000 + 28 + 50 + 2 * 1000 + 1000]
+
+
 @pytest.mark.parametrize(
     ("decodes", "ns"),
     [(1, 5000), (3, 8000), (5, 12_000), (8, 12_000), (9, 18_000 + 900)],  # 9: eager, 100 ns a row

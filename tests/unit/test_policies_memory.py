@@ -168,6 +168,18 @@ def test_magnus_does_not_join_a_batch_beyond_memory():
     assert log.requests()["num_preemptions"].sum() == 0
 
 
+@pytest.mark.parametrize(
+    ("prompts", "together"), [((3, 9), True), ((9, 3), True), ((3, 11), False)]
+)
+def test_magnus_batch_takes_memory_for_its_longest_prompt_and_answer(prompts, together):
+    # Two rows of 9 + 3 tokens take 24, of 11 + 3 take 28; 24 are there.
+    work = [
+        arrival(i, prompt=p, output=3 - i, predicted_tokens=3.0 - i) for i, p in enumerate(prompts)
+    ]
+    got, _ = batches("magnus", work, limits(num_blocks=6), wma_threshold=1e9, pad_prompts=False)
+    assert (set(got[0]) == {0, 1}) is together
+
+
 def test_magnus_prefers_a_short_batch_to_a_long_one_that_waited_longer():
     # At 1010 ns the long one has waited 1010 ns for 11,170 ns of work, the short 510 for 2,022.
     work = [

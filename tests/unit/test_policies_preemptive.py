@@ -202,6 +202,16 @@ def test_fastserve_joins_the_level_that_holds_its_prefill_and_drops_by_use():
     ]
 
 
+@pytest.mark.parametrize(
+    ("quantum_ns", "batches_then"), [(1010, [{0: 1}, {1: 1}]), (1011, [{0: 1}, {0: 1}, {1: 1}])]
+)
+def test_fastserve_quantum_is_used_up_at_its_very_end(quantum_ns, batches_then):
+    # The prompt takes 1,010 ns.
+    work = [arrival(i, 0, 1, 4) for i in range(2)]
+    got, _ = batches("fastserve", work, limits(seats=1), first_quantum_s=quantum_ns * 1e-9)
+    assert got[: len(batches_then)] == batches_then
+
+
 def test_fastserve_promotes_who_has_not_run_for_long():
     # Requests come one after the other at level 0 and end within it; request 0 drops to level 1.
     work = [arrival(0, prompt=1, output=4)]

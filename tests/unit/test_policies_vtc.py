@@ -2,6 +2,8 @@
 
 import pytest
 
+from schedlab.policies import registry
+from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits
 from tests.unit.test_policies_ordering import served
@@ -40,6 +42,51 @@ def test_vtc_charges_output_tokens_as_they_come_out():
     # One answer of 5 tokens costs tenant a 4 + 10, two of 1 token cost b 6 each.
     work = [arrival(0, prompt=4, output=5, tenant="a"), *of("a", (1,)), *of("b", (2, 3, 4))]
     assert served("vtc", work) == [0, 2, 3, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "seats", "first"),
+    [
+        ({}, 2, {0, 2}),  # 4 against 0
+        ({}, 3, {0, 1, 2}),  # then 4 against 4: who came first
+        ({"input_weight": 0.0}, 2, {0, 1}),  # nothing is charged
+        ({"tenant_weights": {"a": 3.0}}, 3, {0, 1, 2}),  # 4 / 3 against b's 4
+        ({"tenant_weights": {"a": 0.5}}, 3, {0, 2, 3}),  # 8 against b's 4
+    ],
+)
+def test_vtc_charges_within_a_step_by_both_weights(knobs, seats, first):
+    work = of("a", (0, 1)) + of("b", (2, 3))
+    got, _ = batches("vtc", work, limits(seats=seats), **knobs)
+    assert set(got[0]) == first
+
+
+def test_vtc_with_free_output_tokens_charges_prompts_alone():
+    # One answer of 5 tokens costs tenant a 4, as each answer of b does.
+    work = [arrival(0, prompt=4, output=5, tenant="a"), *of("a", (1,)), *of("b", (2, 3))]
+    assert served("vtc", work, output_weight=0.0) == [0, 2, 1, 3]
+
+
+def test_vtc_gives_requests_without_a_tenant_the_weight_of_one():
+    work = of(None, range(4)) + of("a", (4, 5, 6))
+    assert served("vtc", work, tenant_weights={"b": 5.0}) == [0, 4, 1, 5, 2, 6, 3]
+
+
+@pytest.mark.parametrize("prompt", [12, 13, 14, 15, 16, 17])
+def test_vtc_admits_at_the_very_step_in_which_a_counter_overtakes_another(prompt):
+    # Tenant a runs for long and has a prompt waiting that does not fit. Tenant b, charged for a
+    # long prompt before, has one that does; it is its turn once a has been charged more.
+    work = [
+        arrival(0, 0, 4, 40, tenant="a"),
+        arrival(1, 0, prompt, 1, tenant="b"),
+        arrival(2, 100, 99, 1, tenant="a"),
+        arrival(3, 200, 4, 1, tenant="b"),
+    ]
+    config = limits(num_blocks=25, seats=4, budget=100)
+    _, slow = batches("vtc", work, config)
+    fast = laws.run(registry.make("vtc"), work, config)
+    assert laws.signature(fast) == laws.signature(slow)
+    first_ns = slow.requests()["first_scheduled_ns"]
+    assert 2_000 < first_ns[3] < first_ns[2]
 
 
 def test_vtc_without_tenants_is_first_come_first_served():

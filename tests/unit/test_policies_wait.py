@@ -74,6 +74,65 @@ def test_wait_shares_places_by_rate_and_length():
     assert got[:2] == [{0: 2, 2: 2}, {1: 2, 2: 1, 3: 2}]
 
 
+def test_wait_counts_rates_by_type_where_none_are_given():
+    # 3 arrivals of up to 1 token, 1 of up to 5: weights 3 * 2 and 1 * 6. Of 8 places 4 each; of the
+    # first type 4 / 2 may start in a step.
+    work = [answer(i, 0, output=5 if i == 2 else 1) for i in range(4)]
+    got, _ = batches("wait", work, limits(), output_edges=[1, 5], total_limit=8)
+    assert got[:2] == [{0: 2, 1: 2, 2: 2}, {2: 1, 3: 2}]
+
+
+@pytest.mark.parametrize(
+    ("rates", "first"), [([2.0, 1.0], [0, 1, 2, 3, 5, 6]), ([1.0, 1.0], [0, 1, 5, 6, 7])]
+)
+def test_wait_gives_a_type_places_by_its_rate_times_a_token_more_than_its_length(rates, first):
+    # Weights 2 * 2 and 1 * 6: of 10 places 4 and 6. Then 1 * 2 and 1 * 6: of 10 places 2 and 7.
+    work = [answer(i, 0, output=1 if i < 5 else 5) for i in range(8)]
+    knobs = {"output_edges": [1, 5], "request_rates": rates, "total_limit": 10, "only_cap": True}
+    got, _ = batches("wait", work, limits(seats=20, budget=12), **knobs)
+    assert list(got[0]) == first
+
+
+def test_wait_runs_as_soon_as_one_type_is_complete():
+    knobs = {"output_edges": [1, 5], "request_rates": [1.0, 1.0], "total_limit": 8}
+    _, log = batches("wait", [answer(0, 300, output=1)], limits(), **knobs)
+    assert log.requests()["first_scheduled_ns"].tolist() == [300]
+
+
+def test_wait_does_not_count_those_who_have_left():
+    work = [answer(0, 0, output=1), answer(1, 0, output=1), answer(2, 20_000, output=1)]
+    _, log = batches("wait", work, limits(), **{**WAIT, "max_wait_s": 5e-6})
+    assert log.requests()["first_scheduled_ns"].tolist() == [0, 0, 25_000]
+
+
+@pytest.mark.parametrize(("max_wait_ns", "first"), [(540, 3), (541, 2)])
+def test_wait_fills_every_place_once_the_oldest_is_overdue_and_its_threshold_before(
+    max_wait_ns, first
+):
+    # The step of requests 0 and 1 ends at 1,040 ns; the others have waited since 500.
+    work = [answer(i, 0 if i < 2 else 500) for i in range(5)]
+    got, _ = batches("wait", work, limits(), **{**WAIT, "max_wait_s": max_wait_ns * 1e-9})
+    assert sum(tokens == 2 for tokens in got[1].values()) == first
+
+
+def test_wait_takes_a_prediction_beyond_the_last_edge_for_the_last_type():
+    got, _ = batches("wait", [answer(0, 0, output=9)], limits(), **{**WAIT, "max_wait_s": 0.0})
+    assert got == [{0: 2}, *8 * [{0: 1}]]
+
+
+def test_wait_with_a_single_place_serves_one_after_the_other():
+    knobs = {"output_edges": [3], "total_limit": 1, "max_wait_s": 0.0}
+    got, _ = batches("wait", [answer(0, 0), answer(1, 0)], limits(), **knobs)
+    assert got == [{0: 2}, *2 * [{0: 1}], {1: 2}, *2 * [{1: 1}]]
+
+
+def test_wait_out_of_memory_preempts_the_latest_admission():
+    work = [arrival(i, prompt=4, output=6, predicted_tokens=6.0) for i in range(2)]
+    knobs = {"output_edges": [6], "total_limit": 14, "only_cap": True}
+    _, log = batches("wait", work, limits(num_blocks=4), **knobs)
+    assert log.requests()["num_preemptions"].tolist() == [0, 1]
+
+
 # Segments of 2 and 2 stages with flows 2 and 1: of 12 places 8 and 4, 4 and 2 at a stage.
 NESTED = {"output_edges": [2, 4], "request_rates": [1.0, 1.0], "total_limit": 12}
 
@@ -131,8 +190,10 @@ def test_nested_wait_out_of_memory_preempts_the_latest_admission_though_its_segm
         ({"output_edges": [8, 4]}, "strictly ascending"),
         ({"output_edges": [4, 8], "request_rates": [1.0]}, "request_rates must be 2"),
         ({"output_edges": [4], "request_rates": [0.0]}, "numbers > 0"),
+        ({"output_edges": [4, 8], "request_rates": [1.0, 0.0]}, "numbers > 0"),
         ({"total_limit": 0}, "total_limit"),
         ({"max_wait_s": float("nan")}, "max_wait_s"),
+        ({"max_wait_s": float("inf")}, "max_wait_s"),
     ],
 )
 def test_wait_with_an_impossible_knob_is_refused(name, knobs, message):

@@ -1,0 +1,223 @@
+"""What must not move unnoticed: drawn workloads, every metric of a run, every default."""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.running.workload import load_workload
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.policies.predictors import registry as predictors
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.cost import registry as cost_models
+from schedlab.sim.metrics.registry import every_run, metric_named
+from schedlab.testing.laws import LinearCost
+from schedlab.traces.presets import PRESETS
+from schedlab.traces.statistics import describe
+
+KEPT = Path(__file__).with_name("pinned.json")
+
+# -- workloads: a digest of what is drawn, and its statistics to nine digits --------------------
+
+_FEW = {"trace": "azure-conv", "num_requests": 60}
+_CLASSES = {
+    "paying": {"share": 1, "slo": {"ttft_ms": 500, "tpot_ms": 50}, "priority": 1},
+    "free": {"share": 2, "trace": "azure-code", "shared_prefix": {"tokens": 300, "groups": 3}},
+}
+_FLOOD = {
+    "steady": {"request_rate": 2.0},
+    "floods": {"arrivals": {"process": "on_off", "rate": 4.0, "mean_on_s": 5, "mean_off_s": 9}},
+}
+WORKLOADS: dict[str, dict[str, Any]] = {
+    **{name: {"trace": name, "num_requests": 60} for name in PRESETS},
+    "poisson": {**_FEW, "request_rate": 3.0},
+    "gamma": {**_FEW, "arrivals": {"process": "gamma", "rate": 3.0, "burstiness": 0.3}},
+    "ramp": {
+        **_FEW,
+        "arrivals": {"process": "linear_ramp", "start_rate": 1, "end_rate": 9, "num_requests": 60},
+    },
+    "on_off": {
+        **_FEW,
+        "arrivals": {"process": "on_off", "rate": 9.0, "mean_on_s": 2.0, "mean_off_s": 4.0},
+    },
+    "varying": {**_FEW, "arrivals": {"process": "varying", "rate": 3.0}},
+    "constant": {**_FEW, "arrivals": {"process": "constant", "rate": 3.0}},
+    "faster": {**_FEW, "rate_scale": 2.0},
+    "fixed lengths": {**_FEW, "prompt_tokens": 100, "output_tokens": 7},
+    "uniform lengths": {
+        **_FEW,
+        "prompt_tokens": {"distribution": "uniform", "low": 10, "high": 20},
+        "output_tokens": {"distribution": "exponential", "mean": 50.0, "cap": 120},
+    },
+    "lognormal lengths": {
+        **_FEW,
+        "prompt_tokens": {"distribution": "lognormal", "mu": 5.0, "sigma": 1.0, "cap": 900},
+        "output_tokens": {"distribution": "gamma", "shape": 2.0, "scale": 30.0},
+    },
+    "classes": {**_FEW, "request_rate": 5.0, "classes": _CLASSES},
+    "flood": {**_FEW, "classes": _FLOOD},
+    "dropped": {**_FEW, "max_total_tokens": 900, "too_long": "drop"},
+    "clipped": {**_FEW, "max_total_tokens": 900, "too_long": "clip_prompt"},
+}
+
+
+def workload(name: str) -> dict[str, Any]:
+    """Draw one workload."""
+    trace = load_workload(make_spec({"name": "pinned", "workload": WORKLOADS[name]}), 4096)
+    digest = hashlib.sha256()
+    columns = {f.name: getattr(trace, f.name) for f in dataclasses.fields(trace)}
+    if trace.prefix is not None:
+        columns |= {f.name: getattr(trace.prefix, f.name) for f in dataclasses.fields(trace.prefix)}
+    for column in columns.values():
+        if isinstance(column, np.ndarray) and column.dtype != object:
+            digest.update(column.tobytes())
+    return {"columns": digest.hexdigest()[:16], **_rounded(describe(trace))}
+
+
+class SlowSteps(LinearCost):
+    """Steps of some 30 ms, whatever the roofline says next year."""
+
+    def __init__(self, deployment: object = None) -> None:
+        super().__init__(20_000_000, 60_000, 300)
+
+
+# -- metrics: all of them, of runs with preemption, tenants, targets, prefixes, several engines --
+
+_CROWD = {
+    "trace": "azure-conv",
+    "num_requests": 60,
+    "request_rate": 9.0,
+    "classes": {
+        "paying": {"share": 1, "slo": {"ttft_ms": 900, "tpot_ms": 60}, "prompt_tokens": 600},
+        "free": {
+            "share": 2,
+            "slo": {"ttft_ms": 3000, "e2el_ms": 9000},
+            "priority": 1,
+            "shared_prefix": {"tokens": 256, "groups": 2},
+        },
+    },
+}
+_SHORT = {"num_gpu_blocks_override": 300, "max_model_len": 4000, "max_num_seqs": 12}
+RUNS: dict[str, dict[str, Any]] = {
+    "crowd": {"policy": "vtc", "workload": _CROWD, "engine": _SHORT},
+    "cached": {
+        "policy": "priority",
+        "workload": _CROWD,
+        "engine": {**_SHORT, "enable_prefix_caching": True},
+        "measure": {"warm_up_requests": 5, "cool_down_s": 2.0},
+    },
+    "swap": {
+        "policy": {"name": "srtf", "predictor": {"name": "noisy", "sigma": 0.5}},
+        "workload": _CROWD,
+        "engine": {**_SHORT, "preemption_mode": "swap", "swap_space": 1},
+    },
+    "engines": {
+        "policy": {"name": "static", "max_batch_size": 6},
+        "workload": _CROWD,
+        "engine": {"data_parallel_size": 3, "data_parallel_lockstep": False},
+    },
+    "lockstep": {
+        "policy": "fcfs",
+        "workload": {
+            **{key: value for key, value in _CROWD.items() if key != "request_rate"},
+            "arrivals": "closed_loop",
+            "max_concurrency": 10,
+        },
+        "engine": {"data_parallel_size": 2},
+    },
+}
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time", "normalized_latency")
+METRICS = (
+    "stall_free_goodput(ttft_ms=900, stall_ms=100)", "mean_max_waiting", "deadline_misses",
+    "preempted_share", "preemption_loss_at_tail", "kv_waste", "slot_utilization(slots=8)",
+    "queue_growth", "of_class(metric=mean_ttft_ms, column=tenant, value=paying)",
+    "of_class(metric=output_throughput, column=prompt_tokens, low=100, high=700)",
+    "finished_within(seconds=6)", "tokens_within(seconds=6)", "time_to_finish(num_requests=30)",
+    "jain_fairness", "jain_fairness(column=tenant)", "longest_wait", "service_gap",
+    "service_gap(input_weight=0.5, output_weight=3)",
+    *(f"{name}(latency={one})" for name in ("largest", "tail_ratio", "worst_ratio")
+      for one in LATENCIES),
+    *(f"explained_by_lengths(latency={one})" for one in ("ttft", "e2el")),
+)  # fmt: skip
+
+
+def metrics(name: str) -> dict[str, Any]:
+    """Run one case; every metric, to nine digits."""
+    result = run(make_spec({"name": "pinned", "cost_model": f"{__name__}:SlowSteps", **RUNS[name]}))
+    chosen = [*every_run(), *map(metric_named, METRICS)]
+    return _rounded({metric.name: result.metric(metric.name) for metric in chosen})
+
+
+# -- defaults --------------------------------------------------------------------------------
+
+
+def defaults(kind: str) -> dict[str, Any]:
+    """Return what is taken where nothing is said, and what a class says of itself."""
+    if kind == "policies":
+        facts = ("needs_prediction", "starves", "pauses")
+        return {
+            name: {
+                **_knobs(registry.policy_class(name).knobs()),
+                **{fact: getattr(registry.policy_class(name), fact) for fact in facts},
+            }
+            for name in registry.names()
+        }
+    if kind == "predictors":
+        return {n: _knobs(predictors.predictor_class(n).knobs()) for n in predictors.names()}
+    if kind == "cost models":
+        return {name: _knobs(cost_models.knobs(name)) for name in cost_models.names()}
+    return _knobs(inspect.signature(EngineConfig).parameters)
+
+
+DEFAULTS = ("policies", "predictors", "cost models", "engine")
+
+
+def _knobs(parameters: Any) -> dict[str, str]:
+    return {
+        name: repr(parameter.default)
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty
+    }
+
+
+# -- all of it -------------------------------------------------------------------------------
+
+PINNED = {
+    **{f"workload {name}": (workload, name) for name in WORKLOADS},
+    **{f"metrics {name}": (metrics, name) for name in RUNS},
+    **{f"defaults {name}": (defaults, name) for name in DEFAULTS},
+}
+
+
+def pinned(name: str) -> dict[str, Any]:
+    """Compute one of `PINNED`, as JSON gives it back."""
+    of, case = PINNED[name]
+    return json.loads(json.dumps(of(case)))
+
+
+def kept() -> dict[str, dict[str, Any]]:
+    """Read what is kept."""
+    return json.loads(KEPT.read_text(encoding="utf-8"))
+
+
+def write() -> None:
+    """Write it anew."""
+    values = {name: pinned(name) for name in PINNED}
+    KEPT.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _rounded(value: Any) -> Any:
+    """Round to nine digits: functions of numpy differ in the sixteenth from machine to machine."""
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    if isinstance(value, float | np.floating):
+        return f"{value:.9g}"
+    return int(value) if isinstance(value, np.integer) else value
