@@ -1,7 +1,7 @@
 """QoServe (Niyama): prefill chunks as large as the tightest decode deadline allows."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 
 from schedlab.policies.policy import Policy
@@ -61,9 +61,9 @@ class QoServe(Policy):
     *Chunks.* A step is the largest of `chunk_sizes` whose predicted time, `safety` times over, ends
     before the next deadline of every decode; the smallest where decodes are late already. While
     memory is scarce, `scarce_chunk_sizes` stand instead, so that prompts do not take what decodes
-    will need. Only prompts are ever paused; when memory runs out, the latest arrival is preempted,
-    which the original cannot do: use ``engine.scheduler_reserve_full_isl: true`` and ``watermark:
-    0.01``, which is how it admits.
+    will need. Only prompts are ever paused. When decodes run out of memory the latest arrival is
+    preempted, when prompts block each other the last of them; the original preempts nobody. Use
+    ``engine.scheduler_reserve_full_isl: true`` and ``watermark: 0.01``, which is how it admits.
 
     Paper and code differ; the rules are the code's, but for these. The paper learns lengths, the
     code has a constant (or is told them). The paper's second token is due one `tbt_s` after the
@@ -153,8 +153,10 @@ class QoServe(Policy):
         if builder.tokens_left and (prefilling or could_admit):
             self._prefill(prefilling, view, builder)
             if prefilling and len(prefilling) == len(view.running) and not builder.has_chunks:
-                # Prompts under way block each other for memory.
-                builder.preempt(latest_arrival(builder))
+                # Prompts under way block each other for memory: the last of them makes room, or
+                # it would come before the others and block them again.
+                *_, last = self._prompts(prefilling, (), view)
+                builder.preempt(last)
         may_prefill = prefilling or (could_admit and builder.tokens_left)
         return builder.build(max_steps=1 if may_prefill else FOREVER)
 
@@ -162,7 +164,8 @@ class QoServe(Policy):
         self, prefilling: list[RequestState], view: EngineView, builder: PlanBuilder
     ) -> None:
         chunk = None
-        for state in self._prompts(prefilling, view, builder):
+        waiting = view.waiting if not builder.preempted else ()
+        for state in self._prompts(prefilling, waiting, view):
             if chunk is None:
                 chunk = self._chunk_tokens(state, view, builder)
             granted = builder.grant(state, chunk) if chunk else 0
@@ -171,14 +174,13 @@ class QoServe(Policy):
                 return
 
     def _prompts(
-        self, prefilling: list[RequestState], view: EngineView, builder: PlanBuilder
+        self, prefilling: list[RequestState], waiting: Iterable[RequestState], view: EngineView
     ) -> Iterator[RequestState]:
         """Yield prompts under way and waiting by key, the relegated last."""
 
         def place(state: RequestState) -> tuple[float, int, int]:
             return self.key(state, view.now_ns), state.request.arrival_ns, state.id
 
-        waiting = view.waiting if not builder.preempted else ()
         relegated = []
         for state in merge(sorted(prefilling, key=place), waiting, key=place):
             if self._is_relegated(state, view):

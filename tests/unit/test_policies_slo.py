@@ -212,6 +212,17 @@ def test_qoserve_relegates_who_cannot_be_in_time():
     assert served("qoserve", work) == [2, 1, 0]
 
 
+def test_qoserve_with_prompts_that_block_each_other_preempts_the_one_that_comes_later_in_order():
+    # Request 0 has 64 tokens, 16 of 25 blocks, when request 1 comes, which is due sooner.
+    work = [
+        arrival(0, 0, prompt=70, output=1, slo=Slo(ttft_ms=10.0)),
+        arrival(1, 4_000, prompt=50, output=1, slo=Slo(ttft_ms=5.0)),
+    ]
+    got, log = batches("qoserve", work, limits(num_blocks=25), **FINE, alpha_ms_per_token=0.0)
+    assert got[:8] == [*4 * [{0: 16}], {1: 16}, {1: 16}, ({}, [0]), {1: 16}]
+    assert log.requests()["num_preemptions"].tolist() == [1, 0]
+
+
 def test_qoserve_weighs_deadlines_against_work():
     work = [
         arrival(0, prompt=12, slo=Slo(ttft_ms=5.0)),
