@@ -15,7 +15,7 @@ _MODULES = (
     "aged", "boosted", "dynamic", "edf", "fastserve", "fcfs", "hrrn", "ltr", "magnus", "mc_sf",
     "multi_bin", "nested_wait", "orca", "past_future", "prefill_first", "priority",
     "prompt_buckets", "qoserve", "sarathi", "scorpio", "shortest_prompt", "sjf", "slai", "srtf",
-    "static", "tensorrt_llm", "tgi", "vtc", "wait",
+    "static", "tensorrt_llm", "tgi", "tgi3", "vtc", "wait",
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Text Generation Inference: prefills interrupt decoding when enough requests wait."""
 
 import math
+from collections.abc import Iterator
 
 from schedlab.policies.future_memory import declared_blocks
 from schedlab.policies.policy import Policy
@@ -15,7 +16,8 @@ from schedlab.sim.request import RequestState
 class TextGenerationInference(Policy):
     """Pause decoding for a prefill batch once enough requests wait, or have waited long enough.
 
-    Optimises the balance of first tokens against stalls of running answers. Needs the
+    Version 2, and version 3 for models whose prompts it cannot cut; for the others version 3 is
+    `tgi3`. Optimises the balance of first tokens against stalls of running answers. Needs the
     `max_tokens` each request declares: it is reserved at admission, so nobody is ever evicted,
     and generous declarations keep the batch small. First come, first served, so nobody starves.
 
@@ -43,7 +45,7 @@ class TextGenerationInference(Policy):
         not given.
     """
 
-    source = "Hugging Face text-generation-inference, router, batching_task and queue.next_batch"
+    source = "Hugging Face text-generation-inference 2, router, batching_task and queue.next_batch"
 
     def __init__(
         self,
@@ -96,19 +98,39 @@ class TextGenerationInference(Policy):
         running = view.running
         if running and self._owes_decode:
             return ()
-        blocks = view.num_blocks
-        if self.max_batch_total_tokens is not None:
-            blocks = min(blocks, self.max_batch_total_tokens // view.config.block_size)
-        blocks -= sum(declared_blocks(state, view) for state in running)
         prompt_tokens = self.max_batch_prefill_tokens
         batch: list[RequestState] = []
-        for state in view.waiting:
-            blocks -= declared_blocks(state, view)
+        for state in fit_declared(view, self.max_batch_total_tokens):
             prompt_tokens -= state.num_uncomputed_tokens
-            full = min(blocks, prompt_tokens) < 0 or len(batch) == builder.seats_left
+            full = prompt_tokens < 0 or len(batch) == builder.seats_left
             if full and (running or batch):
                 break
             batch.append(state)
         waited = self._waiting_tokens >= self.max_waiting_tokens
         least = 0 if waited else math.floor(len(running) * self.waiting_served_ratio)
         return tuple(batch) if len(batch) >= least else ()
+
+
+def fit_declared(view: EngineView, most_tokens: int | None) -> Iterator[RequestState]:
+    """Yield who waits, in order of arrival, while all fit memory at their declared ends.
+
+    The first is yielded whatever it declares where nobody runs.
+
+    Parameters
+    ----------
+    view : EngineView
+        Who runs and who waits.
+    most_tokens : int, optional
+        Tokens that all together may hold, if less than the whole KV cache.
+    """
+    blocks = view.num_blocks
+    if most_tokens is not None:
+        blocks = min(blocks, most_tokens // view.config.block_size)
+    blocks -= sum(declared_blocks(state, view) for state in view.running)
+    alone = not view.running
+    for state in view.waiting:
+        blocks -= declared_blocks(state, view)
+        if blocks < 0 and not alone:
+            return
+        alone = False
+        yield state

@@ -35,7 +35,7 @@ MEMORY = {
     "contiguous": replace(TIGHT, kv_allocator="contiguous_exact"),
     "swap": replace(TIGHT, preemption_mode="swap", swap_space_blocks=20, kv_block_bytes=2048),
 }
-NEVER_PREEMPT = {"tensorrt_llm", "tgi", "scorpio", "past_future"}
+NEVER_PREEMPT = {"tensorrt_llm", "tgi", "tgi3", "scorpio", "past_future"}
 """They reserve memory to the end of a request before they admit it, reject what comes late, or
 take answers for long ones until they have seen many."""
 

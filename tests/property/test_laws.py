@@ -52,6 +52,8 @@ PARAMS = {
     "slai/paying": {"order": "paying_first", "tbt_s": 1e-5, "dynamic_offset": False},
     "tensorrt_llm/max_utilization": {"capacity_policy": "max_utilization"},
     "tgi": {"waiting_served_ratio": 0.5, "max_waiting_tokens": 4, "max_batch_prefill_tokens": 40},
+    "tgi3": {"max_batch_prefill_tokens": 20, "max_batch_total_tokens": 150},
+    "tgi3/small": {"max_batch_prefill_tokens": 3},
     "wait": {"output_edges": [8, 30], "total_limit": 12, "max_wait_s": 5e-6},
     "wait/cap": {"output_edges": [8, 30], "total_limit": 6, "only_cap": True},
     "wait/theory": {"output_edges": [5], "total_limit": 12, "max_wait_s": 5e-6, "drain": False},

@@ -17,7 +17,7 @@ from tests.workloads import configs, workloads
 # What knows no time but that of the requests; the deadlines of edf scale with them.
 TIMELESS = ["edf", "fcfs", "hrrn", "ltr", "mc_sf", "orca", "past_future", "prefill_first",
             "priority", "prompt_buckets", "sarathi", "shortest_prompt", "sjf", "srtf", "static",
-            "tensorrt_llm", "tgi", "vtc"]  # fmt: skip
+            "tensorrt_llm", "tgi", "tgi3", "vtc"]  # fmt: skip
 
 
 def changed(workload, **by_name):

@@ -100,7 +100,7 @@ def test_slai_leaves_no_critical_decode_out_while_budget_allows(workload, budget
 @given(workload=workloads(), config=configs())
 def test_guaranteed_no_evict_never_evicts(workload, config):
     config = replace(config, kv_allocator="paged")
-    for name in ("tensorrt_llm", "tgi"):
+    for name in ("tensorrt_llm", "tgi", "tgi3"):
         log = laws.run(registry.make(name), workload, config)
         assert log.requests()["num_preemptions"].sum() == 0
 

@@ -165,6 +165,74 @@ def test_tgi_reserves_declared_tokens_and_computes_an_oversized_prompt_alone():
     assert got == [{0: 4}, {0: 1}, {1: 9}, {2: 4}]  # 8 + 12 declared tokens exceed 12
 
 
+def test_tgi3_lets_prompts_join_decodes_and_cuts_the_last_to_its_budget():
+    work = [
+        arrival(0, prompt=4, output=4, max_tokens=4),
+        arrival(1, 500, prompt=6, output=2, max_tokens=2),
+        arrival(2, 500, prompt=6, output=1, max_tokens=2),
+    ]
+    got, _ = batches("tgi3", work, limits(), max_batch_prefill_tokens=8)
+    assert got == [
+        {0: 4},
+        {0: 1, 1: 6, 2: 2},  # 8 less one decode, in whole blocks: 8 tokens of prompts
+        {0: 1, 1: 1, 2: 4},
+        {0: 1},
+    ]
+
+
+def test_tgi3_looks_at_no_queue_in_the_step_after_somebody_joined():
+    work = [
+        arrival(0, prompt=4, output=5, max_tokens=5),
+        arrival(1, 500, prompt=4, output=1, max_tokens=1),
+        arrival(2, 1_500, prompt=4, output=1, max_tokens=1),
+    ]
+    got, _ = batches("tgi3", work, limits(), max_batch_prefill_tokens=8)
+    assert got == [{0: 4}, {0: 1, 1: 4}, {0: 1}, {0: 1, 2: 4}, {0: 1}]
+
+
+def test_tgi3_gives_a_prompt_under_way_the_whole_budget_and_the_rest_to_new_ones():
+    work = [
+        arrival(0, prompt=4, output=9, max_tokens=9),
+        arrival(1, 500, prompt=20, output=1, max_tokens=1),
+        arrival(2, 500, prompt=9, output=1, max_tokens=1),
+    ]
+    got, _ = batches("tgi3", work, limits(), max_batch_prefill_tokens=8)
+    assert got[:5] == [
+        {0: 4},
+        {0: 1, 1: 8},
+        {0: 1, 1: 7},  # 8 less the decode: only new prompts are counted in whole blocks
+        {0: 1, 1: 5, 2: 4},  # two are left, so a block of four
+        {0: 1, 2: 5},
+    ]
+
+
+def test_tgi3_gives_a_prompt_under_way_one_token_where_decodes_use_up_the_budget():
+    work = [arrival(0, prompt=1, output=4, max_tokens=4)]
+    work += [arrival(i, 500, prompt=1, output=4, max_tokens=4) for i in (1, 2)]
+    work += [arrival(3, 500, prompt=6, max_tokens=1), arrival(4, 500, prompt=1, max_tokens=1)]
+    got, _ = batches("tgi3", work, limits(), max_batch_prefill_tokens=3)
+    assert got == [
+        {0: 1},
+        {0: 1, 1: 1, 2: 1, 3: 2},  # a block of four
+        {0: 1, 1: 1, 2: 1, 3: 1},
+        {0: 1, 1: 1, 2: 1, 3: 1},  # nothing is left for request 4
+        {1: 1, 2: 1, 3: 1},
+        {3: 1, 4: 1},
+    ]
+
+
+def test_tgi3_reserves_declared_tokens_and_cuts_an_oversized_prompt():
+    work = [
+        arrival(0, prompt=4, output=2, max_tokens=4),
+        arrival(1, prompt=9, output=1, max_tokens=3),
+        arrival(2, prompt=4, output=1, max_tokens=4),
+    ]
+    got, _ = batches("tgi3", work, limits(), max_batch_prefill_tokens=8)
+    assert got == [{0: 4, 1: 4}, {0: 1, 1: 5, 2: 4}]
+    got, _ = batches("tgi3", work, limits(), max_batch_total_tokens=12)
+    assert got == [{0: 4}, {0: 1}, {1: 9}, {2: 4}]  # 8 + 12 declared tokens exceed 12
+
+
 def test_prefill_first_with_a_delay_lets_prompts_gather_for_as_long_as_the_last_prefill_took():
     work = [
         arrival(0, prompt=6, output=5),
