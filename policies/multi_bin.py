@@ -18,10 +18,11 @@ class MultiBin(Static):
     """Collect requests in bins of predicted output length; a bin that is full becomes a batch.
 
     Optimises the throughput of sealed batches: members end together, so few slots idle. Needs a
-    prediction of the output length. Batches are served in the order in which they became full. A
-    rare length waits for its bin to fill and could starve, so once the oldest request has waited
-    for `max_wait_s` its bin comes next, as full as it is (an addition to the paper, whose
-    arrivals never end). As the bins grow in number, batches get purer and waits longer.
+    prediction of the output length. Batches are served in the order in which they became full. In
+    the paper arrivals never end, so every bin fills at some time; here, where none is full and the
+    oldest request has waited for `max_wait_s`, its bin is served as full as it is. A full bin never
+    gives way to that, so a rare length starves while others keep the GPU busy. As the bins grow in
+    number, batches get purer and waits longer.
 
     Skip-ahead is honest: between events a sealed batch does not change, and the one thing that
     happens by itself is the oldest request's limit, which the plan names.
@@ -32,13 +33,15 @@ class MultiBin(Static):
         Upper edges of the bins in predicted output tokens, ascending; what lies above is one bin
         more. The paper takes the i/K quantiles of the lengths, so that bins have equal mass.
     max_wait_s : float
-        Longest wait of a request before its bin is the next to be served.
+        Wait of the oldest request for its bin to fill, where the GPU is idle and no bin is full.
+        Less serves low loads sooner; more makes batches purer where bins just fail to fill.
     max_batch_size, pad_prompts, pad_decodes, return_early
         As in `Static`; `max_batch_size` is the size of a full bin.
     """
 
     source = "Multi-Bin Batching, Guldogan et al. 2024 (arXiv:2412.04504)"
     needs_prediction = True
+    starves = True
 
     def __init__(
         self,
@@ -77,7 +80,8 @@ class MultiBin(Static):
         return []
 
     def _form(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
-        if self._overdue_ns(view) > view.now_ns:
-            return self._admit(self._first_full_bin(view), builder)
+        full = self._first_full_bin(view)
+        if full:
+            return self._admit(full, builder)
         oldest = self._bin(view.waiting.head)
         return self._admit((s for s in view.waiting if self._bin(s) == oldest), builder)
