@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from schedlab.experiments.comparing.validate import check_same, recording_of, timeline
-from schedlab.experiments.comparing.vllm_recording import Floats, Timeline
-from schedlab.experiments.running.backend import SimBackend
-from schedlab.experiments.running.run import run
+from schedlab.experiments.comparing.recorded_engines import RecordedRouter
+from schedlab.experiments.comparing.recorded_replay import Contradiction, StepTime, replay
+from schedlab.experiments.comparing.validate import recording_of
+from schedlab.experiments.comparing.vllm_recording import Floats
 from schedlab.experiments.specification.experiment import ExperimentSpec
-from schedlab.sim.core.engine import Engine
-from schedlab.sim.core.executor import SimExecutor, Steps, Work
-from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
-from schedlab.sim.record.log import RunLog
-from schedlab.sim.request import Arrival
 
 _DECODES = (4, *range(8, 129, 8), 160, 192, 224, 256, 384, 512)
 _KINDS = (
@@ -32,36 +25,8 @@ _KINDS = (
     "1,000 prompt tokens in it",
     "100 decodes in it",
 )
-_SPREAD_NS = 3_000_000  # recorded times of one step differ by the time it takes to stamp them
-_STAMP_NS = 500_000  # a request that waited for a step's end is stamped a little after it
-_LEAST, _MOST = 0.5, 1.5  # of the predicted time, else a step is missing or one too many
-_NEAR = 0.45  # share of a step within which a recorded boundary is taken for its end
 _ROUNDS = 12
 _PRIOR_MS = 3.0  # how far off a kind of step is thought to be before anything is seen
-
-
-class Contradiction(NamedTuple):
-    """Recorded times that do not fit the end of the step on which the replay puts them."""
-
-    start_s: float
-    """When the step began."""
-    requests: tuple[int, ...]
-    """Whose first or last token comes at its end, according to the replay."""
-    recorded_s: tuple[float, ...]
-    """When they came, according to the recording."""
-
-
-class StepTime(NamedTuple):
-    """One step of the replay."""
-
-    start_ns: int
-    duration_ns: int
-    """Recorded where `num_times` is not zero, else estimated between recorded times."""
-    predicted_ns: int
-    """What the cost model and the scheduling overhead say."""
-    shape: BatchShape
-    num_times: int
-    """Recorded first and last tokens at its end."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +66,15 @@ class ForcedReplay:
         Cost error by kind of step.
     num_preemptions : int
         Of the replay.
+    router : RecordedRouter or None
+        What told several engines apart; None of one engine.
     """
 
     steps: list[StepTime]
     contradictions: list[Contradiction]
     differences: list[Difference]
     num_preemptions: int
+    router: RecordedRouter | None = None
 
     def stretches(self) -> Floats:
         """Return the stretches between recorded ends of steps.
@@ -116,12 +84,10 @@ class ForcedReplay:
         ndarray of float64, shape (num_stretches, 3)
             Recorded time and predicted time in milliseconds, and 1 if prompts were computed.
         """
-        ends = np.flatnonzero([step.num_times for step in self.steps])
         columns = np.array([
             (s.duration_ns / 1e6, s.predicted_ns / 1e6, bool(s.shape.chunks)) for s in self.steps
         ])  # fmt: skip
-        inside = columns[ends[0] + 1 : ends[-1] + 1]
-        summed = np.add.reduceat(inside, ends[:-1] - ends[0], axis=0)
+        summed = _between_ends(self.steps, columns)
         summed[:, 2] = summed[:, 2] > 0
         return np.asarray(summed, dtype=np.float64)
 
@@ -146,6 +112,11 @@ class ForcedReplay:
             f"{len(self.contradictions)} of these steps contradict the recording; "
             f"preemptions {self.num_preemptions}"
         ]
+        if self.router is not None:
+            lines.append(
+                f"engines: vLLM's router placed {self.router.num_asked:,} requests, the others "
+                f"follow from equal times; {self.router.num_doubtful:,} pairs do not fit"
+            )
         for found in self.contradictions[:3]:
             requests = ", ".join(map(str, found.requests))
             ends = ", ".join(f"{t:.3f}" for t in found.recorded_s)
@@ -160,9 +131,18 @@ class ForcedReplay:
         return {
             "num_steps": len(self.steps),
             "num_preemptions": self.num_preemptions,
+            **self._routed(),
             "recorded_times": sum(step.num_times for step in self.steps),
             "contradictions": [found._asdict() for found in self.contradictions],
             "differences": [vars(found) for found in self.differences],
+        }
+
+    def _routed(self) -> dict[str, int]:
+        if self.router is None:
+            return {}
+        return {
+            "requests_placed_by_load": self.router.num_asked,
+            "doubtful_pairs": self.router.num_doubtful,
         }
 
 
@@ -198,123 +178,36 @@ def forced_replay(spec: ExperimentSpec) -> ForcedReplay:
     of 3 ms). Errors of the cost model can let the replay miscount steps where nothing was recorded
     for long, so replay and regression alternate, each correcting the other, until nothing changes;
     of all rounds the one with the fewest contradictions counts.
+
+    Of several engines a recording says by the times of tokens who shared one, and vLLM's router is
+    asked for the others (see `RecordedRouter`). Where it answers otherwise than the real one did,
+    whose counts are stale, steps are contradicted that no scheduler is to blame for. In lockstep
+    a joint step ends when the tokens of all engines were recorded, and its error is counted by the
+    batch of the slowest engine.
     """
     recording = recording_of(spec)
-    if spec.engine.data_parallel_size > 1:
-        raise SpecError("engine.data_parallel_size: a recording does not say which engine it was")
+    engine = spec.engine
+    if engine.data_parallel_size > 1 and not engine.data_parallel_lockstep:
+        raise SpecError(
+            "engine.data_parallel_lockstep: engines on their own seldom end a step together, so a "
+            "recording does not say which engine a request was on"
+        )
     correction_ms: Floats = np.zeros(len(_KINDS))
     best: ForcedReplay | None = None
     for _ in range(_ROUNDS):
-        steps, contradictions, num_preemptions = _replay(spec, recording, correction_ms)
+        steps, contradictions, num_preemptions, router = replay(
+            spec, recording, partial(_error_ms, correction_ms)
+        )
         parts = np.array([_parts(step.shape) for step in steps])
         mean_ms, standard_error_ms, counts = _fit(steps, parts)
         if best is None or len(contradictions) <= len(best.contradictions):
             found = _differences(steps, parts, mean_ms, standard_error_ms, counts)
-            best = ForcedReplay(steps, contradictions, found, num_preemptions)
+            best = ForcedReplay(steps, contradictions, found, num_preemptions, router)
         if np.allclose(mean_ms, correction_ms, atol=0.01):
             break
         correction_ms = mean_ms
     assert best is not None
     return best
-
-
-class _RecordedExecutor(SimExecutor):
-    """A GPU whose steps end when a recording says so, and are corrected elsewhere."""
-
-    def __init__(
-        self,
-        pricing: Pricing,
-        recording: Timeline,
-        correction_ms: Floats,
-    ) -> None:
-        super().__init__(pricing)
-        start_s = recording.queued_s[0]
-        self._first_ns = _ns(recording.first_token_s - start_s)
-        self._last_ns = _ns(recording.last_token_s - start_s)
-        boundaries = {*_ns(recording.queued_s - start_s)}
-        if recording.scheduled_s is not None:
-            boundaries |= {*_ns(recording.scheduled_s - start_s)}
-        self._boundaries_ns = sorted(boundaries)
-        self._correction_ms = correction_ms
-        self._took_ns = self._expected_ns = 0  # since the last recorded end
-        self.steps: list[StepTime] = []
-        self.contradictions: list[Contradiction] = []
-
-    def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
-        """Run one step to its recorded end, or to the likeliest one."""
-        steps = super().execute(work, 1, horizon_ns)
-        predicted_ns, now_ns = steps.durations_ns[0], work.now_ns
-        ended = [(state.id, self._last_ns[state.id]) for state in steps.finished]
-        ended += [
-            (state.id, self._first_ns[state.id])
-            for state, n in work.plan.chunks
-            if state.num_uncomputed_tokens == n and not state.num_output_tokens
-        ]
-        if ended:
-            times = sorted(ns for _, ns in ended)
-            end_ns = times[len(times) // 2]
-            took_ns = self._took_ns + end_ns - now_ns
-            share = took_ns / (self._expected_ns + predicted_ns)
-            if times[-1] - times[0] > _SPREAD_NS or not _LEAST <= share <= _MOST:
-                requests = tuple(i for i, _ in ended)
-                recorded = tuple(ns / 1e9 for _, ns in ended)
-                self.contradictions.append(Contradiction(now_ns / 1e9, requests, recorded))
-        else:
-            error_ms = float(_parts(work.shape) @ self._correction_ms)
-            end_ns = now_ns + max(int(predicted_ns + 1e6 * error_ms), 1)
-            end_ns = self._boundary_near(end_ns, _NEAR * predicted_ns)
-        duration_ns = max(end_ns - now_ns, 1)
-        self._took_ns = 0 if ended else self._took_ns + duration_ns
-        self._expected_ns = 0 if ended else self._expected_ns + predicted_ns
-        step = StepTime(now_ns, duration_ns, predicted_ns, work.shape, len(ended))
-        self.steps.append(step)
-        return steps._replace(durations_ns=[duration_ns])
-
-    def _boundary_near(self, at_ns: int, within_ns: float) -> int:
-        i = bisect_left(self._boundaries_ns, at_ns)
-        near = self._boundaries_ns[max(i - 1, 0) : i + 1]
-        found = min(near, key=lambda ns: abs(ns - at_ns), default=at_ns)
-        return found if abs(found - at_ns) <= within_ns else at_ns
-
-
-class _RecordedBackend(SimBackend):
-    """The simulation, with requests that come when they were recorded as queued."""
-
-    def __init__(self, executor: _RecordedExecutor, recording: Timeline) -> None:
-        super().__init__(executor)
-        queued_ns = _ns(recording.queued_s - recording.queued_s[0])
-        self._ready_ns = [max(ns - _STAMP_NS, 0) for ns in queued_ns]
-
-    def drive(
-        self, engine: Engine, arrivals: Iterable[Arrival], max_concurrency: int | None
-    ) -> RunLog:
-        """Run the workload to its end."""
-        moved = []
-        for arrival in arrivals:
-            ready_ns = self._ready_ns[arrival.request.id]
-            request = replace(arrival.request, arrival_ns=ready_ns)
-            moved.append(arrival._replace(request=request, ready_ns=ready_ns))
-        moved.sort(key=lambda arrival: (arrival.ready_ns, arrival.request.id))
-        return simulate(engine, moved, max_concurrency)
-
-    def describe(self) -> dict[str, object]:
-        """Say that the times are recorded ones."""
-        return {"clock": "recorded"}
-
-
-def _replay(
-    spec: ExperimentSpec, recording: Timeline, correction_ms: Floats
-) -> tuple[list[StepTime], list[Contradiction], int]:
-    executors = []
-
-    def opened(pricing: Pricing) -> _RecordedBackend:
-        executors.append(_RecordedExecutor(pricing, recording, correction_ms))
-        return _RecordedBackend(executors[-1], recording)
-
-    result = run(spec, opened=opened)
-    check_same(recording, timeline(result), spec)
-    preemptions = int(result.requests["num_preemptions"].sum())
-    return executors[0].steps, executors[0].contradictions, preemptions
 
 
 def _parts(shape: BatchShape) -> Floats:
@@ -328,16 +221,15 @@ def _parts(shape: BatchShape) -> Floats:
     return parts
 
 
+def _error_ms(correction_ms: Floats, shape: BatchShape) -> float:
+    return float(_parts(shape) @ correction_ms)
+
+
 def _fit(steps: list[StepTime], parts: Floats) -> tuple[Floats, Floats, Floats]:
     """Return cost error, standard error (ms) and count of each kind, between recorded times."""
-    ends = [i for i, step in enumerate(steps) if step.num_times]
-    if len(ends) < 2:
-        raise SpecError("the recording has too few times to tell steps apart")
     error_ms = np.array([step.duration_ns - step.predicted_ns for step in steps]) / 1e6
-    inside = slice(ends[0] + 1, ends[-1] + 1)
-    starts = np.array(ends[:-1]) - ends[0]
-    counts = np.add.reduceat(parts[inside], starts, axis=0)
-    wanted = np.add.reduceat(error_ms[inside], starts)
+    counts = _between_ends(steps, parts)
+    wanted = _between_ends(steps, error_ms)
     weight, scale = np.ones(len(wanted)), _PRIOR_MS
     found: Floats = np.zeros(len(_KINDS))
     for _ in range(30):
@@ -349,6 +241,15 @@ def _fit(steps: list[StepTime], parts: Floats) -> tuple[Floats, Floats, Floats]:
         weight = np.sqrt(1 / np.maximum(left / (1.345 * scale), 1))
     spread = np.sqrt(np.diag(np.linalg.inv(precision))) * scale
     return found, spread, counts.sum(axis=0)
+
+
+def _between_ends(steps: list[StepTime], values: Floats) -> Floats:
+    """Sum values of steps over the stretches between recorded ends."""
+    ends = np.flatnonzero([step.num_times for step in steps])
+    if len(ends) < 2:
+        raise SpecError("the recording has too few times to tell steps apart")
+    inside = values[ends[0] + 1 : ends[-1] + 1]
+    return np.asarray(np.add.reduceat(inside, ends[:-1] - ends[0], axis=0), dtype=np.float64)
 
 
 def _differences(
@@ -369,7 +270,3 @@ def _differences(
             Difference(kind, float(counts[i]), mean, float(mean_ms[i]), float(standard_error_ms[i]))
         )
     return found
-
-
-def _ns(seconds: Floats) -> list[int]:
-    return [int(value) for value in np.round(seconds * 1e9)]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, SimExecutor
+from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import joint_steps_ns, simulate_cluster
+from schedlab.sim.drive.router import LeastLoaded, Router
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
+from schedlab.sim.record.cluster_log import ClusterLog
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival
 
@@ -19,13 +23,12 @@ from schedlab.sim.request import Arrival
 class Backend(Protocol):
     """What carries plans out, and what moves the clock."""
 
-    @property
-    def executor(self) -> Executor:
-        """What runs steps."""
+    def executors(self, num_engines: int) -> list[Executor]:
+        """Return what runs steps, one for each engine."""
 
     def drive(
-        self, engine: Engine, arrivals: Iterable[Arrival], max_concurrency: int | None
-    ) -> RunLog:
+        self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None
+    ) -> RunLog | ClusterLog:
         """Run a workload to its end."""
 
     def describe(self) -> dict[str, object] | None:
@@ -33,16 +36,40 @@ class Backend(Protocol):
 
 
 class SimBackend:
-    """A simulated GPU on SimPy's clock."""
+    """Simulated GPUs on one clock, behind a router if they are several.
 
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
+    Parameters
+    ----------
+    pricing : Pricing
+        What steps take.
+    lockstep : bool
+        Whether several engines run every step together.
+    router : Router, optional
+        Chooses among several engines; vLLM's if none is given.
+    """
+
+    def __init__(
+        self, pricing: Pricing, lockstep: bool = True, router: Router | None = None
+    ) -> None:
+        self._pricing = pricing
+        self._lockstep = lockstep
+        self._router = router or LeastLoaded()
+
+    def executors(self, num_engines: int) -> list[Executor]:
+        """Return a simulated GPU for each engine."""
+        return [SimExecutor(self._pricing) for _ in range(num_engines)]
 
     def drive(
-        self, engine: Engine, arrivals: Iterable[Arrival], max_concurrency: int | None
-    ) -> RunLog:
+        self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None
+    ) -> RunLog | ClusterLog:
         """Run a workload to its end."""
-        return simulate(engine, arrivals, max_concurrency)
+        if len(engines) == 1:
+            return simulate(engines[0], arrivals, max_concurrency)
+        joint_step = self._joint_step_ns if self._lockstep else None
+        return simulate_cluster(engines, self._router, arrivals, max_concurrency, joint_step)
+
+    def _joint_step_ns(self, segments: Sequence[Segment]) -> int:
+        return max(joint_steps_ns(self._pricing, segments))
 
     def describe(self) -> dict[str, object] | None:
         """Return None: the cost model says it all."""
@@ -65,7 +92,7 @@ def open_backend(point: Resolved, pricing: Pricing) -> Backend:
         If the real backend does not do what is asked for, or cannot run here.
     """
     if point.spec.backend == "sim":
-        return SimBackend(SimExecutor(pricing))
+        return SimBackend(pricing, point.spec.engine.data_parallel_lockstep)
     _refuse_simulated_switches(point.spec)
     from schedlab.experiments.running.real_backend import open_device  # torch takes seconds
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.specification.experiment import Real
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import Executor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
@@ -27,14 +28,20 @@ class RealBackend:
     """Kernels on a device under one of three clocks; see `schedlab.gpu_backend.clock`."""
 
     def __init__(self, executor: TorchExecutor, clock: Clock, real: Real) -> None:
-        self.executor = executor
+        self._executor = executor
         self._clock = clock
         self._real = real
 
+    def executors(self, num_engines: int) -> list[Executor]:
+        """Return the device's; several engines are refused before."""
+        assert num_engines == 1
+        return [self._executor]
+
     def drive(
-        self, engine: Engine, arrivals: Iterable[Arrival], max_concurrency: int | None
+        self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None
     ) -> RunLog:
         """Run a workload to its end."""
+        (engine,) = engines
         from schedlab.gpu_backend.clock import WallClock
         from schedlab.gpu_backend.replay import replay
 
@@ -44,14 +51,14 @@ class RealBackend:
 
     def describe(self) -> dict[str, object]:
         """Return device, clock and where the time went."""
-        steps = self.executor.steps
+        steps = self._executor.steps
         return {
             "device": self._real.device,
             **({"threads": self._real.threads} if self._real.device == "cpu" else {}),
             "clock": self._clock.mode,
             "weights": self._real.weights or "seeded random",
-            "graph_buckets": list(self.executor.runner.graph_buckets),
-            "estimates": self.executor.num_estimates,
+            "graph_buckets": list(self._executor.runner.graph_buckets),
+            "estimates": self._executor.num_estimates,
             "device_s": sum(step.device_ns for step in steps) / 1e9,
             "prepare_s": sum(step.prepare_ns for step in steps) / 1e9,
             "overhead_s": sum(step.overhead_ns for step in steps) / 1e9,

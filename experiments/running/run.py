@@ -16,12 +16,10 @@ from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies import Policy, registry
 from schedlab.sim.core.engine import Engine
-from schedlab.sim.core.executor import Executor, SimExecutor
+from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
 from schedlab.sim.cost.limits import check_limits
 from schedlab.sim.cost.pricing import Pricing
-from schedlab.sim.drive.cluster import simulate_cluster
-from schedlab.sim.drive.router import LeastLoaded
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.window import measured_window
 from schedlab.sim.record.cluster_log import ClusterLog
@@ -81,29 +79,18 @@ def run(
     if _is_to_be_tried(spec):
         _try(point, make_policy, arrivals)
     num_engines = spec.engine.data_parallel_size
-    executor: Executor = backend.executor
+    executors = backend.executors(num_engines)
     if record is not None:
         if num_engines > 1:
             raise SpecError("engine.data_parallel_size: steps can be recorded of one engine only")
-        executor = recorder = RecordingExecutor(executor)
+        executors = [recorder := RecordingExecutor(*executors)]
         recorder.steps = record
-    executors = [executor, *(SimExecutor(pricing) for _ in range(num_engines - 1))]
     engines = [Engine(point.config, make_policy(), each) for each in executors]
     if progress is not None:
         report = _reporter(progress, engines, len(trace))
         for engine in engines:
             engine.observer = report
-    log: RunLog | ClusterLog
-    if num_engines == 1:
-        log = backend.drive(engines[0], arrivals(), spec.workload.max_concurrency)
-    else:
-        log = simulate_cluster(
-            engines,
-            LeastLoaded(),
-            arrivals(),
-            spec.workload.max_concurrency,
-            lockstep=pricing if spec.engine.data_parallel_lockstep else None,
-        )
+    log = backend.drive(engines, arrivals(), spec.workload.max_concurrency)
     described = backend.describe()
     if described is None:
         _check_limits(point, log)

@@ -5,7 +5,7 @@ Engines run on their own, or every step together (in lockstep), as those must th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import simpy
 from simpy.events import EventPriority
@@ -26,12 +26,16 @@ _LATE = EventPriority(2)
 Process = Generator[simpy.Event, object, None]
 
 
+JointStep = Callable[[Sequence[Segment]], int]
+"""How long (ns) steps take that engines begin together; one segment an engine with work."""
+
+
 def simulate_cluster(
     engines: Sequence[Engine],
     router: Router,
     arrivals: Iterable[Arrival],
     max_concurrency: int | None = None,
-    lockstep: Pricing | None = None,
+    lockstep: JointStep | None = None,
 ) -> ClusterLog:
     """Run a workload to its end on several engines.
 
@@ -45,10 +49,10 @@ def simulate_cluster(
         In order of `ready_ns`; read lazily, one ahead.
     max_concurrency : int, optional
         Closed loop: at most so many requests in flight on all engines together; see `simulate`.
-    lockstep : Pricing, optional
-        If given, the engines begin and end every step together, and the step takes as long as the
-        slowest of them when the tokens of all meet at the experts. An engine without work waits
-        for the others' step to end before it begins one.
+    lockstep : callable, optional
+        If given, the engines begin and end every step together, and it says how long the joint
+        step takes (see `joint_steps_ns`). An engine without work waits for the others' step to end
+        before it begins one.
 
     Returns
     -------
@@ -194,10 +198,12 @@ class _Server:
 class _Barrier:
     """Where engines meet that run every step together."""
 
-    def __init__(self, clock: simpy.Environment, num_engines: int, pricing: Pricing) -> None:
+    def __init__(
+        self, clock: simpy.Environment, num_engines: int, joint_step_ns: JointStep
+    ) -> None:
         self._clock = clock
         self._num_engines = num_engines
-        self._pricing = pricing
+        self._joint_step_ns = joint_step_ns
         self._segments: list[Segment | None] = []
         self._wait_until_ns = FOREVER
         self._end: simpy.Event | None = None
@@ -239,7 +245,7 @@ class _Barrier:
         wait_until_ns = self._wait_until_ns
         self._segments, self._end, self._wait_until_ns = [], None, FOREVER
         if active:
-            duration_ns = self._joint_ns(active)
+            duration_ns = self._joint_step_ns(active)
             for segment in active:
                 segment.steps = segment.steps._replace(durations_ns=[duration_ns])
             yield _Turn(clock, duration_ns)
@@ -252,15 +258,29 @@ class _Barrier:
             self._idle = None
         end.succeed()
 
-    def _joint_ns(self, segments: Sequence[Segment]) -> int:
-        """Price, and count, the step whose experts get the tokens of all engines."""
-        step_ns = self._pricing.cost_model.step_ns
-        tokens = sum(segment.shape.num_new_tokens for segment in segments)
-        for segment in segments:
-            self._pricing.meet(segment.shape, tokens)
-        return max(
-            segment.steps.durations_ns[0]
-            - step_ns(segment.shape)[0]
-            + step_ns(segment.shape._replace(gathered_tokens=tokens))[0]
-            for segment in segments
-        )
+
+def joint_steps_ns(pricing: Pricing, segments: Sequence[Segment]) -> list[int]:
+    """Price, and count, steps whose experts get the tokens of all engines.
+
+    Parameters
+    ----------
+    pricing : Pricing
+        What steps take; counts them anew, with the tokens of all.
+    segments : sequence of Segment
+        A step each, of the engines that have work.
+
+    Returns
+    -------
+    list of int
+        What each would take by itself among the others; together they take as long as the slowest.
+    """
+    step_ns = pricing.cost_model.step_ns
+    tokens = sum(segment.shape.num_new_tokens for segment in segments)
+    for segment in segments:
+        pricing.meet(segment.shape, tokens)
+    return [
+        segment.steps.durations_ns[0]
+        - step_ns(segment.shape)[0]
+        + step_ns(segment.shape._replace(gathered_tokens=tokens))[0]
+        for segment in segments
+    ]

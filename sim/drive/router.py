@@ -29,19 +29,24 @@ class LeastLoaded:
 
     As in vLLM's data-parallel load balancer (v1/engine/core_client.py, DPLBAsyncMPClient), but
     with counts that are never stale.
+
+    Attributes
+    ----------
+    turn : int
+        The engine that goes first among equals: the one behind the last that was chosen.
     """
 
     WAITING_WEIGHT = 4
 
     def __init__(self) -> None:
-        self._turn = 0
+        self.turn = 0
 
     def route(self, request: Request, engines: Sequence[EngineView]) -> int:
         """Return the index of the least loaded engine; the first from the one behind the last."""
-        size, turn = len(engines), self._turn
+        size, turn = len(engines), self.turn
         chosen = min(
             [(turn + i) % size for i in range(size)],
             key=lambda i: self.WAITING_WEIGHT * engines[i].num_waiting + len(engines[i].running),
         )
-        self._turn = (chosen + 1) % size
+        self.turn = (chosen + 1) % size
         return chosen

@@ -13,7 +13,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.cluster import joint_steps_ns, simulate_cluster
 from schedlab.sim.drive.router import LeastLoaded
 from schedlab.sim.record.columns import REJECTED
 from schedlab.sim.result import RunResult
@@ -32,6 +32,10 @@ class SharedCost(LinearCost):
         ]
 
 
+def joint_step(pricing):
+    return lambda segments: max(joint_steps_ns(pricing, segments))
+
+
 def simulate(
     workload, config=CONFIG, size=2, cost=None, policy="fcfs", lockstep=True, max_concurrency=None
 ):
@@ -40,9 +44,8 @@ def simulate(
         Engine(config, registry.make(policy), SimExecutor(pricing), check_conservation)
         for _ in range(size)
     ]
-    return simulate_cluster(
-        engines, LeastLoaded(), workload, max_concurrency, pricing if lockstep else None
-    )
+    together = joint_step(pricing) if lockstep else None
+    return simulate_cluster(engines, LeastLoaded(), workload, max_concurrency, together)
 
 
 def test_engines_share_requests_and_wait_for_the_slowest():
@@ -80,7 +83,7 @@ def test_step_is_extrapolated_by_the_tokens_that_meet_where_those_decide(
     pricing = Pricing(Measured(100, 10, 0))
     engines = [Engine(CONFIG, registry.make("fcfs"), SimExecutor(pricing)) for _ in range(2)]
     workload = [arrival(i, 0, prompt, 1) for i, prompt in enumerate(prompts)]
-    simulate_cluster(engines, LeastLoaded(), workload, None, pricing)
+    simulate_cluster(engines, LeastLoaded(), workload, None, joint_step(pricing))
     assert pricing.extrapolated_steps == steps
     assert pricing.extrapolated_by_feature == by_feature
 
@@ -90,7 +93,7 @@ def test_joint_step_outside_what_was_measured_is_warned_of_once():
     engines = [Engine(CONFIG, registry.make("fcfs"), SimExecutor(pricing)) for _ in range(2)]
     workload = [arrival(i, 0, 30, 1) for i in range(4)]
     with pytest.warns(ExtrapolationWarning) as told:
-        simulate_cluster(engines, LeastLoaded(), workload, None, pricing)
+        simulate_cluster(engines, LeastLoaded(), workload, None, joint_step(pricing))
     assert len(told) == 1
 
 

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,7 +8,9 @@ from typer.testing import CliRunner
 
 from schedlab.experiments.commands.cli import app
 from schedlab.experiments.comparing.forced_replay import forced_replay
+from schedlab.experiments.comparing.recorded_engines import RecordedRouter
 from schedlab.experiments.comparing.validate import timeline
+from schedlab.experiments.comparing.vllm_recording import Timeline, read_recording
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.sim.errors import SpecError
@@ -104,14 +107,106 @@ def test_forced_replay_of_other_decisions_contradicts_the_recording(folder, wron
     assert "were recorded at" in found.lines()[1]
 
 
+# -- several engines ---------------------------------------------------------------------------
+
+
+LIKE_VLLM = {"base_s": 0.0006, "per_prefill_step_s": 0.004}
+
+
+def stamp(path, result, apart_s=0.0004):
+    """Stamp tokens a little later on each further engine, as engines of one joint step do."""
+    engine = result.requests["engine"].astype(int)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row, place in zip(rows, engine.tolist(), strict=True):
+        for key in ("first_token_ts", "last_token_ts"):
+            row[key] += apart_s * place
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return engine
+
+
+def bursts(path, n=120):
+    """Write requests that come ten at a time and whose answers often end together."""
+    rng = np.random.default_rng(5)
+    with path.open("w") as file:
+        for i in range(n):
+            line = {
+                "input_toks": int(rng.integers(20, 300)),
+                "output_toks": int(rng.choice([8, 16, 32])),
+                "arrival_time_ns": i // 10 * 200_000_000,
+            }
+            file.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def engines(tmp_path):
+    """A recording of two engines in lockstep, and where its requests were."""
+    bursts(tmp_path / "trace.jsonl")
+    setting = {"data_parallel_size": 2, "max_num_seqs": 4}
+    result = run(experiment(tmp_path, scheduling_overhead=LIKE_VLLM, **setting))
+    record(result, tmp_path / "requests.jsonl")
+    place = stamp(tmp_path / "requests.jsonl", result)
+    return tmp_path, setting, place
+
+
+def test_engines_are_told_apart_by_the_times_of_their_tokens(engines):
+    folder, _, place = engines
+    router = RecordedRouter(read_recording(folder / "requests.jsonl"), 2)
+    routed = []
+    for i in range(120):
+        # A router that would send everything to the engine where the request was not.
+        loads = [SimpleNamespace(num_waiting=k == place[i], running=[]) for k in range(2)]
+        before = router.num_asked
+        engine = router.route(SimpleNamespace(id=i), loads)
+        if router.num_asked == before:
+            routed.append(engine == place[i])
+    assert router.num_doubtful == 0
+    assert len(routed) > 60
+    # Whom the router placed wrongly has taken along all who were with it, and none else.
+    assert not any(routed)
+
+
+def test_forced_replay_of_several_engines_finds_decisions_and_errors(engines):
+    folder, setting, _ = engines
+    found = forced_replay(experiment(folder, **setting))
+    assert found.contradictions == []
+    assert sum(step.num_times for step in found.steps) == 240
+    by_kind = {d.kind: d for d in found.differences}
+    assert by_kind["1-4 decodes"].mean_ms == pytest.approx(0.6, abs=0.15)
+    assert by_kind["a step with prompts"].mean_ms == pytest.approx(4.6, abs=0.6)
+    assert "0 pairs do not fit" in found.lines()[1]
+    assert found.to_data()["requests_placed_by_load"] < 60
+
+
+def test_forced_replay_of_engines_on_their_own_is_refused(engines):
+    folder, setting, _ = engines
+    with pytest.raises(SpecError, match="data_parallel_lockstep: engines on their own"):
+        forced_replay(experiment(folder, data_parallel_lockstep=False, **setting))
+
+
+def test_forced_replay_of_too_many_engines_contradicts_the_recording(tmp_path):
+    bursts(tmp_path / "trace.jsonl")
+    setting = {"data_parallel_size": 2, "max_num_seqs": 4}
+    result = run(experiment(tmp_path, **setting))
+    record(result, tmp_path / "requests.jsonl")
+    stamp(tmp_path / "requests.jsonl", result)
+    wrong = forced_replay(experiment(tmp_path, **setting | {"data_parallel_size": 3}))
+    assert len(wrong.contradictions) > 5
+
+
+@pytest.mark.parametrize(("num_engines", "doubtful"), [(2, 1), (3, 0)])
+def test_three_times_of_one_joint_step_need_three_engines(num_engines, doubtful):
+    first, last = np.array([1.0, 1.0005, 1.001]), np.array([2.0, 3.0, 4.0])
+    recording = Timeline(*[np.full(3, 4)] * 2, first - 0.5, first, last)
+    router = RecordedRouter(recording, num_engines)
+    idle = [SimpleNamespace(num_waiting=0, running=[])] * num_engines
+    engines = [router.route(SimpleNamespace(id=i), idle) for i in range(3)]
+    assert router.num_doubtful == doubtful
+    assert len(set(engines)) == num_engines
+
+
 def test_forced_replay_without_a_recording_is_refused():
     with pytest.raises(SpecError, match="validation: is required"):
         forced_replay(make_spec({"workload": {"trace": "azure-conv", "num_requests": 3}}))
-
-
-def test_forced_replay_of_several_engines_is_refused(folder):
-    with pytest.raises(SpecError, match="data_parallel_size"):
-        forced_replay(experiment(folder, data_parallel_size=2))
 
 
 @pytest.mark.slow
