@@ -6,11 +6,12 @@ import hashlib
 import math
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from schedlab.experiments.claims.readings import Reading, Readings
 from schedlab.experiments.specification.claim import Figure
+from schedlab.experiments.specification.claim_settings import varied_spec
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec
@@ -43,6 +44,8 @@ class Measured:
         One a replication; `against` is empty for a plain value.
     verdict : str
         One of `VERDICTS`; see `verdict`.
+    shown_by : tuple of Measured
+        The same with something varied each time, as the figure's `why` asks.
     """
 
     figure: Figure
@@ -52,6 +55,7 @@ class Measured:
     of: tuple[Reading, ...]
     against: tuple[Reading, ...]
     verdict: str
+    shown_by: tuple[Measured, ...] = ()
 
     @property
     def num_bounds(self) -> int:
@@ -180,8 +184,25 @@ def examine(
         with tempfile.TemporaryDirectory() as scratch:
             here = Runs(Store(Path(scratch)), InProcess(raising=True))
             return examine(path, spec, here, only)
-    readings = Readings(spec, runs)
     figures = [f for f in spec.claim.figures if only is None or f.name in only]
+    measured, cost_models = _measured(spec, figures, runs)
+    explained = []
+    for found in measured:
+        shown_by = []
+        for variation in found.figure.why.shown_by if found.figure.why else ():
+            varied = varied_spec(spec, variation.change)
+            again, more = _measured(varied, [found.figure.varied(variation)], runs)
+            shown_by += again
+            cost_models |= more
+        explained.append(replace(found, shown_by=tuple(shown_by)))
+    return Finding(path, spec, tuple(explained), tuple(cost_models))
+
+
+def _measured(
+    spec: ExperimentSpec, figures: Sequence[Figure], runs: Runs
+) -> tuple[list[Measured], dict[str, None]]:
+    """Measure figures in an experiment; also return the cost models used."""
+    readings = Readings(spec, runs)
     found = readings.read(figures)
     measured = []
     for figure in figures:
@@ -192,7 +213,7 @@ def examine(
         measured.append(
             Measured(figure, middle, low, high, of, against, verdict(figure, middle, low, high))
         )
-    return Finding(path, spec, tuple(measured), tuple(readings.cost_models))
+    return measured, readings.cost_models
 
 
 def verdict(figure: Figure, middle: float, low: float, high: float) -> str:

@@ -221,6 +221,16 @@ def _claim(claim: QuotedClaim, verdict: str, findings: dict[str, Finding]) -> It
             _figure_rows(claim, findings),
             right=(2, 3, 4),
         )
+    causes = [
+        f"* {measured.figure.name}: {measured.figure.why.sentence}"
+        for measured, _ in measured_of(claim, findings)
+        if measured.figure.why is not None
+    ]
+    if causes:
+        yield ""
+        yield "Why not (what shows it stands with the experiment):"
+        yield ""
+        yield from causes
 
 
 def _figure_rows(claim: QuotedClaim, findings: dict[str, Finding]) -> Iterator[list[str]]:

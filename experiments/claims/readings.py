@@ -46,7 +46,7 @@ class Readings:
     Parameters
     ----------
     spec : ExperimentSpec
-        An experiment with a claim.
+        An experiment.
     runs : Runs
         Runs what is asked.
 
@@ -57,7 +57,6 @@ class Readings:
     """
 
     def __init__(self, spec: ExperimentSpec, runs: Runs) -> None:
-        assert spec.claim is not None
         self._spec = spec
         self._runs = runs
         self._points = points(spec)
@@ -70,7 +69,7 @@ class Readings:
         Parameters
         ----------
         figures : sequence of Figure
-            Some of the claim's.
+            Of its claim, or variations of them.
 
         Returns
         -------

@@ -251,12 +251,27 @@ def section(finding: Finding) -> Iterator[str]:
     yield f"* Differs from the source: {claim.scaled_down}"
     for measured in finding.measured:
         yield f"* {_sentence(spec, measured)}"
+        yield from (f"  {line}" for line in _why(measured))
     if claim.comment:
         yield ""
         yield claim.comment
     if spec.claim is not None and any(m.num_bounds for m in finding.measured):
         yield ""
         yield "A bound: in some replications the bar still held at the highest load of the sweep."
+
+
+def _why(measured: Measured) -> Iterator[str]:
+    """Yield why a figure is not reproduced, and what shows it; nothing where nobody says why."""
+    cause = measured.figure.why
+    if cause is None:
+        return
+    yield f"* *Why:* {cause.sentence}"
+    for variation, again in zip(cause.shown_by, measured.shown_by, strict=True):
+        changes = ", ".join(f"{key}={shown(value)}" for key, value in variation.change.items())
+        varied = f" (`{changes}`)" if changes else ""
+        _, _, expected, found, _ = cells(again)
+        holds = "as it says" if again.verdict == "reproduced" else f"but {expected} was expected"
+        yield f"  * {variation.name}{varied}: {found}, {holds}."
 
 
 def _sentence(spec: ExperimentSpec, measured: Measured) -> str:
@@ -315,6 +330,7 @@ def _figure_data(measured: Measured) -> dict[str, object]:
         "against": [reading.value for reading in measured.against],
         "num_bounds": measured.num_bounds,
         "verdict": measured.verdict,
+        **({"shown_by": [_figure_data(m) for m in measured.shown_by]} if measured.shown_by else {}),
     }
 
 

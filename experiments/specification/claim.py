@@ -59,6 +59,38 @@ class Capacity(Section):
         return self
 
 
+class Variation(Section):
+    """A figure measured again with something varied: what is not given is as in the figure."""
+
+    name: str = Field(min_length=1, description="What is varied, as the page shows it.")
+    change: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Dotted keys of the experiment to other values, for this measurement only, "
+        "e.g. `workload.prompt_tokens: 16`; `sweep.KEY` replaces the values of a swept key.",
+    )
+    metric: Annotated[Measure, shorthand("name")] | None = Field(
+        default=None, description="Another metric."
+    )
+    of: dict[str, Any] | None = Field(default=None, description="Another setting of the claimed.")
+    against: dict[str, Any] | None = Field(
+        default=None, description="Another thing to compare with."
+    )
+    at: dict[str, Any] | None = Field(
+        default=None, description="Other settings that both have in common."
+    )
+    compare: Compare | None = Field(default=None, description="Another comparison.")
+    accept: Band = Field(description="Band in which the number shows what the sentence says.")
+
+
+class Cause(Section):
+    """Why a figure is not reproduced, and the measurements that show it."""
+
+    sentence: str = Field(min_length=1, description="The cause, with its numbers.")
+    shown_by: Annotated[list[Variation], Field(min_length=1)] = Field(
+        description="The figure again, with one thing varied each time."
+    )
+
+
 class Figure(Section):
     """One number of the paper, what it is measured by here, and when it counts as confirmed."""
 
@@ -94,6 +126,24 @@ class Figure(Section):
         "Pages count them apart.",
     )
     accept: Band = Field(description="Band in which the number counts as reproduced.")
+    why: Cause | None = Field(
+        default=None, description="If it is not reproduced: the cause, found by measurements."
+    )
+
+    def varied(self, variation: Variation) -> Figure:
+        """Return the figure that a variation of this one measures."""
+        compare = variation.compare or self.compare
+        against = self.against if variation.against is None else variation.against
+        return Figure(
+            name=variation.name,
+            metric=variation.metric or self.metric,
+            capacity=None if variation.metric else self.capacity,
+            of=self.of if variation.of is None else variation.of,
+            against=None if compare == "value" else against,
+            at=self.at if variation.at is None else variation.at,
+            compare=compare,
+            accept=variation.accept,
+        )
 
     @model_validator(mode="after")
     def _one_kind(self) -> Figure:

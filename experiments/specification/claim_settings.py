@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +12,7 @@ import numpy as np
 
 from schedlab.experiments.specification.claim import Figure, Measure
 from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.loading import make_spec, set_key
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.yaml_lines import KeyPath
@@ -40,11 +41,50 @@ def check_claim(spec: ExperimentSpec, fail: Fail) -> None:
         if figure.name in seen:
             fail((*path, "name"), f"two figures are called {figure.name!r}")
         seen.add(figure.name)
-        for key, measure in _measures(figure):
-            _check_measure(measure, (*path, *key), fail)
-        for side in ("of", "against"):
-            if getattr(figure, side) is not None:
-                _resolve(spec, figure, side, path, fail)
+        _check_figure(spec, figure, path, fail)
+        for j, variation in enumerate(figure.why.shown_by if figure.why else ()):
+            place: KeyPath = (*path, "why", "shown_by", j)
+            try:
+                changed = varied_spec(spec, variation.change)
+                again = figure.varied(variation)
+            except (SpecError, ValueError) as error:
+                fail(place, str(error))
+            _check_figure(changed, again, place, fail)
+
+
+def varied_spec(spec: ExperimentSpec, change: Mapping[str, Any]) -> ExperimentSpec:
+    """Return an experiment with some keys changed, and without its claim.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The experiment.
+    change : mapping
+        Dotted key to its value; a key that is given is no longer swept, ``sweep.KEY`` replaces the
+        values of a swept key.
+
+    Raises
+    ------
+    SpecError
+        If a key or a value is wrong.
+    """
+    data = spec.to_data()
+    data.pop("claim", None)
+    for key, value in change.items():
+        if key.startswith("sweep."):
+            data.setdefault("sweep", {})[key.removeprefix("sweep.")] = value
+        else:
+            data.get("sweep", {}).pop(key, None)
+            set_key(data, key, value)
+    return make_spec(data)
+
+
+def _check_figure(spec: ExperimentSpec, figure: Figure, path: KeyPath, fail: Fail) -> None:
+    for key, measure in _measures(figure):
+        _check_measure(measure, (*path, *key), fail)
+    for side in ("of", "against"):
+        if getattr(figure, side) is not None:
+            _resolve(spec, figure, side, path, fail)
 
 
 def settings_of(spec: ExperimentSpec, figure: Figure, side: str) -> list[Setting]:

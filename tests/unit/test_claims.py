@@ -191,6 +191,63 @@ def test_capacity_over_a_key_that_is_not_swept_is_refused():
         make_spec(spec)
 
 
+def explained(change, **variation):
+    """The experiment with a figure that says why: the answers, made short."""
+    spec = experiment()
+    spec["claim"]["figures"] = spec["claim"]["figures"][:1]
+    shown_by = [{"name": "short answers", "change": change, "accept": [0.5, 1.5], **variation}]
+    spec["claim"]["figures"][0]["why"] = {"sentence": "Answers vary.", "shown_by": shown_by}
+    return spec
+
+
+def test_variation_is_the_figure_in_the_changed_experiment(tmp_path):
+    change = {"workload.output_tokens": 8, "sweep.workload.request_rate": [20]}
+    data = explained(change)
+    (found,) = examine(tmp_path / "x.yaml", make_spec(data)).measured
+    (again,) = found.shown_by
+    alone = {**experiment(sweep={"policy": ["fcfs", "static"], "workload.request_rate": [20]})}
+    alone["workload"]["output_tokens"] = 8
+    alone["claim"]["figures"] = alone["claim"]["figures"][:1]
+    (expected,) = examine(tmp_path / "x.yaml", make_spec(alone)).measured
+    assert (again.of, again.against) == (expected.of, expected.against)
+    assert again.estimate != found.estimate
+    assert again.verdict == "reproduced"
+
+
+def test_variation_may_measure_something_else_on_one_side(tmp_path):
+    data = explained({}, metric="mean_batch_size", of={"policy": "static"}, compare="value")
+    (found,) = examine(tmp_path / "x.yaml", make_spec(data)).measured
+    (again,) = found.shown_by
+    assert again.against == ()
+    assert 1 < again.estimate <= 8
+
+
+def test_page_shows_why_a_figure_is_not_reproduced(tmp_path):
+    data = explained({"workload.output_tokens": 8})
+    page = markdown([examine(tmp_path / "x.yaml", make_spec(data))])
+    assert "\n  * *Why:* Answers vary.\n    * short answers (`workload.output_tokens=8`): " in page
+    assert ", as it says." in page
+    data["claim"]["figures"][0]["why"]["shown_by"][0]["accept"] = [7, 8]
+    page = markdown([examine(tmp_path / "x.yaml", make_spec(data))])
+    assert ", but 7.00x to 8.00x was expected." in page
+
+
+@pytest.mark.parametrize(
+    ("change", "variation", "message"),
+    [
+        ({"workload.output_toks": 8}, {}, "did you mean output_tokens"),
+        ({"engine.max_num_seqs": -1}, {}, "engine.max_num_seqs"),
+        ({"workload.request_rate": 20}, {}, "request_rate: is not swept"),
+        ({}, {"metric": "mean_e2e_ms"}, "did you mean mean_e2el_ms"),
+        ({}, {"compare": "value", "of": {"policy": "sjf"}}, "no value of the sweep fit sjf"),
+    ],
+    ids=str,
+)
+def test_wrong_variation_is_refused_with_its_place(change, variation, message):
+    with pytest.raises(SpecError, match=rf"figures\[0\]\.why\.shown_by\[0\].*{message}"):
+        make_spec(explained(change, **variation))
+
+
 def test_claim_needs_replications():
     with pytest.raises(SpecError, match="replications: a claim needs at least 2"):
         make_spec(experiment(replications=1))
