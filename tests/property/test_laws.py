@@ -14,6 +14,18 @@ PARAMS = {
     "boosted": {"threshold_s": 5e-6},
     "boosted/iterations": {"inner": {"name": "hrrn"}, "threshold_iterations": 3},
     "dynamic": {"max_batch_size": 3, "max_queue_delay_s": 5e-6},
+    "dynamic/delaying": {
+        "use_priorities": True,
+        "queue_timeout_s": 4e-6,
+        "timeout_action": "delay",
+        "max_queue_delay_s": 3e-6,
+    },
+    "dynamic/preferring": {
+        "max_batch_size": 6,
+        "max_queue_delay_s": 8e-6,
+        "preferred_batch_sizes": [2, 5],
+        "queue_timeout_s": 6e-6,
+    },
     "edf": {"default_ttft_s": 5e-6},
     "fastserve": {"first_quantum_s": 3e-6, "starvation_s": 1e-5, "starvation_period": 7},
     "ltr": {"starvation_threshold": 5, "quantum": 2},
@@ -58,7 +70,16 @@ PARAMS = {
     "wait/cap": {"output_edges": [8, 30], "total_limit": 6, "only_cap": True},
     "wait/theory": {"output_edges": [5], "total_limit": 12, "max_wait_s": 5e-6, "drain": False},
 }
-MAY_WAIT = {"dynamic", "multi_bin", "nested_wait", "nested_wait/theory", "wait", "wait/theory"}
+MAY_WAIT = {
+    "dynamic",
+    "dynamic/delaying",
+    "dynamic/preferring",
+    "multi_bin",
+    "nested_wait",
+    "nested_wait/theory",
+    "wait",
+    "wait/theory",
+}
 CASES = sorted({*registry.names(), *PARAMS})
 
 

@@ -219,6 +219,64 @@ def test_dynamic_without_delay_takes_what_is_there():
     assert log.requests()["first_scheduled_ns"].tolist() == [0, 1020]
 
 
+@pytest.mark.parametrize(
+    ("num_waiting", "sizes"), [(1, [1]), (3, [2, 1]), (7, [4, 2, 1]), (9, [4, 4, 1])]
+)
+def test_dynamic_takes_the_largest_preferred_size_there_is(num_waiting, sizes):
+    work = [arrival(i, prompt=1) for i in range(num_waiting)]
+    got, _ = batches("dynamic", work, limits(), preferred_batch_sizes=[2, 4])
+    assert [len(batch) for batch in got] == sizes
+
+
+def test_dynamic_waits_for_a_preferred_size_no_longer_than_its_delay():
+    knobs = {"preferred_batch_sizes": [3], "max_queue_delay_s": 10e-6}
+
+    def started(*arrivals_ns):
+        work = [arrival(i, at_ns, prompt=1) for i, at_ns in enumerate(arrivals_ns)]
+        _, log = batches("dynamic", work, limits(), **knobs)
+        return log.requests()["first_scheduled_ns"].tolist()
+
+    assert started(0, 100, 5_000) == [5_000] * 3
+    assert started(0, 100) == [10_000] * 2
+    assert started(0, 100, 10_000, 10_000) == [10_000] * 4  # the delay is over: all there are
+
+
+def test_dynamic_serves_more_urgent_requests_first_if_told_to():
+    work = [arrival(i, prompt=1, priority=p) for i, p in enumerate([2, 1, 2, 0])]
+    for use_priorities, order in ((False, [{0, 1}, {2, 3}]), (True, [{3, 1}, {0, 2}])):
+        got, _ = batches("dynamic", work, limits(seats=2), use_priorities=use_priorities)
+        assert [set(batch) for batch in got] == order
+
+
+def test_dynamic_counts_the_delay_of_the_oldest_in_the_batch_whatever_its_priority():
+    work = [arrival(0, 0, prompt=1, priority=1), arrival(1, 4_000, prompt=1)]
+    knobs = {"use_priorities": True, "max_queue_delay_s": 10e-6}
+    _, log = batches("dynamic", work, limits(), **knobs)
+    assert log.requests()["first_scheduled_ns"].tolist() == [10_000] * 2
+
+
+def test_dynamic_gives_up_who_times_out_while_a_batch_fills():
+    # Request 0 may wait until 6 us; with it, request 1 would make a batch at 7 us.
+    work = [arrival(i, at_ns, prompt=1) for i, at_ns in enumerate([0, 7_000, 8_000])]
+    knobs = {"max_batch_size": 2, "max_queue_delay_s": 10e-6}
+    got, log = batches("dynamic", work, limits(), queue_timeout_s=6e-6, **knobs)
+    assert got == [{1: 1, 2: 1}]
+    assert log.reject_reasons == {0: "it timed out in the queue"}
+    got, log = batches("dynamic", work, limits(), queue_timeout_s=7e-6, **knobs)
+    assert got == [{0: 1, 1: 1}]  # at its last instant; request 2 is alone until it times out
+    assert list(log.reject_reasons) == [2]
+
+
+def test_dynamic_puts_who_times_out_behind_the_others_of_its_priority():
+    # While request 0 runs until 5 us or so, request 1 times out.
+    work = [arrival(0, prompt=1, output=5)]
+    work += [arrival(i, at_ns, prompt=1) for i, at_ns in ((1, 100), (2, 3_000))]
+    work += [arrival(3, 3_000, prompt=1, priority=1)]
+    knobs = {"queue_timeout_s": 3e-6, "timeout_action": "delay", "use_priorities": True}
+    got, _ = batches("dynamic", work, limits(seats=1), **knobs)
+    assert [next(iter(batch)) for batch in got[5:]] == [2, 1, 3]
+
+
 # -- base class and registry -------------------------------------------------------------------
 
 
@@ -302,6 +360,10 @@ def test_policy_when_all_is_over_remembers_nobody(case):
         ("static", {"batch_size": 3}, "no parameter 'batch_size'.*max_batch_size"),
         ("static", {"max_batch_size": 0}, "at least 1"),
         ("dynamic", {"max_queue_delay_s": float("nan")}, "finite"),
+        ("dynamic", {"preferred_batch_sizes": [4, 2]}, "preferred_batch_sizes must be positive"),
+        ("dynamic", {"preferred_batch_sizes": [9], "max_batch_size": 8}, "exceed max_batch_size 8"),
+        ("dynamic", {"queue_timeout_s": 0.0}, "queue_timeout_s"),
+        ("dynamic", {"timeout_action": "drop"}, "reject, delay"),
         ("no_such_module:X", {}, "cannot import 'no_such_module'"),
         ("tests.laws:LinearCost", {}, "no Policy class 'LinearCost'"),
     ],
