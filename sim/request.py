@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from schedlab.sim.core.decode_batch import DecodeBatch
+    from schedlab.sim.kv.prompt import Prompt
 
 
 class Slo(NamedTuple):
@@ -106,6 +107,8 @@ class RequestState:
     queued_ns, first_scheduled_ns, first_token_ns, last_token_ns : int
         When; -1 if not yet. `queued_ns` is when the engine took it in; `last_token_ns` is set
         when it finishes.
+    prompt : Prompt or None
+        What a prefix cache keeps of it: the names of its blocks, and what it found last.
     """
 
     __slots__ = (
@@ -121,6 +124,7 @@ class RequestState:
         "last_token_ns",
         "num_preemptions",
         "prefix_hit_tokens",
+        "prompt",
         "queued_ns",
         "recomputed_tokens",
         "request",
@@ -141,6 +145,7 @@ class RequestState:
         self.first_scheduled_ns = -1
         self.first_token_ns = -1
         self.last_token_ns = -1
+        self.prompt: Prompt | None = None
         self._batch: DecodeBatch | None = None
         self._computed = 0
         self._generated = 0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from schedlab.sim.kv.free_queue import Block
+from schedlab.sim.kv.free_queue import Run
 from schedlab.sim.request import Request, RequestState
 
 
@@ -14,8 +14,10 @@ class Hit(NamedTuple):
     """Tokens that need not be computed."""
     blocks_in_use: int = 0
     """Blocks of it that others hold, so that sharing them takes no memory."""
-    blocks: tuple[Block, ...] = ()
+    num_blocks: int = 0
     """Blocks of the prompt, found by their chained hashes."""
+    parts: tuple[tuple[Run, int, int], ...] = ()
+    """Where they are: a run, the name of the first of its blocks, and how many of them."""
     num_own: int = 0
     """Free blocks behind them that only this request can use: it was preempted and left them."""
 

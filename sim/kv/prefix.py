@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from schedlab.sim.kv.free_queue import Block, FreeQueue
+from schedlab.sim.kv.free_queue import FreeQueue, Run
 from schedlab.sim.kv.ledger import NO_HIT, Hit, Mark
 from schedlab.sim.kv.paged import PagedKVCache
+from schedlab.sim.kv.prompt import STRETCH_BLOCKS, Prompt
 from schedlab.sim.request import RequestState
 
 
@@ -33,23 +34,31 @@ class PrefixCachingKVCache(PagedKVCache):
     it. Decoding costs nothing per block: blocks taken by decodes are counted, and the queue is
     brought up to date when somebody asks what it holds.
 
+    Blocks are kept in runs: successive names (a trace's hash of 512 tokens becomes 32 of them for
+    blocks of 16), computed together, held by the same requests. A run is split where a request
+    takes over only a part of it. What a waiting request finds is remembered until a run that it
+    met, or where it stopped, changes.
+
     Source: vLLM V1, vllm/v1/core/kv_cache_manager.py and block_pool.py.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
         self._queue = FreeQueue(num_blocks, self._forget)
-        # Equal prompts computed side by side fill several blocks with one content.
-        self._named: dict[int, list[Block]] = {}
-        self._held: dict[int, tuple[Block, ...]] = {}
-        self._left_behind: dict[int, Block] = {}
+        # By stretch of names. Equal prompts computed side by side fill several blocks with one
+        # content: the first of the list that has it is found.
+        self._named: dict[int, list[Run]] = {}
+        self._held: dict[int, tuple[Run, ...]] = {}
+        self._left_behind: dict[int, Run] = {}
+        # Who remembers what it found, by the stretches that it met.
+        self._watchers: dict[int, dict[int, Prompt]] = {}
         self._marked: Mark = self.mark()
 
     # -- ledger --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Open a ledger: what follows can be rolled back."""
-        self._queue.journal.clear()
+        """Open a ledger: what follows can be rolled back, until a final release closes it."""
+        self._queue.open()
         self._marked = self.mark()
 
     def rollback(self) -> None:
@@ -71,26 +80,21 @@ class PrefixCachingKVCache(PagedKVCache):
         """Return what the cache holds of a waiting request's sequence."""
         self._catch_up()
         most = (state.num_tokens - 1) // self.block_size
-        named = self._named
-        blocks: list[Block] = []
-        ids = state.request.prefix_hash_ids
-        for key in ids[:most]:
-            found = named.get(key)
-            if found is None:
-                break
-            blocks.append(found[0])
+        prompt = self._prompt(state)
         left = self._left_behind.get(state.id)
-        num_own = 0
-        if left is not None and len(blocks) == len(ids):
-            num_own = min(left.count, most - len(ids))
-        if not blocks and not num_own:
-            return NO_HIT
-        return Hit(
-            (len(blocks) + num_own) * self.block_size,
-            sum(block.num_users > 0 for block in blocks),
-            tuple(blocks),
-            num_own,
-        )
+        if left is None and prompt.hit is not None and prompt.most_blocks == most:
+            return prompt.hit
+        hit, met = self._find(prompt, most)
+        if left is None:
+            prompt.hit, prompt.most_blocks = hit, most
+            for stretch in met:
+                self._watchers.setdefault(stretch, {})[state.id] = prompt
+        elif hit.num_blocks == prompt.num_blocks:
+            num_own = min(left.count, most - hit.num_blocks)
+            if num_own:
+                tokens = (hit.num_blocks + num_own) * self.block_size
+                return hit._replace(tokens=tokens, num_own=num_own)
+        return hit
 
     def allocate(
         self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
@@ -106,38 +110,47 @@ class PrefixCachingKVCache(PagedKVCache):
             if need > self.free_blocks - keep_free_blocks:
                 return False
             self._take_over(state, hit)
-            self.free_blocks -= need - (len(hit.blocks) - hit.blocks_in_use) - hit.num_own
-        ids = state.request.prefix_hash_ids
+            self.free_blocks -= need - (hit.num_blocks - hit.blocks_in_use) - hit.num_own
+        prompt = self._prompt(state)
         held = self._held.get(state.id, ())
-        if len(held) < len(ids) and (full := filled // self.block_size) > len(held):
-            self._name(state, held, ids[len(held) : full])
+        num_held = sum([run.count for run in held])
+        full = min(filled // self.block_size, prompt.num_blocks)
+        if full > num_held:
+            self._name(state, held, prompt.part(num_held, full))
         return True
 
     def release(self, state: RequestState, comes_back: bool = False) -> None:
-        """Give back the blocks of the request's computed tokens, the last one first."""
-        computed, ids = state.num_computed_tokens, state.request.prefix_hash_ids
+        """Give back the blocks of the request's computed tokens, the last one first.
+
+        If it does not come back, that is final: the ledger of the last plan is closed.
+        """
+        if not comes_back:
+            self._queue.close()
+        computed = state.num_computed_tokens
         held = self._held.get(state.id, ())
-        rest = -(-computed // self.block_size) - len(held)
+        num_held = sum([run.count for run in held])
+        rest = -(-computed // self.block_size) - num_held
         if rest:
             num_own = 0
-            if comes_back and len(held) == len(ids):
-                num_own = computed // self.block_size - len(held)
+            if comes_back and num_held == self._prompt(state).num_blocks:
+                num_own = computed // self.block_size - num_held
             if rest > num_own:
-                self._queue.append(Block(count=rest - num_own))
+                self._queue.append(Run(rest - num_own))
             if num_own:
-                own = Block(count=num_own, owner=state.id)
+                own = Run(num_own, owner=state.id)
                 self._queue.append(own)
                 self._leave_behind(state.id, own)
             self.free_blocks += rest
         if held:
             self._set_held(state.id, ())
-            for block in reversed(held):
-                self._count_user(block, -1)
-                if block.num_users:
-                    self.shared_tokens -= self.block_size
+            for run in reversed(held):
+                self._drop_holder(run, state.id)
+                self._queue.note(self._add_holder, run, state.id)
+                if run.holders:
+                    self.shared_tokens -= run.count * self.block_size
                 else:
-                    self._queue.append(block)
-                    self.free_blocks += 1
+                    self._queue.append(run)
+                    self.free_blocks += run.count
 
     def blocks_before_eviction(self) -> int:
         """Count the blocks that can be taken before a cached one has to be."""
@@ -145,28 +158,76 @@ class PrefixCachingKVCache(PagedKVCache):
         return self._queue.blocks_before_cached(self.free_blocks)
 
     def check(self, resident: Iterable[RequestState]) -> None:
-        """Prove that queue, users and held blocks add up, or raise AssertionError."""
+        """Prove that queue, holders and held blocks add up, or raise AssertionError."""
         self._catch_up()
         assert self._queue.num_blocks == self.free_blocks, "queue and count of free blocks differ"
-        users: dict[Block, int] = {}
-        nameless = tokens = 0
+        holders: dict[Run, set[int]] = {}
+        nameless = held_blocks = 0
         ids = set()
         for state in resident:
             ids.add(state.id)
             held = self._held.get(state.id, ())
-            tokens += state.num_computed_tokens
-            nameless += -(-state.num_computed_tokens // self.block_size) - len(held)
-            for block in held:
-                users[block] = users.get(block, 0) + 1
+            num_held = sum(run.count for run in held)
+            held_blocks += num_held
+            nameless += -(-state.num_computed_tokens // self.block_size) - num_held
+            for run in held:
+                holders.setdefault(run, set()).add(state.id)
         assert ids >= {i for i, held in self._held.items() if held}, "blocks held by nobody"
-        assert all(block.num_users == count for block, count in users.items()), "users are off"
-        shared = (sum(users.values()) - len(users)) * self.block_size
+        assert all(run.holders == by for run, by in holders.items()), "holders are off"
+        distinct = sum(run.count for run in holders)
+        shared = (held_blocks - distinct) * self.block_size
         assert self.shared_tokens == shared, f"{self.shared_tokens} shared tokens kept, {shared}"
-        total = self.free_blocks + nameless + len(users)
+        total = self.free_blocks + nameless + distinct
         assert total == self.num_blocks, f"{total} blocks free or held of {self.num_blocks}"
-        for key, blocks in self._named.items():
-            assert blocks, "a name without blocks"
-            assert all(block.key == key for block in blocks), "a name is off"
+        for stretch, runs in self._named.items():
+            assert runs, "a stretch of names without blocks"
+            for run in runs:
+                assert run.key is not None, "a name is off"
+                assert run.count > 0, "an empty run has a name"
+                first, last = run.key, run.key + run.count - 1
+                assert first // STRETCH_BLOCKS == stretch == last // STRETCH_BLOCKS, "a name is off"
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def _prompt(self, state: RequestState) -> Prompt:
+        prompt = state.prompt
+        if prompt is None:
+            prompt = state.prompt = Prompt(state.request.prefix_hash_ids)
+        return prompt
+
+    def _find(self, prompt: Prompt, most: int) -> tuple[Hit, list[int]]:
+        """Return what is there of a prompt's first `most` blocks, and the stretches met."""
+        parts: list[tuple[Run, int, int]] = []
+        met: list[int] = []
+        num_blocks = in_use = 0
+        for first, count in prompt.stretches:
+            key, end = first, first + min(count, most - num_blocks)
+            if key == end:
+                break
+            stretch = key // STRETCH_BLOCKS
+            met.append(stretch)
+            runs = self._named.get(stretch)
+            while runs is not None and key < end:
+                run, stop = _first_with(runs, key, end)
+                if run is None:
+                    break
+                parts.append((run, key, stop - key))
+                if run.holders:
+                    in_use += stop - key
+                key = stop
+            num_blocks += key - first
+            if key < end:
+                break
+        if not parts:
+            return NO_HIT, met
+        return Hit(num_blocks * self.block_size, in_use, num_blocks, tuple(parts)), met
+
+    def _has_changed(self, key: int) -> None:
+        """Let those look again who met the stretch of a name."""
+        watchers = self._watchers.pop(key // STRETCH_BLOCKS, None)
+        if watchers is not None:
+            for prompt in watchers.values():
+                prompt.hit = None
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -177,75 +238,145 @@ class PrefixCachingKVCache(PagedKVCache):
             self._queue.pop(behind)
 
     def _take_over(self, state: RequestState, hit: Hit) -> None:
-        for block in hit.blocks:
-            if block.num_users:
-                self.shared_tokens += self.block_size
+        queue = self._queue
+        held: list[Run] = []
+        for run, key, count in hit.parts:
+            part = self._cut_out(run, key, count)
+            if part.holders:
+                self.shared_tokens += count * self.block_size
             else:
-                self._queue.remove(block)
-                self.free_blocks -= 1
-            self._count_user(block, 1)
-        self._set_held(state.id, hit.blocks)
+                queue.remove(part)
+                self.free_blocks -= count
+            self._add_holder(part, state.id)
+            queue.note(self._drop_holder, part, state.id)
+            held.append(part)
+        self._set_held(state.id, tuple(held))
         if hit.num_own:
             own = self._left_behind[state.id]
-            self._queue.shrink(own, hit.num_own)
+            queue.shrink(own, hit.num_own)
             self.free_blocks -= hit.num_own
             self._leave_behind(state.id, None)
 
-    def _name(self, state: RequestState, held: tuple[Block, ...], keys: tuple[int, ...]) -> None:
-        new = tuple(Block(key, num_users=1) for key in keys)
-        for key, block in zip(keys, new, strict=True):
-            self._put(block, len(self._named.get(key, ())))
-            self._queue.journal.append((self._drop, (block,)))
-        self._set_held(state.id, held + new)
+    def _cut_out(self, run: Run, key: int, count: int) -> Run:
+        """Return the part of a run that has just these names, split off if it is more."""
+        assert run.key is not None
+        if key > run.key:
+            run = self._split(run, key - run.key)
+        if count < run.count:
+            self._split(run, count)
+        return run
 
-    def _forget(self, block: Block) -> None:
-        self.num_evictions += 1
-        if block.owner is not None:
-            if not block.count and self._left_behind.get(block.owner) is block:
-                self._leave_behind(block.owner, None)
+    def _split(self, run: Run, lower: int) -> Run:
+        """Split a run behind its first `lower` blocks; return the rest."""
+        assert run.key is not None
+        upper = Run(run.count - lower, run.key + lower, set(run.holders))
+        runs = self._named[run.key // STRETCH_BLOCKS]
+        runs.insert(runs.index(run) + 1, upper)
+        if not run.holders:
+            self._queue.split(run, upper)
+        else:
+            run.count = lower
+        for holder in run.holders:
+            held = self._held[holder]
+            i = held.index(run) + 1
+            self._held[holder] = (*held[:i], upper, *held[i:])
+        self._queue.note(self._merge, run, upper)
+        return upper
+
+    def _merge(self, run: Run, upper: Run) -> None:
+        """Undo a split."""
+        assert run.key is not None
+        self._named[run.key // STRETCH_BLOCKS].remove(upper)
+        if not run.holders:
+            self._queue.merge(run, upper)
+        else:
+            run.count += upper.count
+        for holder in run.holders:
+            self._held[holder] = tuple(
+                [other for other in self._held[holder] if other is not upper]
+            )
+        self._has_changed(run.key)
+
+    def _name(
+        self, state: RequestState, held: tuple[Run, ...], stretches: Iterable[tuple[int, int]]
+    ) -> None:
+        new = [Run(count, key, {state.id}) for key, count in stretches]
+        for run in new:
+            assert run.key is not None
+            self._put(run, len(self._named.get(run.key // STRETCH_BLOCKS, ())))
+            self._queue.note(self._drop, run)
+        self._set_held(state.id, (*held, *new))
+
+    def _forget(self, run: Run, count: int) -> None:
+        """Learn that the last `count` blocks of a free run are handed out."""
+        if run.owner is not None:
+            self.num_evictions += 1
+            if not run.count and self._left_behind.get(run.owner) is run:
+                self._leave_behind(run.owner, None)
             return
-        assert block.key is not None
-        place = self._named[block.key].index(block)
-        self._drop(block)
-        self._queue.journal.append((self._put, (block, place)))
+        assert run.key is not None
+        self.num_evictions += count
+        if run.count:
+            self._has_changed(run.key)
+        else:
+            place = self._named[run.key // STRETCH_BLOCKS].index(run)
+            self._drop(run)
+            self._queue.note(self._put, run, place)
 
-    def _put(self, block: Block, place: int) -> None:
-        assert block.key is not None
-        self._named.setdefault(block.key, []).insert(place, block)
+    def _put(self, run: Run, place: int) -> None:
+        assert run.key is not None
+        self._named.setdefault(run.key // STRETCH_BLOCKS, []).insert(place, run)
+        self._has_changed(run.key)
 
-    def _drop(self, block: Block) -> None:
-        assert block.key is not None
-        blocks = self._named[block.key]
-        blocks.remove(block)
-        if not blocks:
-            del self._named[block.key]
+    def _drop(self, run: Run) -> None:
+        assert run.key is not None
+        stretch = run.key // STRETCH_BLOCKS
+        runs = self._named[stretch]
+        runs.remove(run)
+        if not runs:
+            del self._named[stretch]
+        self._has_changed(run.key)
 
-    def _count_user(self, block: Block, change: int) -> None:
-        block.num_users += change
-        self._queue.journal.append((self._uncount_user, (block, change)))
+    def _add_holder(self, run: Run, request_id: int) -> None:
+        assert run.key is not None
+        run.holders.add(request_id)
+        self._has_changed(run.key)
 
-    @staticmethod
-    def _uncount_user(block: Block, change: int) -> None:
-        block.num_users -= change
+    def _drop_holder(self, run: Run, request_id: int) -> None:
+        assert run.key is not None
+        run.holders.remove(request_id)
+        self._has_changed(run.key)
 
-    def _set_held(self, request_id: int, blocks: tuple[Block, ...]) -> None:
+    def _set_held(self, request_id: int, runs: tuple[Run, ...]) -> None:
         before = self._held.pop(request_id, ())
-        if blocks:
-            self._held[request_id] = blocks
-        self._queue.journal.append((self._unset_held, (request_id, before)))
+        if runs:
+            self._held[request_id] = runs
+        self._queue.note(self._unset_held, request_id, before)
 
-    def _unset_held(self, request_id: int, blocks: tuple[Block, ...]) -> None:
+    def _unset_held(self, request_id: int, runs: tuple[Run, ...]) -> None:
         self._held.pop(request_id, None)
-        if blocks:
-            self._held[request_id] = blocks
+        if runs:
+            self._held[request_id] = runs
 
-    def _leave_behind(self, request_id: int, own: Block | None) -> None:
+    def _leave_behind(self, request_id: int, own: Run | None) -> None:
         before = self._left_behind.pop(request_id, None)
         if own is not None:
             self._left_behind[request_id] = own
-        self._queue.journal.append((self._unleave_behind, (request_id, before)))
+        self._queue.note(self._unleave_behind, request_id, before)
 
-    def _unleave_behind(self, request_id: int, own: Block | None) -> None:
+    def _unleave_behind(self, request_id: int, own: Run | None) -> None:
         self._left_behind.pop(request_id, None)
         if own is not None:
             self._left_behind[request_id] = own
+
+
+def _first_with(runs: list[Run], key: int, end: int) -> tuple[Run | None, int]:
+    """Return the first run that has a name, and up to where it is the first, `end` at most."""
+    for run in runs:
+        assert run.key is not None
+        if key < run.key:
+            if run.key < end:
+                end = run.key  # from there on this one comes first, if it lasts
+        elif key < run.key + run.count:
+            return run, min(end, run.key + run.count)
+    return None, end

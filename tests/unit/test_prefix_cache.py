@@ -2,9 +2,12 @@ import random
 
 import pytest
 
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import RequestState
+from tests import laws
 from tests.laws import arrival
 
 BLOCK = 4
@@ -125,19 +128,19 @@ def test_rollback_restores_order_contents_and_counts():
     states = []
 
     def snapshot():
-        queue, block = [], kv._queue._end.behind
-        while block is not kv._queue._end:
-            queue.append((id(block), block.key, block.owner, block.count, block.num_users))
-            block = block.behind
+        queue, run = [], kv._queue._end.behind
+        while run is not kv._queue._end:
+            queue.append((id(run), run.key, run.owner, run.count, set(run.holders)))
+            run = run.behind
         named = {key: [id(b) for b in blocks] for key, blocks in kv._named.items()}
         held = {i: tuple(id(b) for b in blocks) for i, blocks in kv._held.items()}
         left = {i: id(b) for i, b in kv._left_behind.items()}
         return queue, named, held, left, kv.free_blocks, kv.shared_tokens, kv._queue.num_blocks
 
-    def act(next_id):
+    def act(next_id, tentative=True):
         if states and rng.random() < 0.5:
             state = states.pop(rng.randrange(len(states)))
-            finish(kv, state, comes_back=rng.random() < 0.5)
+            finish(kv, state, comes_back=tentative or rng.random() < 0.5)
             return
         length = rng.randint(1, 4)
         state = request(next_id, length + 1, tuple(rng.choice((10, 20)) + j for j in range(length)))
@@ -147,7 +150,7 @@ def test_rollback_restores_order_contents_and_counts():
             states.append(state)
 
     for i in range(300):
-        act(i)
+        act(i, tentative=False)
         kv.check(states)
         kv.begin()
         before, kept = snapshot(), [(s, s._computed) for s in states]
@@ -184,7 +187,67 @@ def test_request_that_does_not_fit_changes_nothing():
 
 
 def test_prefix_caching_with_contiguous_memory_is_refused():
-    from schedlab.sim.config import EngineConfig
 
     with pytest.raises(ValueError, match="paged memory"):
         EngineConfig(10, 16, kv_allocator="contiguous_max", enable_prefix_caching=True)
+
+
+class Counted(dict):
+    """The index of a cache, with a count of how often it is asked."""
+
+    lookups = 0
+
+    def get(self, key, default=None):
+        self.lookups += 1
+        return super().get(key, default)
+
+
+def test_waiting_request_is_not_looked_up_again_until_its_chain_changes():
+    kv = PrefixCachingKVCache(200, 1)
+    kv._named = Counted()
+    first = request(0, 70, tuple(range(70)))
+    admit(kv, first)
+    second = request(1, 80, (*range(66), *range(1000, 1010)))
+    asked = kv._named.lookups
+    assert kv.lookup(second).tokens == 66
+    assert kv._named.lookups - asked == 4, "three stretches of the document, one of its own"
+    admit(kv, request(2, 9, tuple(range(3000, 3009))))  # nothing to do with it
+    asked = kv._named.lookups
+    for _ in range(10):
+        assert kv.lookup(second).tokens == 66
+    assert kv._named.lookups == asked
+    third = request(3, 80, (*range(66), *range(1000, 1010)))
+    admit(kv, third)  # fills what was missing
+    assert kv.lookup(second).tokens == 76
+    finish(kv, third)
+    assert kv.lookup(second).blocks_in_use == 66, "the last ten are nobody's now"
+    finish(kv, first)
+    assert kv.lookup(second).blocks_in_use == 0
+    admit(kv, request(4, 185, ()))  # takes all that are free but six
+    assert kv.lookup(second).tokens == 6
+
+
+def test_index_is_asked_a_few_times_a_request_however_long_it_waits():
+    config = EngineConfig(
+        num_blocks=1_000, max_model_len=16_000, max_num_seqs=64, enable_prefix_caching=True
+    )
+    # 320 blocks of 16 tokens each, half of them shared by five documents; few fit at a time.
+    workload = [
+        arrival(
+            i, 10 * i, 5_121, 50,
+            prefix_hash_ids=(*range(320 * (i % 5), 320 * (i % 5) + 160),
+                             *range(320 * (i + 9), 320 * (i + 9) + 160)),
+        )
+        for i in range(60)
+    ]  # fmt: skip
+    indices = []
+
+    def watch(engine):
+        if not indices:
+            indices.append(Counted(engine.kv._named))
+            engine.kv._named = indices[0]
+
+    log = laws.run(registry.make("fcfs"), workload, config, observer=watch, prove=False)
+    assert log.num_steps > 400
+    # Ten stretches to find and ten to name are the least; a third look where the chain changed.
+    assert indices[0].lookups / len(workload) < 40
