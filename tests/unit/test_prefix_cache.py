@@ -210,7 +210,7 @@ def test_waiting_request_is_not_looked_up_again_until_its_chain_changes():
     second = request(1, 80, (*range(66), *range(1000, 1010)))
     asked = kv._named.lookups
     assert kv.lookup(second).tokens == 66
-    assert kv._named.lookups - asked == 4, "three stretches of the document, one of its own"
+    assert kv._named.lookups - asked == 2, "a stretch of the document, and one of its own"
     admit(kv, request(2, 9, tuple(range(3000, 3009))))  # nothing to do with it
     asked = kv._named.lookups
     for _ in range(10):
@@ -249,5 +249,5 @@ def test_index_is_asked_a_few_times_a_request_however_long_it_waits():
 
     log = laws.run(registry.make("fcfs"), workload, config, observer=watch, prove=False)
     assert log.num_steps > 400
-    # Ten stretches to find and ten to name are the least; a third look where the chain changed.
-    assert indices[0].lookups / len(workload) < 40
+    # Five or six stretches to find and as many to name; a few times more where the chain changed.
+    assert indices[0].lookups / len(workload) < 25
