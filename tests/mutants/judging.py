@@ -119,8 +119,11 @@ def every_mutant(subjects: list[str]) -> list[Mutant]:
     ]
 
 
-def tests_for(module: str) -> list[str]:
-    """Return the test files to ask of a module: those that name it, golden, then the unit layer."""
+def tests_for(module: str) -> list[list[str]]:
+    """Return the test files to ask of a module, in turn: its own, golden, the unit layer, laws.
+
+    Its own are those that name it, those named after it first.
+    """
     subject = module.rpartition(".")[2]
     own, others = [], []
     for path in sorted((ROOT / "tests").glob("[upt]*/**/test_*.py")):
@@ -131,7 +134,9 @@ def tests_for(module: str) -> list[str]:
             own.append((subject not in path.stem, "property" in name, len(text), name))
         elif path.parent.name == "unit" and not _OTHERS.search(text):
             others.append(name)
-    return [name for *_, name in sorted(own)] + ["tests/golden"] + others
+    by_law = [LAWS, "-k", " or ".join({*LAWFUL, subject})]
+    turns = [[name for *_, name in sorted(own)], ["tests/golden"], others, by_law]
+    return [turn for turn in turns if turn]
 
 
 def judge(mutant: Mutant | None, limit_s: float) -> Fate:
@@ -174,8 +179,7 @@ def _ask(mutant: Mutant | None, limit_s: float) -> None:
         sys.meta_path.insert(0, _Hook(mutant))
         module = mutant.module
     options = ["-q", "-x", "-m", "not slow", "--hypothesis-profile=quick", "-p", "no:cacheprovider"]
-    policies = " or ".join({*LAWFUL, module.rpartition(".")[2]})
-    for asked in (tests_for(module), [LAWS, "-k", policies]):
+    for asked in tests_for(module):
         code = int(pytest.main([*options, *asked]))
         if code:
             os._exit(1)

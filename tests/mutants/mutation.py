@@ -52,7 +52,7 @@ def mutations(source: str) -> list[Mutation]:
     """Return every bug that can be planted in a source file.
 
     Left out is what no test should check: annotations, docstrings, texts of errors, decorators,
-    code below ``if TYPE_CHECKING``, and tables of a module (datasheets are data).
+    ``strict`` of a zip, code below ``if TYPE_CHECKING``, tables of a module (datasheets are data).
     """
     planter = _Planter(None)
     planter.visit(ast.parse(source))
@@ -197,6 +197,10 @@ class _Planter(ast.NodeTransformer):
             if self._site(node, node, new):
                 return ast.copy_location(new, node)
         return self.generic_visit(node)
+
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:
+        # zip(strict=True) is an assertion: where it holds, nothing shows whether it is there.
+        return node if node.arg == "strict" else self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         value = node.value
