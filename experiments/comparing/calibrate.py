@@ -44,6 +44,9 @@ Progress = Callable[[int, int, str], None]
 MAPE_BAR, BIAS_BAR = 0.06, 0.02
 """Held-out error that a profile should not exceed."""
 
+_GPU_MEMORY_UTILIZATION = 0.9
+"""vLLM's default: a calibration has no experiment that says another."""
+
 HELD_OUT_POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fcfs", {}),
     ("prefill_first", {}),
@@ -228,7 +231,8 @@ def calibration_config(
             num_blocks = -(-max_model_len * max_num_seqs // (2 * block_size))
         else:
             num_blocks = memory_budget(
-                model(model_name), gpu(hardware), dtype=dtype, block_size=block_size,
+                model(model_name), gpu(hardware), dtype=dtype,
+                gpu_memory_utilization=_GPU_MEMORY_UTILIZATION, block_size=block_size,
                 max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
             ).num_blocks  # fmt: skip
     try:

@@ -56,10 +56,10 @@ class MemoryBudget:
 def activation_reserve_bytes(
     model: ModelShape,
     *,
-    dtype: str = "bf16",
-    tensor_parallel_size: int = 1,
-    max_num_batched_tokens: int = 2048,
-    max_num_seqs: int = 256,
+    dtype: str,
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
 ) -> int:
     """Return an estimate of what vLLM's profiling run finds in use besides weights.
 
@@ -103,14 +103,14 @@ def memory_budget(
     model: ModelShape,
     gpu: Gpu,
     *,
-    gpu_memory_utilization: float = 0.9,
+    gpu_memory_utilization: float,
+    block_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
     dtype: str = "bf16",
     kv_dtype: str | None = None,
     tensor_parallel_size: int = 1,
     data_parallel_size: int = 1,
-    block_size: int = 16,
-    max_num_batched_tokens: int = 2048,
-    max_num_seqs: int = 256,
     activation_bytes: int | None = None,
 ) -> MemoryBudget:
     """Divide the memory of one GPU among weights, activations and KV cache.
@@ -121,6 +121,10 @@ def memory_budget(
         What runs where.
     gpu_memory_utilization : float
         Share of the memory the engine may use, in (0, 1].
+    block_size : int
+        Tokens of one block.
+    max_num_batched_tokens, max_num_seqs : int
+        Engine limits, from which the activation reserve is estimated.
     dtype : str
         Format of the weights.
     kv_dtype : str or None
@@ -129,10 +133,6 @@ def memory_budget(
         GPUs that share the model.
     data_parallel_size : int
         Engines that share the experts of a mixture; all else each has for itself.
-    block_size : int
-        Tokens of one block.
-    max_num_batched_tokens, max_num_seqs : int
-        Engine limits, from which the activation reserve is estimated.
     activation_bytes : int or None
         The reserve itself, if it is known.
 

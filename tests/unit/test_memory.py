@@ -7,12 +7,23 @@ from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.memory import memory_budget
 from schedlab.sim.hardware.models import model
 
+LIMITS = {
+    "gpu_memory_utilization": 0.9,
+    "block_size": 16,
+    "max_num_batched_tokens": 2048,
+    "max_num_seqs": 256,
+}
+
+
+def budget_of(shape, device, **options):
+    return memory_budget(model(shape), gpu(device), **{**LIMITS, **options})
+
 
 def test_memory_budget_parts_add_up_by_hand():
     # No estimate in it: the reserve is given, and Llama-3-8B weighs 2 * 8,030,261,248 bytes.
     device = gpu("a100-80gb")
-    budget = memory_budget(
-        model("llama-3-8b"), device, gpu_memory_utilization=0.5, activation_bytes=10**9
+    budget = budget_of(
+        "llama-3-8b", "a100-80gb", gpu_memory_utilization=0.5, activation_bytes=10**9
     )
     kv = int(0.5 * device.memory_bytes) - 16_060_522_496 - 10**9
     assert budget.kv_bytes == kv
@@ -35,41 +46,39 @@ def test_memory_budget_parts_add_up_by_hand():
     ],
 )
 def test_memory_budget_is_near_the_blocks_vllm_reported(name, device, batched_tokens, blocks):
-    budget = memory_budget(model(name), gpu(device), max_num_batched_tokens=batched_tokens)
+    budget = budget_of(name, device, max_num_batched_tokens=batched_tokens)
     assert budget.num_blocks == pytest.approx(blocks, rel=0.05)
 
 
 def test_memory_budget_with_tensor_parallelism_splits_weights_and_heads():
-    one = memory_budget(model("llama-3-8b"), gpu("a100"), activation_bytes=0)
-    two = memory_budget(
-        model("llama-3-8b"), gpu("a100"), activation_bytes=0, tensor_parallel_size=2
-    )
+    one = budget_of("llama-3-8b", "a100", activation_bytes=0)
+    two = budget_of("llama-3-8b", "a100", activation_bytes=0, tensor_parallel_size=2)
     assert two.weight_bytes * 2 == one.weight_bytes
     assert two.kv_bytes_per_token * 2 == one.kv_bytes_per_token
     assert two.num_blocks > 2 * one.num_blocks
 
 
 def test_memory_budget_divides_experts_over_the_engines_that_share_them():
-    shape, device = model("qwen3-30b-a3b"), gpu("h100")
-    one, two = (memory_budget(shape, device, data_parallel_size=n) for n in (1, 2))
+    shape, device = "qwen3-30b-a3b", "h100"
+    one, two = (budget_of(shape, device, data_parallel_size=n) for n in (1, 2))
     # 48 layers of 128 experts of 3 * 2048 * 768 in bf16; all else is on every engine.
     experts = 48 * 128 * 3 * 2048 * 768 * 2
     assert one.weight_bytes - two.weight_bytes == experts // 2
     assert two.kv_bytes - one.kv_bytes == experts // 2
-    both = memory_budget(shape, device, data_parallel_size=2, tensor_parallel_size=2)
+    both = budget_of(shape, device, data_parallel_size=2, tensor_parallel_size=2)
     assert both.weight_bytes == (one.weight_bytes - experts) // 2 + experts // 4
-    dense = model("llama-3-8b")
-    assert memory_budget(dense, device, data_parallel_size=2) == memory_budget(dense, device)
+    dense = "llama-3-8b"
+    assert budget_of(dense, device, data_parallel_size=2) == budget_of(dense, device)
 
 
 def test_memory_budget_of_an_8_bit_cache_holds_twice_the_tokens():
-    full = memory_budget(model("llama-3-8b"), gpu("a100"))
-    half = memory_budget(model("llama-3-8b"), gpu("a100"), kv_dtype="fp8")
+    full = budget_of("llama-3-8b", "a100")
+    half = budget_of("llama-3-8b", "a100", kv_dtype="fp8")
     assert half.num_blocks // 2 == full.num_blocks
 
 
 def test_memory_budget_of_an_8_bit_model_keeps_a_16_bit_cache():
-    budget = memory_budget(model("llama-3-70b"), gpu("h100"), dtype="fp8")
+    budget = budget_of("llama-3-70b", "h100", dtype="fp8")
     assert budget.kv_bytes_per_token == 327_680
 
 
@@ -77,7 +86,7 @@ def test_memory_budget_when_weights_do_not_fit_says_how_much_and_what_helps():
     # 141,107,412,992 / 2**30 = 131.4 GiB of weights against 0.9 * 79.15 = 71.2 GiB.
     message = r"131\.4 GiB.*71\.2 GiB usable.*missing.*tensor_parallel_size \(now 1\).*dtype"
     with pytest.raises(SpecError, match=message):
-        memory_budget(model("llama-3-70b"), gpu("a100"))
+        budget_of("llama-3-70b", "a100")
 
 
 @pytest.mark.parametrize(
@@ -92,4 +101,4 @@ def test_memory_budget_when_weights_do_not_fit_says_how_much_and_what_helps():
 )
 def test_memory_budget_with_an_impossible_argument_is_refused(options, message):
     with pytest.raises(SpecError, match=message):
-        memory_budget(model("llama-3-8b"), gpu("a100"), **options)
+        budget_of("llama-3-8b", "a100", **options)
