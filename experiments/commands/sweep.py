@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -39,6 +39,7 @@ from schedlab.sim.text import json_text
 
 if TYPE_CHECKING:
     from schedlab.experiments.specification.experiment import ExperimentSpec
+    from schedlab.experiments.sweeps.runs import Runs
     from schedlab.experiments.sweeps.sweep_all import Shard, Swept
 
 FAILED = 1
@@ -104,86 +105,72 @@ def sweep_command(
         raise typer.Exit(FAILED)
 
 
-def find_command(
-    spec_file: SpecFile,
-    overrides: Overrides = None,
-    output: SearchOutput = None,
-    jobs: NumWorkers = 1,
-    ray: RayAddress = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
+class _Outcome(NamedTuple):
+    """What a search came to: as JSON, and as a table with lines under it."""
+
+    data: dict[str, Any]
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    lines: list[str]
+
+
+def _find(spec: ExperimentSpec, runs: Runs) -> _Outcome:
     """Find the largest value within bars (the section `find`), e.g. the highest request rate."""
     from schedlab.experiments.search.find import find, verdicts
-    from schedlab.experiments.search.search_report import (
-        find_data,
-        find_lines,
-        find_rows,
-        write_json,
-    )
-    from schedlab.experiments.sweeps.workers import choose_workers
+    from schedlab.experiments.search.search_report import find_data, find_lines, find_rows
 
-    spec = load_experiment(spec_file, overrides)
-    folder = output or results_folder(spec, "find")
-    check_backend(spec, jobs, ray)
-    with opened_runs(folder, choose_workers(jobs, ray), quiet) as runs:
-        found = find(spec, runs)
+    found = find(spec, runs)
     assert spec.find is not None
     told = verdicts(spec.find, found)
-    data = find_data(spec, found, told, runs.num_asked)
-    write_json(data, folder / "find.json")
     header = ("setting", spec.find.maximize, "holds at", "breaks at")
-    lines = [*find_lines(spec, found), *told, f"{runs.num_asked} runs in {folder}"]
-    _print_found(data, header, find_rows(found), lines, as_json, quiet)
+    data = find_data(spec, found, told, runs.num_asked)
+    return _Outcome(data, header, find_rows(found), [*find_lines(spec, found), *told])
 
 
-def tune_command(
-    spec_file: SpecFile,
-    overrides: Overrides = None,
-    output: SearchOutput = None,
-    jobs: NumWorkers = 1,
-    ray: RayAddress = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
+def _tune(spec: ExperimentSpec, runs: Runs) -> _Outcome:
     """Find the best values of engine limits within bars (the section `tune`)."""
-    from schedlab.experiments.search.search_report import (
-        tune_data,
-        tune_lines,
-        tune_rows,
-        write_json,
-    )
+    from schedlab.experiments.search.search_report import tune_data, tune_lines, tune_rows
     from schedlab.experiments.search.tune import tune
-    from schedlab.experiments.sweeps.workers import choose_workers
 
-    spec = load_experiment(spec_file, overrides)
-    folder = output or results_folder(spec, "tune")
-    check_backend(spec, jobs, ray)
-    with opened_runs(folder, choose_workers(jobs, ray), quiet) as runs:
-        tuned = tune(spec, runs)
+    tuned = tune(spec, runs)
     assert spec.tune is not None
-    data = tune_data(spec, tuned, runs.num_asked)
-    write_json(data, folder / "tune.json")
     header = (*(key.rpartition(".")[2] for key in spec.tune.over), spec.tune.maximize, "bars")
-    lines = [*tune_lines(spec, tuned), f"{runs.num_asked} runs in {folder}"]
-    _print_found(data, header, tune_rows(tuned), lines, as_json, quiet)
+    data = tune_data(spec, tuned, runs.num_asked)
+    return _Outcome(data, header, tune_rows(tuned), tune_lines(spec, tuned))
 
 
-def _print_found(
-    data: dict[str, Any],
-    header: tuple[str, ...],
-    rows: list[tuple[str, ...]],
-    lines: list[str],
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Print what a search found: as JSON, or a table and the lines under it."""
-    if as_json:
-        typer.echo(json_text(data))
-    elif not quiet:
-        print_table("", header, rows)
-        for line in lines:
-            typer.echo(line)
+def _search_command(
+    name: str, search: Callable[[ExperimentSpec, Runs], _Outcome]
+) -> Callable[..., None]:
+    """Return the command that searches, writes NAME.json and prints what was found."""
+
+    def command(
+        spec_file: SpecFile,
+        overrides: Overrides = None,
+        output: SearchOutput = None,
+        jobs: NumWorkers = 1,
+        ray: RayAddress = None,
+        quiet: Quiet = False,
+        as_json: AsJson = False,
+    ) -> None:
+        from schedlab.experiments.search.search_report import write_json
+        from schedlab.experiments.sweeps.workers import choose_workers
+
+        spec = load_experiment(spec_file, overrides)
+        folder = output or results_folder(spec, name)
+        check_backend(spec, jobs, ray)
+        with opened_runs(folder, choose_workers(jobs, ray), quiet) as runs:
+            found = search(spec, runs)
+        write_json(found.data, folder / f"{name}.json")
+        if as_json:
+            typer.echo(json_text(found.data))
+        elif not quiet:
+            print_table("", found.header, found.rows)
+            for line in [*found.lines, f"{runs.num_asked} runs in {folder}"]:
+                typer.echo(line)
+
+    command.__doc__ = search.__doc__
+    return command
 
 
 def _shard(text: str | None) -> Shard | None:
@@ -223,8 +210,8 @@ def _print_swept(spec: ExperimentSpec, swept: Swept, folder: Path, metrics: Sequ
 def add_sweep_commands(app: typer.Typer) -> None:
     """Add the commands of this module to an application."""
     app.command("sweep", cls=RayCommand)(sweep_command)
-    app.command("find", cls=RayCommand)(find_command)
-    app.command("tune", cls=RayCommand)(tune_command)
+    app.command("find", cls=RayCommand)(_search_command("find", _find))
+    app.command("tune", cls=RayCommand)(_search_command("tune", _tune))
     app.command("batch-means")(batch_means_command)
     app.command("by-class")(by_class_command)
     app.command("compare-policies")(compare_policies_command)
