@@ -28,9 +28,11 @@ _LABEL = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
 class Tolerance(Section):
-    """Which way a metric gets better, and how far it may move between versions."""
+    """How far a metric may move between versions, and which way it gets better."""
 
-    better: Literal["lower", "higher"] = Field(description="Which way is better.")
+    better: Literal["lower", "higher"] | None = Field(
+        default=None, description="Which way is better; as `schedlab metrics` says if absent."
+    )
     relative: NonNegative = Field(default=0.0, description="Share of the kept value.")
     absolute: NonNegative = Field(default=0.0, description="In the metric's own unit.")
 
@@ -131,11 +133,18 @@ def load_matrix(folder: Path) -> Matrix:
         fail(*describe_error(error, _File))
     if len(set(file.seeds)) < len(file.seeds):
         fail(("seeds",), "has the same seed twice")
-    for name in file.metrics:
+    metrics = {}
+    for name, tolerance in file.metrics.items():
         try:
-            metric_named(name)
+            metric = metric_named(name)
         except SpecError as error:
             fail(("metrics", name), str(error))
+        better = tolerance.better or metric.better
+        if better == "neither":
+            fail(
+                ("metrics", name), "neither way is better by itself: say `better: lower` or higher"
+            )
+        metrics[name] = tolerance.model_copy(update={"better": better})
     for section, labels in (("workloads", file.workloads), ("policies", file.policies)):
         for label in labels:
             if not _LABEL.fullmatch(label):
@@ -163,7 +172,7 @@ def load_matrix(folder: Path) -> Matrix:
                 one = spec.model_copy(update={"name": "regress", "seed": seed})
                 question = data_hash({**data, "seed": seed})
                 found.append(MatrixPoint(workload, policy, seed, one, question))
-    return Matrix(found, dict(file.metrics))
+    return Matrix(found, metrics)
 
 
 def _labels(

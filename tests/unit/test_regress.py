@@ -43,10 +43,10 @@ policies:
   mine: planted_policy:Mine
 metrics:
   completed: {better: higher}
-  output_throughput: {better: higher, relative: 0.02}
-  mean_ttft_ms: {better: lower, relative: 0.05, absolute: 1.0}
-  p99_e2el_ms: {better: lower, relative: 0.05}
-  e2el_slo_attainment: {better: higher, absolute: 0.01}
+  output_throughput: {relative: 0.02}
+  mean_ttft_ms: {relative: 0.05, absolute: 1.0}
+  p99_e2el_ms: {relative: 0.05}
+  e2el_slo_attainment: {absolute: 0.01}
 """
 MINE = """\
 from schedlab.policies import ContinuousBatching
@@ -320,6 +320,7 @@ def test_junit_and_markdown_say_what_the_exit_code_says(folder, monkeypatch):
         ("seeds:", "seed:", "matrix.yaml:1: seed: unknown key; did you mean seeds?"),
         ("seeds: [0, 1]", "seeds: [1, 1]", "matrix.yaml:1: seeds: has the same seed twice"),
         ("better: higher}", "better: more}", "metrics.completed.better"),
+        ("completed: {better: higher}", "num_steps: {}", "metrics.num_steps: neither way"),
         (
             "mean_ttft_ms:",
             "mean_tft_ms:",
