@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import SpecError
+from schedlab.sim.text import number
 
 LEVEL = 0.95
 """Confidence of every interval."""
@@ -294,7 +295,7 @@ def with_interval(mean: float, half_width: float | None, scale: float = 1.0) -> 
     Parameters
     ----------
     mean : float
-        Finite.
+        A dash is shown where it is NaN.
     half_width : float or None
         None, zero or infinite: no interval is shown.
     scale : float
@@ -306,6 +307,8 @@ def with_interval(mean: float, half_width: float | None, scale: float = 1.0) -> 
     ('1,235 ±46', '0.123', '7')
     """
     value = mean * scale
+    if not math.isfinite(value):
+        return number(value)
     half = half_width * scale if half_width is not None and math.isfinite(half_width) else 0.0
     # Two digits of the interval or three of the value, whichever are fewer.
     guide = max(10 * half, abs(value))

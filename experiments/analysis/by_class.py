@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schedlab.experiments.results.saved_results import read_points
-from schedlab.experiments.statistics import Estimate, estimate
+from schedlab.experiments.statistics import Estimate, estimate, with_interval
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.registry import Metric, metric_named
 from schedlab.sim.result import RunResult
@@ -120,14 +120,7 @@ def class_table(
 
 def _cells(row: ClassRow, names: Sequence[str]) -> list[str]:
     """Return a cell for each metric, a dash where there is nothing to measure."""
-    cells = []
-    for name in names:
-        mean, half = row.metrics.get(name, Estimate(math.nan, None))
-        if math.isnan(mean):
-            cells.append("-")
-        else:
-            cells.append(f"{mean:.4g}" + (f" ± {float(f'{half:.2g}'):g}" if half else ""))
-    return cells
+    return [with_interval(*row.metrics.get(name, Estimate(math.nan, None))) for name in names]
 
 
 def _classes(

@@ -33,6 +33,7 @@ from schedlab.experiments.commands.terminal import print_lines, print_table
 from schedlab.experiments.commands.trace import trace_app
 from schedlab.experiments.commands.validate import validate
 from schedlab.sim.errors import SchedlabError
+from schedlab.sim.text import json_text
 
 USER_ERROR = 2
 
@@ -90,8 +91,6 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment: all points of its sweep."""
-    import json
-
     from schedlab.experiments.figures.figures import draw_throughput
     from schedlab.experiments.results.results_folder import (
         add_to_marker,
@@ -114,7 +113,7 @@ def run(
             point.load().to_perfetto(point.folder / "trace.json")
             add_to_marker(point.folder, ["trace.json"])
     if as_json:
-        typer.echo(json.dumps(summary(spec, results), indent=1))
+        typer.echo(json_text(summary(spec, results)))
     elif not quiet:
         # Further metrics are computed from the tables, which are at their place now.
         print_results(read_results(folder) if asked else results, spec.name, asked)
@@ -294,11 +293,9 @@ def schema(
     ] = False,
 ) -> None:
     """Print the JSON Schema of experiment files, for editors."""
-    import json
-
     from schedlab.experiments.specification.schema import json_schema, key_table
 
-    typer.echo(key_table() if markdown else json.dumps(json_schema(), indent=2), nl=not markdown)
+    typer.echo(key_table() if markdown else json_text(json_schema(), indent=2), nl=not markdown)
 
 
 @app.command()

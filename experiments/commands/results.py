@@ -54,12 +54,13 @@ def batch_means_command(
 ) -> None:
     """Say how sure the mean latencies of one long run are."""
     from schedlab.experiments.analysis.run_intervals import run_intervals
+    from schedlab.experiments.statistics import with_interval
     from schedlab.sim.result import RunResult
 
     result = RunResult.load(folder)
     found = run_intervals(result, num_batches)
     rows: list[tuple[str, ...]] = [
-        (name, f"{one.mean:.4g} ± {float(f'{one.half_width:.2g}'):g}", f"{one.lag1:+.2f}",
+        (name, with_interval(one.mean, one.half_width), f"{one.lag1:+.2f}",
          "yes" if one.long_enough else "NO: batches are correlated, the interval is too narrow")
         for name, one in found.items()
     ]  # fmt: skip

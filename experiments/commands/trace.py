@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from schedlab.experiments.commands.experiment import find_own_modules
 from schedlab.experiments.commands.trace_fetch import fetch_command
+from schedlab.sim.text import json_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -153,7 +153,7 @@ def _print_description(trace: Trace, as_json: bool) -> None:
     """Print the statistics of a trace, for people or for programs."""
     stats = trace.describe()
     if as_json:
-        typer.echo(json.dumps({"report": trace.report.lines(), **stats}, indent=2))
+        typer.echo(json_text({"report": trace.report.lines(), **stats}, indent=2))
         return
     from rich.console import Console
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schedlab.experiments.regression.check import FAILING, Case, Move, Status
 from schedlab.sim.files import replacing
-from schedlab.sim.text import markdown_table
+from schedlab.sim.text import markdown_table, number, percent
 
 HEADER = ("workload", "policy", "metric", "kept", "now", "change", "allowed", "")
 
@@ -45,8 +45,8 @@ def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
             if case.status == "not reproduced":
                 verdict = f"NOT REPRODUCED, seed {move.seed}"
             found.append(
-                (case.workload, case.policy, move.metric, _number(move.before), _number(move.now),
-                 _change(move), _allowed(move), verdict)
+                (case.workload, case.policy, move.metric, *_values(move), _change(move),
+                 _allowed(move), verdict)
             )  # fmt: skip
         if not case.moves and case.status != "same":
             dashes = ("-",) * 5
@@ -164,28 +164,25 @@ def _sentence(move: Move) -> str:
     which = f" (seed {move.seed})" if move.seed is not None else ""
     verdict = "better" if move.better else "worse"
     return (
-        f"{move.metric}{which}: {_number(move.before)} -> {_number(move.now)} "
+        f"{move.metric}{which}: {' -> '.join(_values(move))} "
         f"({_change(move)}, {verdict}; allowed {_allowed(move)})"
     )
 
 
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "none"
-    if value == int(value):
-        return f"{int(value):,}"
-    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _values(move: Move) -> tuple[str, str]:
+    return number(move.before, 4), number(move.now, 4)
 
 
 def _change(move: Move) -> str:
     if math.isnan(move.change) or math.isinf(move.change):
         return "-"
     # A change in the last bits must not read as none.
-    return f"{move.change:+.2%}" if abs(move.change) >= 5e-5 else f"{move.change:+.0e}"
+    small = abs(move.change) < 5e-5
+    return f"{move.change:+.0e}" if small else percent(move.change, 2, signed=True)
 
 
 def _allowed(move: Move) -> str:
-    return f"±{_number(move.allowed)}" if move.allowed else "none"
+    return f"±{number(move.allowed, 4)}" if move.allowed else "none"
 
 
 def _xml(text: str) -> str:

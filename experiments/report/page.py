@@ -345,8 +345,6 @@ def _short(row: Row) -> str:
 
 def _cell(row: Row, metric: str) -> str:
     mean, half_width = row.estimate(metric)
-    if not math.isfinite(mean):
-        return "-"
     return with_interval(mean, half_width, metric_named(metric).scale)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.text import json_text
 from schedlab.sim.yaml_lines import dump_yaml
 
 POINTS_FILE = "points.json"
@@ -131,7 +131,7 @@ def write_summary(spec: ExperimentSpec, results: SavedResults) -> None:
     folder = results.folder
     write_text(folder / "spec.yaml", dump_yaml(spec.to_data()))
     write_text(folder / "summary.csv", summary_csv(results.rows))
-    write_text(folder / "summary.json", json.dumps(summary(spec, results), indent=1) + "\n")
+    write_text(folder / "summary.json", json_text(summary(spec, results)) + "\n")
 
 
 def summary(spec: ExperimentSpec, results: SavedResults) -> dict[str, object]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from schedlab.experiments.statistics import Estimate, estimate
+from schedlab.experiments.statistics import Estimate, estimate, with_interval
+from schedlab.sim.text import number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -171,7 +172,7 @@ def table(results: Sequence[Row], title: str, metrics: Sequence[str] = ()) -> Ta
             f"{_cell(row, f'mean_{name}_ms')} / {_cell(row, f'p99_{name}_ms')}"
             for name in pairs.values()
         ]
-        cells += [_number(row.mean(metric)) for metric in counts.values()]
+        cells += [number(row.mean(metric)) for metric in counts.values()]
         cells += [_cell(row, metric) for metric in metrics]
         drawn.add_row(*cells)
     return drawn
@@ -212,7 +213,7 @@ def summary_csv(results: Sequence[Row]) -> str:
 
 
 def summary_data(results: Sequence[Row]) -> list[dict[str, object]]:
-    """Return the same as plain data for JSON, with None for what could not be measured.
+    """Return the same as plain data, for `json_text`.
 
     Parameters
     ----------
@@ -232,10 +233,10 @@ def summary_data(results: Sequence[Row]) -> list[dict[str, object]]:
             "policy": row.policy,
             "settings": row.settings,
             "num_replications": row.num_replications,
-            "metrics": {name: _finite(value.mean) for name, value in row.metrics.items()},
+            "metrics": {name: value.mean for name, value in row.metrics.items()},
         }
         if row.num_replications > 1:
-            entry["ci95"] = {name: _finite(value.half_width) for name, value in row.metrics.items()}
+            entry["ci95"] = {name: value.half_width for name, value in row.metrics.items()}
         data.append(entry)
     return data
 
@@ -339,20 +340,5 @@ def _known_error(described: Mapping[str, object]) -> str:
     return f"; error: {known}" if known else ""
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _cell(row: Row, metric: str) -> str:
-    mean, half_width = row.estimate(metric)
-    return _number(mean) if half_width is None else f"{_number(mean)}±{_number(half_width)}"
-
-
-def _number(value: float) -> str:
-    """Return three significant digits, without exponents; a dash for NaN."""
-    if not math.isfinite(value):
-        return "-" if math.isnan(value) else "inf"
-    if value == 0 or float(value).is_integer():
-        return str(int(value))
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{min(digits, 4)}f}"
+    return with_interval(*row.estimate(metric))

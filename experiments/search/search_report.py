@@ -13,8 +13,9 @@ from schedlab.experiments.search.find import Found
 from schedlab.experiments.search.tune import Trial, Tuned
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.statistics import with_interval
 from schedlab.sim.files import write_text
-from schedlab.sim.text import json_text
+from schedlab.sim.text import json_text, number, percent
 
 Data = dict[str, Any]
 
@@ -27,14 +28,14 @@ def find_rows(found: Sequence[Found]) -> list[tuple[str, ...]]:
     for one in found:
         beyond = {"at least": ">= ", "below": "< "}.get(one.bound, "")
         above = [bracket.above for bracket in one.brackets]
-        holds = ["-" if b.bound == "below" else f"{b.value:.4g}" for b in one.brackets]
+        holds = ["-" if b.bound == "below" else number(b.value, 4) for b in one.brackets]
         half_width = None if one.bound else one.value.half_width
         rows.append(
             (
                 one.label,
-                beyond + _interval(one.value.mean, half_width),
+                beyond + with_interval(one.value.mean, half_width),
                 ", ".join(holds),
-                ", ".join("-" if math.isinf(value) else f"{value:.4g}" for value in above),
+                ", ".join("-" if math.isinf(value) else number(value, 4) for value in above),
             )
         )
     return rows
@@ -106,8 +107,8 @@ def tune_rows(tuned: Tuned) -> list[tuple[str, ...]]:
     return [
         (
             *(f"{value:g}" for value in trial.values.values()),
-            _interval(trial.goal.mean, trial.goal.half_width),
-            "hold" if trial.holds else f"broken by {100 * max(trial.excess):.0f} %",
+            with_interval(trial.goal.mean, trial.goal.half_width),
+            "hold" if trial.holds else f"broken by {percent(max(trial.excess), 0)}",
         )
         for trial in tuned.trials[:_SHOWN_TRIALS]
     ]
@@ -126,7 +127,7 @@ def tune_lines(spec: ExperimentSpec, tuned: Tuned) -> list[str]:
     for title, trial in (("best", tuned.best), ("given", tuned.given)):
         if trial is not None:
             values = ", ".join(f"{key}={value:g}" for key, value in trial.values.items())
-            goal = _interval(trial.goal.mean, trial.goal.half_width)
+            goal = with_interval(trial.goal.mean, trial.goal.half_width)
             held = "bars hold" if trial.holds else "A BAR BREAKS"
             lines.append(f"{title}: {values}: {goal}, {held} (on {len(trial.goals)} new seeds)")
     return [*lines, tuned.verdict, *tuned.remarks]
@@ -162,12 +163,6 @@ def write_json(data: Data, path: Path) -> None:
 
 
 def _requests(spec: ExperimentSpec) -> str:
-    number = spec.workload.num_requests
-    length = "the whole trace" if number is None else f"{number} requests a run"
+    asked = spec.workload.num_requests
+    length = "the whole trace" if asked is None else f"{asked} requests a run"
     return length if spec.measure is None else f"{length}, a part measured"
-
-
-def _interval(mean: float, half_width: float | None) -> str:
-    if half_width is None:
-        return f"{mean:.4g}"
-    return f"{mean:.4g} ± {float(f'{half_width:.2g}'):g}"

@@ -177,7 +177,7 @@ def test_registered_metric_stands_in_the_table_by_class_comparison_and_search(
     assert all(value > 0 for value in values)
     row = results.rows[0]
     assert row.mean("late_tokens(after_ms=20)") == np.mean(values[:2])
-    assert f"{np.mean(values[:2]):.0f}" in done.stdout
+    assert f"{np.mean(values[:2]):,.0f}" in done.stdout
     classes = CliRunner().invoke(app, ["by-class", "out", *asked], env={"COLUMNS": "300"})
     assert classes.exit_code == 0, classes.output
     assert "late_tokens(after_ms=20)" in classes.stdout

@@ -10,7 +10,7 @@ from schedlab.experiments.analysis.run_intervals import run_intervals
 from schedlab.experiments.commands.cli import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.statistics import batch_means, paired_change, verdict
+from schedlab.experiments.statistics import batch_means, paired_change, verdict, with_interval
 from schedlab.sim.errors import SpecError
 
 
@@ -106,7 +106,8 @@ def test_intervals_of_a_run_are_around_its_means(tmp_path):
     done.save(tmp_path)
     shown = CliRunner().invoke(app, ["batch-means", str(tmp_path), "--batches", "10"])
     assert shown.exit_code == 0, shown.output
-    assert f"mean_ttft_ms         {found['mean_ttft_ms'].mean:.4g} ±" in shown.stdout
+    mean_ms, half_ms = found["mean_ttft_ms"].mean, found["mean_ttft_ms"].half_width
+    assert f"mean_ttft_ms         {with_interval(mean_ms, half_ms)}" in shown.stdout
     assert "warm-up is in it" not in shown.stdout
     few = CliRunner().invoke(app, ["batch-means", str(tmp_path), "--batches", "100"])
     assert few.exit_code == 2
