@@ -12,6 +12,7 @@ from schedlab.experiments.commands.terminal import print_table, steps_bar
 from schedlab.sim.errors import SpecError
 
 if TYPE_CHECKING:
+    from schedlab.experiments.comparing.load_tests import LoadTestValidation
     from schedlab.experiments.specification.experiment import ExperimentSpec
 
 
@@ -55,6 +56,12 @@ def validate(
     profiles: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Of load tests: where their profiles are.")
     ] = Path("profiles/imported"),
+    measure_frontend: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Of load tests: measure their front end, write it, and test it."
+        ),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -67,8 +74,13 @@ def validate(
         if fitted_on is not None or by_step:
             raise SpecError("--fitted-on and --by-step need single requests, not quantiles")
         tests = experiments_of(spec_file, overrides or [], run or [], profiles)
-        _print_load_tests(tests, as_json, quiet)
+        if measure_frontend is not None:
+            _measure_frontend(tests, spec_file, measure_frontend, as_json, quiet)
+        else:
+            _print_load_tests(tests, as_json, quiet)
         return
+    if measure_frontend is not None:
+        raise SpecError(f"--measure-frontend needs a file of load tests, which {spec_file} is not")
     if run:
         raise SpecError(f"--run is of a file of load tests, which {spec_file} is not")
 
@@ -106,10 +118,30 @@ def validate(
 
 def _print_load_tests(specs: list[ExperimentSpec], as_json: bool, quiet: bool) -> None:
     from schedlab.experiments.comparing.load_tests import validate_load_tests
-    from schedlab.sim.text import json_text
 
     with steps_bar(quiet) as progress:
         found = validate_load_tests(specs, progress)
+    _print_errors(found, as_json)
+
+
+def _measure_frontend(
+    specs: list[ExperimentSpec], tests: Path, output: Path, as_json: bool, quiet: bool
+) -> None:
+    from schedlab.experiments.comparing.frontend_measurement import measure_frontend
+    from schedlab.sim.drive.frontend import write_frontend
+
+    source = f"load tests of {tests.parent.name}/{tests.name} less their simulated engines"
+    with steps_bar(quiet) as progress:
+        found = measure_frontend(specs, source, progress)
+    write_frontend(output, found.frontend, found.to_data())
+    _print_errors(found.held_out, as_json)
+    for line in (*found.lines(), f"front end: {output} (use it with frontend: {output})"):
+        typer.echo(line, err=as_json)
+
+
+def _print_errors(found: LoadTestValidation, as_json: bool) -> None:
+    from schedlab.sim.text import json_text
+
     if as_json:
         typer.echo(json_text(found.to_data()))
         return

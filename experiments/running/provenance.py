@@ -24,6 +24,7 @@ def provenance(point: Resolved) -> dict[str, object]:
     """
     spec, load = point.spec, point.spec.workload
     rate = load.request_rate
+    between = {} if point.frontend is None else {"frontend": asdict(point.frontend)}
     return {
         "spec": spec.to_data(),
         "spec_hash": spec_hash(spec),
@@ -39,6 +40,7 @@ def provenance(point: Resolved) -> dict[str, object]:
         "git_commit": _git_commit(),
         "cost_model": point.cost_model.describe(),
         "scheduling_overhead": asdict(point.overhead),
+        **between,
         "engine": asdict(point.config),
         "memory": asdict(point.memory),
     }

@@ -12,6 +12,7 @@ from schedlab.sim.config import EngineConfig, vllm_capture_sizes
 from schedlab.sim.cost import registry
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.drive.frontend import Frontend
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.memory import MemoryBudget, memory_budget
@@ -37,6 +38,8 @@ class Resolved:
         What a step takes.
     overhead : SchedulingOverhead
         What the CPU adds: as the specification says, else as the profile does, else nothing.
+    frontend : Frontend or None
+        What stands between clients and engine.
     """
 
     spec: ExperimentSpec
@@ -45,6 +48,7 @@ class Resolved:
     config: EngineConfig
     cost_model: CostModel
     overhead: SchedulingOverhead
+    frontend: Frontend | None = None
 
 
 def resolve(spec: ExperimentSpec) -> Resolved:
@@ -70,7 +74,8 @@ def resolve(spec: ExperimentSpec) -> Resolved:
     cost_model = make_cost_model(spec, where)
     if overhead is None:
         overhead = cost_model.scheduling_overhead or SchedulingOverhead()
-    return Resolved(spec, where, memory, config, cost_model, overhead)
+    frontend = None if spec.frontend is None else spec.frontend.frontend()
+    return Resolved(spec, where, memory, config, cost_model, overhead, frontend)
 
 
 def make_cost_model(spec: ExperimentSpec, where: Deployment | None = None) -> CostModel:

@@ -95,6 +95,8 @@ def run(
     if described is None:
         _check_limits(point, log)
     requests = log.requests()
+    if point.frontend is not None:
+        requests |= point.frontend.columns(requests, log.token_counts())
     _add_origins(requests, trace)
     window = None
     if spec.measure is not None:
@@ -124,11 +126,16 @@ def run(
 def _arrivals(point: Resolved, trace: Trace, prediction: Predictions | None) -> Iterable[Arrival]:
     config, slo = point.config, point.spec.slo
     targets = Slo(slo.ttft_ms, slo.tpot_ms, slo.e2el_ms)
+    delay_s = np.zeros(len(trace)) if prediction is None else prediction.delay_s
+    if point.frontend is not None:
+        arrival_ns = trace.require_arrivals()
+        received_ns = point.frontend.received_ns(arrival_ns, trace.prompt_tokens)
+        delay_s = delay_s + (received_ns - arrival_ns) / 1e9
     return workload(
         trace,
         max_model_len=config.max_model_len,
         predicted_tokens=None if prediction is None else prediction.predicted_tokens,
-        predictor_latency_s=0.0 if prediction is None else prediction.delay_s,
+        predictor_latency_s=delay_s,
         slo=targets if targets != (None, None, None) else None,
         hash_block_tokens=config.block_size if config.enable_prefix_caching else None,
     )

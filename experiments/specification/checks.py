@@ -16,7 +16,7 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.key_errors import sentence
 from schedlab.experiments.specification.lengths import Lengths
 from schedlab.experiments.specification.paths import is_preset, is_published
-from schedlab.experiments.specification.shipped import shipped_profiles
+from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
 from schedlab.sim.errors import SpecError, TraceError, nearest
 from schedlab.sim.yaml_lines import KeyPath
 
@@ -51,6 +51,7 @@ def check_names(spec: ExperimentSpec, fail: Fail) -> None:
         except SpecError as error:
             fail((key,), str(error))
     _check_cost_model(spec, fail)
+    _check_frontend(spec, fail)
     _check_policy(spec, fail)
     _check_workload(spec, fail)
     _check_trace(spec, fail)
@@ -88,6 +89,27 @@ def _check_cost_model(spec: ExperimentSpec, fail: Fail) -> None:
             registry.make(name, deployment(spec), **chosen.knobs)
         except SpecError as error:
             fail(path, str(error))
+
+
+def _check_frontend(spec: ExperimentSpec, fail: Fail) -> None:
+    chosen = spec.frontend
+    if chosen is None:
+        return
+    if chosen.file is not None and not Path(chosen.file).is_file():
+        hint = nearest(Path(chosen.file).name, shipped_frontends())
+        fail(("frontend",), f"no such file: {chosen.file}; {hint}")
+    try:
+        chosen.frontend()
+    except SpecError as error:
+        fail(("frontend",), str(error))
+    if spec.backend != "sim":
+        fail(("frontend",), "only the simulation has one; backend must be sim")
+    if spec.workload.max_concurrency is not None:
+        fail(
+            ("frontend",),
+            "not in a closed loop (workload.max_concurrency): when a client has its answer is "
+            "told after the run, and not what it sends then",
+        )
 
 
 def _profile_name(path: str) -> str:

@@ -19,6 +19,7 @@ from schedlab.experiments.specification.fields import (
     shorthand,
     whole,
 )
+from schedlab.experiments.specification.frontend import FrontendField
 from schedlab.experiments.specification.search import FindField, Measurement, Tune
 from schedlab.experiments.specification.slo import SloTargets
 from schedlab.experiments.specification.workload import Workload
@@ -99,6 +100,11 @@ class ExperimentSpec(Section):
     )
     backend: Literal["sim", "real"] = Field(default="sim", description="Simulated or real device.")
     engine: Engine = Field(default_factory=Engine, description="The serving engine.")
+    frontend: FrontendField | None = Field(
+        default=None,
+        description="What stands between clients and engine, with delays and a capacity of its "
+        "own: a file, or a mapping. Nothing if absent.",
+    )
     policy: Annotated[Policy, shorthand("name")] = Field(
         default_factory=lambda: Policy(name="fcfs"),
         description="The scheduling policy: a name, or a mapping with its knobs.",

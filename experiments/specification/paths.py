@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from schedlab.experiments.specification.cost_model import key_of
-from schedlab.experiments.specification.shipped import shipped_profiles
+from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
 from schedlab.experiments.specification.swept import swept_keys
 from schedlab.sim.yaml_lines import Value
 
@@ -49,6 +49,8 @@ def is_published(trace: str) -> bool:
 # Names of models hold dots and slashes (Qwen/Qwen2.5-7B), so what is on disk decides.
 _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "model": lambda value, folder: value.endswith(".json") or (folder / value).is_dir(),
+    "frontend": lambda *_: True,
+    "frontend.file": lambda *_: True,
     "hardware": lambda value, _: value.endswith((".yaml", ".yml", ".json")),
     "cost_model": lambda value, _: key_of(value) == "profile",
     "cost_model.profile": lambda *_: True,
@@ -64,6 +66,7 @@ _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
 
 # A profile that comes with the program goes by its name, from any folder.
 _PROFILES = ("cost_model", "cost_model.profile")
+_FRONTENDS = ("frontend", "frontend.file")
 
 
 def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
@@ -100,6 +103,8 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
         path = folder / Path(os.path.expandvars(value)).expanduser()
         if key in _PROFILES and not path.exists():
             path = shipped_profiles().get(value, path)
+        if key in _FRONTENDS and not path.exists():
+            path = shipped_frontends().get(value, path)
         return str(path.resolve())
     return value
 

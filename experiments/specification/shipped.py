@@ -40,6 +40,13 @@ def shipped_profiles() -> dict[str, Path]:
     return {f"profiles/{path.relative_to(folder).as_posix()}": path for path in found}
 
 
+@cache
+def shipped_frontends() -> dict[str, Path]:
+    """Return the measured front ends that come with the program, by name, such as `vllm-0.15`."""
+    folder = shipped_folder("profiles") / "frontends"
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+
+
 def shipped_folder(package: str) -> Path:
     """Return where a package of data lies, in a checkout or installed.
 

@@ -42,7 +42,8 @@ def latencies(requests: Columns) -> Latencies:
     ----------
     requests : mapping of str to ndarray
         One row a request: arrival_ns, first_scheduled_ns, first_token_ns, finish_ns,
-        generated_tokens, status.
+        generated_tokens, status; and first_token_seen_ns, finish_seen_ns where a front end stood
+        between clients and engine: then TTFT and E2EL are those that clients saw.
 
     Notes
     -----
@@ -57,7 +58,10 @@ def latencies(requests: Columns) -> Latencies:
         waited_ms = (whole_numbers(requests, name) - arrival_ns) / _NS_PER_MS
         return np.where(done, waited_ms, np.nan)
 
-    ttft, e2el = until("first_token_ns"), until("finish_ns")
+    names = "first_token_ns", "finish_ns"
+    if "finish_seen_ns" in requests:
+        names = "first_token_seen_ns", "finish_seen_ns"
+    ttft, e2el = map(until, names)
     tpot = np.where(tokens > 1, (e2el - ttft) / np.maximum(tokens - 1, 1), np.nan)
     per_token = e2el / np.maximum(tokens, 1)
     return Latencies(ttft, tpot, e2el, until("first_scheduled_ns"), per_token)

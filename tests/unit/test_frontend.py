@@ -1,0 +1,260 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedlab.experiments.comparing.frontend_measurement import measure_frontend
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.drive.frontend import Frontend, read_frontend, write_frontend
+from schedlab.sim.errors import SpecError
+from schedlab.sim.result import RunResult
+from schedlab.sim.text import json_text
+
+
+def spec(**changes):
+    workload = {"trace": "azure-conv", "num_requests": 60, "request_rate": 4}
+    engine = {"max_num_seqs": 16, "enable_prefix_caching": True}
+    return make_spec({"engine": engine, "workload": workload} | changes)
+
+
+def ns(*seconds):
+    return np.array([round(s * 1e9) for s in seconds], dtype=np.int64)
+
+
+# -- the queues --------------------------------------------------------------------------------
+
+
+def test_requests_wait_for_their_turn_and_then_for_the_latency():
+    frontend = Frontend(latency_s=0.5, request_s=1.0, prompt_token_s=0.1)
+    received = frontend.received_ns(ns(0, 0, 10), np.array([10, 20, 5]))
+    assert (received == ns(2.5, 5.5, 12.0)).all()
+
+
+def test_several_servers_take_requests_at_once_and_hand_them_on_in_order():
+    frontend = Frontend(prompt_token_s=0.1, servers=2)
+    received = frontend.received_ns(ns(0, 0, 0), np.array([50, 10, 10]))
+    assert (received == ns(5, 5, 5)).all()
+    received = frontend.received_ns(ns(0, 0, 0), np.array([10, 20, 10]))
+    assert (received == ns(1, 2, 2)).all()
+
+
+def test_tokens_of_a_step_are_seen_together_behind_those_of_the_steps_before():
+    counts = ns(1, 2, 10), np.array([20, 20, 10])
+    seen = Frontend(output_token_s=0.1).seen_ns(ns(1, 2, 10, -1e-9), counts)
+    assert (seen == [*ns(3, 5, 11), -1]).all()
+    seen = Frontend(output_token_s=0.1, servers=2).seen_ns(ns(1, 2, 10), counts)
+    assert (seen == ns(2, 3, 10.5)).all()
+
+
+def test_engines_that_end_a_step_at_once_share_the_front_end():
+    counts = ns(1, 1), np.array([10, 20])
+    assert (Frontend(output_token_s=0.1).seen_ns(ns(1), counts) == ns(4)).all()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 5000)), min_size=1, max_size=30),
+    st.integers(1, 4),
+)
+def test_front_end_hands_on_in_order_and_never_early(jobs, servers):
+    arrival = np.cumsum([gap for gap, _ in jobs])
+    tokens = np.array([n for _, n in jobs])
+    frontend = Frontend(0.001, 0.002, 1e-5, servers=servers)
+    received = frontend.received_ns(arrival, tokens)
+    least = arrival + np.rint((0.002 + 1e-5 * tokens) * 1e9).astype(np.int64) + 1_000_000
+    assert (received >= least).all()
+    assert (np.diff(received) >= 0).all()
+    assert received[0] == least[0]
+    # Lindley's recursion, one by one.
+    if servers == 1:
+        free = 0
+        for come, go, end in zip(arrival, least - arrival - 1_000_000, received, strict=True):
+            free = max(come, free) + go
+            assert end == free + 1_000_000
+
+
+# -- in a run ----------------------------------------------------------------------------------
+
+
+def test_latency_alone_moves_everything_a_client_sees_by_itself():
+    without, behind = run(spec()), run(spec(frontend={"latency_s": 0.02}))
+    # The engine sees the same requests, 20 ms later, and does the same.
+    for name in ("first_token_ns", "finish_ns", "first_scheduled_ns"):
+        assert (behind.requests[name] == without.requests[name] + 20_000_000).all()
+    assert behind.metrics()["mean_ttft_ms"] == pytest.approx(without.metrics()["mean_ttft_ms"] + 20)
+    assert (behind.requests["received_ns"] == behind.requests["arrival_ns"] + 20_000_000).all()
+
+
+def test_client_sees_tokens_after_the_engine_made_them():
+    behind = run(spec(frontend={"output_token_s": 1e-4}))
+    requests = behind.requests
+    without = run(spec()).requests
+    assert (requests["first_token_ns"] == without["first_token_ns"]).all()
+    late = requests["first_token_seen_ns"] - requests["first_token_ns"]
+    assert (late >= 100_000).all()
+    assert late.max() > 100_000  # more than one token came out together
+    assert (requests["finish_seen_ns"] > requests["finish_ns"]).all()
+    metrics = behind.metrics()
+    seen_ms = (requests["first_token_seen_ns"] - requests["arrival_ns"]) / 1e6
+    assert metrics["mean_ttft_ms"] == pytest.approx(seen_ms.mean())
+
+
+def test_without_a_front_end_nothing_says_that_there_could_be_one():
+    result = run(spec())
+    assert not {"received_ns", "first_token_seen_ns", "finish_seen_ns"} & set(result.requests)
+    assert "frontend" not in result.provenance
+    assert "frontend" not in spec().to_data()
+
+
+def test_front_end_of_zeros_changes_nothing():
+    without, behind = run(spec()), run(spec(frontend={}))
+    assert json_text(behind.metrics()) == json_text(without.metrics())
+    assert (behind.requests["first_token_seen_ns"] == without.requests["first_token_ns"]).all()
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_front_end_leaves_skipping_ahead_exact(engines):
+    frontend = {"latency_s": 0.003, "request_s": 0.01, "output_token_s": 5e-5, "servers": 2}
+    engine = {"max_num_seqs": 8, "data_parallel_size": engines, "data_parallel_lockstep": False}
+    fast, slow = (
+        run(spec(frontend=frontend, engine=engine | {"fast_forward": fast}))
+        for fast in (True, False)
+    )
+    for name, column in fast.requests.items():
+        np.testing.assert_array_equal(column, slow.requests[name], name)
+
+
+def test_result_with_a_front_end_is_kept_and_read_again(tmp_path):
+    result = run(spec(frontend={"latency_s": 0.02, "output_token_s": 1e-4}))
+    result.save(tmp_path)
+    assert json_text(RunResult.load(tmp_path).metrics()) == json_text(result.metrics())
+    assert result.provenance["frontend"]["latency_s"] == 0.02
+
+
+def test_prediction_of_lengths_begins_when_the_front_end_is_done():
+    policy = {"name": "sjf", "predictor": {"name": "oracle", "latency_s": 0.01}}
+    requests = run(spec(policy=policy, frontend={"latency_s": 0.02})).requests
+    assert (requests["queued_ns"] >= requests["received_ns"] + 10_000_000).all()
+
+
+# -- its keys and files ------------------------------------------------------------------------
+
+
+def test_front_end_is_read_from_a_file_and_keys_beside_it_win(tmp_path):
+    path = tmp_path / "measured.json"
+    measured = Frontend(latency_s=0.005, output_token_s=4e-5, source="a bench")
+    write_frontend(path, measured, {"by": "hand"})
+    assert read_frontend(path) == measured
+    assert spec(frontend=str(path)).frontend.frontend() == measured
+    changed = spec(frontend={"file": str(path), "servers": 2}).frontend.frontend()
+    assert (changed.latency_s, changed.servers) == (0.005, 2)
+    assert changed.source == "a bench, but for servers"
+
+
+def test_front_end_that_is_shipped_goes_by_its_name():
+    found = spec(frontend="vllm-0.15-h100").frontend.frontend()
+    assert found.latency_s > 0
+    assert found.output_token_s > 0
+    assert "load tests" in found.source
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ({"latency": 1, "source": "x"}, "unknown key 'latency'; did you mean latency_s"),
+        ({"latency_s": 1}, "source must say where the figures come from"),
+        ({"latency_s": "1", "source": "x"}, "latency_s must be a number, got '1'"),
+        ({"latency_s": -1, "source": "x"}, "latency_s must be finite and >= 0"),
+        ({"servers": 1.5, "source": "x"}, "servers must be a number"),
+        ({"servers": 0, "source": "x"}, "servers must be at least 1"),
+    ],
+)
+def test_broken_file_of_a_front_end_is_refused(tmp_path, content, told):
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(SpecError, match=f"frontend: .*broken.json.*{told}"):
+        spec(frontend=str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"frontend": "vllm-0.15-h10"}, "no such file.*did you mean vllm-0.15-h100"),
+        ({"frontend": {"latency": 1}}, "latency.*did you mean latency_s"),
+        ({"frontend": {}, "backend": "real"}, "frontend: only the simulation has one"),
+        (
+            {
+                "frontend": {},
+                "workload": {"trace": "azure-conv", "num_requests": 9, "max_concurrency": 3,
+                             "arrivals": {"process": "closed_loop"}},
+            },
+            "frontend: not in a closed loop",
+        ),
+    ],
+)  # fmt: skip
+def test_front_end_that_cannot_be_is_refused(changes, told):
+    with pytest.raises(SpecError, match=told):
+        spec(**changes)
+
+
+# -- measuring ---------------------------------------------------------------------------------
+
+
+def recorded(folder, frontend):
+    """Write load tests of two models whose latencies are those of a simulation."""
+    folder.mkdir()
+    users = {"system_prompt_tokens": 32, "num_system_prompts": 2, "users_per_system_prompt": 2}
+    same = {"mean": 50, "min": 50, "max": 50}
+    stages = [
+        {"rate": rate, "succeeded": 150, "prompt": same, "output": same} for rate in (5.0, 60.0)
+    ]
+    specs = []
+    for model in ("llama-3.1-8b", "qwen2.5-3b"):
+        nothing = {
+            "ttft_s": {"mean": 1, "min": 1, "max": 1},
+            "e2e_s": {"mean": 1, "min": 1, "max": 1},
+        }
+        test = {"id": model, "model": model, "hardware": "h100", **users}
+        path = folder / f"{model}.json"
+        path.write_text(json.dumps(test | {"stages": [stage | nothing for stage in stages]}))
+        data = {
+            "model": model,
+            "hardware": "h100",
+            "engine": {"profile": "vllm-0.19"},
+            "workload": {"load_test": str(path)},
+        }
+        requests = run(make_spec(data | {"frontend": frontend})).requests
+        seen = {
+            "ttft_s": requests["first_token_seen_ns"] - requests["arrival_ns"],
+            "e2e_s": requests["finish_seen_ns"] - requests["arrival_ns"],
+        }
+        told = []
+        for i, stage in enumerate(stages):
+            rows = requests["application"] == f"stage {i}"
+            latencies = {
+                key: {"mean": x[rows].mean() / 1e9}
+                | {f"p{p}": np.percentile(x[rows], p) / 1e9 for p in (0, 25, 50, 75, 90, 99, 100)}
+                for key, x in seen.items()
+            }
+            told.append(stage | latencies)
+        path.write_text(json.dumps(test | {"stages": told}))
+        specs.append(make_spec(data))
+    return specs
+
+
+def test_measurement_finds_the_front_end_a_recording_was_made_with(tmp_path):
+    made_with = {"latency_s": 0.004, "output_token_s": 2e-5}
+    found = measure_frontend(recorded(tmp_path / "tests", made_with), "made up")
+    for one in (found.frontend, *found.without.values()):
+        assert one.latency_s == pytest.approx(0.004, rel=0.1)
+        assert one.output_token_s == pytest.approx(2e-5, rel=0.3)
+    assert found.held_out.mean_absolute_errors()["TTFT median"] < 0.02
+    assert set(found.without) == {"llama-3.1-8b", "qwen2.5-3b"}
+
+
+def test_measurement_on_one_model_is_refused(tmp_path):
+    specs = recorded(tmp_path / "tests", {"latency_s": 0.004})
+    with pytest.raises(SpecError, match="needs load tests of two models"):
+        measure_frontend(specs[:1], "made up")
