@@ -1,4 +1,4 @@
-"""The `profile` commands: import performance profiles that other projects publish."""
+"""The `profile` commands: import what other projects measured, or learn from it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedlab.experiments.commands.terminal import print_table
+from schedlab.sim.text import percent
+
 if TYPE_CHECKING:
     from schedlab.sim.cost.importers.imported import Imported
 
 profile_app = typer.Typer(
-    help="Import performance profiles of other projects.",
+    help="Import performance profiles of other projects, or learn kernels from them.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -150,6 +153,64 @@ def aiconfigurator_command(
         expert_parallel=expert_parallel,
     )
     _save(imported, output)
+
+
+@profile_app.command("learn")
+def learn_command(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="File to write, for cost_model.kernels.")
+    ],
+    aiconfigurator: Annotated[
+        Path | None,
+        typer.Option(help="The folder systems/ of the package aiconfigurator-core."),
+    ] = None,
+    llmservingsim: Annotated[
+        Path | None, typer.Option(help="The folder perf/ of LLMServingSim's profiler.")
+    ] = None,
+    vidur: Annotated[
+        Path | None,
+        typer.Option(help="The folder data/profiling/ of Vidur, which is compared and not learnt."),
+    ] = None,
+) -> None:
+    """Learn what kernels reach of their GPUs from public tables, for the roofline."""
+    from schedlab.sim.cost.learning.errors import layer_errors, table_errors
+    from schedlab.sim.cost.learning.fit import learn
+    from schedlab.sim.cost.learning.kernels_file import write_kernels
+    from schedlab.sim.cost.learning.tables import (
+        aiconfigurator_tables,
+        llmservingsim_tables,
+        vidur_tables,
+    )
+
+    tables = [] if aiconfigurator is None else list(aiconfigurator_tables(aiconfigurator))
+    tables += [] if llmservingsim is None else list(llmservingsim_tables(llmservingsim))
+    models = [] if vidur is None else list(vidur_tables(vidur))
+    learnt = learn(tables)
+    errors, layers = table_errors(tables, learnt), layer_errors(models, learnt)
+    write_kernels(output, learnt, errors, layers)
+    rows = [
+        (e.gpu, e.kind, str(e.num_rows), percent(e.error),
+         "-" if e.without_gpu is None else percent(e.without_gpu))
+        for e in errors
+    ]  # fmt: skip
+    print_table(
+        "mean absolute errors of kernels",
+        ("GPU", "kernel", "rows", "learnt", "without this GPU"),
+        rows,
+    )
+    layer_rows = [
+        (name, model, percent(each["learnt"]),
+         percent(each["other_models"]) if "other_models" in each else "-")
+        for name, by_model in layers.items()
+        for model, each in by_model.items()
+    ]  # fmt: skip
+    if layer_rows:
+        print_table(
+            "products of a layer, in tables that did not teach",
+            ("GPU", "model", "learnt", "learnt on the other models"),
+            layer_rows,
+        )
+    typer.echo(f"kernels: {output} (use them with cost_model: {{name: roofline, kernels: FILE}})")
 
 
 def _save(imported: Imported, output: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
 from schedlab.sim.hardware.gpus import Gpu
 from schedlab.sim.hardware.memory import default_kv_dtype
 from schedlab.sim.hardware.models import ModelShape
@@ -23,7 +25,7 @@ class Deployment:
     tensor_parallel_size : int
         Devices that share every layer.
     dtype : str
-        Format of weights and arithmetic; activations keep at least 16 bits.
+        Format of arithmetic; activations keep at least 16 bits.
     kv_cache_dtype : str
         Format of the KV cache; ``auto`` is that of the activations.
     config : EngineConfig or None
@@ -34,6 +36,14 @@ class Deployment:
     enable_expert_parallel : bool or None
         Whether devices share experts by spreading whole ones, and not by slicing their width;
         None = as the cost model's profile says.
+    weight_dtype : str
+        Format in which the weights of the layers are stored; ``auto`` is `dtype`. A narrower one is
+        widened as it is read (W4A16, W8A16).
+
+    Raises
+    ------
+    SpecError
+        If weights are stored wider than they are computed in.
     """
 
     model: ModelShape
@@ -44,6 +54,19 @@ class Deployment:
     config: EngineConfig | None = None
     data_parallel_size: int = 1
     enable_expert_parallel: bool | None = None
+    weight_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        if dtype_bytes(self.stored_dtype) > dtype_bytes(self.dtype):
+            raise SpecError(
+                f"weight_dtype {self.weight_dtype} is wider than dtype {self.dtype}: weights are "
+                "stored in the format of arithmetic or in a narrower one"
+            )
+
+    @property
+    def stored_dtype(self) -> str:
+        """Format of the weights, never ``auto``."""
+        return dtype_name(self.dtype if self.weight_dtype == "auto" else self.weight_dtype)
 
     @property
     def kv_dtype(self) -> str:

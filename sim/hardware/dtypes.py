@@ -3,6 +3,7 @@
 from schedlab.sim.errors import SpecError, nearest
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5}
+_SCALE_BYTES = {"int4": 2 / 128, "fp4": 1 / 16}
 _ALIASES = {
     "float32": "fp32",
     "float": "fp32",
@@ -44,3 +45,20 @@ def dtype_bytes(name: str) -> float:
     (2.0, 0.5)
     """
     return _BYTES[dtype_name(name)]
+
+
+def stored_bytes(name: str) -> float:
+    """Return the bytes of one weight with its share of a scale.
+
+    Notes
+    -----
+    Formats of 4 bits have a scale: int4 one of 16 bits for every 128 weights, fp4 one of 8 for
+    every 16; those of 8 bits have one for a whole row, which is left out.
+
+    Examples
+    --------
+    >>> stored_bytes("int4"), stored_bytes("fp8")
+    (0.515625, 1.0)
+    """
+    key = dtype_name(name)
+    return _BYTES[key] + _SCALE_BYTES.get(key, 0.0)

@@ -35,11 +35,14 @@ class Gpu:
         GPU-to-GPU bandwidth of one GPU in ONE direction (NVLink, or PCIe where there is none).
     pcie_bytes_per_s : float
         Host link in one direction.
+    num_sms : int
+        Streaming multiprocessors.
     source : str
         The datasheet.
-    compute_efficiency, memory_efficiency : float
-        Share of the two peaks that large matrix products and weight reading reach, in (0, 1]; for
-        the roofline. The defaults are those of an A100; see docs/cost-models.md for the profiles.
+    architecture : str
+        Whose kernels it runs: ``ampere``, ``ada``, ``hopper``, ``blackwell`` (data centre) or
+        ``blackwell-rtx``; the roofline takes kernels that were not measured on this GPU from others
+        of the same.
 
     Raises
     ------
@@ -53,19 +56,16 @@ class Gpu:
     flops_per_s: Mapping[str, float] = field(hash=False)
     interconnect_bytes_per_s: float
     pcie_bytes_per_s: float
+    num_sms: int
     source: str
-    compute_efficiency: float = 0.7
-    memory_efficiency: float = 0.8
+    architecture: str = "unknown"
 
     def __post_init__(self) -> None:
         for key in (
             "memory_bytes", "memory_bytes_per_s", "interconnect_bytes_per_s", "pcie_bytes_per_s",
+            "num_sms",
         ):  # fmt: skip
             _positive(self.name, key, getattr(self, key))
-        for key in ("compute_efficiency", "memory_efficiency"):
-            _positive(self.name, key, getattr(self, key))
-            if getattr(self, key) > 1:
-                raise SpecError(f"hardware {self.name}: {key} must be in (0, 1]")
         peaks = {dtype_name(key): value for key, value in self.flops_per_s.items()}
         for key, value in peaks.items():
             _positive(self.name, f"flops_per_s.{key}", value)
@@ -114,10 +114,11 @@ def _gpu(
     tflops: dict[str, float],
     link_gb_per_s: float,
     pcie_gb_per_s: float,
+    num_sms: int,
+    architecture: str,
     source: str,
-    efficiency: tuple[float, float] = (0.7, 0.8),
 ) -> Gpu:
-    """One line of the table, in datasheet units; efficiency of compute and of memory."""
+    """One line of the table, in datasheet units."""
     return Gpu(
         name=name,
         memory_bytes=int(memory_gib * _GIB),
@@ -125,9 +126,9 @@ def _gpu(
         flops_per_s={dtype: value * 1e12 for dtype, value in tflops.items()},
         interconnect_bytes_per_s=link_gb_per_s * 1e9,
         pcie_bytes_per_s=pcie_gb_per_s * 1e9,
+        num_sms=num_sms,
         source=f"{source}; memory as CUDA reports it",
-        compute_efficiency=efficiency[0],
-        memory_efficiency=efficiency[1],
+        architecture=architecture,
     )
 
 
@@ -138,43 +139,43 @@ def _tensor(half: float, fp8: float = 0.0, int8: float = 0.0, fp4: float = 0.0) 
 
 
 # Datasheets print sparse peaks since Hopper: the dense ones here are half of those. They print
-# links as the sum of both directions: here it is one. Efficiencies differ from the A100's where a
-# public profile of that chip shows it (H200: taken from the H100, the same chip).
+# links as the sum of both directions: here it is one.
 _TABLE = {
     gpu.name: gpu
     for gpu in (
-        _gpu("a100-40gb-pcie", 39.39, 1555, _tensor(312, int8=624), 300, 32,
+        _gpu("a100-40gb-pcie", 39.39, 1555, _tensor(312, int8=624), 300, 32, 108, "ampere",
              "NVIDIA A100 datasheet (2020), PCIe 40GB"),
-        _gpu("a100-40gb", 39.39, 1555, _tensor(312, int8=624), 300, 32,
+        _gpu("a100-40gb", 39.39, 1555, _tensor(312, int8=624), 300, 32, 108, "ampere",
              "NVIDIA A100 datasheet (2020), SXM 40GB"),
-        _gpu("a100-80gb-pcie", 79.15, 1935, _tensor(312, int8=624), 300, 32,
+        _gpu("a100-80gb-pcie", 79.15, 1935, _tensor(312, int8=624), 300, 32, 108, "ampere",
              "NVIDIA A100 datasheet (2021), PCIe 80GB"),
-        _gpu("a100-80gb", 79.15, 2039, _tensor(312, int8=624), 300, 32,
+        _gpu("a100-80gb", 79.15, 2039, _tensor(312, int8=624), 300, 32, 108, "ampere",
              "NVIDIA A100 datasheet (2021), SXM 80GB"),
-        _gpu("h100-80gb", 79.19, 3350, _tensor(989.4, 1978.9, 1978.9), 450, 64,
-             "NVIDIA H100 datasheet, SXM5", (0.75, 0.8)),
-        _gpu("h100-80gb-pcie", 79.19, 2000, _tensor(756, 1513, 1513), 300, 64,
+        _gpu("h100-80gb", 79.19, 3350, _tensor(989.4, 1978.9, 1978.9), 450, 64, 132, "hopper",
+             "NVIDIA H100 datasheet, SXM5"),
+        _gpu("h100-80gb-pcie", 79.19, 2000, _tensor(756, 1513, 1513), 300, 64, 114, "hopper",
              "NVIDIA H100 datasheet, PCIe"),
-        _gpu("h200", 139.8, 4800, _tensor(989.4, 1978.9, 1978.9), 450, 64,
-             "NVIDIA H200 datasheet, SXM", (0.75, 0.8)),
-        _gpu("b200", 178.35, 8000, _tensor(2250, 4500, 4500, 9000), 900, 64,
+        _gpu("h200", 139.8, 4800, _tensor(989.4, 1978.9, 1978.9), 450, 64, 132, "hopper",
+             "NVIDIA H200 datasheet, SXM"),
+        _gpu("b200", 178.35, 8000, _tensor(2250, 4500, 4500, 9000), 900, 64, 148, "blackwell",
              "NVIDIA DGX B200 datasheet, one of eight GPUs"),
-        _gpu("l40s", 44.4, 864, _tensor(362.05, 733, 733), 32, 32,
+        _gpu("l40s", 44.4, 864, _tensor(362.05, 733, 733), 32, 32, 142, "ada",
              "NVIDIA L40S datasheet"),
-        _gpu("l4", 22.03, 300, _tensor(121, 242.5, 242.5), 32, 32,
+        _gpu("l4", 22.03, 300, _tensor(121, 242.5, 242.5), 32, 32, 58, "ada",
              "NVIDIA L4 datasheet"),
-        _gpu("a10", 22.18, 600, _tensor(125, int8=250), 32, 32,
+        _gpu("a10", 22.18, 600, _tensor(125, int8=250), 32, 32, 72, "ampere",
              "NVIDIA A10 datasheet"),
-        _gpu("rtx-a6000", 47.54, 768, _tensor(154.8, int8=309.7), 56.25, 32,
+        _gpu("rtx-a6000", 47.54, 768, _tensor(154.8, int8=309.7), 56.25, 32, 84, "ampere",
              "NVIDIA RTX A6000 datasheet and Ampere GA102 whitepaper"),
-        _gpu("rtx-4090", 25_250_627_584 / _GIB, 1008, _tensor(165.2, 330.3, 660.6), 32, 32,
-             "NVIDIA Ada GPU architecture whitepaper", (1.0, 0.92)),
-        _gpu("rtx-pro-6000", 94.97, 1597, _tensor(503.8, 1007.6, 1007.6, 2015.2), 64, 64,
+        _gpu("rtx-4090", 25_250_627_584 / _GIB, 1008, _tensor(165.2, 330.3, 660.6), 32, 32, 128,
+             "ada", "NVIDIA Ada GPU architecture whitepaper"),
+        _gpu("rtx-pro-6000", 94.97, 1597, _tensor(503.8, 1007.6, 1007.6, 2015.2), 64, 64, 188,
+             "blackwell-rtx",
              "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (memory), "
-             "RTX Blackwell PRO whitepaper, Workstation Edition (arithmetic)", (0.8, 0.9)),
+             "RTX Blackwell PRO whitepaper, Workstation Edition (arithmetic)"),
         # Not a GPU and no datasheet: one core of a server, so that the real backend's CPU path can
         # be named. Only a measured profile says what such a machine does.
-        _gpu("cpu", 8.0, 10, {"fp32": 0.05, "bf16": 0.05, "fp16": 0.05}, 10, 10,
+        _gpu("cpu", 8.0, 10, {"fp32": 0.05, "bf16": 0.05, "fp16": 0.05}, 10, 10, 1, "processor",
              "nominal figures of one processor core, no datasheet: calibrate before you believe"),
     )
 }  # fmt: skip
@@ -246,7 +247,7 @@ def canonical_gpu(name: str) -> str:
 
 
 def _read(path: Path) -> Gpu:
-    """Read one GPU from a file; only name, source and efficiencies may be left out."""
+    """Read one GPU from a file; only name, source and architecture may be left out."""
     data = read_json_object(path) if path.suffix == ".json" else read_yaml(path).data
     if not isinstance(data, dict):
         raise SpecError(f"{path}: a hardware file maps field names to values")
@@ -255,11 +256,12 @@ def _read(path: Path) -> Gpu:
         if key not in known:
             raise SpecError(f"{path}: unknown key {key!r}; {nearest(key, known)}")
     data = {"name": path.stem, "source": str(path), **data}
-    memory_bytes = data.get("memory_bytes")
-    if isinstance(memory_bytes, float) and memory_bytes.is_integer():
-        data["memory_bytes"] = int(memory_bytes)
+    for key in ("memory_bytes", "num_sms"):
+        value = data.get(key)
+        if isinstance(value, float) and value.is_integer():
+            data[key] = int(value)
     for key in known:
-        if key not in data and not key.endswith("_efficiency"):
+        if key not in data and key != "architecture":
             raise SpecError(f"{path}: key {key!r} is missing")
     if not isinstance(data["flops_per_s"], dict) or not data["flops_per_s"]:
         raise SpecError(

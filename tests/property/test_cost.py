@@ -10,6 +10,7 @@ from schedlab.sim.cost.profile import Fit, FitError, Regime, step_features
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.dtypes import dtype_bytes
 from schedlab.sim.hardware.gpus import gpu, gpu_names
 from schedlab.sim.hardware.models import model, model_names
 
@@ -35,16 +36,21 @@ FIT = Fit(eager=EAGER, graph=GRAPH, validity=BOX, train=ERROR, held_out=ERROR)
 
 fitted = st.builds(lambda: FittedCostModel(FIT, {}))
 dense_gpus = st.sampled_from(gpu_names())
+shares = st.one_of(st.none(), st.floats(0.05, 1.0))
 roofline = st.builds(
-    lambda m, g, tp, c, e, lat: RooflineCostModel(
-        Deployment(model(m), gpu(g), tp if model(m).num_heads % tp == 0 else 1), c, e, lat
+    lambda m, g, tp, c, e, stored: RooflineCostModel(
+        Deployment(
+            model(m), gpu(g), tp if model(m).num_heads % tp == 0 else 1, weight_dtype=stored
+        ),
+        compute_efficiency=c,
+        memory_efficiency=e,
     ),
     st.sampled_from(model_names()),
     dense_gpus,
     st.sampled_from([1, 2, 4]),
-    st.floats(0.05, 1.0),
-    st.floats(0.05, 1.0),
-    st.sampled_from([0.0, 2e-6]),
+    shares,
+    shares,
+    st.sampled_from(["auto", "int8", "int4"]),
 )
 cost_models = st.one_of(roofline, fitted)
 
@@ -112,15 +118,40 @@ def test_roofline_never_exceeds_the_peaks_of_the_device(cost, shape):
 
     kv = m.kv_bytes_per_token("bf16", tp)
     moved = kv * (attended + sum(q + c for q, c in shape.chunks))
-    moved += 2 * m.num_layers * (m.attention_parameters + experts) / tp  # at least these weights
+    # At least these weights.
+    stored = dtype_bytes(cost.weight_dtype)
+    moved += stored * m.num_layers * (m.attention_parameters + experts) / tp
     assert moved / seconds <= cost.gpu.memory_bytes_per_s * (1 + 1e-9)
+
+
+@given(roofline, decode_shapes(), st.tuples(st.integers(1, 2048), st.integers(0, 20_000)))
+def test_roofline_step_takes_at_least_as_long_as_each_of_its_parts(cost, decodes, chunk):
+    both = cost.step_ns(decodes._replace(chunks=(chunk,)))[0]
+    assert both >= cost.step_ns(decodes)[0]
+    prompt = BatchShape(0, 0, 0, chunks=(chunk,))
+    assert both >= cost.step_ns(prompt)[0]
+    assert cost.step_ns(prompt._replace(chunks=(chunk, chunk)))[0] >= cost.step_ns(prompt)[0]
+
+
+@given(roofline, st.integers(1, 4096), st.integers(0, 512))
+def test_roofline_step_is_the_sum_of_layers_head_and_attention(cost, tokens, rows):
+    # Padding attends to nothing, and rows without tokens go through the head only.
+    layers = cost.step_ns(BatchShape(0, 0, 0, padding_tokens=tokens))[0]
+    head = cost.step_ns(BatchShape(0, 0, 0, rows_sampled=rows))[0] if rows else 0
+    both = cost.step_ns(BatchShape(0, 0, 0, padding_tokens=tokens, rows_sampled=rows))[0]
+    assert abs(both - layers - head) <= 2
 
 
 @settings(max_examples=50)
 @given(st.one_of(decode_shapes(), mixed_shapes()))
 def test_roofline_is_faster_with_better_efficiency(shape):
     slow, fast = (
-        RooflineCostModel(Deployment(model("llama-3-8b"), gpu("h100")), e, e) for e in (0.5, 0.9)
+        RooflineCostModel(
+            Deployment(model("llama-3-8b"), gpu("h100")),
+            compute_efficiency=e,
+            memory_efficiency=e,
+        )
+        for e in (0.5, 0.9)
     )
     assert fast.step_ns(shape)[0] < slow.step_ns(shape)[0]
 

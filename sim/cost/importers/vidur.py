@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from schedlab.sim.cost.efficiency import efficiency_of
 from schedlab.sim.cost.importers.all_reduce import all_reduce_curve
 from schedlab.sim.cost.importers.csv_table import CsvTable, medians, read_csv
 from schedlab.sim.cost.importers.imported import Imported
@@ -81,15 +82,16 @@ def import_vidur(
     share = 1e-6 * tensor_parallel_size
     pair_flops = 4 * shape.num_heads * shape.head_dim
     kv_bytes = shape.kv_bytes_per_token("fp16") / shape.num_layers
-    compute = device.peak_flops_per_s("fp16") * device.compute_efficiency
-    bandwidth = device.memory_bytes_per_s * device.memory_efficiency
+    reached = efficiency_of(device).attention
+    compute = device.peak_flops_per_s("fp16") * reached.flops_share
+    bandwidth = device.memory_bytes_per_s * reached.bandwidth_share
     profile = TableProfile(
         by_tokens=tuple(curves),
         by_requests=(_head(shape, device, tensor_parallel_size),),
         attention={
             "us_per_pair": pair_flops / compute / share,
             "us_per_kv_token": kv_bytes / bandwidth / share,
-            "us_per_call": 5.0,
+            "us_per_call": 1e6 * reached.latency_s,
         },
         attention_calls=shape.num_layers,
     )
@@ -121,9 +123,13 @@ def _curve(
 
 
 def _head(shape: ModelShape, device: Gpu, workers: int) -> Curve:
-    """Price the head as reading its matrix, or multiplying by it."""
-    weights = shape.hidden_size * shape.vocab_size / workers
-    read_us = 1e6 * weights * _BYTES / (device.memory_bytes_per_s * device.memory_efficiency)
-    peak = device.peak_flops_per_s("fp16") * device.compute_efficiency
+    """Price the head as the roofline does."""
+    product = efficiency_of(device).gemm["bf16"]
+    inputs, outputs = shape.hidden_size, shape.vocab_size / workers
+    read_s = inputs * outputs * _BYTES / device.memory_bytes_per_s
     at = tuple(float(1 << i) for i in range(11))
-    return Curve("lm_head", 1, at, tuple(max(read_us, 2e6 * weights * n / peak) for n in at))
+    computed_s = [
+        product.arithmetic(n, inputs, outputs, device.num_sms) / device.peak_flops_per_s("fp16")
+        for n in at
+    ]
+    return Curve("lm_head", 1, at, tuple(1e6 * product.seconds(s, read_s) for s in computed_s))

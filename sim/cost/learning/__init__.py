@@ -1,0 +1,1 @@
+"""What kernels reach of their device, learnt from public tables of kernels."""
