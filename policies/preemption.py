@@ -1,7 +1,53 @@
-"""Making room for one running request at the expense of others."""
+"""Making room for running requests at the expense of others."""
+
+from collections.abc import Callable, Sequence
 
 from schedlab.sim.core.plan_builder import PlanBuilder
-from schedlab.sim.request import RequestState
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState, Status
+
+Victim = Callable[[Sequence[RequestState]], RequestState]
+
+
+def grant_running_in_order(view: EngineView, builder: PlanBuilder, victim: Victim) -> None:
+    """Schedule running requests one by one in the order of admission, preempting where needed.
+
+    Whoever lacks memory takes it from a victim then and there. Tokens that the victim was granted
+    already go back to the budget, for those behind; the request at hand gets no more for it. Who
+    preempts itself ends the step.
+
+    Parameters
+    ----------
+    view, builder : EngineView, PlanBuilder
+        The engine, and its ledger.
+    victim : callable
+        Chooses among requests that hold memory, the latest admission first. Some of them may have
+        finished just now (see `EngineView.seated`).
+
+    Notes
+    -----
+    Source: vLLM V1, vllm/v1/core/sched/scheduler.py, schedule(), "First, schedule the RUNNING
+    requests". Where memory suffices, this is `PlanBuilder.grant_running`.
+    """
+    if builder.grant_running():
+        return
+    seated = list(view.seated)
+    place = 0
+    while place < len(seated) and builder.tokens_left and builder.rows_left:
+        state = seated[place]
+        if state.status is Status.FINISHED:
+            place += 1
+            continue
+        want = builder.tokens_left
+        while not builder.grant(state, want):
+            gone = victim(seated[::-1])
+            index = seated.index(gone)
+            del seated[index]
+            place -= index < place
+            builder.preempt(gone)
+            if gone is state:
+                return
+        place += 1
 
 
 def grant_or_preempt(

@@ -16,8 +16,8 @@ class Priority(ContinuousBatching):
     evicts a running one: memory is only taken when running requests run out of it, and then
     from the least urgent, latest arrival. Skip-ahead is honest because priorities never change.
 
-    Differs from vLLM V1 in one detail: where V1 preempts the very request it was scheduling, it
-    leaves out all behind it for that step; here they are scheduled if they fit.
+    Where vLLM preempts the very request it was scheduling, it leaves out all behind it for that
+    step; here they are scheduled if they fit, unless ``engine.preempt_in_order`` is set.
     """
 
     source = "vLLM V1, policy=priority"

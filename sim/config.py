@@ -48,12 +48,21 @@ class EngineConfig:
         Whether a prompt may be computed in pieces.
     long_prefill_token_threshold : int
         Largest piece of a prompt in one step; 0 means no limit.
+    threshold_spares_lone_request : bool
+        That limit does not hold for the only request there is.
     watermark : float
-        Share of the blocks that admission keeps free (not when nothing runs).
+        Share of the blocks, the null block among them, that admission keeps free (not when nobody
+        runs, those admitted in the very step included).
+    null_blocks : int
+        Blocks that exist beside `num_blocks` and are never handed out.
     scheduler_reserve_full_isl : bool
         Admit only if the whole sequence fits now, not just its first chunk.
     kv_allocator : str
         ``paged``, or one of the contiguous reservations of the time before paging.
+    preempt_in_order : bool
+        Running requests are served one by one, and whoever lacks memory takes it from a victim
+        then and there, as vLLM does; off = victims are chosen before anybody is served. For
+        policies whose victim need not be the latest admission.
     preemption_mode : str
         What becomes of the KV of a preempted request, unless the policy says otherwise:
         ``recompute`` throws it away, ``swap`` moves it to host memory as long as there is room
@@ -65,6 +74,9 @@ class EngineConfig:
     enable_prefix_caching : bool
         Reuse the KV blocks of equal prefixes (`Request.prefix_hash_ids`, in blocks of
         `block_size`) and of preempted requests, as long as nobody else was given them.
+    free_uncached_first : bool
+        Freed blocks that cannot be found again are the next to be handed out; off = the last, as
+        all others.
     async_scheduling : bool
         Plan each step while the one before it runs: it knows neither the requests that arrive
         meanwhile nor the seats and blocks of those that finish in it.
@@ -95,13 +107,17 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    threshold_spares_lone_request: bool = False
     watermark: float = 0.0
+    null_blocks: int = 0
     scheduler_reserve_full_isl: bool = False
     kv_allocator: KVAllocator = "paged"
+    preempt_in_order: bool = False
     preemption_mode: PreemptionMode = "recompute"
     swap_space_blocks: int = 0
     kv_block_bytes: int = 0
     enable_prefix_caching: bool = False
+    free_uncached_first: bool = False
     async_scheduling: bool = False
     arrivals_between_steps: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
@@ -117,7 +133,7 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_num_resident is not None and self.max_num_resident < 1:
             raise ValueError(f"max_num_resident must be at least 1, got {self.max_num_resident}")
-        for name in ("swap_space_blocks", "kv_block_bytes", "first_launch_ns"):
+        for name in ("swap_space_blocks", "kv_block_bytes", "first_launch_ns", "null_blocks"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
         if self.preemption_mode == "swap" and not self.swap_space_blocks:
@@ -159,4 +175,4 @@ class EngineConfig:
     @property
     def watermark_blocks(self) -> int:
         """Blocks that admission keeps free."""
-        return int(self.watermark * self.num_blocks)
+        return int(self.watermark * (self.num_blocks + self.null_blocks))

@@ -116,6 +116,7 @@ class RequestState:
         "_computed",
         "_entry_ns",
         "_generated",
+        "_seat",
         "_stint_start",
         "cached_tokens",
         "first_scheduled_ns",
@@ -150,6 +151,7 @@ class RequestState:
         self._computed = 0
         self._generated = 0
         self._entry_ns = -1
+        self._seat = -1
         self._stint_start = 0
 
     @property

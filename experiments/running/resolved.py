@@ -126,6 +126,7 @@ def _config(
     limits = {name: getattr(engine, name) for name in _SAME_NAME}
     limits |= {
         "num_blocks": num_blocks,
+        "null_blocks": int(engine.reserve_null_block),
         "max_model_len": engine.max_model_len or longest,
         "swap_space_blocks": int(engine.swap_space * 2**30 / block_bytes),
         "kv_block_bytes": block_bytes,

@@ -51,11 +51,23 @@ ENGINE_PROFILES: dict[str, Data] = {
     "vllm-0.19": {
         "enable_prefix_caching": True,
         "scheduler_reserve_full_isl": True,
+        "preempt_in_order": True,
         "async_scheduling": True,
         "arrivals_between_steps": True,
         "cuda_graph_padding": True,
         "reserve_null_block": True,
-    }
+    },
+    "vllm-0.32": {
+        "enable_prefix_caching": True,
+        "scheduler_reserve_full_isl": True,
+        "preempt_in_order": True,
+        "async_scheduling": True,
+        "arrivals_between_steps": True,
+        "cuda_graph_padding": True,
+        "reserve_null_block": True,
+        "threshold_spares_lone_request": True,
+        "free_uncached_first": True,
+    },
 }
 """Switches that together behave like a released engine; keys written beside them win."""
 
@@ -71,7 +83,7 @@ def _limit(name: str, description: str) -> Any:  # noqa: ANN401 - as `Field`
 class Engine(Section):
     """Limits and memory of the serving engine; vLLM's names mean what they mean in vLLM."""
 
-    profile: Literal["vllm-0.19"] | None = Field(
+    profile: Literal["vllm-0.19", "vllm-0.32"] | None = Field(
         default=None, description="Switches of a released engine at once; see cost-models.md."
     )
     max_num_seqs: Count = _limit("max_num_seqs", "Most requests in one step.")
@@ -102,6 +114,9 @@ class Engine(Section):
         "long_prefill_token_threshold",
         "Most prompt tokens a request computes in one step; 0 is no limit.",
     )
+    threshold_spares_lone_request: bool = _limit(
+        "threshold_spares_lone_request", "Do not apply that limit to the only request there is."
+    )
     watermark: Annotated[Finite, Field(ge=0, lt=1)] = _limit(
         "watermark", "Share of KV blocks kept free when a request is admitted."
     )
@@ -113,6 +128,10 @@ class Engine(Section):
     enable_prefix_caching: bool = _limit(
         "enable_prefix_caching",
         "Reuse the KV blocks of equal prefixes and of preempted requests.",
+    )
+    free_uncached_first: bool = _limit(
+        "free_uncached_first",
+        "Hand out freed blocks that no prefix can find before all others.",
     )
     async_scheduling: bool = _limit(
         "async_scheduling",
@@ -127,6 +146,10 @@ class Engine(Section):
     )
     reserve_null_block: bool = Field(
         default=False, description="Keep one KV block unused, as vLLM does."
+    )
+    preempt_in_order: bool = _limit(
+        "preempt_in_order",
+        "Serve running requests one by one and preempt then and there, as vLLM does.",
     )
     preemption_mode: PreemptionMode = _limit(
         "preemption_mode",

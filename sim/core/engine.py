@@ -236,6 +236,7 @@ class Engine:
         requests, plan, steps = self.requests, segment.plan, segment.steps
         durations_ns = steps.durations_ns
         end_ns = self.now_ns = segment.end_ns
+        requests.step_decoded = segment.row.num_decodes > 0
         requests.intake.step_done(end_ns - durations_ns[-1], end_ns)
         new_blocks = self._advance_decodes(segment)
         self.log.add_segment(segment.row, durations_ns, new_blocks)

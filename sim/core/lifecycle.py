@@ -78,6 +78,8 @@ class Lifecycle:
         Requests submitted; answered; turned away.
     num_events : int
         Arrivals, finishes and releases so far: what ends the promise of a plan.
+    step_decoded : bool
+        Whether the decode batch took part in the last step.
     step_preempted, step_recomputed_tokens, step_swapped_bytes : int
         What happened since the last step began.
     on_gone : callable, optional
@@ -107,6 +109,8 @@ class Lifecycle:
         self.num_finished = 0
         self.num_rejected = 0
         self.num_events = 0
+        self._num_seats_given = 0
+        self.step_decoded = False
         self.step_preempted = 0
         self.step_recomputed_tokens = 0
         self.step_swapped_bytes = 0
@@ -123,9 +127,35 @@ class Lifecycle:
         return len(self.waiting) + len(self.intake.requests)
 
     @property
+    def num_known(self) -> int:
+        """Requests that the scheduler has: waiting in the queue, or with a seat."""
+        return len(self.waiting) + self.num_seated
+
+    @property
     def num_seated(self) -> int:
         """Requests with a seat, finished or not."""
         return len(self.running) + len(self.held) + len(self.leaving)
+
+    def seated(self) -> list[RequestState]:
+        """List the running and the leaving requests in the order of their admission."""
+        if not self.leaving:
+            return list(self.running.values())
+        return sorted((*self.running.values(), *self.leaving), key=_seat)
+
+    def unnamed_tokens(self, state: RequestState, granted_tokens: int, now_ns: int) -> int:
+        """Count the tokens of a request that were allocated before their content was known.
+
+        An engine that plans ahead schedules a decode while the token to compute is still in
+        flight, and names no block for it before that token has arrived. `now_ns` is the time of
+        the plan, and `granted_tokens` are those that it grants.
+        """
+        if not self.config.async_scheduling:
+            return 0
+        if state._entry_ns == now_ns:  # its newest token came out of a prefill of the last step
+            return min(granted_tokens, 1)
+        if state.status is Status.FINISHED:
+            return 1
+        return int(self.step_decoded and state in self.decodes)
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -188,6 +218,10 @@ class Lifecycle:
             self._end_sealed_batch(now_ns)
 
     def _evict(self, state: RequestState, swap: bool, now_ns: int) -> None:
+        if state.status is Status.FINISHED:  # answered already: only its memory is taken
+            self.leaving.remove(state)
+            self._let_go(state)
+            return
         if state in self.decodes:
             self._leave_decodes(state)
         self.paused.pop(state.id, None)
@@ -212,6 +246,8 @@ class Lifecycle:
     def _admit(self, state: RequestState, cached_tokens: int, now_ns: int) -> None:
         self.waiting.remove(state, now_ns)
         state.status = Status.RUNNING
+        state._seat = self._num_seats_given
+        self._num_seats_given += 1
         self.running[state.id] = state
         if state.swapped:
             state.swapped = False
@@ -340,6 +376,8 @@ class Lifecycle:
             When the step ended.
         """
         self.num_events += 1
+        if self.config.enable_prefix_caching:
+            states = sorted(states, key=_seat)  # blocks come free in this order
         for state in states:
             if state in self.decodes:
                 self._leave_decodes(state)
@@ -384,6 +422,9 @@ class Lifecycle:
 
     def _release(self, state: RequestState) -> None:
         self.kv.release(state)
+        self._let_go(state)
+
+    def _let_go(self, state: RequestState) -> None:
         self._executor.released(state)
         self.resident_tokens -= state._computed
 
@@ -402,3 +443,7 @@ class Lifecycle:
     def _num_answer_tokens(self, request: Request) -> int:
         """Count the tokens that a request will generate: an oracle, for allocators that reserve."""
         return min(self._executor.output_tokens(request), request.max_tokens)
+
+
+def _seat(state: RequestState) -> int:
+    return state._seat

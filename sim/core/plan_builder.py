@@ -61,6 +61,9 @@ class PlanBuilder:
         self._padding_tokens = 0
         self._set_aside: list[RequestState] = []
         self._set_aside_blocks = 0
+        self._threshold = config.long_prefill_token_threshold
+        if config.threshold_spares_lone_request and requests.num_known == 1:
+            self._threshold = 0
         self._kv.begin()
 
     @property
@@ -262,7 +265,7 @@ class PlanBuilder:
         limit = state.num_uncomputed_tokens - cached_tokens
         if want is not None and want < limit:
             limit = want
-        threshold = self._config.long_prefill_token_threshold
+        threshold = self._threshold
         return threshold if 0 < threshold < limit else limit
 
     def _grant_chunk(self, state: RequestState, want: int | None) -> int:
@@ -380,7 +383,8 @@ class PlanBuilder:
         Parameters
         ----------
         state : RequestState
-            A running request without tokens granted in this step.
+            A running request, or one of `EngineView.seated`. Tokens that it was granted in this
+            step go back to the budget.
         mode : {"recompute", "swap"}, optional
             What becomes of its KV; the engine's `preemption_mode` by default. Where host memory
             does not suffice to swap, it is recomputed.
@@ -388,18 +392,24 @@ class PlanBuilder:
         Raises
         ------
         InfeasiblePlan
-            If it does not run, or was granted tokens in this step; or if there is no such mode.
+            If it does not run, or all decodes were granted at once; or if there is no such mode.
         """
         self.plan = None
         if mode is not None:
             _one_of(mode, _PREEMPTION_MODES, "the mode of preempt()")
-        if state.status is not Status.RUNNING or state in self.preempted:
+        requests = self._requests
+        holds_memory = state.status is Status.RUNNING or state in requests.leaving
+        if not holds_memory or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
-        if state.id in self._chunks or state.id in self._decodes or self._all_decodes:
-            raise InfeasiblePlan(f"{state!r} cannot be preempted after tokens were granted")
-        self._kv.release(state, comes_back=True)
+        if self._all_decodes:
+            raise InfeasiblePlan(f"{state!r} cannot be preempted after all decodes were granted")
+        granted = self._withdraw(state)
+        unnamed = requests.unnamed_tokens(state, granted, self._start_ns)
+        self._kv.release(state, True, granted, unnamed)
         self.residents_left += 1
         mode = mode or self._config.preemption_mode
+        if state.status is Status.FINISHED:
+            mode = "recompute"  # which nobody will
         if mode == "swap":
             blocks = -(-state.num_computed_tokens // self._config.block_size)
             if 0 < blocks <= self.swap_blocks_left:
@@ -407,6 +417,18 @@ class PlanBuilder:
             else:
                 mode = "recompute"
         self.preempted[state] = mode
+
+    def _withdraw(self, state: RequestState) -> int:
+        """Give a request's tokens back to the budget and count them; it keeps their memory."""
+        if state.id in self._chunks:
+            granted = self._chunks.pop(state.id)[1]
+        elif self._decodes.pop(state.id, None) is not None:
+            granted = 1
+        else:
+            return 0
+        self.tokens_left += granted
+        self.rows_left += 1
+        return granted
 
     def reject(self, state: RequestState, reason: str) -> None:
         """Give a waiting request up for good, saying why.
@@ -497,7 +519,9 @@ class PlanBuilder:
         return tuple(s for s in self._requests.running.values() if s.is_decoding)
 
     def _watermark(self) -> int:
-        return self._config.watermark_blocks if self._requests.running else 0
+        requests = self._requests
+        anyone = requests.running or self._admitted or requests.leaving
+        return self._config.watermark_blocks if anyone else 0
 
     def _deny(self, state: RequestState, why: str) -> int:
         self.denied = (state, why)

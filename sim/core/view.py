@@ -52,6 +52,15 @@ class EngineView:
         return self._requests.running.values()
 
     @property
+    def seated(self) -> Collection[RequestState]:
+        """Requests that hold a seat, in the order of their admission.
+
+        Beside the running ones those that have finished while this step is planned ahead
+        (async scheduling): they hold seat and memory until it is planned, and may be preempted.
+        """
+        return self._requests.seated()
+
+    @property
     def prefilling(self) -> Collection[RequestState]:
         """Running requests whose prompt (or recomputed sequence) is not computed yet."""
         return self._requests.prefilling.values()

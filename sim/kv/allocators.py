@@ -29,7 +29,7 @@ def make_kv_cache(
     """
     blocks, size = config.num_blocks, config.block_size
     if config.enable_prefix_caching:
-        return PrefixCachingKVCache(blocks, size)
+        return PrefixCachingKVCache(blocks, size, config.free_uncached_first)
     if config.kv_allocator == "paged":
         return PagedKVCache(blocks, size)
     reserve = _RESERVATIONS[config.kv_allocator]

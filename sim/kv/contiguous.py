@@ -101,7 +101,13 @@ class ContiguousKVCache:
         """Return the free blocks: no content is lost with them."""
         return self.free_blocks
 
-    def release(self, state: RequestState, comes_back: bool = False) -> None:
+    def release(
+        self,
+        state: RequestState,
+        comes_back: bool = False,
+        granted_tokens: int = 0,
+        unnamed_tokens: int = 0,
+    ) -> None:
         """Give the request's range back, if it has one."""
         held = self._held.get(state.id)
         if held is not None:

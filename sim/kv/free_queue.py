@@ -105,6 +105,11 @@ class FreeQueue:
         self._link(run, self._end.before)
         self.note(self._unlink, run)
 
+    def prepend(self, run: Run) -> None:
+        """Put a run before all others."""
+        self._link(run, self._end)
+        self.note(self._unlink, run)
+
     def remove(self, run: Run) -> None:
         """Take a run out from wherever it is."""
         before = run.before

@@ -71,8 +71,27 @@ class KVCacheManager(Protocol):
     ) -> bool:
         """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
 
-    def release(self, state: RequestState, comes_back: bool = False) -> None:
-        """Give back all that the request holds; it `comes_back` if it was preempted."""
+    def release(
+        self,
+        state: RequestState,
+        comes_back: bool = False,
+        granted_tokens: int = 0,
+        unnamed_tokens: int = 0,
+    ) -> None:
+        """Give back all that the request holds.
+
+        Parameters
+        ----------
+        state : RequestState
+            Whose.
+        comes_back : bool
+            Whether it was preempted: it may find its blocks again, and a rollback undoes it.
+        granted_tokens : int
+            Tokens allocated in the open ledger, beyond those computed.
+        unnamed_tokens : int
+            Of all these, the last ones whose content was not known when they were scheduled: a
+            block that ends in one is not found again.
+        """
 
     def blocks_before_eviction(self) -> int:
         """Count the blocks that can be taken before a cached one has to be."""

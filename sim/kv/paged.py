@@ -67,9 +67,15 @@ class PagedKVCache:
         self.free_blocks -= need
         return True
 
-    def release(self, state: RequestState, comes_back: bool = False) -> None:
-        """Give back the blocks of the request's computed tokens."""
-        self.free_blocks -= -state.num_computed_tokens // self.block_size
+    def release(
+        self,
+        state: RequestState,
+        comes_back: bool = False,
+        granted_tokens: int = 0,
+        unnamed_tokens: int = 0,
+    ) -> None:
+        """Give back the blocks of the request's computed and granted tokens."""
+        self.free_blocks -= -(state.num_computed_tokens + granted_tokens) // self.block_size
 
     def blocks_before_eviction(self) -> int:
         """Return the free blocks: no content is lost with them."""

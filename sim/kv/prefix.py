@@ -25,6 +25,8 @@ class PrefixCachingKVCache(PagedKVCache):
     num_blocks, block_size : int
         Blocks in the pool, and tokens in a block; `Request.prefix_hash_ids` must be in blocks of
         this size.
+    uncached_first : bool
+        Blocks without findable content are put before all others when they are given back.
 
     Notes
     -----
@@ -42,8 +44,9 @@ class PrefixCachingKVCache(PagedKVCache):
     Source: vLLM V1, vllm/v1/core/kv_cache_manager.py and block_pool.py.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, uncached_first: bool = False) -> None:
         super().__init__(num_blocks, block_size)
+        self._uncached_first = uncached_first
         self._queue = FreeQueue(num_blocks, self._forget)
         # By stretch of names. Equal prompts computed side by side fill several blocks with one
         # content: the first of the list that has it is found.
@@ -119,23 +122,33 @@ class PrefixCachingKVCache(PagedKVCache):
             self._name(state, held, prompt.part(num_held, full))
         return True
 
-    def release(self, state: RequestState, comes_back: bool = False) -> None:
-        """Give back the blocks of the request's computed tokens, the last one first.
+    def release(
+        self,
+        state: RequestState,
+        comes_back: bool = False,
+        granted_tokens: int = 0,
+        unnamed_tokens: int = 0,
+    ) -> None:
+        """Give back the blocks of the request's tokens, the last one first.
 
         If it does not come back, that is final: the ledger of the last plan is closed.
         """
         if not comes_back:
             self._queue.close()
-        computed = state.num_computed_tokens
+        filled = state.num_computed_tokens + granted_tokens
         held = self._held.get(state.id, ())
         num_held = sum([run.count for run in held])
-        rest = -(-computed // self.block_size) - num_held
+        rest = -(-filled // self.block_size) - num_held
         if rest:
-            num_own = 0
-            if comes_back and num_held == self._prompt(state).num_blocks:
-                num_own = computed // self.block_size - num_held
-            if rest > num_own:
-                self._queue.append(Run(rest - num_own))
+            # Full blocks behind the prompt have content that nobody else asks for.
+            num_full = (filled - unnamed_tokens) // self.block_size - num_held
+            finds_own = comes_back and num_held == self._prompt(state).num_blocks
+            num_own = num_full if finds_own else 0
+            num_uncached = rest - (num_full if self._uncached_first else num_own)
+            if num_uncached:
+                self._give_uncached(num_uncached)
+            if rest > num_uncached + num_own:
+                self._queue.append(Run(rest - num_uncached - num_own))
             if num_own:
                 own = Run(num_own, owner=state.id)
                 self._queue.append(own)
@@ -230,6 +243,13 @@ class PrefixCachingKVCache(PagedKVCache):
                 prompt.hit = None
 
     # -- parts ---------------------------------------------------------------------------------
+
+    def _give_uncached(self, count: int) -> None:
+        if self._uncached_first:
+            self._catch_up()  # what was counted before came from the old front
+            self._queue.prepend(Run(count))
+        else:
+            self._queue.append(Run(count))
 
     def _catch_up(self) -> None:
         """Hand out the blocks that were only counted so far."""

@@ -66,6 +66,11 @@ def cases(draw):
         enable_prefix_caching=draw(st.booleans()),
         async_scheduling=draw(st.booleans()),
         arrivals_between_steps=draw(st.booleans()),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 8])),
+        threshold_spares_lone_request=draw(st.booleans()),
+        free_uncached_first=draw(st.booleans()),
+        preempt_in_order=draw(st.booleans()),
+        null_blocks=draw(st.sampled_from([0, 1])),
         cudagraph_capture_sizes=draw(st.sampled_from([(), (1, 2, 4, 8, 16)])),
     )
     return draw(shared_workloads(block_size)), config

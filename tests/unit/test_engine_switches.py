@@ -6,7 +6,12 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig, vllm_capture_sizes
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.plan_log import RecordingExecutor
 from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan
 from tests import laws
 from tests.laws import LinearCost, arrival
@@ -105,6 +110,66 @@ def test_step_planned_during_the_first_launch_knows_who_came_until_it_was_over()
     assert requests["first_scheduled_ns"].tolist() == [0, 1100, 1200]
     warm = run(arrivals, replace(config, first_launch_ns=0), overhead=overhead).requests()
     assert warm["first_scheduled_ns"].tolist() == [0, 1200, 1200]
+
+
+def test_lone_request_is_spared_the_threshold_until_another_one_waits():
+    limited = replace(CONFIG, long_prefill_token_threshold=10)
+    spared = replace(limited, threshold_spares_lone_request=True)
+    lone = [arrival(0, 0, 40, 1)]
+    assert run(lone, limited).steps()["prefill_tokens"].tolist() == [10, 10, 10, 10]
+    assert run(lone, spared).steps()["prefill_tokens"].tolist() == [40]
+    both = [arrival(0, 0, 40, 1), arrival(1, 0, 5, 1)]
+    assert run(both, spared).steps()["prefill_tokens"].tolist() == [15, 30]
+
+
+def second_steps(workload, config, policy, count=1):
+    """Return who computes in steps behind the first, and who is preempted for it."""
+    executor = RecordingExecutor(SimExecutor(Pricing(COST)))
+    simulate(Engine(config, registry.make(policy), executor), workload)
+    return [(step.tokens, step.preempted) for step in executor.steps[1 : 1 + count]]
+
+
+IN_ORDER = replace(CONFIG, max_model_len=16, max_num_seqs=4, preempt_in_order=True)
+
+
+def test_victim_that_was_served_already_loses_its_place_in_the_step():
+    # Both open a block of 4 in the third step, and one is free.
+    workload = [arrival(0, 0, 7, 5, priority=2), arrival(1, 50, 8, 4)]
+    config = replace(IN_ORDER, num_blocks=5)
+    assert second_steps(workload, config, "priority", count=2)[1] == ({1: 1}, (0,))
+
+
+def test_request_that_preempts_itself_ends_the_step_for_those_behind_it():
+    # Requests 0 and 1 open a block in the third step, one is free, and request 2 needs none.
+    workload = [arrival(0, 0, 7, 5), arrival(1, 0, 7, 5, priority=2), arrival(2, 50, 6, 4)]
+    config = replace(IN_ORDER, num_blocks=7)
+    assert second_steps(workload, config, "priority", count=2)[1] == ({0: 1}, (1,))
+    config = replace(config, preempt_in_order=False)
+    assert second_steps(workload, config, "priority", count=2)[1] == ({0: 1, 2: 1}, (1,))
+
+
+def test_request_waiting_for_its_last_token_may_lose_its_memory_and_is_answered_all_the_same():
+    # While request 1 computes its last token, the third step is planned, in which request 0
+    # opens a block.
+    workload = [arrival(0, 0, 3, 6), arrival(1, 0, 7, 2)]
+    config = replace(IN_ORDER, num_blocks=3, max_model_len=12, async_scheduling=True)
+    steps = second_steps(workload, config, "fcfs", count=2)
+    assert steps == [({0: 1, 1: 1}, ()), ({0: 1}, (1,))]
+    requests = run(workload, config).requests()
+    assert requests["finish_ns"][1] == 200
+    assert requests["num_preemptions"].tolist() == [0, 0]
+
+
+def test_watermark_is_kept_beside_those_admitted_in_the_same_step():
+    config = replace(CONFIG, num_blocks=20, max_model_len=80, watermark=0.5)
+    workload = [arrival(0, 0, 24, 1), arrival(1, 0, 24, 1)]
+    # Request 0 finds nobody and takes 6 of 20 blocks; 14 less 10 are too few for another 6.
+    assert run(workload, config).requests()["first_scheduled_ns"].tolist() == [0, 100]
+
+
+def test_null_block_counts_for_the_watermark():
+    assert replace(CONFIG, num_blocks=99, watermark=0.1).watermark_blocks == 9
+    assert replace(CONFIG, num_blocks=99, null_blocks=1, watermark=0.1).watermark_blocks == 10
 
 
 def test_prefix_hit_is_counted_and_not_computed():

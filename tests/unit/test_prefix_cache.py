@@ -251,3 +251,39 @@ def test_index_is_asked_a_few_times_a_request_however_long_it_waits():
     assert log.num_steps > 400
     # Five or six stretches to find and as many to name; a few times more where the chain changed.
     assert indices[0].lookups / len(workload) < 25
+
+
+@pytest.mark.parametrize(("uncached_first", "kept_tokens"), [(False, 0), (True, 4)])
+def test_uncached_blocks_are_handed_out_first_where_the_engine_says_so(uncached_first, kept_tokens):
+    kv = PrefixCachingKVCache(5, BLOCK, uncached_first)
+    for state in (request(0, 4, (7,)), request(1, 11, (1, 2))):
+        admit(kv, state)
+        finish(kv, state)
+    # Queue: a block never used, 7, the rest of the prompt, 2, 1; or that rest before all others.
+    admit(kv, request(2, 8, (8, 9)))
+    assert kv.lookup(request(3, 5, (7,))).tokens == kept_tokens
+    assert kv.lookup(request(4, 12, (1, 2))).tokens == 8
+
+
+def test_block_that_ends_in_an_unknown_token_is_not_found_again():
+    kv = PrefixCachingKVCache(10, BLOCK)
+    state = request(0, 6, (1,))
+    admit(kv, state)
+    assert kv.allocate(state, 2)
+    state._computed, state._generated = 8, 3
+    kv.release(state, comes_back=True, unnamed_tokens=1)
+    state._computed = 0
+    assert kv.lookup(state).tokens == 4, "the prompt's block, but not the one behind it"
+
+
+def test_release_gives_back_what_the_open_step_granted():
+    kv = PrefixCachingKVCache(10, BLOCK)
+    state = request(0, 12, (1, 2, 3))
+    admit(kv, state, 4)
+    kv.begin()
+    assert kv.allocate(state, 8)
+    kv.release(state, comes_back=True, granted_tokens=8)
+    assert kv.free_blocks == 10
+    kv.rollback()
+    assert kv.free_blocks == 9
+    kv.check([state])

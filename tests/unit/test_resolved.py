@@ -21,6 +21,7 @@ CHANGED = {
     "enable_chunked_prefill": False, "long_prefill_token_threshold": 100, "watermark": 0.1,
     "scheduler_reserve_full_isl": True, "kv_allocator": "contiguous_max",
     "preemption_mode": "swap", "enable_prefix_caching": True, "async_scheduling": True,
+    "preempt_in_order": True, "threshold_spares_lone_request": True, "free_uncached_first": True,
     "arrivals_between_steps": True, "fast_forward": False, "check_horizon": True,
 }  # fmt: skip
 

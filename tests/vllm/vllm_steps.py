@@ -1,0 +1,189 @@
+"""The steps that vLLM's own scheduler takes on a workload, without a model."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request as VllmRequest
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.request import Request
+from tests.vllm.schedlab_steps import Step
+from tests.vllm.workloads import STEP_NS, Workload
+
+init_none_hash(sha256)
+
+
+class Nothing(SimpleNamespace):
+    """A configuration in which all that is not named is off."""
+
+    def __getattr__(self, name: str) -> None:
+        """Answer for what is not named."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def vllm_config(config: EngineConfig, by_priority: bool) -> Any:
+    """Return as much of a VllmConfig as the scheduler reads."""
+    return Nothing(
+        scheduler_config=Nothing(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            policy="priority" if by_priority else "fcfs",
+            async_scheduling=config.async_scheduling,
+            scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+            watermark=config.watermark,
+        ),
+        cache_config=Nothing(
+            num_gpu_blocks=config.num_blocks + config.null_blocks,
+            block_size=config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        ),
+        model_config=Nothing(max_model_len=config.max_model_len, runner_type="generate"),
+        parallel_config=Nothing(
+            pipeline_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            data_parallel_index=0,
+            data_parallel_rank=0,
+        ),
+        observability_config=Nothing(per_request_spec_decode_metrics="none"),
+        ec_manager_config=Nothing(get_encoder_cache_manager_obj=lambda: None),
+        aux_output_config=Nothing(enabled=False),
+        num_speculative_tokens=0,
+        num_lookahead_tokens=0,
+        num_prefill_lookahead_tokens=0,
+        max_in_flight_tokens=2 * config.max_num_batched_tokens,
+        max_concurrent_batches=2 if config.async_scheduling else 1,
+        use_v2_model_runner=False,
+        additional_config={},
+    )
+
+
+def make_scheduler(workload: Workload, cls: type[Scheduler] | None = None) -> Scheduler:
+    """Construct a scheduler, vLLM's own by default, that notes whom it preempts."""
+    config = workload.config
+    if cls is None:
+        cls = AsyncScheduler if config.async_scheduling else Scheduler
+    spec = FullAttentionSpec(
+        block_size=config.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    kv_cache_config = KVCacheConfig(
+        num_blocks=config.num_blocks + config.null_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+    return cls(
+        vllm_config(config, workload.by_priority),
+        kv_cache_config,
+        Nothing(should_advance=lambda request: False, accept_tokens=lambda *arguments: True),
+        block_size=config.block_size,
+    )
+
+
+def vllm_request(request: Request, output_tokens: int, block_size: int) -> VllmRequest:
+    """Write a request down as vLLM does; equal block hashes become equal tokens."""
+    tokens = [block * 64 + i for block in request.prefix_hash_ids for i in range(1, block_size + 1)]
+    tokens += [-1 - request.id] * (request.prompt_tokens - len(tokens))
+    return VllmRequest(
+        str(request.id),
+        tokens,
+        SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+        None,
+        arrival_time=float(request.arrival_ns),
+        priority=request.priority,
+        block_hasher=get_request_block_hasher(block_size, sha256),
+    )
+
+
+class _Batch(NamedTuple):
+    """A step under way."""
+
+    scheduled: SchedulerOutput
+    sampled: list[str]
+    """Who gets a token at its end."""
+    end_ns: int
+
+
+class Model:
+    """Made-up tokens, all different, so that no block is found but by who wrote it."""
+
+    def __init__(self) -> None:
+        self._next = 1 << 40
+
+    def run(self, batch: _Batch) -> ModelRunnerOutput:
+        """Return the output of a batch."""
+        ids = list(batch.scheduled.num_scheduled_tokens)
+        tokens: list[list[int]] = []
+        for request_id in ids:
+            self._next += 1
+            tokens.append([self._next] if request_id in batch.sampled else [])
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+
+def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Step]:
+    """Run vLLM's engine loop on a workload, every step taking the same time.
+
+    Source: vLLM, vllm/v1/engine/core.py, step() and step_with_batch_queue(): the queue holds two
+    batches with async scheduling, so that each is scheduled while the one before it runs.
+    """
+    scheduler = make_scheduler(workload, cls)
+    block_size = workload.config.block_size
+    most_batches = 2 if workload.config.async_scheduling else 1
+    preempted: list[int] = []
+    take_memory = scheduler._preempt_request
+
+    def preempt(request: VllmRequest, *arguments: Any, **options: Any) -> None:
+        preempted.append(int(request.request_id))
+        take_memory(request, *arguments, **options)
+
+    scheduler._preempt_request = preempt
+    coming = deque(workload.arrivals)
+    batches: deque[_Batch] = deque()
+    model, steps, now_ns, idle = Model(), [], 0, 0
+    while True:
+        while coming and coming[0].ready_ns <= now_ns:
+            request, output_tokens, _ = coming.popleft()
+            scheduler.add_request(vllm_request(request, output_tokens, block_size))
+        if not batches and not scheduler.has_requests():
+            if not coming:
+                return steps
+            now_ns = coming[0].ready_ns
+            continue
+        if scheduler.has_requests():
+            scheduled = scheduler.schedule()
+            tokens = scheduled.num_scheduled_tokens
+            start_ns = max(now_ns, batches[-1].end_ns) if batches else now_ns
+            end_ns = start_ns + (STEP_NS if tokens else 0)
+            sampled = [i for i in tokens if not scheduler.requests[i].is_prefill_chunk]
+            batches.append(_Batch(scheduled, sampled, end_ns))
+            idle = 0 if tokens else idle + 1
+            assert idle < 1000, "vLLM schedules nobody although requests are there"
+            if tokens:
+                steps.append(Step({int(i): n for i, n in tokens.items()}, tuple(preempted)))
+                preempted.clear()
+            if len(batches) < most_batches and (tokens or scheduler.has_requests()):
+                continue
+        batch = batches.popleft()
+        now_ns = max(now_ns, batch.end_ns)
+        scheduler.update_from_output(batch.scheduled, model.run(batch))

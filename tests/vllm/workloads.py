@@ -1,0 +1,86 @@
+"""Random engines and workloads on which two schedulers must take the same steps."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.request import Arrival
+from tests import laws
+
+STEP_NS = 1000
+"""What every step takes; arrivals have offsets of their own, so none comes as a step ends."""
+
+
+class Workload(NamedTuple):
+    """Limits, requests, and whether they are served by priority."""
+
+    config: EngineConfig
+    arrivals: list[Arrival]
+    by_priority: bool
+
+    @property
+    def kind(self) -> str:
+        """Say which switches are on."""
+        config = self.config
+        switches = {
+            "priority": self.by_priority,
+            "async": config.async_scheduling,
+            "prefix": config.enable_prefix_caching,
+            "threshold": config.long_prefill_token_threshold > 0,
+            "watermark": config.watermark > 0,
+        }
+        return "+".join(name for name, on in switches.items() if on) or "plain"
+
+
+def draw(seed: int, switches: dict[str, bool], has_watermark: bool) -> Workload:
+    """Draw one; `switches` are those of the engine's profile that are not drawn."""
+    rng = Random(seed)
+    block_size = rng.choice((2, 4, 8, 16))
+    longest = rng.choice((24, 60, 120))
+    seats = rng.choice((2, 3, 5, 8, 16))
+    chunked = rng.random() < 0.85
+    budget = rng.choice((seats, 17, 33, 64, 200))
+    budget = max(budget, seats) if chunked else max(budget, longest, seats)
+    config = EngineConfig(
+        num_blocks=-(-longest // block_size) + rng.choice((0, 1, 3, 6, 12, 25, 100)),
+        null_blocks=1,
+        max_model_len=longest,
+        block_size=block_size,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=rng.choice((0, 0, 3, 10, 25)),
+        watermark=rng.choice((0.0, 0.02, 0.1, 0.3)) if has_watermark else 0.0,
+        scheduler_reserve_full_isl=rng.random() < 0.5,
+        enable_prefix_caching=rng.random() < 0.6,
+        async_scheduling=rng.random() < 0.5,
+        **switches,
+    )
+    return Workload(config, _arrivals(rng, config), rng.random() < 0.5)
+
+
+def _arrivals(rng: Random, config: EngineConfig) -> list[Arrival]:
+    """Draw requests in bursts; prompts begin with a few common documents."""
+    gaps = rng.choice(((0,), (0, 1), (0, 0, 0, 5, 40), (2, 3, 8)))
+    offsets = sorted(rng.sample(range(1, STEP_NS), rng.randint(1, 40)))
+    documents = rng.randint(1, 3)
+    step, arrivals = 0, []
+    for i, offset in enumerate(offsets):
+        step += rng.choice(gaps)
+        prompt = rng.randint(1, config.max_model_len - 1)
+        output = rng.randint(1, min(config.max_model_len - prompt, rng.choice((3, 20, 90))))
+        document = rng.randrange(documents)
+        shared = rng.choice((0, prompt // 2, prompt))
+        ids = tuple(
+            document * 1000 + j if (j + 1) * config.block_size <= shared else (i + 10) * 1000 + j
+            for j in range(prompt // config.block_size)
+        )
+        arrivals.append(
+            laws.arrival(
+                i, step * STEP_NS + offset, prompt, output, max_tokens=output,
+                priority=rng.randrange(3), prefix_hash_ids=ids,
+            )
+        )  # fmt: skip
+    return arrivals
