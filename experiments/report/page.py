@@ -35,7 +35,7 @@ _ERRORS = {
 }
 _OF_COST_MODEL = (
     "model", "hardware", "model_source", "hardware_source", "profile", "tensor_parallel_size",
-    "dtype", "kv_dtype", "compute_efficiency", "memory_efficiency", "kernel_latency_s",
+    "dtype", "weight_dtype", "kv_dtype", "compute_efficiency", "memory_efficiency",
     "profiling_overhead_s", "several_prefills", "unequal_contexts",
 )  # fmt: skip
 

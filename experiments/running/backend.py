@@ -105,3 +105,5 @@ def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
             raise SpecError(f"engine.{switch}: the real backend does not do that; set it to false")
     if spec.engine.data_parallel_size > 1:
         raise SpecError("engine.data_parallel_size: the real backend runs one engine")
+    if spec.engine.weight_dtype not in ("auto", spec.engine.dtype):
+        raise SpecError("engine.weight_dtype: the real backend stores weights as it computes")

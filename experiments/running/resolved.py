@@ -105,6 +105,7 @@ def _memory(spec: ExperimentSpec, where: Deployment) -> MemoryBudget:
         where.gpu,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         dtype=where.dtype,
+        weight_dtype=where.stored_dtype,
         kv_dtype=where.kv_dtype,
         tensor_parallel_size=where.tensor_parallel_size,
         data_parallel_size=where.data_parallel_size,

@@ -35,6 +35,7 @@ def deployment(spec: ExperimentSpec) -> Deployment:
         gpu=gpu(spec.hardware),
         tensor_parallel_size=engine.tensor_parallel_size,
         dtype=engine.dtype,
+        weight_dtype=engine.weight_dtype,
         kv_cache_dtype=engine.kv_cache_dtype,
         data_parallel_size=engine.data_parallel_size if shares_experts else 1,
         enable_expert_parallel=engine.enable_expert_parallel,

@@ -44,7 +44,7 @@ def _dtype(value: object) -> object:
 
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
-KVDtype = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
+AutoDtype = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
 
 
 ENGINE_PROFILES: dict[str, Data] = {
@@ -175,9 +175,16 @@ class Engine(Section):
         "each; an imported profile must be of the same, and says it if this is absent.",
     )
     dtype: Annotated[Dtype, BeforeValidator(_dtype)] = Field(
-        default="bf16", description="Number format of weights and activations."
+        default="bf16",
+        description="Number format of arithmetic, and of weights and activations; activations keep "
+        "at least 16 bits.",
     )
-    kv_cache_dtype: Annotated[KVDtype, BeforeValidator(_dtype)] = Field(
+    weight_dtype: Annotated[AutoDtype, BeforeValidator(_dtype)] = Field(
+        default="auto",
+        description="Number format in which the weights of the layers are stored: `auto` is "
+        "`dtype`, a narrower one is widened as it is read (`int4` with `bf16` is W4A16).",
+    )
+    kv_cache_dtype: Annotated[AutoDtype, BeforeValidator(_dtype)] = Field(
         default="auto",
         description="Number format of the KV cache; `auto` is `dtype`, but no less than 16 bits.",
     )

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.dtypes import stored_bytes
 
 TOLERANCE = 1.25
 """Devices run above the clock their datasheet's peak is quoted for, and caches hold some weights
@@ -46,7 +47,7 @@ def least_step_s(
     tokens = steps["num_decodes"] + steps["prefill_tokens"]
     flops_s = 2.0 * per_token * tokens / gpu.peak_flops_per_s(dtype)
     kv_bytes = model.kv_bytes_per_token(deployment.kv_dtype, 1)
-    weight_bytes = per_token * model.weight_bytes(dtype) / model.num_parameters
+    weight_bytes = per_token * stored_bytes(deployment.stored_dtype)
     moved = weight_bytes + kv_bytes * steps["decode_context_sum_tokens"]
     bytes_s = moved / gpu.memory_bytes_per_s
     least: npt.NDArray[np.float64] = np.maximum(flops_s, bytes_s) / deployment.tensor_parallel_size

@@ -254,9 +254,11 @@ def profile_of(
         "model": (deployment.model.name, canonical_model),
         "hardware": (deployment.gpu.name, canonical_gpu),
         "dtype": (deployment.dtype, dtype_name),
+        "weight_dtype": (deployment.stored_dtype, dtype_name),
         "tensor_parallel_size": (deployment.tensor_parallel_size, int),
     }
     stated = dict(meta) | {
+        "weight_dtype": meta.get("weight_dtype", meta["dtype"]),
         "data_parallel_size": meta.get("data_parallel_size", 1),
         "expert_parallel": meta.get("expert_parallel", False),
     }

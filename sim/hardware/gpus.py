@@ -87,7 +87,8 @@ class Gpu:
         key = dtype_name(dtype)
         if key not in self.flops_per_s:
             raise SpecError(
-                f"{self.name} does not compute in {key}; it has {_list(self.flops_per_s)}"
+                f"{self.name} does not compute in {key}; it has {_list(self.flops_per_s)} "
+                "(narrower weights alone: weight_dtype)"
             )
         return self.flops_per_s[key]
 

@@ -108,6 +108,7 @@ def memory_budget(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     dtype: str = "bf16",
+    weight_dtype: str | None = None,
     kv_dtype: str | None = None,
     tensor_parallel_size: int = 1,
     data_parallel_size: int = 1,
@@ -126,7 +127,9 @@ def memory_budget(
     max_num_batched_tokens, max_num_seqs : int
         Engine limits, from which the activation reserve is estimated.
     dtype : str
-        Format of the weights.
+        Format of arithmetic and activations (these have at least 16 bits).
+    weight_dtype : str or None
+        Format of the weights of the layers; `None` means `dtype`.
     kv_dtype : str or None
         Format of the cache; `None` means that of the activations (`dtype`, at least 16 bits).
     tensor_parallel_size : int
@@ -160,8 +163,9 @@ def memory_budget(
             max_num_seqs=max_num_seqs,
         )
     usable = int(gpu_memory_utilization * gpu.memory_bytes)
-    elsewhere = model.routed_expert_bytes(dtype) * (1 - 1 / data_parallel_size)
-    weights = math.ceil((model.weight_bytes(dtype) - elsewhere) / tensor_parallel_size)
+    stored = weight_dtype or dtype
+    elsewhere = model.routed_expert_bytes(stored) * (1 - 1 / data_parallel_size)
+    weights = math.ceil((model.weight_bytes(stored) - elsewhere) / tensor_parallel_size)
     per_token = model.kv_bytes_per_token(kv_dtype or default_kv_dtype(dtype), tensor_parallel_size)
     kv = usable - weights - activation_bytes
     if kv < per_token * block_size:
@@ -170,7 +174,7 @@ def memory_budget(
             f"activations {activation_bytes / _GIB:.1f} GiB leave no KV block of "
             f"{usable / _GIB:.1f} GiB usable; {(per_token * block_size - kv) / _GIB:.1f} GiB are "
             f"missing. Raise tensor_parallel_size (now {tensor_parallel_size}), use a smaller "
-            f"dtype (now {dtype}) or a larger GPU."
+            f"weight_dtype (now {stored}) or a larger GPU."
         )
     return MemoryBudget(usable, weights, activation_bytes, kv, per_token, block_size)
 

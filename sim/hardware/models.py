@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.hardware.dtypes import dtype_bytes
+from schedlab.sim.hardware.dtypes import dtype_bytes, stored_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +116,31 @@ class ModelShape:
         final_norm = self.num_norm_vectors * self.hidden_size
         return self.num_layers * layer + tables * self.hidden_size + final_norm
 
-    def weight_bytes(self, dtype: str = "bf16") -> int:
-        """Return the bytes of all weights stored in `dtype`.
+    def weight_bytes(self, weight_dtype: str = "bf16") -> int:
+        """Return the bytes of all weights.
 
-        Quantised checkpoints keep some layers and their scales wider, so they are a few per cent
-        larger than this.
+        Parameters
+        ----------
+        weight_dtype : str
+            Format of the matrices of the layers. Where it has less than 16 bits, the scales of 4-bit
+            formats are counted, and all other weights have 16 bits, as in quantised checkpoints.
+
+        Examples
+        --------
+        >>> model("llama-3-8b").weight_bytes("bf16"), model("llama-3-8b").weight_bytes("int4")
+        (16060522496, 5701115904)
         """
-        return math.ceil(self.num_parameters * dtype_bytes(dtype))
+        if dtype_bytes(weight_dtype) >= 2:
+            return math.ceil(self.num_parameters * dtype_bytes(weight_dtype))
+        experts = max(self.num_experts, 1) * self.expert_parameters
+        matrices = self.num_layers * (self.attention_parameters + experts)
+        others = 2 * (self.num_parameters - matrices)
+        return math.ceil(matrices * stored_bytes(weight_dtype) + others)
 
-    def routed_expert_bytes(self, dtype: str = "bf16") -> int:
-        """Return the bytes of the experts of all layers stored in `dtype`; 0 for a dense model."""
+    def routed_expert_bytes(self, weight_dtype: str = "bf16") -> int:
+        """Return the bytes of the experts of all layers; 0 for a dense model."""
         experts = self.num_layers * self.num_experts * self.expert_parameters
-        return math.ceil(experts * dtype_bytes(dtype)) if self.num_experts else 0
+        return math.ceil(experts * stored_bytes(weight_dtype)) if self.num_experts else 0
 
     def kv_bytes_per_token(self, dtype: str = "bf16", tensor_parallel_size: int = 1) -> int:
         """Return the KV cache bytes of one token on one GPU.

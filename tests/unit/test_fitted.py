@@ -192,6 +192,7 @@ def test_load_of_the_right_profile_describes_its_errors(tmp_path):
         ),
         ({"gpu": gpu("h100")}, "hardware is 'h200'"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 1"),
+        ({"weight_dtype": "int4"}, "weight_dtype is 'bf16' in the profile, 'int4' in the run"),
     ],
 )
 def test_load_of_another_profile_is_refused_unless_allowed(tmp_path, wanted, message):

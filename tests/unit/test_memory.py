@@ -102,3 +102,21 @@ def test_memory_budget_when_weights_do_not_fit_says_how_much_and_what_helps():
 def test_memory_budget_with_an_impossible_argument_is_refused(options, message):
     with pytest.raises(SpecError, match=message):
         budget_of("llama-3-8b", "a100", **options)
+
+
+def test_memory_budget_of_narrow_weights_frees_what_they_save():
+    wide, narrow = (
+        budget_of("llama-3-8b", "a100", activation_bytes=0, weight_dtype=stored)
+        for stored in (None, "int4")
+    )
+    shape = model("llama-3-8b")
+    assert wide.weight_bytes == shape.weight_bytes("bf16")
+    assert narrow.weight_bytes == shape.weight_bytes("int4")
+    assert narrow.kv_bytes - wide.kv_bytes == wide.weight_bytes - narrow.weight_bytes
+    assert narrow.kv_bytes_per_token == wide.kv_bytes_per_token
+
+
+def test_memory_budget_of_weights_too_large_advises_a_narrower_format():
+    with pytest.raises(SpecError, match=r"use a smaller weight_dtype \(now bf16\)"):
+        budget_of("llama-3-70b", "a100")
+    budget_of("llama-3-70b", "a100", weight_dtype="int4")

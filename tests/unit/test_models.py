@@ -90,7 +90,12 @@ def test_kv_and_weight_bytes_follow_the_dtype():
     shape = model("llama-3-8b")
     assert shape.kv_bytes_per_token("fp8") == 65_536
     assert shape.weight_bytes("bf16") == 2 * 8_030_261_248
-    assert shape.weight_bytes("int4") == 8_030_261_248 // 2
+    # 32 layers of 4096 * (6144 + 4096) + 3 * 4096 * 14336 in 4 bits and a scale of 16 for 128; two
+    # tables of 128256 * 4096 and 65 norms of 4096 in 16 bits.
+    matrices = 32 * (4096 * (6144 + 4096) + 3 * 4096 * 14336)
+    others = 2 * 128_256 * 4096 + 65 * 4096
+    assert shape.weight_bytes("int4") == matrices // 2 + matrices // 64 + 2 * others
+    assert shape.weight_bytes("fp8") == matrices + 2 * others
 
 
 @pytest.mark.parametrize(

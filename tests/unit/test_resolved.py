@@ -122,6 +122,28 @@ def test_engines_in_lockstep_share_the_experts_of_a_mixture_in_memory_too(model,
     assert several.config.num_blocks == several.memory.num_blocks
 
 
+def test_weights_in_int4_compute_in_bf16_and_leave_more_blocks():
+    def resolved(**engine):
+        workload = {"trace": "azure-conv", "num_requests": 1}
+        return resolve(make_spec({"workload": workload, "engine": engine}))
+
+    narrow, wide = resolved(weight_dtype="int4"), resolved()
+    assert (narrow.deployment.dtype, narrow.deployment.stored_dtype) == ("bf16", "int4")
+    assert narrow.config.num_blocks > wide.config.num_blocks
+    assert narrow.deployment.kv_dtype == "bf16"
+    with pytest.raises(SpecError, match="weight_dtype bf16 is wider than dtype int8"):
+        resolved(weight_dtype="bf16", dtype="int8")
+    with pytest.raises(SpecError, match=r"does not compute in int4; .*weight_dtype"):
+        resolved(dtype="int4")
+
+
+def test_weights_narrower_than_arithmetic_are_refused_by_the_real_backend():
+    data = {"workload": {"trace": "azure-conv", "num_requests": 1}, "backend": "real"}
+    spec = make_spec(data | {"model": "schedlab-tiny", "engine": {"weight_dtype": "int8"}})
+    with pytest.raises(SpecError, match=r"engine\.weight_dtype: the real backend stores weights"):
+        run(spec)
+
+
 def test_expert_parallelism_of_a_dense_model_is_refused():
     data = {"workload": {"trace": "azure-conv", "num_requests": 1}}
     with pytest.raises(SpecError, match=r"enable_expert_parallel: llama-3-8b has no experts"):

@@ -95,6 +95,40 @@ def test_roofline_8_bits_multiply_faster_but_attention_and_head_stay_at_16():
     assert cost.step_ns(chunk) == [2 * (6 * 576 + 32 * 45) + 512]
 
 
+def test_roofline_narrow_weights_are_read_as_stored_and_multiplied_as_computed():
+    wide = RooflineCostModel(Deployment(TINY, SLOW_MEMORY), IDEAL)
+    narrow = RooflineCostModel(Deployment(TINY, SLOW_MEMORY, weight_dtype="int8"), IDEAL)
+    # 576 weights of each of 2 layers take a byte less; the head keeps 16 bits.
+    assert wide.step_ns(decode(1, 10))[0] - narrow.step_ns(decode(1, 10))[0] == 2 * 576
+    wide = RooflineCostModel(Deployment(TINY, SLOW_COMPUTE), IDEAL)
+    narrow = RooflineCostModel(Deployment(TINY, SLOW_COMPUTE, weight_dtype="int8"), IDEAL)
+    chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
+    assert wide.step_ns(chunk) == narrow.step_ns(chunk)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "stored", "decode_gain", "prompt_gain"),
+    [
+        # The layers' weights are 3.9 or 2 times smaller, head and cache are not; small products
+        # of narrow formats start later in the tables.
+        ("a100", "bf16", "int4", (1.8, 3.9), (0.85, 1.1)),
+        ("a100", "bf16", "int8", (1.5, 2.0), (0.85, 1.1)),
+        ("a100", "int8", "auto", (1.4, 2.0), (1.2, 2.0)),
+        ("h100", "fp8", "auto", (1.2, 2.0), (1.05, 2.0)),
+        ("b200", "fp4", "auto", (1.1, 3.6), (1.5, 4.0)),
+    ],
+)
+def test_roofline_formats_gain_what_they_save_where_it_binds(
+    device, dtype, stored, decode_gain, prompt_gain
+):
+    shape, chip = model("llama-3-8b"), gpu(device)
+    wide = RooflineCostModel(Deployment(shape, chip))
+    narrow = RooflineCostModel(Deployment(shape, chip, dtype=dtype, weight_dtype=stored))
+    prompt = BatchShape(0, 0, 0, chunks=((2048, 0),), rows_sampled=1)
+    for step, (low, high) in ((decode(1, 100), decode_gain), (prompt, prompt_gain)):
+        assert low < wide.step_ns(step)[0] / narrow.step_ns(step)[0] < high
+
+
 def test_roofline_all_reduce_moves_activations_around_a_ring():
     slow_link = replace(SLOW_COMPUTE, flops_per_s={"bf16": 1e24}, interconnect_bytes_per_s=1e9)
     cost = RooflineCostModel(Deployment(TINY, slow_link, tensor_parallel_size=2), IDEAL)
