@@ -263,13 +263,12 @@ def _profile(spec: ExperimentSpec, test: LoadTest, folder: Path | None) -> Path:
         "data_parallel_size": engine.data_parallel_size,
         "dtype": engine.dtype,
     }
-    spread = engine.enable_expert_parallel
+    spread = bool(engine.enable_expert_parallel)  # off unless it is said, as in vLLM
     fitting = []
     for file in sorted(folder.rglob("meta.json")) if folder is not None else []:
         meta = {"data_parallel_size": 1, **read_json_object(file)}
-        if all(meta.get(key) == value for key, value in wanted.items()) and (
-            spread is None or bool(meta.get("expert_parallel")) == spread
-        ):
+        same = all(meta.get(key) == value for key, value in wanted.items())
+        if same and bool(meta.get("expert_parallel")) == spread:
             fitting.append(file.parent)
     if len(fitting) > 1:
         names = ", ".join(str(one) for one in fitting)

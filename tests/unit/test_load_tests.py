@@ -249,6 +249,18 @@ def test_profile_of_a_load_test_is_found_by_what_it_is_of(tmp_path):
         experiments_of(path, profiles=folder)
 
 
+def test_profile_spreads_experts_only_if_the_load_test_does(tmp_path):
+    test = TEST | {"hardware": "h100", "model": "Qwen/Qwen3-30B-A3B", "tp": 2}
+    of = {"model": "qwen3-30b-a3b", "tensor_parallel_size": 2}
+    folder = profile(tmp_path, **of, expert_parallel=True)
+    with pytest.raises(SpecError, match="no profile of qwen3-30b-a3b"):
+        experiments_of(written(tmp_path, test), profiles=folder)
+    path = written(tmp_path, test | {"enable_expert_parallel": True})
+    (spec,) = experiments_of(path, profiles=folder)
+    assert spec.engine.enable_expert_parallel
+    assert spec.cost_model.profile.endswith("p3-2")
+
+
 def test_load_test_that_does_not_say_its_gpu_needs_to_be_told(tmp_path):
     with pytest.raises(SpecError, match="does not say on which GPU"):
         experiments_of(written(tmp_path, TEST))
