@@ -31,6 +31,7 @@ PARAMS = {
     "ltr": {"starvation_threshold": 5, "quantum": 2},
     "ltr/starving": {"starvation_threshold": None},
     "mc_sf": {"margin": 0.0},
+    "mc_sf/arrival": {"margin": 0.0, "shortest_first": False},
     "multi_bin": {"bin_edges": [8, 16], "max_batch_size": 3, "max_wait_s": 5e-6},
     "magnus": {"wma_threshold": 300.0, "max_batch_size": 4},
     "nested_wait": {"output_edges": [4, 12], "total_limit": 12, "max_wait_s": 5e-6},

@@ -111,6 +111,20 @@ def test_mc_sf_admits_the_shortest_while_memory_suffices_at_every_end():
     assert log.requests()["num_preemptions"].sum() == 0
 
 
+def test_mc_sf_in_order_of_arrival_has_the_same_memory_rule():
+    # Request 1 would end at 4 + 4 beside request 0 at 8 + 4: 20 tokens for 16.
+    work = [
+        arrival(0, prompt=8, output=8, predicted_tokens=8.0),
+        arrival(1, prompt=8, output=4, predicted_tokens=4.0),
+        arrival(2, prompt=1, output=1, predicted_tokens=1.0),
+    ]
+    config = limits(num_blocks=17, block_size=1)
+    assert served("mc_sf", work, config, margin=0.0, shortest_first=False) == [0, 1, 2]
+    got, log = batches("mc_sf", work, config, margin=0.0, shortest_first=False)
+    assert got[0] == {0: 8}  # request 2 would fit, and waits behind request 1
+    assert log.requests()["num_preemptions"].sum() == 0
+
+
 def test_mc_sf_with_a_margin_admits_fewer():
     work = [arrival(i, prompt=4, output=2, predicted_tokens=2.0) for i in range(3)]
     config = limits(num_blocks=18, block_size=1)
