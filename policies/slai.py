@@ -131,7 +131,7 @@ class SLAI(Policy):
         for state in tuple(paused):
             if builder.tokens_left > floor and builder.grant(state, builder.tokens_left - floor):
                 paused.remove(state)
-        for state in view.waiting if not builder.preempted else ():
+        for state in view.waiting:
             left = builder.tokens_left - floor
             if left < 1 or not builder.grant(state, left):
                 break
