@@ -105,7 +105,9 @@ def _nearest_key(path: KeyPath, model: type[BaseModel]) -> str:
 def section_at(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
     """Return the model of the section at `path` below `model`, or of the innermost one known."""
     for part in path:
-        field = model.model_fields.get(str(part))
+        if isinstance(part, int):
+            continue  # an item of a list is of the model that the list is of
+        field = model.model_fields.get(part)
         inner = model_in(field.annotation) if field else None
         if inner is None:
             return model

@@ -239,6 +239,7 @@ def test_page_shows_why_a_figure_is_not_reproduced(tmp_path):
         ({"engine.max_num_seqs": -1}, {}, "engine.max_num_seqs"),
         ({"workload.request_rate": 20}, {}, "request_rate: is not swept"),
         ({}, {"metric": "mean_e2e_ms"}, "did you mean mean_e2el_ms"),
+        ({}, {"chnge": {}}, "did you mean change"),
         ({}, {"compare": "value", "of": {"policy": "sjf"}}, "no value of the sweep fit sjf"),
     ],
     ids=str,
@@ -299,6 +300,21 @@ def test_results_page_shows_every_shipped_experiment(page):
     for path in shipped(page):
         # A page older than its experiment fails here: schedlab claims --page ... -o docs/results
         assert by_file[path.name]["source_sha256"] == source_sha256(path), path.name
+
+
+@pytest.mark.parametrize("page", ["policies", "claims"])
+def test_every_stated_figure_that_is_not_reproduced_says_why(page):
+    record = json.loads((ROOT / "docs" / "results" / f"{page}.json").read_text())
+    for entry in record["experiments"]:
+        for figure, found in zip(entry["claim"]["figures"], entry["figures"], strict=True):
+            place = f"{entry['file']}: {figure['name']}"
+            missed = found["verdict"] in ("not reproduced", "opposite")
+            if "why" in figure:
+                assert missed, f"{place}: the why is out of date"
+                for again in found["shown_by"]:
+                    assert again["verdict"] == "reproduced", f"{place}: {again['name']}"
+            else:
+                assert not (missed and "paper" in figure), f"{place}: say why"
 
 
 def test_command_runs_a_claim_to_the_same_bytes_twice(tmp_path):
