@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +18,36 @@ class Slo(NamedTuple):
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2el_ms: float | None = None
+
+
+class Refinement:
+    """What a predictor says of an answer under way: it is asked again every so many tokens.
+
+    It is asked with the state of the request, so that nobody learns what it will say later.
+
+    Parameters
+    ----------
+    every_tokens : int
+        Tokens of the answer after which it is asked again, >= 1.
+    totals : sequence of float
+        What it says of the whole answer, in tokens, once it has seen `every_tokens`, twice as
+        many, and so on.
+    """
+
+    __slots__ = ("_totals", "every_tokens")
+
+    def __init__(self, every_tokens: int, totals: Sequence[float]) -> None:
+        self.every_tokens = every_tokens
+        self._totals = totals
+
+    def total_tokens(self, state: RequestState) -> float | None:
+        """Return the prediction made last, or None if it was not asked again yet."""
+        times = min(state.num_output_tokens // self.every_tokens, len(self._totals))
+        return self._totals[times - 1] if times else None
+
+    def tokens_until_next(self, state: RequestState) -> int:
+        """Return after how many more tokens it is asked again."""
+        return self.every_tokens - state.num_output_tokens % self.every_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +77,8 @@ class Request:
         Chained block hashes of the prompt; equal ids mean equal prefix up to that block.
     prompt : str or None
         The text, where the trace has it.
+    refinement : Refinement or None
+        The predictor asked again while the answer is generated, if it can be.
     """
 
     id: int
@@ -60,6 +93,7 @@ class Request:
     predicted_tokens: float | None = None
     prefix_hash_ids: tuple[int, ...] = ()
     prompt: str | None = None
+    refinement: Refinement | None = None
 
 
 class Arrival(NamedTuple):

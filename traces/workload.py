@@ -24,6 +24,7 @@ def workload(
     arrival_ns: npt.NDArray[np.int64] | None = None,
     predicted_tokens: npt.NDArray[np.float64] | None = None,
     predictor_latency_s: float | npt.NDArray[np.float64] = 0.0,
+    refinements: npt.NDArray[np.object_] | None = None,
     slo: Slo | None = None,
     hash_block_tokens: int | None = None,
     first_id: int = 0,
@@ -44,6 +45,8 @@ def workload(
         What a predictor says; NaN where it says nothing.
     predictor_latency_s : float or ndarray of float64, shape (num_requests,)
         Time the prediction takes: ``ready_ns = arrival_ns + latency``.
+    refinements : ndarray of Refinement, shape (num_requests,), optional
+        What the predictor says of each answer while it is generated.
     slo : Slo, optional
         Targets of every request; those the trace itself gives take precedence, one by one.
     hash_block_tokens : int, optional
@@ -74,6 +77,7 @@ def workload(
     extras: dict[str, npt.NDArray[Any] | None] = {
         "arrival_ns": times,
         "predicted_tokens": predicted_tokens,
+        "refinements": refinements,
         "predictor_latency_s": latency if latency.ndim else None,
     }
     if isinstance(trace, Trace):
@@ -143,6 +147,7 @@ def _arrivals(
         _predictions(own["predicted_tokens"]),
         _prefixes(trace, rows, hash_block_tokens),
         _listed(trace.prompt, rows, None),
+        _listed(own["refinements"], slice(None), None),
     )
     return map(Arrival, requests, trace.output_tokens[rows].tolist(), ready_ns.tolist())
 

@@ -36,11 +36,14 @@ class Predictions:
         How long after its arrival the scheduler sees a request.
     provenance : dict
         The predictor, what it cost, and how well it really ordered and sized this workload.
+    refinements : ndarray of Refinement, shape (num_requests,), optional
+        What it says while answers are generated, if it is asked again.
     """
 
     predicted_tokens: Floats
     delay_s: Floats
     provenance: dict[str, Any]
+    refinements: npt.NDArray[np.object_] | None = None
 
 
 def predictions(spec: ExperimentSpec, trace: Trace) -> Predictions | None:
@@ -72,15 +75,14 @@ def predictions(spec: ExperimentSpec, trace: Trace) -> Predictions | None:
             "policy.predictor.one_at_a_time: when a closed loop (workload.max_concurrency) sends "
             "is not known beforehand, nor which predictions wait for each other"
         )
-    predicted = predictor.predict(
-        PredictionInputs(
-            prompt_tokens=trace.prompt_tokens,
-            output_tokens=trace.output_tokens,
-            rng=stream(spec.seed, "predictor"),
-            application=trace.application,
-            prompt=trace.prompt,
-        )
+    inputs = PredictionInputs(
+        prompt_tokens=trace.prompt_tokens,
+        output_tokens=trace.output_tokens,
+        rng=stream(spec.seed, "predictor"),
+        application=trace.application,
+        prompt=trace.prompt,
     )
+    predicted = predictor.predict(inputs)
     delay_s = predictor.delay_s(trace.require_arrivals())
     provenance = {
         "predictor": chosen.name,
@@ -89,7 +91,7 @@ def predictions(spec: ExperimentSpec, trace: Trace) -> Predictions | None:
         "mean_delay_s": float(delay_s.mean()),
         "learned_from_this_trace": _learned_from(predictor, spec.workload.trace),
     }
-    return Predictions(predicted, delay_s, provenance)
+    return Predictions(predicted, delay_s, provenance, predictor.refine(inputs))
 
 
 def _agreement(predicted: Floats, output_tokens: npt.NDArray[np.int64]) -> dict[str, float]:

@@ -136,6 +136,7 @@ def _arrivals(point: Resolved, trace: Trace, prediction: Predictions | None) -> 
         max_model_len=config.max_model_len,
         predicted_tokens=None if prediction is None else prediction.predicted_tokens,
         predictor_latency_s=delay_s,
+        refinements=None if prediction is None else prediction.refinements,
         slo=targets if targets != (None, None, None) else None,
         hash_block_tokens=config.block_size if config.enable_prefix_caching else None,
     )

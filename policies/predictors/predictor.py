@@ -92,6 +92,13 @@ class Predictor:
         """Return one prediction a request, shape (n,)."""
         raise NotImplementedError(f"{type(self).__name__} does not override predict()")
 
+    def refine(self, inputs: PredictionInputs) -> npt.NDArray[np.object_] | None:
+        """Return the `Refinement` of each request, shape (n,), if it is asked again, else None.
+
+        Called once, after `predict`.
+        """
+        return None
+
     @classmethod
     def knobs(cls) -> dict[str, inspect.Parameter]:
         """Return the constructor's parameters by name."""

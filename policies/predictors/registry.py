@@ -10,6 +10,7 @@ from schedlab.policies.predictors.constant import Constant
 from schedlab.policies.predictors.noisy import Noisy
 from schedlab.policies.predictors.oracle import Oracle
 from schedlab.policies.predictors.predictor import Predictor
+from schedlab.policies.predictors.refined import Refined
 from schedlab.policies.predictors.trained import Trained
 from schedlab.sim.construct import construct
 from schedlab.sim.errors import SpecError, nearest
@@ -20,6 +21,7 @@ _PREDICTORS: dict[str, type[Predictor]] = {
     "constant": Constant,
     "noisy": Noisy,
     "oracle": Oracle,
+    "refined": Refined,
     "trained": Trained,
 }
 
