@@ -4,6 +4,7 @@ from collections import deque
 from typing import Any
 
 from schedlab.policies.policy import Policy
+from schedlab.policies.preemption import would_fit
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -66,15 +67,7 @@ class Ranked(Policy):
     ) -> bool:
         if builder.grant(state):
             return True
-        if view.config.kv_allocator != "paged":
-            return False
-        whole = not view.config.enable_chunked_prefill
-        if whole and state.num_uncomputed_tokens > builder.tokens_left:
-            return False
-        size = view.config.block_size
-        room = view.free_blocks - view.config.watermark_blocks
-        room += sum(-(-victim.num_computed_tokens // size) for _, victim in worse)
-        if -(-state.num_tokens // size) > room:
+        if not would_fit(state, (victim for _, victim in worse), view, builder):
             return False
         while worse:
             builder.preempt(worse.pop()[1])

@@ -12,10 +12,11 @@ from schedlab.sim.errors import SpecError, nearest
 
 _POLICIES: dict[str, type[Policy]] = {}
 _MODULES = (
-    "aged", "boosted", "dynamic", "edf", "fastserve", "fcfs", "hrrn", "ltr", "magnus", "mc_sf",
-    "multi_bin", "nested_wait", "orca", "past_future", "prefill_first", "priority",
-    "prompt_buckets", "qoserve", "sarathi", "scorpio", "shortest_prompt", "sjf", "slai", "srtf",
-    "static", "tensorrt_llm", "tgi", "tgi3", "vtc", "wait",
+    "aged", "boosted", "dynamic", "edf", "fair_batching", "fastserve", "fcfs", "gittins", "hrrn",
+    "hygen", "ltr", "magnus", "mc_sf", "multi_bin", "nested_wait", "orca", "past_future",
+    "prefill_first", "priority", "prompt_buckets", "qoserve", "sarathi", "scorpio",
+    "shortest_prompt", "sjf", "slai", "srtf", "static", "tensorrt_llm", "tgi", "tgi3",
+    "trail", "vtc", "wait",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.request import Refinement
 from tests.laws import arrival
 
 KV_ALLOCATORS = ("paged", "contiguous_max", "contiguous_pow2", "contiguous_exact")
@@ -16,6 +17,13 @@ def lengths(longest):
     """Draw a length: any, or one on an edge."""
     edges = [edge for edge in EDGES if edge <= longest]
     return st.one_of(st.integers(1, longest), st.sampled_from(edges))
+
+
+def refined(output, error):
+    """Return a predictor asked again every five tokens that errs now up, now down, ever less."""
+    signs = [1 if k % 3 else -1 for k in range(1, output // 5 + 2)]
+    off = [output * (error - 1.0) * sign / (k + 1) for k, sign in enumerate(signs)]
+    return Refinement(5, [output + tokens for tokens in off])
 
 
 @st.composite
@@ -51,6 +59,7 @@ def workloads(draw, max_requests=24, max_prompt=60, max_output=40):
                 priority=priority,
                 predicted_tokens=output * error,
                 tenant=tenant,
+                refinement=refined(output, error) if i % 2 else None,
             )
         )
     return requests
