@@ -17,7 +17,7 @@ VLLM   := .venv-vllm
 VLLM_RELEASE ?= 0.32.0
 VLLM_TORCH   ?= torch==2.13.0
 
-.PHONY: demo test fast unit mutants oldest test-vllm lint format bench golden notebooks lock clean
+.PHONY: demo core test fast unit mutants oldest test-vllm lint format bench golden notebooks lock clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
 	$(BIN)/schedlab run experiments/quickstart.yaml -o runs/quickstart
@@ -25,6 +25,10 @@ demo: $(VENV)/installed          ## install, then run the quick start
 
 test: $(VENV)/tested             ## install what tests need, then run them all
 	$(PYTEST) $(ARGS)
+
+core: $(VENV)/installed          ## compile the core (needs a C compiler): the same results in half the time
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[core]'
+	$(BIN)/python -m schedlab.build_core
 
 fast: $(VENV)/tested             ## tests that take less than a second, with few drawn examples
 	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(ARGS)
@@ -69,7 +73,7 @@ lock:                            ## write requirements.lock: what installing tod
 	rm -rf $(LOCK)
 
 clean:                           ## remove what was built and measured here
-	rm -rf $(VENV) $(OLDEST) $(LOCK) $(VLLM) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCK) $(VLLM) runs build schedlab/compiled *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -5,6 +5,10 @@ The packages live at the top of the repository (`sim`, `policies`, `traces`, `gp
 in this folder lead to them, so that every tool that reads source finds what Python imports.
 """
 
+from schedlab import core
+
+core.choose()
+
 
 def __getattr__(name: str) -> str:
     """Return the version on demand: reading package metadata takes as long as a short command."""

@@ -12,9 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from schedlab import core
+
 _REQUIRED = (
     "simpy", "numpy", "pyarrow", "scipy", "matplotlib", "pyyaml", "pydantic", "jinja2",
-    "typer", "rich",
+    "typer", "rich", "mypy-extensions",
 )  # fmt: skip
 _OPTIONAL = {
     "torch": "the real backend; simulation needs none of it",
@@ -54,6 +56,7 @@ def examine() -> list[Finding]:
     """
     return [
         _python(),
+        _core(),
         *(_required(name) for name in _REQUIRED),
         *(_optional(name, cost) for name, cost in _OPTIONAL.items()),
         _cuda(),
@@ -66,6 +69,13 @@ def examine() -> list[Finding]:
 def _python() -> Finding:
     state: Literal["ok", "broken"] = "ok" if sys.version_info >= (3, 11) else "broken"
     return Finding("python", state, f"{platform.python_version()} ({sys.executable}); needs 3.11")
+
+
+def _core() -> Finding:
+    if core.running() != "python":
+        return Finding("core", "ok", core.running())
+    cost = "simulations take about twice as long, with the same results"
+    return Finding("core", "missing", f"Python; of the compiled one: {core.why_not()}; {cost}")
 
 
 def _required(name: str) -> Finding:

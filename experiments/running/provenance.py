@@ -9,6 +9,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from schedlab import core
 from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.policies import registry
@@ -37,6 +38,7 @@ def provenance(point: Resolved) -> dict[str, object]:
         "max_concurrency": load.max_concurrency,
         "policy_source": registry.policy_class(spec.policy.name).source,
         "versions": versions(),
+        "core": core.running(),
         "git_commit": _git_commit(),
         "cost_model": point.cost_model.describe(),
         "scheduling_overhead": asdict(point.overhead),

@@ -150,7 +150,9 @@ class Engine:
         self._evictions_seen = self.kv.num_evictions
         self.num_plans += 1
         try:
-            plan = policy.plan(self.view, builder)
+            # What a policy returns may be anything; the compiled core must not check it here.
+            decide: Callable[[EngineView, PlanBuilder], object] = policy.plan
+            made = decide(self.view, builder)
         except SchedlabError as error:
             self.kv.rollback()
             raise type(error)(self.blame(str(error))) from error
@@ -158,9 +160,10 @@ class Engine:
             self.kv.rollback()
             what = f"plan() raised {type(error).__name__}: {error}"
             raise PolicyError(self.blame(what)) from error
-        if plan is None or plan is not builder.plan:
+        plan = builder.plan
+        if plan is None or made is not plan:
             self.kv.rollback()
-            got = "another plan" if plan else type(plan).__name__
+            got = "another plan" if made else type(made).__name__
             what = "plan() must return what builder.build() gave it last, and ask for nothing after"
             raise InfeasiblePlan(self.blame(f"{what}; got {got}"))
         builder.settle()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.cost.pricing import Pricing
@@ -75,6 +77,7 @@ class Executor(Protocol):
         """Estimate the duration of a step, for policies that plan by time."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimExecutor:
     """A GPU that takes as long as a cost model says.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from operator import index
-from typing import get_args
+from typing import SupportsIndex, get_args
 
 from schedlab.sim.config import PreemptionMode
 from schedlab.sim.core.lifecycle import Lifecycle
@@ -205,7 +205,7 @@ class PlanBuilder:
             self._chunks.pop(state.id, None)
             self._decodes.pop(state.id, None)
 
-    def grant(self, state: RequestState, want: int | None = None) -> int:
+    def grant(self, state: RequestState, want: SupportsIndex | None = None) -> int:
         """Schedule up to `want` tokens of one request.
 
         Parameters
@@ -227,8 +227,7 @@ class PlanBuilder:
             granted twice; or if `want` is no number of tokens.
         """
         self.plan = None
-        if want is not None:
-            want = _whole(want, 1, "grant() needs", "tokens")
+        most = None if want is None else _whole(want, 1, "grant() needs", "tokens")
         if (
             state.id in self._chunks
             or state.id in self._decodes
@@ -237,13 +236,13 @@ class PlanBuilder:
             raise InfeasiblePlan(f"{state!r} is granted tokens twice in one step")
         if state.status is Status.WAITING:
             if state.id in self._admitted:
-                return self._grant_set_aside(state, want)
+                return self._grant_set_aside(state, most)
             self._require_not_rejected(state)
-            return self._grant_waiting(state, want)
+            return self._grant_waiting(state, most)
         if state.status is not Status.RUNNING or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
         if not state.is_decoding:
-            return self._grant_chunk(state, want)
+            return self._grant_chunk(state, most)
         if not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
         if self._kv.grows and not self._kv.allocate(state, 1):
@@ -359,7 +358,7 @@ class PlanBuilder:
         self.residents_left -= 1
         return True
 
-    def pad(self, num_tokens: int) -> None:
+    def pad(self, num_tokens: SupportsIndex) -> None:
         """Compute `num_tokens` for nobody; they use up the token budget like any other.
 
         Raises
@@ -369,13 +368,14 @@ class PlanBuilder:
             may be padded beyond it, or a very short prompt beside a very long one never started.
         """
         self.plan = None
-        num_tokens = _whole(num_tokens, 0, "pad() needs", "tokens")
-        if num_tokens > self.tokens_left < self._config.max_num_batched_tokens - 1:
+        padding_tokens = _whole(num_tokens, 0, "pad() needs", "tokens")
+        if padding_tokens > self.tokens_left < self._config.max_num_batched_tokens - 1:
             raise InfeasiblePlan(
-                f"{num_tokens} padding token(s): the budget of the step has {self.tokens_left} left"
+                f"{padding_tokens} padding token(s): "
+                f"the budget of the step has {self.tokens_left} left"
             )
-        self._padding_tokens += num_tokens
-        self.tokens_left = max(self.tokens_left - num_tokens, 0)
+        self._padding_tokens += padding_tokens
+        self.tokens_left = max(self.tokens_left - padding_tokens, 0)
 
     def preempt(self, state: RequestState, mode: PreemptionMode | None = None) -> None:
         """Evict a running request: its KV memory is free, it goes back to the queue.
@@ -461,8 +461,8 @@ class PlanBuilder:
 
     def build(
         self,
-        max_steps: int = 1,
-        until_ns: int = FOREVER,
+        max_steps: SupportsIndex = 1,
+        until_ns: SupportsIndex = FOREVER,
         finished: Finished = "leave",
         pad_finished: bool = False,
     ) -> BatchPlan:
@@ -474,10 +474,8 @@ class PlanBuilder:
             If `max_steps` or `until_ns` is no whole number, `max_steps` is below one, or there is
             no such way to finish.
         """
-        if type(max_steps) is not int or max_steps < 1:
-            max_steps = _whole(max_steps, 1, "max_steps needs", "steps")
-        if type(until_ns) is not int:
-            until_ns = _whole(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
+        max_steps = _whole(max_steps, 1, "max_steps needs", "steps")
+        until_ns = _whole(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
         if finished not in _FINISHED:
             _one_of(finished, _FINISHED, "finished")
         # Most plans do little of this, and `()` costs a fraction of the tuple of an empty dict.
@@ -528,7 +526,7 @@ class PlanBuilder:
         return 0
 
 
-def _whole(value: int, least: int, what: str, unit: str) -> int:
+def _whole(value: SupportsIndex, least: int, what: str, unit: str) -> int:
     """Return what a policy gave as a plain integer, numpy's included, or say what is wrong."""
     try:
         number = index(value)

@@ -18,7 +18,8 @@ ALLOWED = {
     "traces": {"sim"},
     "gpu_backend": {"sim"},
     "testing": {"sim", "policies", "traces"},
-    "experiments": {"sim", "policies", "traces", "gpu_backend", "testing"},
+    # `schedlab.core` is a module: which core runs.
+    "experiments": {"core", "sim", "policies", "traces", "gpu_backend", "testing"},
 }
 
 # What a policy may know of the simulator: requests, plans, and what they are made of.

@@ -1,0 +1,122 @@
+"""Which core runs, and that the compiled one gives what the Python source does."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from schedlab import core
+from tests.golden import small_runs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder for compiled modules, and the choice of them left open."""
+    monkeypatch.setattr(core, "FOLDER", tmp_path)
+    monkeypatch.delenv("SCHEDLAB_CORE", raising=False)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(core, "_running", "python")
+    return tmp_path
+
+
+def write_manifest(folder, **changed):
+    made_of = {name: core.checksum(name) for name in core.MODULES} | changed
+    lines = ["mypyc 1.0", *(f"{made} {name}" for name, made in made_of.items())]
+    (folder / core.MANIFEST).write_text("\n".join(lines) + "\n")
+
+
+def test_core_that_is_not_built_says_how_to_build_it(folder):
+    assert core.why_not() == "it is not built; run: make core"
+
+
+def test_core_built_for_another_python_is_not_used(folder):
+    write_manifest(folder)
+    assert core.why_not() == (f"it is built for another Python, not {sys.implementation.cache_tag}")
+
+
+def test_core_of_this_source_is_used(folder):
+    write_manifest(folder)
+    core.library(core.GROUP).touch()
+    assert core.why_not() is None
+    core.choose()
+    assert core.running() == "compiled (mypyc 1.0)"
+    found = sys.meta_path[0].find_spec("schedlab.sim.core.engine")
+    assert found.origin == str(core.library("schedlab.sim.core.engine"))
+    assert sys.meta_path[0].find_spec("sim.core.engine") is None, "a user's own module"
+    assert sys.meta_path[0].find_spec("schedlab.policies.fcfs") is None
+
+
+def test_core_of_older_source_is_refused_by_name_with_a_warning(folder):
+    write_manifest(folder, **{"sim.core.step": "00000000"})
+    core.library(core.GROUP).touch()
+    with pytest.warns(
+        RuntimeWarning, match=r"Python core runs.*not made of sim\.core\.step as now"
+    ):
+        core.choose()
+    assert core.running() == "python"
+
+
+@pytest.mark.parametrize(("asked", "told"), [
+    ("compiled", "SCHEDLAB_CORE is 'compiled', but of the compiled core: it is not built"),
+    ("rust", "SCHEDLAB_CORE is 'rust', expected one of auto, python, compiled"),
+])  # fmt: skip
+def test_core_asked_for_that_is_not_there_is_an_error(folder, monkeypatch, asked, told):
+    monkeypatch.setenv("SCHEDLAB_CORE", asked)
+    with pytest.raises(ImportError, match=told):
+        core.choose()
+
+
+def test_python_core_asked_for_runs_whatever_is_built(folder, monkeypatch):
+    write_manifest(folder, **{"sim.core.step": "00000000"})
+    monkeypatch.setenv("SCHEDLAB_CORE", "python")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        core.choose()
+    assert core.running() == "python"
+
+
+def test_every_module_of_the_core_has_its_source():
+    assert all(core.source(name).exists() for name in core.MODULES)
+
+
+def test_doctor_and_results_say_which_core_runs():
+    from schedlab.experiments.commands.doctor import examine
+    from schedlab.experiments.running.run import run
+    from schedlab.experiments.specification.loading import make_spec
+
+    (finding,) = [found for found in examine() if found.subject == "core"]
+    assert finding.detail.startswith(("compiled (mypyc", "Python; of the compiled one: it is"))
+    spec = make_spec({"name": "one", "workload": {"trace": "fixed", "num_requests": 1}})
+    assert run(spec).provenance["core"] == core.running()
+
+
+_DIGESTS = """
+from schedlab import core
+from tests.golden import small_runs
+for case in small_runs.CASES:
+    print(case, *(small_runs.digest(case, limits) for limits in small_runs.LIMITS))
+print(core.running())
+"""
+
+
+def digests(which):
+    done = subprocess.run(
+        [sys.executable, "-c", _DIGESTS], capture_output=True, text=True, check=True, cwd=ROOT,
+        env={**os.environ, "SCHEDLAB_CORE": which, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    *lines, running = done.stdout.splitlines()
+    assert running.startswith(which)
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(core.why_not() is not None, reason=f"compiled core: {core.why_not()}")
+def test_both_cores_give_the_same_bytes_for_every_policy():
+    python = digests("python")
+    assert len(python) == len(small_runs.CASES)
+    assert digests("compiled") == python
