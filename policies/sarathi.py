@@ -24,8 +24,9 @@ class Sarathi(Policy):
     Under memory pressure the latest arrival is preempted and recomputed.
 
     Use it with ``engine.scheduler_reserve_full_isl: true`` and ``engine.watermark: 0.01``, which
-    is how the original admits: only if the whole prompt fits. The chunk that follows the position
-    in the prompt (dynamic chunking) is not modelled.
+    is how the original admits: only if the whole prompt fits. It takes all of that memory at once;
+    here it is looked for, and taken as it is needed. The chunk that follows the position in the
+    prompt (dynamic chunking) is not modelled.
 
     Skip-ahead is honest: a decode-only step means that no prompt has room; with no event the
     chunk's room and the seats stay the same, and free blocks only fall.

@@ -131,9 +131,13 @@ class SLAI(Policy):
         for state in tuple(paused):
             if builder.tokens_left > floor and builder.grant(state, builder.tokens_left - floor):
                 paused.remove(state)
+        # Who was evicted in this step is back in the queue of the original, and does not fit: only
+        # those before it in the order may take the memory it left.
+        first_gone = min((self._place(s, view.now_ns) for s in builder.preempted), default=None)
         for state in view.waiting:
             left = builder.tokens_left - floor
-            if left < 1 or not builder.grant(state, left):
+            overtakes = first_gone is not None and self._place(state, view.now_ns) > first_gone
+            if left < 1 or overtakes or not builder.grant(state, left):
                 break
         room -= self._decode(others[:room], paused, builder, floor)
         if paused and not builder.preempted and len(paused) == len(view.running):
@@ -144,6 +148,9 @@ class SLAI(Policy):
         all_run = self.max_decodes - room == len(decodes)
         may_prefill = view.prefilling or (len(view.waiting) and builder.residents_left)
         return builder.build(max_steps=FOREVER if all_run and not may_prefill else 1)
+
+    def _place(self, state: RequestState, now_ns: int) -> tuple[int, int, int, int]:
+        return (*self.key(state, now_ns), state.request.arrival_ns, state.id)
 
     def _decode(
         self,

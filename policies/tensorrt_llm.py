@@ -1,4 +1,4 @@
-"""TensorRT-LLM: admission by one of two capacity policies."""
+"""TensorRT-LLM: admission by one of its capacity policies."""
 
 from collections.abc import Iterator
 
@@ -10,32 +10,35 @@ from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
-CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization")
+CAPACITY_POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
 
 @register("tensorrt_llm")
 class TensorRTLLM(ContinuousBatching):
-    """Admit a request only if it can never be evicted, or as soon as its prompt fits.
+    """Admit a request only if it can never be evicted, as soon as its prompt fits, or in batches.
 
     Optimises predictability (``guaranteed_no_evict``, the default: a request under way is never
-    paused) or the use of memory (``max_utilization``: as many requests a step as fit, the latest
-    admission is paused when memory runs out). Needs the `max_tokens` each request declares:
+    paused; ``static_batch``: and nobody joins until all have ended) or the use of memory
+    (``max_utilization``: as many requests a step as fit, the latest admission is paused when memory
+    runs out). Needs the `max_tokens` each request declares:
     generous declarations keep memory reserved for answers that never come, and the batch small.
     First come, first served, so nobody starves.
 
     A paused request is recomputed, unless ``engine.preemption_mode`` swaps. Context chunking is
-    ``engine.enable_chunked_prefill``, off by default in TensorRT-LLM.
+    ``engine.enable_chunked_prefill``, off by default in TensorRT-LLM. Not modelled are its fourth
+    policy, which computes prompts first, and that it keeps back a prompt which could soon reuse
+    the blocks of one under way.
 
     Skip-ahead is honest: what running requests have declared does not change while they decode,
     and otherwise as in `ContinuousBatching`.
 
     Parameters
     ----------
-    capacity_policy : {"guaranteed_no_evict", "max_utilization"}
+    capacity_policy : {"guaranteed_no_evict", "max_utilization", "static_batch"}
         TensorRT-LLM's `capacity_scheduler_policy`.
     """
 
-    source = "NVIDIA TensorRT-LLM, executor API, CapacitySchedulerPolicy"
+    source = "NVIDIA TensorRT-LLM, capacityScheduler.cpp, CapacitySchedulerPolicy"
 
     def __init__(self, capacity_policy: str = "guaranteed_no_evict") -> None:
         if capacity_policy not in CAPACITY_POLICIES:
@@ -53,6 +56,8 @@ class TensorRTLLM(ContinuousBatching):
         """Yield in order of arrival while all can be carried to their declared ends."""
         if self.capacity_policy == "max_utilization":
             yield from view.waiting
+            return
+        if self.capacity_policy == "static_batch" and view.running:
             return
         free = view.num_blocks - sum(declared_blocks(s, view) for s in view.running)
         for state in view.waiting:

@@ -24,6 +24,10 @@ class VirtualTokenCounter(ContinuousBatching):
     those waiting (or to that of whoever left the queue last), so that idle time cannot be saved
     up. Requests without a tenant share one.
 
+    The authors' code admits only what fits at its declared end, and so never evicts; here memory is
+    taken as it is needed, from the latest admission when it runs out, and whoever comes back from
+    an eviction is not charged again for its prompt.
+
     A decision costs O(running + tenants); accounting is linear in the running batch.
 
     Skip-ahead is honest because a step in which someone could be admitted promises nothing:

@@ -75,6 +75,7 @@ PARAMS = {
     "slai": {"token_budget": 16, "tbt_s": 6e-6, "offset": 2, "memory_limit": 0.5},
     "slai/paying": {"order": "paying_first", "tbt_s": 1e-5, "dynamic_offset": False},
     "tensorrt_llm/max_utilization": {"capacity_policy": "max_utilization"},
+    "tensorrt_llm/static_batch": {"capacity_policy": "static_batch"},
     "tgi": {"waiting_served_ratio": 0.5, "max_waiting_tokens": 4, "max_batch_prefill_tokens": 40},
     "tgi3": {"max_batch_prefill_tokens": 20, "max_batch_total_tokens": 150},
     "tgi3/small": {"max_batch_prefill_tokens": 3},

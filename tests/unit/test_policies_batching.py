@@ -114,9 +114,21 @@ def test_tensorrt_llm_max_utilization_admits_what_fits_now_and_pauses_the_latest
     ]
 
 
+@pytest.mark.parametrize(
+    ("capacity_policy", "third"), [("guaranteed_no_evict", 2), ("static_batch", 4)]
+)
+def test_tensorrt_llm_with_static_batches_lets_nobody_join(capacity_policy, third):
+    # Two requests of two blocks; the first ends after its second token, the other after four.
+    work = [arrival(i, prompt=4, output=n, max_tokens=4) for i, n in enumerate([2, 4, 1])]
+    config = limits(num_blocks=4)
+    got, _ = batches("tensorrt_llm", work, config, capacity_policy=capacity_policy)
+    assert got[0] == {0: 4, 1: 4}
+    assert [i for i, batch in enumerate(got) if 2 in batch] == [third]
+
+
 @pytest.mark.parametrize("value", ["no_evict", "", "MAX_UTILIZATION"])
 def test_tensorrt_llm_with_an_unknown_capacity_policy_lists_the_known(value):
-    with pytest.raises(Exception, match="guaranteed_no_evict, max_utilization"):
+    with pytest.raises(Exception, match="guaranteed_no_evict, max_utilization, static_batch"):
         batches("tensorrt_llm", [arrival(0)], limits(), capacity_policy=value)
 
 

@@ -110,15 +110,18 @@ def test_slai_without_memory_evicts_a_prompt_under_way_for_a_critical_decode():
     assert log.requests()["num_preemptions"].tolist() == [0, 1]
 
 
-def test_slai_admits_into_the_memory_of_a_prompt_it_evicted_in_the_same_step():
+@pytest.mark.parametrize(
+    ("order", "second"), [("shortest_prompt", ({0: 1, 2: 4}, [1])), ("fcfs", ({0: 1}, [1]))]
+)
+def test_slai_admits_in_the_place_of_a_prompt_it_evicted_who_comes_before_it(order, second):
     work = [
         arrival(0, prompt=4, output=3),
         arrival(1, prompt=19, output=1),
         arrival(2, 500, prompt=4, output=1),
     ]
-    knobs = {**SLAI, "offset": 10, "order": "fcfs", "token_budget": 20}
+    knobs = {**SLAI, "offset": 10, "order": order, "token_budget": 20}
     got, _ = batches("slai", work, limits(num_blocks=5, budget=20), **knobs)
-    assert got[:2] == [{0: 4, 1: 16}, ({0: 1, 2: 4}, [1])]
+    assert got[:2] == [{0: 4, 1: 16}, second]
 
 
 FINE = {"chunk_sizes": range(1, 17), "safety": 1.0, "scarce_tokens": 0}
