@@ -271,16 +271,21 @@ def mean_error(predicted_us: Floats, rows: Columns) -> float:
 def _nearest(
     parts: Sequence[Columns], bounds: Bounds, predict: Callable[[Floats, Columns], Floats]
 ) -> Floats:
-    """Return the numbers with the least error of logarithms, outliers counting less."""
+    """Return the numbers with the least error of logarithms, outliers counting less.
+
+    A row weighs by the root of its time: long kernels are what a step consists of.
+    """
     low, start, high = (np.array(values) for values in zip(*bounds, strict=True))
+    weights = [np.sqrt(rows["us"]) / np.sum(np.sqrt(rows["us"])) for rows in parts]
     most = max(len(rows["us"]) for rows in parts)
 
     def error(x: Floats) -> Floats:
-        weighed = [
-            np.sqrt(most / len(rows["us"])) * np.log(predict(x, rows) / rows["us"])
-            for rows in parts
-        ]
-        return np.concatenate(weighed)
+        return np.concatenate(
+            [
+                np.sqrt(most * weight) * np.log(predict(x, rows) / rows["us"])
+                for rows, weight in zip(parts, weights, strict=True)
+            ]
+        )
 
     found = least_squares(error, start, bounds=(low, high), loss="soft_l1", f_scale=0.1)
     return np.array([float(f"{value:.4g}") if value > 1e-6 else 0.0 for value in found.x])

@@ -140,7 +140,8 @@ def _experts(path: Path) -> Columns:
 def _all_reduces(path: Path, device: str) -> Iterator[Table]:
     data = _parquet(path)
     us = 1e3 * data["latency"].astype(float)
-    sizes, devices = data["message_size"].astype(float), data["num_gpus"].astype(float)
+    # They count numbers of 16 bits.
+    sizes, devices = 2.0 * data["message_size"].astype(float), data["num_gpus"].astype(float)
     in_graph = np.array(["graph" in name for name in data["kernel_source"]])
     columns = {"bytes": sizes[in_graph], "devices": devices[in_graph], "us": us[in_graph]}
     yield Table(device, "all_reduce", _told(path), columns)

@@ -1,0 +1,290 @@
+"""Kernels learnt from tables: the numbers come back, files are read, faults are named."""
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from schedlab.experiments.commands.cli import app
+from schedlab.sim.cost.efficiency import (
+    SHIPPED,
+    AllReduce,
+    Attention,
+    Elementwise,
+    Experts,
+    Gemm,
+    Host,
+    Sampler,
+    composed,
+    efficiency_of,
+    gemm_format,
+    read_learnt,
+)
+from schedlab.sim.cost.learning.errors import layer_errors, table_errors
+from schedlab.sim.cost.learning.fit import fit_attention, fit_gemm, learn
+from schedlab.sim.cost.learning.predict import PREDICT, gemm_us
+from schedlab.sim.cost.learning.tables import (
+    Table,
+    aiconfigurator_tables,
+    llmservingsim_tables,
+    vidur_tables,
+)
+from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model
+from tests.data_folder import data_folder
+
+H100 = gpu("h100-80gb")
+GEMM = Gemm(4e-6, 0.85, 0.7, 0.4, 0.1)
+ATTENTION = Attention(
+    latency_s=9e-6, row_s=3e-6, row_share=0.4, bandwidth_share=0.9, query_block=64, block_s=8e-6,
+    flops_share=0.6, key_s=2e-8, mixed_rows=60.0,
+)  # fmt: skip
+
+
+def grid(**axes):
+    """Return columns of all combinations."""
+    arrays = np.meshgrid(*(np.array(values, dtype=float) for values in axes.values()))
+    return {name: array.ravel() for name, array in zip(axes, arrays, strict=True)}
+
+
+def products():
+    columns = grid(m=[1, 16, 64, 100, 256, 300, 1024, 4096], n=[4096, 8192, 28672], k=[4096, 8192])
+    return columns | {"us": gemm_us(GEMM, columns, H100, "bf16")}
+
+
+def calls(kind):
+    heads = {"heads": [32], "kv_heads": [4, 8]}
+    columns = {
+        "decode": grid(rows=[1, 8, 64, 512], context=[1, 4000, 16000, 60000], **heads),
+        "prefill": grid(rows=[1, 4], new=[16, 100, 512, 4096], cached=[0, 1000, 8000], **heads),
+        "mixed": grid(rows=[4, 32, 64], context=[500, 2000], new=[64, 512], cached=[0], **heads),
+    }[kind]
+    return columns | {"us": PREDICT[kind](ATTENTION, columns, H100)}
+
+
+def tables(device="h100-80gb"):
+    kinds = {"gemm bf16": products(), **{k: calls(k) for k in ("decode", "prefill", "mixed")}}
+    kinds["launch"] = {"us": np.array([15.0, 16.0, 90.0])}
+    return [Table(device, kind, "made", columns) for kind, columns in kinds.items()]
+
+
+def test_learn_finds_the_numbers_that_made_the_tables():
+    learnt = learn(tables())["h100-80gb"]
+    assert asdict(learnt["gemm"]["bf16"]) == pytest.approx(asdict(GEMM), rel=0.02)
+    assert asdict(learnt["attention"]) == pytest.approx(asdict(ATTENTION), rel=0.02)
+    assert learnt["host"] == Host(16e-6)
+
+
+def test_learn_without_decodes_beside_prompts_is_refused():
+    with pytest.raises(SpecError, match=r"no table of decodes beside prompts: LLMServingSim's"):
+        learn([t for t in tables() if t.kind != "mixed"])
+
+
+def test_learn_gives_kernels_that_pack_groups_no_rows_beside_prompts():
+    packed = calls("decode")
+    other = [Table("h200", t.kind, "made", t.columns) for t in tables() if t.kind == "prefill"]
+    other.append(Table("h200", "decode", "made", packed | {"packs": np.ones(len(packed["us"]))}))
+    unpacked = [Table("b200", t.kind, t.source, t.columns) for t in other[:1]]
+    unpacked.append(Table("b200", "decode", "made", packed))
+    learnt = learn([*tables(), *other, *unpacked])
+    rows = {name: kernels["attention"].mixed_rows for name, kernels in learnt.items()}
+    assert rows["h200"] == 0
+    assert rows["b200"] == rows["h100-80gb"] == pytest.approx(60, rel=0.02)
+
+
+def test_fit_never_takes_a_share_beyond_the_device():
+    too_fast = products()
+    too_fast["us"] = too_fast["us"] / 3
+    kernel = fit_gemm([Table("h100-80gb", "gemm bf16", "made", too_fast)], H100, "bf16")
+    assert kernel.flops_share <= 1
+    assert kernel.bandwidth_share <= 1
+    half = [Table("h100-80gb", t.kind, t.source, t.columns | {"us": t.columns["us"] / 3})
+            for t in tables()]  # fmt: skip
+    attention = fit_attention(half, H100)
+    assert max(attention.flops_share, attention.bandwidth_share) <= 1
+
+
+def test_predictions_of_tables_are_the_prices_of_steps():
+    # One layer's numbers by hand from the vectors, against the model that prices steps.
+    shape = replace(model("llama-3-8b"), num_layers=1)
+    kernels = replace(efficiency_of(H100), attention=ATTENTION, gemm={"bf16": GEMM}, host=Host(0.0))
+    cost = RooflineCostModel(Deployment(shape, H100), kernels)
+
+    def attention_us(step, tokens):
+        with_it = cost.step_ns(step)[0]
+        return (with_it - cost.step_ns(BatchShape(0, 0, 0, padding_tokens=tokens))[0]) / 1e3
+
+    heads = {"heads": 32.0, "kv_heads": 8.0}
+    row = {"rows": 48.0, "context": 700.0, "new": 300.0, "cached": 900.0, **heads}
+    columns = {key: np.array([value]) for key, value in row.items()}
+    decodes = BatchShape(48, 48 * 700, 700)
+    assert attention_us(decodes, 48) == pytest.approx(
+        PREDICT["decode"](ATTENTION, columns, H100)[0], abs=0.01
+    )
+    chunk = BatchShape(0, 0, 0, chunks=((300, 900),))
+    alone = PREDICT["prefill"](ATTENTION, columns | {"rows": np.ones(1)}, H100)[0]
+    assert attention_us(chunk, 300) == pytest.approx(alone, abs=0.01)
+    both = decodes._replace(chunks=((300, 900),))
+    mixed = PREDICT["mixed"](ATTENTION, columns, H100)[0]
+    assert attention_us(both, 348) == pytest.approx(mixed, abs=0.01)
+
+
+def test_scalar_and_vector_formulas_of_products_agree():
+    columns = products()
+    for i in range(len(columns["us"])):
+        m, n, k = (float(columns[key][i]) for key in "mnk")
+        arithmetic_s = GEMM.arithmetic(m, k, n, H100.num_sms) / H100.peak_flops_per_s("bf16")
+        traffic_s = 2 * (n * k + m * (n + k)) / H100.memory_bytes_per_s
+        assert 1e6 * GEMM.seconds(arithmetic_s, traffic_s) == pytest.approx(columns["us"][i])
+
+
+def test_composed_takes_kin_first_then_all():
+    flops = {"h100-80gb": 0.8, "h200": 0.6, "l40s": 0.1}
+    learnt = {name: {"gemm": {"bf16": Gemm(0, 1, share)}} for name, share in flops.items()}
+    rest = {
+        "attention": ATTENTION, "elementwise": Elementwise(0, 1), "sampler": Sampler(0, 1),
+        "experts": Experts(0, 1, 1), "all_reduce": AllReduce(0, 0, 1, 0), "host": Host(0),
+    }  # fmt: skip
+    learnt["l40s"] |= rest
+    own, kin, stranger = (
+        composed(gpu(name), learnt) for name in ("h100", "h100-80gb-pcie", "a100")
+    )
+    assert own.gemm["bf16"].flops_share == 0.8
+    assert kin.gemm["bf16"].flops_share == pytest.approx(0.7)
+    assert stranger.gemm["bf16"].flops_share == pytest.approx(0.5)
+    assert own.attention == ATTENTION
+    assert kin.origin["gemm bf16"] == "h100-80gb, h200"
+
+
+def test_gemm_formats_of_wide_numbers_are_one():
+    assert gemm_format("fp32", "bf16") == "bf16"
+    assert gemm_format("fp8", "fp8") == "fp8"
+    assert gemm_format("fp16", "int4") == "bf16/int4"
+
+
+def test_errors_are_those_with_and_without_the_gpu():
+    made = tables()
+    slower = [
+        Table("h200", t.kind, t.source, t.columns | {"us": 1.5 * t.columns["us"]}) for t in made
+    ]
+    learnt = learn([*made, *slower])
+    for kernels in learnt.values():  # what these tables do not have
+        kernels |= {"elementwise": Elementwise(0, 1), "sampler": Sampler(0, 1),
+                    "experts": Experts(0, 1, 1), "all_reduce": AllReduce(0, 0, 1, 0)}  # fmt: skip
+    errors = {(e.gpu, e.kind): e for e in table_errors([*made, *slower], learnt)}
+    assert errors["h100-80gb", "gemm bf16"].error < 0.01
+    assert errors["h100-80gb", "launch"].without_gpu == pytest.approx(0.611, abs=0.01)
+    assert errors["h100-80gb", "gemm bf16"].without_gpu > 0.1
+    layer = Table("h100-80gb", "gemm bf16", "made", products() | {"workers": np.ones(48)})
+    models = [("one", layer), ("two", layer)]
+    found = layer_errors(models, learnt)["h100-80gb"]["one"]
+    assert found["learnt"] < 0.01
+    assert found["other_models"] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "schedlab-kernels-0"}, "schema 'schedlab-kernels-0'"),
+        ({"gpus": {"x": {"gem": {}}}}, r"x\.gem: unknown kernel; did you mean gemm\?"),
+        ({"gpus": {"x": {"host": {}}}}, r"x\.host: key 'call_s' is missing"),
+        ({"gpus": {"x": {"host": {"call_s": -1}}}}, r"x\.host\.call_s must be >= 0"),
+        ({"gpus": {"x": {"host": {"cal_s": 1}}}}, r"x\.host: unknown key 'cal_s'; did you mean"),
+        ({"gpus": {"x": {"host": 3}}}, r"x\.host: must map call_s to numbers"),
+        (
+            {"gpus": {"x": {"elementwise": {"latency_s": 0, "bandwidth_share": 1.1}}}},
+            r"bandwidth_share must be in \(0, 1\], got 1.1",
+        ),
+    ],
+)
+def test_kernels_file_with_a_fault_names_file_and_key(tmp_path, change, message):
+    path = tmp_path / "kernels.json"
+    path.write_text(json.dumps({"schema": "schedlab-kernels-1", "gpus": {}} | change))
+    with pytest.raises(SpecError, match=f"kernels.json: .*{message}"):
+        read_learnt(path)
+
+
+def test_shipped_kernels_say_which_tables_taught_them_and_how_near_they_come():
+    data = json.loads(SHIPPED.read_text())
+    assert {row["gpu"] for row in data["tables"]} == set(data["gpus"])
+    assert all(0 < row["error"] < 0.3 for row in data["tables"])
+    assert not any("Vidur" in row["source"] for row in data["tables"])
+    own = [row["error"] for row in data["tables"] if row["kind"] == "gemm bf16"]
+    assert np.mean(own) < 0.08
+    for models in data["layers_that_did_not_teach"].values():
+        assert all(errors["other_models"] < 0.08 for errors in models.values())
+
+
+def write_systems(folder, **changes):
+    """Write AIConfigurator's products of one GPU."""
+    rows = {
+        "gemm_dtype": ["bfloat16", "fp8", "bfloat16"], "m": [1, 1, 64], "n": [4096] * 3,
+        "k": [4096] * 3, "latency": [0.01, 0.008, 0.02], "kernel_source": ["x"] * 3,
+    } | changes  # fmt: skip
+    path = folder / "data/h100_sxm/gemm/vllm/0.9.0"
+    path.mkdir(parents=True)
+    pq.write_table(pa.table(rows), path / "gemm_perf.parquet")
+    newer = folder / "data/h100_sxm/gemm/vllm/0.24.0"
+    newer.mkdir(parents=True)
+    pq.write_table(pa.table(rows | {"latency": [0.02, 0.01, 0.04]}), newer / "gemm_perf.parquet")
+
+
+def test_aiconfigurator_tables_are_those_of_the_newest_version_by_format(tmp_path):
+    write_systems(tmp_path)
+    found = {table.kind: table for table in aiconfigurator_tables(tmp_path)}
+    assert set(found) == {"gemm bf16", "gemm fp8"}
+    assert found["gemm bf16"].columns["us"].tolist() == [20.0, 40.0]
+    assert found["gemm bf16"].columns["m"].tolist() == [1.0, 64.0]
+    assert "vllm/0.24.0" in found["gemm fp8"].source
+
+
+def test_aiconfigurator_pointer_instead_of_a_table_is_named(tmp_path):
+    write_systems(tmp_path)
+    path = tmp_path / "data/h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
+    path.write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(SpecError, match=r"gemm_perf\.parquet: no parquet file \(a pointer"):
+        list(aiconfigurator_tables(tmp_path))
+
+
+@pytest.mark.parametrize("reader", [aiconfigurator_tables, llmservingsim_tables, vidur_tables])
+def test_folder_without_tables_is_refused(tmp_path, reader):
+    with pytest.raises(SpecError, match="known GPU"):
+        list(reader(tmp_path))
+
+
+def test_llmservingsim_tables_teach_the_form_of_every_kernel_it_times(tmp_path):
+    folder = data_folder() / "vllm_ground_truth" / "perf"
+    found = list(llmservingsim_tables(folder))
+    assert {t.gpu for t in found} == {"rtx-4090", "rtx-pro-6000"}
+    kinds = {"gemm bf16", "elementwise", "sampler", "decode", "prefill", "mixed"}
+    assert {t.kind for t in found} == kinds
+    output = tmp_path / "kernels.json"
+    with pytest.raises(SpecError, match="no GPU has kernels of kind"):  # it times no experts
+        composed(gpu("rtx-4090"), learn(found))
+    assert not output.exists()
+
+
+def test_vidur_tables_hold_a_layer_of_each_model():
+    found = list(vidur_tables(data_folder() / "profiles" / "vidur"))
+    assert {(name, t.gpu) for name, t in found} == {
+        ("Llama-2-7b-hf", "a100-80gb"), ("Llama-2-7b-hf", "h100-80gb"),
+        ("Meta-Llama-3-8B", "a100-80gb"),
+    }  # fmt: skip
+    columns = dict(found)["Meta-Llama-3-8B"].columns
+    whole = columns["workers"] == 1
+    assert set(columns["n"][whole]) == {6144, 4096, 28672}
+    assert set(columns["k"][whole]) == {4096, 14336}
+
+
+def test_learn_command_without_a_folder_says_what_is_missing(tmp_path):
+    result = CliRunner().invoke(app, ["profile", "learn", "-o", str(tmp_path / "k.json")])
+    assert result.exit_code != 0
+    assert not (tmp_path / "k.json").exists()
