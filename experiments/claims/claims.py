@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from schedlab.experiments.claims.readings import Reading, Readings
-from schedlab.experiments.specification.claim import Figure
+from schedlab.experiments.specification.claim import Cause, Figure
 from schedlab.experiments.specification.claim_settings import varied_spec
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
@@ -45,7 +45,8 @@ class Measured:
     verdict : str
         One of `VERDICTS`; see `verdict`.
     shown_by : tuple of Measured
-        The same with something varied each time, as the figure's `why` asks.
+        The same with something varied each time, as the figure's `why` asks; empty if the figure
+        is reproduced, or has its direction.
     """
 
     figure: Figure
@@ -56,6 +57,11 @@ class Measured:
     against: tuple[Reading, ...]
     verdict: str
     shown_by: tuple[Measured, ...] = ()
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it is not reproduced; None if it is, or has its direction, or nobody says."""
+        return self.figure.why if self.verdict in ("not reproduced", "opposite") else None
 
     @property
     def num_bounds(self) -> int:
@@ -189,7 +195,7 @@ def examine(
     explained = []
     for found in measured:
         shown_by = []
-        for variation in found.figure.why.shown_by if found.figure.why else ():
+        for variation in found.cause.shown_by if found.cause else ():
             varied = varied_spec(spec, variation.change)
             again, more = _measured(varied, [found.figure.varied(variation)], runs)
             shown_by += again

@@ -222,9 +222,9 @@ def _claim(claim: QuotedClaim, verdict: str, findings: dict[str, Finding]) -> It
             right=(2, 3, 4),
         )
     causes = [
-        f"* {measured.figure.name}: {measured.figure.why.sentence}"
+        f"* {measured.figure.name}: {measured.cause.sentence}"
         for measured, _ in measured_of(claim, findings)
-        if measured.figure.why is not None
+        if measured.cause is not None
     ]
     if causes:
         yield ""

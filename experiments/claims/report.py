@@ -262,7 +262,7 @@ def section(finding: Finding) -> Iterator[str]:
 
 def _why(measured: Measured) -> Iterator[str]:
     """Yield why a figure is not reproduced, and what shows it; nothing where nobody says why."""
-    cause = measured.figure.why
+    cause = measured.cause
     if cause is None:
         return
     yield f"* *Why:* {cause.sentence}"
