@@ -20,6 +20,7 @@ from schedlab.sim.metrics.registry import every_run, metric_named
 from schedlab.testing.laws import LinearCost
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
+from tests.unit.test_search import searched, tuned
 
 KEPT = Path(__file__).with_name("pinned.json")
 
@@ -154,6 +155,42 @@ def metrics(name: str) -> dict[str, Any]:
     return _rounded({metric.name: result.metric(metric.name) for metric in chosen})
 
 
+# -- searches: every value that is tried, and what is said ----------------------------------------
+
+BRACKETS: dict[str, dict[str, Any]] = {
+    "open": {"truth": 37.3},
+    "open below": {"truth": 0.013, "start": 4.0},
+    "range": {"truth": 7.7, "between": (1.0, 40.0), "tolerance": 0.1},
+    "integers": {"truth": 23.5, "between": (1.0, 300.0), "whole": True},
+    "beyond": {"truth": 1e9, "between": (2.0, 50.0)},
+    "never": {"truth": -1.0, "between": (2.0, 50.0)},
+}
+
+
+def bracket(name: str) -> dict[str, Any]:
+    """Search where a line crosses zero."""
+    keys = dict(BRACKETS[name])
+    truth = keys.pop("truth")
+    return {"found": _rounded(tuple(searched(lambda value: value - truth, **keys)))}
+
+
+TUNINGS: dict[str, dict[str, Any]] = {
+    "bar": {},
+    "no bar": {"at_most": {"p99_itl_ms": 1e9}},
+    "none holds": {"at_most": {"p99_itl_ms": 1}},
+    "short": {"max_settings": 17},
+}
+
+
+def tuning(name: str) -> dict[str, Any]:
+    """Tune two limits over a known surface."""
+    found = tuned(**TUNINGS[name])
+    tried = [[*trial.values.values(), trial.goal.mean, trial.excess] for trial in found.trials]
+    digest = hashlib.sha256(json.dumps(_rounded(tried)).encode()).hexdigest()[:16]
+    said = [found.best.values, found.given.values, found.verdict, *found.remarks]
+    return {"tried": digest, "num_invalid": found.num_invalid, "said": _rounded(said)}
+
+
 # -- defaults --------------------------------------------------------------------------------
 
 
@@ -191,6 +228,8 @@ def _knobs(parameters: Any) -> dict[str, str]:
 PINNED = {
     **{f"workload {name}": (workload, name) for name in WORKLOADS},
     **{f"metrics {name}": (metrics, name) for name in RUNS},
+    **{f"bracket {name}": (bracket, name) for name in BRACKETS},
+    **{f"tuning {name}": (tuning, name) for name in TUNINGS},
     **{f"defaults {name}": (defaults, name) for name in DEFAULTS},
 }
 
@@ -208,8 +247,14 @@ def kept() -> dict[str, dict[str, Any]]:
 
 def write() -> None:
     """Write it anew."""
-    values = {name: pinned(name) for name in PINNED}
-    KEPT.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    tables = [f"{json.dumps(name)}: {{\n  {_lines(pinned(name))}\n }}" for name in PINNED]
+    KEPT.write_text("{\n " + ",\n ".join(tables) + "\n}\n", encoding="utf-8")
+
+
+def _lines(table: dict[str, Any]) -> str:
+    """Write a line a value, so that a difference in version control names what moved."""
+    rows = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in table.items())
+    return ",\n  ".join(rows)
 
 
 def _rounded(value: Any) -> Any:

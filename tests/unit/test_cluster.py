@@ -116,6 +116,13 @@ def test_equal_engines_take_turns_from_the_one_behind_the_last():
     assert [router.route(request, equal) for _ in range(4)] == [0, 1, 2, 0]
 
 
+@pytest.mark.parametrize(("busy", "order"), [(1, [0, 2, 0]), (0, [1, 2, 1]), (2, [0, 1, 0])])
+def test_equal_engines_take_turns_past_a_busy_one(busy, order):
+    router, request = LeastLoaded(), arrival(0, 0, 4, 1).request
+    engines = [_Load(waiting=0, running=2 if i == busy else 1) for i in range(3)]
+    assert [router.route(request, engines) for _ in order] == order
+
+
 class _Load:
     def __init__(self, waiting, running):
         self.num_waiting = waiting

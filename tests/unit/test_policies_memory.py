@@ -8,7 +8,7 @@ import pytest
 from schedlab.policies import registry
 from schedlab.policies.future_memory import FuturePeak
 from schedlab.policies.magnus import QueuedBatch
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, Status
 from tests.laws import arrival
 from tests.traced import batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served
@@ -192,6 +192,12 @@ def test_magnus_batch_takes_memory_for_its_longest_prompt_and_answer(prompts, to
     ]
     got, _ = batches("magnus", work, limits(num_blocks=6), wma_threshold=1e9, pad_prompts=False)
     assert (set(got[0]) == {0, 1}) is together
+
+
+@pytest.mark.parametrize(("first_scheduled_ns", "queued"), [(-1, True), (0, False), (7, False)])
+def test_magnus_batch_whose_first_had_a_seat_takes_nobody_in(first_scheduled_ns, queued):
+    preempted = SimpleNamespace(status=Status.WAITING, first_scheduled_ns=first_scheduled_ns)
+    assert QueuedBatch(preempted).is_queued is queued
 
 
 def test_magnus_prefers_a_short_batch_to_a_long_one_that_waited_longer():
