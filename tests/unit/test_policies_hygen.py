@@ -59,10 +59,14 @@ def test_hygen_takes_the_seat_of_the_latest_offline_request_for_an_online_one():
 
 
 def test_hygen_takes_memory_of_offline_requests_for_an_online_decode():
-    # 4 blocks; the online decode needs a third at 9 tokens.
-    work = [arrival(0, 0, prompt=8, output=4), arrival(1, 0, prompt=7, output=4, **OFF)]
-    got, _ = batches("hygen", work, limits(num_blocks=4, budget=100))
-    assert got[:2] == [{0: 8, 1: 7}, ({0: 1}, [1])]
+    # 6 blocks; online request 0 needs a third at 9 tokens. Nobody of the online ones gives way.
+    work = [
+        arrival(0, 0, prompt=8, output=4),
+        arrival(1, 0, prompt=7, output=4, **OFF),
+        arrival(2, 0, prompt=7, output=4),
+    ]
+    got, _ = batches("hygen", work, limits(num_blocks=6, budget=100))
+    assert got[:2] == [{0: 8, 1: 7, 2: 7}, ({0: 1, 2: 1}, [1])]
 
 
 def test_hygen_evicts_nobody_for_an_online_prompt_that_would_not_fit_even_then():
