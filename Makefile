@@ -17,7 +17,7 @@ VLLM   := .venv-vllm
 VLLM_RELEASE ?= 0.32.0
 VLLM_TORCH   ?= torch==2.13.0
 
-.PHONY: demo core test fast unit mutants oldest test-vllm lint format bench golden notebooks lock clean
+.PHONY: demo core test fast unit mutants torture oldest test-vllm lint format bench golden notebooks lock clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
 	$(BIN)/schedlab run experiments/quickstart.yaml -o runs/quickstart
@@ -38,6 +38,9 @@ unit: $(VENV)/tested             ## those of simulator and policies alone: secon
 
 mutants: $(VENV)/tested          ## plant 100 small bugs in sim/ and policies/, count those tests notice
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+torture: $(VENV)/tested          ## thousands of bad inputs, each to be refused in one line
+	$(BIN)/python -m tests.torture.campaign $(ARGS)
 
 oldest: $(OLDEST)/installed      ## fast tests with the oldest packages that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m "not slow" --ignore tests/gpu $(ARGS)

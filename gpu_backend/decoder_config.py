@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import read_json_object
 from schedlab.sim.hardware.models import ModelShape, model
 
 
@@ -99,7 +99,7 @@ def decoder_config(name: str) -> DecoderConfig:
         path = path / "config.json"
     if shape.source != str(path):
         return DecoderConfig(shape=shape)
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    data = read_json_object(path)
     # transformers 5 keeps the rotary constants in `rope_parameters`.
     rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
     theta = rope.get("rope_theta", data.get("rope_theta", 10_000.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from schedlab.gpu_backend.decoder_config import DecoderConfig
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import read_json_object
 
 Source = Callable[[str, tuple[int, ...]], Tensor]
 """Gives the tensor of a Hugging Face name, of the given shape."""
@@ -173,7 +173,11 @@ def safetensors_source(folder: Path, device: torch.device, dtype: torch.dtype) -
 def _files_by_tensor(folder: Path, safe_open: Callable[..., object]) -> dict[str, Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = read_json_object(index).get("weight_map")
+        if not isinstance(names, dict) or any(
+            not isinstance(file, str) or Path(file).name != file for file in names.values()
+        ):
+            raise SpecError(f"{index}: weight_map must map tensors to names of files beside it")
         return {name: folder / file for name, file in names.items()}
     if not single.exists():
         raise SpecError(f"{folder}: has neither {single.name} nor {index.name}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from schedlab.policies.policy import Policy
@@ -54,12 +56,49 @@ def policy_class(name: str) -> type[Policy]:
         If there is no such policy; names the nearest one.
     """
     if ":" in name:
-        return import_class("policy", name, Policy)
+        cls = import_class("policy", name, Policy)
+        _check_overrides(name, cls)
+        return cls
     known = names()
     if name not in _POLICIES:
         hint = nearest(name, known)
         raise SpecError(f"unknown policy {name!r}; {hint} (or a path like my_module:MyPolicy)")
     return _POLICIES[name]
+
+
+_HOOKS = {"on_start": 1, "on_arrival": 2, "on_tokens": 3, "on_finish": 2, "on_reject": 2}
+"""How many arguments the engine calls them with; the base class has none of them."""
+
+
+def _check_overrides(name: str, cls: type[Policy]) -> None:
+    """Refuse a class one of whose methods cannot be called as the engine will.
+
+    Raises
+    ------
+    SpecError
+        Names the method and what it is called with.
+    """
+    for attribute, own in inspect.getmembers_static(cls):
+        theirs = inspect.getattr_static(Policy, attribute, None)
+        is_hook = attribute in _HOOKS and own is not None
+        is_method = callable(getattr(Policy, attribute, None)) and not attribute.startswith("__")
+        if own is theirs or not (is_hook or is_method):
+            continue
+        what = f"policy {name!r}: {attribute}"
+        if not callable(getattr(cls, attribute)):
+            raise SpecError(f"{what} must be a method, not {own!r}")
+        if not isinstance(own, FunctionType):
+            continue
+        num_arguments = (
+            _HOOKS[attribute] if is_hook else len(inspect.signature(theirs).parameters) - 1
+        )
+        try:
+            inspect.signature(own).bind(*range(num_arguments + 1))
+        except TypeError:
+            raise SpecError(
+                f"{what}() is called with {num_arguments} arguments, and takes "
+                f"{inspect.signature(own)}"
+            ) from None
 
 
 def make(name: str, **params: Any) -> Policy:  # noqa: ANN401 - whatever the policy takes

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.errors import SchedlabError, SpecError, described, nearest
 
 T = TypeVar("T")
 
@@ -50,8 +50,12 @@ def construct(
             raise SpecError(f"{what} has no parameter {name!r}; {hint}")
     try:
         return cls(*given, **params)
+    except SchedlabError:
+        raise
     except (TypeError, ValueError) as error:
         raise SpecError(f"{what}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise SpecError(f"{what}: its constructor raised {described(error)}") from error
 
 
 def import_class(what: str, path: str, base: type[T]) -> type[T]:
@@ -74,9 +78,12 @@ def import_class(what: str, path: str, base: type[T]) -> type[T]:
     module_name, _, class_name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Whatever a module of the user's raises is a fault of that module, also exit().
         raise SpecError(
-            f"{what} {path!r}: cannot import {module_name!r}: {type(error).__name__}: {error}"
+            f"{what} {path!r}: cannot import {module_name!r}: {described(error)}"
         ) from error
     cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):

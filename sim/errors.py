@@ -1,14 +1,29 @@
 """The errors a run can end with. Each message names who is at fault and what to do."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 MAX_LISTED = 40
 """A message lists no more names than this; the table of models still fits."""
 
+_LONGEST_WORD_CHARS = 200
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD_CHARS + 1},}}")
+
 
 class SchedlabError(Exception):
-    """Base of every error that is meant to be read by a user, not debugged."""
+    """Base of every error that is meant to be read by a user, not debugged.
+
+    A word of a message that is too long to be read, such as a quoted value of a damaged file, is
+    cut.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_LONG_WORD.sub(_cut, str(message)))
+
+
+def _cut(word: re.Match[str]) -> str:
+    return f"{word[0][:60]}... ({len(word[0]):,} characters)"
 
 
 class PolicyError(SchedlabError):
@@ -33,6 +48,18 @@ class TraceError(SchedlabError):
 
 class SpecError(SchedlabError):
     """An experiment specification is wrong; the message names file, line and key."""
+
+
+def described(error: BaseException) -> str:
+    """Return the type of an exception and what it says, on one line.
+
+    Examples
+    --------
+    >>> described(KeyError("a"))
+    "KeyError: 'a'"
+    """
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def look_alike(word: object, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:

@@ -1,13 +1,19 @@
-"""Files: written whole or not at all, read with errors that name them."""
+"""Files: written whole or not at all, read through one door with errors that name them."""
 
 import json
+import math
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from schedlab.sim.errors import SpecError
+
+MAX_TEXT_MIB = 64
+"""No text that is read as a whole (YAML, JSON, a model's configuration) may be larger, unless the
+environment's ``SCHEDLAB_MAX_TEXT_MIB`` says so."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -50,6 +56,99 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read; a pipe or a device would keep its reader waiting for ever.
+
+    Raises
+    ------
+    SpecError
+        If there is none of this name, it may not be read, or it is something else; names it.
+    """
+    try:
+        # Opening a pipe without a writer would block, too.
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
+    except ValueError as error:
+        raise SpecError(f"{str(path)!r} is no name of a file: {error}") from None
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise SpecError(f"{path}: cannot be read: it is not a file but {_kind(path)}")
+    return os.fdopen(number, "rb")
+
+
+def _kind(path: Path) -> str:
+    return "a folder" if path.is_dir() else "a pipe, a socket or a device"
+
+
+def read_text(path: Path) -> str:
+    """Return the whole of a text file in UTF-8.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be read, is no UTF-8, or is larger than `MAX_TEXT_MIB`; names the file.
+    """
+    most_bytes = _max_text_bytes()
+    with open_regular(path) as file:
+        try:
+            content = file.read(most_bytes + 1)
+        except OSError as error:
+            raise SpecError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from None
+    if len(content) > most_bytes:
+        raise SpecError(
+            f"{path}: larger than {most_bytes >> 20} MiB, which no text of this kind is; "
+            "SCHEDLAB_MAX_TEXT_MIB raises the limit"
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"{path}:{line}: not UTF-8 text ({error.reason})") from None
+
+
+def _max_text_bytes() -> int:
+    stated = os.environ.get("SCHEDLAB_MAX_TEXT_MIB", "")
+    try:
+        mib = float(stated) if stated else MAX_TEXT_MIB
+    except ValueError:
+        mib = math.nan
+    if not 0 < mib < 1 << 20:
+        raise SpecError(f"SCHEDLAB_MAX_TEXT_MIB must be a number of MiB, got {stated!r}")
+    return int(mib * 2**20)
+
+
+def parse_json(text: str, source: str) -> Any:  # noqa: ANN401
+    """Return what a JSON text holds.
+
+    Parameters
+    ----------
+    text : str
+        One JSON value.
+    source : str
+        How error messages name the text.
+
+    Raises
+    ------
+    SpecError
+        If it is not JSON, is nested too deeply, or holds an integer beyond 64 bits.
+    """
+    try:
+        return json.loads(text, parse_int=_int64)
+    except RecursionError:
+        raise SpecError(f"{source}: not valid JSON: nested too deeply") from None
+    except ValueError as error:
+        raise SpecError(f"{source}: not valid JSON: {error}") from None
+
+
+def _int64(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (value := int(digits)) < 2**63:
+        raise ValueError(f"the integer {digits} does not fit 64 bits")
+    return value
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object that is the whole of a file.
 
@@ -66,12 +165,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     >>> read_json_object(path)
     {'vocab_size': 32000}
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: not valid JSON: {error}") from error
+    data = parse_json(read_text(path), str(path))
     if not isinstance(data, dict):
         raise SpecError(f"{path}: must hold a JSON object, that is {{...}}")
     return data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from schedlab.sim.errors import SchedlabError
-from schedlab.sim.files import write_text
+from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.files import read_json_object, write_text
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import Value, every_run, metric_named
 from schedlab.sim.metrics.window import Window
@@ -198,29 +197,37 @@ class RunResult:
         """
         folder = Path(folder)
         path = folder / "result.json"
-        try:
-            ours = json.loads(path.read_text(encoding="utf-8"))["schedlab"]
-        except OSError as error:
-            raise SchedlabError(f"{path}: cannot read result: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise SchedlabError(f"{path}: not a schedlab result") from error
+        ours = read_json_object(path).get("schedlab")
+        if not isinstance(ours, dict):
+            raise SchedlabError(f"{path}: not a schedlab result")
         if ours.get("schema") != _SCHEMA:
             raise SchedlabError(
                 f"{path}: result schema {ours.get('schema')!r}, this version reads {_SCHEMA}"
             )
-        return cls(
-            name=ours["name"],
-            policy=ours["policy"],
-            requests=read_table(folder / "requests.parquet"),
-            log=SavedLog(folder),
-            kv_capacity_tokens=ours["kv_capacity_tokens"],
-            reject_reasons={int(key): why for key, why in ours["reject_reasons"].items()},
-            provenance=ours["provenance"],
-            window=Window(**ours["window"]) if "window" in ours else None,
-            num_engines=ours.get("num_engines", 1),
-        )
+        requests = read_table(folder / "requests.parquet")
+        try:
+            return cls(
+                name=str(ours["name"]),
+                policy=str(ours["policy"]),
+                requests=requests,
+                log=SavedLog(folder),
+                kv_capacity_tokens=int(ours["kv_capacity_tokens"]),
+                reject_reasons={int(key): str(why) for key, why in ours["reject_reasons"].items()},
+                provenance=dict(ours["provenance"]),
+                window=_window(**ours["window"]) if "window" in ours else None,
+                num_engines=int(ours.get("num_engines", 1)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SchedlabError(f"{path}: not a whole schedlab result: {error!r}") from None
+
+
+def _window(begin_ns: int, end_ns: int) -> Window:
+    return Window(int(begin_ns), int(end_ns))
 
 
 def _date() -> str:
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(int(epoch) if epoch else None))
+    try:
+        return time.strftime("%Y%m%d-%H%M%S", time.gmtime(int(epoch) if epoch else None))
+    except (ValueError, OverflowError, OSError):
+        raise SpecError(f"SOURCE_DATE_EPOCH must be seconds since 1970, got {epoch!r}") from None

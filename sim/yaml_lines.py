@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import read_text
 
 try:
     from yaml import CSafeDumper as FastDumper
@@ -27,6 +28,8 @@ KeyPath = tuple[str | int, ...]
 
 
 _DEEPEST = 100
+_MOST_VALUES = 200_000
+"""More than any experiment, matrix or profile holds; aliases of aliases could make it billions."""
 
 
 @dataclass
@@ -97,13 +100,7 @@ def read_yaml(path: Path) -> Located:
     SpecError
         If the file cannot be read, is not YAML, or says one key twice; names file and line.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: cannot be read: {error}") from None
-    return parse_yaml(text, str(path), numbered=True)
+    return parse_yaml(read_text(path), str(path), numbered=True)
 
 
 def parse_yaml(text: str, source: str, numbered: bool = False) -> Located:
@@ -126,7 +123,9 @@ def parse_yaml(text: str, source: str, numbered: bool = False) -> Located:
     Raises
     ------
     SpecError
-        If the text is not one YAML document, or says one key twice.
+        If the text is not one YAML document, says one key twice, or is beyond measure: nested too
+        deeply, too many values (aliases count as what they stand for), or an integer beyond 64
+        bits.
     """
     try:
         try:
@@ -188,10 +187,14 @@ class _Reader:
         self.numbered = numbered
         self.places = places
         self.open_nodes: set[int] = set()
+        self.num_values = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> Value:
+        self.num_values += 1
+        if self.num_values > _MOST_VALUES:
+            raise SpecError(f"{self.where(node)}: more than {_MOST_VALUES:,} values")
         if isinstance(node, yaml.ScalarNode):
-            return self.loader.construct_object(node)
+            return self.scalar(node)
         if id(node) in self.open_nodes:
             raise SpecError(f"{self.where(node)}: a YAML alias that contains itself")
         self.open_nodes.add(id(node))
@@ -202,6 +205,13 @@ class _Reader:
             return self.mapping(node, path)
         finally:
             self.open_nodes.remove(id(node))
+
+    def scalar(self, node: yaml.ScalarNode) -> Value:
+        if node.tag == "tag:yaml.org,2002:int":
+            digits = node.value.replace("_", "")
+            if len(digits) > 20 or not -(2**63) <= int(digits) < 2**63:
+                raise SpecError(f"{self.where(node)}: the integer {digits} does not fit 64 bits")
+        return self.loader.construct_object(node)
 
     def mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         data: dict[str, Any] = {}

@@ -23,6 +23,8 @@ Process = Callable[[int], Int64]
 Segments = Iterator[tuple[Float64, Float64]]
 
 NS_PER_S = 1_000_000_000
+_LATEST_NS = float(2**62)
+_MOST_SEGMENTS = 10_000_000
 
 
 def poisson(rate: float, *, seed: int = 0) -> Process:
@@ -216,7 +218,7 @@ def constant(rate: float) -> Process:
         nonlocal drawn
         numbers = np.arange(drawn, drawn + num_requests)
         drawn += num_requests
-        return np.rint(numbers / rate * NS_PER_S).astype(np.int64)
+        return _whole_ns(numbers / rate * NS_PER_S)
 
     return draw
 
@@ -235,7 +237,8 @@ def replay(arrival_ns: Int64, rate_scale: float = 1.0) -> Process:
         If the factor is not positive, or, on drawing, if the record is used up.
     """
     _positive(rate_scale=rate_scale)
-    times = np.rint(arrival_ns / rate_scale).astype(np.int64)
+    with np.errstate(over="ignore"):
+        times = _whole_ns(arrival_ns / rate_scale)
     drawn = 0
 
     def draw(num_requests: int) -> Int64:
@@ -257,8 +260,7 @@ def normalize_span(arrival_ns: Int64, rate: float) -> Int64:
     if arrival_ns[-1] == 0:
         raise SpecError("cannot stretch arrivals that all fall at time 0")
     wanted_ns = len(arrival_ns) / rate * NS_PER_S
-    scaled: Int64 = np.rint(arrival_ns * (wanted_ns / arrival_ns[-1])).astype(np.int64)
-    return scaled
+    return _whole_ns(arrival_ns * (wanted_ns / arrival_ns[-1]))
 
 
 PROCESSES: dict[str, Callable[..., Process]] = {
@@ -301,7 +303,10 @@ def _renewal(gaps_s: Callable[[int], Float64]) -> Process:
 
     def draw(num_requests: int) -> Int64:
         nonlocal now_ns
-        times = now_ns + np.cumsum(np.rint(gaps_s(num_requests) * NS_PER_S).astype(np.int64))
+        with np.errstate(over="ignore"):
+            gaps_ns = np.rint(gaps_s(num_requests) * NS_PER_S)
+        _check_span(now_ns + float(gaps_ns.sum()))
+        times: Int64 = now_ns + np.cumsum(gaps_ns.astype(np.int64))
         now_ns = int(times[-1]) if num_requests else now_ns
         return times
 
@@ -327,28 +332,55 @@ def _modulated(segments: Segments, seed: int) -> Process:
         steps[0] += expected
         marks = np.cumsum(steps)
         expected = float(marks[-1])
-        while ends[0][-1] < expected:
-            ends = _extended(ends, *next(segments))
-        counts, times_s, rates = ends
+        ends = counts, times_s, rates = _extended(ends, segments, expected)
         index = np.searchsorted(counts, marks)
         offset_s = (marks - counts[index - 1]) / rates[index]
         done = max(0, int(index[-1]) - 1)
         ends = [column[done:] for column in ends]
-        return np.rint((times_s[index - 1] + offset_s) * NS_PER_S).astype(np.int64)
+        return _whole_ns((times_s[index - 1] + offset_s) * NS_PER_S)
 
     return draw
 
 
-def _extended(ends: list[Float64], durations_s: Float64, rates: Float64) -> list[Float64]:
-    """Append segments to the columns (expected arrivals at end, end time, rate) of segments."""
-    counts, times_s, old_rates = ends
-    new_counts = np.cumsum(np.concatenate([counts[-1:], durations_s * rates]))[1:]
-    new_times = np.cumsum(np.concatenate([times_s[-1:], durations_s]))[1:]
-    return [
-        np.concatenate([counts, new_counts]),
-        np.concatenate([times_s, new_times]),
-        np.concatenate([old_rates, rates]),
-    ]
+def _whole_ns(times_ns: Float64) -> Int64:
+    times = np.rint(times_ns)
+    _check_span(float(times.max(initial=0.0)))
+    whole: Int64 = times.astype(np.int64)
+    return whole
+
+
+def _check_span(last_ns: float) -> None:
+    if not last_ns < _LATEST_NS:
+        raise SpecError(
+            f"the last request would arrive after {last_ns / NS_PER_S:.3g} s, and clocks here end "
+            f"at {_LATEST_NS / NS_PER_S:.3g} s: is the rate too low?"
+        )
+
+
+def _extended(ends: list[Float64], segments: Segments, expected: float) -> list[Float64]:
+    """Append segments to the columns (expected arrivals at end, end time, rate) of segments.
+
+    As many as are needed to expect so many arrivals.
+
+    Raises
+    ------
+    SpecError
+        If that takes too many.
+    """
+    pieces = [[column] for column in ends]
+    num_segments = 0
+    while pieces[0][-1][-1] < expected:
+        durations_s, rates = next(segments)
+        for column, added in zip(pieces, (durations_s * rates, durations_s), strict=False):
+            column.append(np.cumsum(np.concatenate([column[-1][-1:], added]))[1:])
+        pieces[2].append(rates)
+        num_segments += len(rates)
+        if num_segments > _MOST_SEGMENTS:
+            raise SpecError(
+                f"{num_segments:,} changes of the rate of arrivals are not enough for "
+                f"{expected:,.0f} requests: it is too low, or changes too fast"
+            )
+    return [np.concatenate(column) for column in pieces]
 
 
 def _positive(**values: float) -> None:

@@ -23,6 +23,9 @@ Lengths = Callable[[Float64], Int64]
 LengthPairs = Callable[[Float64], tuple[Int64, Int64]]
 """From u of shape (n, 2) to prompt and output tokens, each of shape (n,)."""
 
+MOST_TOKENS = 2**40
+"""No request is longer."""
+
 # The largest float64 below 1: keeps the quantile functions finite where u rounds to 1.
 _BELOW_ONE = math.nextafter(1.0, 0.0)
 
@@ -90,8 +93,13 @@ def quantile_table(probabilities: Sequence[float], tokens: Sequence[float]) -> L
     SpecError
         If the table is no quantile function.
     """
-    p = np.array(probabilities, dtype=np.float64)
-    q = np.array(tokens, dtype=np.float64)
+    try:
+        p = np.array(probabilities, dtype=np.float64)
+        q = np.array(tokens, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"a quantile table needs two lists of numbers ({error})") from None
+    if p.ndim != 1 or q.ndim != 1:
+        raise SpecError("a quantile table needs two lists of numbers, not of lists")
     if len(p) != len(q) or len(p) < 2:
         raise SpecError(f"a quantile table needs two equal columns, got {len(p)} and {len(q)}")
     if p[0] != 0 or p[-1] != 1 or (np.diff(p) <= 0).any():
@@ -137,7 +145,7 @@ def _whole(quantile: Callable[[Float64], Float64], cap: int | None) -> Lengths:
 
     def lengths(u: Float64) -> Int64:
         tokens = np.maximum(1.0, np.rint(quantile(np.minimum(u, _BELOW_ONE))))
-        return np.minimum(tokens, cap if cap is not None else 2.0**62).astype(np.int64)
+        return np.minimum(tokens, MOST_TOKENS if cap is None else cap).astype(np.int64)
 
     return lengths
 
@@ -149,3 +157,5 @@ def _check(**values: float) -> None:
             raise SpecError(f"{name} must be a positive number, got {value!r}")
         if name in ("tokens", "low", "high", "cap") and value != int(value):
             raise SpecError(f"{name} must be a whole number of tokens, got {value!r}")
+        if name in ("tokens", "low", "high", "cap", "mean") and value > MOST_TOKENS:
+            raise SpecError(f"{name} must be at most {MOST_TOKENS:,} tokens, got {value:g}")

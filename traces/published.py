@@ -94,10 +94,14 @@ def cache_folder() -> Path:
         ``$SCHEDLAB_CACHE``, else ``$XDG_CACHE_HOME/schedlab``, else ``~/.cache/schedlab``. A
         relative ``$XDG_CACHE_HOME`` is passed over, as the XDG Base Directory rules ask.
     """
-    if own := os.environ.get("SCHEDLAB_CACHE"):
-        return Path(own).expanduser().absolute()
+    own = os.environ.get("SCHEDLAB_CACHE")
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "schedlab"
+    try:
+        if own:
+            return Path(own).expanduser().absolute()
+        return (base if base.is_absolute() else Path.home() / ".cache") / "schedlab"
+    except RuntimeError as error:  # there is no home, or none of that user
+        raise TraceError(f"SCHEDLAB_CACHE={own or ''}: {error}") from None
 
 
 def published(name: str) -> PublishedTrace:

@@ -22,6 +22,7 @@ from schedlab.experiments.commands.experiment import (
     known_metrics,
     load_experiment,
     results_folder,
+    with_experiment,
 )
 from schedlab.experiments.commands.policy import policy_app
 from schedlab.experiments.commands.predictor import predictor_app
@@ -45,7 +46,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except SchedlabError as error:
-            _complain(f"error: {error}")
+            _complain(f"error: {with_experiment(str(error))}")
             raise typer.Exit(USER_ERROR) from None
         except KeyboardInterrupt:
             _complain("interrupted; nothing was written")
@@ -56,6 +57,9 @@ class _Commands(TyperGroup):
             raise typer.Exit(1) from None
         except OSError as error:
             _complain(f"error: {error}")
+            raise typer.Exit(USER_ERROR) from None
+        except MemoryError as error:
+            _complain(f"error: {with_experiment(f'not enough memory: {error}')}")
             raise typer.Exit(USER_ERROR) from None
 
 

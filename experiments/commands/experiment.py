@@ -30,12 +30,25 @@ Metrics = Annotated[
 ]
 
 
+_in_hand: list[str] = []
+
+
 def load_experiment(spec_file: Path, overrides: list[str] | None) -> ExperimentSpec:
     """Return the experiment of a file with its changes; its own modules are found from now on."""
     from schedlab.experiments.specification.loading import load_spec
 
     find_own_modules(spec_file.absolute().parent)
+    _in_hand[:] = [str(spec_file)]
     return load_spec(spec_file, overrides or [])
+
+
+def with_experiment(message: str) -> str:
+    """Return an error message that names the file of the experiment in hand, if there is one.
+
+    What is found out only when a point is resolved or run knows the values, and not their lines.
+    """
+    known = [name for name in _in_hand if name not in message and "override '" not in message]
+    return ": ".join([*known, message])
 
 
 def find_own_modules(*folders: Path) -> None:

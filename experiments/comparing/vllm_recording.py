@@ -5,7 +5,6 @@ Source of the format: casys-kaist/LLMServingSim, bench (requests.jsonl).
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import parse_json, read_text
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _TIMES = ("queued_ts", "first_token_ts", "last_token_ts")
 _TOKENS = ("input_toks", "output_toks")
+_SCHEDULED = "scheduled_ts"
+_MOST_TOKENS = 2**31
+_LATEST_S = 1e11
+_MAX_DIGITS = 9
+"""Of a row of the workload: a thousand million of them would not fit any file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +91,7 @@ def read_recording(path: Path) -> Timeline:
     SpecError
         If it cannot be read, or a line lacks a field or has an impossible one.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SpecError(f"{path}: cannot read: {error.strerror}") from error
+    lines = read_text(path).splitlines()
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -102,30 +104,27 @@ def read_recording(path: Path) -> Timeline:
     ordered = [rows[i] for i in range(len(rows))]
     prompt, output = (np.array([r[key] for r in ordered], dtype=np.int64) for key in _TOKENS)
     queued, first, last = (np.array([r[key] for r in ordered]) for key in _TIMES)
-    scheduled = [row.get("scheduled_ts") for row in ordered]
+    scheduled = [row.get(_SCHEDULED) for row in ordered]
     known = None if None in scheduled else np.array(scheduled, dtype=np.float64)
     return Timeline(prompt, output, queued, first, last, known)
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise SpecError(f"{place}: not valid JSON: {error}") from error
+    row = parse_json(line, place)
     if not isinstance(row, dict):
         raise SpecError(f"{place}: must be a JSON object")
-    for key in (*_TOKENS, *_TIMES):
+    for key in _TOKENS:
         value = row.get(key)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
-            raise SpecError(f"{place}: {key} must be a number, got {value!r}")
+        if type(value) is not int or not 0 <= value < _MOST_TOKENS:
+            raise SpecError(f"{place}: {key} must be a whole number of tokens, got {value!r}")
+    for key in (*_TIMES, *({_SCHEDULED} & row.keys())):
+        value = row.get(key, math.nan)
+        if type(value) not in (int, float) or not abs(value) < _LATEST_S:
+            raise SpecError(f"{place}: {key} must be a time in seconds, got {value!r}")
     queued, first, last = (row[key] for key in _TIMES)
     if not queued <= first <= last:
         raise SpecError(f"{place}: queued_ts, first_token_ts, last_token_ts must not run backwards")
     tail = str(row.get("request_id", "")).rpartition("-")[2]
-    if not tail.isdigit():
+    if not tail.isdecimal() or len(tail) > _MAX_DIGITS:
         raise SpecError(f"{place}: request_id must end in -<row>, got {row.get('request_id')!r}")
     return {**row, "row": int(tail)}

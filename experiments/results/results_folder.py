@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import write_text
+from schedlab.sim.files import read_json_object, write_text
 
 MARKER = ".schedlab.json"
 """Lists what schedlab wrote into a folder: such a folder, and nothing else in it, is replaced."""
@@ -65,6 +65,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     """
     folder = folder.absolute()
     check_replaceable(folder)
+    is_first = not folder.parent.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
@@ -78,6 +79,9 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         new.rename(folder)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
+        if is_first:
+            with suppress(OSError):  # another run has begun to use it
+                folder.parent.rmdir()
         if old.exists() and not folder.exists():
             old.rename(folder)
         raise
@@ -109,7 +113,7 @@ def _files(folder: Path) -> set[str]:
 
 def _written(folder: Path) -> set[str]:
     try:
-        listed = json.loads((folder / MARKER).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        listed = read_json_object(folder / MARKER).get("files")
+    except SpecError:
         return set()
-    return {*map(str, listed), MARKER}
+    return {*map(str, listed), MARKER} if isinstance(listed, list) else set()

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from schedlab.experiments.running.backend import Backend, open_backend
+from schedlab.experiments.running.fence import fenced
 from schedlab.experiments.running.prediction import Predictions, predictions
 from schedlab.experiments.running.provenance import provenance
 from schedlab.experiments.running.resolved import Resolved, resolve
@@ -69,6 +70,16 @@ def run(
     """
     if spec.sweep or spec.replications > 1:
         raise SpecError("run() takes one point: expand the sweep with specification.sweep.points")
+    with fenced(registry.policy_class(spec.policy.name)):
+        return _run(spec, progress, record, opened)
+
+
+def _run(
+    spec: ExperimentSpec,
+    progress: Progress | None,
+    record: list[RecordedStep] | None,
+    opened: Callable[[Pricing], Backend] | None,
+) -> RunResult:
     point = resolve(spec)
     trace = load_workload(spec, point.config.max_model_len)
     prediction = predictions(spec, trace)

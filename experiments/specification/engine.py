@@ -13,6 +13,7 @@ from schedlab.experiments.specification.fields import (
     Finite,
     Fraction,
     NonNegative,
+    Seconds,
     Section,
     whole,
 )
@@ -24,13 +25,13 @@ from schedlab.sim.hardware.dtypes import dtype_name
 class SchedulingOverhead(Section):
     """CPU time of the scheduler per step, charged beside the kernel time."""
 
-    base_s: NonNegative = Field(default=0.0, description="Seconds a step costs in any case.")
-    per_running_s: NonNegative = Field(default=0.0, description="Seconds per running request.")
-    per_waiting_s: NonNegative = Field(default=0.0, description="Seconds per waiting request.")
-    per_prefill_step_s: NonNegative = Field(
+    base_s: Seconds = Field(default=0.0, description="Seconds a step costs in any case.")
+    per_running_s: Seconds = Field(default=0.0, description="Seconds per running request.")
+    per_waiting_s: Seconds = Field(default=0.0, description="Seconds per waiting request.")
+    per_prefill_step_s: Seconds = Field(
         default=0.0, description="Seconds more of a step that computes prompt tokens."
     )
-    first_step_s: NonNegative = Field(
+    first_step_s: Seconds = Field(
         default=0.0, description="Seconds more of the very first step, without a warm-up."
     )
 
@@ -160,7 +161,7 @@ class Engine(Section):
         default=4.0, description="Host memory for swapped KV, GiB on each device."
     )
     tensor_parallel_size: Count = Field(default=1, description="Devices a layer is split over.")
-    data_parallel_size: Count = Field(
+    data_parallel_size: Annotated[int, Field(ge=1, le=1024), BeforeValidator(whole)] = Field(
         default=1,
         description="Engines that share the requests; all limits are those of one engine.",
     )
@@ -208,8 +209,9 @@ class Engine(Section):
     @model_validator(mode="before")
     @classmethod
     def _apply_profile(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the YAML holds
-        if isinstance(data, dict) and data.get("profile") in ENGINE_PROFILES:
-            return {**ENGINE_PROFILES[data["profile"]], **data}
+        profile = data.get("profile") if isinstance(data, dict) else None
+        if isinstance(profile, str) and profile in ENGINE_PROFILES:
+            return {**ENGINE_PROFILES[profile], **data}
         return data
 
     @model_validator(mode="after")

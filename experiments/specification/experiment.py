@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from schedlab.experiments.specification.claim import Claim
 from schedlab.experiments.specification.cost_model import CostModel, CostModelField
@@ -32,6 +32,8 @@ class Predictor(Named):
 
     name: str = Field(min_length=1, description="A registered predictor.")
 
+
+_MOST_NAME_BYTES = 200
 
 PredictorField = Annotated[Predictor, shorthand("name")]
 
@@ -75,6 +77,15 @@ class Validation(Section):
     )
 
 
+def _name(value: str) -> str:
+    if not value.isprintable() or value.strip(" .") == "" or len(value.encode()) > _MOST_NAME_BYTES:
+        raise ValueError(
+            f"must be a name that a folder can have: printable, no more than {_MOST_NAME_BYTES} "
+            f"bytes, and more than dots; got {value!r}"
+        )
+    return value
+
+
 class ExperimentSpec(Section):
     """One experiment: everything that can change its result, and what to vary.
 
@@ -82,7 +93,9 @@ class ExperimentSpec(Section):
     and key; the constructor alone does not check names against the registries.
     """
 
-    name: str = Field(min_length=1, description="Name in tables and figures.")
+    name: Annotated[str, AfterValidator(_name)] = Field(
+        min_length=1, description="Name in tables and figures."
+    )
     seed: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
         default=0, description="Seed of every random stream; replication r uses seed + r."
     )
@@ -118,7 +131,9 @@ class ExperimentSpec(Section):
     validation: Validation | None = Field(
         default=None, description="A recorded real run, for `schedlab validate`."
     )
-    replications: Count = Field(default=1, description="Runs of each point, with different seeds.")
+    replications: Annotated[int, Field(ge=1, le=10_000), BeforeValidator(whole)] = Field(
+        default=1, description="Runs of each point, with different seeds."
+    )
     sweep: dict[str, list[Any]] = Field(
         default_factory=dict,
         description="Dotted keys and the values they take; all combinations are run. Keys joined "

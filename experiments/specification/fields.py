@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
@@ -19,10 +26,26 @@ def whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Count = Annotated[int, Field(ge=1), BeforeValidator(whole)]
+_MOST = 2**40
+_LARGEST = 1e15
+
+
+def _measurable(value: float) -> float:
+    """Refuse what no count or measure of an engine is: products of two of them must not overflow.
+
+    These limits are too far away to be told with every key.
+    """
+    most = _MOST if isinstance(value, int) else _LARGEST
+    if abs(value) > most:
+        raise ValueError(f"must be at most {most:g}, got {value:g}")
+    return value
+
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(whole), AfterValidator(_measurable)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[Finite, Field(gt=0)]
-NonNegative = Annotated[Finite, Field(ge=0)]
+Positive = Annotated[Finite, Field(gt=0), AfterValidator(_measurable)]
+NonNegative = Annotated[Finite, Field(ge=0), AfterValidator(_measurable)]
+Seconds = Annotated[Finite, Field(ge=0, le=1e9)]
 Fraction = Annotated[Finite, Field(gt=0, le=1)]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from itertools import islice
 from pathlib import Path
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.fields import Data
+from schedlab.sim.errors import SpecError
 
 
 def spec_hash(spec: ExperimentSpec) -> str:
@@ -74,9 +76,18 @@ def _canonical(value: object) -> object:
     return value
 
 
+_MOST_FILES = 2000
+
+
 def _digest(path: Path) -> str:
     if path.is_dir():
-        inside = sorted(p for p in path.rglob("*") if p.is_file())
+        found = list(islice(path.rglob("*"), _MOST_FILES + 1))
+        if len(found) > _MOST_FILES:
+            raise SpecError(
+                f"{path}: holds more than {_MOST_FILES:,} files: no model, profile or recording "
+                "does; name the folder itself"
+            )
+        inside = sorted(p for p in found if p.is_file())
         lines = [f"{p.relative_to(path).as_posix()} {_digest(p)}" for p in inside]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
     with path.open("rb") as file:

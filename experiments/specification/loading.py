@@ -28,6 +28,7 @@ from schedlab.sim.yaml_lines import (
 )
 
 _MERGED_SECTIONS = ("engine", "workload", "slo", "sweep")
+_MOST_SWEPT = 2000
 _NEVER_SWEPT = ("name", "sweep", "replications", "extends", "claim", "find", "tune")
 
 
@@ -259,6 +260,8 @@ def _checked_sweep(located: Located) -> dict[str, list[Any]]:
             earlier.append(key)
         if not isinstance(items, list) or not items:
             fail(path, f"must be a list of values, got {items!r}")
+        if len(items) > _MOST_SWEPT:
+            fail(path, f"at most {_MOST_SWEPT:,} values of a key are swept, got {len(items):,}")
         if any(item in items[:j] for j, item in enumerate(items)):
             fail(path, "has the same value twice")
         for j, item in enumerate(items):

@@ -9,6 +9,7 @@ from pathlib import Path
 from schedlab.experiments.specification.cost_model import key_of
 from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
 from schedlab.experiments.specification.swept import swept_keys
+from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import Value
 
 
@@ -100,12 +101,15 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
             for name, item in value.items()
         }
     if isinstance(value, str) and value and key in _IS_PATH and _IS_PATH[key](value, folder):
-        path = folder / Path(os.path.expandvars(value)).expanduser()
-        if key in _PROFILES and not path.exists():
-            path = shipped_profiles().get(value, path)
-        if key in _FRONTENDS and not path.exists():
-            path = shipped_frontends().get(value, path)
-        return str(path.resolve())
+        try:
+            path = folder / Path(os.path.expandvars(value)).expanduser()
+            if key in _PROFILES and not path.exists():
+                path = shipped_profiles().get(value, path)
+            if key in _FRONTENDS and not path.exists():
+                path = shipped_frontends().get(value, path)
+            return str(path.resolve())
+        except (OSError, RuntimeError, ValueError) as error:
+            raise SpecError(f"{key}: {value!r} is no path: {error}") from None
     return value
 
 

@@ -12,8 +12,8 @@ from schedlab.experiments.specification.fields import (
     TEXT,
     Count,
     Finite,
-    NonNegative,
     Positive,
+    Seconds,
     Section,
     Shorthand,
     whole,
@@ -35,13 +35,13 @@ _BETWEEN_BARS = re.compile(r"\s+and\s+|\s*,\s*(?![^(]*\))")
 class Measurement(Section):
     """Which part of a run is measured; all of it if this section is absent."""
 
-    warm_up_s: NonNegative | None = Field(
+    warm_up_s: Seconds | None = Field(
         default=None, description="Seconds after the first arrival that are left out."
     )
     warm_up_requests: Annotated[int, Field(ge=0), BeforeValidator(whole)] | None = Field(
         default=None, description="Instead: first requests that are left out."
     )
-    cool_down_s: NonNegative | None = Field(
+    cool_down_s: Seconds | None = Field(
         default=None,
         description="Seconds before the last arrival that are left out; if absent the run is "
         "measured to its end.",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.arrivals import ArrivalsField
-from schedlab.experiments.specification.fields import Count, Positive, Section
+from schedlab.experiments.specification.fields import Count, Positive, Section, whole
 from schedlab.experiments.specification.lengths import LengthsField
 from schedlab.experiments.specification.slo import SloTargets
 
@@ -17,7 +19,9 @@ class SharedPrefix(Section):
         description="First prompt tokens in common with the group, in blocks of 16; of a shorter "
         "prompt all but the last."
     )
-    groups: Count = Field(default=1, description="Groups, all equally likely.")
+    groups: Annotated[int, Field(ge=1, le=100_000_000), BeforeValidator(whole)] = Field(
+        default=1, description="Groups, all equally likely."
+    )
 
 
 class TrafficClass(Section):
@@ -32,7 +36,7 @@ class TrafficClass(Section):
     arrivals: ArrivalsField | None = Field(
         default=None, description="Another arrival process of this class alone."
     )
-    priority: int | None = Field(
+    priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] | None = Field(
         default=None, description="Lower is more urgent; the trace's own if absent."
     )
     slo: SloTargets = Field(

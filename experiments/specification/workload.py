@@ -16,6 +16,7 @@ from schedlab.experiments.specification.fields import (
     Section,
     Shorthand,
     shorthand,
+    whole,
 )
 from schedlab.experiments.specification.lengths import LengthsField
 from schedlab.experiments.specification.traffic_class import TrafficClass
@@ -55,9 +56,11 @@ class Workload(Section):
         default="auto",
         description="Format of the trace file, or `module:READER`; `auto` detects it.",
     )
-    num_requests: Count | None = Field(
-        default=None,
-        description="Requests: the first so many of a trace, or how many to synthesize.",
+    num_requests: Annotated[int, Field(ge=1, le=100_000_000), BeforeValidator(whole)] | None = (
+        Field(
+            default=None,
+            description="Requests: the first so many of a trace, or how many to synthesize.",
+        )
     )
     resample: bool = Field(
         default=False,

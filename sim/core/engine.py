@@ -17,6 +17,8 @@ from schedlab.sim.core.view import EngineView
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SchedlabError
 from schedlab.sim.request import Arrival
 
+_MOST_WAITS = 100_000
+
 
 class Engine:
     """Plan a step, carry it out, account for it; again.
@@ -71,6 +73,7 @@ class Engine:
         self._promise = PromiseCheck(self) if config.check_horizon else None
         self._segment: Segment | None = None
         self._preemptions_without_token = 0
+        self._waits = 0, 0
         if policy.on_start is not None:
             policy.on_start(self.view)
 
@@ -185,6 +188,11 @@ class Engine:
             if plan.until_ns <= self.now_ns:
                 what = f"waits until {plan.until_ns} ns, which is not after now"
                 raise InfeasiblePlan(self.blame(what))
+            at = self.log.num_steps
+            self._waits = at, self._waits[1] + 1 if self._waits[0] == at else 1
+            if self._waits[1] > _MOST_WAITS:
+                name = type(self.policy).__name__
+                raise stalled(self, f"policy {name} has waited {_MOST_WAITS:,} times in a row")
             self.wait_until_ns = plan.until_ns
 
     # -- executing -----------------------------------------------------------------------------
@@ -200,7 +208,14 @@ class Engine:
         shape = batch_shape(requests, plan, num_decodes)
         steps = self.executor.execute(Work(now_ns, plan, shape, batch), max_steps, horizon_ns)
         row = segment_row(requests, shape, steps, now_ns, first_step_blocks)
-        return Segment(plan, now_ns, steps, shape, row, first_step_blocks)
+        segment = Segment(plan, now_ns, steps, shape, row, first_step_blocks)
+        if segment.end_ns >= FOREVER:
+            raise SchedlabError(
+                f"simulated time passes 2^62 ns (146 years): step {self.log.num_steps} takes "
+                f"{max(steps.durations_ns) / 1e9:.3g} s; look at the cost model and at "
+                "engine.scheduling_overhead"
+            )
+        return segment
 
     def _steps_in_memory(self, max_steps: int, first_step_blocks: int) -> int:
         """Bound a promise by the memory that decodes take, and by what the policy saw of it."""

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from schedlab.sim.errors import SchedlabError
-from schedlab.sim.files import replacing
+from schedlab.sim.errors import SchedlabError, nearest
+from schedlab.sim.files import open_regular, replacing
 from schedlab.sim.record.columns import Columns, Ints, Pairs
+from schedlab.sim.record.log import RunLog as EmptyLog
 from schedlab.sim.record.steps import Steps
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 
 _ROWS_PER_BATCH = 1_000_000
+_NEEDED = {
+    "requests": (
+        "id", "arrival_ns", "prompt_tokens", "generated_tokens", "first_token_ns",
+        "last_token_ns", "finish_ns", "status",
+    ),
+    "steps": ("start_ns", "end_ns"),
+    "preemptions": ("id", "evicted_ns", "resumed_ns"),
+    "gaps": ("gap_ns", "count"),
+    "tokens": ("time_ns", "count"),
+    "stints": STINT_COLUMNS,
+}  # fmt: skip
+"""What no table can be read without; what others of its columns hold is checked, too."""
 
 
 class RunLog(Protocol):
@@ -104,18 +118,21 @@ class SavedLog:
 
 def save_tables(folder: Path, requests: Columns, log: RunLog) -> None:
     """Write the tables of a run, each file whole or not at all."""
+    for name, columns in _tables(requests, log):
+        if isinstance(columns, Steps):
+            write_table(folder / f"{name}.parquet", columns.batches(_ROWS_PER_BATCH))
+        else:
+            write_table(folder / f"{name}.parquet", [columns])
+
+
+def _tables(requests: Columns, log: RunLog) -> Iterator[tuple[str, Columns]]:
     gaps, times = log.token_gaps(), log.token_counts()
-    steps = log.steps()
-    tables: dict[str, Iterable[Columns]] = {
-        "requests": [requests],
-        "steps": steps.batches(_ROWS_PER_BATCH) if isinstance(steps, Steps) else [steps],
-        "preemptions": [log.preemptions()],
-        "gaps": [{"gap_ns": gaps[0], "count": gaps[1]}],
-        "tokens": [{"time_ns": times[0], "count": times[1]}],
-        "stints": [dict(zip(STINT_COLUMNS, log.token_times_of_all().stints.T, strict=True))],
-    }
-    for name, batches in tables.items():
-        write_table(folder / f"{name}.parquet", batches)
+    yield "requests", requests
+    yield "steps", log.steps()
+    yield "preemptions", log.preemptions()
+    yield "gaps", {"gap_ns": gaps[0], "count": gaps[1]}
+    yield "tokens", {"time_ns": times[0], "count": times[1]}
+    yield "stints", dict(zip(STINT_COLUMNS, log.token_times_of_all().stints.T, strict=True))
 
 
 def write_table(path: Path, batches: Iterable[Columns]) -> None:
@@ -136,18 +153,44 @@ def write_table(path: Path, batches: Iterable[Columns]) -> None:
 
 
 def read_table(path: Path) -> Columns:
-    """Read a table that `write_table` wrote.
+    """Read a table that `save_tables` wrote.
+
+    Parameters
+    ----------
+    path : Path
+        Its file; the name says which columns it must have.
 
     Raises
     ------
     SchedlabError
-        If the file is missing or is none.
+        If the file is missing or is none, or lacks a column, or has text or empty cells where
+        numbers belong.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise SchedlabError(f"{path}: cannot read table: {error}") from error
-    return {name: table[name].to_numpy() for name in table.column_names}
+        with open_regular(path) as file:
+            table = pq.read_table(file)
+    except (OSError, MemoryError, pa.ArrowException) as error:
+        raise SchedlabError(f"{path}: cannot read table: {error!s:.200}") from None
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    for name in _NEEDED.get(path.stem, ()):
+        if name not in columns:
+            raise SchedlabError(f"{path}: no column {name!r}; {nearest(name, columns)}")
+    for name, dtype in _columns_of(path.stem).items():
+        if name not in columns:
+            continue
+        kinds = "iufb" if dtype.kind == "f" else "iub"
+        if columns[name].dtype.kind not in kinds:
+            wanted = "numbers" if dtype.kind == "f" else "whole numbers in every row"
+            raise SchedlabError(f"{path}: column {name!r} must hold {wanted}")
+    return columns
+
+
+@cache
+def _columns_of(table: str) -> dict[str, np.dtype[np.generic]]:
+    """Return the columns that a table of a run has, as an empty log gives them."""
+    log = EmptyLog(block_size=1, grows=True)
+    tables: dict[str, Columns] = dict(_tables(log.requests(), log))
+    return {name: column.dtype for name, column in tables.get(table, {}).items()}

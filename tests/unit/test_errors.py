@@ -33,10 +33,10 @@ def test_look_alike_below_the_cutoff_is_none():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot read: No such file"),
+        (None, "no such file"),
         (b"{", "not valid JSON: Expecting"),
-        (b"\xff\xfe", "not valid JSON: 'utf-8'"),
-        (b"[" * 100_000, "not valid JSON: .*recursion"),
+        (b"\xff\xfe", "not UTF-8 text"),
+        (b"[" * 100_000, "not valid JSON: nested too deeply"),
         (b"[1]", "must hold a JSON object"),
     ],
 )
@@ -44,5 +44,5 @@ def test_read_json_object_on_a_bad_file_names_it_and_the_fault(tmp_path, content
     path = tmp_path / "config.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(SpecError, match=rf"config\.json: {message}"):
+    with pytest.raises(SpecError, match=rf"config\.json(:1)?: {message}"):
         read_json_object(path)

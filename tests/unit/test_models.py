@@ -191,7 +191,7 @@ def test_config_with_a_fault_names_file_and_key(tmp_path, changes, message):
 
 
 def test_config_that_is_not_there_or_not_json_is_named(tmp_path):
-    with pytest.raises(SpecError, match=r"no.json: cannot read"):
+    with pytest.raises(SpecError, match=r"no.json: no such file"):
         model(str(tmp_path / "no.json"))
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(SpecError, match=r"bad.json: not valid JSON"):

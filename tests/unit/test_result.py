@@ -128,7 +128,7 @@ def test_loaded_result_without_token_times_says_so(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "cannot read result"), ("{}", "not a schedlab result"),
+    [(None, "no such file"), ("{}", "not a schedlab result"),
      ('{"schedlab": {"schema": 99}}', "this version reads 1")],
 )  # fmt: skip
 def test_load_of_something_else_names_the_file(tmp_path, text, message):
@@ -141,7 +141,7 @@ def test_load_of_something_else_names_the_file(tmp_path, text, message):
 def test_load_with_a_missing_table_names_it(tmp_path):
     result().save(tmp_path)
     (tmp_path / "requests.parquet").unlink()
-    with pytest.raises(SchedlabError, match=r"requests\.parquet: cannot read table"):
+    with pytest.raises(SchedlabError, match=r"requests\.parquet: no such file"):
         RunResult.load(tmp_path)
 
 

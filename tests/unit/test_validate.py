@@ -67,7 +67,7 @@ def test_latencies_of_a_recording_equal_the_hand_computation(tmp_path):
         ([row(0), row(0)], "r.jsonl:2: request 0 is there twice"),
         ([row(0), row(2)], "without gaps"),
         ([row(0, first_token_ts=0.5)], "run backwards"),
-        ([row(0, queued_ts="x")], "queued_ts must be a number"),
+        ([row(0, queued_ts="x")], "queued_ts must be a time in seconds"),
         ([row(0, request_id="a")], "must end in -<row>"),
         ([], "without gaps"),
     ],

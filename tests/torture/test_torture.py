@@ -1,0 +1,55 @@
+"""A part of the campaign of bad inputs; ``make torture`` runs all of it."""
+
+import os
+
+import pytest
+
+from tests.torture.campaign import all_cases, torture
+from tests.torture.hand_written import environment_cases, file_cases, policy_cases
+from tests.torture.odd_values import specification_cases
+from tests.torture.sandbox import Case, run_case
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in forks of the test")
+
+
+def faults_of(cases):
+    return [f"{name}: {fault}" for name, fault in torture(cases, limit_s=120.0) if fault]
+
+
+def test_policy_that_misbehaves_is_named_and_nothing_is_left():
+    assert faults_of(policy_cases()) == []
+
+
+def test_file_that_is_no_experiment_is_refused_by_name():
+    assert faults_of(file_cases()) == []
+
+
+def test_variable_that_means_nothing_is_refused_by_name():
+    assert faults_of(environment_cases()) == []
+
+
+def test_odd_value_at_any_key_is_refused_in_one_line_or_taken():
+    assert faults_of(list(specification_cases())[5::97]) == []
+
+
+def test_sandbox_judges_what_goes_wrong(tmp_path):
+    def faults(argv, **more):
+        folder = tmp_path / f"case{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        return run_case(Case(argv, **more), folder, limit_s=20.0).faults
+
+    assert faults(["version"]) == []
+    assert faults(["version"], refused=True) == ["exit code 0"]
+    broken = "from schedlab.experiments.commands import cli\ncli.main = lambda: 1 / 0"
+    assert faults(["version"], prepare=broken)[0].startswith("traceback: ZeroDivisionError")
+    assert "message names none of s.yaml" in faults(["run", "t.yaml"], names=["s.yaml"])[0]
+    hang = "import time\ntime.sleep(99)"
+    folder = tmp_path / "hang"
+    folder.mkdir()
+    assert run_case(Case(["version"], prepare=hang), folder, limit_s=0.5).faults == ["hangs"]
+
+
+def test_campaign_has_thousands_of_cases_with_names_of_their_own():
+    names = [name for name, _ in all_cases()]
+    assert len(names) > 3000
+    assert len(set(names)) > 0.9 * len(names)
