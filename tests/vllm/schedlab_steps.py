@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from schedlab.policies.fcfs import FirstComeFirstServed
+from schedlab.policies import registry
 from schedlab.policies.policy import Policy
-from schedlab.policies.priority import Priority
 from tests import laws
 from tests.vllm.workloads import STEP_NS, Workload
 
@@ -18,30 +17,28 @@ class Step(NamedTuple):
     preempted: tuple[int, ...]
 
 
-def recorded(base: type[Policy], steps: list[Step]) -> Policy:
+def recorded(name: str, steps: list[Step], **knobs: object) -> Policy:
     """Return a policy that notes what it plans."""
+    base = registry.policy_class(name)
+    preempted: list[int] = []
 
-    class Recorded(base):  # type: ignore[misc, valid-type]
-        def __init__(self) -> None:
-            super().__init__()
-            self._preempted: list[int] = []
-
+    class Recorded(base):
         def plan(self, view: Any, builder: Any) -> Any:
             plan = super().plan(view, builder)
-            self._preempted += [state.id for state in plan.preempted]
+            preempted.extend([state.id for state in plan.preempted])
             tokens = plan.num_scheduled_tokens()
             if tokens:
-                steps.append(Step(tokens, tuple(self._preempted)))
-                self._preempted.clear()
+                steps.append(Step(tokens, tuple(preempted)))
+                preempted.clear()
             return plan
 
-    return Recorded()
+    return Recorded(**knobs)
 
 
 def steps_of(workload: Workload) -> list[Step]:
     """Simulate, every step taking the same time."""
     steps: list[Step] = []
-    policy = recorded(Priority if workload.by_priority else FirstComeFirstServed, steps)
+    policy = recorded(workload.policy, steps)
     cost = laws.LinearCost(base_ns=STEP_NS, token_ns=0, context_ns=0)
-    laws.run(policy, workload.arrivals, workload.config, cost)
+    laws.run(policy, workload.arrivals, laws.slow(workload.config), cost)
     return steps

@@ -1,4 +1,4 @@
-"""vLLM's own scheduler is the judge: ours must take the same steps with the same limits."""
+"""vLLM's own scheduler is the judge: ours, and ours inside it, must take the same steps."""
 
 import os
 from importlib.metadata import version
@@ -6,6 +6,7 @@ from importlib.metadata import version
 import pytest
 
 from schedlab.experiments.specification.engine import ENGINE_PROFILES
+from schedlab.gpu_backend.vllm.scheduler import PolicyScheduler
 from tests.vllm import schedlab_steps, vllm_steps, workloads
 
 WORKLOADS = int(os.environ.get("SCHEDLAB_VLLM_WORKLOADS", "2000"))
@@ -27,11 +28,27 @@ def first_difference(ours, theirs):
     return None
 
 
+class Virtual(PolicyScheduler):
+    """On the clock of the test."""
+
+    virtual_ns = 0
+
+    def now_ns(self):
+        return self.virtual_ns
+
+    def arrival_ns(self, request):
+        return int(request.arrival_time)
+
+
 @pytest.mark.parametrize("first", range(0, WORKLOADS, CHUNK))
 def test_fcfs_and_priority_take_the_steps_of_vllm(first):
     for seed in range(first, min(first + CHUNK, WORKLOADS)):
         workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")
-        difference = first_difference(
-            schedlab_steps.steps_of(workload), vllm_steps.steps_of(workload)
-        )
-        assert difference is None, f"workload {seed} ({workload.kind}): {difference}"
+        theirs = vllm_steps.steps_of(workload)
+        ours = {
+            "simulated": schedlab_steps.steps_of(workload),
+            "inside vLLM": vllm_steps.steps_of(workload, Virtual),
+        }
+        for where, steps in ours.items():
+            difference = first_difference(steps, theirs)
+            assert difference is None, f"{where}, workload {seed} ({workload.kind}): {difference}"

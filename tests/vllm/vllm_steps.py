@@ -34,7 +34,7 @@ class Nothing(SimpleNamespace):
             raise AttributeError(name)
 
 
-def vllm_config(config: EngineConfig, by_priority: bool) -> Any:
+def vllm_config(config: EngineConfig, policy: str) -> Any:
     """Return as much of a VllmConfig as the scheduler reads."""
     return Nothing(
         scheduler_config=Nothing(
@@ -42,7 +42,7 @@ def vllm_config(config: EngineConfig, by_priority: bool) -> Any:
             max_num_batched_tokens=config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             enable_chunked_prefill=config.enable_chunked_prefill,
-            policy="priority" if by_priority else "fcfs",
+            policy="priority" if policy == "priority" else "fcfs",
             async_scheduling=config.async_scheduling,
             scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
             watermark=config.watermark,
@@ -69,7 +69,7 @@ def vllm_config(config: EngineConfig, by_priority: bool) -> Any:
         max_in_flight_tokens=2 * config.max_num_batched_tokens,
         max_concurrent_batches=2 if config.async_scheduling else 1,
         use_v2_model_runner=False,
-        additional_config={},
+        additional_config={"schedlab": {"policy": policy}},
     )
 
 
@@ -87,7 +87,7 @@ def make_scheduler(workload: Workload, cls: type[Scheduler] | None = None) -> Sc
         kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
     )
     return cls(
-        vllm_config(config, workload.by_priority),
+        vllm_config(config, workload.policy),
         kv_cache_config,
         Nothing(should_advance=lambda request: False, accept_tokens=lambda *arguments: True),
         block_size=config.block_size,
@@ -98,10 +98,12 @@ def vllm_request(request: Request, output_tokens: int, block_size: int) -> VllmR
     """Write a request down as vLLM does; equal block hashes become equal tokens."""
     tokens = [block * 64 + i for block in request.prefix_hash_ids for i in range(1, block_size + 1)]
     tokens += [-1 - request.id] * (request.prompt_tokens - len(tokens))
+    carried = {"predicted_tokens": request.predicted_tokens, "tenant": request.tenant}
+    carried["slo"] = request.slo._asdict() if request.slo else None
     return VllmRequest(
         str(request.id),
         tokens,
-        SamplingParams(max_tokens=output_tokens, ignore_eos=True),
+        SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args={"schedlab": carried}),
         None,
         arrival_time=float(request.arrival_ns),
         priority=request.priority,
@@ -123,6 +125,10 @@ class Model:
 
     def __init__(self) -> None:
         self._next = 1 << 40
+
+    def run_nothing(self) -> ModelRunnerOutput:
+        """Return the output of a step without requests."""
+        return ModelRunnerOutput(req_ids=[], req_id_to_index={})
 
     def run(self, batch: _Batch) -> ModelRunnerOutput:
         """Return the output of a batch."""
@@ -164,6 +170,7 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
     while True:
         while coming and coming[0].ready_ns <= now_ns:
             request, output_tokens, _ = coming.popleft()
+            scheduler.virtual_ns = request.arrival_ns
             scheduler.add_request(vllm_request(request, output_tokens, block_size))
         if not batches and not scheduler.has_requests():
             if not coming:
@@ -171,9 +178,10 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
             now_ns = coming[0].ready_ns
             continue
         if scheduler.has_requests():
+            start_ns = max(now_ns, batches[-1].end_ns) if batches else now_ns
+            scheduler.virtual_ns = start_ns
             scheduled = scheduler.schedule()
             tokens = scheduled.num_scheduled_tokens
-            start_ns = max(now_ns, batches[-1].end_ns) if batches else now_ns
             end_ns = start_ns + (STEP_NS if tokens else 0)
             sampled = [i for i in tokens if not scheduler.requests[i].is_prefill_chunk]
             batches.append(_Batch(scheduled, sampled, end_ns))

@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from schedlab.sim.config import EngineConfig
-from schedlab.sim.request import Arrival
+from schedlab.sim.request import Arrival, Slo
 from tests import laws
 
 STEP_NS = 1000
@@ -14,18 +14,18 @@ STEP_NS = 1000
 
 
 class Workload(NamedTuple):
-    """Limits, requests, and whether they are served by priority."""
+    """Limits, requests, and the policy that serves them."""
 
     config: EngineConfig
     arrivals: list[Arrival]
-    by_priority: bool
+    policy: str
 
     @property
     def kind(self) -> str:
         """Say which switches are on."""
         config = self.config
         switches = {
-            "priority": self.by_priority,
+            "priority": self.policy == "priority",
             "async": config.async_scheduling,
             "prefix": config.enable_prefix_caching,
             "threshold": config.long_prefill_token_threshold > 0,
@@ -58,7 +58,8 @@ def draw(seed: int, switches: dict[str, bool], has_watermark: bool) -> Workload:
         async_scheduling=rng.random() < 0.5,
         **switches,
     )
-    return Workload(config, _arrivals(rng, config), rng.random() < 0.5)
+    policy = rng.choice(("fcfs", "priority"))
+    return Workload(config, _arrivals(rng, config), policy)
 
 
 def _arrivals(rng: Random, config: EngineConfig) -> list[Arrival]:
@@ -80,7 +81,8 @@ def _arrivals(rng: Random, config: EngineConfig) -> list[Arrival]:
         arrivals.append(
             laws.arrival(
                 i, step * STEP_NS + offset, prompt, output, max_tokens=output,
-                priority=rng.randrange(3), prefix_hash_ids=ids,
+                priority=rng.randrange(3), prefix_hash_ids=ids, predicted_tokens=float(output),
+                slo=Slo(30 * STEP_NS / 1e6, 3 * STEP_NS / 1e6), tenant=rng.choice("ab"),
             )
         )  # fmt: skip
     return arrivals

@@ -1,0 +1,1 @@
+"""Policies inside vLLM's own engine."""

@@ -1,0 +1,48 @@
+"""What cannot run in vLLM, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedlab.policies.policy import Policy
+from schedlab.policies.static import Static
+from schedlab.sim.errors import SpecError
+
+_ASK_FOR_TIMES = ("fastserve", "qoserve", "scorpio")
+
+
+def refuse_policy(policy: Policy, name: str) -> None:
+    """Raise SpecError if a policy asks for what vLLM does not have."""
+    if isinstance(policy, Static):
+        raise SpecError(
+            f"policy {name!r} seals batches and keeps rows of finished requests; vLLM has neither"
+        )
+    if name in _ASK_FOR_TIMES:
+        raise SpecError(f"policy {name!r} asks how long steps take; vLLM has no cost model")
+
+
+def refuse_server(scheduler: Any) -> None:  # noqa: ANN401 - vLLM's
+    """Raise SpecError if a server has a feature that a policy's plans do not know."""
+    config = scheduler.vllm_config
+    model = config.model_config
+    found = {
+        "speculative decoding": config.speculative_config,
+        "a KV connector": config.kv_transfer_config,
+        "an encoder connector": config.ec_transfer_config,
+        "LoRA": config.lora_config,
+        "pipeline parallelism": scheduler.use_pp,
+        "context parallelism": scheduler.dcp_world_size > 1 or scheduler.pcp_world_size > 1,
+        "a pooling model": model.runner_type == "pooling",
+        "a diffusion model": model.is_diffusion,
+        "an encoder-decoder model": scheduler.is_encoder_decoder,
+        "a multimodal model": model.supports_multimodal_inputs,
+        "several groups of KV cache": len(scheduler.kv_cache_config.kv_cache_groups) != 1,
+        "Mamba layers": scheduler.has_mamba_layers,
+        "an adaptive long_prefill_token_threshold": scheduler.adaptive_long_prefill_threshold,
+        "prefills in turns (prefill_schedule_interval)": (
+            (scheduler.scheduler_config.prefill_schedule_interval or 1) > 1
+        ),
+    }
+    for feature, is_on in found.items():
+        if is_on:
+            raise SpecError(f"policies do not run in vLLM with {feature}")
