@@ -23,7 +23,7 @@ Written by `schedlab claims`. To change it, change `experiments/papers/policies/
 that again.
 
 Each system of the literature is held against the figures of its paper, in simulation. The step
-times come from an analytic roofline (UNCALIBRATED: datasheet numbers times one efficiency each),
+times come from an analytic roofline (UNCALIBRATED: datasheets, and what kernels reach of them),
 so ratios between policies are meant to carry over, milliseconds are not. All setups are smaller
 than, or different from, the papers'; what differs stands with each system.
 

@@ -146,7 +146,7 @@ def test_find_on_runs_brackets_the_bar_for_every_seed(tmp_path):
 
 def test_find_of_an_integer_key_answers_in_integers(tmp_path):
     asked = spec(
-        find="max engine.max_num_seqs between 1 and 16 subject to p99_tpot_ms <= 11",
+        find="max engine.max_num_seqs between 1 and 16 subject to p99_tpot_ms <= 40",
         policy="fcfs",
     )
     (found,) = find(asked, Runs(Store(tmp_path / "out"), InProcess()))
