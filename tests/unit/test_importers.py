@@ -2,6 +2,7 @@ import csv
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from schedlab.sim.cost.table import TableCostModel
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.model_config import read_config
 from schedlab.sim.hardware.models import model
 from tests.data_folder import data_folder
 
@@ -579,6 +581,19 @@ def test_aiconfigurator_is_given_the_configuration_of_a_model_known_only_here(co
     imported = import_aiconfigurator(compiled.unknown, "h100")
     assert imported.meta["model"] == "llama-3.1-8b"
     assert compiled[-1][2]["intermediate_size"] == 14336
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama-2-70b", "qwen3-14b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.2-1b", "mistral-7b"],
+)
+def test_configuration_given_to_aiconfigurator_is_read_as_the_same_model(tmp_path, name):
+    shape = model(name)
+    (tmp_path / "config.json").write_text(json.dumps(aiconfigurator._config(shape)))
+    read = read_config(tmp_path / "config.json")
+    if shape.num_experts:  # no dense MLP, so its width means nothing
+        read = replace(read, intermediate_size=shape.intermediate_size)
+    assert replace(read, name=shape.name, source=shape.source) == shape
 
 
 def test_aiconfigurator_of_a_dense_model_has_no_experts_to_spread(compiled):

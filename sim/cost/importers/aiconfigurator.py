@@ -32,7 +32,7 @@ SYSTEMS = {
 """Our names of GPUs and theirs."""
 
 _CHUNKS = tuple(1 << i for i in range(4, 14))
-_PREFIXES = (0, 1024, 4096, 16384)
+_PREFIXES = (0, 64, 256, 1024, 4096, 16384)
 _BATCHES = tuple(1 << i for i in range(9))
 _CONTEXTS = (16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _MOST_KV_HEADS = 8
@@ -217,8 +217,8 @@ def _narrowed(shape: ModelShape) -> ModelShape:
 def _config(shape: ModelShape) -> dict[str, object]:
     """Return what a Hugging Face config.json says of a model with a gated MLP."""
     config: dict[str, object] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if shape.qk_norm else "llama",
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": shape.num_layers,
@@ -230,15 +230,22 @@ def _config(shape: ModelShape) -> dict[str, object]:
         "tie_word_embeddings": shape.tied_embeddings,
         "torch_dtype": "bfloat16",
     }
-    if shape.num_experts:
-        config |= {
+    if not shape.num_experts:
+        return config
+    config["num_experts_per_tok"] = shape.experts_per_token
+    if shape.qk_norm:
+        return config | {
             "architectures": ["Qwen3MoeForCausalLM"],
             "model_type": "qwen3_moe",
             "num_experts": shape.num_experts,
-            "num_experts_per_tok": shape.experts_per_token,
             "moe_intermediate_size": shape.moe_intermediate_size,
         }
-    return config
+    return config | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": shape.num_experts,
+        "intermediate_size": shape.moe_intermediate_size,
+    }
 
 
 def _known_shape(name: str) -> ModelShape | None:
