@@ -186,7 +186,11 @@ def _predict(spec: ExperimentSpec) -> tuple[list[StageErrors], list[str]]:
         stages.append(StageErrors(test.id, test.model, i, stage.rate, measured, predicted))
     cost_model = result.provenance["cost_model"]
     assert isinstance(cost_model, dict)
-    return stages, notes([cost_model], warnings(result))
+    between = result.provenance.get("frontend")
+    said = "none: the times are the engine's"
+    if isinstance(between, dict):
+        said = str(between["source"])
+    return stages, [*notes([cost_model], warnings(result)), f"front end: {said}"]
 
 
 def _statistics(name: str, ms: np.ndarray) -> dict[str, float]:

@@ -208,6 +208,19 @@ def test_load_test_is_predicted_stage_by_stage(tmp_path):
         )
         assert stage.errors["E2E mean"] == stage.predicted_ms["E2E mean"] / 200 - 1
     assert found.rows()[-1][0] == "mean absolute error"
+    assert "front end: none: the times are the engine's" in found.notes
+
+
+def test_front_end_adds_to_what_is_predicted_of_a_load_test(tmp_path):
+    path, folder = written(tmp_path, TEST), profile(tmp_path)
+    alone, behind = (
+        validate_load_tests(experiments_of(path, ["hardware=h100", *more], profiles=folder))
+        for more in ([], ["frontend.latency_s=0.005"])
+    )
+    for one, other in zip(alone.stages, behind.stages, strict=True):
+        for key, ms in one.predicted_ms.items():
+            assert other.predicted_ms[key] == pytest.approx(ms + 5)
+    assert "front end: the experiment" in behind.notes
 
 
 def test_prompts_sent_again_are_found_in_the_prefix_cache(tmp_path):
