@@ -13,11 +13,14 @@ UNIT    = tests/unit $(addprefix --ignore=,$(shell \
 OLDEST := .venv-oldest
 LOCK   := .venv-lock
 VLLM   := .venv-vllm
+PEERS  := .venv-peers
+# The newest 0.13 of which PyPI has a wheel; 0.13.0 itself is fetched from pypi.nvidia.com.
+AISIMULATE ?= aisimulate==0.13.0.dev202610270000000085
 # The release of vLLM that judges, and the torch it is built for.
 VLLM_RELEASE ?= 0.32.0
 VLLM_TORCH   ?= torch==2.13.0
 
-.PHONY: demo core test fast unit mutants torture oldest test-vllm lint format bench golden notebooks lock clean
+.PHONY: demo core bench-peers test fast unit mutants torture oldest test-vllm lint format bench golden notebooks lock clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
 	$(BIN)/schedlab run experiments/quickstart.yaml -o runs/quickstart
@@ -60,6 +63,9 @@ format: $(VENV)/tested           ## put code into its one format
 bench: $(VENV)/installed         ## CPU seconds of the simulator; prints a table and JSON
 	$(BIN)/python -m schedlab.experiments.bench.bench $(ARGS)
 
+bench-peers: $(VENV)/installed $(PEERS)/installed  ## CPU seconds beside AISimulate, in the same run
+	$(BIN)/python -m schedlab.experiments.bench.peers --peer $(PEERS)/bin/aisimulate $(ARGS)
+
 golden: $(VENV)/tested           ## accept the present results as the expected ones
 	$(BIN)/python -m tests.golden.regenerate
 
@@ -76,7 +82,7 @@ lock:                            ## write requirements.lock: what installing tod
 	rm -rf $(LOCK)
 
 clean:                           ## remove what was built and measured here
-	rm -rf $(VENV) $(OLDEST) $(LOCK) $(VLLM) runs build schedlab/compiled *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(LOCK) $(VLLM) $(PEERS) runs build schedlab/compiled *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -113,4 +119,12 @@ $(VLLM)/installed: pyproject.toml Makefile
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -r $(VLLM)/requirements \
 		-e . pytest pytest-xdist hypothesis
 	$(VLLM)/bin/python -c 'import vllm.v1.core.sched.scheduler'
+	@touch $@
+
+# Of its dependencies only what a prediction needs: the others are a gigabyte of optimisers.
+$(PEERS)/installed:
+	$(PYTHON) -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(AISIMULATE)'
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		numpy pandas scipy pyyaml pydantic munch ijson psutil prettytable plotext
 	@touch $@

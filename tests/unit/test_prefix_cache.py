@@ -2,6 +2,7 @@ import random
 
 import pytest
 
+from schedlab import core
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.kv.ledger import NO_HIT
@@ -192,6 +193,11 @@ def test_prefix_caching_with_contiguous_memory_is_refused():
         EngineConfig(10, 16, kv_allocator="contiguous_max", enable_prefix_caching=True)
 
 
+in_python = pytest.mark.skipif(
+    core.running() != "python", reason="compiled code reads a dictionary without asking its class"
+)
+
+
 class Counted(dict):
     """The index of a cache, with a count of how often it is asked."""
 
@@ -202,6 +208,7 @@ class Counted(dict):
         return super().get(key, default)
 
 
+@in_python
 def test_waiting_request_is_not_looked_up_again_until_its_chain_changes():
     kv = PrefixCachingKVCache(200, 1)
     kv._named = Counted()
@@ -227,6 +234,7 @@ def test_waiting_request_is_not_looked_up_again_until_its_chain_changes():
     assert kv.lookup(second).tokens == 6
 
 
+@in_python
 def test_index_is_asked_a_few_times_a_request_however_long_it_waits():
     config = EngineConfig(
         num_blocks=1_000, max_model_len=16_000, max_num_seqs=64, enable_prefix_caching=True
@@ -249,8 +257,8 @@ def test_index_is_asked_a_few_times_a_request_however_long_it_waits():
 
     log = laws.run(registry.make("fcfs"), workload, config, observer=watch, prove=False)
     assert log.num_steps > 400
-    # Five or six stretches to find and as many to name; a few times more where the chain changed.
-    assert indices[0].lookups / len(workload) < 25
+    # Three or four stretches to find and as many to name, of 320 blocks; again where those changed.
+    assert 3 < indices[0].lookups / len(workload) < 12
 
 
 @pytest.mark.parametrize(("uncached_first", "kept_tokens"), [(False, 0), (True, 4)])

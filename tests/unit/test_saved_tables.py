@@ -1,0 +1,44 @@
+"""Tables are written as they are, and without what only others need."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schedlab.sim.record.saved_log import read_table, write_table
+
+COLUMNS = {
+    "whole": np.arange(-3, 3),
+    "small": np.array([0, 1, -1, 2, 3, 4], dtype=np.int8),
+    "broken": np.array([0.5, np.nan, -0.0, np.inf, 1e300, 3.0]),
+    "strided": np.arange(12)[::2],
+    "text": np.array(["", "a", "bc", "d", "e", "f"]),
+}
+
+
+def test_table_has_the_types_and_values_that_arrow_would_choose(tmp_path):
+    write_table(tmp_path / "table.parquet", [COLUMNS])
+    found = pq.read_table(tmp_path / "table.parquet")
+    assert found.schema == pa.table(COLUMNS).schema
+    for name, column in read_table(tmp_path / "table.parquet").items():
+        np.testing.assert_array_equal(column, COLUMNS[name])
+
+
+def test_table_of_no_rows_is_a_table(tmp_path):
+    write_table(tmp_path / "table.parquet", [{"ids": np.zeros(0, dtype=np.int64)}])
+    assert read_table(tmp_path / "table.parquet")["ids"].shape == (0,)
+
+
+def test_writing_numbers_does_not_import_pandas(tmp_path):
+    pytest.importorskip("pandas")
+    code = (
+        "import sys, numpy, pathlib\n"
+        "from schedlab.sim.record.saved_log import write_table\n"
+        "columns = {'a': numpy.arange(3), 'b': numpy.ones(3)}\n"
+        f"write_table(pathlib.Path({str(tmp_path / 'table.parquet')!r}), [columns])\n"
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
