@@ -8,7 +8,7 @@ from schedlab.policies.policy import Policy
 from schedlab.policies.static import Static
 from schedlab.sim.errors import SpecError
 
-_ASK_FOR_TIMES = ("fastserve", "qoserve", "scorpio")
+_ASK_FOR_TIMES = ("fair_batching", "fastserve", "hygen", "qoserve", "scorpio")
 
 
 def refuse_policy(policy: Policy, name: str) -> None:

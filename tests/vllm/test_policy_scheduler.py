@@ -44,7 +44,7 @@ def test_sealed_batches_are_refused_by_name(name):
         scheduler({"name": name, "max_batch_size": 4} if name == "static" else name)
 
 
-@pytest.mark.parametrize("name", ["fastserve", "qoserve", "scorpio"])
+@pytest.mark.parametrize("name", ["fair_batching", "fastserve", "hygen", "qoserve", "scorpio"])
 def test_policies_that_ask_for_times_are_refused_by_name(name):
     with pytest.raises(SpecError, match=f"policy '{name}' asks how long steps take"):
         scheduler(name)
