@@ -86,7 +86,7 @@ def test_policy_on_real_kernels_decides_as_simulated_and_changes_no_token(case, 
     served = [a for a in workload() if a.request.id not in real.reject_reasons]
     assert served
     assert generated(executor, served) == {a.request.id: alone[a.request.id] for a in served}
-    if memory == "paged" and case not in NEVER_PREEMPT:
+    if memory == "paged" and case.split("/")[0] not in NEVER_PREEMPT:
         assert real.requests()["num_preemptions"].sum() > 0, "memory was not short"
 
 

@@ -10,7 +10,7 @@ from schedlab.sim.yaml_lines import dump_yaml, parse_yaml
 scalars = st.one_of(
     st.none(),
     st.booleans(),
-    st.integers(),
+    st.integers(-(2**63), 2**63 - 1),
     st.floats(allow_nan=False),
     st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"])),
 )
