@@ -49,7 +49,7 @@ oldest: $(OLDEST)/installed      ## fast tests with the oldest packages that pyp
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m "not slow" --ignore tests/gpu $(ARGS)
 
 test-vllm: $(VLLM)/installed     ## vLLM's own scheduler judges ours, in an environment of its own
-	$(VLLM)/bin/python -m pytest -n auto --dist worksteal tests/vllm $(ARGS)
+	SCHEDLAB_CORE=python $(VLLM)/bin/python -m pytest -n auto --dist worksteal tests/vllm $(ARGS)
 
 lint: $(VENV)/tested             ## what must be clean before a commit
 	$(BIN)/ruff format --check .

@@ -122,3 +122,22 @@ def choose() -> None:
         warnings.warn(
             f"the Python core runs, not the compiled one: {reason}", RuntimeWarning, stacklevel=2
         )
+
+
+def use_python() -> None:
+    """Let the Python core run in this process, whatever is built.
+
+    For who gives the core objects of other classes than its own, which compiled code refuses.
+
+    Raises
+    ------
+    ImportError
+        If a part of the compiled core was imported before.
+    """
+    global _running
+    if _running == "python":
+        return
+    if any(f"schedlab.{module}" in sys.modules for module in MODULES):
+        raise ImportError("the compiled core runs already; start Python with SCHEDLAB_CORE=python")
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    _running = "python"

@@ -75,7 +75,8 @@ def _core() -> Finding:
     if core.running() != "python":
         return Finding("core", "ok", core.running())
     cost = "simulations take about twice as long, with the same results"
-    return Finding("core", "missing", f"Python; of the compiled one: {core.why_not()}; {cost}")
+    why = core.why_not() or "SCHEDLAB_CORE asks for the Python one"
+    return Finding("core", "missing", f"Python; of the compiled one: {why}; {cost}")
 
 
 def _required(name: str) -> Finding:

@@ -16,7 +16,7 @@ ALLOWED = {
     "sim": set(),
     "policies": {"sim"},
     "traces": {"sim"},
-    "gpu_backend": {"sim", "policies"},
+    "gpu_backend": {"core", "sim", "policies"},
     "testing": {"sim", "policies", "traces"},
     # `schedlab.core` is a module: which core runs.
     "experiments": {"core", "sim", "policies", "traces", "gpu_backend", "testing"},

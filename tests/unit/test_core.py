@@ -80,6 +80,20 @@ def test_python_core_asked_for_runs_whatever_is_built(folder, monkeypatch):
     assert core.running() == "python"
 
 
+def test_compiled_core_is_given_up_before_it_is_imported_and_not_after(folder, monkeypatch):
+    write_manifest(folder)
+    core.library(core.GROUP).touch()
+    core.choose()
+    with pytest.raises(ImportError, match="start Python with SCHEDLAB_CORE=python"):
+        core.use_python()
+    for module in core.MODULES:
+        monkeypatch.delitem(sys.modules, f"schedlab.{module}", raising=False)
+    core.use_python()
+    assert core.running() == "python"
+    assert not any(type(finder).__name__ == "_Finder" for finder in sys.meta_path)
+    core.use_python()  # there is nothing left to give up
+
+
 def test_every_module_of_the_core_has_its_source():
     assert all(core.source(name).exists() for name in core.MODULES)
 
@@ -90,7 +104,8 @@ def test_doctor_and_results_say_which_core_runs():
     from schedlab.experiments.specification.loading import make_spec
 
     (finding,) = [found for found in examine() if found.subject == "core"]
-    assert finding.detail.startswith(("compiled (mypyc", "Python; of the compiled one: it is"))
+    python = ("Python; of the compiled one: it is", "Python; of the compiled one: SCHEDLAB_CORE")
+    assert finding.detail.startswith(("compiled (mypyc", *python))
     spec = make_spec({"name": "one", "workload": {"trace": "fixed", "num_requests": 1}})
     assert run(spec).provenance["core"] == core.running()
 
