@@ -13,7 +13,7 @@ GOOD_ENDS = (0, 2)
 """Exit codes a command may end with, whatever its input."""
 
 MAX_MESSAGE_CHARS = 3000
-MEMORY_BYTES = 6 << 30
+MEMORY_BYTES = 4 << 30
 
 
 @dataclass
@@ -56,7 +56,7 @@ def run_case(case: Case, folder: Path, limit_s: float = 20.0) -> Ending:
     """Run a case in `folder`, which must be empty, and judge it.
 
     The command runs in a fork of this process, which has imported everything already: a case
-    costs tens of milliseconds. It may use `MEMORY_BYTES` of addresses and `limit_s` seconds.
+    costs tens of milliseconds. It may use `MEMORY_BYTES` more memory and `limit_s` seconds.
     """
     for name, content in case.files.items():
         path = folder / name
@@ -79,7 +79,8 @@ def _become(case: Case, folder: Path, texts: tuple[Path, Path]) -> None:
     try:
         os.setsid()
         os.chdir(folder)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        limit_bytes = _address_space_bytes() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
         for number, path in enumerate(texts, start=1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8")
@@ -102,6 +103,12 @@ def _become(case: Case, folder: Path, texts: tuple[Path, Path]) -> None:
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _address_space_bytes() -> int:
+    """Return what this process has mapped already, which a fork of it inherits."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
 
 
 def _wait(child: int, limit_s: float) -> int | None:
