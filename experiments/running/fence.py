@@ -10,15 +10,13 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from inspect import getsourcefile
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 
 from schedlab.policies.policy import Policy
 from schedlab.sim.errors import PolicyError, SchedlabError, SpecError, described
 
 _OURS = str(Path(__file__).resolve().parents[2])
-
 
 LIMIT_S = 60.0
 """Longest time that one call into a policy may take, unless ``SCHEDLAB_PLAN_LIMIT_S`` says more."""
@@ -46,7 +44,9 @@ def fenced(policy: type[Policy]) -> Iterator[None]:
     SpecError
         If ``SCHEDLAB_PLAN_LIMIT_S`` is no number of seconds.
     """
-    files = {getsourcefile(cls) for cls in policy.__mro__ if cls is not object} - {None}
+    # By the code itself: a class typed into a notebook has no source file.
+    members = (member for cls in policy.__mro__ for member in vars(cls).values())
+    files = {one.__code__.co_filename for one in members if isinstance(one, FunctionType)}
     caller = sys._getframe(2)
     with _watched(files, caller, _limit_s()):
         try:
@@ -79,7 +79,7 @@ def _limit_s() -> float:
 
 
 @contextmanager
-def _watched(files: set[str | None], caller: FrameType, limit_s: float) -> Iterator[None]:
+def _watched(files: set[str], caller: FrameType, limit_s: float) -> Iterator[None]:
     """Look now and then whether the same call into `files` is still under way.
 
     That costs a run nothing, unlike a timer set for every call.
