@@ -48,24 +48,19 @@ Dtype = Literal["fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
 AutoDtype = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "fp4", "int4"]
 
 
+_VLLM_0_19: Data = {
+    "enable_prefix_caching": True,
+    "scheduler_reserve_full_isl": True,
+    "preempt_in_order": True,
+    "async_scheduling": True,
+    "arrivals_between_steps": True,
+    "cuda_graph_padding": True,
+    "reserve_null_block": True,
+}
 ENGINE_PROFILES: dict[str, Data] = {
-    "vllm-0.19": {
-        "enable_prefix_caching": True,
-        "scheduler_reserve_full_isl": True,
-        "preempt_in_order": True,
-        "async_scheduling": True,
-        "arrivals_between_steps": True,
-        "cuda_graph_padding": True,
-        "reserve_null_block": True,
-    },
+    "vllm-0.19": _VLLM_0_19,
     "vllm-0.32": {
-        "enable_prefix_caching": True,
-        "scheduler_reserve_full_isl": True,
-        "preempt_in_order": True,
-        "async_scheduling": True,
-        "arrivals_between_steps": True,
-        "cuda_graph_padding": True,
-        "reserve_null_block": True,
+        **_VLLM_0_19,
         "threshold_spares_lone_request": True,
         "free_uncached_first": True,
     },
