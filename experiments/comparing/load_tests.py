@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from schedlab.experiments.comparing.latency_errors import LatencyErrors
 from schedlab.experiments.comparing.validate import timeline
 from schedlab.experiments.results.tables import notes, warnings
 from schedlab.experiments.running.run import run
@@ -30,7 +31,7 @@ _ENGINE = "vllm-0.19"
 
 
 @dataclass(frozen=True)
-class StageErrors:
+class StageErrors(LatencyErrors):
     """Measured and predicted latencies of one stage of a load test.
 
     Attributes
@@ -51,13 +52,6 @@ class StageErrors:
     model: str
     stage: int
     rate: float
-    measured_ms: dict[str, float]
-    predicted_ms: dict[str, float]
-
-    @property
-    def errors(self) -> dict[str, float]:
-        """Signed relative error of each latency, as a fraction; positive = predicted too slow."""
-        return {key: self.predicted_ms[key] / ms - 1 for key, ms in self.measured_ms.items()}
 
 
 @dataclass(frozen=True)
@@ -118,14 +112,7 @@ class LoadTestValidation:
                     "model": stage.model,
                     "stage": stage.stage,
                     "rate": stage.rate,
-                    "latencies_ms": {
-                        key: {
-                            "measured": ms,
-                            "predicted": stage.predicted_ms[key],
-                            "error": stage.errors[key],
-                        }
-                        for key, ms in stage.measured_ms.items()
-                    },
+                    "latencies_ms": stage.latencies_ms(),
                 }
                 for stage in self.stages
             ],
@@ -183,7 +170,7 @@ def _predict(spec: ExperimentSpec) -> tuple[list[StageErrors], list[str]]:
         rows = stage_of == f"stage {i}"
         predicted = _statistics("TTFT", seen.ttft[rows]) | _statistics("E2E", seen.e2el[rows])
         measured = _measured("TTFT", stage.ttft_s) | _measured("E2E", stage.e2e_s)
-        stages.append(StageErrors(test.id, test.model, i, stage.rate, measured, predicted))
+        stages.append(StageErrors(measured, predicted, test.id, test.model, i, stage.rate))
     cost_model = result.provenance["cost_model"]
     assert isinstance(cost_model, dict)
     between = result.provenance.get("frontend")

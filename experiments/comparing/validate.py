@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from schedlab.experiments.comparing.latency_errors import LatencyErrors
 from schedlab.experiments.comparing.vllm_recording import Timeline, read_recording
 from schedlab.experiments.results.tables import notes, warnings
 from schedlab.experiments.running.run import run
@@ -19,7 +20,7 @@ from schedlab.sim.result import RunResult
 
 
 @dataclass(frozen=True)
-class Validation:
+class Validation(LatencyErrors):
     """Measured and predicted latencies of the same requests.
 
     Attributes
@@ -35,19 +36,9 @@ class Validation:
         Processor time of the run, files read included.
     """
 
-    measured_ms: dict[str, float]
-    predicted_ms: dict[str, float]
     counts: dict[str, int]
     notes: list[str]
     cpu_s: float
-
-    @property
-    def errors(self) -> dict[str, float]:
-        """Signed relative error of each latency, as a fraction; positive = predicted too slow."""
-        return {
-            name: self.predicted_ms[name] / measured - 1
-            for name, measured in self.measured_ms.items()
-        }
 
     @property
     def mean_absolute_error(self) -> float:
@@ -86,14 +77,7 @@ class Validation:
     def to_data(self) -> dict[str, object]:
         """Return all of it as plain data."""
         return {
-            "latencies_ms": {
-                name: {
-                    "measured": measured,
-                    "predicted": self.predicted_ms[name],
-                    "error": self.errors[name],
-                }
-                for name, measured in self.measured_ms.items()
-            },
+            "latencies_ms": self.latencies_ms(),
             "mean_absolute_error": self.mean_absolute_error,
             "worst": list(self.worst),
             "counts": self.counts,
