@@ -1,7 +1,6 @@
 """Files: written whole or not at all, read through one door with errors that name them."""
 
 import json
-import math
 import os
 import stat
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from schedlab.sim.environment import environment_number
 from schedlab.sim.errors import SpecError
 
 MAX_TEXT_MIB = 64
@@ -110,13 +110,9 @@ def read_text(path: Path) -> str:
 
 
 def _max_text_bytes() -> int:
-    stated = os.environ.get("SCHEDLAB_MAX_TEXT_MIB", "")
-    try:
-        mib = float(stated) if stated else MAX_TEXT_MIB
-    except ValueError:
-        mib = math.nan
-    if not 0 < mib < 1 << 20:
-        raise SpecError(f"SCHEDLAB_MAX_TEXT_MIB must be a number of MiB, got {stated!r}")
+    mib = environment_number(
+        "SCHEDLAB_MAX_TEXT_MIB", MAX_TEXT_MIB, "a number of MiB", lambda m: 0 < m < 1 << 20
+    )
     return int(mib * 2**20)
 
 

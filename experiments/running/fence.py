@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 import signal
 import sys
 import threading
@@ -14,7 +12,8 @@ from pathlib import Path
 from types import FrameType, FunctionType
 
 from schedlab.policies.policy import Policy
-from schedlab.sim.errors import PolicyError, SchedlabError, SpecError, described
+from schedlab.sim.environment import environment_number
+from schedlab.sim.errors import PolicyError, SchedlabError, described
 
 _OURS = str(Path(__file__).resolve().parents[2])
 
@@ -68,14 +67,9 @@ def fenced(policy: type[Policy]) -> Iterator[None]:
 
 
 def _limit_s() -> float:
-    stated = os.environ.get("SCHEDLAB_PLAN_LIMIT_S", "")
-    try:
-        limit_s = float(stated) if stated else LIMIT_S
-    except ValueError:
-        limit_s = math.nan
-    if not 0 <= limit_s < 1e9:
-        raise SpecError(f"SCHEDLAB_PLAN_LIMIT_S must be seconds, 0 for no limit, got {stated!r}")
-    return limit_s
+    return environment_number(
+        "SCHEDLAB_PLAN_LIMIT_S", LIMIT_S, "seconds, 0 for no limit", lambda s: 0 <= s < 1e9
+    )
 
 
 @contextmanager
