@@ -11,6 +11,7 @@ import importlib
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -22,7 +23,6 @@ _LOADED_BEFOREHAND = (
     "schedlab.experiments.commands.cli",
     "schedlab.experiments.sweeps.sweep_all",
     "matplotlib.pyplot",
-    "pandas",
     "pyarrow.parquet",
     "scipy.special",
 )
@@ -37,6 +37,8 @@ def torture(cases: Iterable[tuple[str, Case]], limit_s: float = 30.0) -> Iterato
     """Run cases and yield (name, fault), ("", "") for each that has none."""
     for module in _LOADED_BEFOREHAND:
         importlib.import_module(module)
+    if find_spec("pandas"):  # an extra of notebooks; imported in a case, it would take memory there
+        importlib.import_module("pandas")
     for name, case in cases:
         outside = Path(tempfile.mkdtemp(prefix="torture-"))
         (folder := outside / "cwd").mkdir()
