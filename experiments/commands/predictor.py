@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from schedlab.experiments.commands.terminal import print_lines, print_table
 from schedlab.sim.text import json_text
 
 predictor_app = typer.Typer(
@@ -122,81 +122,67 @@ def _say(done: int, total: int, what: str) -> None:
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # Files and pipes have no width of their own.
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
     test = report["test"]
-    console.print()
+    typer.echo()
     if report["kind"] == "knn":
-        table = Table("serving times", "", box=None, pad_edge=False)
-        for name, value in test.items():
-            table.add_row(name.replace("_", " "), "-" if value is None else f"{value:,.4g}")
-        console.print(table)
+        times = [
+            (name.replace("_", " "), "-" if value is None else f"{value:,.4g}")
+            for name, value in test.items()
+        ]
+        print_table("", ("serving times", ""), times)
     else:
-        console.print(_quality_table(test))
+        _print_quality(test)
         if len(report.get("learning_curve", ())) > 1:
-            console.print()
-            console.print(_curve_table(report["learning_curve"]))
-    console.print()
+            typer.echo()
+            _print_curve(report["learning_curve"])
     latency = report["latency_s"]
     tail = f", P99 {latency['p99'] * 1e3:.2f} ms" if "p99" in latency else ""
-    console.print(f"a prediction takes {latency['median'] * 1e3:.2f} ms{tail} on this machine")
-    for note in report.get("notes", ()):
-        console.print(note)
-
-
-def _quality_table(test: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a rich table
-    from rich.table import Table
-
-    table = Table(
-        "", "prompts", "Kendall's tau-b", "pairs right", "mean error", box=None, pad_edge=False
+    print_lines(
+        [
+            "",
+            f"a prediction takes {latency['median'] * 1e3:.2f} ms{tail} on this machine",
+            *report.get("notes", ()),
+        ]
     )
-    _align(table)
 
-    def add(name: str, found: Mapping[str, Any]) -> None:
-        error = found.get("mean_absolute_error_tokens")
-        table.add_row(
-            name,
-            f"{found['num_prompts']:,}" if "num_prompts" in found else "",
-            _estimate(found, "kendall_tau", "interval"),
-            _estimate(found, "pairs_right", "pairs_right_interval"),
-            "" if error is None else f"{error:,.1f} tokens",
-        )
 
-    add("overall", test)
+def _print_quality(test: Mapping[str, Any]) -> None:
+    found = {"overall": test}
     if "application_mean" in test:
-        add("mean of the application", test["application_mean"])
+        found["mean of the application"] = test["application_mean"]
     if "gain" in test:
-        add("gain over that mean", test["gain"])
+        found["gain over that mean"] = test["gain"]
     for name, inside in test["by_application"].items():
-        add(f"within {name or '(none)'}", inside)
-    return table
-
-
-def _curve_table(curve: list[Mapping[str, Any]]) -> Any:  # noqa: ANN401 - a rich table
-    from rich.table import Table
-
-    table = Table(
-        "learned from", "tokens generated for it", "Kendall's tau-b", "CPU", box=None,
-        pad_edge=False,
-    )  # fmt: skip
-    _align(table)
-    for point in curve:
-        table.add_row(
-            f"{point['num_prompts']:,} prompts",
-            f"{point['generated_tokens']:,}",
-            _estimate(point, "kendall_tau", "interval"),
-            f"{point['training_cpu_s']:.1f} s",
+        found[f"within {name or '(none)'}"] = inside
+    rows = []
+    for name, one in found.items():
+        error = one.get("mean_absolute_error_tokens")
+        rows.append(
+            (
+                name,
+                f"{one['num_prompts']:,}" if "num_prompts" in one else "",
+                _estimate(one, "kendall_tau", "interval"),
+                _estimate(one, "pairs_right", "pairs_right_interval"),
+                "" if error is None else f"{error:,.1f}",
+            )
         )
-    return table
+    print_table("", ("", "prompts", "Kendall's tau-b", "pairs right", "mean error, tokens"), rows)
 
 
-def _align(table: Any) -> None:  # noqa: ANN401 - a rich table
-    for column in table.columns:
-        column.no_wrap = True
-        column.justify = "left" if column is table.columns[0] else "right"
+def _print_curve(curve: list[Mapping[str, Any]]) -> None:
+    print_table(
+        "",
+        ("learned from prompts", "tokens generated for it", "Kendall's tau-b", "CPU s"),
+        [
+            (
+                f"{point['num_prompts']:,}",
+                f"{point['generated_tokens']:,}",
+                _estimate(point, "kendall_tau", "interval"),
+                f"{point['training_cpu_s']:.1f}",
+            )
+            for point in curve
+        ],
+    )
 
 
 def _estimate(found: Mapping[str, Any], value: str, interval: str) -> str:

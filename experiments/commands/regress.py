@@ -116,7 +116,7 @@ def _print(cases: list[Case], versions_differ: str) -> None:
 
     moved = rows(cases)
     if moved:
-        print_table("", HEADER, moved[:_MOST_ROWS], numbers=("kept", "now", "change", "allowed"))
+        print_table("", HEADER, moved[:_MOST_ROWS])
     if len(moved) > _MOST_ROWS:
         print_lines([f"... and {len(moved) - _MOST_ROWS} more rows (--markdown FILE has more)"])
     print_lines(summary_lines(cases, versions_differ))

@@ -85,4 +85,4 @@ def by_class_command(
     from schedlab.experiments.analysis.by_class import METRICS, class_table
 
     header, lines = class_table(folder, column, known_metrics(metric) or tuple(METRICS))
-    print_table("", tuple(header), [tuple(line) for line in lines])
+    print_table("", header, lines, num_keys=2)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from schedlab.experiments.commands.terminal import Draw, bar, console, print_lines
+from schedlab.experiments.commands.terminal import Draw, bar, print_lines, print_table
 from schedlab.sim.errors import SpecError
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ def points_bar(quiet: bool) -> Iterator[PointsBar]:
 
 def print_results(results: SavedResults, name: str, metrics: Sequence[str] = ()) -> None:
     """Print the table of an experiment, with further metrics, and what qualifies it."""
-    from schedlab.experiments.results.tables import notes, table
+    from schedlab.experiments.results.tables import notes, result_table
 
-    console().print(table(results.rows, name, metrics))
+    table = result_table(results.rows, metrics)
+    print_table(name, table.header, table.rows, table.num_keys)
+    print_lines(["", *([table.note] if table.note else [])])
     print_lines(notes(results.cost_models, results.warnings, results.predictors))

@@ -1,61 +1,59 @@
-"""What the commands show on a terminal: tables and bars."""
+"""What the commands show: tables and lines on stdout, how far they are on stderr."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+import typer
 
 Draw = Callable[[str, float], None]
-"""Draws a bar again: what goes on in words, the share that is done."""
+"""Tells again how far it is: what goes on in words, the share that is done."""
 
-
-def console() -> Console:
-    """Return where tables go; rich is loaded only now."""
-    from rich.console import Console
-
-    # Files and pipes have no width of their own: wide enough for every column of the tables.
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=180 if wide else None)
+_FIRST_LINE_S = 10.0
+_LINES_GROW = 1.5
 
 
 def print_table(
-    title: str,
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    numbers: Collection[str] = (),
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int = 1
 ) -> None:
-    """Print a table; its first column and those of numbers are never wrapped."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    """Print a table as wide as the terminal; see `text_table`."""
+    from schedlab.experiments.results.text_table import text_table
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for i, name in enumerate(header):
-        number = name in numbers
-        table.add_column(name, no_wrap=number or i == 0, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console().print(table)
+    typer.echo(text_table(title, header, rows, _width(), num_keys))
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines under a table, as wide as it may be."""
-    from rich.text import Text
-
-    screen = console()
+    """Print lines under a table; on a terminal they are wrapped between words."""
+    width = _width()
     for line in lines:
-        screen.print(Text(line))
+        if width is None:
+            typer.echo(line)
+            continue
+        for part in line.split("\n"):
+            indent = "  " if len(part) > width else ""
+            wrapped = textwrap.wrap(
+                part, width, subsequent_indent=indent, break_long_words=False,
+                break_on_hyphens=False,
+            )  # fmt: skip
+            typer.echo("\n".join(wrapped))
+
+
+def _width() -> int | None:
+    """Return characters a line; None for files and pipes, which have no width of their own."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return None
+    return max(shutil.get_terminal_size().columns, 20)
 
 
 @contextmanager
 def steps_bar(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Give a callback (done, total, what comes next) that draws a bar on stderr, or None."""
+    """Give a callback (done, total, what comes next) that tells it on stderr, or None."""
     with bar(quiet) as update:
         if update is None:
             yield None
@@ -65,9 +63,12 @@ def steps_bar(quiet: bool) -> Iterator[Callable[[int, int, str], None] | None]:
 
 @contextmanager
 def bar(quiet: bool) -> Iterator[Draw | None]:
-    """Give what draws a bar on stderr; None where nobody would see it."""
-    if quiet or not sys.stderr.isatty():
+    """Give what tells on stderr how far it is: a bar on a terminal, elsewhere a line at times."""
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield _lines_at_times()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -78,3 +79,18 @@ def bar(quiet: bool) -> Iterator[Draw | None]:
         yield lambda text, share: bar.update(
             task, description=text.replace("[", "\\["), completed=share
         )
+
+
+def _lines_at_times() -> Draw:
+    """Return what writes a line after 10 s and then ever more rarely, for logs."""
+    begin = time.monotonic()
+    next_s = _FIRST_LINE_S
+
+    def draw(text: str, share: float) -> None:
+        nonlocal next_s
+        elapsed_s = time.monotonic() - begin
+        if elapsed_s >= next_s:
+            typer.echo(f"{elapsed_s:.0f} s, {share:.0%}: {text}", err=True)
+            next_s = max(next_s * _LINES_GROW, elapsed_s + _FIRST_LINE_S)
+
+    return draw

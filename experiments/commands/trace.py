@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from schedlab.experiments.commands.experiment import find_own_modules
+from schedlab.experiments.commands.terminal import print_table
 from schedlab.experiments.commands.trace_fetch import fetch_command
 from schedlab.sim.text import json_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from schedlab.traces import Trace
 
 trace_app = typer.Typer(
@@ -116,31 +115,26 @@ def synth_command(
 @trace_app.command("presets")
 def presets_command() -> None:
     """List the workloads that can be drawn without a file; `synth` prints their sources."""
-    from rich.console import Console
-    from rich.table import Table
-
     from schedlab import traces
 
-    table = Table("preset", "req/s", "arrivals", "what it is", box=None)
-    table.columns[0].no_wrap = True
-    for preset in traces.PRESETS.values():
-        rate = "-" if preset.process == "all_at_once" else f"{preset.rate:g}"
-        table.add_row(preset.name, rate, preset.process, preset.summary)
-    Console().print(table)
+    print_table(
+        "",
+        ("preset", "req/s", "arrivals", "what it is"),
+        [
+            (one.name, "-" if one.process == "all_at_once" else f"{one.rate:g}", one.process,
+             one.summary)
+            for one in traces.PRESETS.values()
+        ],
+    )  # fmt: skip
 
 
 @trace_app.command("formats")
 def formats_command() -> None:
     """List the file formats that can be read."""
-    from rich.console import Console
-    from rich.table import Table
-
     from schedlab import traces
 
-    table = Table("format", "what it is", box=None)
-    for reader in traces.READERS.values():
-        table.add_row(reader.name, reader.summary)
-    Console().print(table)
+    readers = traces.READERS.values()
+    print_table("", ("format", "what it is"), [(one.name, one.summary) for one in readers])
 
 
 def _print_report(trace: Trace) -> None:
@@ -155,46 +149,37 @@ def _print_description(trace: Trace, as_json: bool) -> None:
     if as_json:
         typer.echo(json_text({"report": trace.report.lines(), **stats}, indent=2))
         return
-    from rich.console import Console
-
     _print_report(trace)
-    console = Console()
-    console.print(_lengths_table(stats))
+    print_table(f"{stats['num_requests']:,} requests", *_lengths_table(stats))
     for title in ("arrivals", "correlation", "prefix"):
         if stats[title] is not None:
-            console.print(_numbers_table(title, stats[title]))
+            typer.echo()
+            print_table("", (title, ""), _number_rows(stats[title]))
 
 
-def _lengths_table(stats: dict[str, Any]) -> Table:
-    """Return the table of prompt and output lengths."""
-    from rich.table import Table
-
-    table = Table(title=f"{stats['num_requests']:,} requests", title_justify="left", box=None)
-    for name in ("tokens", "prompt", "output"):
-        table.add_column(name, justify="left" if name == "tokens" else "right")
+def _lengths_table(stats: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows of the table of prompt and output lengths."""
     columns = (stats["prompt_tokens"], stats["output_tokens"])
-    for name in ("mean", "std", "p50", "p90", "p99", "max"):
-        table.add_row(name, *(f"{column[name]:,.1f}" for column in columns))
+    rows = [
+        (name, *(f"{column[name]:,.1f}" for column in columns))
+        for name in ("mean", "std", "p50", "p90", "p99", "max")
+    ]
     for family in ("lognormal", "gamma"):
         for parameter in columns[0][family]:
             values = (column[family][parameter] for column in columns)
-            table.add_row(
-                f"{family} {parameter}", *("-" if v is None else f"{v:,.3f}" for v in values)
-            )
-    return table
+            cells = ("-" if value is None else f"{value:,.3f}" for value in values)
+            rows.append((f"{family} {parameter}", *cells))
+    return ("tokens", "prompt", "output"), rows
 
 
-def _numbers_table(title: str, numbers: dict[str, Any]) -> Table:
-    """Return a table of named numbers."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, show_header=False)
+def _number_rows(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return rows of named numbers."""
+    rows = []
     for name, value in numbers.items():
         if isinstance(value, dict):
-            for key, part in value.items():
-                table.add_row(f"{name} {key:,}", f"{part:.4g}")
+            rows += [(f"{name} {key:,}", f"{part:.4g}") for key, part in value.items()]
         elif isinstance(value, int):
-            table.add_row(name, f"{value:,}")
+            rows.append((name, f"{value:,}"))
         else:
-            table.add_row(name, "-" if value is None else f"{value:.4g}")
-    return table
+            rows.append((name, "-" if value is None else f"{value:.4g}"))
+    return rows

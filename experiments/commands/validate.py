@@ -146,7 +146,7 @@ def _print_errors(found: LoadTestValidation, as_json: bool) -> None:
         typer.echo(json_text(found.to_data()))
         return
     title = "measured ms, and error of the prediction"
-    print_table(title, found.header(), found.rows(), numbers=found.header()[1:])
+    print_table(title, found.header(), found.rows())
     for line in found.lines():
         typer.echo(line)
 

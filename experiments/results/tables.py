@@ -8,14 +8,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedlab.experiments.statistics import Estimate, estimate, with_interval
 from schedlab.sim.text import number
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from schedlab.sim.result import RunResult
 
 Metrics = Mapping[str, float]
@@ -124,58 +122,77 @@ def rows(points: Sequence[Setting], metrics: Sequence[Metrics]) -> list[Row]:
     return gathered
 
 
-def table(results: Sequence[Row], title: str, metrics: Sequence[str] = ()) -> Table:
+class ResultTable(NamedTuple):
+    """The table a run prints.
+
+    Attributes
+    ----------
+    header : list of str
+        Names of the columns, with units; those of a pair share their first line.
+    rows : list of list of str
+        A line a setting.
+    num_keys : int
+        Columns from the left that tell the settings apart: the policy and the swept keys.
+    note : str
+        What the signs mean, and what is left out because it never happened.
+    """
+
+    header: list[str]
+    rows: list[list[str]]
+    num_keys: int
+    note: str
+
+
+def result_table(results: Sequence[Row], metrics: Sequence[str] = ()) -> ResultTable:
     """Return the table a run prints.
 
     Parameters
     ----------
     results : sequence of Row
         The settings.
-    title : str
-        Name of the experiment.
     metrics : sequence of str
         What else to show, by name.
 
     Returns
     -------
-    rich.table.Table
+    ResultTable
         A line a setting: throughput, goodput where there are targets, the share of prompt tokens
         found in the prefix cache where any were, mean and P99 of the latencies, preemptions,
-        rejections.
+        rejections where there were any.
     """
-    from rich import box
-    from rich.table import Table
-
     swept = list(results[0].settings) if results else []
-    several = any(row.num_replications > 1 for row in results)
-    caption = "latencies in ms, mean / P99"
-    if several:
-        caption += "; ± is the 95 % confidence interval over replications"
-    drawn = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left")
-    drawn.add_column("policy", no_wrap=True)
     others = [key for key in swept if key != "policy"]
-    for key in others:
-        drawn.add_column(key.rsplit(".", 1)[-1], justify="right")
     columns = {"req/s": "request_throughput", "tok/s": "output_throughput"}
     if any(row.mean("num_with_slo") > 0 for row in results):
-        columns["good req/s"] = "request_goodput"
-    pairs = {name.upper(): name for name in ("ttft", "tpot", "itl", "e2el")}
-    counts = {"preempted": "num_preemptions", "rejected": "rejected"}
+        columns["good\nreq/s"] = "request_goodput"
     if any(row.mean("prefix_hit_share") > 0 for row in results):
-        columns["cached"] = "prefix_hit_share"
-    for header in [*columns, *pairs, *counts, *metrics]:
-        drawn.add_column(header, justify="right")
-    for row in results:
-        cells = [row.policy, *(row.settings[key] for key in others)]
-        cells += [_cell(row, metric) for metric in columns.values()]
-        cells += [
-            f"{_cell(row, f'mean_{name}_ms')} / {_cell(row, f'p99_{name}_ms')}"
-            for name in pairs.values()
+        columns["cached\nshare"] = "prefix_hit_share"
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        columns[f"{name.upper()} ms\nmean"] = f"mean_{name}_ms"
+        columns[f"{name.upper()} ms\nP99"] = f"p99_{name}_ms"
+    counts = {"preempted": "num_preemptions", "rejected": "rejected"}
+    absent = [name for name, count in counts.items() if not any(row.mean(count) for row in results)]
+    counts = {name: count for name, count in counts.items() if name not in absent}
+    rows = [
+        [
+            row.policy,
+            *(row.settings[key] for key in others),
+            *(_cell(row, metric) for metric in columns.values()),
+            *(number(row.mean(metric)) for metric in counts.values()),
+            *(_cell(row, metric) for metric in metrics),
         ]
-        cells += [number(row.mean(metric)) for metric in counts.values()]
-        cells += [_cell(row, metric) for metric in metrics]
-        drawn.add_row(*cells)
-    return drawn
+        for row in results
+    ]
+    several = any(row.num_replications > 1 for row in results)
+    notes = ["± is the 95 % confidence interval over replications"] if several else []
+    notes += [f"no request was {' or '.join(absent)}"] if absent else []
+    keys = ["policy", *(key.rsplit(".", 1)[-1] for key in others)]
+    return ResultTable(
+        [*keys, *columns, *counts, *metrics],
+        rows,
+        len(keys),
+        "; ".join(notes),
+    )
 
 
 def summary_csv(results: Sequence[Row]) -> str:

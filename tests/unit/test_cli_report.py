@@ -67,17 +67,24 @@ def test_summary_data_has_none_for_what_was_not_measured():
 
 
 def test_table_shows_goodput_only_with_targets():
-    from rich.console import Console
-
     def header(num_with_slo):
         spec = make_spec({"workload": WORKLOAD})
         rows = report.rows(points(spec), [{"num_with_slo": num_with_slo, "request_goodput": 1.0}])
-        console = Console(width=160, record=True, file=io.StringIO())
-        console.print(report.table(rows, "x"))
-        return console.export_text()
+        return report.result_table(rows).header
 
-    assert "good req/s" not in header(0)
-    assert "good req/s" in header(3)
+    assert "good\nreq/s" not in header(0)
+    assert "good\nreq/s" in header(3)
+
+
+def test_table_has_a_column_for_preemptions_only_where_there_are_some():
+    def table(preemptions):
+        spec = make_spec({"workload": WORKLOAD})
+        measured = {"num_with_slo": 0, "num_preemptions": preemptions, "rejected": 0}
+        return report.result_table(report.rows(points(spec), [measured]))
+
+    assert "preempted" in table(2).header
+    assert table(2).note == "no request was rejected"
+    assert table(0).note == "no request was preempted or rejected"
 
 
 def test_notes_label_an_uncalibrated_model_and_count_long_lists():

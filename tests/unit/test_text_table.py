@@ -1,0 +1,50 @@
+"""Tables in plain text: at no width is a number cut."""
+
+import doctest
+import re
+
+import pytest
+
+from schedlab.experiments.results import text_table as module
+from schedlab.experiments.results.text_table import text_table
+
+HEADER = ("policy", "rate", "req/s", "TTFT ms\nmean", "TTFT ms\nP99", "verdict")
+ROWS = [
+    ("static", "8", "1.86 ±0.02", "118,831 ±1,204", "240,040 ±12,345", "worse by 12.5 % [3, 22]"),
+    ("longest_first:LongestPromptFirst", "16", "-", "inf", "0.000123", "beats fcfs " * 12),
+]
+
+
+def test_examples_in_the_documentation_hold():
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("width", [10, 40, 60, 80, 100, 120, 180, None])
+def test_text_table_at_any_width_shows_every_number_whole(width):
+    shown = text_table("a title", HEADER, ROWS, width, num_keys=2)
+    for row in ROWS:
+        for cell in row[1:5]:
+            assert re.search(rf"(?<!\S){re.escape(cell)}(?!\S)", shown), (cell, shown)
+    assert "…" not in shown
+    if width is None or width >= 60:
+        assert max(map(len, shown.split("\n"))) <= (width or 180)
+
+
+def test_text_table_too_wide_repeats_its_keys_and_keeps_columns_of_one_name_together():
+    shown = text_table("", HEADER[:5], [row[:5] for row in ROWS], 78, num_keys=2)
+    first, second = shown.split("\n\n")
+    assert [block.count("static") for block in (first, second)] == [1, 1]
+    assert "TTFT" not in first
+    assert second.count("TTFT") == 2
+
+
+def test_text_table_wraps_texts_before_it_breaks_up():
+    rows = [("a", "1", "many words " * 20)]
+    shown = text_table("", ("name", "n", "what"), rows, 60)
+    assert max(map(len, shown.split("\n"))) <= 60
+    assert shown.count("name") == 1
+    assert " ".join(shown.split()).count("many words") == 20
+
+
+def test_text_table_without_rows_is_its_header():
+    assert text_table("", ("name", "n"), []) == "name  n\n────  ─"
