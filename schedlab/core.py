@@ -25,8 +25,8 @@ GROUP = "schedlab_core__mypyc"
 MODULES = (
     "sim.config", "sim.request",
     "sim.core.decode_batch", "sim.core.engine", "sim.core.executor", "sim.core.intake",
-    "sim.core.lifecycle", "sim.core.plan", "sim.core.plan_builder", "sim.core.step",
-    "sim.core.view", "sim.core.waiting_queue",
+    "sim.core.lifecycle", "sim.core.plan", "sim.core.plan_builder", "sim.core.population",
+    "sim.core.step", "sim.core.step_ledger", "sim.core.view", "sim.core.waiting_queue",
     "sim.cost.pricing", "sim.cost.segment", "sim.cost.shape",
     "sim.drive.arrivals", "sim.drive.simulation",
     "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix", "sim.kv.prompt",

@@ -19,7 +19,7 @@ class VllmPlanBuilder(PlanBuilder):
     Parameters
     ----------
     requests : Requests
-        vLLM's requests, in the place of an engine's `Lifecycle`.
+        vLLM's requests, in the place of an engine's `Population`.
     """
 
     def __init__(self, requests: Requests) -> None:

@@ -14,7 +14,7 @@ from schedlab.sim.request import Request, RequestState, Slo, Status
 
 
 class Requests:
-    """What a plan is drawn up from: in the place of an engine's `Lifecycle`.
+    """What a plan is drawn up from: in the place of an engine's `Population`.
 
     vLLM keeps its own lists and counters, and they are the truth; before each plan the progress of
     every running request is copied from there.

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from schedlab.sim.config import EngineConfig
-from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.executor import Executor
-from schedlab.sim.core.intake import Intake
 from schedlab.sim.core.plan import BatchPlan, Finished
+from schedlab.sim.core.population import Population, seat_number
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.allocators import make_kv_cache
 from schedlab.sim.record.columns import FINISHED, TRUNCATED
@@ -31,8 +30,8 @@ class RequestHooks(Protocol):
     """Called with a request that a plan rejected, and the time."""
 
 
-class Lifecycle:
-    """The requests of an engine by state, and what they hold.
+class Lifecycle(Population):
+    """What happens to requests: from one state to the next, and what they hold with them.
 
     A request is submitted, perhaps held back (`intake`), waits, is admitted to a seat, prefills
     and decodes, loses its memory and waits again if it is preempted, and finishes. A finished
@@ -50,112 +49,22 @@ class Lifecycle:
 
     Attributes
     ----------
-    intake : Intake
-        Requests that the scheduler does not know of yet.
-    waiting : WaitingQueue
-        Requests without a seat, in the order of the policy's key.
-    running, prefilling, paused : dict of int to RequestState
-        Unfinished requests with a seat, in order of admission; of these, in prefill; of these,
-        decoding but left out of the last plan that picked. The others are in `decodes`.
-    decodes : DecodeBatch
-        Requests that decode in lockstep.
-    held : dict of int to RequestState
-        Finished requests that keep their seat until their sealed batch ends.
-    unanswered : list of RequestState
-        Those of them whose answer waits as well.
-    leaving : list of RequestState
-        Finished requests whose seat and memory the next plan still counts (async scheduling).
-    kv : KVCacheManager
-        Who holds which memory.
     log : RunLog
         What happened.
-    resident_tokens, held_tokens : int
-        Tokens in the KV cache of all requests, those that share a block counting each; and of the
-        held ones.
-    free_swap_blocks : int
-        Host memory for swapped requests that is free, in KV blocks.
-    num_arrived, num_finished, num_rejected : int
-        Requests submitted; answered; turned away.
-    num_events : int
-        Arrivals, finishes and releases so far: what ends the promise of a plan.
-    step_decoded : bool
-        Whether the decode batch took part in the last step.
-    step_preempted, step_recomputed_tokens, step_swapped_bytes : int
-        What happened since the last step began.
     on_gone : callable, optional
         Set by who drives the engine: called with the time when a request is answered or rejected.
         It must not call the engine, which is in the middle of something.
     """
 
     def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
-        self.config = config
+        super().__init__(
+            config, WaitingQueue(hooks.key), make_kv_cache(config, self._num_answer_tokens)
+        )
         self._hooks = hooks
         self._executor = executor
-        self.kv = make_kv_cache(config, self._num_answer_tokens)
         self.log = RunLog(config.block_size, self.kv.grows)
-        self.intake = Intake(config)
-        self.waiting = WaitingQueue(hooks.key)
-        self.running: dict[int, RequestState] = {}
-        self.prefilling: dict[int, RequestState] = {}
-        self.paused: dict[int, RequestState] = {}
-        self.decodes = DecodeBatch(config.block_size)
-        self.held: dict[int, RequestState] = {}
-        self.unanswered: list[RequestState] = []
-        self.leaving: list[RequestState] = []
-        self.resident_tokens = 0
-        self.held_tokens = 0
-        self.free_swap_blocks = config.swap_space_blocks
-        self.num_arrived = 0
-        self.num_finished = 0
-        self.num_rejected = 0
-        self.num_events = 0
-        self._num_seats_given = 0
-        self.step_decoded = False
-        self.step_preempted = 0
-        self.step_recomputed_tokens = 0
-        self.step_swapped_bytes = 0
         self.on_gone: Callable[[int], None] | None = None
-
-    @property
-    def num_in_flight(self) -> int:
-        """Requests submitted and neither answered nor rejected."""
-        return self.num_arrived - self.num_finished - self.num_rejected
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests without a seat, those that the scheduler does not know of yet among them."""
-        return len(self.waiting) + len(self.intake.requests)
-
-    @property
-    def num_known(self) -> int:
-        """Requests that the scheduler has: waiting in the queue, or with a seat."""
-        return len(self.waiting) + self.num_seated
-
-    @property
-    def num_seated(self) -> int:
-        """Requests with a seat, finished or not."""
-        return len(self.running) + len(self.held) + len(self.leaving)
-
-    def seated(self) -> list[RequestState]:
-        """List the running and the leaving requests in the order of their admission."""
-        if not self.leaving:
-            return list(self.running.values())
-        return sorted((*self.running.values(), *self.leaving), key=_seat)
-
-    def unnamed_tokens(self, state: RequestState, granted_tokens: int, now_ns: int) -> int:
-        """Count the tokens of a request that were allocated before their content was known.
-
-        An engine that plans ahead schedules a decode while the token to compute is still in
-        flight, and names no block for it before that token has arrived. `now_ns` is the time of
-        the plan, and `granted_tokens` are those that it grants.
-        """
-        if not self.config.async_scheduling:
-            return 0
-        if state._entry_ns == now_ns:  # its newest token came out of a prefill of the last step
-            return min(granted_tokens, 1)
-        if state.status is Status.FINISHED:
-            return 1
-        return int(self.step_decoded and state in self.decodes)
+        self._num_seats_given = 0
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -377,7 +286,7 @@ class Lifecycle:
         """
         self.num_events += 1
         if self.config.enable_prefix_caching:
-            states = sorted(states, key=_seat)  # blocks come free in this order
+            states = sorted(states, key=seat_number)  # blocks come free in this order
         for state in states:
             if state in self.decodes:
                 self._leave_decodes(state)
@@ -443,7 +352,3 @@ class Lifecycle:
     def _num_answer_tokens(self, request: Request) -> int:
         """Count the tokens that a request will generate: an oracle, for allocators that reserve."""
         return min(self._executor.output_tokens(request), request.max_tokens)
-
-
-def _seat(state: RequestState) -> int:
-    return state._seat

@@ -1,75 +1,21 @@
-"""The feasibility ledger of one step: the only way to make a plan."""
+"""The only way to make a plan: a step's ledger, with what serves all running requests at once."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from operator import index
 from typing import SupportsIndex, get_args
 
-from schedlab.sim.config import PreemptionMode
-from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished
+from schedlab.sim.core.step_ledger import StepLedger, require_one_of, whole_number
 from schedlab.sim.errors import InfeasiblePlan
-from schedlab.sim.kv.ledger import NO_HIT, Mark
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.kv.ledger import Mark
+from schedlab.sim.request import RequestState
 
 _FINISHED: tuple[str, ...] = get_args(Finished)
-_PREEMPTION_MODES: tuple[str, ...] = get_args(PreemptionMode)
 
 
-class PlanBuilder:
-    """The feasibility ledger of one step: it grants what seats, token budget and memory allow.
-
-    Attributes
-    ----------
-    tokens_left, rows_left : int
-        What is left of the token budget, and of the requests that fit this step.
-    residents_left : int
-        How many more requests may hold memory.
-    preempted : dict of RequestState to {"recompute", "swap"}
-        Requests preempted in this step so far, in order, and what becomes of their KV.
-    swap_blocks_left : int
-        Host memory left for swapping requests out, in KV blocks.
-    cached_tokens : dict of int to int
-        Request id to tokens that it need not compute, of those admitted with a prefix hit.
-    """
-
-    def __init__(self, requests: Lifecycle) -> None:
-        self._requests = requests
-        self._config = requests.config
-        self._kv = requests.kv
-        self._batch = requests.decodes
-        self.reset(0)
-
-    def reset(self, now_ns: int) -> None:
-        """Open the ledger of a step that would start at `now_ns`."""
-        requests, config = self._requests, self._config
-        self._start_ns = now_ns
-        self.tokens_left = config.max_num_batched_tokens
-        self.rows_left = config.max_num_seqs
-        self.residents_left = config.most_resident - requests.num_seated
-        self.swap_blocks_left = requests.free_swap_blocks
-        self.preempted: dict[RequestState, PreemptionMode] = {}
-        self.cached_tokens: dict[int, int] = {}
-        self.denied: tuple[RequestState, str] | None = None
-        self.plan: BatchPlan | None = None
-        self._admitted: dict[int, RequestState] = {}
-        self._rejected: dict[RequestState, str] = {}
-        self._chunks: dict[int, tuple[RequestState, int]] = {}
-        self._decodes: dict[int, RequestState] = {}
-        self._all_decodes = False
-        self._padding_tokens = 0
-        self._set_aside: list[RequestState] = []
-        self._set_aside_blocks = 0
-        self._threshold = config.long_prefill_token_threshold
-        if config.threshold_spares_lone_request and requests.num_known == 1:
-            self._threshold = 0
-        self._kv.begin()
-
-    @property
-    def seats_left(self) -> int:
-        """How many more requests can be admitted and computed in this step."""
-        return min(self.rows_left, self.residents_left)
+class PlanBuilder(StepLedger):
+    """Grants what seats, token budget and memory allow, and makes the plan of it."""
 
     def grant_running(self) -> bool:
         """Schedule every running request: each decode one token, each prefill what is left.
@@ -205,250 +151,6 @@ class PlanBuilder:
             self._chunks.pop(state.id, None)
             self._decodes.pop(state.id, None)
 
-    def grant(self, state: RequestState, want: SupportsIndex | None = None) -> int:
-        """Schedule up to `want` tokens of one request.
-
-        Parameters
-        ----------
-        state : RequestState
-            Running (a decode gets one token, a prefill a chunk) or waiting (it is admitted).
-        want : int, optional
-            Most tokens to compute; all that are left by default.
-
-        Returns
-        -------
-        int
-            Tokens granted. 0 means it does not fit (seats, budget or memory); nothing changed.
-
-        Raises
-        ------
-        InfeasiblePlan
-            If the request cannot be scheduled at all: finished, preempted in this very step, or
-            granted twice; or if `want` is no number of tokens.
-        """
-        self.plan = None
-        most = None if want is None else _whole(want, 1, "grant() needs", "tokens")
-        if (
-            state.id in self._chunks
-            or state.id in self._decodes
-            or (self._all_decodes and state.is_decoding)
-        ):
-            raise InfeasiblePlan(f"{state!r} is granted tokens twice in one step")
-        if state.status is Status.WAITING:
-            if state.id in self._admitted:
-                return self._grant_set_aside(state, most)
-            self._require_not_rejected(state)
-            return self._grant_waiting(state, most)
-        if state.status is not Status.RUNNING or state in self.preempted:
-            raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
-        if not state.is_decoding:
-            return self._grant_chunk(state, most)
-        if not self._has_room_for_one():
-            return self._deny(state, self._why_no_room())
-        if self._kv.grows and not self._kv.allocate(state, 1):
-            return self._deny(state, "no KV block is free")
-        self._decodes[state.id] = state
-        self.tokens_left -= 1
-        self.rows_left -= 1
-        return 1
-
-    def _has_room_for_one(self) -> bool:
-        return self.tokens_left > 0 and self.rows_left > 0
-
-    def _why_no_room(self) -> str:
-        if self.tokens_left < 1:
-            return "the token budget of the step is used up"
-        return "all rows of the step (max_num_seqs) are taken"
-
-    def _chunk_limit(self, state: RequestState, want: int | None, cached_tokens: int = 0) -> int:
-        limit = state.num_uncomputed_tokens - cached_tokens
-        if want is not None and want < limit:
-            limit = want
-        threshold = self._threshold
-        return threshold if 0 < threshold < limit else limit
-
-    def _grant_chunk(self, state: RequestState, want: int | None) -> int:
-        if not self._has_room_for_one():
-            return self._deny(state, self._why_no_room())
-        n = min(self._chunk_limit(state, want), self.tokens_left)
-        if not self._kv.allocate(state, n):
-            return self._deny(state, "its next chunk does not fit the free KV blocks")
-        self._chunks[state.id] = (state, n)
-        self.tokens_left -= n
-        self.rows_left -= 1
-        return n
-
-    def _grant_waiting(self, state: RequestState, want: int | None) -> int:
-        if self.residents_left < 1:
-            return self._deny(state, self._why_no_seat())
-        if not self._has_room_for_one():
-            return self._deny(state, self._why_no_room())
-        config = self._config
-        hit = NO_HIT if state.swapped else self._kv.lookup(state)
-        n = self._chunk_limit(state, want, hit.tokens)
-        if n > self.tokens_left:
-            if not config.enable_chunked_prefill:
-                return self._deny(state, "its prompt exceeds what is left of the token budget")
-            n = self.tokens_left
-        keep = self._watermark()
-        if config.scheduler_reserve_full_isl and n < state.num_uncomputed_tokens - hit.tokens:
-            need = self._kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
-            if need > self._kv.free_blocks - keep:
-                return self._deny(state, "its whole sequence does not fit the free KV blocks")
-        if not self._kv.allocate(state, n, keep, hit):
-            return self._deny(state, "it does not fit the free KV blocks")
-        self._admitted[state.id] = state
-        if hit.tokens:
-            self.cached_tokens[state.id] = hit.tokens
-        if not state.next_is_decode:
-            self._chunks[state.id] = (state, n)
-        elif not self._all_decodes:
-            self._decodes[state.id] = state
-        self.tokens_left -= n
-        self.rows_left -= 1
-        self.residents_left -= 1
-        return n
-
-    def _grant_set_aside(self, state: RequestState, want: int | None) -> int:
-        if not self._has_room_for_one():
-            return self._deny(state, self._why_no_room())
-        n = min(self._chunk_limit(state, want), self.tokens_left)
-        self._chunks[state.id] = (state, n)
-        self.tokens_left -= n
-        self.rows_left -= 1
-        return n
-
-    def _why_no_seat(self) -> str:
-        limit = "max_num_resident" if self._config.max_num_resident else "max_num_seqs"
-        return f"all seats ({limit}) are taken"
-
-    def admit(self, state: RequestState) -> bool:
-        """Give a waiting request a seat now and compute it in later grants (or in this step).
-
-        Memory for its whole sequence must be free; it is set aside for the rest of this step.
-
-        Returns
-        -------
-        bool
-            False if seats or memory do not suffice; nothing changed.
-
-        Raises
-        ------
-        InfeasiblePlan
-            If it does not wait for a prefill, or prefixes are cached: what is set aside for a step
-            cannot be told from what evicts cached blocks.
-        """
-        self.plan = None
-        if self._config.enable_prefix_caching:
-            raise InfeasiblePlan("admit() sets memory aside, which prefix caching does not allow")
-        if state.status is not Status.WAITING or state.id in self._admitted or state.swapped:
-            raise InfeasiblePlan(f"{state!r} cannot be admitted: it is not waiting for a prefill")
-        self._require_not_rejected(state)
-        if self.residents_left < 1:
-            self._deny(state, self._why_no_seat())
-            return False
-        free = self._kv.free_blocks
-        if not self._kv.allocate(state, state.num_uncomputed_tokens, self._watermark()):
-            self._deny(state, "its whole sequence does not fit the free KV blocks")
-            return False
-        if self._kv.grows:
-            self._set_aside_blocks += free - self._kv.free_blocks
-        self._set_aside.append(state)
-        self._admitted[state.id] = state
-        self.residents_left -= 1
-        return True
-
-    def pad(self, num_tokens: SupportsIndex) -> None:
-        """Compute `num_tokens` for nobody; they use up the token budget like any other.
-
-        Raises
-        ------
-        InfeasiblePlan
-            If that is no number of tokens, or exceeds the budget. Only the first token of a step
-            may be padded beyond it, or a very short prompt beside a very long one never started.
-        """
-        self.plan = None
-        padding_tokens = _whole(num_tokens, 0, "pad() needs", "tokens")
-        if padding_tokens > self.tokens_left < self._config.max_num_batched_tokens - 1:
-            raise InfeasiblePlan(
-                f"{padding_tokens} padding token(s): "
-                f"the budget of the step has {self.tokens_left} left"
-            )
-        self._padding_tokens += padding_tokens
-        self.tokens_left = max(self.tokens_left - padding_tokens, 0)
-
-    def preempt(self, state: RequestState, mode: PreemptionMode | None = None) -> None:
-        """Evict a running request: its KV memory is free, it goes back to the queue.
-
-        Parameters
-        ----------
-        state : RequestState
-            A running request, or one of `EngineView.seated`. Tokens that it was granted in this
-            step go back to the budget.
-        mode : {"recompute", "swap"}, optional
-            What becomes of its KV; the engine's `preemption_mode` by default. Where host memory
-            does not suffice to swap, it is recomputed.
-
-        Raises
-        ------
-        InfeasiblePlan
-            If it does not run, or all decodes were granted at once; or if there is no such mode.
-        """
-        self.plan = None
-        if mode is not None:
-            _one_of(mode, _PREEMPTION_MODES, "the mode of preempt()")
-        requests = self._requests
-        holds_memory = state.status is Status.RUNNING or state in requests.leaving
-        if not holds_memory or state in self.preempted:
-            raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
-        if self._all_decodes:
-            raise InfeasiblePlan(f"{state!r} cannot be preempted after all decodes were granted")
-        granted = self._withdraw(state)
-        unnamed = requests.unnamed_tokens(state, granted, self._start_ns)
-        self._kv.release(state, True, granted, unnamed)
-        self.residents_left += 1
-        mode = mode or self._config.preemption_mode
-        if state.status is Status.FINISHED:
-            mode = "recompute"  # which nobody will
-        if mode == "swap":
-            blocks = -(-state.num_computed_tokens // self._config.block_size)
-            if 0 < blocks <= self.swap_blocks_left:
-                self.swap_blocks_left -= blocks
-            else:
-                mode = "recompute"
-        self.preempted[state] = mode
-
-    def _withdraw(self, state: RequestState) -> int:
-        """Give a request's tokens back to the budget and count them; it keeps their memory."""
-        if state.id in self._chunks:
-            granted = self._chunks.pop(state.id)[1]
-        elif self._decodes.pop(state.id, None) is not None:
-            granted = 1
-        else:
-            return 0
-        self.tokens_left += granted
-        self.rows_left += 1
-        return granted
-
-    def reject(self, state: RequestState, reason: str) -> None:
-        """Give a waiting request up for good, saying why.
-
-        Raises
-        ------
-        InfeasiblePlan
-            If it does not wait, or not any more: admitted or rejected in this step.
-        """
-        self.plan = None
-        if state.status is not Status.WAITING or state.id in self._admitted:
-            raise InfeasiblePlan(f"{state!r} cannot be rejected: it is not waiting")
-        if state in self._rejected:
-            raise InfeasiblePlan(f"{state!r} is rejected twice in one step")
-        self._rejected[state] = reason
-
-    def _require_not_rejected(self, state: RequestState) -> None:
-        if state in self._rejected:
-            raise InfeasiblePlan(f"{state!r} was rejected in this step")
-
     def running(self) -> Iterator[RequestState]:
         """Iterate over the running requests, latest admission first, less those preempted."""
         gone = self.preempted
@@ -474,10 +176,10 @@ class PlanBuilder:
             If `max_steps` or `until_ns` is no whole number, `max_steps` is below one, or there is
             no such way to finish.
         """
-        max_steps = _whole(max_steps, 1, "max_steps needs", "steps")
-        until_ns = _whole(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
+        max_steps = whole_number(max_steps, 1, "max_steps needs", "steps")
+        until_ns = whole_number(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
         if finished not in _FINISHED:
-            _one_of(finished, _FINISHED, "finished")
+            require_one_of(finished, _FINISHED, "finished")
         # Most plans do little of this, and `()` costs a fraction of the tuple of an empty dict.
         decodes = None if self._all_decodes else tuple(self._decodes.values())
         chunks = tuple(self._chunks.values()) if self._chunks else ()
@@ -515,28 +217,3 @@ class PlanBuilder:
 
     def _list_decodes(self) -> tuple[RequestState, ...]:
         return tuple(s for s in self._requests.running.values() if s.is_decoding)
-
-    def _watermark(self) -> int:
-        requests = self._requests
-        anyone = requests.running or self._admitted or requests.leaving
-        return self._config.watermark_blocks if anyone else 0
-
-    def _deny(self, state: RequestState, why: str) -> int:
-        self.denied = (state, why)
-        return 0
-
-
-def _whole(value: SupportsIndex, least: int, what: str, unit: str) -> int:
-    """Return what a policy gave as a plain integer, numpy's included, or say what is wrong."""
-    try:
-        number = index(value)
-    except TypeError:
-        raise InfeasiblePlan(f"{what} a whole number of {unit}, got {value!r}") from None
-    if number < least:
-        raise InfeasiblePlan(f"{what} a whole number of {unit} >= {least}, got {value}")
-    return number
-
-
-def _one_of(word: str, choices: tuple[str, ...], what: str) -> None:
-    if word not in choices:
-        raise InfeasiblePlan(f"{what} must be one of {', '.join(choices)}, got {word!r}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from schedlab.sim.core.executor import Steps
-from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.population import Population
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.record.steps import SegmentRow
 
@@ -65,12 +65,12 @@ class Segment:
         return False
 
 
-def batch_shape(requests: Lifecycle, plan: BatchPlan, num_decodes: int) -> BatchShape:
+def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> BatchShape:
     """Return what a step costs by.
 
     Parameters
     ----------
-    requests : Lifecycle
+    requests : Population
         As they are when the step begins, the changes of the plan applied.
     plan : BatchPlan
         The step.
@@ -125,13 +125,13 @@ def _graph_padding(sizes: tuple[int, ...], num_tokens: int) -> int:
 
 
 def segment_row(
-    requests: Lifecycle, shape: BatchShape, steps: Steps, start_ns: int, first_step_blocks: int
+    requests: Population, shape: BatchShape, steps: Steps, start_ns: int, first_step_blocks: int
 ) -> SegmentRow:
     """Return what the log keeps of steps; the counts since the last step start anew.
 
     Parameters
     ----------
-    requests : Lifecycle
+    requests : Population
         As they are when the first step begins.
     shape : BatchShape
         The first step.

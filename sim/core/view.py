@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.population import Population
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RequestState
@@ -31,7 +32,7 @@ class EngineView:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._requests = engine.requests
+        self._requests: Population = engine.requests
         self.config: EngineConfig = engine.config
         self.waiting: WaitingQueue = engine.requests.waiting
         self.looked_at_cache = False
