@@ -19,14 +19,6 @@ SCHEMA = "schedlab-kernels-1"
 SHIPPED = Path(__file__).with_name("kernels.json")
 """What was learnt, from which tables, and how far it is from them (docs/cost-models.md)."""
 
-TILE = 128
-"""Rows and columns of a product that one thread block computes; half as many rows where there are
-no more."""
-
-OVERLAP = 3.0
-"""How sharply arithmetic and traffic of a product hide behind each other:
-``(a**OVERLAP + b**OVERLAP)**(1/OVERLAP)``, a maximum with a round corner."""
-
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
@@ -49,21 +41,6 @@ class Gemm:
     flops_share: float
     tile_share: float = 0.0
     wave_share: float = 0.0
-
-    def arithmetic(self, rows: float, inputs: float, outputs: float, num_sms: int) -> float:
-        """Return the operations that a product takes the time of, at least those it has."""
-        tile = TILE if rows > TILE / 2 else TILE / 2
-        whole_rows = math.ceil(rows / tile) * tile
-        tiles = math.ceil(whole_rows / TILE) * math.ceil(outputs / TILE)
-        wave = math.ceil(tiles / num_sms) * num_sms * TILE * TILE
-        plain = 1.0 - self.tile_share - self.wave_share
-        area = (plain * rows + self.tile_share * whole_rows) * outputs + self.wave_share * wave
-        return 2.0 * inputs * area
-
-    def seconds(self, arithmetic_s: float, traffic_s: float) -> float:
-        """Return the time of a product that takes so long at the peaks of the device."""
-        a, b = arithmetic_s / self.flops_share, traffic_s / self.bandwidth_share
-        return self.latency_s + math.pow(a**OVERLAP + b**OVERLAP, 1 / OVERLAP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from schedlab.sim.cost.efficiency import efficiency_of
 from schedlab.sim.cost.importers.all_reduce import all_reduce_curve
 from schedlab.sim.cost.importers.csv_table import CsvTable, medians, read_csv
 from schedlab.sim.cost.importers.imported import Imported
+from schedlab.sim.cost.product import Product
 from schedlab.sim.cost.table_profile import Curve, TableProfile
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import Gpu, gpu
@@ -124,12 +125,15 @@ def _curve(
 
 def _head(shape: ModelShape, device: Gpu, workers: int) -> Curve:
     """Price the head as the roofline does."""
-    product = efficiency_of(device).gemm["bf16"]
     inputs, outputs = shape.hidden_size, shape.vocab_size / workers
-    read_s = inputs * outputs * _BYTES / device.memory_bytes_per_s
+    product = Product(
+        efficiency_of(device).gemm["bf16"],
+        inputs,
+        outputs,
+        weight_bytes=inputs * outputs * _BYTES,
+        row_bytes=0,
+        peak_flops_per_s=device.peak_flops_per_s("fp16"),
+        device=device,
+    )
     at = tuple(float(1 << i) for i in range(11))
-    computed_s = [
-        product.arithmetic(n, inputs, outputs, device.num_sms) / device.peak_flops_per_s("fp16")
-        for n in at
-    ]
-    return Curve("lm_head", 1, at, tuple(1e6 * product.seconds(s, read_s) for s in computed_s))
+    return Curve("lm_head", 1, at, tuple(1e6 * product.seconds(n) for n in at))

@@ -8,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.cost.efficiency import (
-    OVERLAP,
-    TILE,
     AllReduce,
     Attention,
     Elementwise,
@@ -19,6 +17,7 @@ from schedlab.sim.cost.efficiency import (
     Sampler,
 )
 from schedlab.sim.cost.learning.tables import Columns
+from schedlab.sim.cost.product import OVERLAP, TILE
 from schedlab.sim.hardware.dtypes import dtype_bytes, stored_bytes
 from schedlab.sim.hardware.gpus import Gpu
 

@@ -1,0 +1,269 @@
+"""What the kernels of a step take on a device, from shares of its datasheet's peaks."""
+
+from __future__ import annotations
+
+import math
+
+from schedlab.sim.cost.efficiency import Efficiency
+from schedlab.sim.cost.product import TILE, Product
+from schedlab.sim.cost.segment import segment_ns
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name, stored_bytes
+from schedlab.sim.hardware.memory import default_kv_dtype
+
+PCIE_SHARE = 0.75
+"""Share of the host link that swapping reaches: 25 of 32 GB/s on PCIe 4.0."""
+
+KERNELS_PER_LAYER = 5
+"""Element-wise ones: two norms, rotary positions, cache write, activation."""
+
+LAUNCHES_PER_LAYER = 3
+"""Of a step with prompts, in which vLLM's graphs leave attention out: the piece before it, the
+cache write and the attention."""
+
+
+class KernelTimes:
+    """Adds up the kernels of a step; `RooflineCostModel` has the formulas.
+
+    What does not change from step to step is worked out once: constants here, and what goes by a
+    number of tokens or rows in tables that are filled on demand, because a run meets few of them.
+
+    Parameters
+    ----------
+    deployment : Deployment
+        What runs where, and in which formats.
+    kernels : Efficiency
+        What kernels reach.
+    """
+
+    def __init__(self, deployment: Deployment, kernels: Efficiency) -> None:
+        self._deployment = deployment
+        self._kernels = kernels
+        model, gpu = deployment.model, deployment.gpu
+        self._gathers: bool = deployment.data_parallel_size > 1 and model.num_experts > 0
+        # Attention and the head multiply 16-bit numbers even where the weights are narrower.
+        self._wide_dtype: str = default_kv_dtype(deployment.dtype)
+        self._activation_bytes: float = dtype_bytes(self._wide_dtype)
+        self._memory_bytes_per_s: float = gpu.memory_bytes_per_s
+        self._ns_per_swapped_byte: float = 1e9 / (gpu.pcie_bytes_per_s * PCIE_SHARE)
+        elementwise = kernels.elementwise
+        self._ns_per_elementwise_byte: float = 1e9 / (
+            gpu.memory_bytes_per_s * elementwise.bandwidth_share
+        )
+        calls = model.num_layers * LAUNCHES_PER_LAYER
+        self._launch_ns: float = calls * kernels.host.call_s * 1e9
+        self._set_attention()
+        self._set_products()
+        self._token_ns: dict[int, float] = {0: 0.0}
+        self._head_ns: dict[int, float] = {0: 0.0}
+        self._expert_ns: dict[int, float] = {0: 0.0}
+
+    def _set_attention(self) -> None:
+        """Work out what attention costs by row, by KV token and by pair, over all layers."""
+        deployment, kernel = self._deployment, self._kernels.attention
+        m, gpu, workers = deployment.model, deployment.gpu, deployment.tensor_parallel_size
+        heads, kv_heads = m.num_heads / workers, math.ceil(m.num_kv_heads / workers)
+        per_sm = 1e9 * m.num_layers / gpu.num_sms
+        bandwidth = gpu.memory_bytes_per_s * kernel.bandwidth_share
+        kv_dtype = dtype_name(deployment.kv_dtype)
+        wide_peak = gpu.peak_flops_per_s(self._wide_dtype)
+        self._call_ns: float = 1e9 * m.num_layers * kernel.latency_s
+        self._row_ns: float = per_sm * kv_heads * kernel.row_s
+        self._row_share: float = kernel.row_share
+        self._kv_ns: float = 1e9 * m.kv_bytes_per_token(kv_dtype, workers) / bandwidth
+        self._query_ns: float = per_sm * heads * kernel.block_s / TILE
+        pair_flops = 4.0 * m.num_layers * heads * m.head_dim
+        self._pair_ns: float = 1e9 * pair_flops / (wide_peak * kernel.flops_share)
+        self._key_ns: float = 1e9 * m.num_layers * kernel.key_s
+        self._query_block: int = kernel.query_block
+        # A decode row beside prompts is computed as so many queries of each head.
+        self._mixed_row_ns: float = kernel.mixed_rows * self._query_ns
+        self._mixed_kv_ns: float = kernel.mixed_rows * self._pair_ns
+
+    def _set_products(self) -> None:
+        """Work out the products of a layer, and the bytes that its other kernels move a token."""
+        deployment, size = self._deployment, self._activation_bytes
+        m, workers = deployment.model, deployment.tensor_parallel_size
+        hidden = m.hidden_size
+        q_width = m.num_heads * m.head_dim / workers
+        kv_width = math.ceil(m.num_kv_heads / workers) * m.head_dim
+        self._first_products: list[Product] = [
+            self._product(hidden, q_width + 2 * kv_width),
+            self._product(q_width, hidden),
+        ]
+        self._other_products: list[Product] = []
+        self._router: Product | None = None
+        fan = m.num_mlp_matrices - 1  # gate and up are one product
+        width = m.intermediate_size / workers
+        if m.num_experts:
+            self._router = self._product(hidden, m.num_experts, is_wide=True)
+        else:
+            self._other_products = [
+                self._product(hidden, fan * width),
+                self._product(width, hidden),
+            ]
+        self._mlp_width: float = width
+        self._num_activated: int = fan + 1
+        norms = 8 * hidden + (2 * (q_width + kv_width) if m.qk_norm else 0)
+        rope = 0 if m.num_position_embeddings else 2 * (q_width + kv_width)
+        kv_bytes = dtype_bytes(dtype_name(deployment.kv_dtype))
+        cache_write = kv_width * (2 * size + 2 * kv_bytes)
+        self._elementwise_bytes: float = (norms + rope) * size + cache_write
+        self._elementwise_start_ns: float = (
+            KERNELS_PER_LAYER * self._kernels.elementwise.latency_s * 1e9
+        )
+        self._head = self._product(hidden, m.vocab_size / workers, is_wide=True)
+
+    def _product(self, inputs: float, outputs: float, *, is_wide: bool = False) -> Product:
+        """Return one projection; wide ones keep their weights in 16 bits."""
+        deployment, size = self._deployment, self._activation_bytes
+        gpu, dtype = deployment.gpu, dtype_name(deployment.dtype)
+        if is_wide:
+            gemm = self._kernels.gemm_of(self._wide_dtype, self._wide_dtype)
+            peak, read, stored = gpu.peak_flops_per_s(self._wide_dtype), size, size
+        else:
+            gemm = self._kernels.gemm_of(dtype, deployment.stored_dtype)
+            peak, read = gpu.peak_flops_per_s(deployment.dtype), min(size, dtype_bytes(dtype))
+            stored = stored_bytes(deployment.stored_dtype)
+        row_bytes = inputs * read + outputs * size
+        return Product(gemm, inputs, outputs, inputs * outputs * stored, row_bytes, peak, gpu)
+
+    def step_ns(self, shape: BatchShape, k: int) -> list[int]:
+        """Return the durations of `k` successive steps; see `CostModel.step_ns`.
+
+        Raises
+        ------
+        ValueError
+            If `k` < 1, or `k` > 1 for a step that cannot repeat (chunks or swapped bytes).
+        """
+        num_decodes, context, longest, chunks, padding, padding_context, rows, swapped = shape[:8]
+        tokens = num_decodes + padding
+        for chunk in chunks:
+            tokens += chunk[0]
+        base = swapped * self._ns_per_swapped_byte
+        found = self._token_ns.get(tokens)
+        base += self._price_tokens(tokens) if found is None else found
+        if self._gathers:
+            met = shape.gathered_tokens or tokens
+            found = self._expert_ns.get(met)
+            base += self._price_experts(met) if found is None else found
+        found = self._head_ns.get(rows)
+        base += self._price_head(rows) if found is None else found
+        # A decode row also attends to its own token.
+        context += num_decodes + padding_context
+        attending = num_decodes + shape.padding_rows
+        if chunks:
+            base += self._mixed_attention(chunks, attending, context, longest + 1)
+            if k != 1:
+                raise ValueError(f"k = {k}: a step with chunks cannot be repeated")
+            return [int((base if base > self._launch_ns else self._launch_ns) + 0.5)]
+        least = base
+        if attending:
+            rows_ns = self._row_ns * attending
+            least += self._call_ns + rows_ns
+            base += self._call_ns + self._row_share * rows_ns
+        cost = base + self._kv_ns * context
+        if k == 1:
+            return [int((cost if cost > least else least) + 0.5) or 1]
+        if k < 1 or swapped:
+            raise ValueError(f"k = {k}: only a step without chunks and swapping can be repeated")
+        if cost >= least:
+            return segment_ns(base, self._kv_ns, context, num_decodes, 0.0, 0, k)
+        return [  # contexts so short that they hide behind the rows, for a while
+            int(max(base + self._kv_ns * (context + num_decodes * j), least) + 0.5) or 1
+            for j in range(k)
+        ]
+
+    def _mixed_attention(
+        self, chunks: tuple[tuple[int, int], ...], num_rows: int, context: int, longest: int
+    ) -> float:
+        """Return what attention takes in a step with prompts, nanoseconds over all layers."""
+        block, query_ns, pair_ns = self._query_block, self._query_ns, self._pair_ns
+        kv_ns = self._kv_ns
+        work, keys = 0.0, longest if num_rows else 0
+        if num_rows or context:
+            rows_ns = self._row_ns * num_rows
+            read = self._row_share * rows_ns + kv_ns * context
+            alone = rows_ns if rows_ns > read else read
+            padded = self._mixed_row_ns * num_rows + self._mixed_kv_ns * context
+            work = padded if padded > alone else alone
+        for q, c in chunks:
+            queries = -(-q // block) * block
+            compute = queries * (query_ns + pair_ns * (c + (q + 1) * 0.5))
+            read = (c + q) * kv_ns
+            work += compute if compute > read else read
+            if c + q > keys:
+                keys = c + q
+        pole = keys * self._key_ns
+        return self._call_ns + (pole if pole > work else work)
+
+    def _price_tokens(self, tokens: int) -> float:
+        """Price all that depends on the number of new tokens only, and remember it."""
+        deployment, size = self._deployment, self._activation_bytes
+        workers, hidden = deployment.tensor_parallel_size, deployment.model.hidden_size
+        layer = 0.0
+        for product in self._first_products:
+            layer += 1e9 * product.seconds(tokens)
+        if self._router is not None:
+            router = 1e9 * self._router.seconds(tokens)
+            layer += router if self._gathers else router + self._moe(tokens)
+        else:
+            for product in self._other_products:
+                layer += 1e9 * product.seconds(tokens)
+            layer += self._traffic_ns(tokens * self._num_activated * self._mlp_width * size)
+        layer += self._traffic_ns(tokens * self._elementwise_bytes)
+        layer += self._elementwise_start_ns
+        if workers > 1:
+            share = 2 * (workers - 1) / workers
+            layer += 2 * self._link_ns(workers, share * tokens * hidden * size)
+        # Embedding and last norm.
+        ends = self._traffic_ns(tokens * hidden * 4 * size)
+        cost: float = deployment.model.num_layers * layer + ends
+        self._token_ns[tokens] = cost
+        return cost
+
+    def _price_head(self, rows: int) -> float:
+        """Price the language-model head and the sampler, and remember it."""
+        deployment, sampler = self._deployment, self._kernels.sampler
+        vocab = deployment.model.vocab_size / deployment.tensor_parallel_size
+        cost: float = 1e9 * self._head.seconds(rows)
+        moved = rows * vocab * sampler.bytes_per_logit
+        cost += 1e9 * (sampler.latency_s + moved / self._memory_bytes_per_s)
+        self._head_ns[rows] = cost
+        return cost
+
+    def _traffic_ns(self, num_bytes: float) -> float:
+        return num_bytes * self._ns_per_elementwise_byte
+
+    def _link_ns(self, devices: int, moved_bytes: float) -> float:
+        """Return what devices take to move so many bytes each over the link between them."""
+        link = self._deployment.gpu.interconnect_bytes_per_s
+        return 1e9 * self._kernels.all_reduce.seconds(devices, moved_bytes, link)
+
+    def _moe(self, tokens: int) -> float:
+        """Return what a layer's experts take for these tokens, of all engines that share them."""
+        deployment, size, kernel = self._deployment, self._activation_bytes, self._kernels.experts
+        m, gpu, engines = deployment.model, deployment.gpu, deployment.data_parallel_size
+        missed = (1 - m.experts_per_token / m.num_experts) ** tokens
+        touched = m.num_experts * (1 - missed) / engines
+        pairs = tokens * m.experts_per_token / engines
+        share = m.expert_parameters / deployment.tensor_parallel_size
+        width = m.moe_intermediate_size / deployment.tensor_parallel_size
+        between = m.num_mlp_matrices * width
+        traffic = touched * share * stored_bytes(deployment.stored_dtype)
+        traffic += pairs * (2 * m.hidden_size + between) * size
+        traffic_s = traffic / (self._memory_bytes_per_s * kernel.bandwidth_share)
+        peak = gpu.peak_flops_per_s(deployment.dtype)
+        arithmetic_s = 2 * pairs * share / (peak * kernel.flops_share)
+        cost = 1e9 * (kernel.latency_s + traffic_s + arithmetic_s)
+        if engines > 1:
+            moved = (engines - 1) / engines * tokens * m.hidden_size * size
+            cost += 2 * self._link_ns(engines, moved)
+        return cost
+
+    def _price_experts(self, tokens: int) -> float:
+        """Price the experts of all layers, and remember it."""
+        cost: float = self._deployment.model.num_layers * self._moe(tokens)
+        self._expert_ns[tokens] = cost
+        return cost
