@@ -36,8 +36,9 @@ core: $(VENV)/installed          ## compile the core (needs a C compiler): the s
 fast: $(VENV)/tested             ## tests that take less than a second, with few drawn examples
 	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(ARGS)
 
+# In one process: a second one would take longer to start than to help.
 unit: $(VENV)/tested             ## those of simulator and policies alone: seconds
-	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(UNIT) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick $(UNIT) $(ARGS)
 
 mutants: $(VENV)/tested          ## plant 100 small bugs in sim/ and policies/, count those tests notice
 	$(BIN)/python -m tests.mutants $(ARGS)

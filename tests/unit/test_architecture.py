@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -53,8 +54,13 @@ def modules(*folders):
     return [path for folder in folders for path in sorted(folder_of(folder).rglob("*.py"))]
 
 
+@cache
 def imported(path):
-    """Yield the modules a file imports; names it imports from a package, where they are modules."""
+    """Return the modules a file imports; names it imports from a package, if they are modules."""
+    return list(_imported(path))
+
+
+def _imported(path):
     for node in _run_at_import_or_later(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -68,12 +74,15 @@ def imported(path):
 def _run_at_import_or_later(node):
     """Yield every node but those below ``if TYPE_CHECKING``: a type is no dependency of a run."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+        if isinstance(child, ast.If) and getattr(child.test, "id", None) == "TYPE_CHECKING":
             continue
+        if isinstance(child, ast.expr):
+            continue  # no import is in one
         yield child
         yield from _run_at_import_or_later(child)
 
 
+@cache
 def is_ours(module):
     parts = module.split(".")
     if parts[0] != "schedlab" or len(parts) < 2:

@@ -291,14 +291,19 @@ def test_setting_is_found_by_a_part_of_it():
 # -- the shipped experiments, and a small one end to end ---------------------------------------
 
 
+@pytest.fixture(scope="module")
+def validator():
+    return jsonschema.Draft202012Validator(json_schema())
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_claim_loads_and_has_seeds_enough(path):
+def test_shipped_claim_loads_and_has_seeds_enough(path, validator):
     spec = load_spec(path)
     assert spec.claim is not None
     assert spec.replications >= 5
     assert spec.name == path.stem
     assert len(spec.claim.scaled_down) > 10 or spec.claim.scaled_down == "nothing"
-    jsonschema.Draft202012Validator(json_schema()).validate(yaml.safe_load(path.read_text()))
+    validator.validate(yaml.safe_load(path.read_text()))
 
 
 @pytest.mark.parametrize("page", ["policies", "claims"])
