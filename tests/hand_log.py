@@ -7,6 +7,11 @@ from schedlab.sim.record.token_times import TokenTimes
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
+def table(name, values):
+    values, counts = np.unique(values, return_counts=True)
+    return {name: values, "count": counts}
+
+
 class HandLog:
     """The log of requests whose tokens came out at stated times.
 
@@ -28,11 +33,11 @@ class HandLog:
 
     def token_gaps(self, ids=None):
         gaps = [np.diff(times) for number, times in self._of(ids)]
-        return np.unique(np.concatenate([NOTHING, *gaps]), return_counts=True)
+        return table("gap_ns", np.concatenate([NOTHING, *gaps]))
 
     def token_counts(self, ids=None):
         times = [times for _, times in self._of(ids)]
-        return np.unique(np.concatenate([NOTHING, *times]), return_counts=True)
+        return table("time_ns", np.concatenate([NOTHING, *times]))
 
     def token_times(self, request_id):
         return self._tokens_ns[request_id]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedlab.sim.errors import SchedlabError, SpecError, nearest
-from schedlab.sim.metrics.latencies import Latencies, latencies
+from schedlab.sim.metrics.latencies import Latencies
 from schedlab.sim.record.columns import Floats, whole_numbers
 
 if TYPE_CHECKING:
@@ -47,11 +47,10 @@ def latencies_s(result: RunResult, latency: str) -> Floats:
 
 def measured_latencies(result: RunResult) -> Latencies:
     """Return all latencies in ms, by id; NaN as well for who arrived outside the run's window."""
-    found = latencies(result.requests)
     if result.window is None:
-        return found
+        return Latencies(result.requests)
     inside = result.window.holds(whole_numbers(result.requests, "arrival_ns"))
-    return Latencies(*(np.where(inside, values, np.nan) for values in found))
+    return Latencies(result.requests, inside)
 
 
 def spread(replications: Sequence[RunResult], latency: str = "e2el") -> Floats:

@@ -18,8 +18,8 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.frontend import FrontendKeys
 from schedlab.sim.drive.frontend import Frontend
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics.latencies import latencies
-from schedlab.sim.record.columns import whole_numbers
+from schedlab.sim.metrics.latencies import Latencies
+from schedlab.sim.record.columns import pairs, whole_numbers
 from schedlab.traces.load_tests import LoadTest, load_test
 
 _MEDIAN = 0.5
@@ -170,8 +170,8 @@ def _with(spec: ExperimentSpec, frontend: Frontend | None) -> ExperimentSpec:
 def _gaps(spec: ExperimentSpec, test: LoadTest) -> list[Gap]:
     result = run(_with(spec, None))
     requests = result.requests
-    seen = latencies(requests)
-    ends_ns, tokens = result.log.token_counts()
+    seen = Latencies(requests)
+    ends_ns, tokens = pairs(result.log.token_counts())
     step = np.searchsorted(ends_ns, whole_numbers(requests, "first_token_ns"))
     found = []
     for i, stage in enumerate(test.stages):

@@ -20,7 +20,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.files import read_json_object
 from schedlab.sim.hardware.gpus import canonical_gpu
 from schedlab.sim.hardware.models import model
-from schedlab.sim.metrics.latencies import latencies
+from schedlab.sim.metrics.latencies import Latencies
 from schedlab.traces.load_tests import LoadTest, Quantiles, load_test, read_load_tests
 
 Progress = Callable[[int, int, str], None]
@@ -163,7 +163,7 @@ def _predict(spec: ExperimentSpec) -> tuple[list[StageErrors], list[str]]:
     test = load_test(source.file, source.run)
     result = run(spec)
     timeline(result)  # refuses a run that not all requests finish in
-    seen = latencies(result.requests)
+    seen = Latencies(result.requests)
     stage_of = result.requests["application"]
     stages = []
     for i, stage in enumerate(test.stages):

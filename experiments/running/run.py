@@ -24,10 +24,20 @@ from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.window import measured_window
 from schedlab.sim.record.cluster_log import ClusterLog
+from schedlab.sim.record.columns import (
+    Column,
+    Columns,
+    Read,
+    batches,
+    held,
+    pairs,
+    whole_numbers,
+    with_columns,
+)
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.result import RunResult
-from schedlab.traces.trace import Trace
+from schedlab.traces.trace import Text, Trace
 from schedlab.traces.workload import workload
 
 Progress = Callable[[int, int], None]
@@ -107,8 +117,9 @@ def _run(
         _check_limits(point, log)
     requests = log.requests()
     if point.frontend is not None:
-        requests |= point.frontend.columns(requests, log.token_counts())
-    _add_origins(requests, trace)
+        seen = point.frontend.columns(requests, pairs(log.token_counts()))
+        requests = with_columns(requests, {name: held(column) for name, column in seen.items()})
+    requests = with_columns(requests, _origins(requests, trace))
     window = None
     if spec.measure is not None:
         window = measured_window(requests, **spec.measure.model_dump())
@@ -153,13 +164,19 @@ def _arrivals(point: Resolved, trace: Trace, prediction: Predictions | None) -> 
     )
 
 
-def _add_origins(requests: dict[str, np.ndarray], trace: Trace) -> None:
-    """Add where each request comes from, as far as the trace says; empty where it does not."""
-    rows = requests["id"].astype(np.int64)
-    for name in ("tenant", "application", "session"):
-        told = getattr(trace, name)
-        if told is not None:
-            requests[name] = np.where(told[rows] == None, "", told[rows]).astype(str)  # noqa: E711
+def _origins(requests: Columns, trace: Trace) -> dict[str, Read]:
+    """Return where each request comes from, as far as the trace says; empty where it does not."""
+    rows = whole_numbers(requests, "id")
+
+    def reader(told: Text) -> Read:
+        def read(start: int, stop: int) -> Column:
+            some = told[rows[start:stop]]
+            return np.where(some == None, "", some).astype(str)  # noqa: E711
+
+        return read
+
+    columns = {name: getattr(trace, name) for name in ("tenant", "application", "session")}
+    return {name: reader(told) for name, told in columns.items() if told is not None}
 
 
 def _is_to_be_tried(spec: ExperimentSpec) -> bool:
@@ -188,7 +205,8 @@ def _check_limits(point: Resolved, log: RunLog | ClusterLog) -> None:
     """Refuse a profile that is faster than its device; a nominal CPU has no datasheet."""
     if point.cost_model.is_measured and point.deployment.gpu.name != "cpu":
         chosen = point.spec.cost_model
-        check_limits(log.steps(), point.deployment, str(chosen.profile or chosen.name))
+        for steps in batches(log.steps()):
+            check_limits(steps, point.deployment, str(chosen.profile or chosen.name))
 
 
 def _reporter(

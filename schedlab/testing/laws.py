@@ -22,7 +22,7 @@ from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.record.columns import FINISHED, REJECTED
+from schedlab.sim.record.columns import FINISHED, REJECTED, pairs
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Request
 
@@ -219,13 +219,13 @@ def check(
         require(
             token_ns[-1] == requests["last_token_ns"][row], "the last token comes at last_token_ns"
         )
-    gaps, counts = log.token_gaps()
+    gaps, counts = pairs(log.token_gaps())
     expected = np.sort(np.concatenate([np.diff(t) for t in times.values()]))
     require(
         np.array_equal(np.sort(np.repeat(gaps, counts)), expected),
         "gaps between tokens are those of token times",
     )
-    at_ns, out = log.token_counts()
+    at_ns, out = pairs(log.token_counts())
     all_ns = np.sort(np.concatenate(list(times.values())))
     require(
         np.array_equal(np.repeat(at_ns, out), all_ns), "tokens by instant are those of token times"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.dtypes import stored_bytes
+from schedlab.sim.record.columns import Columns, whole_numbers
 
 TOLERANCE = 1.25
 """Devices run above the clock their datasheet's peak is quoted for, and caches hold some weights
@@ -17,7 +16,7 @@ between steps; what is so much faster than the datasheet allows is a wrong unit 
 
 
 def least_step_s(
-    steps: Mapping[str, npt.NDArray[np.int64]],
+    steps: Columns,
     deployment: Deployment,
 ) -> npt.NDArray[np.float64]:
     """Return how long each step takes at least on this device.
@@ -44,18 +43,18 @@ def least_step_s(
     model, gpu, dtype = deployment.model, deployment.gpu, deployment.dtype
     experts = max(model.experts_per_token, 1) / deployment.data_parallel_size
     per_token = model.num_layers * (model.attention_parameters + experts * model.expert_parameters)
-    tokens = steps["num_decodes"] + steps["prefill_tokens"]
+    tokens = whole_numbers(steps, "num_decodes") + whole_numbers(steps, "prefill_tokens")
     flops_s = 2.0 * per_token * tokens / gpu.peak_flops_per_s(dtype)
     kv_bytes = model.kv_bytes_per_token(deployment.kv_dtype, 1)
     weight_bytes = per_token * stored_bytes(deployment.stored_dtype)
-    moved = weight_bytes + kv_bytes * steps["decode_context_sum_tokens"]
+    moved = weight_bytes + kv_bytes * whole_numbers(steps, "decode_context_sum_tokens")
     bytes_s = moved / gpu.memory_bytes_per_s
     least: npt.NDArray[np.float64] = np.maximum(flops_s, bytes_s) / deployment.tensor_parallel_size
     return np.where(tokens > 0, least, 0.0)
 
 
 def check_limits(
-    steps: Mapping[str, npt.NDArray[np.int64]],
+    steps: Columns,
     deployment: Deployment,
     source: str,
 ) -> None:
@@ -75,7 +74,7 @@ def check_limits(
     SpecError
         If a step is more than `TOLERANCE` times faster than that.
     """
-    took_s = (steps["end_ns"] - steps["start_ns"]) / 1e9
+    took_s = (whole_numbers(steps, "end_ns") - whole_numbers(steps, "start_ns")) / 1e9
     least_s = least_step_s(steps, deployment)
     bad = np.flatnonzero(took_s * TOLERANCE < least_s)
     if len(bad):

@@ -21,8 +21,8 @@ def tokens_within(run: Observation, seconds: float) -> float:
 
     Those of requests that finish later included.
     """
-    times_ns, tokens = run.token_counts
-    return float(tokens[times_ns <= run.first_arrival_ns + round(seconds * 1e9)].sum())
+    until_ns = run.first_arrival_ns + round(seconds * 1e9)
+    return float(sum(int(n[at_ns <= until_ns].sum()) for at_ns, n in run.token_count_batches()))
 
 
 @register(unit="s")

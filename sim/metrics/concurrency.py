@@ -30,8 +30,13 @@ def max_concurrent_requests(run: Observation) -> int:
 @register(unit="tokens/s", better="higher", label="most output tokens in a second", every_run=True)
 def max_output_tokens_per_s(run: Observation) -> float:
     """Return the most tokens in one of the seconds counted from the first arrival."""
-    times_ns, tokens = run.token_counts
-    if not len(times_ns):
-        return 0.0
-    second = np.unique((times_ns - run.first_arrival_ns) // _NS_PER_S, return_inverse=True)[1]
-    return float(np.bincount(second, weights=tokens).max())
+    by_second: dict[int, int] = {}
+    for times_ns, tokens in run.token_count_batches():
+        seconds, place = np.unique(
+            (times_ns - run.first_arrival_ns) // _NS_PER_S, return_inverse=True
+        )
+        sums = np.bincount(place, weights=tokens, minlength=len(seconds)).tolist()
+        # Only the first of these seconds, and the last of those before, may be the same.
+        for second, num_tokens in zip(seconds.tolist(), sums, strict=True):
+            by_second[second] = by_second.get(second, 0) + num_tokens
+    return float(max(by_second.values(), default=0))

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from schedlab.sim.record.columns import Columns, Floats, completed, whole_numbers
+from schedlab.sim.record.columns import Bools, Columns, Floats, completed, whole_numbers
 
 _NS_PER_MS = 1e6
 
 
-class Latencies(NamedTuple):
+class Latencies:
     """What each request of a run waited, in ms from its arrival; NaN if it was not completed.
 
-    Attributes
-    ----------
-    ttft : ndarray, shape (requests,)
-        First token - arrival.
-    tpot : ndarray, shape (requests,)
-        (E2EL - TTFT) / (n - 1) for n output tokens; NaN for n = 1 as well.
-    e2el : ndarray, shape (requests,)
-        Finish - arrival.
-    queue_time : ndarray, shape (requests,)
-        First scheduled - arrival.
-    normalized_latency : ndarray, shape (requests,)
-        E2EL / n.
-    """
-
-    ttft: Floats
-    tpot: Floats
-    e2el: Floats
-    queue_time: Floats
-    normalized_latency: Floats
-
-
-def latencies(requests: Columns) -> Latencies:
-    """Return the latencies of every request, in the order of the table.
+    A latency is computed when it is asked for, and only the last one is kept: of ten million
+    requests each takes 80 MB.
 
     Parameters
     ----------
@@ -44,24 +21,62 @@ def latencies(requests: Columns) -> Latencies:
         One row a request: arrival_ns, first_scheduled_ns, first_token_ns, finish_ns,
         generated_tokens, status; and first_token_seen_ns, finish_seen_ns where a front end stood
         between clients and engine: then TTFT and E2EL are those that clients saw.
+    measured : ndarray of bool, shape (requests,), optional
+        Those that count; the others have no latency either.
 
     Notes
     -----
     The gaps between single tokens (ITL) are not one number a request: see
     `sim.record.log.RunLog.token_gaps`.
     """
-    done = completed(requests)
-    arrival_ns = whole_numbers(requests, "arrival_ns")
-    tokens = whole_numbers(requests, "generated_tokens")
 
-    def until(name: str) -> Floats:
-        waited_ms = (whole_numbers(requests, name) - arrival_ns) / _NS_PER_MS
-        return np.where(done, waited_ms, np.nan)
+    def __init__(self, requests: Columns, measured: Bools | None = None) -> None:
+        self._requests = requests
+        self._done = completed(requests) if measured is None else completed(requests) & measured
+        self._kept: tuple[str, Floats] | None = None
 
-    names = "first_token_ns", "finish_ns"
-    if "finish_seen_ns" in requests:
-        names = "first_token_seen_ns", "finish_seen_ns"
-    ttft, e2el = map(until, names)
-    tpot = np.where(tokens > 1, (e2el - ttft) / np.maximum(tokens - 1, 1), np.nan)
-    per_token = e2el / np.maximum(tokens, 1)
-    return Latencies(ttft, tpot, e2el, until("first_scheduled_ns"), per_token)
+    @property
+    def ttft(self) -> Floats:
+        """First token - arrival, shape (requests,)."""
+        seen = "finish_seen_ns" in self._requests
+        return self._until("first_token_seen_ns" if seen else "first_token_ns")
+
+    @property
+    def e2el(self) -> Floats:
+        """Finish - arrival, shape (requests,)."""
+        seen = "finish_seen_ns" in self._requests
+        return self._until("finish_seen_ns" if seen else "finish_ns")
+
+    @property
+    def queue_time(self) -> Floats:
+        """First scheduled - arrival, shape (requests,)."""
+        return self._until("first_scheduled_ns")
+
+    @property
+    def tpot(self) -> Floats:
+        """(E2EL - TTFT) / (n - 1) for n output tokens, shape (requests,); NaN for n = 1 as well."""
+        if self._kept is None or self._kept[0] != "tpot":
+            found = self.e2el - self.ttft
+            tokens = whole_numbers(self._requests, "generated_tokens")
+            found /= np.maximum(tokens - 1, 1)
+            found[tokens <= 1] = np.nan
+            self._kept = "tpot", found
+        return self._kept[1]
+
+    @property
+    def normalized_latency(self) -> Floats:
+        """E2EL / n for n output tokens, shape (requests,)."""
+        if self._kept is None or self._kept[0] != "normalized_latency":
+            tokens = whole_numbers(self._requests, "generated_tokens")
+            self._kept = "normalized_latency", self.e2el / np.maximum(tokens, 1)
+        return self._kept[1]
+
+    def _until(self, name: str) -> Floats:
+        if self._kept is None or self._kept[0] != name:
+            waited = whole_numbers(self._requests, name) - whole_numbers(
+                self._requests, "arrival_ns"
+            )
+            waited_ms = waited / _NS_PER_MS
+            waited_ms[~self._done] = np.nan
+            self._kept = name, waited_ms
+        return self._kept[1]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.metrics.latencies import Latencies, latencies
+from schedlab.sim.metrics.latencies import Latencies
+from schedlab.sim.metrics.step_totals import StepTotals, step_totals
 from schedlab.sim.metrics.weighted import WeightedSample
 from schedlab.sim.record.columns import (
     Bools,
@@ -16,7 +18,9 @@ from schedlab.sim.record.columns import (
     Floats,
     Ints,
     Pairs,
+    batches,
     completed,
+    pairs,
     rows_of,
     whole_numbers,
 )
@@ -94,7 +98,7 @@ class Observation:
     @cached_property
     def latencies(self) -> Latencies:
         """TTFT, TPOT, ... of each of `requests` in ms; NaN where there is none."""
-        return latencies(self.requests)
+        return Latencies(self.requests)
 
     @cached_property
     def duration_s(self) -> float:
@@ -113,27 +117,46 @@ class Observation:
         arrival_ns = whole_numbers(self.requests, "arrival_ns")
         return int(arrival_ns.min()) if len(arrival_ns) else 0
 
-    @cached_property
+    @property
     def token_gaps(self) -> Pairs:
         """All gaps between tokens of one of `requests`, pooled: (gap in ns, how many)."""
-        whole = self.window is None and self._chosen is None
-        return self._result.log.token_gaps(None if whole else self._ids(self.requests))
+        return pairs(self._gap_table)
 
     @cached_property
     def gap_sample(self) -> WeightedSample:
         """The same in ms, as a list whose statistics are known."""
-        gaps_ns, counts = self.token_gaps
-        return WeightedSample(gaps_ns / _NS_PER_MS, counts)
+        return WeightedSample(self._gap_batches, per=_NS_PER_MS)
+
+    def _gap_batches(self) -> Iterator[Pairs]:
+        yield from map(pairs, batches(self._gap_table))
 
     @cached_property
+    def _gap_table(self) -> Columns:
+        whole = self.window is None and self._chosen is None
+        return self._result.log.token_gaps(None if whole else self._ids(self.requests))
+
+    @property
     def token_counts(self) -> Pairs:
         """Tokens that come out inside the window, of whatever request: (time in ns, how many)."""
+        pieces = list(self.token_count_batches())
+        if len(pieces) == 1:
+            return pieces[0]
+        times_ns, tokens = zip(*pieces, strict=True)
+        return np.concatenate(times_ns), np.concatenate(tokens)
+
+    def token_count_batches(self) -> Iterator[Pairs]:
+        """Yield `token_counts` some steps at a time, in order of time."""
+        for times_ns, tokens in map(pairs, batches(self._count_table)):
+            if self.window is not None:
+                inside = self.window.holds(times_ns)
+                yield times_ns[inside], tokens[inside]
+            else:
+                yield times_ns, tokens
+
+    @cached_property
+    def _count_table(self) -> Columns:
         ids = None if self._chosen is None else self._ids(self._result.requests)[self._chosen]
-        times_ns, tokens = self._result.log.token_counts(ids)
-        if self.window is None:
-            return times_ns, tokens
-        inside = self.window.holds(times_ns)
-        return times_ns[inside], tokens[inside]
+        return self._result.log.token_counts(ids)
 
     def token_times(self, request_id: int) -> Ints:
         """Return when each token of a request came out, in ns."""
@@ -145,7 +168,7 @@ class Observation:
         table = self._result.log.preemptions()
         return rows_of(table, np.isin(table["id"], self._ids(self.requests)))
 
-    @cached_property
+    @property
     def steps(self) -> Columns:
         """One row a step that starts inside the window, as `sim.record.steps.Steps` has them.
 
@@ -154,24 +177,38 @@ class Observation:
         SpecError
             Of a class: the engine serves all requests together.
         """
-        if self._chosen is not None:
-            raise SpecError("steps serve all requests together: they are not told of a class")
-        steps = self._result.log.steps()
+        steps = self._all_steps
         if self.window is None:
             return steps
         return rows_of(steps, self.window.holds(whole_numbers(steps, "start_ns")))
 
-    def mean_over_steps(self, values: Ints) -> float:
-        """Return the mean of a quantity of steps, each weighed with its duration; NaN if none."""
-        length_ns = self.step_ns
-        busy_ns = float(length_ns.sum())
-        return float((values * length_ns).sum() / busy_ns) if busy_ns else float("nan")
+    def step_batches(self) -> Iterator[Columns]:
+        """Yield `steps` some at a time, in order of their start; of a long run not all are held."""
+        for some in batches(self._all_steps):
+            if self.window is None:
+                yield some
+            else:
+                inside = self.window.holds(whole_numbers(some, "start_ns"))
+                if inside.any():
+                    yield rows_of(some, inside)
 
     @cached_property
+    def step_totals(self) -> StepTotals:
+        """What the metrics of the engine need of `steps`."""
+        return step_totals(self.step_batches())
+
+    @cached_property
+    def _all_steps(self) -> Columns:
+        if self._chosen is not None:
+            raise SpecError("steps serve all requests together: they are not told of a class")
+        return self._result.log.steps()
+
+    @property
     def step_ns(self) -> Floats:
         """How long each of `steps` took."""
-        start_ns = whole_numbers(self.steps, "start_ns")
-        return (whole_numbers(self.steps, "end_ns") - start_ns).astype(np.float64)
+        steps = self.steps
+        start_ns = whole_numbers(steps, "start_ns")
+        return (whole_numbers(steps, "end_ns") - start_ns).astype(np.float64)
 
     @staticmethod
     def _ids(requests: Columns) -> Ints:

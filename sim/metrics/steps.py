@@ -20,74 +20,74 @@ _NS_PER_S = 1_000_000_000
 @register(better="neither", about="engine", every_run=True)
 def num_steps(run: Observation) -> int:
     """Return the number of steps."""
-    return len(run.step_ns)
+    return run.step_totals.num_steps
 
 
 @register(about="engine", every_run=True)
 def busy_s(run: Observation) -> float:
     """Return the time inside steps."""
-    return float(run.step_ns.sum()) / _NS_PER_S
+    return run.step_totals.busy_ns / _NS_PER_S
 
 
 @register(about="engine", every_run=True)
 def idle_s(run: Observation) -> float:
     """Return the time between steps."""
-    return (_span_ns(run) - float(run.step_ns.sum())) / _NS_PER_S
+    return (_span_ns(run) - run.step_totals.busy_ns) / _NS_PER_S
 
 
 @register(better="higher", about="engine", every_run=True)
 def busy_share(run: Observation) -> float:
     """Return busy time / (last end - first start), of all engines."""
-    return ratio(float(run.step_ns.sum()), _span_ns(run))
+    return ratio(run.step_totals.busy_ns, _span_ns(run))
 
 
 @register(about="engine", every_run=True)
 def overhead_share(run: Observation) -> float:
     """Return scheduling overhead / busy time; it is inside the steps."""
-    return ratio(float(_column(run, "overhead_ns").sum()), float(run.step_ns.sum()))
+    return ratio(float(run.step_totals.sums["overhead_ns"]), run.step_totals.busy_ns)
 
 
 @register(better="higher", about="engine", every_run=True)
 def mean_batch_size(run: Observation) -> float:
     """Return the mean of decodes + prefill chunks in a step."""
-    return run.mean_over_steps(_batch(run))
+    return run.step_totals.mean("batch")
 
 
 @register(better="higher", about="engine", every_run=True)
 def max_batch_size(run: Observation) -> int:
     """Return the most decodes + prefill chunks in a step."""
-    return int(_batch(run).max()) if len(run.step_ns) else 0
+    return run.step_totals.most["batch"]
 
 
 @register(about="engine", every_run=True)
 def mean_num_running(run: Observation) -> float:
     """Return the mean number of requests that hold a seat."""
-    return run.mean_over_steps(_column(run, "num_running"))
+    return run.step_totals.mean("num_running")
 
 
 @register(about="engine", every_run=True)
 def mean_num_waiting(run: Observation) -> float:
     """Return the mean number of requests in the queue."""
-    return run.mean_over_steps(_column(run, "num_waiting"))
+    return run.step_totals.mean("num_waiting")
 
 
 @register(better="neither", about="engine", every_run=True)
 def computed_tokens(run: Observation) -> int:
     """Return the tokens computed, padding included."""
-    useful = _column(run, "num_decodes").sum() + _column(run, "prefill_tokens").sum()
-    return int(useful + _column(run, "padding_tokens").sum())
+    sums = run.step_totals.sums
+    return sums["num_decodes"] + sums["prefill_tokens"] + sums["padding_tokens"]
 
 
 @register(about="engine", every_run=True)
 def padding_share(run: Observation) -> float:
     """Return padding / tokens computed."""
-    return ratio(int(_column(run, "padding_tokens").sum()), computed_tokens(run))
+    return ratio(run.step_totals.sums["padding_tokens"], computed_tokens(run))
 
 
 @register(better="higher", about="engine", every_run=True)
 def kv_utilization(run: Observation) -> float:
     """Return KV tokens resident / capacity."""
-    return ratio(run.mean_over_steps(_column(run, "kv_tokens")), run.kv_capacity_tokens)
+    return ratio(run.step_totals.mean("kv_tokens"), run.kv_capacity_tokens)
 
 
 @register(about="engine", every_run=True)
@@ -99,26 +99,25 @@ def kv_allocated_share(run: Observation) -> float:
 @register(about="engine", every_run=True)
 def max_kv_allocated_share(run: Observation) -> float:
     """Return the largest KV memory held by requests / capacity."""
-    held = _column(run, "kv_allocated_tokens")
-    return ratio(int(held.max()) if len(held) else 0, run.kv_capacity_tokens)
+    return ratio(run.step_totals.most["kv_allocated_tokens"], run.kv_capacity_tokens)
 
 
 @register(about="engine", every_run=True)
 def kv_reserved_unused_share(run: Observation) -> float:
     """Return the KV memory that is held, and to be used later by its owner / held."""
-    return ratio(run.mean_over_steps(_column(run, "kv_reserved_unused_tokens")), _mean_held(run))
+    return ratio(run.step_totals.mean("kv_reserved_unused_tokens"), _mean_held(run))
 
 
 @register(about="engine", every_run=True)
 def kv_fragmentation_share(run: Observation) -> float:
     """Return the KV memory held and never used (tails of last blocks, over-reservation) / held."""
-    return ratio(run.mean_over_steps(_column(run, "kv_fragmentation_tokens")), _mean_held(run))
+    return ratio(run.step_totals.mean("kv_fragmentation_tokens"), _mean_held(run))
 
 
 @register(about="engine", every_run=True)
 def swapped_bytes(run: Observation) -> int:
     """Return the KV moved between device and host."""
-    return int(_column(run, "swapped_bytes").sum())
+    return run.step_totals.sums["swapped_bytes"]
 
 
 @register(unit="%", scale=100.0, about="engine")
@@ -170,13 +169,9 @@ def _column(run: Observation, name: str) -> Ints:
 
 def _span_ns(run: Observation) -> float:
     """Return the time from the first step to the last one, once for each engine."""
-    start_ns, end_ns = _column(run, "start_ns"), _column(run, "end_ns")
-    return float(end_ns.max() - start_ns[0]) * run.num_engines if len(end_ns) else 0.0
-
-
-def _batch(run: Observation) -> Ints:
-    return _column(run, "num_decodes") + _column(run, "num_prefills")
+    totals = run.step_totals
+    return float(totals.last_end_ns - totals.first_start_ns) * run.num_engines
 
 
 def _mean_held(run: Observation) -> float:
-    return run.mean_over_steps(_column(run, "kv_allocated_tokens"))
+    return run.step_totals.mean("kv_allocated_tokens")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from schedlab.sim.metrics.latencies import Latencies, latencies
+from schedlab.sim.metrics.latencies import Latencies
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
 from schedlab.sim.metrics.weighted import ratio
@@ -61,7 +61,7 @@ def request_goodput(run: Observation) -> float:
     """Return the good requests per second of duration."""
     if not num_with_slo(run):
         return float("nan")
-    waited = run.latencies if run.window is None else latencies(run.leaving)
+    waited = run.latencies if run.window is None else Latencies(run.leaving)
     return ratio(_num_met(run.leaving, waited), run.duration_s)
 
 

@@ -92,7 +92,7 @@ def total_token_throughput(run: Observation) -> float:
 def _tokens_out(run: Observation) -> int:
     if run.window is None:
         return total_output_tokens(run)
-    return int(run.token_counts[1].sum())
+    return sum(int(tokens.sum()) for _, tokens in run.token_count_batches())
 
 
 @register(better="neither", every_run=True)

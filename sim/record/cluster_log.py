@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from schedlab.sim.record.columns import Pairs
+from schedlab.sim.record.columns import Columns, whole_numbers
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.record.steps import Int64, Steps
-from schedlab.sim.record.token_times import TokenTimes
+from schedlab.sim.record.steps import Int64, Steps, StoredSteps
+from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 
 Table = dict[str, npt.NDArray[np.generic]]
 
@@ -23,11 +23,11 @@ class ClusterSteps(Mapping[str, Int64]):
 
     Parameters
     ----------
-    of_engines : sequence of Steps
+    of_engines : sequence of Steps or StoredSteps
         The steps of each engine.
     """
 
-    def __init__(self, of_engines: Sequence[Steps]) -> None:
+    def __init__(self, of_engines: Sequence[Steps | StoredSteps]) -> None:
         self._of_engines = of_engines
         engine = np.repeat(np.arange(len(of_engines)), [steps.num_rows for steps in of_engines])
         start_ns = np.concatenate([steps["start_ns"] for steps in of_engines])
@@ -59,6 +59,19 @@ class ClusterSteps(Mapping[str, Int64]):
         column: Int64 = np.concatenate([steps[name] for steps in self._of_engines])[self._order]
         return column
 
+    def rows(self, start: int, stop: int) -> Table:
+        """Return some of the steps; each engine's own follow each other, so it is asked for few."""
+        engine = self._engine[start:stop]
+        found: Table = {name: np.empty(len(engine), dtype=np.int64) for name in self}
+        found["engine"] = engine
+        for number, steps in enumerate(self._of_engines):
+            first = int(np.count_nonzero(self._engine[:start] == number))
+            here = engine == number
+            part = steps.rows(first, first + int(np.count_nonzero(here)))
+            for name in steps:
+                found[name][here] = part[name]
+        return found
+
 
 class ClusterLog:
     """What happened on several engines that shared a workload; reads as the log of one does.
@@ -84,7 +97,7 @@ class ClusterLog:
 
     def requests(self) -> Table:
         """Return one row a request, by id, with the column `engine`: where it was sent."""
-        tables = [log.requests() for log in self.of_engines]
+        tables = [dict(log.requests()) for log in self.of_engines]
         for engine, table in enumerate(tables):
             table["engine"] = np.full(len(table["id"]), engine, dtype=np.int64)
         merged = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
@@ -95,21 +108,22 @@ class ClusterLog:
         """Return one row a step of an engine."""
         return ClusterSteps([log.steps() for log in self.of_engines])
 
-    def token_gaps(self, ids: Int64 | None = None) -> Pairs:
+    def token_gaps(self, ids: Int64 | None = None) -> Columns:
         """Return all gaps between tokens of the same request; see `TokenTimes.gaps`."""
         return self.token_times_of_all().gaps(ids)
 
-    def token_counts(self, ids: Int64 | None = None) -> Pairs:
-        """Return (time in ns, tokens that came out then), a pair a step of an engine with any.
+    def token_counts(self, ids: Int64 | None = None) -> Columns:
+        """Return time_ns and count, the tokens that came out then: a row a step with any.
 
         With `ids` only of those requests.
         """
         if ids is not None:
             return self.token_times_of_all().counts(ids)
-        times, counts = zip(*(log.token_counts() for log in self.of_engines), strict=True)
-        time_ns, count = np.concatenate(times), np.concatenate(counts)
+        counts = [log.token_counts() for log in self.of_engines]
+        time_ns = np.concatenate([table["time_ns"] for table in counts])
         order = np.argsort(time_ns, kind="stable")
-        return time_ns[order], count[order]
+        count = np.concatenate([table["count"] for table in counts])
+        return {"time_ns": time_ns[order], "count": count[order]}
 
     def token_times(self, request_id: int) -> Int64:
         """Return when each token of a request came out, in ns."""
@@ -121,7 +135,9 @@ class ClusterLog:
         for log in self.of_engines:
             # First and last decode of a stint are counted over the steps of its own engine.
             shift = np.array([0, 0, decodes_before, decodes_before])
-            stints.append(log.token_times_of_all().stints + shift)
+            of_engine = log.token_times_of_all().stints()
+            columns = [whole_numbers(of_engine, name) for name in STINT_COLUMNS]
+            stints.append(np.column_stack(columns) + shift)
             decodes_before += int(np.count_nonzero(log.steps()["num_decodes"]))
         return TokenTimes.of_steps(np.concatenate(stints), self.steps())
 

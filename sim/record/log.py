@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from schedlab.sim.record.columns import REJECTED, Pairs
-from schedlab.sim.record.steps import Int64, SegmentRow, Steps
+from schedlab.sim.record.columns import REJECTED, Columns, LazyTable
+from schedlab.sim.record.spool import Spool
+from schedlab.sim.record.steps import Int64, SegmentRow, Steps, StoredSteps
+from schedlab.sim.record.stored_token_times import StoredTokenTimes
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 from schedlab.sim.request import RequestState
 
@@ -44,6 +46,9 @@ class _TargetRow(NamedTuple):
     slo_e2el_ms: float | None
 
 
+MOST_NUMBERS_IN_MEMORY = 2_000_000
+"""Of requests, segments or steps, 8 bytes each; what is more is moved to temporary files."""
+
 _NAN = float("nan")
 _NO_TARGETS = (_NAN,) * len(_TargetRow._fields)
 
@@ -52,7 +57,9 @@ class RunLog:
     """Grows while the engine runs; read it through columns.
 
     Steps are kept by segment (a run of steps with the same batch), and token times as stints
-    (`token_times.STINT_COLUMNS`). Everything per step and per token is derived on demand.
+    (`token_times.STINT_COLUMNS`). Everything per step and per token is derived on demand. The
+    tables of a long run are moved to temporary files as they grow, and are then read from there a
+    column or a batch of rows at a time; what they hold is the same.
 
     Parameters
     ----------
@@ -74,7 +81,9 @@ class RunLog:
         self._stints = array("q")
         self._evictions = array("q")
         self._resumptions = array("q")
-        self._token_times: tuple[tuple[int, int], TokenTimes] | None = None
+        self._spools: dict[str, Spool] = {}
+        self._num_spilled_steps = 0
+        self._token_times: tuple[tuple[int, int], TokenTimes | StoredTokenTimes] | None = None
 
     # -- writing (the engine) ------------------------------------------------------------------
 
@@ -106,10 +115,14 @@ class RunLog:
         slo = r.slo
         if slo is None and r.predicted_tokens is None:
             self._targets.extend(_NO_TARGETS)
-            return
-        ttft, tpot, e2el = slo or (None, None, None)
-        row = _TargetRow(r.predicted_tokens, slo_ttft_ms=ttft, slo_tpot_ms=tpot, slo_e2el_ms=e2el)
-        self._targets.extend([_NAN if x is None else x for x in row])
+        else:
+            ttft, tpot, e2el = slo or (None, None, None)
+            row = _TargetRow(
+                r.predicted_tokens, slo_ttft_ms=ttft, slo_tpot_ms=tpot, slo_e2el_ms=e2el
+            )
+            self._targets.extend([_NAN if x is None else x for x in row])
+        if len(self._requests) >= MOST_NUMBERS_IN_MEMORY:
+            self._spill()
 
     def reject(self, state: RequestState, output_tokens: int, reason: str) -> None:
         """Record a request that was turned away, with what it had got until then."""
@@ -121,6 +134,11 @@ class RunLog:
         self._segments.extend(row)
         self._durations_ns.extend(durations_ns)
         self._new_blocks.extend(new_blocks)
+        if (
+            len(self._segments) >= MOST_NUMBERS_IN_MEMORY
+            or len(self._durations_ns) >= MOST_NUMBERS_IN_MEMORY
+        ):
+            self._spill()
 
     def add_stint(self, request_id: int, entry_ns: int, first: int, last: int) -> None:
         """Record the tokens that a request got since it entered the decode batch."""
@@ -135,15 +153,41 @@ class RunLog:
         """Record that an evicted request runs again, and how much of it must be computed."""
         self._resumptions.extend((request_id, now_ns, tokens_to_compute))
 
+    def _spill(self) -> None:
+        """Move what has grown to temporary files."""
+        self._num_spilled_steps += len(self._durations_ns)
+        self._spill_table("requests", self._requests, len(_RequestRow._fields))
+        self._spill_table("targets", self._targets, len(_TargetRow._fields))
+        self._spill_table("segments", self._segments, len(SegmentRow._fields))
+        self._spill_table("durations_ns", self._durations_ns, 1)
+        self._spill_table("new_blocks", self._new_blocks, 1)
+        self._spill_table("stints", self._stints, len(STINT_COLUMNS))
+        self._requests, self._targets = array("q"), array("d")
+        self._segments, self._stints = array("q"), array("q")
+        self._durations_ns, self._new_blocks = array("q"), array("q")
+
+    def _spill_table(self, name: str, values: array[Any], width: int) -> None:
+        rows = _matrix(values, width)
+        if name not in self._spools:
+            self._spools[name] = Spool(width, rows.dtype)
+        self._spools[name].append(rows)
+
+    def _spool(self, name: str, values: array[Any]) -> Spool:
+        """Return a table of which something was spilled, with what is in memory of it."""
+        spool = self._spools[name]
+        return spool.followed_by(_matrix(values, spool.num_columns))
+
     # -- reading -------------------------------------------------------------------------------
 
     @property
     def num_steps(self) -> int:
         """Steps run."""
-        return len(self._durations_ns)
+        return self._num_spilled_steps + len(self._durations_ns)
 
-    def requests(self) -> dict[str, npt.NDArray[np.generic]]:
+    def requests(self) -> Columns:
         """Return one row a request, by id; times in ns (-1 = never), targets in ms (NaN = none)."""
+        if self._spools:
+            return self._spilled_requests()
         rows = _matrix(self._requests, len(_RequestRow._fields))
         order = np.argsort(rows[:, 0], kind="stable")
         columns: dict[str, npt.NDArray[np.generic]] = {
@@ -155,8 +199,26 @@ class RunLog:
             columns[name] = np.ascontiguousarray(targets[order, i])
         return columns
 
-    def steps(self) -> Steps:
+    def _spilled_requests(self) -> LazyTable:
+        rows = self._spool("requests", self._requests)
+        order = np.argsort(rows.column(0), kind="stable")
+        by_id = rows.in_order(order)
+        targets = self._spool("targets", self._targets).in_order(order)
+        readers = by_id.readers(_RequestRow._fields) | targets.readers(_TargetRow._fields)
+        status = readers["status"]
+        readers["status"] = lambda start, stop: status(start, stop).astype(np.int8)
+        return LazyTable(by_id.num_rows, readers)
+
+    def steps(self) -> Steps | StoredSteps:
         """Return one row a step."""
+        if self._spools:
+            return StoredSteps(
+                self._spool("segments", self._segments),
+                self._spool("durations_ns", self._durations_ns),
+                self._spool("new_blocks", self._new_blocks),
+                self.block_size,
+                self.grows,
+            )
         return Steps(
             _matrix(self._segments, len(SegmentRow._fields)),
             _matrix(self._durations_ns, 1)[:, 0],
@@ -165,31 +227,37 @@ class RunLog:
             self.grows,
         )
 
-    def token_gaps(self, ids: Int64 | None = None) -> Pairs:
+    def token_gaps(self, ids: Int64 | None = None) -> Columns:
         """Return all gaps between tokens of the same request; see `TokenTimes.gaps`."""
         return self.token_times_of_all().gaps(ids)
 
-    def token_counts(self, ids: Int64 | None = None) -> Pairs:
-        """Return (time in ns, tokens that came out then), one pair a step with any.
+    def token_counts(self, ids: Int64 | None = None) -> Columns:
+        """Return time_ns and count, the tokens that came out then: a row a step with any.
 
         With `ids` only of those requests.
         """
         if ids is not None:
             return self.token_times_of_all().counts(ids)
         steps = self.steps()
+        if isinstance(steps, StoredSteps):
+            return steps.tokens_out()
         out = steps.tokens_out()
-        return steps["end_ns"][out > 0], out[out > 0]
+        return {"time_ns": steps["end_ns"][out > 0], "count": out[out > 0]}
 
     def token_times(self, request_id: int) -> Int64:
         """Return when each token of a request came out, in ns."""
         return self.token_times_of_all().of(request_id)
 
-    def token_times_of_all(self) -> TokenTimes:
+    def token_times_of_all(self) -> TokenTimes | StoredTokenTimes:
         """Return when all tokens came out, as far as the run has come."""
         so_far = self.num_steps, len(self._stints)
         if self._token_times is None or self._token_times[0] != so_far:
-            stints = _matrix(self._stints, len(STINT_COLUMNS)).copy()
-            self._token_times = so_far, TokenTimes.of_steps(stints, self.steps())
+            if self._spools:
+                stints = self._spool("stints", self._stints)
+                self._token_times = so_far, StoredTokenTimes(stints, self.steps())
+            else:
+                rows = _matrix(self._stints, len(STINT_COLUMNS)).copy()
+                self._token_times = so_far, TokenTimes.of_steps(rows, self.steps())
         return self._token_times[1]
 
     def preemptions(self) -> dict[str, Int64]:
@@ -218,7 +286,8 @@ class RunLog:
         }
 
 
-def _matrix(values: array[int], width: int) -> Int64:
+def _matrix(values: array[Any], width: int) -> npt.NDArray[Any]:
     # A view: while it lives, the array cannot grow.
-    rows = np.frombuffer(values, dtype=np.int64) if values else np.zeros(0, dtype=np.int64)
+    dtype = np.dtype(values.typecode)
+    rows = np.frombuffer(values, dtype=dtype) if values else np.zeros(0, dtype=dtype)
     return rows.reshape(-1, width)

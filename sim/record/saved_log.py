@@ -6,19 +6,31 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import SchedlabError, nearest
 from schedlab.sim.files import open_regular, replacing
-from schedlab.sim.record.columns import Columns, Ints, Pairs
+from schedlab.sim.record.columns import (
+    BATCH_ROWS,
+    Column,
+    Columns,
+    Ints,
+    LazyTable,
+    Read,
+    batches,
+    whole_numbers,
+)
 from schedlab.sim.record.log import RunLog as EmptyLog
-from schedlab.sim.record.steps import Steps
+from schedlab.sim.record.spool import Spool
+from schedlab.sim.record.stored_token_times import StoredTokenTimes
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 
-_ROWS_PER_BATCH = 1_000_000
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+
 _NEEDED = {
     "requests": (
         "id", "arrival_ns", "prompt_tokens", "generated_tokens", "first_token_ns",
@@ -42,16 +54,16 @@ class RunLog(Protocol):
     def preemptions(self) -> Columns:
         """Return one row a preemption: id, evicted_ns, resumed_ns (-1 = never)."""
 
-    def token_gaps(self, ids: Ints | None = None) -> Pairs:
-        """Return all gaps between tokens of one request as (gap in ns, how many)."""
+    def token_gaps(self, ids: Ints | None = None) -> Columns:
+        """Return all gaps between tokens of one request: gap_ns, and count, how many."""
 
-    def token_counts(self, ids: Ints | None = None) -> Pairs:
-        """Return (time in ns, tokens that came out then)."""
+    def token_counts(self, ids: Ints | None = None) -> Columns:
+        """Return time_ns and count: the tokens that came out then."""
 
     def token_times(self, request_id: int) -> Ints:
         """Return when each token of a request came out, in ns."""
 
-    def token_times_of_all(self) -> TokenTimes:
+    def token_times_of_all(self) -> TokenTimes | StoredTokenTimes:
         """Return when all tokens came out."""
 
 
@@ -66,7 +78,7 @@ class SavedLog:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._token_times: TokenTimes | None = None
+        self._token_times: TokenTimes | StoredTokenTimes | None = None
 
     def steps(self) -> Columns:
         """Return one row a step."""
@@ -76,23 +88,23 @@ class SavedLog:
         """Return one row a preemption."""
         return read_table(self._folder / "preemptions.parquet")
 
-    def token_gaps(self, ids: Ints | None = None) -> Pairs:
-        """Return all gaps between tokens of one request as (gap in ns, how many)."""
+    def token_gaps(self, ids: Ints | None = None) -> Columns:
+        """Return all gaps between tokens of one request: gap_ns, and count, how many."""
         if ids is None:
-            return self._pairs("gaps.parquet", "gap_ns")
+            return read_table(self._folder / "gaps.parquet")
         return self.token_times_of_all().gaps(ids)
 
-    def token_counts(self, ids: Ints | None = None) -> Pairs:
-        """Return (time in ns, tokens that came out then)."""
+    def token_counts(self, ids: Ints | None = None) -> Columns:
+        """Return time_ns and count: the tokens that came out then."""
         if ids is None:
-            return self._pairs("tokens.parquet", "time_ns")
+            return read_table(self._folder / "tokens.parquet")
         return self.token_times_of_all().counts(ids)
 
     def token_times(self, request_id: int) -> Ints:
         """Return when each token of a request came out, in ns."""
         return self.token_times_of_all().of(request_id)
 
-    def token_times_of_all(self) -> TokenTimes:
+    def token_times_of_all(self) -> TokenTimes | StoredTokenTimes:
         """Return when all tokens came out.
 
         Raises
@@ -107,50 +119,51 @@ class SavedLog:
                     f"{self._folder}: the token times of single requests were not saved by the "
                     "version that made this run; run the experiment again to get them"
                 )
-            columns = read_table(path)
-            stints = np.column_stack([columns[name] for name in STINT_COLUMNS]).astype(np.int64)
-            self._token_times = TokenTimes.of_steps(stints, self.steps())
+            stints, steps = read_table(path), self.steps()
+            if isinstance(stints, LazyTable) and "engine" not in steps:
+                spool = Spool(len(STINT_COLUMNS))
+                for some in batches(stints):
+                    spool.append(_stint_rows(some))
+                self._token_times = StoredTokenTimes(spool, steps)
+            else:
+                self._token_times = TokenTimes.of_steps(_stint_rows(stints), steps)
         return self._token_times
 
-    def _pairs(self, name: str, key: str) -> Pairs:
-        columns = read_table(self._folder / name)
-        return columns[key].astype(np.int64), columns["count"].astype(np.int64)
+
+def _stint_rows(columns: Columns) -> Ints:
+    return np.column_stack([whole_numbers(columns, name) for name in STINT_COLUMNS])
 
 
 def save_tables(folder: Path, requests: Columns, log: RunLog) -> None:
     """Write the tables of a run, each file whole or not at all."""
     for name, columns in _tables(requests, log):
-        if isinstance(columns, Steps):
-            write_table(folder / f"{name}.parquet", columns.batches(_ROWS_PER_BATCH))
-        else:
-            write_table(folder / f"{name}.parquet", [columns])
+        write_table(folder / f"{name}.parquet", batches(columns))
 
 
 def _tables(requests: Columns, log: RunLog) -> Iterator[tuple[str, Columns]]:
-    gaps, times = log.token_gaps(), log.token_counts()
     yield "requests", requests
     yield "steps", log.steps()
     yield "preemptions", log.preemptions()
-    yield "gaps", {"gap_ns": gaps[0], "count": gaps[1]}
-    yield "tokens", {"time_ns": times[0], "count": times[1]}
-    yield "stints", dict(zip(STINT_COLUMNS, log.token_times_of_all().stints.T, strict=True))
+    yield "gaps", log.token_gaps()
+    yield "tokens", log.token_counts()
+    yield "stints", log.token_times_of_all().stints()
 
 
-def write_table(path: Path, batches: Iterable[Columns]) -> None:
+def write_table(path: Path, pieces: Iterable[Columns]) -> None:
     """Write the pieces of a table; only one of them is in memory at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with replacing(path) as temporary, ExitStack() as closing:
         writer = None
-        for columns in batches:
+        for columns in pieces:
             table = pa.table({name: _arrow(data) for name, data in columns.items()})
             if writer is None:
                 schema = table.schema
                 writer = closing.enter_context(
                     pq.ParquetWriter(temporary, schema, compression="zstd")
                 )
-            writer.write_table(table, row_group_size=_ROWS_PER_BATCH)
+            writer.write_table(table, row_group_size=BATCH_ROWS)
 
 
 def _arrow(data: npt.NDArray[np.generic]) -> object:
@@ -187,21 +200,53 @@ def read_table(path: Path) -> Columns:
 
     try:
         with open_regular(path) as file:
-            table = pq.read_table(file)
+            found = pq.ParquetFile(file)
+            if found.metadata.num_rows > BATCH_ROWS:
+                columns: Columns = _stored_table(path, found.metadata)
+            else:
+                table = found.read()
+                columns = {name: table[name].to_numpy() for name in table.column_names}
     except (OSError, MemoryError, pa.ArrowException) as error:
         raise SchedlabError(f"{path}: cannot read table: {error!s:.200}") from None
-    columns = {name: table[name].to_numpy() for name in table.column_names}
     for name in _NEEDED.get(path.stem, ()):
         if name not in columns:
             raise SchedlabError(f"{path}: no column {name!r}; {nearest(name, columns)}")
-    for name, dtype in _columns_of(path.stem).items():
-        if name not in columns:
-            continue
-        kinds = "iufb" if dtype.kind == "f" else "iub"
-        if columns[name].dtype.kind not in kinds:
-            wanted = "numbers" if dtype.kind == "f" else "whole numbers in every row"
-            raise SchedlabError(f"{path}: column {name!r} must hold {wanted}")
+    if isinstance(columns, dict):
+        for name, column in columns.items():
+            _check(path, name, column)
     return columns
+
+
+def _stored_table(path: Path, metadata: FileMetaData) -> LazyTable:
+    """Return a table that stays in its file; the row groups that are asked for are read."""
+    import pyarrow.parquet as pq
+
+    sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    firsts = np.concatenate([[0], np.cumsum(sizes)])
+
+    def reader(name: str) -> Read:
+        def read(start: int, stop: int) -> Column:
+            low = int(np.searchsorted(firsts, start, side="right")) - 1
+            high = int(np.searchsorted(firsts, stop))
+            with open_regular(path) as file:
+                table = pq.ParquetFile(file).read_row_groups(range(low, high), columns=[name])
+            column: Column = table[name].to_numpy()[start - firsts[low] : stop - firsts[low]]
+            _check(path, name, column)
+            return column
+
+        return read
+
+    return LazyTable(metadata.num_rows, {name: reader(name) for name in metadata.schema.names})
+
+
+def _check(path: Path, name: str, column: Column) -> None:
+    """Raise if a column of a run's table does not hold the kind of numbers that it must."""
+    dtype = _columns_of(path.stem).get(name)
+    if dtype is None:
+        return
+    if column.dtype.kind not in ("iufb" if dtype.kind == "f" else "iub"):
+        wanted = "numbers" if dtype.kind == "f" else "whole numbers in every row"
+        raise SchedlabError(f"{path}: column {name!r} must hold {wanted}")
 
 
 @cache

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from schedlab.sim.record.columns import BATCH_ROWS, LazyTable
+from schedlab.sim.record.spool import Spool
 
 Int64 = npt.NDArray[np.int64]
 
@@ -64,6 +66,8 @@ class Steps(Mapping[str, Int64]):
         Tokens in a KV block.
     grows : bool
         Whether decodes open blocks as they go, or use what was reserved at admission.
+    wanted : slice
+        Which of these steps the table has.
     """
 
     _NAMES = (
@@ -74,13 +78,20 @@ class Steps(Mapping[str, Int64]):
     )  # fmt: skip
 
     def __init__(
-        self, segments: Int64, durations_ns: Int64, new_blocks: Int64, block_size: int, grows: bool
+        self,
+        segments: Int64,
+        durations_ns: Int64,
+        new_blocks: Int64,
+        block_size: int,
+        grows: bool,
+        wanted: slice = slice(None),
     ) -> None:
         self._segments = segments
         self._durations_ns = durations_ns
         self._new_blocks = new_blocks
         self._block_size = block_size
         self._grows = grows
+        self._wanted = wanted
         self._counts = self._segment("num_steps")
         self._first = np.cumsum(self._counts) - self._counts
 
@@ -93,25 +104,25 @@ class Steps(Mapping[str, Int64]):
     @property
     def num_rows(self) -> int:
         """Steps in the table."""
-        return len(self._durations_ns)
+        return len(self._durations_ns[self._wanted])
 
-    def batches(self, num_rows: int) -> Iterator[Steps]:
-        """Cut the table into pieces of about `num_rows` steps, in order."""
-        if not self.num_rows:
-            yield self
-            return
-        bounds = np.searchsorted(self._first, np.arange(0, self.num_rows, num_rows))
-        edges = np.unique([*bounds, len(self._segments)]).tolist()
-        for low, high in pairwise(edges):
-            first = int(self._first[low])
-            last = int(self._first[high]) if high < len(self._first) else self.num_rows
-            yield Steps(
-                self._segments[low:high],
-                self._durations_ns[first:last],
-                self._new_blocks[first:last],
-                self._block_size,
-                self._grows,
-            )
+    def rows(self, start: int, stop: int) -> Steps:
+        """Return some of the steps; only their segments are looked at."""
+        start, stop, _ = slice(start, stop).indices(self.num_rows)
+        shift = self._wanted.start or 0
+        start, stop = start + shift, stop + shift
+        low = max(int(np.searchsorted(self._first, start, side="right")) - 1, 0)
+        high = int(np.searchsorted(self._first, stop))
+        first = int(self._first[low]) if start < stop else start
+        last = int(self._first[high]) if high < len(self._first) else len(self._durations_ns)
+        return Steps(
+            self._segments[low:high],
+            self._durations_ns[first:last],
+            self._new_blocks[first:last],
+            self._block_size,
+            self._grows,
+            slice(start - first, stop - first),
+        )
 
     def __getitem__(self, name: str) -> Int64:
         """Return one column, shape (num_rows,).
@@ -123,8 +134,12 @@ class Steps(Mapping[str, Int64]):
         """
         if name not in self._NAMES:
             raise KeyError(name)
+        return self._column(name)[self._wanted]
+
+    def _column(self, name: str) -> Int64:
+        """Return a column of all steps of the segments."""
         if name == "start_ns":
-            return self["end_ns"] - self._durations_ns
+            return self._column("end_ns") - self._durations_ns
         if name == "end_ns":
             elapsed = np.cumsum(self._durations_ns)
             before = (elapsed - self._durations_ns)[self._first]
@@ -146,17 +161,18 @@ class Steps(Mapping[str, Int64]):
             reserved = reserved - self._segment("prefill_tokens") - self._segment("num_decodes")
             return self._spread(reserved) - self._decoded_before()
         if name == "kv_fragmentation_tokens":
-            used = self["kv_tokens"] + self["kv_reserved_unused_tokens"]
-            return self["kv_allocated_tokens"] - used
+            used = self._column("kv_tokens") + self._column("kv_reserved_unused_tokens")
+            return self._column("kv_allocated_tokens") - used
         if name in _FIRST_STEP_ONLY:
-            column = np.zeros(self.num_rows, dtype=np.int64)
+            column = np.zeros(len(self._durations_ns), dtype=np.int64)
             column[self._first] = self._segment(name)
             return column
         return self._spread(self._segment(name))
 
     def tokens_out(self) -> Int64:
         """Return how many tokens came out at the end of each step."""
-        return self._spread(self._segment("num_decodes") + self._segment("prefills_done"))
+        out = self._spread(self._segment("num_decodes") + self._segment("prefills_done"))
+        return out[self._wanted]
 
     def _segment(self, name: str) -> Int64:
         column: Int64 = self._segments[:, _COLUMN[name]]
@@ -167,5 +183,80 @@ class Steps(Mapping[str, Int64]):
 
     def _decoded_before(self) -> Int64:
         """Return the tokens that each step's segment decoded before it."""
-        index = np.arange(self.num_rows) - self._spread(self._first)
+        index = np.arange(len(self._durations_ns)) - self._spread(self._first)
         return self._spread(self._segment("num_decodes")) * index
+
+
+_MARKED = 65_536
+"""Segments of which it is known at which step they begin."""
+
+
+class StoredSteps(Mapping[str, Int64]):
+    """The steps of a long run, whose segments are on disk; a table as `Steps` is.
+
+    Parameters
+    ----------
+    segments, durations_ns, new_blocks : Spool
+        As the arrays of `Steps`.
+    block_size, grows
+        As there.
+    """
+
+    def __init__(
+        self, segments: Spool, durations_ns: Spool, new_blocks: Spool, block_size: int, grows: bool
+    ) -> None:
+        self._segments = segments
+        self._durations_ns = durations_ns
+        self._new_blocks = new_blocks
+        self._block_size = block_size
+        self._grows = grows
+        counts = segments.column(_COLUMN["num_steps"])
+        before = np.add.reduceat(counts, np.arange(0, len(counts), _MARKED))
+        self._marks = np.concatenate([[0], np.cumsum(before)])
+
+    def __len__(self) -> int:
+        return len(Steps._NAMES)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(Steps._NAMES)
+
+    @property
+    def num_rows(self) -> int:
+        """Steps in the table."""
+        return self._durations_ns.num_rows
+
+    def rows(self, start: int, stop: int) -> Steps:
+        """Return some of the steps."""
+        low = int(np.searchsorted(self._marks, start, side="right")) - 1
+        high = int(np.searchsorted(self._marks, stop))
+        first, last = int(self._marks[low]), int(self._marks[high])
+        steps = Steps(
+            self._segments.rows(low * _MARKED, min(high * _MARKED, self._segments.num_rows)),
+            self._durations_ns.column(0, first, last),
+            self._new_blocks.column(0, first, last),
+            self._block_size,
+            self._grows,
+        )
+        return steps.rows(start - first, stop - first)
+
+    def __getitem__(self, name: str) -> Int64:
+        """Return one column, shape (num_rows,).
+
+        Raises
+        ------
+        KeyError
+            If there is no such column.
+        """
+        starts = range(0, self.num_rows, BATCH_ROWS)
+        pieces = [self.rows(low, min(low + BATCH_ROWS, self.num_rows))[name] for low in starts]
+        column: Int64 = np.concatenate(pieces)
+        return column
+
+    def tokens_out(self) -> LazyTable:
+        """Return time_ns and count: how many tokens came out at the end of each step with any."""
+        found = Spool(2)
+        for start in range(0, self.num_rows, BATCH_ROWS):
+            steps = self.rows(start, min(start + BATCH_ROWS, self.num_rows))
+            out = steps.tokens_out()
+            found.append(np.column_stack([steps["end_ns"][out > 0], out[out > 0]]))
+        return found.table(("time_ns", "count"))

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from schedlab.sim.record.columns import Columns, Ints, Pairs, whole_numbers
+from schedlab.sim.record.columns import Columns, Ints, whole_numbers
 
 STINT_COLUMNS = ("id", "entry_ns", "first_decode", "last_decode")
 """A request got a token at `entry_ns` from its prefill (-1: it did not), and then one in each of
@@ -25,7 +25,7 @@ class TokenTimes:
     """
 
     def __init__(self, stints: Ints, decode_ends_ns: Ints) -> None:
-        self.stints = stints
+        self._stints = stints
         self._decode_ends_ns = decode_ends_ns
 
     @classmethod
@@ -40,6 +40,10 @@ class TokenTimes:
             ends_ns = ends_ns[np.argsort(engine, kind="stable")]
         return cls(stints, ends_ns)
 
+    def stints(self) -> Columns:
+        """Return the stints, in the order in which they ended."""
+        return dict(zip(STINT_COLUMNS, self._stints.T, strict=True))
+
     def of(self, request_id: int) -> Ints:
         """Return when each token of a request came out, in ns, in order."""
         low, high = np.searchsorted(self._by_id[:, 0], [request_id, request_id + 1])
@@ -50,11 +54,11 @@ class TokenTimes:
             times.append(self._decode_ends_ns[first:last])
         return np.concatenate(times) if times else np.zeros(0, dtype=np.int64)
 
-    def gaps(self, ids: Ints | None = None) -> Pairs:
-        """Return all gaps between tokens of the same request, as (gap in ns, how many).
+    def gaps(self, ids: Ints | None = None) -> Columns:
+        """Return all gaps between tokens of the same request: gap_ns, and count, how many.
 
         A decode step gives the same gap to every request that also took part in the one before,
-        so the pairs are about as many as the steps. With `ids` only of those requests.
+        so the rows are about as many as the steps. With `ids` only of those requests.
         """
         stints = self._some(ids)
         decode_ends = np.append(self._decode_ends_ns, -1)  # stints may end before any decode
@@ -81,13 +85,13 @@ class TokenTimes:
             (first_decode - entry)[has_entry & has_decodes],
         ])  # fmt: skip
         used = counts > 0
-        return (
-            np.concatenate([gaps[used], seams]),
-            np.concatenate([counts[used], np.ones(len(seams), dtype=np.int64)]),
-        )
+        return {
+            "gap_ns": np.concatenate([gaps[used], seams]),
+            "count": np.concatenate([counts[used], np.ones(len(seams), dtype=np.int64)]),
+        }
 
-    def counts(self, ids: Ints | None = None) -> Pairs:
-        """Return (time in ns, tokens that came out then), by time; with `ids` of those only."""
+    def counts(self, ids: Ints | None = None) -> Columns:
+        """Return time_ns and count, the tokens that came out then; with `ids` of those only."""
         _, entry, first, last = self._some(ids).T
         change = np.zeros(len(self._decode_ends_ns) + 1, dtype=np.int64)
         np.add.at(change, first[last > first], 1)
@@ -100,12 +104,12 @@ class TokenTimes:
         weights = np.concatenate([decoded[decoded > 0], np.ones(len(entered), dtype=np.int64)])
         tokens = np.zeros(len(times), dtype=np.int64)
         np.add.at(tokens, place, weights)
-        return times, tokens
+        return {"time_ns": times, "count": tokens}
 
     def _some(self, ids: Ints | None) -> Ints:
-        return self.stints if ids is None else self.stints[np.isin(self.stints[:, 0], ids)]
+        return self._stints if ids is None else self._stints[np.isin(self._stints[:, 0], ids)]
 
     @cached_property
     def _by_id(self) -> Ints:
-        rows: Ints = self.stints[np.argsort(self.stints[:, 0], kind="stable")]
+        rows: Ints = self._stints[np.argsort(self._stints[:, 0], kind="stable")]
         return rows

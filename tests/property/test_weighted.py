@@ -8,37 +8,40 @@ from hypothesis import strategies as st
 from schedlab.sim.metrics.weighted import WeightedSample
 
 pairs = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 30)), min_size=1, max_size=40)
+batches = st.sampled_from([1, 3, 40])
 percents = st.lists(
     st.one_of(st.sampled_from([0, 25, 50, 90, 95, 99, 100]), st.floats(0, 100)),
     min_size=1, max_size=5,
 )  # fmt: skip
 
 
-def sample_and_list(rows):
-    values = np.array([v for v, _ in rows]) / 1e6
-    counts = np.array([c for _, c in rows])
-    return WeightedSample(values, counts), np.repeat(values, counts)
+def sample_and_list(rows, batch):
+    values, counts = np.array(rows).T
+    # In one batch, or a row at a time: then elements are counted out, not sorted.
+    cuts = range(0, len(rows), batch)
+    pieces = [(values[low : low + batch], counts[low : low + batch]) for low in cuts]
+    return WeightedSample(lambda: pieces, per=1e6), np.repeat(values / 1e6, counts)
 
 
-@given(pairs, percents)
-def test_weighted_percentiles_equal_numpy_on_the_expanded_list_exactly(rows, percents):
-    sample, expanded = sample_and_list(rows)
+@given(pairs, batches, percents)
+def test_weighted_percentiles_equal_numpy_on_the_expanded_list_exactly(rows, batch, percents):
+    sample, expanded = sample_and_list(rows, batch)
     if len(expanded):
         assert sample.percentiles(percents) == np.percentile(expanded, percents).tolist()
     else:
         assert np.isnan(sample.percentiles(percents)).all()
 
 
-@given(pairs)
-def test_weighted_median_equals_numpy_on_the_expanded_list_exactly(rows):
-    sample, expanded = sample_and_list(rows)
+@given(pairs, batches)
+def test_weighted_median_equals_numpy_on_the_expanded_list_exactly(rows, batch):
+    sample, expanded = sample_and_list(rows, batch)
     if len(expanded):
         assert sample.median() == np.median(expanded)
 
 
-@given(pairs)
-def test_weighted_mean_and_std_equal_numpy_up_to_rounding(rows):
-    sample, expanded = sample_and_list(rows)
+@given(pairs, batches)
+def test_weighted_mean_and_std_equal_numpy_up_to_rounding(rows, batch):
+    sample, expanded = sample_and_list(rows, batch)
     if len(expanded):
         assert sample.mean() == pytest.approx(np.mean(expanded), rel=1e-12)
         assert sample.std() == pytest.approx(np.std(expanded), rel=1e-9, abs=1e-6)
@@ -46,6 +49,6 @@ def test_weighted_mean_and_std_equal_numpy_up_to_rounding(rows):
 
 def test_weighted_sample_of_unequal_lengths_or_negative_counts_is_refused():
     with pytest.raises(ValueError, match="equal"):
-        WeightedSample(np.zeros(2), np.zeros(3, dtype=np.int64))
+        WeightedSample(lambda: [(np.zeros(2, dtype=np.int64), np.zeros(3, dtype=np.int64))])
     with pytest.raises(ValueError, match=">= 0"):
-        WeightedSample(np.zeros(1), np.array([-1]))
+        WeightedSample(lambda: [(np.zeros(1, dtype=np.int64), np.array([-1]))])

@@ -15,7 +15,7 @@ from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.cluster import joint_steps_ns, simulate_cluster
 from schedlab.sim.drive.router import LeastLoaded
-from schedlab.sim.record.columns import REJECTED
+from schedlab.sim.record.columns import REJECTED, pairs
 from schedlab.sim.result import RunResult
 from tests import laws
 from tests.laws import LinearCost, arrival
@@ -226,7 +226,7 @@ def test_merged_log_has_every_token_and_gap():
     assert requests["num_preemptions"].sum() > 0
     times = {a.request.id: log.token_times(a.request.id) for a in workload}
     assert all(len(times[a.request.id]) == a.output_tokens for a in workload)
-    gaps, counts = log.token_gaps()
+    gaps, counts = pairs(log.token_gaps())
     expected = np.sort(np.concatenate([np.diff(t) for t in times.values()]))
     assert np.array_equal(np.sort(np.repeat(gaps, counts)), expected)
     assert len(log.preemptions()["id"]) == requests["num_preemptions"].sum()

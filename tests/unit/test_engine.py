@@ -346,7 +346,7 @@ def test_empty_workload_ends_at_once():
     assert log.num_steps == 0
     assert len(log.requests()["id"]) == 0
     assert len(log.steps()["start_ns"]) == 0
-    assert len(log.token_gaps()[0]) == 0
+    assert len(log.token_gaps()["gap_ns"]) == 0
 
 
 # -- cost of a decision, counted rather than timed ---------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import replacing
+from schedlab.sim.record.columns import pairs
 from schedlab.sim.result import RunResult
 from tests.hand_log import HandLog
 from tests.unit.test_metrics import MS, TOKENS_NS, columns, steps
@@ -113,9 +114,9 @@ def test_loaded_result_has_the_token_times_of_single_requests(tmp_path):
     log = RunResult.load(tmp_path).log
     for number, times_ns in TOKENS_NS.items():
         assert log.token_times(number).tolist() == times_ns
-    gaps_ns, counts = log.token_gaps(np.array([1]))
+    gaps_ns, counts = pairs(log.token_gaps(np.array([1])))
     assert (gaps_ns.tolist(), counts.tolist()) == ([200 * MS], [1])
-    times_ns, tokens = log.token_counts(np.array([1, 2]))
+    times_ns, tokens = pairs(log.token_counts(np.array([1, 2])))
     assert (times_ns.tolist(), tokens.tolist()) == ([300 * MS, 500 * MS, 1500 * MS], [1, 1, 1])
 
 

@@ -9,6 +9,7 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.window import Window, measured_window
+from schedlab.sim.record.columns import pairs
 from schedlab.sim.result import RunResult
 from tests.hand_log import HandLog
 
@@ -59,7 +60,7 @@ def test_metrics_are_of_the_requests_that_arrive_inside_and_of_what_happens_insi
     finished = window.holds(rows["finish_ns"])
     assert metrics["duration_s"] == window.duration_s
     assert metrics["request_throughput"] == finished.sum() / window.duration_s
-    times, counts = whole.log.token_counts()
+    times, counts = pairs(whole.log.token_counts())
     tokens = counts[window.holds(times)].sum()
     assert metrics["output_throughput"] == tokens / window.duration_s
     gaps = np.concatenate([np.diff(whole.log.token_times(i)) for i in rows["id"][inside]]) / 1e6

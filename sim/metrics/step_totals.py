@@ -1,0 +1,87 @@
+"""Sums over the steps of a run, in one pass: what the metrics of an engine are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from schedlab.sim.record.columns import Columns, Floats, Ints, whole_numbers
+
+_MEANS = (
+    "num_running", "num_waiting", "kv_tokens", "kv_allocated_tokens", "kv_reserved_unused_tokens",
+    "kv_fragmentation_tokens",
+)  # fmt: skip
+_SUMS = ("overhead_ns", "num_decodes", "prefill_tokens", "padding_tokens", "swapped_bytes")
+
+
+@dataclass
+class StepTotals:
+    """Sums and extremes over steps.
+
+    Attributes
+    ----------
+    num_steps : int
+        How many there are.
+    first_start_ns, last_end_ns : int
+        When the first one starts and the last one ends; 0 if there is none.
+    busy_ns : float
+        Sum of their lengths.
+    sums : dict of str to int
+        Column of `sim.record.steps.Steps` to its sum.
+    weighted, most : dict of str to float, dict of str to int
+        Column, or ``batch`` (decodes + prefill chunks), to the sum of value times length in ns, and
+        to the largest value.
+    """
+
+    num_steps: int = 0
+    first_start_ns: int = 0
+    last_end_ns: int = 0
+    busy_ns: float = 0.0
+    sums: dict[str, int] = field(default_factory=dict)
+    weighted: dict[str, float] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a column, each step weighed with its length; NaN if there is none."""
+        return self.weighted[name] / self.busy_ns if self.busy_ns else float("nan")
+
+    def add(self, steps: Columns) -> None:
+        """Count further steps in, of any number."""
+        start_ns, end_ns = whole_numbers(steps, "start_ns"), whole_numbers(steps, "end_ns")
+        if len(start_ns):
+            if not self.num_steps:
+                self.first_start_ns = int(start_ns[0])
+            self.last_end_ns = max(self.last_end_ns, int(end_ns.max()))
+        self.num_steps += len(start_ns)
+        length_ns: Floats = (end_ns - start_ns).astype(np.float64)
+        self.busy_ns += float(length_ns.sum())
+        for name in _SUMS:
+            if name in steps:
+                total = int(whole_numbers(steps, name).sum())
+                self.sums[name] = self.sums.get(name, 0) + total
+        for name in _MEANS:
+            if name in steps:
+                self._weigh(name, whole_numbers(steps, name), length_ns)
+        if "num_prefills" in steps:
+            batch = whole_numbers(steps, "num_decodes") + whole_numbers(steps, "num_prefills")
+            self._weigh("batch", batch, length_ns)
+
+    def _weigh(self, name: str, values: Ints, length_ns: Floats) -> None:
+        self.weighted[name] = self.weighted.get(name, 0.0) + float((values * length_ns).sum())
+        self.most[name] = max(self.most.get(name, 0), int(values.max()) if len(values) else 0)
+
+
+def step_totals(batches: Iterable[Columns]) -> StepTotals:
+    """Return the totals of steps that come some at a time.
+
+    Notes
+    -----
+    Sums of integers are exact; those of lengths are rounded once a batch, so that batches must be
+    cut alike for the last bit to be the same (`sim.record.columns.batches` does).
+    """
+    totals = StepTotals()
+    for steps in batches:
+        totals.add(steps)
+    return totals

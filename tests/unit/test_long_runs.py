@@ -1,0 +1,94 @@
+"""Runs that outgrow memory give what they would give in it."""
+
+import os
+
+import numpy as np
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.record import columns, log, saved_log, steps, stored_token_times
+from schedlab.sim.record.columns import LazyTable
+from schedlab.sim.result import RunResult
+
+SPEC = {
+    "name": "long",
+    "hardware": "a100-80gb",
+    "engine": {"num_gpu_blocks_override": 700, "max_num_seqs": 16, "max_num_batched_tokens": 512},
+    "workload": {"num_requests": 120, "request_rate": 8.0, "prompt_tokens": 300,
+                 "output_tokens": {"distribution": "uniform", "low": 1, "high": 90}},
+    "slo": {"ttft_ms": 500, "tpot_ms": 30},
+}  # fmt: skip
+CASES = {
+    "one engine": (),
+    "preempting": ("engine.num_gpu_blocks_override=120",),
+    "reserving": ("engine.kv_allocator=contiguous_exact", "engine.max_model_len=1000"),
+    "measured in part": ("measure={warm_up_s: 2.0, cool_down_s: 1.0}",),
+    "predicted": ("policy={name: sjf, predictor: {name: noisy, sigma: 0.5}}",),
+    "two engines": ("engine.data_parallel_size=2",),
+    "two tenants": ("workload.classes={chat: {share: 0.7}, batch: {share: 0.3}}",),
+}
+
+
+def spilled(monkeypatch, most_numbers, batch_rows):
+    monkeypatch.setattr(log, "MOST_NUMBERS_IN_MEMORY", most_numbers)
+    monkeypatch.setattr(stored_token_times, "_WINDOW_STEPS", 2 * batch_rows + 1)
+    monkeypatch.setattr(steps, "_MARKED", 5)
+    for module in (columns, steps, saved_log, stored_token_times):
+        monkeypatch.setattr(module, "BATCH_ROWS", batch_rows)
+
+
+@pytest.fixture(params=CASES)
+def spec(request, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    return make_spec(SPEC, CASES[request.param])
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_spilled_run_writes_the_same_bytes_as_one_in_memory(spec, monkeypatch, tmp_path):
+    run(spec).save(tmp_path / "memory")
+    spilled(monkeypatch, 400, columns.BATCH_ROWS)
+    result = run(spec)
+    if result.num_engines == 1:
+        assert isinstance(result.requests, LazyTable)
+    result.save(tmp_path / "disk")
+    assert files(tmp_path / "disk") == files(tmp_path / "memory")
+
+
+@pytest.mark.parametrize(
+    "spec", ["one engine", "preempting", "measured in part", "two engines"], indirect=True
+)
+def test_batches_of_a_few_rows_change_rounding_only(spec, monkeypatch, tmp_path):
+    expected = run(spec)
+    wanted, of_class = expected.metrics(), expected.metrics_by("prompt_tokens")[300.0]
+    steps_wanted, gaps_wanted = expected.log.steps(), expected.log.token_gaps()
+    spilled(monkeypatch, 400, 701)
+    result = run(spec)
+    result.save(tmp_path)
+    assert result.metrics_by("prompt_tokens")[300.0] == pytest.approx(of_class, nan_ok=True)
+    for found in (result, RunResult.load(tmp_path)):
+        assert found.metrics() == pytest.approx(wanted, rel=1e-12, nan_ok=True)
+        for name in ("p99_itl_ms", "median_itl_ms", "p90_ttft_ms", "max_batch_size", "num_steps"):
+            np.testing.assert_equal(found.metrics()[name], wanted[name])
+        for name in steps_wanted:
+            assert np.array_equal(found.log.steps()[name], steps_wanted[name]), name
+        for name in gaps_wanted:
+            assert np.array_equal(found.log.token_gaps()[name], gaps_wanted[name]), name
+        for number in (0, 17, 119):
+            times = expected.log.token_times(number)
+            assert np.array_equal(found.log.token_times(number), times)
+        assert list(found.requests) == list(expected.requests)
+        for name in expected.requests:
+            np.testing.assert_array_equal(found.requests[name], expected.requests[name])
+
+
+def test_temporary_files_of_a_run_have_no_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    spilled(monkeypatch, 400, 701)
+    result = run(make_spec(SPEC, ()))
+    assert isinstance(result.requests, LazyTable)
+    assert os.listdir(tmp_path) == []
