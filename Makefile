@@ -23,7 +23,7 @@ VLLM_TORCH   ?= torch==2.13.0
 .PHONY: demo core bench-peers test fast unit mutants torture oldest test-vllm lint format bench golden notebooks lock clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
-	$(BIN)/schedlab run experiments/quickstart.yaml -o runs/quickstart
+	$(BIN)/schedlab run quickstart -o runs/quickstart
 	@echo "figure: runs/quickstart/throughput_p99.png"
 
 test: $(VENV)/tested             ## install what tests need, then run them all

@@ -28,7 +28,13 @@ from schedlab.experiments.commands.policy import policy_app
 from schedlab.experiments.commands.predictor import predictor_app
 from schedlab.experiments.commands.profile import profile_app
 from schedlab.experiments.commands.regress import regress_app
-from schedlab.experiments.commands.running import INTERRUPTED, points_bar, print_results
+from schedlab.experiments.commands.running import (
+    INTERRUPTED,
+    NumWorkers,
+    check_backend,
+    points_bar,
+    print_results,
+)
 from schedlab.experiments.commands.sweep import add_sweep_commands
 from schedlab.experiments.commands.terminal import print_lines, print_table
 from schedlab.experiments.commands.trace import trace_app
@@ -65,11 +71,10 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="A laboratory for LLM-serving request scheduling.",
     epilog="Start with: schedlab run quickstart",
 )
 app.add_typer(trace_app, name="trace")
@@ -87,6 +92,7 @@ def run(
         Path | None,
         typer.Option("-o", "--output", help="Results folder; results/<name> if not given."),
     ] = None,
+    jobs: NumWorkers = 1,
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Also write trace.json for ui.perfetto.dev.")
     ] = False,
@@ -103,15 +109,16 @@ def run(
     )
     from schedlab.experiments.results.saved_results import read_results, summary
     from schedlab.experiments.sweeps.sweep_all import run_into
-    from schedlab.experiments.sweeps.workers import InProcess
+    from schedlab.experiments.sweeps.workers import InProcess, Processes
 
     spec = load_experiment(spec_file, overrides)
+    check_backend(spec, jobs, None)
     asked = known_metrics(metric)
     folder = output or results_folder(spec)
     check_replaceable(folder)
     with replacing_folder(folder) as new, points_bar(quiet) as progress:
-        here = InProcess(progress.requests_done, raising=True)
-        results = run_into(spec, new, here, progress.point_ended)
+        with InProcess(progress.requests_done, True) if jobs == 1 else Processes(jobs) as workers:
+            results = run_into(spec, new, workers, progress.point_ended)
         draw_throughput(results)
         for point in results.runs if perfetto else ():
             point.load().to_perfetto(point.folder / "trace.json")
@@ -200,10 +207,39 @@ def policies() -> None:
 
 
 @app.command()
-def examples() -> None:
-    """List the experiments that come with schedlab (run NAME)."""
-    from schedlab.experiments.specification.shipped import shipped_experiments, title
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Made if need be.")] = Path("."),
+) -> None:
+    """Write an experiment and a policy to start from."""
+    from schedlab.experiments.specification.starter import write_starter
 
+    for path in write_starter(folder):
+        typer.echo(path)
+    there = "" if folder == Path(".") else f"cd {folder} && "
+    typer.echo(f"next: {there}schedlab run spec.yaml")
+    typer.echo(
+        "then: schedlab run spec.yaml policy=longest_first:LongestPromptFirst -o longest-first"
+    )
+
+
+@app.command()
+def examples(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Print this one, to change it.")
+    ] = None,
+) -> None:
+    """List the experiments that come with schedlab (run NAME), or print one."""
+    from schedlab.experiments.specification.shipped import (
+        experiment_file,
+        shipped_experiments,
+        title,
+    )
+
+    if name is not None:
+        path = experiment_file(name)
+        typer.echo(f"# A copy of {path}; files it names are relative to that folder.")
+        typer.echo(path.read_text(encoding="utf-8"), nl=False)
+        return
     print_table(
         "experiments (schedlab run NAME)",
         ("name", "what it asks"),
@@ -311,6 +347,24 @@ def version() -> None:
         typer.echo(f"schedlab {metadata.version('schedlab')}")
     except metadata.PackageNotFoundError:
         typer.echo("schedlab (not installed: run from a checkout)")
+
+
+def _asked_for_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_asked_for_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """A laboratory for LLM-serving request scheduling."""  # noqa: D401 - the help's first line
 
 
 def main() -> None:

@@ -78,6 +78,12 @@ def known_metrics(names: list[str] | None) -> list[str]:
 
 
 def results_folder(spec: ExperimentSpec, kind: str = "") -> Path:
-    """Return where results go if nobody says: results/<name>, or results/<name>-<kind>."""
+    """Return where results go if nobody says: results/<name>, or results/<name>-<kind>.
+
+    A folder `results` that is itself a result (``-o results``) is no place for others: they go
+    beside it then, below ``schedlab-results``.
+    """
     name = "".join(c if c not in '/\\:*?"<>|' else "_" for c in spec.name)
-    return Path("results") / (f"{name}-{kind}" if kind else name)
+    taken = any((Path("results") / file).exists() for file in ("points.json", "point.json"))
+    parent = Path("schedlab-results" if taken else "results")
+    return parent / (f"{name}-{kind}" if kind else name)

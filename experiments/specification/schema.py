@@ -21,8 +21,10 @@ def json_schema() -> Schema:
     Returns
     -------
     dict
-        A schema that every file `load_spec` accepts satisfies. The knobs of policies,
-        predictors and distributions are open in it; `load_spec` checks them.
+        A schema that every file `load_spec` accepts satisfies. It offers every known name
+        (policies and their knobs, predictors, models, GPUs, cost models, presets, metrics, keys
+        that can be swept), for an editor to complete. What the values of knobs may be is left to
+        `load_spec`.
     """
     schema = ExperimentSpec.model_json_schema()
     for model in _models(ExperimentSpec):
@@ -47,7 +49,72 @@ def json_schema() -> Schema:
         {"required": ["extends"]},
         {"required": ["sweep"]},
     ]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    _offer_names(schema)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:schedlab:experiment",
+        **schema,
+    }
+
+
+def _offer_names(schema: Schema) -> None:
+    """Put the names that are known where a name is asked for, and knobs beside them."""
+    from schedlab.policies import registry as policies
+    from schedlab.policies.predictors import registry as predictors
+    from schedlab.sim.cost import registry as cost_models
+    from schedlab.sim.hardware.gpus import gpu_names
+    from schedlab.sim.hardware.models import model_names
+    from schedlab.sim.metrics.registry import names as metric_names
+    from schedlab.traces import PRESETS
+
+    defs, properties = schema["$defs"], schema["properties"]
+    # One's own is module:Class; nothing else that is no known name is accepted.
+    policy = {"anyOf": [{"enum": list(policies.names())}, {"type": "string", "pattern": ":"}]}
+    predictor = {"anyOf": [{"enum": list(predictors.names())}, {"type": "string", "pattern": ":"}]}
+    _name(properties["policy"], defs["Policy"], policy)
+    _name(defs["Policy"]["properties"]["predictor"], defs["Predictor"], predictor)
+    for section, registry, each in (
+        ("Policy", policies.names(), lambda name: policies.policy_class(name).knobs()),
+        ("Predictor", predictors.names(), lambda name: predictors.predictor_class(name).knobs()),
+        ("CostModel", cost_models.names(), cost_models.knobs),
+    ):
+        takers: dict[str, list[str]] = {}
+        for name in registry:
+            for knob in each(name):
+                takers.setdefault(knob, []).append(name)
+        for knob, names in takers.items():
+            of = {"description": f"A knob of {', '.join(names)}."}
+            defs[section]["properties"].setdefault(knob, of)
+    # Where a path may stand as well, names are offered and any text is accepted.
+    for holder, key, choices in (
+        (schema, "model", model_names()),
+        (schema, "hardware", gpu_names()),
+        (defs["CostModel"], "name", cost_models.names()),
+        (defs["Workload"], "trace", PRESETS),
+    ):
+        _offer(holder["properties"][key], list(choices))
+    metrics = {name: {"type": "number"} for name in metric_names()}
+    for section in ("Find", "Tune"):
+        for bound in ("at_most", "at_least"):
+            defs[section]["properties"][bound]["properties"] = metrics
+    properties["sweep"]["properties"] = {
+        row.split("`")[1]: {"type": "array", "minItems": 1} for row in _rows(ExperimentSpec, "")
+    }
+    properties["sweep"]["properties"]["policy"]["items"] = properties["policy"]
+
+
+def _name(short_or_full: Schema, full: Schema, name: Schema) -> None:
+    """Let a name stand alone or under `name` in a mapping."""
+    short_or_full["anyOf"][0] = name
+    full["properties"]["name"] = {**name, "description": full["properties"]["name"]["description"]}
+
+
+def _offer(place: Schema, names: list[str]) -> None:
+    """Offer names where any text is accepted."""
+    for form in place.get("anyOf", [place]):
+        if form.get("type") == "string":
+            kept = {key: form.pop(key) for key in ("type", "minLength") if key in form}
+            form["anyOf"] = [{"enum": names}, kept]
 
 
 def key_table() -> str:

@@ -86,3 +86,30 @@ def test_documented_keys_are_those_of_the_schema():
     page = (ROOT / "docs" / "experiments.md").read_text()
     # Regenerate with: schedlab schema --markdown
     assert key_table() in page
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy": "FCFS"}, "fcfs"),
+        ({"policy": {"name": "sjff"}}, "sjf"),
+        ({"policy": {"name": "sjf", "predictor": "oracel"}}, "oracle"),
+        ({"sweep": {"policy": ["fcfs", "sfj"]}}, "sjf"),
+    ],
+    ids=str,
+)
+def test_schema_knows_the_names_that_the_loader_knows(validator, change, message):
+    data = {"workload": {"trace": "azure-conv", "num_requests": 3, "request_rate": 1}, **change}
+    assert not validator.is_valid(data)
+    with pytest.raises(SpecError, match=message):
+        make_spec(data)
+
+
+def test_schema_offers_names_and_knobs_to_an_editor():
+    schema = json_schema()
+    assert schema["$id"] == "urn:schedlab:experiment"
+    assert "h100-80gb" in schema["properties"]["hardware"]["anyOf"][0]["enum"]
+    assert "azure-conv" in str(schema["$defs"]["Workload"]["properties"]["trace"])
+    assert "static" in schema["$defs"]["Policy"]["properties"]["max_batch_size"]["description"]
+    assert "engine.max_num_seqs" in schema["properties"]["sweep"]["properties"]
+    assert "p99_ttft_ms" in schema["$defs"]["Find"]["properties"]["at_most"]["properties"]

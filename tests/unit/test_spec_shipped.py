@@ -78,4 +78,4 @@ def test_examples_command_lists_every_shipped_experiment():
     done = CliRunner().invoke(app, ["examples"])
     assert done.exit_code == 0
     for name in shipped_experiments():
-        assert f" {name} " in done.output
+        assert f"\n{name} " in done.output

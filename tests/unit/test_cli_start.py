@@ -1,0 +1,89 @@
+"""The first commands: from an empty folder to results, without a collision."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.specification.starter import POLICY
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["workload.num_requests=12", "replications=1", "workload.request_rate=4", "-q"]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def schedlab(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_init_writes_an_experiment_and_a_policy_that_run(monkeypatch):
+    done = schedlab("init", "study")
+    assert done.exit_code == 0, done.output
+    monkeypatch.chdir("study")
+    assert schedlab("run", "spec.yaml", *SMALL).exit_code == 0
+    own = schedlab("run", "spec.yaml", "policy=longest_first:LongestPromptFirst", *SMALL, "-o", "o")
+    assert own.exit_code == 0, own.output
+    assert json.loads(Path("o/result.json").read_text())["schedlab"]["policy"].startswith("longest")
+
+
+def test_init_overwrites_nothing():
+    Path("longest_first.py").write_text("mine")
+    done = schedlab("init")
+    assert done.exit_code == 2
+    assert "longest_first.py is there already" in done.stderr
+    assert not Path("spec.yaml").exists()
+
+
+def test_init_names_the_schema_in_the_first_line_for_editors():
+    schedlab("init")
+    first = Path("spec.yaml").read_text().split("\n")[0]
+    schema = json.loads(Path(first.partition("$schema=")[2]).read_text())
+    assert "sjf" in str(schema["properties"]["policy"])
+
+
+def test_readme_shows_the_files_that_init_writes():
+    readme = (ROOT / "README.md").read_text()
+    assert POLICY in readme
+    shown = yaml.safe_load(readme.partition("```yaml\n")[2].partition("```")[0])
+    assert shown == yaml.safe_load((ROOT / "experiments/sjf-against-fcfs.yaml").read_text())
+
+
+def test_examples_prints_one_by_name_to_change_it():
+    done = schedlab("examples", "quickstart")
+    assert yaml.safe_load(done.stdout)["name"] == "quickstart"
+    assert "quickstart comes with schedlab" in schedlab("examples", "quikstart").stderr
+
+
+def test_runs_into_results_and_into_the_default_do_not_collide():
+    schedlab("init")
+    for _ in range(2):
+        assert schedlab("run", "spec.yaml", "-o", "results", *SMALL).exit_code == 0
+        assert schedlab("run", "spec.yaml", *SMALL, "policy=fcfs").exit_code == 0
+    assert Path("schedlab-results/sjf-against-fcfs/result.json").is_file()
+
+
+def test_run_by_two_processes_writes_what_one_writes():
+    schedlab("init")
+    small = ["workload.num_requests=12", "replications=1", "policy=fcfs", "-q"]
+    for jobs in "12":
+        assert schedlab("run", "spec.yaml", "-j", jobs, "-o", jobs, *small).exit_code == 0
+    assert Path("1/summary.csv").read_text() == Path("2/summary.csv").read_text()
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["version"]])
+def test_version_is_an_option_and_a_command(arguments):
+    done = schedlab(*arguments)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("schedlab ")
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["trace", "describe"], ["regress", "check"]])
+def test_h_is_help_everywhere(command):
+    assert schedlab(*command, "-h").stdout == schedlab(*command, "--help").stdout
