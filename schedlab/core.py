@@ -30,7 +30,8 @@ MODULES = (
     "sim.cost.kernel_times", "sim.cost.pricing", "sim.cost.product", "sim.cost.segment",
     "sim.cost.shape",
     "sim.drive.arrivals", "sim.drive.simulation",
-    "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix", "sim.kv.prompt",
+    "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix",
+    "sim.kv.prefix_index", "sim.kv.prompt",
     "sim.record.log",
 )  # fmt: skip
 """What is compiled, below `schedlab`: what runs once a plan, or once a request."""

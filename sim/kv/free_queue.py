@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Undo = tuple[Callable[..., None], tuple[object, ...]]
+Undo = tuple[Callable[..., object], tuple[object, ...]]
 
 
 class Run:
@@ -88,7 +88,7 @@ class FreeQueue:
         self._is_open = False
         self.journal.clear()
 
-    def note(self, undo: Callable[..., None], *arguments: object) -> None:
+    def note(self, undo: Callable[..., object], *arguments: object) -> None:
         """Write down what undoes a change, if a ledger is open."""
         if self._is_open:
             self.journal.append((undo, arguments))

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from schedlab.sim.kv.free_queue import FreeQueue, Run
 from schedlab.sim.kv.ledger import NO_HIT, Hit, Mark
 from schedlab.sim.kv.paged import PagedKVCache
-from schedlab.sim.kv.prompt import STRETCH_BLOCKS, Prompt
+from schedlab.sim.kv.prefix_index import PrefixIndex
+from schedlab.sim.kv.prompt import Prompt
 from schedlab.sim.request import RequestState
 
 
@@ -38,8 +39,7 @@ class PrefixCachingKVCache(PagedKVCache):
 
     Blocks are kept in runs: successive names (a trace's hash of 512 tokens becomes 32 of them for
     blocks of 16), computed together, held by the same requests. A run is split where a request
-    takes over only a part of it. What a waiting request finds is remembered until a run that it
-    met, or where it stopped, changes.
+    takes over only a part of it.
 
     Source: vLLM V1, vllm/v1/core/kv_cache_manager.py and block_pool.py.
     """
@@ -48,13 +48,9 @@ class PrefixCachingKVCache(PagedKVCache):
         super().__init__(num_blocks, block_size)
         self._uncached_first = uncached_first
         self._queue = FreeQueue(num_blocks, self._forget)
-        # By stretch of names. Equal prompts computed side by side fill several blocks with one
-        # content: the first of the list that has it is found.
-        self._named: dict[int, list[Run]] = {}
+        self._index = PrefixIndex(block_size)
         self._held: dict[int, tuple[Run, ...]] = {}
         self._left_behind: dict[int, Run] = {}
-        # Who remembers what it found, by the stretches that it met.
-        self._watchers: dict[int, dict[int, Prompt]] = {}
         self._marked: Mark = self.mark()
 
     # -- ledger --------------------------------------------------------------------------------
@@ -87,11 +83,10 @@ class PrefixCachingKVCache(PagedKVCache):
         left = self._left_behind.get(state.id)
         if left is None and prompt.hit is not None and prompt.most_blocks == most:
             return prompt.hit
-        hit, met = self._find(prompt, most)
+        hit, met = self._index.find(prompt, most)
         if left is None:
             prompt.hit, prompt.most_blocks = hit, most
-            for stretch in met:
-                self._watchers.setdefault(stretch, {})[state.id] = prompt
+            self._index.remember(state.id, prompt, met)
         elif hit.num_blocks == prompt.num_blocks:
             num_own = min(left.count, most - hit.num_blocks)
             if num_own:
@@ -192,13 +187,7 @@ class PrefixCachingKVCache(PagedKVCache):
         assert self.shared_tokens == shared, f"{self.shared_tokens} shared tokens kept, {shared}"
         total = self.free_blocks + nameless + distinct
         assert total == self.num_blocks, f"{total} blocks free or held of {self.num_blocks}"
-        for stretch, runs in self._named.items():
-            assert runs, "a stretch of names without blocks"
-            for run in runs:
-                assert run.key is not None, "a name is off"
-                assert run.count > 0, "an empty run has a name"
-                first, last = run.key, run.key + run.count - 1
-                assert first // STRETCH_BLOCKS == stretch == last // STRETCH_BLOCKS, "a name is off"
+        self._index.check()
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -207,40 +196,6 @@ class PrefixCachingKVCache(PagedKVCache):
         if prompt is None:
             prompt = state.prompt = Prompt(state.request.prefix_hash_ids)
         return prompt
-
-    def _find(self, prompt: Prompt, most: int) -> tuple[Hit, list[int]]:
-        """Return what is there of a prompt's first `most` blocks, and the stretches met."""
-        parts: list[tuple[Run, int, int]] = []
-        met: list[int] = []
-        num_blocks = in_use = 0
-        for first, count in prompt.stretches:
-            key, end = first, first + min(count, most - num_blocks)
-            if key == end:
-                break
-            stretch = key // STRETCH_BLOCKS
-            met.append(stretch)
-            runs = self._named.get(stretch)
-            while runs is not None and key < end:
-                run, stop = _first_with(runs, key, end)
-                if run is None:
-                    break
-                parts.append((run, key, stop - key))
-                if run.holders:
-                    in_use += stop - key
-                key = stop
-            num_blocks += key - first
-            if key < end:
-                break
-        if not parts:
-            return NO_HIT, met
-        return Hit(num_blocks * self.block_size, in_use, num_blocks, tuple(parts)), met
-
-    def _has_changed(self, key: int) -> None:
-        """Let those look again who met the stretch of a name."""
-        watchers = self._watchers.pop(key // STRETCH_BLOCKS, None)
-        if watchers is not None:
-            for prompt in watchers.values():
-                prompt.hit = None
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -290,8 +245,7 @@ class PrefixCachingKVCache(PagedKVCache):
         """Split a run behind its first `lower` blocks; return the rest."""
         assert run.key is not None
         upper = Run(run.count - lower, run.key + lower, set(run.holders))
-        runs = self._named[run.key // STRETCH_BLOCKS]
-        runs.insert(runs.index(run) + 1, upper)
+        self._index.split(run, upper)
         if not run.holders:
             self._queue.split(run, upper)
         else:
@@ -305,8 +259,7 @@ class PrefixCachingKVCache(PagedKVCache):
 
     def _merge(self, run: Run, upper: Run) -> None:
         """Undo a split."""
-        assert run.key is not None
-        self._named[run.key // STRETCH_BLOCKS].remove(upper)
+        self._index.drop(upper)
         if not run.holders:
             self._queue.merge(run, upper)
         else:
@@ -315,16 +268,14 @@ class PrefixCachingKVCache(PagedKVCache):
             self._held[holder] = tuple(
                 [other for other in self._held[holder] if other is not upper]
             )
-        self._has_changed(run.key)
 
     def _name(
         self, state: RequestState, held: tuple[Run, ...], stretches: Iterable[tuple[int, int]]
     ) -> None:
         new = [Run(count, key, {state.id}) for key, count in stretches]
         for run in new:
-            assert run.key is not None
-            self._put(run, len(self._named.get(run.key // STRETCH_BLOCKS, ())))
-            self._queue.note(self._drop, run)
+            self._index.add(run)
+            self._queue.note(self._index.drop, run)
         self._set_held(state.id, (*held, *new))
 
     def _forget(self, run: Run, count: int) -> None:
@@ -334,38 +285,20 @@ class PrefixCachingKVCache(PagedKVCache):
             if not run.count and self._left_behind.get(run.owner) is run:
                 self._leave_behind(run.owner, None)
             return
-        assert run.key is not None
         self.num_evictions += count
         if run.count:
-            self._has_changed(run.key)
+            self._index.has_changed(run)
         else:
-            place = self._named[run.key // STRETCH_BLOCKS].index(run)
-            self._drop(run)
-            self._queue.note(self._put, run, place)
-
-    def _put(self, run: Run, place: int) -> None:
-        assert run.key is not None
-        self._named.setdefault(run.key // STRETCH_BLOCKS, []).insert(place, run)
-        self._has_changed(run.key)
-
-    def _drop(self, run: Run) -> None:
-        assert run.key is not None
-        stretch = run.key // STRETCH_BLOCKS
-        runs = self._named[stretch]
-        runs.remove(run)
-        if not runs:
-            del self._named[stretch]
-        self._has_changed(run.key)
+            place = self._index.drop(run)
+            self._queue.note(self._index.put, run, place)
 
     def _add_holder(self, run: Run, request_id: int) -> None:
-        assert run.key is not None
         run.holders.add(request_id)
-        self._has_changed(run.key)
+        self._index.has_changed(run)
 
     def _drop_holder(self, run: Run, request_id: int) -> None:
-        assert run.key is not None
         run.holders.remove(request_id)
-        self._has_changed(run.key)
+        self._index.has_changed(run)
 
     def _set_held(self, request_id: int, runs: tuple[Run, ...]) -> None:
         before = self._held.pop(request_id, ())
@@ -388,15 +321,3 @@ class PrefixCachingKVCache(PagedKVCache):
         self._left_behind.pop(request_id, None)
         if own is not None:
             self._left_behind[request_id] = own
-
-
-def _first_with(runs: list[Run], key: int, end: int) -> tuple[Run | None, int]:
-    """Return the first run that has a name, and up to where it is the first, `end` at most."""
-    for run in runs:
-        assert run.key is not None
-        if key < run.key:
-            if run.key < end:
-                end = run.key  # from there on this one comes first, if it lasts
-        elif key < run.key + run.count:
-            return run, min(end, run.key + run.count)
-    return None, end

@@ -145,7 +145,7 @@ def test_cache_of_runs_does_what_a_cache_of_blocks_does(acts, num_blocks):
         named = Counter(key for keys in blocks.named.items() for key in [keys[0]] * len(keys[1]))
         of_runs = Counter(
             key
-            for kept in runs._named.values()
+            for kept in runs._index._runs.values()
             for run in kept
             for key in range(run.key, run.key + run.count)
         )

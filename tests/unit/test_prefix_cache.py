@@ -133,7 +133,7 @@ def test_rollback_restores_order_contents_and_counts():
         while run is not kv._queue._end:
             queue.append((id(run), run.key, run.owner, run.count, set(run.holders)))
             run = run.behind
-        named = {key: [id(b) for b in blocks] for key, blocks in kv._named.items()}
+        named = {key: [id(b) for b in blocks] for key, blocks in kv._index._runs.items()}
         held = {i: tuple(id(b) for b in blocks) for i, blocks in kv._held.items()}
         left = {i: id(b) for i, b in kv._left_behind.items()}
         return queue, named, held, left, kv.free_blocks, kv.shared_tokens, kv._queue.num_blocks
@@ -211,18 +211,18 @@ class Counted(dict):
 @in_python
 def test_waiting_request_is_not_looked_up_again_until_its_chain_changes():
     kv = PrefixCachingKVCache(200, 1)
-    kv._named = Counted()
+    kv._index._runs = Counted()
     first = request(0, 70, tuple(range(70)))
     admit(kv, first)
     second = request(1, 80, (*range(66), *range(1000, 1010)))
-    asked = kv._named.lookups
+    asked = kv._index._runs.lookups
     assert kv.lookup(second).tokens == 66
-    assert kv._named.lookups - asked == 2, "a stretch of the document, and one of its own"
+    assert kv._index._runs.lookups - asked == 2, "a stretch of the document, and one of its own"
     admit(kv, request(2, 9, tuple(range(3000, 3009))))  # nothing to do with it
-    asked = kv._named.lookups
+    asked = kv._index._runs.lookups
     for _ in range(10):
         assert kv.lookup(second).tokens == 66
-    assert kv._named.lookups == asked
+    assert kv._index._runs.lookups == asked
     third = request(3, 80, (*range(66), *range(1000, 1010)))
     admit(kv, third)  # fills what was missing
     assert kv.lookup(second).tokens == 76
@@ -252,8 +252,8 @@ def test_index_is_asked_a_few_times_a_request_however_long_it_waits():
 
     def watch(engine):
         if not indices:
-            indices.append(Counted(engine.kv._named))
-            engine.kv._named = indices[0]
+            indices.append(Counted(engine.kv._index._runs))
+            engine.kv._index._runs = indices[0]
 
     log = laws.run(registry.make("fcfs"), workload, config, observer=watch, prove=False)
     assert log.num_steps > 400
