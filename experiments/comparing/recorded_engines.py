@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from schedlab.experiments.comparing.vllm_recording import Timeline
-from schedlab.sim.core.view import EngineView
-from schedlab.sim.drive.router import LeastLoaded
+from schedlab.policies.routers.vllm import Vllm
+from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.request import Request
 
 JOINT_S = 0.002
@@ -44,6 +44,9 @@ class RecordedRouter:
     for is placed by vLLM's router, by the load of the replay.
     """
 
+    looks_at_engines = True
+    looks_at_caches = False
+
     def __init__(self, recording: Timeline, num_engines: int) -> None:
         self.num_asked = 0
         self._num_engines = num_engines
@@ -53,9 +56,9 @@ class RecordedRouter:
             self._others[self._shared[a]].add(self._shared[b])
             self._others[self._shared[b]].add(self._shared[a])
         self._engine: dict[int, int] = {}
-        self._vllm = LeastLoaded()
+        self._vllm = Vllm()
 
-    def route(self, request: Request, engines: Sequence[EngineView]) -> int:
+    def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Return the index of the engine for a request; see the notes of the class."""
         likely = self._vllm.route(request, engines)
         one = self._shared[request.id]

@@ -141,10 +141,10 @@ class _Backend(SimBackend):
         queued_ns = _ns(recording.queued_s - recording.queued_s[0])
         self._ready_ns = [max(ns - _STAMP_NS, 0) for ns in queued_ns]
 
-    def executors(self, num_engines: int) -> list[Executor]:
+    def executors(self, pricings: Sequence[Pricing]) -> list[Executor]:
         """Return a GPU for each engine; of several, the joint step goes by the recording."""
-        if num_engines > 1:
-            return super().executors(num_engines)
+        if len(pricings) > 1:
+            return super().executors(pricings)
         return [_Executor(self._pricing, self.clock)]
 
     def drive(

@@ -32,9 +32,9 @@ class RealBackend:
         self._clock = clock
         self._real = real
 
-    def executors(self, num_engines: int) -> list[Executor]:
+    def executors(self, pricings: Sequence[Pricing]) -> list[Executor]:
         """Return the device's; several engines are refused before."""
-        assert num_engines == 1
+        assert len(pricings) == 1
         return [self._executor]
 
     def drive(

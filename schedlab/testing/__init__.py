@@ -21,12 +21,14 @@ from schedlab.testing.executor import EXECUTOR_LAWS, check_executor
 from schedlab.testing.laws import LinearCost, arrival
 from schedlab.testing.policy import POLICY_LAWS, check_policy, policy_verdicts
 from schedlab.testing.reader import READER_LAWS, check_reader
+from schedlab.testing.router import ROUTER_LAWS, check_router, fleet_cases
 
 __all__ = [
     "COST_MODEL_LAWS",
     "EXECUTOR_LAWS",
     "POLICY_LAWS",
     "READER_LAWS",
+    "ROUTER_LAWS",
     "Case",
     "LawBroken",
     "LinearCost",
@@ -35,6 +37,8 @@ __all__ = [
     "check_executor",
     "check_policy",
     "check_reader",
+    "check_router",
+    "fleet_cases",
     "policy_verdicts",
     "random_cases",
 ]

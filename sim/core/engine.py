@@ -49,6 +49,9 @@ class Engine:
         If `begin` returned nothing: until when the policy waits at the latest.
     num_plans : int
         Calls of `policy.plan` so far.
+    cache_is_watched : bool
+        Set by who drives the engine: whether somebody looks at its prefix cache between plans, so
+        that no block may be lost in the middle of a segment.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Engine:
         self.now_ns = 0
         self.wait_until_ns = FOREVER
         self.num_plans = 0
+        self.cache_is_watched = False
         self.requests = Lifecycle(config, policy, executor)
         self.kv = self.requests.kv
         self.log = self.requests.log
@@ -149,7 +153,7 @@ class Engine:
         elif policy.rekeyed:
             waiting.rekey(policy.rekeyed, self.now_ns)
         builder.reset(self.now_ns)
-        self.view.looked_at_cache = False
+        self.view.looked_at_cache = self.cache_is_watched
         self._evictions_seen = self.kv.num_evictions
         self.num_plans += 1
         try:

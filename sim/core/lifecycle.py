@@ -52,8 +52,8 @@ class Lifecycle(Population):
     log : RunLog
         What happened.
     on_gone : callable, optional
-        Set by who drives the engine: called with the time when a request is answered or rejected.
-        It must not call the engine, which is in the middle of something.
+        Set by who drives the engine: called with a request that is answered or rejected, and the
+        time. It must not call the engine, which is in the middle of something.
     """
 
     def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
@@ -63,7 +63,7 @@ class Lifecycle(Population):
         self._hooks = hooks
         self._executor = executor
         self.log = RunLog(config.block_size, self.kv.grows)
-        self.on_gone: Callable[[int], None] | None = None
+        self.on_gone: Callable[[RequestState, int], None] | None = None
         self._num_seats_given = 0
 
     # -- in ------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Lifecycle(Population):
         self.num_rejected += 1
         self.log.reject(state, output_tokens, reason)
         if self.on_gone is not None:
-            self.on_gone(now_ns)
+            self.on_gone(state, now_ns)
 
     def _count_swapped(self, state: RequestState, sign: int) -> None:
         """Count a request's blocks as moved to the host (-1) or back (+1)."""
@@ -347,7 +347,7 @@ class Lifecycle(Population):
         if self._hooks.on_finish is not None:
             self._hooks.on_finish(state, now_ns)
         if self.on_gone is not None:
-            self.on_gone(now_ns)
+            self.on_gone(state, now_ns)
 
     def _num_answer_tokens(self, request: Request) -> int:
         """Count the tokens that a request will generate: an oracle, for allocators that reserve."""

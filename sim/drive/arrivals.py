@@ -7,7 +7,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.request import Arrival
+from schedlab.sim.request import Arrival, RequestState
 
 
 class Source:
@@ -64,7 +64,7 @@ class Source:
                 self._read(0)
             self._submit(arrival, at_ns)
 
-    def request_is_gone(self, now_ns: int) -> None:
+    def request_is_gone(self, _: RequestState, now_ns: int) -> None:
         """Learn that a request was answered or rejected: its place in a closed loop is free."""
         self._read(now_ns)
 

@@ -1,4 +1,4 @@
-"""The driver of several engines: a router, and a SimPy process for each engine.
+"""The driver of several engines: a router in front, and every engine on one clock of SimPy.
 
 Engines run on their own, or every step together (in lockstep), as those must that share experts.
 """
@@ -6,9 +6,10 @@ Engines run on their own, or every step together (in lockstep), as those must th
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 
 import simpy
-from simpy.events import EventPriority
+from simpy.events import NORMAL, URGENT, EventPriority
 
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
@@ -17,14 +18,16 @@ from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.arrivals import Source
 from schedlab.sim.drive.collector import collector_off
+from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState
 from schedlab.sim.drive.router import Router
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import PolicyError
 from schedlab.sim.record.cluster_log import ClusterLog
-from schedlab.sim.request import Arrival
+from schedlab.sim.request import Arrival, Request, RequestState
 
 _LATE = EventPriority(2)
-
-Process = Generator[simpy.Event, object, None]
-
+"""An engine plans, and its steps end, after everything else at that instant: then whoever arrives
+at that very instant has arrived."""
 
 JointStep = Callable[[Sequence[Segment]], int]
 """How long (ns) steps take that engines begin together; one segment an engine with work."""
@@ -36,6 +39,7 @@ def simulate_cluster(
     arrivals: Iterable[Arrival],
     max_concurrency: int | None = None,
     lockstep: JointStep | None = None,
+    staleness_ns: int = 0,
 ) -> ClusterLog:
     """Run a workload to its end on several engines.
 
@@ -53,6 +57,8 @@ def simulate_cluster(
         If given, the engines begin and end every step together, and it says how long the joint
         step takes (see `joint_steps_ns`). An engine without work waits for the others' step to end
         before it begins one.
+    staleness_ns : int
+        How often engines report to the router; 0 = it sees them as they are.
 
     Returns
     -------
@@ -63,6 +69,8 @@ def simulate_cluster(
     ------
     Stalled
         If requests wait and nothing can ever happen.
+    PolicyError
+        If the router fails, or names no engine.
     ValueError
         If `arrivals` go back in time.
 
@@ -70,193 +78,268 @@ def simulate_cluster(
     -----
     Engines on their own do not know when the next request comes to them. Each begins the steps
     that its plan holds for, and those not yet started are cut off when a request is routed to it
-    (`Engine.cut`); the result is that of stepping one by one.
+    (`Engine.cut`); the result is that of stepping one by one. A router that does not look at
+    engines has chosen before anything runs: then each engine is run by itself, with its share.
     """
-    clock = simpy.Environment()
-    views = [engine.view for engine in engines]
-    barrier = None if lockstep is None else _Barrier(clock, len(engines), lockstep)
-    servers = [_Server(clock, engine, barrier) for engine in engines]
-
-    def submit(arrival: Arrival, now_ns: int) -> None:
-        server = servers[router.route(arrival.request, views)]
-        server.is_sent_a_request()
-        server.engine.submit(arrival, now_ns)
-
-    source = Source(arrivals, submit, max_concurrency)
-    clients = _Clients(clock, source)
-    if max_concurrency is not None:
-        for engine in engines:
-            engine.requests.on_gone = clients.request_is_gone
-    for server in servers:
-        clock.process(server.run())
-    clock.process(clients.run())
-    with collector_off():
-        clock.run()  # until nothing is left to happen
+    if not (router.looks_at_engines or max_concurrency or lockstep):
+        return _one_by_one(engines, router, arrivals)
+    fleet = _Fleet(engines, router, max_concurrency is not None, lockstep, staleness_ns)
+    fleet.run(arrivals, max_concurrency)
     for engine in engines:
         if engine.requests.num_in_flight:
             raise stalled(engine, "the policy waits and nothing is left to happen")
     return ClusterLog([engine.log for engine in engines])
 
 
-class _Turn(simpy.Event):
-    """A timeout that is processed after everything else at its instant.
-
-    An engine plans when its turn comes: then whoever arrives at that very instant has arrived.
-    """
-
-    def __init__(self, clock: simpy.Environment, delay_ns: int) -> None:
-        super().__init__(clock)
-        self._ok = True
-        self._value = None
-        clock.schedule(self, _LATE, delay_ns)
+def _one_by_one(
+    engines: Sequence[Engine], router: Router, arrivals: Iterable[Arrival]
+) -> ClusterLog:
+    """Run each engine with its share of the requests."""
+    states = [LiveState(i, engine, _nothing_runs) for i, engine in enumerate(engines)]
+    shares: list[list[Arrival]] = [[] for _ in engines]
+    for arrival in arrivals:
+        shares[_chosen(router, arrival.request, states)].append(arrival)
+    return ClusterLog([simulate(e, share) for e, share in zip(engines, shares, strict=True)])
 
 
-class _Clients:
-    """The process that sends the workload."""
+def _nothing_runs() -> tuple[None, int]:
+    return None, 0
 
-    def __init__(self, clock: simpy.Environment, source: Source) -> None:
-        self._clock = clock
-        self._source = source
-        self._answer: simpy.Event | None = None
 
-    def request_is_gone(self, now_ns: int) -> None:
+def _chosen(router: Router, request: Request, states: Sequence[EngineState]) -> int:
+    """Ask a router, and check its answer."""
+    try:
+        # What a router returns may be anything.
+        place: object = router.route(request, states)
+    except Exception as error:
+        raise PolicyError(
+            f"{_of(router, request)}: route() raised {type(error).__name__}: {error}"
+        ) from error
+    if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(states):
+        raise PolicyError(
+            f"{_of(router, request)}: route() returned {place!r}, and there are engines 0 to "
+            f"{len(states) - 1}"
+        )
+    return states[place].index
+
+
+def _of(router: Router, request: Request) -> str:
+    return f"router {type(router).__name__}, request {request.id}"
+
+
+class _Fleet:
+    """Engines behind a router, and the clock on which everything happens."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        router: Router,
+        is_closed: bool,
+        lockstep: JointStep | None,
+        staleness_ns: int,
+    ) -> None:
+        self._clock = simpy.Environment()
+        self._is_closed = is_closed
+        self._engines = engines
+        self._router = router
+        self._staleness_ns = staleness_ns
+        self._servers: list[_Server | _Lockstep]
+        if lockstep is None:
+            self._servers = [_Server(self._clock, engine, is_closed) for engine in engines]
+        else:
+            self._servers = [_Lockstep(self._clock, engines, lockstep)] * len(engines)
+        self._live = [
+            LiveState(i, engine, partial(self._under_way, i)) for i, engine in enumerate(engines)
+        ]
+        self._known: Sequence[EngineState] = self._live
+        for engine, state in zip(engines, self._live, strict=True):
+            engine.cache_is_watched = router.looks_at_caches
+            engine.requests.on_gone = partial(self._is_gone, state)
+
+    def run(self, arrivals: Iterable[Arrival], max_concurrency: int | None) -> None:
+        """Let everything happen, to the end."""
+        self._source = Source(arrivals, self._submit, max_concurrency)
+        self._next_call_ns = FOREVER
+        self._call_clients()
+        if self._staleness_ns:
+            self._clock.process(self._report())
+        with collector_off():
+            self._clock.run()  # until nothing is left to happen
+
+    def _under_way(self, index: int) -> tuple[Segment | None, int]:
+        return self._servers[index].segment(index), int(self._clock.now)
+
+    # -- clients -------------------------------------------------------------------------------
+
+    def _call_clients(self) -> None:
+        """Let clients send when the next request comes."""
+        next_ns = self._source.next_ns
+        if next_ns < self._next_call_ns:
+            self._next_call_ns = next_ns
+            _at(self._clock, next_ns - int(self._clock.now), NORMAL, self._send)
+
+    def _send(self, _: simpy.Event) -> None:
+        now_ns = int(self._clock.now)
+        if now_ns >= self._next_call_ns:
+            self._next_call_ns = FOREVER
+        self._source.send_until(now_ns)
+        self._call_clients()
+
+    def _submit(self, arrival: Arrival, now_ns: int) -> None:
+        request = arrival.request
+        index = _chosen(self._router, request, self._known)
+        state = self._known[index]
+        if isinstance(state, ReportedState):
+            state.is_sent(request)
+        self._live[index].count(request, 1)
+        self._engines[index].submit(arrival, now_ns)
+        self._servers[index].is_sent_a_request()
+
+    def _is_gone(self, engine: LiveState, state: RequestState, now_ns: int) -> None:
         """Learn of an answer, or of a refusal: a client of a closed loop may send."""
-        self._source.request_is_gone(now_ns)
-        if self._answer is not None:
-            answer, self._answer = self._answer, None
-            answer.succeed()
+        engine.count(state.request, -1)
+        if self._is_closed:
+            self._source.request_is_gone(state, now_ns)
+            self._call_clients()
 
-    def run(self) -> Process:
-        """Send everything, in order."""
-        clock, source = self._clock, self._source
+    # -- reports -------------------------------------------------------------------------------
+
+    def _report(self) -> Generator[simpy.Event, None, None]:
+        """Let the engines report to the router, as long as there is anything to route."""
+        clock, every_ns = self._clock, self._staleness_ns
         while True:
-            answer = self._answer = clock.event()
-            if source.next_ns < FOREVER:
-                yield clock.timeout(source.next_ns - int(clock.now)) | answer
-            else:
-                yield answer
-            source.send_until(int(clock.now))
+            self._known = [ReportedState(state) for state in self._live]
+            wait_ns = every_ns
+            if not any(state.num_in_flight for state in self._live):
+                if self._source.next_ns >= FOREVER:
+                    return
+                # Nothing changes until the next request comes.
+                wait_ns *= max((self._source.next_ns - int(clock.now)) // every_ns, 1)
+            told = _at(clock, wait_ns, URGENT, _do_nothing)
+            yield told
+
+
+def _at(
+    clock: simpy.Environment,
+    delay_ns: int,
+    priority: EventPriority,
+    do: Callable[[simpy.Event], None],
+) -> simpy.Event:
+    """Let something happen, before or after other things at that instant."""
+    event = simpy.Event(clock)
+    event._ok = True
+    event._value = None
+    event.callbacks.append(do)
+    clock.schedule(event, priority, delay_ns)
+    return event
+
+
+def _do_nothing(_: simpy.Event) -> None:
+    pass
 
 
 class _Server:
-    """The process of one engine."""
+    """An engine on its own."""
 
-    def __init__(self, clock: simpy.Environment, engine: Engine, barrier: _Barrier | None) -> None:
-        self.engine = engine
+    def __init__(self, clock: simpy.Environment, engine: Engine, is_closed: bool) -> None:
         self._clock = clock
-        self._barrier = barrier
-        self._request: simpy.Event | None = None
+        self._engine = engine
+        self._is_closed = is_closed
+        self._segment: Segment | None = None
+        self._next: simpy.Event | None = None  # the only one that still counts
+
+    def segment(self, _: int) -> Segment | None:
+        """Return what runs now."""
+        return self._segment
 
     def is_sent_a_request(self) -> None:
-        """Wake up: a request is submitted at this very instant."""
-        if self._request is not None:
-            request, self._request = self._request, None
-            request.succeed()
-        if self._barrier is not None:
-            self._barrier.is_sent_a_request()
+        """Plan anew as soon as the step under way ends; now, if there is none."""
+        if self._segment is None:
+            self._plan_soon()
+        elif len(self._segment.steps.durations_ns) > 1:
+            now_ns, end_ns = int(self._clock.now), self._segment.end_ns
+            cut_ns = self._engine.cut(now_ns)
+            if cut_ns < end_ns:
+                self._next = _at(self._clock, cut_ns - now_ns, _LATE, self._end)
 
-    def run(self) -> Process:
-        """Serve as long as anything can happen."""
-        serve_once = self._serve if self._barrier is None else self._serve_together
-        while True:
-            # Whoever arrives at this very instant, or is sent because of an answer given now, has
-            # arrived when the next step is planned.
-            yield _Turn(self._clock, 0)
-            yield from serve_once()
+    def _plan_soon(self) -> None:
+        """Plan when everything else has happened at this instant."""
+        self._next = _at(self._clock, 0, _LATE, self._plan)
 
-    def _serve(self) -> Process:
-        """Plan, and live through a segment, or wait for something to do."""
-        clock, engine = self._clock, self.engine
-        segment = engine.begin(int(clock.now))
-        if segment is None:
-            request = self._request = clock.event()
-            wait_until_ns = engine.wait_until_ns
-            if wait_until_ns < FOREVER:
-                yield _Turn(clock, wait_until_ns - int(clock.now)) | request
-            else:
-                yield request
-            return
-        end = _Turn(clock, segment.end_ns - int(clock.now))
-        while not end.processed:
-            request = self._request = clock.event()
-            yield end | request
-            if request.triggered:
-                end = _Turn(clock, engine.cut(int(clock.now)) - int(clock.now))
-        self._request = None
-        engine.commit()
+    def _plan(self, event: simpy.Event) -> None:
+        if event is self._next:
+            self._plan_now()
 
-    def _serve_together(self) -> Process:
-        """Plan a step, meet the others, and live through the joint step."""
-        barrier, now_ns = self._barrier, int(self._clock.now)
-        assert barrier is not None
-        segment = self.engine.begin(now_ns, now_ns + 1)
-        yield barrier.meet(segment, self.engine.wait_until_ns)
+    def _plan_now(self) -> None:
+        now_ns, engine = int(self._clock.now), self._engine
+        segment = self._segment = engine.begin(now_ns)
         if segment is not None:
-            self.engine.commit()
+            self._next = _at(self._clock, segment.end_ns - now_ns, _LATE, self._end)
+        elif engine.wait_until_ns < FOREVER:
+            self._next = _at(self._clock, engine.wait_until_ns - now_ns, _LATE, self._plan)
+        else:
+            self._next = None
+
+    def _end(self, event: simpy.Event) -> None:
+        if event is self._next:
+            self._segment = None
+            self._engine.commit()
+            if self._is_closed:  # whoever is sent because of an answer given now is to have come
+                self._plan_soon()
+            else:
+                self._plan_now()
 
 
-class _Barrier:
-    """Where engines meet that run every step together."""
+class _Lockstep:
+    """Engines that begin and end every step together."""
 
     def __init__(
-        self, clock: simpy.Environment, num_engines: int, joint_step_ns: JointStep
+        self, clock: simpy.Environment, engines: Sequence[Engine], joint_step_ns: JointStep
     ) -> None:
         self._clock = clock
-        self._num_engines = num_engines
+        self._engines = engines
         self._joint_step_ns = joint_step_ns
-        self._segments: list[Segment | None] = []
-        self._wait_until_ns = FOREVER
-        self._end: simpy.Event | None = None
-        self._idle: simpy.Event | None = None
-        self._request_came = False
+        self._segments: list[Segment | None] = [None] * len(engines)
+        self._is_under_way = False
+        self._next: simpy.Event | None = None
 
-    def meet(self, segment: Segment | None, wait_until_ns: int) -> simpy.Event:
-        """Bring the step that an engine has planned; return the end of the joint one.
-
-        Parameters
-        ----------
-        segment : Segment or None
-            None if the engine has nothing to do.
-        wait_until_ns : int
-            Until when its policy waits then.
-        """
-        if self._end is None:
-            self._end = self._clock.event()
-            self._request_came = False
-        end = self._end
-        self._segments.append(segment)
-        if segment is None:
-            self._wait_until_ns = min(self._wait_until_ns, wait_until_ns)
-        if len(self._segments) == self._num_engines:
-            self._clock.process(self._step_together())
-        return end
+    def segment(self, index: int) -> Segment | None:
+        """Return what an engine runs now."""
+        return self._segments[index]
 
     def is_sent_a_request(self) -> None:
-        """End a wait in which no engine has anything to do, or see to it that none begins."""
-        self._request_came = True
-        if self._idle is not None:
-            idle, self._idle = self._idle, None
-            idle.succeed()
+        """Plan now, if no step is under way."""
+        if not self._is_under_way:
+            self._plan_soon()
 
-    def _step_together(self) -> Process:
-        clock, end = self._clock, self._end
-        assert end is not None
+    def _plan_soon(self) -> None:
+        self._next = _at(self._clock, 0, _LATE, self._plan)
+
+    def _plan(self, event: simpy.Event) -> None:
+        if event is not self._next:
+            return
+        now_ns = int(self._clock.now)
+        self._segments = [engine.begin(now_ns, now_ns + 1) for engine in self._engines]
         active = [segment for segment in self._segments if segment is not None]
-        wait_until_ns = self._wait_until_ns
-        self._segments, self._end, self._wait_until_ns = [], None, FOREVER
+        self._is_under_way = bool(active)
         if active:
             duration_ns = self._joint_step_ns(active)
             for segment in active:
                 segment.steps = segment.steps._replace(durations_ns=[duration_ns])
-            yield _Turn(clock, duration_ns)
-        elif not self._request_came:
-            idle = self._idle = clock.event()
-            if wait_until_ns < FOREVER:
-                yield _Turn(clock, wait_until_ns - int(clock.now)) | idle
-            else:
-                yield idle
-            self._idle = None
-        end.succeed()
+            self._next = _at(self._clock, duration_ns, _LATE, self._end)
+            return
+        wait_until_ns = min(engine.wait_until_ns for engine in self._engines)
+        self._next = None
+        if wait_until_ns < FOREVER:
+            self._next = _at(self._clock, wait_until_ns - now_ns, _LATE, self._plan)
+
+    def _end(self, _: simpy.Event) -> None:
+        segments, self._segments = self._segments, [None] * len(self._engines)
+        self._is_under_way = False
+        for engine, segment in zip(self._engines, segments, strict=True):
+            if segment is not None:
+                engine.commit()
+        self._plan_soon()
 
 
 def joint_steps_ns(pricing: Pricing, segments: Sequence[Segment]) -> list[int]:

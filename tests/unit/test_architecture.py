@@ -23,7 +23,8 @@ ALLOWED = {
     "experiments": {"core", "sim", "policies", "traces", "gpu_backend", "testing"},
 }
 
-# What a policy may know of the simulator: requests, plans, and what they are made of.
+# What a policy may know of the simulator: requests, plans, and what they are made of; and a router
+# of the engines it chooses among.
 POLICY_VIEW = {
     "schedlab.sim.core.plan",
     "schedlab.sim.core.plan_builder",
@@ -33,6 +34,8 @@ POLICY_VIEW = {
     "schedlab.sim.errors",
     "schedlab.sim.files",
     "schedlab.sim.cost.shape",
+    "schedlab.sim.drive.engine_state",
+    "schedlab.sim.rng",
 }
 
 

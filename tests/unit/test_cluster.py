@@ -7,6 +7,7 @@ import pytest
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
+from schedlab.policies.routers.vllm import Vllm
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
@@ -14,7 +15,6 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.cluster import joint_steps_ns, simulate_cluster
-from schedlab.sim.drive.router import LeastLoaded
 from schedlab.sim.record.columns import REJECTED, pairs
 from schedlab.sim.result import RunResult
 from tests import laws
@@ -45,7 +45,7 @@ def simulate(
         for _ in range(size)
     ]
     together = joint_step(pricing) if lockstep else None
-    return simulate_cluster(engines, LeastLoaded(), workload, max_concurrency, together)
+    return simulate_cluster(engines, Vllm(), workload, max_concurrency, together)
 
 
 def test_engines_share_requests_and_wait_for_the_slowest():
@@ -83,7 +83,7 @@ def test_step_is_extrapolated_by_the_tokens_that_meet_where_those_decide(
     pricing = Pricing(Measured(100, 10, 0))
     engines = [Engine(CONFIG, registry.make("fcfs"), SimExecutor(pricing)) for _ in range(2)]
     workload = [arrival(i, 0, prompt, 1) for i, prompt in enumerate(prompts)]
-    simulate_cluster(engines, LeastLoaded(), workload, None, joint_step(pricing))
+    simulate_cluster(engines, Vllm(), workload, None, joint_step(pricing))
     assert pricing.extrapolated_steps == steps
     assert pricing.extrapolated_by_feature == by_feature
 
@@ -93,7 +93,7 @@ def test_joint_step_outside_what_was_measured_is_warned_of_once():
     engines = [Engine(CONFIG, registry.make("fcfs"), SimExecutor(pricing)) for _ in range(2)]
     workload = [arrival(i, 0, 30, 1) for i in range(4)]
     with pytest.warns(ExtrapolationWarning) as told:
-        simulate_cluster(engines, LeastLoaded(), workload, None, joint_step(pricing))
+        simulate_cluster(engines, Vllm(), workload, None, joint_step(pricing))
     assert len(told) == 1
 
 
@@ -105,20 +105,20 @@ def test_first_step_of_equals_is_shared_in_turn():
 def test_waiting_requests_weigh_four_times_as_much_as_running_ones():
     request = arrival(0, 0, 4, 1).request
     three_run = [_Load(waiting=0, running=3), _Load(waiting=1, running=0)]
-    assert LeastLoaded().route(request, three_run) == 0
+    assert Vllm().route(request, three_run) == 0
     five_run = [_Load(waiting=0, running=5), _Load(waiting=1, running=0)]
-    assert LeastLoaded().route(request, five_run) == 1
+    assert Vllm().route(request, five_run) == 1
 
 
 def test_equal_engines_take_turns_from_the_one_behind_the_last():
-    router, request = LeastLoaded(), arrival(0, 0, 4, 1).request
+    router, request = Vllm(), arrival(0, 0, 4, 1).request
     equal = [_Load(waiting=0, running=1)] * 3
     assert [router.route(request, equal) for _ in range(4)] == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(("busy", "order"), [(1, [0, 2, 0]), (0, [1, 2, 1]), (2, [0, 1, 0])])
 def test_equal_engines_take_turns_past_a_busy_one(busy, order):
-    router, request = LeastLoaded(), arrival(0, 0, 4, 1).request
+    router, request = Vllm(), arrival(0, 0, 4, 1).request
     engines = [_Load(waiting=0, running=2 if i == busy else 1) for i in range(3)]
     assert [router.route(request, engines) for _ in order] == order
 
@@ -126,7 +126,7 @@ def test_equal_engines_take_turns_past_a_busy_one(busy, order):
 class _Load:
     def __init__(self, waiting, running):
         self.num_waiting = waiting
-        self.running = range(running)
+        self.num_running = running
 
 
 def test_next_request_goes_to_the_engine_with_less_to_do():

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from schedlab.policies import registry
+from schedlab.policies.routers.vllm import Vllm
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.drive.collector import collector_off
-from schedlab.sim.drive.router import LeastLoaded
 from tests import laws
 from tests.laws import arrival
 
@@ -72,7 +72,7 @@ def test_garbage_does_not_grow_with_requests_whatever_the_engine_does(changes):
 @pytest.mark.parametrize("clients", [None, 3])
 def test_garbage_of_several_engines_does_not_grow_with_their_requests(clients):
     def drive(engine, arrivals):
-        return simulate_cluster([engine], LeastLoaded(), arrivals, max_concurrency=clients)
+        return simulate_cluster([engine], Vllm(), arrivals, max_concurrency=clients)
 
     assert_does_not_grow("fcfs", drive=drive)
 

@@ -154,7 +154,7 @@ def test_engines_are_told_apart_by_the_times_of_their_tokens(engines):
     routed = []
     for i in range(120):
         # A router that would send everything to the engine where the request was not.
-        loads = [SimpleNamespace(num_waiting=k == place[i], running=[]) for k in range(2)]
+        loads = [SimpleNamespace(num_waiting=k == place[i], num_running=0) for k in range(2)]
         before = router.num_asked
         engine = router.route(SimpleNamespace(id=i), loads)
         if router.num_asked == before:
@@ -198,7 +198,7 @@ def test_three_times_of_one_joint_step_need_three_engines(num_engines, doubtful)
     first, last = np.array([1.0, 1.0005, 1.001]), np.array([2.0, 3.0, 4.0])
     recording = Timeline(*[np.full(3, 4)] * 2, first - 0.5, first, last)
     router = RecordedRouter(recording, num_engines)
-    idle = [SimpleNamespace(num_waiting=0, running=[])] * num_engines
+    idle = [SimpleNamespace(num_waiting=0, num_running=0)] * num_engines
     engines = [router.route(SimpleNamespace(id=i), idle) for i in range(3)]
     assert router.num_doubtful == doubtful
     assert len(set(engines)) == num_engines

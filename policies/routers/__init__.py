@@ -1,0 +1,1 @@
+"""Routers: which engine of a fleet a request goes to, one file each."""

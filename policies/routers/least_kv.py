@@ -1,0 +1,23 @@
+"""The engine with the most free KV memory."""
+
+from collections.abc import Sequence
+
+from schedlab.policies.routers.registry import register
+from schedlab.policies.routers.router import Router
+from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.request import Request
+
+
+@register("least_kv")
+class LeastKV(Router):
+    """The engine that uses the least share of its KV memory, then with the fewest waiting.
+
+    Memory tells of long contexts, which counts of requests do not; of requests that still wait it
+    tells nothing, so a burst between two looks goes to one engine unless they count as well.
+    """
+
+    source = "AIBrix gateway plugins, least-kv-cache"
+
+    def route(self, request: Request, engines: Sequence[EngineState]) -> int:
+        """Take the one with the least in use."""
+        return self.least([(e.used_blocks / e.num_blocks, e.num_waiting) for e in engines])

@@ -1,0 +1,144 @@
+"""The engine that has most of the prompt in its cache, as SGLang's router does it."""
+
+from collections.abc import Sequence
+
+from schedlab.policies.routers.registry import register
+from schedlab.policies.routers.router import Router
+from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.request import Request
+
+
+@register("prefix_aware")
+class PrefixAware(Router):
+    """Send a request where its prefix is, as long as the engines are balanced.
+
+    They are not if the most and the least loaded differ by more than `balance_abs` requests and by
+    more than `balance_rel` times: then the least loaded takes it. Else, if more than
+    `cache_threshold` of the prompt was sent to an engine before, that engine takes it; else the one
+    that was sent the fewest distinct blocks so far.
+
+    The router knows what it sent where (a tree of prefixes, of which each engine forgets the least
+    recently used), not what the engines evicted. With `precise` it asks their caches instead.
+
+    Parameters
+    ----------
+    cache_threshold : float
+        Share of the prompt, in [0, 1].
+    balance_abs : int
+        Difference of requests in flight.
+    balance_rel : float
+        Ratio of requests in flight.
+    precise : bool
+        Whether the true content of the caches is known, as with events of the engines.
+    max_tree_tokens : int or None
+        Most tokens that the tree remembers of an engine; None = what its KV memory holds.
+    """
+
+    source = "SGLang router, cache_aware policy (v0.4, December 2024)"
+
+    def __init__(
+        self,
+        cache_threshold: float = 0.3,
+        balance_abs: int = 64,
+        balance_rel: float = 1.5,
+        precise: bool = False,
+        max_tree_tokens: int | None = None,
+    ) -> None:
+        if not 0 <= cache_threshold <= 1:
+            raise ValueError(f"cache_threshold must be in [0, 1], got {cache_threshold!r}")
+        if not (balance_abs >= 0 and balance_rel >= 1):
+            raise ValueError(
+                f"balance_abs must be >= 0 and balance_rel >= 1, got {balance_abs!r} and "
+                f"{balance_rel!r}"
+            )
+        if max_tree_tokens is not None and max_tree_tokens < 1:
+            raise ValueError(f"max_tree_tokens must be >= 1, got {max_tree_tokens!r}")
+        self.cache_threshold = cache_threshold
+        self.balance_abs = balance_abs
+        self.balance_rel = balance_rel
+        self.precise = precise
+        self.max_tree_tokens = max_tree_tokens
+        self.looks_at_caches = precise
+        self._trees: dict[int, PrefixTree] = {}
+
+    def route(self, request: Request, engines: Sequence[EngineState]) -> int:
+        """Choose by balance, then by prefix, then by the size of what is known."""
+        loads = [engine.num_in_flight for engine in engines]
+        least, most = min(loads), max(loads)
+        if most - least > self.balance_abs and most > self.balance_rel * least:
+            place = loads.index(least)
+        else:
+            place = self._by_prefix(request, engines, loads)
+        if not self.precise:
+            self._tree(engines[place]).add(request.prefix_hash_ids)
+        return place
+
+    def _by_prefix(
+        self, request: Request, engines: Sequence[EngineState], loads: Sequence[int]
+    ) -> int:
+        if self.precise:
+            tokens = [engine.cached_tokens(request) for engine in engines]
+            sizes = [engine.used_blocks for engine in engines]
+        else:
+            trees = [self._tree(engine) for engine in engines]
+            ids = request.prefix_hash_ids
+            tokens = [
+                tree.match(ids) * engine.block_size
+                for tree, engine in zip(trees, engines, strict=True)
+            ]
+            sizes = [len(tree) for tree in trees]
+        longest = max(tokens)
+        if longest > self.cache_threshold * request.prompt_tokens:
+            holders = [place for place, n in enumerate(tokens) if n == longest]
+            return min(holders, key=lambda place: (loads[place], place))
+        return min(range(len(engines)), key=lambda place: (sizes[place], loads[place], place))
+
+    def _tree(self, engine: EngineState) -> "PrefixTree":
+        tree = self._trees.get(engine.index)
+        if tree is None:
+            most = engine.num_blocks
+            if self.max_tree_tokens is not None:
+                most = max(self.max_tree_tokens // engine.block_size, 1)
+            tree = self._trees[engine.index] = PrefixTree(most)
+        return tree
+
+
+class PrefixTree:
+    """Prefixes that an engine was sent, the least recently used forgotten first.
+
+    The names of blocks are chained: equal names mean equal prefixes. So a tree is a set of names
+    in which the beginnings of a prompt are always younger than its end.
+
+    Parameters
+    ----------
+    max_blocks : int
+        Most names that are remembered.
+    """
+
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
+        self._names: dict[int, None] = {}  # oldest first
+
+    def __len__(self) -> int:
+        """Count the blocks remembered."""
+        return len(self._names)
+
+    def match(self, ids: Sequence[int]) -> int:
+        """Count the leading blocks of a prompt that are remembered."""
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            if ids[middle] in self._names:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Remember a prompt."""
+        names = self._names
+        for name in reversed(ids):
+            names.pop(name, None)
+            names[name] = None
+        while len(names) > self._max_blocks:
+            del names[next(iter(names))]

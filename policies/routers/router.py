@@ -1,0 +1,75 @@
+"""What every router is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.request import Request
+
+
+class Router:
+    """Chooses an engine for each request, once, when it arrives.
+
+    A subclass overrides `route`. It may keep state of its own, and knows of the engines what they
+    tell it (`EngineState`). Its constructor only stores its parameters.
+
+    Attributes
+    ----------
+    rng : numpy.random.Generator
+        The only source of chance a router may use; it is there once it is made by name.
+    turn : int
+        Where `least` begins to look.
+    """
+
+    source: ClassVar[str] = ""
+    """Paper section or code that the router follows."""
+    needs_prediction: ClassVar[bool] = False
+    """Whether requests must carry `predicted_tokens`."""
+    looks_at_engines: bool = True
+    """Whether it looks at more than number and `index` of the engines. Who does not is asked about
+    all requests before anything runs, and its engines are run one after the other."""
+    looks_at_caches: bool = False
+    """Whether it asks for `cached_tokens`."""
+
+    rng: np.random.Generator
+    turn: int = 0
+
+    def route(self, request: Request, engines: Sequence[EngineState]) -> int:
+        """Return the place in `engines` of the one that a request goes to.
+
+        Parameters
+        ----------
+        request : Request
+            What a server knows of it when it arrives.
+        engines : sequence of EngineState
+            All engines that can take it, at least one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not override route()")
+
+    def least(self, loads: Sequence[Any]) -> int:
+        """Return the place of the least load; among equals engines take turns.
+
+        The first to be looked at is the one behind the last that was chosen.
+        """
+        turn = self.turn % len(loads)
+        place = (turn + [*loads[turn:], *loads[:turn]].index(min(loads))) % len(loads)
+        self.turn = place + 1
+        return place
+
+    def get_params(self) -> dict[str, Any]:
+        """Return the constructor's parameters as they are now."""
+        return {name: getattr(self, name) for name in type(self).knobs()}
+
+    @classmethod
+    def knobs(cls) -> dict[str, inspect.Parameter]:
+        """Return the constructor's parameters by name."""
+        if cls.__init__ is object.__init__:
+            return {}
+        parameters = dict(inspect.signature(cls.__init__).parameters)
+        parameters.pop("self", None)
+        return parameters

@@ -1,0 +1,84 @@
+"""The busiest engine that will still hold the targets."""
+
+from collections.abc import Sequence
+
+from schedlab.policies.routers.registry import register
+from schedlab.policies.routers.router import Router
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.request import Request
+
+_MOST_PROMPTS = 32
+
+
+@register("slo_aware")
+class SloAware(Router):
+    """The most loaded engine that is expected to hold the request's targets.
+
+    Packing requests onto engines that can still take them leaves others free for those with tight
+    targets. Expected is, from the calibrated step times: a first token once the prompts that are to
+    be computed, and this one, are; and a step of the decodes there with one more. If no engine is
+    expected to hold them, the one with the earliest first token takes it. Without a target the
+    least loaded does.
+
+    Parameters
+    ----------
+    margin : float
+        Share of a target that may be used up, > 0.
+    """
+
+    source = "PolyServe, Zhu et al. 2025 (arXiv:2507.17769): the highest load that holds the target"
+
+    def __init__(self, margin: float = 0.9) -> None:
+        if not margin > 0:
+            raise ValueError(f"margin must be > 0, got {margin!r}")
+        self.margin = margin
+
+    def route(self, request: Request, engines: Sequence[EngineState]) -> int:
+        """Choose among those that hold the targets."""
+        ttft_ms = None if request.slo is None else request.slo.ttft_ms
+        tpot_ms = None if request.slo is None else request.slo.tpot_ms
+        if ttft_ms is None and tpot_ms is None:
+            return self.least([engine.num_in_flight for engine in engines])
+        first_ms = [_first_token_ms(request, engine) for engine in engines]
+        places = range(len(engines))
+        holding = [
+            place
+            for place in places
+            if (ttft_ms is None or first_ms[place] <= self.margin * ttft_ms)
+            and (tpot_ms is None or _decode_ms(request, engines[place]) <= self.margin * tpot_ms)
+        ]
+        if holding:
+            return max(holding, key=lambda place: (engines[place].num_in_flight, -place))
+        return min(places, key=lambda place: (first_ms[place], place))
+
+
+def _first_token_ms(request: Request, engine: EngineState) -> float:
+    """Estimate when a first token comes out: after the prompts in front, in steps with decodes."""
+    num_prompts = min(engine.num_waiting + 1, _MOST_PROMPTS)
+    tokens = engine.backlog_tokens + request.prompt_tokens
+    chunk = -(-tokens // num_prompts)
+    chunks = ((chunk, 0),) * num_prompts
+    return engine.estimate_step_ns(_shape(engine, engine.num_running, 0, chunks)) / 1e6
+
+
+def _decode_ms(request: Request, engine: EngineState) -> float:
+    """Estimate a step of the decodes there and this one."""
+    shape = _shape(engine, engine.num_running + 1, request.prompt_tokens, ())
+    return engine.estimate_step_ns(shape) / 1e6
+
+
+def _shape(
+    engine: EngineState, num_decodes: int, more_tokens: int, chunks: tuple[tuple[int, int], ...]
+) -> BatchShape:
+    context = engine.used_blocks * engine.block_size + more_tokens if num_decodes else 0
+    mean = -(-context // num_decodes) if num_decodes else 0
+    return BatchShape(
+        num_decodes,
+        context,
+        mean,
+        chunks,
+        rows_sampled=num_decodes + len(chunks),
+        num_running=num_decodes,
+        decode_context_min_tokens=mean,
+    )

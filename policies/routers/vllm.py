@@ -1,0 +1,34 @@
+"""The router of vLLM's data parallelism."""
+
+from collections.abc import Sequence
+
+from schedlab.policies.routers.registry import register
+from schedlab.policies.routers.router import Router
+from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.request import Request
+
+
+@register("vllm")
+class Vllm(Router):
+    """The engine with the least ``4 * waiting + running`` requests, in turn among equals.
+
+    In vLLM the counts come from a coordinator every 100 ms, and a client counts what it has sent
+    since: that is `staleness_ms` 100.
+
+    Parameters
+    ----------
+    waiting_weight : float
+        How many running requests one that waits counts as.
+    """
+
+    source = "vLLM, v1/engine/core_client.py, DPLBAsyncMPClient"
+
+    def __init__(self, waiting_weight: float = 4.0) -> None:
+        if not waiting_weight >= 0:
+            raise ValueError(f"waiting_weight must be >= 0, got {waiting_weight!r}")
+        self.waiting_weight = waiting_weight
+
+    def route(self, request: Request, engines: Sequence[EngineState]) -> int:
+        """Take the least loaded; the first from the one behind the last."""
+        weight = self.waiting_weight
+        return self.least([weight * e.num_waiting + e.num_running for e in engines])

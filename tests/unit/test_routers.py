@@ -1,0 +1,264 @@
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schedlab.policies.routers import registry
+from schedlab.policies.routers.prefix_aware import PrefixTree
+from schedlab.policies.routers.router import Router
+from schedlab.sim.errors import SpecError
+from schedlab.sim.request import Slo
+from schedlab.testing import LawBroken, check_router, fleet_cases
+from tests.laws import arrival
+
+CASES = list(fleet_cases(num_cases=3))
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@dataclass
+class Told:
+    """What an engine tells of itself."""
+
+    index: int = 0
+    num_in_flight: int = 0
+    prompt_tokens_in_flight: int = 0
+    predicted_tokens_in_flight: float = 0.0
+    num_waiting: int = 0
+    num_running: int = 0
+    backlog_tokens: int = 0
+    used_blocks: int = 0
+    num_blocks: int = 100
+    block_size: int = 16
+    cached: int = 0
+
+    def cached_tokens(self, request):
+        return self.cached
+
+    def estimate_step_ns(self, shape):
+        # A millisecond a decode, and one for 100 tokens of prompts.
+        return round(1e6 * (shape.num_decodes + sum(n for n, _ in shape.chunks) / 100))
+
+
+def engines(**columns):
+    rows = zip(*columns.values(), strict=True)
+    return [Told(index=i, **dict(zip(columns, row, strict=True))) for i, row in enumerate(rows)]
+
+
+def request(number=0, prompt=100, **keys):
+    return arrival(number, 0, prompt, 10, **keys).request
+
+
+def needs(name):
+    return {"predicted_tokens": 10.0} if registry.router_class(name).needs_prediction else {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *registry.names(),
+        pytest.param(lambda: registry.make("prefix_aware", precise=True), id="precise prefixes"),
+        pytest.param(lambda: registry.make("llm_d", precise=True), id="precise llm-d"),
+        pytest.param(lambda: registry.make("consistent_hashing", load_factor=None), id="hashing"),
+    ],
+)
+def test_router_keeps_every_law(name):
+    check_router(name, cases=CASES)
+
+
+class Forgetful(Router):
+    def route(self, request, engines):
+        return int(np.random.random() * len(engines))  # noqa: NPY002 - the fault
+
+
+class Peeping(Router):
+    looks_at_engines = False
+
+    def route(self, request, engines):
+        return self.least([engine.num_in_flight for engine in engines])
+
+
+class Outside(Router):
+    def route(self, request, engines):
+        return engines[-1].index
+
+
+@pytest.mark.parametrize(
+    ("router", "law"),
+    [
+        (Forgetful, "draws_from_its_stream_alone"),
+        (Peeping, "looks_only_if_it_says_so"),
+        (Outside, "minds_the_index_not_the_place"),
+    ],
+)
+def test_router_that_breaks_a_law_is_caught(router, law):
+    with pytest.raises(LawBroken) as caught:
+        check_router(router)
+    assert caught.value.law == law
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "chosen"),
+    [
+        ("least_outstanding_requests", {"num_in_flight": (3, 1, 2)}, 1),
+        (
+            "least_outstanding_tokens",
+            {"prompt_tokens_in_flight": (90, 50, 40), "predicted_tokens_in_flight": (0, 0, 30)},
+            1,
+        ),
+        ("least_kv", {"used_blocks": (50, 60, 30), "num_blocks": (100, 200, 50)}, 1),
+        ("least_kv", {"used_blocks": (50, 50), "num_waiting": (2, 1)}, 1),
+        ("jsq", {"num_waiting": (0, 2), "num_running": (3, 0)}, 1),
+        ("vllm", {"num_waiting": (0, 2), "num_running": (5, 0)}, 0),
+        ("predicted_length", {"predicted_tokens_in_flight": (30.0, 20.0)}, 1),
+        ("power_of_d", {"num_in_flight": (0, 0), "num_waiting": (0, 0)}, None),
+        ("llm_d", {"num_waiting": (4, 0), "used_blocks": (0, 50)}, 1),  # 2 against 1
+        ("llm_d", {"num_waiting": (0, 0), "used_blocks": (20, 10)}, 1),
+    ],
+)
+def test_router_takes_the_least_of_what_it_goes_by(name, columns, chosen):
+    got = registry.make(name).route(request(**needs(name)), engines(**columns))
+    assert got in ({0, 1} if chosen is None else {chosen})
+
+
+def test_round_robin_takes_turns():
+    router = registry.make("round_robin")
+    assert [router.route(request(i), engines(num_in_flight=(9, 0, 0))) for i in range(5)] == [
+        0, 1, 2, 0, 1,
+    ]  # fmt: skip
+
+
+def test_two_choices_are_two_different_engines_and_the_lesser_one():
+    router = registry.make("power_of_d", d=2)
+    chosen = [router.route(request(i), engines(num_in_flight=(2, 1, 0))) for i in range(300)]
+    assert chosen.count(0) == 0, "of two different ones the most loaded is never the lesser"
+    assert 60 < chosen.count(1) < 140, "a third of the pairs"
+
+
+def test_session_stays_where_it_was_and_new_ones_go_to_the_fewest():
+    router = registry.make("session_affinity")
+    first = router.route(request(session="a"), engines(num_in_flight=(1, 0)))
+    assert first == 1
+    busy = engines(num_in_flight=(0, 9))
+    assert router.route(request(session="a"), busy) == 1
+    assert router.route(request(session="b"), busy) == 0
+    assert router.route(request(), busy) == 0
+    assert router.route(request(session="a"), busy[:1]) == 0, "its engine is gone"
+
+
+def test_consistent_hashing_moves_few_keys_and_bounds_loads():
+    router = registry.make("consistent_hashing", load_factor=None)
+    five = [Told(index=i) for i in range(5)]
+    keys = [f"user {i}" for i in range(500)]
+
+    def places(offered):
+        return [offered[router.route(request(session=k), offered)].index for k in keys]
+
+    before, after = places(five), places(five[:4])
+    counts = np.bincount(before, minlength=5)
+    assert counts.min() > 50
+    assert all(a == b for a, b in zip(before, after, strict=True) if a < 4)
+    bounded = registry.make("consistent_hashing", load_factor=1.25)
+    home = before[0]
+    full = [Told(index=i, num_in_flight=3 if i == home else 1) for i in range(5)]
+    # (7 + 1) / 5 * 1.25 = 2: its own engine has more.
+    assert bounded.route(request(session=keys[0]), full) != home
+    even = [Told(index=i, num_in_flight=1) for i in range(5)]
+    assert bounded.route(request(session=keys[0]), even) == home
+
+
+IDS = tuple(range(10))
+
+
+def test_prefix_goes_where_it_was_sent_unless_little_of_it_is_known():
+    router = registry.make("prefix_aware")
+    two = engines(num_in_flight=(0, 0))
+    long = request(prompt=160, prefix_hash_ids=IDS)
+    assert router.route(long, two) == 0
+    assert router.route(long, engines(num_in_flight=(9, 0))) == 0, "not unbalanced yet"
+    little = request(prompt=160, prefix_hash_ids=(*IDS[:3], *range(50, 57)))
+    assert router.route(little, two) == 1, "48 of 160 tokens are no more than 0.3"
+    more = request(prompt=160, prefix_hash_ids=(*IDS[:4], *range(70, 76)))
+    assert router.route(more, two) == 0
+
+
+@pytest.mark.parametrize(
+    ("loads", "chosen"), [((64, 0), 0), ((65, 0), 1), ((200, 134), 0), ((200, 130), 1)]
+)
+def test_prefix_counts_only_while_engines_are_balanced(loads, chosen):
+    router = registry.make("prefix_aware")
+    long = request(prompt=160, prefix_hash_ids=IDS)
+    router.route(long, engines(num_in_flight=(0, 0)))
+    assert router.route(long, engines(num_in_flight=loads)) == chosen
+
+
+def test_precise_router_asks_the_caches():
+    router = registry.make("prefix_aware", precise=True)
+    assert router.route(request(), engines(cached=(0, 48))) == 1
+    assert router.route(request(), engines(cached=(0, 30), used_blocks=(1, 2))) == 0
+
+
+def test_tree_forgets_the_ends_of_the_oldest_prompts():
+    tree = PrefixTree(6)
+    tree.add((1, 2, 3, 4))
+    tree.add((1, 2, 8, 9))
+    assert (len(tree), tree.match((1, 2, 3, 4)), tree.match((1, 2, 8, 9))) == (6, 4, 4)
+    tree.add((20, 21))
+    assert (len(tree), tree.match((1, 2, 3, 4)), tree.match((1, 2, 8, 9))) == (6, 2, 4)
+
+
+def test_slo_aware_packs_where_targets_hold_and_else_takes_the_soonest():
+    router = registry.make("slo_aware", margin=1.0)
+    three = engines(backlog_tokens=(100, 500, 3000), num_in_flight=(1, 2, 3))
+    assert router.route(request(slo=Slo(ttft_ms=10)), three) == 1
+    assert router.route(request(slo=Slo(ttft_ms=5)), three) == 0
+    assert router.route(request(slo=Slo(ttft_ms=1)), three) == 0, "none holds it"
+    decoding = engines(num_running=(4, 9), num_in_flight=(4, 9))
+    assert router.route(request(slo=Slo(tpot_ms=9)), decoding) == 0
+    assert router.route(request(slo=Slo(tpot_ms=10)), decoding) == 1
+    assert router.route(request(), three) == 0
+
+
+def test_same_seed_draws_the_same_and_another_does_not():
+    def drawn(seed):
+        router = registry.make("random", seed)
+        return [router.route(request(i), engines(num_in_flight=(0,) * 4)) for i in range(40)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "message"),
+    [
+        ("power_of_d", {"d": 0}, "d must be"),
+        ("vllm", {"waiting_weight": -1}, "waiting_weight must be"),
+        ("session_affinity", {"key": "user"}, "key must be"),
+        ("consistent_hashing", {"load_factor": 1.0}, "load_factor must be > 1"),
+        ("prefix_aware", {"cache_threshold": 2}, "cache_threshold must be"),
+        ("llm_d", {"prefix": 0, "queue": 0, "kv": 0}, "not all 0"),
+        ("slo_aware", {"margin": 0}, "margin must be"),
+    ],
+)
+def test_impossible_knob_is_refused(name, knobs, message):
+    with pytest.raises(SpecError, match=message):
+        registry.make(name, **knobs)
+
+
+def test_fleets_document_lists_every_router_and_knob():
+    text = (DOCS / "fleets.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)$", text, re.M))
+    assert sorted(rows) == registry.names()
+    for name in registry.names():
+        cls = registry.router_class(name)
+        assert cls.source, f"{name} says no source"
+        for knob in cls.knobs():
+            assert f"`{knob}`" in rows[name], f"docs/fleets.md does not name {knob} of {name}"
+
+
+def test_router_of_the_document_runs_and_keeps_the_laws():
+    text = (DOCS / "fleets.md").read_text(encoding="utf-8")
+    code = next(c for c in re.findall(r"```python\n(.*?)```", text, re.S) if "class" in c)
+    space = {"__name__": "mine"}
+    exec(compile(code, "fleets.md", "exec"), space)
+    check_router(space["Emptiest"], cases=CASES)
