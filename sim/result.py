@@ -12,9 +12,10 @@ import numpy as np
 from schedlab.sim.errors import SchedlabError, SpecError
 from schedlab.sim.files import read_json_object, write_text
 from schedlab.sim.metrics.observation import Observation
-from schedlab.sim.metrics.registry import Value, every_run, metric_named
+from schedlab.sim.metrics.registry import Value, every_fleet, every_run, metric_named
 from schedlab.sim.metrics.window import Window
 from schedlab.sim.record.columns import Columns
+from schedlab.sim.record.fleet import EngineFacts
 from schedlab.sim.record.saved_log import RunLog, SavedLog, read_table, save_tables
 from schedlab.sim.text import json_text, json_value
 
@@ -45,9 +46,11 @@ class RunResult:
     log : RunLog
         Steps and token times.
     kv_capacity_tokens : int
-        Size of the KV cache, of each engine.
+        Size of the KV cache, of each engine; where they differ, of the first.
     num_engines : int
         Engines that shared the workload; of several, requests and steps have a column `engine`.
+    engines : tuple of EngineFacts
+        What they are, in order, if the experiment has a `cluster`.
     reject_reasons : dict of int to str
         Why requests were turned away, by id.
     provenance : dict
@@ -68,6 +71,7 @@ class RunResult:
     provenance: dict[str, object] = field(default_factory=dict)
     window: Window | None = None
     num_engines: int = 1
+    engines: tuple[EngineFacts, ...] = ()
     _metrics: Metrics | None = field(default=None, init=False, repr=False, compare=False)
 
     def observation(self) -> Observation:
@@ -78,7 +82,8 @@ class RunResult:
         """Return the metrics that every run has, flat, in the order of result.json."""
         if self._metrics is None:
             run = self.observation()
-            self._metrics = {one.name: one.of(run) for one in every_run()}
+            asked = every_run() + (every_fleet() if self.engines else [])
+            self._metrics = {one.name: one.of(run) for one in asked}
         return dict(self._metrics)
 
     def metric(self, name: str, **parameters: Value) -> float:
@@ -162,6 +167,8 @@ class RunResult:
         }
         if self.num_engines > 1:
             ours["num_engines"] = self.num_engines
+        if self.engines:
+            ours["engines"] = [facts._asdict() for facts in self.engines]
         if self.window is not None:
             ours["window"] = self.window._asdict()
         result["schedlab"] = ours
@@ -216,6 +223,7 @@ class RunResult:
                 provenance=dict(ours["provenance"]),
                 window=_window(**ours["window"]) if "window" in ours else None,
                 num_engines=int(ours.get("num_engines", 1)),
+                engines=tuple(EngineFacts(**facts) for facts in ours.get("engines", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SchedlabError(f"{path}: not a whole schedlab result: {error!r}") from None

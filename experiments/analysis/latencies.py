@@ -105,7 +105,7 @@ def alone_s(spec: ExperimentSpec) -> Floats:
         and one request at a time; NaN where a request cannot be served at all.
     """
     from schedlab.experiments.running.run import run
-    from schedlab.experiments.specification.experiment import Policy
+    from schedlab.experiments.specification.policy import Policy
 
     workload = spec.workload.model_copy(update={"max_concurrency": 1})
     one_by_one = spec.model_copy(update={"workload": workload, "policy": Policy(name="fcfs")})

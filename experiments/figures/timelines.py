@@ -54,7 +54,10 @@ def time_series(result: RunResult, title: str) -> Figure:
             _draw_band(requests, time_s, steps[f"num_{name}"].astype(float), look, name)
         requests.set_ylabel("requests" if result.num_engines == 1 else "requests\nof an engine")
         held_tokens = steps["kv_allocated_tokens"].astype(float)
-        percent = 100 / result.kv_capacity_tokens
+        percent: float | Floats = 100 / result.kv_capacity_tokens
+        if result.engines:
+            capacity_tokens = np.array([e.kv_capacity_tokens for e in result.engines], dtype=float)
+            percent = 100 / capacity_tokens[steps["engine"].astype(np.int64)]
         _draw_area(memory, time_s, held_tokens * percent, "held by requests")
         used = steps["kv_tokens"].astype(float) * percent
         _draw_band(memory, time_s, used, LOOKS[2]._replace(line="-"), "in use")

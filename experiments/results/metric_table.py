@@ -7,6 +7,7 @@ from schedlab.sim.metrics.registry import Metric, described, names
 _TITLES = {
     "requests": "Of requests, in every result.json",
     "engine": "Of the engine, in every result.json",
+    "fleet": "Of a fleet (`cluster`), in its result.json",
     "more": "Computed when they are asked for",
 }
 _LEFT_OUT = ("median_", "std_", "p50_", "p90_", "p95_", "p99_")
@@ -21,7 +22,8 @@ def metric_rows() -> dict[str, list[tuple[str, str, str, str]]]:
     for name in names():
         one = described(name)
         if not name.startswith(_LEFT_OUT):
-            section = one.about if one.every_run else "more"
+            told = one.every_run or (one.about == "fleet" and not one.parameters)
+            section = one.about if told else "more"
             found[_TITLES[section]].append((_name(one), one.unit, one.better, one.definition))
     return found
 

@@ -22,6 +22,7 @@ _PACKAGES = ("sim", "policies", "traces", "gpu_backend", "experiments")
 # Of experiments only what turns a specification into a run: the rest reads results.
 _COMPUTE_A_RESULT = (
     "sim", "policies", "traces", "experiments/running", "experiments/specification/deployment.py",
+    "experiments/specification/pools.py",
 )  # fmt: skip
 _MODULE_AND_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -89,7 +90,8 @@ def code_version(with_gpu_backend: bool = False) -> str:
 def _own_modules(spec: ExperimentSpec) -> dict[str, str]:
     """Return the SHA-256 of each module outside this project of policy, reader and cost model."""
     found: dict[str, str] = {}
-    named = (spec.policy.model_dump(), spec.workload.format, spec.cost_model.model_dump())
+    cluster = None if spec.cluster is None else spec.cluster.model_dump()
+    named = (spec.policy.model_dump(), spec.workload.format, spec.cost_model.model_dump(), cluster)
     todo = [text.partition(":")[0] for text in _texts(named)]
     while todo:
         name = todo.pop()

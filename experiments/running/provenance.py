@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from schedlab import core
-from schedlab.experiments.running.resolved import Resolved
+from schedlab.experiments.running.fleet import Kind
+from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.policies import registry
+from schedlab.policies.routers import registry as routers
 
 
-def provenance(point: Resolved) -> dict[str, object]:
+def provenance(spec: ExperimentSpec, kinds: Sequence[Kind]) -> dict[str, object]:
     """Return all that can be said of a run before it begins.
 
     Parameters
     ----------
-    point : Resolved
+    spec : ExperimentSpec
         What is run.
+    kinds : sequence of Kind
+        Its engines. What is told of one engine is told of the first kind, and of each kind of
+        several.
     """
-    spec, load = point.spec, point.spec.workload
+    point, load = kinds[0].point, spec.workload
     rate = load.request_rate
+    pools: dict[str, object] = {}
+    if spec.cluster is not None:
+        cls = routers.router_class(spec.cluster.router.name)
+        pools["router_source"] = cls.source
+        if len(kinds) > 1:
+            pools["pools"] = {kind.name: _of_engines(kind) for kind in kinds}
     between = {} if point.frontend is None else {"frontend": asdict(point.frontend)}
     return {
         "spec": spec.to_data(),
@@ -43,6 +55,20 @@ def provenance(point: Resolved) -> dict[str, object]:
         "cost_model": point.cost_model.describe(),
         "scheduling_overhead": asdict(point.overhead),
         **between,
+        **pools,
+        "engine": asdict(point.config),
+        "memory": asdict(point.memory),
+    }
+
+
+def _of_engines(kind: Kind) -> dict[str, object]:
+    point = kind.point
+    return {
+        "num_engines": kind.num_engines,
+        "hardware": point.deployment.gpu.name,
+        "policy_source": registry.policy_class(point.spec.policy.name).source,
+        "cost_model": point.cost_model.describe(),
+        "scheduling_overhead": asdict(point.overhead),
         "engine": asdict(point.config),
         "memory": asdict(point.memory),
     }

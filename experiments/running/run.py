@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
 
 from schedlab.experiments.running.backend import Backend, open_backend
 from schedlab.experiments.running.fence import fenced
+from schedlab.experiments.running.fleet import Kind, engine_facts, resolve_fleet
 from schedlab.experiments.running.prediction import Predictions, predictions
 from schedlab.experiments.running.provenance import provenance
-from schedlab.experiments.running.resolved import Resolved, resolve
+from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.running.trial import try_policy
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -80,33 +82,40 @@ def run(
     """
     if spec.sweep or spec.replications > 1:
         raise SpecError("run() takes one point: expand the sweep with specification.sweep.points")
-    with fenced(registry.policy_class(spec.policy.name)):
-        return _run(spec, progress, record, opened)
+    kinds = resolve_fleet(spec)
+    with ExitStack() as fences:
+        for kind in kinds:
+            fences.enter_context(fenced(registry.policy_class(kind.point.spec.policy.name)))
+        return _run(spec, kinds, progress, record, opened)
 
 
 def _run(
     spec: ExperimentSpec,
+    kinds: Sequence[Kind],
     progress: Progress | None,
     record: list[RecordedStep] | None,
     opened: Callable[[Pricing], Backend] | None,
 ) -> RunResult:
-    point = resolve(spec)
-    trace = load_workload(spec, point.config.max_model_len)
+    point, pricing = kinds[0].point, kinds[0].pricing
+    trace = load_workload(spec, min(kind.point.config.max_model_len for kind in kinds))
     prediction = predictions(spec, trace)
-    arrivals = partial(_arrivals, point, trace, prediction)
-    pricing = Pricing(point.cost_model, point.overhead)
-    backend = open_backend(point, pricing) if opened is None else opened(pricing)
-    make_policy = partial(registry.make, spec.policy.name, **spec.policy.knobs)
-    if _is_to_be_tried(spec):
-        _try(point, make_policy, arrivals)
-    num_engines = spec.engine.data_parallel_size
-    executors = backend.executors(num_engines)
+    arrivals = partial(_arrivals, kinds, trace, prediction)
+    backend = open_backend(spec, point, pricing) if opened is None else opened(pricing)
+    pricings = [kind.pricing for kind in kinds for _ in range(kind.num_engines)]
+    executors = backend.executors(pricings)
     if record is not None:
-        if num_engines > 1:
-            raise SpecError("engine.data_parallel_size: steps can be recorded of one engine only")
+        if len(executors) > 1:
+            raise SpecError(f"{_several(spec)}: steps can be recorded of one engine only")
         executors = [recorder := RecordingExecutor(*executors)]
         recorder.steps = record
-    engines = [Engine(point.config, make_policy(), each) for each in executors]
+    engines: list[Engine] = []
+    for kind in kinds:
+        chosen = kind.point.spec.policy
+        make_policy = partial(registry.make, chosen.name, **chosen.knobs)
+        if _is_to_be_tried(kind.point.spec):
+            _try(kind.point, make_policy, arrivals)
+        mine = executors[len(engines) : len(engines) + kind.num_engines]
+        engines += [Engine(kind.point.config, make_policy(), each) for each in mine]
     if progress is not None:
         report = _reporter(progress, engines, len(trace))
         for engine in engines:
@@ -114,7 +123,7 @@ def _run(
     log = backend.drive(engines, arrivals(), spec.workload.max_concurrency)
     described = backend.describe()
     if described is None:
-        _check_limits(point, log)
+        _check_limits(kinds, log)
     requests = log.requests()
     if point.frontend is not None:
         seen = point.frontend.columns(requests, pairs(log.token_counts()))
@@ -130,23 +139,39 @@ def _run(
         log=log,
         window=window,
         kv_capacity_tokens=point.config.num_blocks * point.config.block_size,
-        num_engines=num_engines,
+        num_engines=len(engines),
+        engines=() if spec.cluster is None else engine_facts(kinds),
         reject_reasons=log.reject_reasons,
         provenance={
-            **provenance(point),
+            **provenance(spec, kinds),
             "real": described,
             "workload": trace.report.lines(),
             "prediction": None if prediction is None else prediction.provenance,
             "num_plans": sum(engine.num_plans for engine in engines),
             "num_steps": log.num_steps,
-            "extrapolated_steps": pricing.extrapolated_steps,
-            "extrapolated_by_feature": pricing.extrapolated_by_feature,
+            "extrapolated_steps": sum(kind.pricing.extrapolated_steps for kind in kinds),
+            "extrapolated_by_feature": _by_feature(kinds),
         },
     )
 
 
-def _arrivals(point: Resolved, trace: Trace, prediction: Predictions | None) -> Iterable[Arrival]:
-    config, slo = point.config, point.spec.slo
+def _several(spec: ExperimentSpec) -> str:
+    return "engine.data_parallel_size" if spec.cluster is None else "cluster"
+
+
+def _by_feature(kinds: Sequence[Kind]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for kind in kinds:
+        for feature, count in kind.pricing.extrapolated_by_feature.items():
+            counts[feature] = counts.get(feature, 0) + count
+    return counts
+
+
+def _arrivals(
+    kinds: Sequence[Kind], trace: Trace, prediction: Predictions | None
+) -> Iterable[Arrival]:
+    point = kinds[0].point
+    slo = point.spec.slo
     targets = Slo(slo.ttft_ms, slo.tpot_ms, slo.e2el_ms)
     delay_s = np.zeros(len(trace)) if prediction is None else prediction.delay_s
     if point.frontend is not None:
@@ -155,12 +180,14 @@ def _arrivals(point: Resolved, trace: Trace, prediction: Predictions | None) -> 
         delay_s = delay_s + (received_ns - arrival_ns) / 1e9
     return workload(
         trace,
-        max_model_len=config.max_model_len,
+        max_model_len=min(kind.point.config.max_model_len for kind in kinds),
         predicted_tokens=None if prediction is None else prediction.predicted_tokens,
         predictor_latency_s=delay_s,
         refinements=None if prediction is None else prediction.refinements,
         slo=targets if targets != (None, None, None) else None,
-        hash_block_tokens=config.block_size if config.enable_prefix_caching else None,
+        hash_block_tokens=next(
+            (k.point.config.block_size for k in kinds if k.point.config.enable_prefix_caching), None
+        ),
     )
 
 
@@ -201,12 +228,19 @@ def _try(
     )
 
 
-def _check_limits(point: Resolved, log: RunLog | ClusterLog) -> None:
+def _check_limits(kinds: Sequence[Kind], log: RunLog | ClusterLog) -> None:
     """Refuse a profile that is faster than its device; a nominal CPU has no datasheet."""
-    if point.cost_model.is_measured and point.deployment.gpu.name != "cpu":
-        chosen = point.spec.cost_model
-        for steps in batches(log.steps()):
-            check_limits(steps, point.deployment, str(chosen.profile or chosen.name))
+    first = 0
+    for kind in kinds:
+        point = kind.point
+        own = log
+        if isinstance(log, ClusterLog):
+            own = ClusterLog(log.of_engines[first : first + kind.num_engines])
+        first += kind.num_engines
+        if point.cost_model.is_measured and point.deployment.gpu.name != "cpu":
+            chosen = point.spec.cost_model
+            for steps in batches(own.steps()):
+                check_limits(steps, point.deployment, str(chosen.profile or chosen.name))
 
 
 def _reporter(

@@ -16,6 +16,7 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.key_errors import sentence
 from schedlab.experiments.specification.lengths import Lengths
 from schedlab.experiments.specification.paths import is_preset, is_published
+from schedlab.experiments.specification.pools import engine_pools, pool_path
 from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
 from schedlab.sim.errors import SpecError, TraceError, nearest
 from schedlab.sim.yaml_lines import KeyPath
@@ -42,19 +43,75 @@ def check_names(spec: ExperimentSpec, fail: Fail) -> None:
     fail : callable
         Called with the key at fault and what is wrong with it; must raise.
     """
-    from schedlab.sim.hardware.gpus import gpu
     from schedlab.sim.hardware.models import model
 
-    for key, find in (("model", model), ("hardware", gpu)):
-        try:
-            find(getattr(spec, key))
-        except SpecError as error:
-            fail((key,), str(error))
-    _check_cost_model(spec, fail)
+    try:
+        model(spec.model)
+    except SpecError as error:
+        fail(("model",), str(error))
+    _check_engine(spec, fail)
+    _check_cluster(spec, fail)
     _check_frontend(spec, fail)
-    _check_policy(spec, fail)
     _check_workload(spec, fail)
     _check_trace(spec, fail)
+
+
+def _check_engine(spec: ExperimentSpec, fail: Fail) -> None:
+    """Check what one kind of engine is of."""
+    from schedlab.sim.hardware.gpus import gpu
+
+    try:
+        gpu(spec.hardware)
+    except SpecError as error:
+        fail(("hardware",), str(error))
+    _check_cost_model(spec, fail)
+    _check_policy(spec, fail)
+
+
+def _check_cluster(spec: ExperimentSpec, fail: Fail) -> None:
+    from schedlab.policies.routers import registry as routers
+
+    if spec.cluster is None:
+        return
+    if spec.backend != "sim":
+        fail(("cluster",), "only the simulation has several engines; backend must be sim")
+    for name in spec.cluster.pools:
+        if not re.fullmatch(r"[\w-]+", name):
+            fail(("cluster", "pools"), f"{name!r} is no name: letters, digits, - and _ only")
+    try:
+        pools = engine_pools(spec)
+    except SpecError as error:
+        key, _, message = str(error).partition(": ")
+        fail(tuple(key.split(".")), message)
+    for pool in pools:
+        path = pool_path(spec, pool.name)
+
+        def fail_in_pool(key: KeyPath, message: str, path: KeyPath = path) -> NoReturn:
+            fail((*path, *key), message)
+
+        if pool.spec.engine.data_parallel_size > 1:
+            fail_in_pool(
+                ("engine", "data_parallel_size"),
+                "must be 1 in a cluster, whose count says how many engines there are (engines that "
+                "run every step together have no router but their own)",
+            )
+        if path:
+            _check_engine(pool.spec, fail_in_pool)
+    chosen = spec.cluster.router
+    try:
+        cls = routers.router_class(chosen.name)
+    except SpecError as error:
+        fail(("cluster", "router", "name"), str(error))
+    _check_knobs(("cluster", "router"), chosen.name, chosen.knobs, list(cls.knobs()), fail)
+    try:
+        routers.make(chosen.name, spec.seed, **chosen.knobs)
+    except SpecError as error:
+        fail(("cluster", "router"), str(error))
+    if cls.needs_prediction and spec.policy.predictor is None:
+        fail(
+            ("cluster", "router"),
+            f"{chosen.name} needs predictions; add policy.predictor: oracle",
+        )
 
 
 def _check_cost_model(spec: ExperimentSpec, fail: Fail) -> None:

@@ -8,43 +8,27 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from schedlab.experiments.specification.claim import Claim
+from schedlab.experiments.specification.cluster import ClusterField
 from schedlab.experiments.specification.cost_model import CostModel, CostModelField
 from schedlab.experiments.specification.engine import Engine
 from schedlab.experiments.specification.fields import (
     Count,
     Data,
-    Named,
     NonNegative,
     Section,
     shorthand,
     whole,
 )
 from schedlab.experiments.specification.frontend import FrontendField
+from schedlab.experiments.specification.policy import Policy
 from schedlab.experiments.specification.search import FindField, Measurement, Tune
 from schedlab.experiments.specification.slo import SloTargets
 from schedlab.experiments.specification.workload import Workload
 
-_MAY_BE_EMPTY = ("sweep", "classes")
-
-
-class Predictor(Named):
-    """Who predicts output lengths, e.g. `oracle` or `{name: noisy, sigma: 0.5}`."""
-
-    name: str = Field(min_length=1, description="A registered predictor.")
+_MAY_BE_EMPTY = ("sweep", "classes", "pools")
 
 
 _MOST_NAME_BYTES = 200
-
-PredictorField = Annotated[Predictor, shorthand("name")]
-
-
-class Policy(Named):
-    """The scheduling policy and its knobs, e.g. `fcfs` or `{name: sjf, predictor: oracle}`."""
-
-    name: str = Field(min_length=1, description="A registered policy, or `module:Class`.")
-    predictor: PredictorField | None = Field(
-        default=None, description="Who predicts output lengths for the policy; none if absent."
-    )
 
 
 class Real(Section):
@@ -121,6 +105,11 @@ class ExperimentSpec(Section):
     policy: Annotated[Policy, shorthand("name")] = Field(
         default_factory=lambda: Policy(name="fcfs"),
         description="The scheduling policy: a name, or a mapping with its knobs.",
+    )
+    cluster: ClusterField | None = Field(
+        default=None,
+        description="Several engines that share the workload: how many, or a mapping. One engine "
+        "if absent.",
     )
     workload: Workload = Field(description="The requests.")
     slo: SloTargets = Field(default_factory=SloTargets, description="Latency targets.")

@@ -27,7 +27,7 @@ from schedlab.sim.yaml_lines import (
     read_yaml,
 )
 
-_MERGED_SECTIONS = ("engine", "workload", "slo", "sweep")
+_MERGED_SECTIONS = ("engine", "workload", "cluster", "slo", "sweep")
 _MOST_SWEPT = 2000
 _NEVER_SWEPT = ("name", "sweep", "replications", "extends", "claim", "find", "tune")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,8 @@ _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "workload.trace": lambda value, _: not (is_preset(value) or is_published(value)),
 }
 
+_OF_POOL = re.compile(r"^cluster\.pools\.[^.]+\.")  # what stands there stands in for the key
+
 # A profile that comes with the program goes by its name, from any folder.
 _PROFILES = ("cost_model", "cost_model.profile")
 _FRONTENDS = ("frontend", "frontend.file")
@@ -100,6 +103,7 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
             name: absolute_paths(item, folder, f"{key}.{name}" if key else name)
             for name, item in value.items()
         }
+    key = _OF_POOL.sub("", key)
     if isinstance(value, str) and value and key in _IS_PATH and _IS_PATH[key](value, folder):
         try:
             path = folder / Path(os.path.expandvars(value)).expanduser()

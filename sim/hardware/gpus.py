@@ -43,6 +43,10 @@ class Gpu:
         Whose kernels it runs: ``ampere``, ``ada``, ``hopper``, ``blackwell`` (data centre) or
         ``blackwell-rtx``; the roofline takes kernels that were not measured on this GPU from others
         of the same.
+    usd_per_hour : float or None
+        What an hour of it costs to rent; None where no price is known.
+    price_source : str
+        Whose price, and of when.
 
     Raises
     ------
@@ -59,6 +63,8 @@ class Gpu:
     num_sms: int
     source: str
     architecture: str = "unknown"
+    usd_per_hour: float | None = None
+    price_source: str = ""
 
     def __post_init__(self) -> None:
         for key in (
@@ -66,6 +72,8 @@ class Gpu:
             "num_sms",
         ):  # fmt: skip
             _positive(self.name, key, getattr(self, key))
+        if self.usd_per_hour is not None:
+            _positive(self.name, "usd_per_hour", self.usd_per_hour)
         peaks = {dtype_name(key): value for key, value in self.flops_per_s.items()}
         for key, value in peaks.items():
             _positive(self.name, f"flops_per_s.{key}", value)
@@ -130,6 +138,8 @@ def _gpu(
         num_sms=num_sms,
         source=f"{source}; memory as CUDA reports it",
         architecture=architecture,
+        usd_per_hour=_USD_PER_HOUR_OF_EIGHT[name] / 8 if name in _USD_PER_HOUR_OF_EIGHT else None,
+        price_source=_PRICE_SOURCE if name in _USD_PER_HOUR_OF_EIGHT else "",
     )
 
 
@@ -137,6 +147,17 @@ def _tensor(half: float, fp8: float = 0.0, int8: float = 0.0, fp4: float = 0.0) 
     """Dense TFLOP/s; bf16 and fp16 are equal on every GPU of the table."""
     peaks = {"bf16": half, "fp16": half, "fp8": fp8, "int8": int8, "fp4": fp4}
     return {dtype: value for dtype, value in peaks.items() if value}
+
+
+_PRICE_SOURCE = (
+    "CoreWeave, list price on demand of an instance with eight, February 2026 (quoted by "
+    "kaelresearch.com, GPU Economics: What Inference Actually Costs in 2026), divided by eight"
+)
+_USD_PER_HOUR_OF_EIGHT = {
+    "a100-80gb": 21.60, "h100-80gb": 49.24, "h200": 50.44, "b200": 68.80, "l40s": 18.00,
+    "rtx-pro-6000": 20.00,
+}  # fmt: skip
+"""Of one provider and one month, so that they compare; the others are not in that list."""
 
 
 # Datasheets print sparse peaks since Hopper: the dense ones here are half of those. They print
@@ -180,6 +201,8 @@ _TABLE = {
              "nominal figures of one processor core, no datasheet: calibrate before you believe"),
     )
 }  # fmt: skip
+
+_OPTIONAL = ("architecture", "usd_per_hour", "price_source")
 
 _ALIASES = {
     "a100": "a100-80gb",
@@ -262,7 +285,7 @@ def _read(path: Path) -> Gpu:
         if isinstance(value, float) and value.is_integer():
             data[key] = int(value)
     for key in known:
-        if key not in data and key != "architecture":
+        if key not in data and key not in _OPTIONAL:
             raise SpecError(f"{path}: key {key!r} is missing")
     if not isinstance(data["flops_per_s"], dict) or not data["flops_per_s"]:
         raise SpecError(

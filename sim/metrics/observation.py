@@ -54,6 +54,8 @@ class Observation:
         The span of time that is measured, half-open; None if it is the whole run.
     kv_capacity_tokens, num_engines : int
         Size of the KV cache of each engine, and how many engines there are.
+    engines : tuple of EngineFacts
+        What the engines of a fleet are; empty if nobody said.
     """
 
     def __init__(self, result: RunResult, chosen: Bools | None = None) -> None:
@@ -62,6 +64,7 @@ class Observation:
         self.window = result.window
         self.kv_capacity_tokens = result.kv_capacity_tokens
         self.num_engines = result.num_engines
+        self.engines = result.engines
         rows = result.requests if chosen is None else rows_of(result.requests, chosen)
         self.requests = self.leaving = rows
         if self.window is not None:

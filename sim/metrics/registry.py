@@ -22,7 +22,7 @@ from schedlab.sim.errors import SpecError, nearest
 if TYPE_CHECKING:
     from schedlab.sim.metrics.observation import Observation
 
-About = Literal["requests", "engine"]
+About = Literal["requests", "engine", "fleet"]
 Better = Literal["higher", "lower", "neither"]
 Value = float | str
 Function = Callable[..., float]
@@ -60,8 +60,9 @@ class Metric:
         In words and formulas; the docstring of the function, up to its parameters.
     parameters : mapping of str to inspect.Parameter
         What still can be chosen; empty once it is.
-    about : {"requests", "engine"}
-        Whether it can be told of some requests alone, or is of the engine that serves them all.
+    about : {"requests", "engine", "fleet"}
+        Whether it can be told of some requests alone, is of the engine that serves them all, or
+        needs to know what the engines of a fleet are.
     every_run : bool
         Whether result.json has it of every run.
     """
@@ -154,7 +155,7 @@ def register(
         ``_share`` and ``_attainment`` shares that are shown in per cent.
     better : {"higher", "lower", "neither"}
         Which way.
-    about : {"requests", "engine"}
+    about : {"requests", "engine", "fleet"}
         What it tells of.
     every_run : bool
         Whether result.json is to have it. It must then need no parameter.
@@ -221,6 +222,14 @@ def every_run() -> list[Metric]:
     """Return the metrics that result.json has, in its order."""
     _load()
     return [one.given({}) for one in _METRICS.values() if one.every_run]
+
+
+def every_fleet() -> list[Metric]:
+    """Return the metrics that result.json has of a fleet beside those of every run."""
+    _load()
+    return [
+        one.given({}) for one in _METRICS.values() if one.about == "fleet" and not one.parameters
+    ]
 
 
 def described(name: str) -> Metric:

@@ -7,12 +7,14 @@ of memory are those of one engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
 from schedlab.sim.metrics.weighted import ratio
-from schedlab.sim.record.columns import Ints, whole_numbers
+from schedlab.sim.record.columns import Floats, Ints, whole_numbers
 
 _NS_PER_S = 1_000_000_000
 
@@ -87,18 +89,22 @@ def padding_share(run: Observation) -> float:
 @register(better="higher", about="engine", every_run=True)
 def kv_utilization(run: Observation) -> float:
     """Return KV tokens resident / capacity."""
-    return ratio(run.step_totals.mean("kv_tokens"), run.kv_capacity_tokens)
+    return _share_of_memory(run, "kv_tokens")
 
 
 @register(about="engine", every_run=True)
 def kv_allocated_share(run: Observation) -> float:
     """Return KV memory held by requests / capacity, on average."""
-    return ratio(_mean_held(run), run.kv_capacity_tokens)
+    return _share_of_memory(run, "kv_allocated_tokens")
 
 
 @register(about="engine", every_run=True)
 def max_kv_allocated_share(run: Observation) -> float:
     """Return the largest KV memory held by requests / capacity."""
+    if _memories_differ(run):
+        return max(
+            (float(share.max()) for share, _ in _shares(run, "kv_allocated_tokens")), default=0
+        )
     return ratio(run.step_totals.most["kv_allocated_tokens"], run.kv_capacity_tokens)
 
 
@@ -171,6 +177,30 @@ def _span_ns(run: Observation) -> float:
     """Return the time from the first step to the last one, once for each engine."""
     totals = run.step_totals
     return float(totals.last_end_ns - totals.first_start_ns) * run.num_engines
+
+
+def _memories_differ(run: Observation) -> bool:
+    return len({engine.kv_capacity_tokens for engine in run.engines}) > 1
+
+
+def _share_of_memory(run: Observation, name: str) -> float:
+    """Return the mean share of its engine's KV memory that tokens of a column are."""
+    if not _memories_differ(run):
+        return ratio(run.step_totals.mean(name), run.kv_capacity_tokens)
+    held = busy_ns = 0.0
+    for share, took_ns in _shares(run, name):
+        held += float((share * took_ns).sum())
+        busy_ns += float(took_ns.sum())
+    return ratio(held, busy_ns)
+
+
+def _shares(run: Observation, name: str) -> Iterator[tuple[Floats, Floats]]:
+    """Yield, of some steps at a time, tokens / memory of the engine that took it, and its time."""
+    capacity_tokens = np.array([engine.kv_capacity_tokens for engine in run.engines])
+    for steps in run.step_batches():
+        took_ns = whole_numbers(steps, "end_ns") - whole_numbers(steps, "start_ns")
+        of_engine = capacity_tokens[whole_numbers(steps, "engine")]
+        yield whole_numbers(steps, name) / of_engine, took_ns.astype(np.float64)
 
 
 def _mean_held(run: Observation) -> float:

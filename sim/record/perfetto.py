@@ -59,7 +59,8 @@ def write_trace(
         name = f"{result.name} ({result.policy})"
         file.write(json.dumps(_named("process_name", 0, name)))
         for engine in range(1, result.num_engines):
-            process = _of(engine, _named("process_name", 0, f"{name}, engine {engine}"))
+            kind = f" ({result.engines[engine].pool})" if result.engines else ""
+            process = _of(engine, _named("process_name", 0, f"{name}, engine {engine}{kind}"))
             file.write(",\n" + json.dumps(process))
         for event in _events(result, max_requests, max_steps):
             file.write(",\n" + json.dumps(event))
@@ -77,13 +78,16 @@ def _steps(result: RunResult, max_steps: int) -> Iterator[Event]:
     steps = {name: data[:max_steps].tolist() for name, data in result.log.steps().items()}
     engines = steps.get("engine", [0] * len(steps["start_ns"]))
     for i, start in enumerate(steps["start_ns"]):
-        for event in _step(result, steps, i, start):
+        capacity_tokens = result.kv_capacity_tokens
+        if result.engines:
+            capacity_tokens = result.engines[engines[i]].kv_capacity_tokens
+        for event in _step(capacity_tokens, steps, i, start):
             yield _of(engines[i], event)
 
 
-def _step(result: RunResult, steps: dict[str, list[int]], i: int, start: int) -> Iterator[Event]:
+def _step(capacity_tokens: int, steps: dict[str, list[int]], i: int, start: int) -> Iterator[Event]:
     args: Event = {name: steps[name][i] for name in _STEP_ARGS}
-    args["kv_share"] = round(steps["kv_allocated_tokens"][i] / result.kv_capacity_tokens, 4)
+    args["kv_share"] = round(steps["kv_allocated_tokens"][i] / capacity_tokens, 4)
     yield _span("step", 0, start, steps["end_ns"][i], args)
     if steps["num_preempted"][i]:
         yield _instant("preempted", 0, start, {"num_preempted": steps["num_preempted"][i]})

@@ -1,0 +1,83 @@
+"""An experiment as each kind of its engines sees it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from schedlab.experiments.specification.cluster import Pool
+from schedlab.experiments.specification.engine import ENGINE_PROFILES, Engine
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.key_errors import describe_error
+from schedlab.experiments.specification.policy import Policy
+from schedlab.sim.errors import SpecError
+from schedlab.sim.yaml_lines import KeyPath, dotted
+
+
+class EnginePool(NamedTuple):
+    """Engines that are alike, and the experiment as they see it."""
+
+    name: str
+    """Empty without a `cluster`."""
+    num_engines: int
+    spec: ExperimentSpec
+    """Without `cluster`, its keys being those of the pool."""
+
+
+def engine_pools(spec: ExperimentSpec) -> list[EnginePool]:
+    """Return the engines of one point, by kind.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point.
+
+    Raises
+    ------
+    SpecError
+        If what a pool changes does not fit the rest; names the key.
+    """
+    if spec.cluster is None:
+        return [EnginePool("", spec.engine.data_parallel_size, spec)]
+    return [
+        EnginePool(name, pool.count, _as_seen_by(spec, name, pool))
+        for name, pool in spec.cluster.kinds().items()
+    ]
+
+
+def pool_path(spec: ExperimentSpec, name: str) -> KeyPath:
+    """Return the key under which the keys of a pool stand; none if it has only the experiment's."""
+    return ("cluster", "pools", name) if spec.cluster is not None and spec.cluster.pools else ()
+
+
+def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
+    path = ("cluster", "pools", name)
+    try:
+        engine = Engine.model_validate(
+            {
+                **spec.engine.model_dump(exclude_none=True),
+                **ENGINE_PROFILES.get(str(pool.engine.get("profile")), {}),
+                **pool.engine,
+            }
+        )
+    except ValidationError as error:
+        key, message = describe_error(error, Engine)
+        raise SpecError(f"{dotted((*path, 'engine', *key))}: {message}") from None
+    if pool.policy is not None and pool.policy.predictor is not None:
+        raise SpecError(
+            f"{dotted((*path, 'policy', 'predictor'))}: a request is predicted once, for all "
+            "engines and the router; give the predictor under policy of the experiment"
+        )
+    policy = spec.policy
+    if pool.policy is not None:
+        policy = Policy(**{**pool.policy.model_dump(), "predictor": spec.policy.predictor})
+    return spec.model_copy(
+        update={
+            "cluster": None,
+            "engine": engine,
+            "policy": policy,
+            "hardware": pool.hardware or spec.hardware,
+            "cost_model": pool.cost_model or spec.cost_model,
+        }
+    )

@@ -1,0 +1,113 @@
+"""How evenly several engines are used, and what they cost.
+
+Engines are those of a `cluster`. The time of a fleet is that of its run: every engine is there, and
+paid for, from the first arrival to the last answer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schedlab.sim.errors import SpecError
+from schedlab.sim.metrics.observation import Observation
+from schedlab.sim.metrics.registry import register
+from schedlab.sim.metrics.weighted import ratio
+from schedlab.sim.record.columns import Floats, Ints, whole_numbers
+
+_NS_PER_S = 1e9
+_S_PER_HOUR = 3600.0
+
+
+@register(about="fleet", better="neither")
+def num_engines(run: Observation) -> int:
+    """Return the number of engines."""
+    return _num_engines(run)
+
+
+@register(about="fleet", unit="")
+def load_imbalance(run: Observation) -> float:
+    """Return busy time of the busiest engine / mean busy time of all; 1 = even."""
+    busy_s = _busy_s(run)
+    return ratio(float(busy_s.max()), float(busy_s.mean()))
+
+
+@register(about="fleet", unit="")
+def request_imbalance(run: Observation) -> float:
+    """Return requests of the engine with the most / mean over the engines; 1 = even."""
+    counts = _num_requests(run)
+    return ratio(float(counts.max()), float(counts.mean()))
+
+
+@register(about="fleet", unit="")
+def token_imbalance(run: Observation) -> float:
+    """Return tokens computed by the engine with the most / mean over the engines; 1 = even."""
+    tokens = whole_numbers(run.steps, "num_decodes") + whole_numbers(run.steps, "prefill_tokens")
+    sums = np.bincount(_engine(run), weights=tokens, minlength=_num_engines(run))
+    return ratio(float(sums.max()), float(sums.mean()))
+
+
+@register(about="fleet", better="neither")
+def min_engine_busy_share(run: Observation) -> float:
+    """Return busy time / time of the run, of the engine that is busy the least."""
+    return ratio(float(_busy_s(run).min()), run.duration_s)
+
+
+@register(about="fleet", better="neither")
+def max_engine_busy_share(run: Observation) -> float:
+    """Return busy time / time of the run, of the engine that is busy the most."""
+    return ratio(float(_busy_s(run).max()), run.duration_s)
+
+
+@register("engine_busy_share", about="fleet", better="neither")
+def busy_share_of(run: Observation, engine: int) -> float:
+    """Return busy time / time of the run, of one engine."""
+    if not 0 <= engine < _num_engines(run):
+        raise SpecError(f"engine: there are engines 0 to {_num_engines(run) - 1}, got {engine}")
+    return ratio(float(_busy_s(run)[int(engine)]), run.duration_s)
+
+
+@register(about="fleet", unit="GPU s")
+def gpu_seconds(run: Observation) -> float:
+    """Return the GPUs of all engines * time of the run."""
+    gpus = [engine.num_gpus for engine in run.engines]
+    return sum(gpus) * run.duration_s if gpus else float("nan")
+
+
+@register(about="fleet", unit="USD")
+def cost_usd(run: Observation) -> float:
+    """Return the GPU hours of the run at their prices; not a number where one has no price."""
+    prices = [engine.usd_per_gpu_hour for engine in run.engines]
+    usd_per_hour = sum(
+        float("nan") if price is None else price * engine.num_gpus
+        for price, engine in zip(prices, run.engines, strict=True)
+    )
+    return usd_per_hour * run.duration_s / _S_PER_HOUR if run.engines else float("nan")
+
+
+@register(about="fleet", unit="USD")
+def usd_per_million_output_tokens(run: Observation) -> float:
+    """Return the cost of the run / output tokens of completed requests, times a million."""
+    tokens = whole_numbers(run.leaving, "generated_tokens").sum()
+    return ratio(cost_usd(run) * 1e6, float(tokens))
+
+
+def _num_engines(run: Observation) -> int:
+    return run.num_engines
+
+
+def _engine(run: Observation) -> Ints:
+    """Return which engine took each step."""
+    if "engine" not in run.steps:
+        return np.zeros(len(run.step_ns), dtype=np.int64)
+    return whole_numbers(run.steps, "engine")
+
+
+def _busy_s(run: Observation) -> Floats:
+    sums = np.bincount(_engine(run), weights=run.step_ns, minlength=_num_engines(run))
+    return sums / _NS_PER_S
+
+
+def _num_requests(run: Observation) -> Ints:
+    if "engine" not in run.requests:
+        return np.array([len(run.requests["id"])])
+    return np.bincount(whole_numbers(run.requests, "engine"), minlength=_num_engines(run))
