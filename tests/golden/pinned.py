@@ -16,7 +16,7 @@ from schedlab.policies import registry
 from schedlab.policies.predictors import registry as predictors
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost import registry as cost_models
-from schedlab.sim.metrics.registry import every_run, metric_named
+from schedlab.sim.metrics.registry import every_fleet, every_run, metric_named
 from schedlab.testing.laws import LinearCost
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
@@ -123,6 +123,15 @@ RUNS: dict[str, dict[str, Any]] = {
         "workload": _CROWD,
         "engine": {"data_parallel_size": 3, "data_parallel_lockstep": False},
     },
+    "fleet": {
+        "policy": {"name": "sjf", "predictor": {"name": "noisy", "sigma": 0.5}},
+        "workload": _CROWD,
+        "engine": _SHORT,
+        "cluster": {
+            "router": {"name": "vllm", "staleness_ms": 100},
+            "pools": {"old": {"count": 2}, "new": {"hardware": "h100", "policy": "fcfs"}},
+        },
+    },
     "lockstep": {
         "policy": "fcfs",
         "workload": {
@@ -152,6 +161,8 @@ def metrics(name: str) -> dict[str, Any]:
     """Run one case; every metric, to nine digits."""
     result = run(make_spec({"name": "pinned", "cost_model": f"{__name__}:SlowSteps", **RUNS[name]}))
     chosen = [*every_run(), *map(metric_named, METRICS)]
+    if result.engines:
+        chosen += [*every_fleet(), metric_named("engine_busy_share(engine=1)")]
     return _rounded({metric.name: result.metric(metric.name) for metric in chosen})
 
 
