@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedlab.gpu_backend.calibration_design import Point, design_hash, sentinels
-from schedlab.gpu_backend.calibration_fit import Measured
+from schedlab.gpu_backend.calibration_design import BatchPoint, design_hash, sentinels
+from schedlab.gpu_backend.calibration_fit import MeasuredBatch
 from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.step_timer import StepTimer
 from schedlab.sim.config import EngineConfig
@@ -27,7 +27,7 @@ Progress = Callable[[int, int, str], None]
 """Called with: batches measured, batches in all, what comes next."""
 
 
-class Reading(NamedTuple):
+class Visit(NamedTuple):
     """One visit to one point: host and device time of each repetition, seconds."""
 
     round: int
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 class Measurement(NamedTuple):
     """All readings of a calibration."""
 
-    readings: list[Reading]
+    readings: list[Visit]
     drift: list[float]
     """By round: the largest deviation of a sentinel from its median over all rounds."""
 
@@ -58,7 +58,7 @@ class Measurement(NamedTuple):
 def measure(
     runner: ModelRunner,
     config: EngineConfig,
-    points: Sequence[Point],
+    points: Sequence[BatchPoint],
     log: Path,
     *,
     about: str,
@@ -114,7 +114,7 @@ def measure(
     begun_s, longest_s, complete = time.monotonic(), 0.0, 0
     with log.open("a", encoding="utf-8") as file:
 
-        def record(reading: Reading) -> None:
+        def record(reading: Visit) -> None:
             readings.append(reading)
             file.write(json.dumps(reading._asdict()) + "\n")
             file.flush()
@@ -128,10 +128,10 @@ def measure(
             for position, i in enumerate(todo):
                 if position % SENTINEL_EVERY == 0:
                     for k, sentinel in enumerate(watch):
-                        record(Reading(number, -1 - k, *timer.time(sentinel, repetitions)))
+                        record(Visit(number, -1 - k, *timer.time(sentinel, repetitions)))
                 if progress is not None:
                     progress(finished, total, f"round {number + 1}/{num_rounds}, {points[i].kind}")
-                record(Reading(number, i, *timer.time(points[i], repetitions)))
+                record(Visit(number, i, *timer.time(points[i], repetitions)))
                 finished += 1
             complete = number + 1
             if todo:
@@ -144,12 +144,12 @@ def measure(
     return Measurement(of_complete, _drift(of_complete, len(watch), complete))
 
 
-def measured(measurement: Measurement, points: Sequence[Point]) -> list[Measured]:
+def measured(measurement: Measurement, points: Sequence[BatchPoint]) -> list[MeasuredBatch]:
     """Return each point with its median time."""
-    return [Measured(p.shape, measurement.median_s(i)) for i, p in enumerate(points)]
+    return [MeasuredBatch(p.shape, measurement.median_s(i)) for i, p in enumerate(points)]
 
 
-def _resume(log: Path, identity: str) -> list[Reading]:
+def _resume(log: Path, identity: str) -> list[Visit]:
     """Read what an interrupted calibration left, or begin a log."""
     if not log.exists():
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -168,13 +168,13 @@ def _resume(log: Path, identity: str) -> list[Reading]:
     return list(_readings(whole[1:]))
 
 
-def _readings(lines: Sequence[str]) -> Iterator[Reading]:
+def _readings(lines: Sequence[str]) -> Iterator[Visit]:
     for line in lines:
         row = json.loads(line)
-        yield Reading(row["round"], row["point"], tuple(row["host_s"]), tuple(row["device_s"]))
+        yield Visit(row["round"], row["point"], tuple(row["host_s"]), tuple(row["device_s"]))
 
 
-def _drift(readings: Sequence[Reading], num_sentinels: int, num_rounds: int) -> list[float]:
+def _drift(readings: Sequence[Visit], num_sentinels: int, num_rounds: int) -> list[float]:
     drift = []
     usual = {
         k: median(s for r in readings if r.point == -1 - k for s in r.host_s)

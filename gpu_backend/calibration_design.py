@@ -15,7 +15,7 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.rng import stream
 
 
-class Point(NamedTuple):
+class BatchPoint(NamedTuple):
     """A batch to measure.
 
     Attributes
@@ -66,7 +66,7 @@ def batch_kind(shape: BatchShape) -> str:
 
 def design(
     config: EngineConfig, num_random: int, seed: int, buckets: Sequence[int] = ()
-) -> list[Point]:
+) -> list[BatchPoint]:
     """Return the batches to fit on.
 
     Parameters
@@ -82,7 +82,7 @@ def design(
 
     Returns
     -------
-    list of Point
+    list of BatchPoint
         Decode-only, prefill-only and mixed batches, uniform and skewed in context; each one fits
         the limits.
     """
@@ -93,13 +93,19 @@ def design(
     most = min(config.max_num_seqs, budget)
     sizes = sorted({*token_knots(1, most), *(b for b in buckets if b <= most)})
     few = _ladder(1, sizes[-1], 4)
-    points = [Point("decode", (c,) * b, ()) for b in sizes for c in contexts]
+    points = [BatchPoint("decode", (c,) * b, ()) for b in sizes for c in contexts]
     # One long row among short ones: uniform contexts alone cannot show what skew costs.
-    points += [Point("decode", (longest, *((contexts[0],) * (b - 1))), ()) for b in few if b > 1]
-    points += [Point("prefill", (), ((n, c),)) for n in tokens if n > 1 for c in (0, longest // 2)]
+    points += [
+        BatchPoint("decode", (longest, *((contexts[0],) * (b - 1))), ()) for b in few if b > 1
+    ]
+    points += [
+        BatchPoint("prefill", (), ((n, c),)) for n in tokens if n > 1 for c in (0, longest // 2)
+    ]
     for k in (4, 16):
-        points += [Point("prefill", (), ((n // k, 0),) * k) for n in tokens if n >= 2 * k]
-    points += [Point("mixed", (contexts[1],) * b, ((n, 0),)) for b in few for n in tokens[1::2]]
+        points += [BatchPoint("prefill", (), ((n // k, 0),) * k) for n in tokens if n >= 2 * k]
+    points += [
+        BatchPoint("mixed", (contexts[1],) * b, ((n, 0),)) for b in few for n in tokens[1::2]
+    ]
     rng = stream(seed, "calibration")
     points = [point for point in points if point.fits(config)]
     while num_random > 0:
@@ -110,7 +116,7 @@ def design(
     return points
 
 
-def sentinels(config: EngineConfig) -> list[Point]:
+def sentinels(config: EngineConfig) -> list[BatchPoint]:
     """Return a few batches that are measured again and again, to see the machine drift."""
     middle = max(1, config.max_model_len // 4)
     batch = max(1, config.max_num_seqs // 4)
@@ -118,13 +124,13 @@ def sentinels(config: EngineConfig) -> list[Point]:
     batch = max(1, min(batch, config.num_blocks // blocks))
     prompt = max(1, min(config.max_num_batched_tokens, config.max_model_len) // 2)
     return [
-        Point("sentinel", (middle,), ()),
-        Point("sentinel", (middle,) * batch, ()),
-        Point("sentinel", (), ((prompt, 0),)),
+        BatchPoint("sentinel", (middle,), ()),
+        BatchPoint("sentinel", (middle,) * batch, ()),
+        BatchPoint("sentinel", (), ((prompt, 0),)),
     ]
 
 
-def design_hash(points: Sequence[Point], config: EngineConfig, about: str) -> str:
+def design_hash(points: Sequence[BatchPoint], config: EngineConfig, about: str) -> str:
     """Return the identity of a calibration: measurements of another one must not be mixed in."""
     text = json.dumps([about, [list(p) for p in points], repr(config)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -149,7 +155,7 @@ def _ladder(low: int, high: int, factor: int) -> list[int]:
     return [*steps, high] if high > steps[-1] else steps
 
 
-def _random(config: EngineConfig, rng: np.random.Generator) -> Point:
+def _random(config: EngineConfig, rng: np.random.Generator) -> BatchPoint:
     """Draw a batch: decodes, chunks or both, lengths log-uniform."""
     longest = config.max_model_len - 1
 
@@ -174,4 +180,4 @@ def _random(config: EngineConfig, rng: np.random.Generator) -> Point:
             cached = 0 if rng.random() < 0.6 else int(rng.integers(0, longest - n + 1))
             chunks = (*chunks, (n, cached))
             left -= n
-    return Point(kind, decodes, chunks)
+    return BatchPoint(kind, decodes, chunks)

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 _RESAMPLES = 200
 
 
-class Measured(NamedTuple):
+class MeasuredBatch(NamedTuple):
     """A batch and how long it took (the median of its repetitions), in seconds."""
 
     shape: BatchShape
@@ -30,7 +30,7 @@ class Measured(NamedTuple):
 
 
 def fit_profile(
-    points: Sequence[Measured], held_out: Sequence[Measured], buckets: Sequence[int] = ()
+    points: Sequence[MeasuredBatch], held_out: Sequence[MeasuredBatch], buckets: Sequence[int] = ()
 ) -> Fit:
     """Fit both regimes and judge them on batches they have not seen.
 
@@ -72,7 +72,7 @@ def with_swapping(fit: Fit, times: Sequence[SwapTime]) -> Fit:
     return replace(fit, eager=eager, graph=graph, validity=validity)
 
 
-def judge(fit: Fit, points: Sequence[Measured]) -> FitError:
+def judge(fit: Fit, points: Sequence[MeasuredBatch]) -> FitError:
     """Return how far a fit is from measured batches."""
     if not points:
         return FitError(0.0, 0.0, 0.0, 0.0, 0)
@@ -87,7 +87,7 @@ def judge(fit: Fit, points: Sequence[Measured]) -> FitError:
     )
 
 
-def error_by_kind(fit: Fit, points: Sequence[Measured]) -> dict[str, dict[str, float]]:
+def error_by_kind(fit: Fit, points: Sequence[MeasuredBatch]) -> dict[str, dict[str, float]]:
     """Return how far a fit is from measured batches, by what they are made of, and by time.
 
     Returns
@@ -97,7 +97,7 @@ def error_by_kind(fit: Fit, points: Sequence[Measured]) -> dict[str, dict[str, f
         of them. ``by_time``: the sums of absolute (``mape``) and of signed errors (``bias``) over
         the sum of what was measured; long steps dominate it as they dominate a run.
     """
-    kinds: dict[str, list[Measured]] = {}
+    kinds: dict[str, list[MeasuredBatch]] = {}
     for point in points:
         kinds.setdefault(batch_kind(point.shape), []).append(point)
     found = {kind: asdict(judge(fit, some)) for kind, some in sorted(kinds.items())}
@@ -109,14 +109,14 @@ def error_by_kind(fit: Fit, points: Sequence[Measured]) -> dict[str, dict[str, f
     return found
 
 
-def predictions(fit: Fit, points: Sequence[Measured]) -> Floats:
+def predictions(fit: Fit, points: Sequence[MeasuredBatch]) -> Floats:
     """Return what the simulator would say of these batches, in seconds."""
     model = FittedCostModel(fit, {})
     return np.array([model.step_ns(p.shape)[0] for p in points]) / 1e9
 
 
 def coefficient_intervals(
-    points: Sequence[Measured], buckets: Sequence[int], seed: int
+    points: Sequence[MeasuredBatch], buckets: Sequence[int], seed: int
 ) -> dict[str, tuple[float, float]]:
     """Return 95 % bootstrap intervals of the eager regime's coefficients, seconds per unit."""
     eager = [p for p in points if not _is_graphed(p.shape, buckets)]
@@ -137,7 +137,7 @@ def _is_graphed(shape: BatchShape, buckets: Sequence[int]) -> bool:
     return bool(buckets) and not shape.chunks and shape.num_decodes <= max(buckets)
 
 
-def _fit_regime(points: Sequence[Measured], buckets: tuple[int, ...]) -> Regime:
+def _fit_regime(points: Sequence[MeasuredBatch], buckets: tuple[int, ...]) -> Regime:
     features = [step_features(p.shape) for p in points]
     tokens = np.array([_bucket(f["new_tokens"], buckets) for f in features], dtype=np.float64)
     # A graph takes one time for all batches it is replayed for: each bucket is a knot.

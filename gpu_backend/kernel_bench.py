@@ -39,7 +39,7 @@ DECODE_BATCHES: tuple[Batch, ...] = (
 )
 
 
-class Figure(NamedTuple):
+class BenchResult(NamedTuple):
     """One result, with what it is held against."""
 
     name: str
@@ -178,7 +178,7 @@ def decode_figures(
     dtype: torch.dtype,
     copy_rate: float,
     batches: Sequence[Batch] = DECODE_BATCHES,
-) -> Iterator[Figure]:
+) -> Iterator[BenchResult]:
     """Yield decode attention against the measured copy rate.
 
     Parameters
@@ -192,7 +192,9 @@ def decode_figures(
         cache = paged_cache(device, dtype, contexts, rotation=1)
         timing = time_decode(timer, cache, contexts)
         share = sum(contexts) * _KV_BYTES_PER_TOKEN / timing.median_s / copy_rate
-        yield Figure(f"decode {name} / device copy", share, "", 0.70, 0.85, detail=_told(timing))
+        yield BenchResult(
+            f"decode {name} / device copy", share, "", 0.70, 0.85, detail=_told(timing)
+        )
 
 
 def single_decode_figure(
@@ -202,13 +204,13 @@ def single_decode_figure(
     copy_rate: float,
     context: int = 8192,
     rotation: int | None = None,
-) -> Figure:
+) -> BenchResult:
     """Return how long decode attention of a single sequence takes, in us."""
     contexts = (context,)
     cache = paged_cache(device, dtype, contexts, rotation=rotation)
     timing = time_decode(timer, cache, contexts)
     floor_s = context * _KV_BYTES_PER_TOKEN / copy_rate
-    return Figure(
+    return BenchResult(
         f"decode B=1 ctx={context}", timing.median_s * 1e6, "us",
         (2.5 * floor_s + 12e-6) * 1e6, 20.0, True, _told(timing),
     )  # fmt: skip
@@ -216,7 +218,7 @@ def single_decode_figure(
 
 def paged_decode_figure(
     timer: Timer, device: torch.device, dtype: torch.dtype, batch: Batch = DECODE_BATCHES[0]
-) -> Figure:
+) -> BenchResult:
     """Return decode attention on scattered blocks against one block a sequence."""
     name, contexts = batch
     flat, paged = (
@@ -233,7 +235,7 @@ def prefill_figures(
     device: torch.device,
     dtype: torch.dtype,
     lengths: Sequence[int] = (2048, 4096, 8192, 16384),
-) -> Iterator[Figure]:
+) -> Iterator[BenchResult]:
     """Yield prefill attention against torch's backends by name, and paged against contiguous."""
     backends = (
         ("flash", SDPBackend.FLASH_ATTENTION, 0.9, 1.1),
@@ -243,7 +245,7 @@ def prefill_figures(
         paged = time_prefill(timer, paged_cache(device, dtype, (length,), rotation=1), length)
         # Half of the square is masked; 4 operations a pair and dimension.
         flops = 4 * NUM_HEADS * HEAD_DIM * length * (length + 1) / 2
-        yield Figure(
+        yield BenchResult(
             f"prefill S={length}", flops / paged.median_s / 1e12, "TFLOP/s", detail=_told(paged)
         )
         for name, backend, required, stretch in backends:
@@ -252,24 +254,24 @@ def prefill_figures(
                 other = time_sdpa(timer, device, dtype, length, backend)
             except RuntimeError as error:
                 why = f"not measured: {str(error).splitlines()[0]}"
-                yield Figure(title, float("nan"), "", required, stretch, detail=why)
+                yield BenchResult(title, float("nan"), "", required, stretch, detail=why)
                 continue
             speed = other.median_s / paged.median_s
-            yield Figure(title, speed, "", required, stretch, detail=f"torch {_told(other)}")
+            yield BenchResult(title, speed, "", required, stretch, detail=f"torch {_told(other)}")
         cache = paged_cache(device, dtype, (length,), contiguous=True, rotation=1)
         yield _paged_share(f"prefill S={length}", time_prefill(timer, cache, length), paged)
 
 
 def elementwise_figures(
     timer: Timer, device: torch.device, dtype: torch.dtype, copy_rate: float, rows: int = 8192
-) -> Iterator[Figure]:
+) -> Iterator[BenchResult]:
     """Yield the bytes that the small kernels move against the copy rate (no goals are set)."""
     hidden, intermediate = 4096, 14336
 
-    def figure(name: str, num_elements: int, work: Callable[[], object]) -> Figure:
+    def figure(name: str, num_elements: int, work: Callable[[], object]) -> BenchResult:
         timing = timer(work)
         share = num_elements * dtype.itemsize / timing.median_s / copy_rate
-        return Figure(f"{name} T={rows} / device copy", share, "", detail=_told(timing))
+        return BenchResult(f"{name} T={rows} / device copy", share, "", detail=_told(timing))
 
     x, residual = (torch.randn(rows, hidden, device=device).to(dtype) for _ in "xr")
     weight = torch.ones(hidden, device=device, dtype=dtype)
@@ -296,10 +298,10 @@ def elementwise_figures(
     )  # fmt: skip
 
 
-def _paged_share(name: str, contiguous: Timing, paged: Timing) -> Figure:
+def _paged_share(name: str, contiguous: Timing, paged: Timing) -> BenchResult:
     share = contiguous.median_s / paged.median_s
     told = f"contiguous {_told(contiguous)}"
-    return Figure(f"{name} paged vs contiguous", share, "", 0.90, 0.97, detail=told)
+    return BenchResult(f"{name} paged vs contiguous", share, "", 0.90, 0.97, detail=told)
 
 
 def _told(timing: Timing) -> str:

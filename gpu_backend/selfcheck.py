@@ -23,7 +23,7 @@ from rich.console import Console
 from schedlab.gpu_backend.device import open_device
 from schedlab.gpu_backend.device_timer import cuda_timer, host_timer
 from schedlab.gpu_backend.kernel_hash import kernel_hash
-from schedlab.gpu_backend.selfcheck_parts import FULL, PARTS, REHEARSAL, Row, Subject
+from schedlab.gpu_backend.selfcheck_parts import FULL, PARTS, REHEARSAL, ResultLine, Subject
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import write_text
 from schedlab.sim.text import json_text
@@ -57,9 +57,9 @@ def run_parts(names: Sequence[str], subject: Subject, folder: Path | None, conso
 
 def _run_part(name: str, subject: Subject, folder: Path | None, console: Console) -> int:
     begun_s = time.perf_counter()
-    rows: list[Row] = []
+    rows: list[ResultLine] = []
 
-    def note(row: Row | None) -> None:
+    def note(row: ResultLine | None) -> None:
         if row is not None:
             rows.append(row)
             console.print(f"{name}: {' | '.join(cell for cell in row.cells if cell)}")
@@ -82,7 +82,7 @@ def _run_part(name: str, subject: Subject, folder: Path | None, console: Console
         except Exception as error:
             what = f"{type(error).__name__}: {error}".splitlines()[0]
             data = {"name": case.name, "error": f"{type(error).__name__}: {error}"}
-            note(Row((case.name, "RAISED", what), data, failed=True))
+            note(ResultLine((case.name, "RAISED", what), data, failed=True))
     note(None)
     console.print(f"{name}: {len(rows)} rows, {time.perf_counter() - begun_s:.0f} s")
     return sum(row.failed for row in rows)

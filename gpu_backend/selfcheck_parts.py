@@ -17,7 +17,7 @@ from schedlab.gpu_backend import ceilings, kernel_bench, kernel_check, step_benc
 from schedlab.gpu_backend.ceilings import Ceiling
 from schedlab.gpu_backend.decoder_config import decoder_config
 from schedlab.gpu_backend.device_timer import Timer
-from schedlab.gpu_backend.kernel_bench import Figure
+from schedlab.gpu_backend.kernel_bench import BenchResult
 from schedlab.gpu_backend.kernel_check import Check
 from schedlab.gpu_backend.kernel_hash import kernel_hash
 from schedlab.gpu_backend.runner import ModelRunner, open_runner
@@ -116,7 +116,7 @@ class Subject:
             torch.cuda.empty_cache()
 
 
-class Row(NamedTuple):
+class ResultLine(NamedTuple):
     """One result: what a person reads, what a program reads, and whether it is a failure."""
 
     cells: tuple[str, ...]
@@ -124,14 +124,14 @@ class Row(NamedTuple):
     failed: bool = False
 
 
-class Case(NamedTuple):
+class CheckCase(NamedTuple):
     """What is run as one; if it raises, the cases after it are run all the same."""
 
     name: str
-    rows: Callable[[], Iterable[Row]]
+    rows: Callable[[], Iterable[ResultLine]]
 
 
-def versions(subject: Subject) -> Iterator[Case]:
+def versions(subject: Subject) -> Iterator[CheckCase]:
     """Tell what a measurement depends on besides this project."""
     found: dict[str, Any] = {
         "python": platform.python_version(),
@@ -152,22 +152,23 @@ def versions(subject: Subject) -> Iterator[Case]:
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }
-    yield Case(
-        "versions", lambda: [Row((k, str(v)), {"name": k, "value": v}) for k, v in found.items()]
+    yield CheckCase(
+        "versions",
+        lambda: [ResultLine((k, str(v)), {"name": k, "value": v}) for k, v in found.items()],
     )
 
 
-def limits(subject: Subject) -> Iterator[Case]:
+def limits(subject: Subject) -> Iterator[CheckCase]:
     """Measure the device's ceilings: memory, matrix products, both ways to the host."""
     device, timer, sizes = subject.device, subject.timer, subject.sizes
-    yield Case("device copy", lambda: [_ceiling_row(subject.copy)])
-    yield Case("matrix product", lambda: [_ceiling_row(subject.product)])
-    yield Case(
+    yield CheckCase("device copy", lambda: [_ceiling_row(subject.copy)])
+    yield CheckCase("matrix product", lambda: [_ceiling_row(subject.product)])
+    yield CheckCase(
         "host copies",
         lambda: map(_ceiling_row, ceilings.host_copies(device, timer, sizes.copy_bytes // 8)),
     )
     shape = decoder_config(sizes.model).shape
-    yield Case(
+    yield CheckCase(
         "products of a decode step",
         lambda: map(
             _ceiling_row,
@@ -178,7 +179,7 @@ def limits(subject: Subject) -> Iterator[Case]:
     )
 
 
-def correctness(subject: Subject) -> Iterator[Case]:
+def correctness(subject: Subject) -> Iterator[CheckCase]:
     """Compare every kernel with float64, beyond 31-bit offsets too, and with itself."""
     device, sizes = subject.device, subject.sizes
     for dtype in sizes.dtypes:
@@ -186,34 +187,34 @@ def correctness(subject: Subject) -> Iterator[Case]:
         for title, checks in kernel_check.kernel_checks(
             device, dtype, sizes.num_shapes, sizes.large_batches
         ):
-            yield Case(f"{name} {title}", partial(_check_rows, name, checks))
+            yield CheckCase(f"{name} {title}", partial(_check_rows, name, checks))
     dtype = subject.dtype
     name = str(dtype).removeprefix("torch.")
     repeated: dict[str, Any] = {"repetitions": sizes.repetitions}
     if device.type != "cuda":
         repeated |= {"prompt_tokens": 20, "decode_contexts": (20, 5)}
-    yield Case(
+    yield CheckCase(
         "repeated",
         partial(
             _check_rows, name, lambda: kernel_check.check_repeatable(device, dtype, **repeated)
         ),
     )
     if device.type == "cuda":
-        yield Case("block ids beyond 31-bit offsets", lambda: [_high_ids_row(subject)])
+        yield CheckCase("block ids beyond 31-bit offsets", lambda: [_high_ids_row(subject)])
 
 
-def bench(subject: Subject) -> Iterator[Case]:
+def bench(subject: Subject) -> Iterator[CheckCase]:
     """Measure the kernels against a device copy and torch's attention, all in this run."""
     where, sizes = (subject.timer, subject.device, subject.dtype), subject.sizes
-    yield Case("device copy", lambda: [_ceiling_row(subject.copy)])
+    yield CheckCase("device copy", lambda: [_ceiling_row(subject.copy)])
     for batch in sizes.decode_batches:
-        yield Case(
+        yield CheckCase(
             f"decode {batch[0]}",
             lambda batch=batch: map(  # type: ignore[misc]
                 _figure_row, kernel_bench.decode_figures(*where, subject.copy.rate, (batch,))
             ),
         )
-    yield Case(
+    yield CheckCase(
         "decode of one",
         lambda: [
             _figure_row(
@@ -223,18 +224,18 @@ def bench(subject: Subject) -> Iterator[Case]:
             )
         ],
     )
-    yield Case(
+    yield CheckCase(
         "decode, paged against contiguous",
         lambda: [_figure_row(kernel_bench.paged_decode_figure(*where, sizes.decode_batches[0]))],
     )
     for length in sizes.prompts:
-        yield Case(
+        yield CheckCase(
             f"prefill S={length}",
             lambda length=length: map(  # type: ignore[misc]
                 _figure_row, kernel_bench.prefill_figures(*where, (length,))
             ),
         )
-    yield Case(
+    yield CheckCase(
         "small kernels",
         lambda: map(
             _figure_row,
@@ -243,13 +244,13 @@ def bench(subject: Subject) -> Iterator[Case]:
     )
 
 
-def steps(subject: Subject) -> Iterator[Case]:
+def steps(subject: Subject) -> Iterator[CheckCase]:
     """Time whole steps against the bytes they read or their arithmetic, and the host's share."""
     sizes = subject.sizes
     config = step_bench.bench_config(sizes.step_cases, sizes.step_prompts)
     opened: list[ModelRunner] = []
 
-    def open_model() -> Iterator[Row]:
+    def open_model() -> Iterator[ResultLine]:
         begun_s = time.perf_counter()
         runner = open_runner(sizes.model, config, device=str(subject.device))
         eager = runner
@@ -257,9 +258,9 @@ def steps(subject: Subject) -> Iterator[Case]:
             eager = ModelRunner(runner.decoder, config, use_graphs=False)
         opened.extend((runner, eager))
         took = f"{time.perf_counter() - begun_s:.1f} s"
-        yield Row((f"open {sizes.model}", took), {"name": "open", "value": took})
+        yield ResultLine((f"open {sizes.model}", took), {"name": "open", "value": took})
 
-    yield Case("open the model", open_model)
+    yield CheckCase("open the model", open_model)
     if not opened:
         return
     yield from _step_cases(subject, config, *opened)
@@ -267,22 +268,22 @@ def steps(subject: Subject) -> Iterator[Case]:
 
 def _step_cases(
     subject: Subject, config: EngineConfig, runner: ModelRunner, eager: ModelRunner
-) -> Iterator[Case]:
+) -> Iterator[CheckCase]:
     sizes = subject.sizes
     other = eager if eager is not runner else None
-    yield Case(
+    yield CheckCase(
         "host gap",
         lambda: [_figure_row(step_bench.host_gap_figure(runner, config, sizes.gap_batch))],
     )
     for case in sizes.step_cases:
-        yield Case(
+        yield CheckCase(
             "decode step B={} ctx={}".format(*case),
             lambda case=case: map(  # type: ignore[misc]
                 _figure_row,
                 step_bench.decode_step_figures(runner, other, config, subject.copy.rate, (case,)),
             ),
         )
-    yield Case(
+    yield CheckCase(
         "prefill steps",
         lambda: map(
             _figure_row,
@@ -293,7 +294,7 @@ def _step_cases(
     )
 
 
-def tiles(subject: Subject) -> Iterator[Case]:
+def tiles(subject: Subject) -> Iterator[CheckCase]:
     """Time other tiles than the table's."""
     sizes, many = subject.sizes, subject.sizes.num_searched
     search = partial(
@@ -302,14 +303,14 @@ def tiles(subject: Subject) -> Iterator[Case]:
         rotation=sizes.rotation,
     )  # fmt: skip
     for batch in sizes.searched_batches:
-        yield Case(
+        yield CheckCase(
             "decode B={} ctx={}".format(*batch),
             lambda batch=batch: map(  # type: ignore[misc]
                 _tile_row, search(decode_batches=(batch,), prefill_lengths=())
             ),
         )
     for length in sizes.searched_prompts:
-        yield Case(
+        yield CheckCase(
             f"prefill S={length}",
             lambda length=length: map(  # type: ignore[misc]
                 _tile_row, search(decode_batches=(), prefill_lengths=(length,))
@@ -317,7 +318,7 @@ def tiles(subject: Subject) -> Iterator[Case]:
         )
 
 
-PARTS: dict[str, Callable[[Subject], Iterator[Case]]] = {
+PARTS: dict[str, Callable[[Subject], Iterator[CheckCase]]] = {
     "versions": versions,
     "ceilings": limits,
     "correctness": correctness,
@@ -327,26 +328,26 @@ PARTS: dict[str, Callable[[Subject], Iterator[Case]]] = {
 }
 
 
-def _ceiling_row(ceiling: Ceiling) -> Row:
+def _ceiling_row(ceiling: Ceiling) -> ResultLine:
     timing = ceiling.timing
     cells = (
         ceiling.name, f"{ceiling.rate / 1e12:.3f} T{ceiling.unit}",
         f"{timing.median_s * 1e6:.1f} us, IQR {timing.iqr_s * 1e6:.1f}, n={timing.repetitions}, "
         f"{timing.mode}",
     )  # fmt: skip
-    return Row(cells, {**ceiling._asdict(), "timing": timing._asdict()})
+    return ResultLine(cells, {**ceiling._asdict(), "timing": timing._asdict()})
 
 
-def _check_rows(dtype: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Row]:
+def _check_rows(dtype: str, checks: Callable[[], Iterable[Check]]) -> Iterator[ResultLine]:
     for check in checks():
         cells = (
             dtype, check.name, f"error {check.error:.2e}", f"allowed {check.tolerance:.0e}",
             "ok" if check.passed else "FAILED",
         )  # fmt: skip
-        yield Row(cells, {"dtype": dtype, **check._asdict()}, failed=not check.passed)
+        yield ResultLine(cells, {"dtype": dtype, **check._asdict()}, failed=not check.passed)
 
 
-def _high_ids_row(subject: Subject) -> Row:
+def _high_ids_row(subject: Subject) -> ResultLine:
     try:
         (row,) = _check_rows(
             str(subject.dtype).removeprefix("torch."),
@@ -354,11 +355,11 @@ def _high_ids_row(subject: Subject) -> Row:
         )
     except MemoryError as error:
         name = "block ids beyond 31-bit offsets"
-        return Row((name, f"not run: {error}"), {"name": name, "not_run": str(error)})
+        return ResultLine((name, f"not run: {error}"), {"name": name, "not_run": str(error)})
     return row
 
 
-def _figure_row(figure: Figure) -> Row:
+def _figure_row(figure: BenchResult) -> ResultLine:
     cells = (
         figure.name, f"{figure.value:.3g} {figure.unit}".strip(),
         _goal("required", figure, figure.required), _goal("stretch", figure, figure.stretch),
@@ -369,10 +370,10 @@ def _figure_row(figure: Figure) -> Row:
         "meets_required": figure.meets(figure.required),
         "meets_stretch": figure.meets(figure.stretch),
     }
-    return Row(cells, data)
+    return ResultLine(cells, data)
 
 
-def _goal(kind: str, figure: Figure, goal: float | None) -> str:
+def _goal(kind: str, figure: BenchResult, goal: float | None) -> str:
     if goal is None:
         return ""
     said = f"{kind} {'<=' if figure.smaller_is_better else '>='} {goal:.3g}"
@@ -381,7 +382,7 @@ def _goal(kind: str, figure: Figure, goal: float | None) -> str:
     return f"{said}: {'yes' if figure.meets(goal) else 'NO'}"
 
 
-def _tile_row(time: TileTime) -> Row:
+def _tile_row(time: TileTime) -> ResultLine:
     told = "does not fit" if time.median_us is None else f"{time.median_us:.1f} us"
     cells = (time.case, time.tile, "in the table" if time.in_table else "", told)
-    return Row(cells, time._asdict())
+    return ResultLine(cells, time._asdict())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from statistics import median
 
-from schedlab.gpu_backend.calibration_design import Point
+from schedlab.gpu_backend.calibration_design import BatchPoint
 from schedlab.gpu_backend.clock import VirtualClock
 from schedlab.gpu_backend.executor import TorchExecutor
-from schedlab.gpu_backend.kernel_bench import Figure
+from schedlab.gpu_backend.kernel_bench import BenchResult
 from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.step_timer import StepTimer
 from schedlab.sim.config import EngineConfig
@@ -49,7 +49,7 @@ def decode_step_figures(
     config: EngineConfig,
     copy_rate: float,
     cases: Sequence[tuple[int, int]] = CASES,
-) -> Iterator[Figure]:
+) -> Iterator[BenchResult]:
     """Yield how near decode steps come to the time that reading weights and KV must take.
 
     Parameters
@@ -79,17 +79,17 @@ def decode_step_figures(
     timer = StepTimer(runner, config, 0)
     eager_timer = None if eager is None else StepTimer(eager, config, 0)
     for batch, context in cases:
-        point = Point("decode", (context - 1,) * batch, ())
+        point = BatchPoint("decode", (context - 1,) * batch, ())
         step_s = median(timer.time(point, _REPETITIONS)[1])
         floor_s = (read_bytes + batch * context * kv_bytes) / copy_rate
         goals = (0.70, 0.85) if batch >= 128 else (0.60, 0.72)
-        yield Figure(
+        yield BenchResult(
             f"decode step B={batch} ctx={context}, floor / measured", floor_s / step_s, "",
             *goals, detail=f"{step_s * 1e3:.2f} ms, floor {floor_s * 1e3:.2f} ms",
         )  # fmt: skip
         if eager_timer is not None:
             eager_s = median(eager_timer.time(point, _REPETITIONS)[1])
-            yield Figure(
+            yield BenchResult(
                 f"decode step B={batch} ctx={context}, eager / graph", eager_s / step_s, "x",
                 detail=f"eager {eager_s * 1e3:.2f} ms",
             )  # fmt: skip
@@ -100,7 +100,7 @@ def prefill_step_figures(
     config: EngineConfig,
     flop_rate: float,
     prompts: Sequence[int] = PROMPTS,
-) -> Iterator[Figure]:
+) -> Iterator[BenchResult]:
     """Yield how near the prefill of a whole prompt comes to the time its arithmetic must take.
 
     Parameters
@@ -124,10 +124,10 @@ def prefill_step_figures(
     layers = shape.num_parameters - head * (1 if shape.tied_embeddings else 2)
     timer = StepTimer(runner, config, 0)
     for length in prompts:
-        step_s = median(timer.time(Point("prefill", (), ((length, 0),)), _REPETITIONS)[1])
+        step_s = median(timer.time(BatchPoint("prefill", (), ((length, 0),)), _REPETITIONS)[1])
         pairs = shape.num_layers * shape.num_heads * shape.head_dim * length * (length + 1)
         floor_s = (2 * length * layers + 2 * head + 2 * pairs) / flop_rate
-        yield Figure(
+        yield BenchResult(
             f"prefill step S={length}, floor / measured", floor_s / step_s, "",
             detail=f"{step_s * 1e3:.2f} ms, floor {floor_s * 1e3:.2f} ms",
         )  # fmt: skip
@@ -135,7 +135,7 @@ def prefill_step_figures(
 
 def host_gap_figure(
     runner: ModelRunner, config: EngineConfig, batch: int = 64, prompt: int = 128, output: int = 128
-) -> Figure:
+) -> BenchResult:
     """Return the share of a decode step in which the device waits for the host.
 
     The whole engine runs: planning, accounting, block tables, sampling, tokens copied back. Where
@@ -148,7 +148,7 @@ def host_gap_figure(
     gap = median(1 - step.device_ns / step.duration_ns for step in decodes)
     step_ms = median(step.duration_ns for step in decodes) / 1e6
     ahead = sum(step.was_prepared for step in decodes)
-    return Figure(
+    return BenchResult(
         f"host gap of a decode step B={batch}", gap, "", 0.10, 0.03, smaller_is_better=True,
         detail=f"step {step_ms:.2f} ms, {ahead} of {len(decodes)} batches laid out ahead",
     )  # fmt: skip

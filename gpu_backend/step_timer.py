@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from schedlab.gpu_backend.block_pool import BlockPool
-from schedlab.gpu_backend.calibration_design import Point
+from schedlab.gpu_backend.calibration_design import BatchPoint
 from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.step_batch import launch_order
 from schedlab.sim.config import EngineConfig
@@ -35,9 +35,11 @@ class StepTimer:
         )
         self._batch = runner.new_batch()
         self._tokens = np.ones((config.max_num_seqs, config.max_model_len), dtype=np.int32)
-        self._warm: set[Point] = set()
+        self._warm: set[BatchPoint] = set()
 
-    def time(self, point: Point, repetitions: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def time(
+        self, point: BatchPoint, repetitions: int
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return host and device seconds of each repetition, after warm-ups of a new point.
 
         The host's time includes laying the batch out, except for decode batches on a GPU: the

@@ -16,7 +16,7 @@ from schedlab.sim.metrics.registry import Value, every_fleet, every_run, metric_
 from schedlab.sim.metrics.window import Window
 from schedlab.sim.record.columns import Columns
 from schedlab.sim.record.fleet import EngineFacts
-from schedlab.sim.record.saved_log import RunLog, SavedLog, read_table, save_tables
+from schedlab.sim.record.saved_log import ResultLog, SavedLog, read_table, save_tables
 from schedlab.sim.text import json_text, json_value
 
 Metrics = dict[str, float]
@@ -43,7 +43,7 @@ class RunResult:
         Name of the policy.
     requests : mapping of str to ndarray
         One row a request, by id; columns as in `sim.record.log.RunLog.requests`.
-    log : RunLog
+    log : ResultLog
         Steps and token times.
     kv_capacity_tokens : int
         Size of the KV cache, of each engine; where they differ, of the first.
@@ -65,7 +65,7 @@ class RunResult:
     name: str
     policy: str
     requests: Columns
-    log: RunLog
+    log: ResultLog
     kv_capacity_tokens: int
     reject_reasons: dict[int, str] = field(default_factory=dict)
     provenance: dict[str, object] = field(default_factory=dict)

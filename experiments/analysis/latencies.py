@@ -105,10 +105,10 @@ def alone_s(spec: ExperimentSpec) -> Floats:
         and one request at a time; NaN where a request cannot be served at all.
     """
     from schedlab.experiments.running.run import run
-    from schedlab.experiments.specification.policy import Policy
+    from schedlab.experiments.specification.policy import PolicySpec
 
     workload = spec.workload.model_copy(update={"max_concurrency": 1})
-    one_by_one = spec.model_copy(update={"workload": workload, "policy": Policy(name="fcfs")})
+    one_by_one = spec.model_copy(update={"workload": workload, "policy": PolicySpec(name="fcfs")})
     return latencies_s(run(one_by_one), "e2el")
 
 

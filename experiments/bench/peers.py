@@ -32,7 +32,7 @@ MOONCAKE = "traces/mooncake/conversation_trace.jsonl"
 ENGINE = {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
 
 
-class Case(NamedTuple):
+class PeerCase(NamedTuple):
     """What both simulate."""
 
     spec: dict[str, Any]
@@ -44,12 +44,14 @@ class Case(NamedTuple):
     longest_tokens: int
 
 
-def cases(data: Path) -> dict[str, Case]:
+def cases(data: Path) -> dict[str, PeerCase]:
     """Return what is measured, by name; without the data folder lengths come from the preset."""
     azure = data / TRACE
     bench = workloads(azure if azure.is_file() else None)
     found = {
-        name: Case(bench[name], 1_000, 10_000, "meta-llama/Meta-Llama-3.1-8B", "a100_sxm", 4_096)
+        name: PeerCase(
+            bench[name], 1_000, 10_000, "meta-llama/Meta-Llama-3.1-8B", "a100_sxm", 4_096
+        )
         for name in ("all at once", "6 req/s")
     }
     if (data / MOONCAKE).is_file():
@@ -61,7 +63,7 @@ def cases(data: Path) -> dict[str, Case]:
                        "enable_prefix_caching": True},
             "workload": {"trace": str(data / MOONCAKE), "max_total_tokens": 131_072},
         }  # fmt: skip
-        found["Mooncake, prefix caching"] = Case(
+        found["Mooncake, prefix caching"] = PeerCase(
             spec, 500, 2_000, "meta-llama/Meta-Llama-3.1-8B", "h200_sxm", 131_072
         )
     return found
@@ -84,7 +86,7 @@ def peer_trace(spec: dict[str, Any], longest_tokens: int) -> Iterator[str]:
         yield json.dumps({**row, "hash_ids": list(ids)}) + "\n"
 
 
-def peer_config(case: Case, trace: Path) -> dict[str, Any]:
+def peer_config(case: PeerCase, trace: Path) -> dict[str, Any]:
     """Return the peer's configuration: the same limits, its own step times."""
     engine = case.spec["engine"]
     return {
@@ -152,7 +154,7 @@ def _has_finished(output: Path, status: int) -> bool:
     return bool(told["completed_requests"] == told["num_requests"])
 
 
-def commands(case: Case, peer: Path, folder: Path) -> dict[str, list[list[str]]]:
+def commands(case: PeerCase, peer: Path, folder: Path) -> dict[str, list[list[str]]]:
     """Write what both need, and return their command lines by name: a short and a long run."""
     ours, theirs = [], []
     for count in (case.few, case.many):
@@ -172,7 +174,7 @@ def commands(case: Case, peer: Path, folder: Path) -> dict[str, list[list[str]]]
     return {"schedlab": ours, "AISimulate": theirs}
 
 
-def measure(case: Case, peer: Path, rounds: int) -> list[dict[str, list[float]]]:
+def measure(case: PeerCase, peer: Path, rounds: int) -> list[dict[str, list[float]]]:
     """Return CPU seconds of the short and the long run by contestant, a row a round."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -183,7 +185,7 @@ def measure(case: Case, peer: Path, rounds: int) -> list[dict[str, list[float]]]
         ]
 
 
-def ratios(case: Case, rows: list[dict[str, list[float]]]) -> dict[str, Any]:
+def ratios(case: PeerCase, rows: list[dict[str, list[float]]]) -> dict[str, Any]:
     """Return requests a CPU second by contestant, and the ratios inside the rounds."""
     more = case.many - case.few
     by_slope = [{n: more / (long - short) for n, (short, long) in row.items()} for row in rows]

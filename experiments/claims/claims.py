@@ -29,7 +29,7 @@ _NO_EFFECT = {"ratio": 1.0, "increase": 0.0, "reduction": 0.0, "difference": 0.0
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredFigure:
     """A figure of a claim as it came out.
 
     Attributes
@@ -56,7 +56,7 @@ class Measured:
     of: tuple[Reading, ...]
     against: tuple[Reading, ...]
     verdict: str
-    shown_by: tuple[Measured, ...] = ()
+    shown_by: tuple[MeasuredFigure, ...] = ()
 
     @property
     def cause(self) -> Cause | None:
@@ -87,7 +87,7 @@ class Finding:
 
     path: Path
     spec: ExperimentSpec
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredFigure, ...]
     cost_models: tuple[str, ...]
 
     @property
@@ -206,7 +206,7 @@ def examine(
 
 def _measured(
     spec: ExperimentSpec, figures: Sequence[Figure], runs: Runs
-) -> tuple[list[Measured], dict[str, None]]:
+) -> tuple[list[MeasuredFigure], dict[str, None]]:
     """Measure figures in an experiment; also return the cost models used."""
     readings = Readings(spec, runs)
     found = readings.read(figures)
@@ -217,7 +217,9 @@ def _measured(
             figure.compare, [r.value for r in of], [r.value for r in against]
         )
         measured.append(
-            Measured(figure, middle, low, high, of, against, verdict(figure, middle, low, high))
+            MeasuredFigure(
+                figure, middle, low, high, of, against, verdict(figure, middle, low, high)
+            )
         )
     return measured, readings.cost_models
 

@@ -12,7 +12,7 @@ from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.yaml_lines import read_yaml
 
 if TYPE_CHECKING:
-    from schedlab.experiments.claims.claims import Finding, Measured
+    from schedlab.experiments.claims.claims import Finding, MeasuredFigure
 
 LIST = Path(__file__).resolve().parents[1] / "papers" / "claims" / "quoted_claims.yml"
 
@@ -101,7 +101,9 @@ def wanted(claims: list[QuotedClaim]) -> dict[str, set[str]]:
     return found
 
 
-def measured_of(claim: QuotedClaim, findings: dict[str, Finding]) -> list[tuple[Measured, bool]]:
+def measured_of(
+    claim: QuotedClaim, findings: dict[str, Finding]
+) -> list[tuple[MeasuredFigure, bool]]:
     """Return the figures that a claim names as they came out, and whether each decides.
 
     Parameters
@@ -129,7 +131,7 @@ def measured_of(claim: QuotedClaim, findings: dict[str, Finding]) -> list[tuple[
     return found
 
 
-def verdict_of(claim: QuotedClaim, measured: list[tuple[Measured, bool]]) -> str:
+def verdict_of(claim: QuotedClaim, measured: list[tuple[MeasuredFigure, bool]]) -> str:
     """Return the verdict on a quoted claim.
 
     Parameters

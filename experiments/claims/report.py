@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from schedlab.experiments.claims.claims import VERDICTS, Finding, Measured
+from schedlab.experiments.claims.claims import VERDICTS, Finding, MeasuredFigure
 from schedlab.experiments.claims.readings import Reading
 from schedlab.experiments.specification.claim import Figure
 from schedlab.experiments.specification.claim_settings import settings_of
@@ -208,7 +208,7 @@ def band_text(figure: Figure, band: tuple[float, float] | None) -> str:
     return f"{ends[0]} to {ends[1]}" if math.isfinite(high) else f"at least {ends[0]}"
 
 
-def counts(measured: Sequence[Measured]) -> str:
+def counts(measured: Sequence[MeasuredFigure]) -> str:
     """Return how many figures have each verdict, as a phrase."""
     verdicts = Counter(m.verdict for m in measured)
     return ", ".join(f"{verdicts[v]} {v}" for v in VERDICTS if verdicts[v])
@@ -218,7 +218,7 @@ FIGURE_HEADER = ("figure", "paper", "accepted", "measured [95 %]", "verdict")
 """What `cells` are."""
 
 
-def cells(measured: Measured) -> list[str]:
+def cells(measured: MeasuredFigure) -> list[str]:
     """Return what a table shows of a figure: name, paper, accepted, measured, verdict."""
     figure = measured.figure
     found = figure_text(figure, measured.estimate)
@@ -260,7 +260,7 @@ def section(finding: Finding) -> Iterator[str]:
         yield "A bound: in some replications the bar still held at the highest load of the sweep."
 
 
-def _why(measured: Measured) -> Iterator[str]:
+def _why(measured: MeasuredFigure) -> Iterator[str]:
     """Yield why a figure is not reproduced, and what shows it; nothing where nobody says why."""
     cause = measured.cause
     if cause is None:
@@ -274,7 +274,7 @@ def _why(measured: Measured) -> Iterator[str]:
         yield f"  * {variation.name}{varied}: {found}, {holds}."
 
 
-def _sentence(spec: ExperimentSpec, measured: Measured) -> str:
+def _sentence(spec: ExperimentSpec, measured: MeasuredFigure) -> str:
     """Say in words what was compared, and how it came out."""
     figure = measured.figure
     if figure.capacity is not None:
@@ -321,7 +321,7 @@ def _setup(finding: Finding) -> str:
     return f"{spec.model} on {spec.hardware}, {spec.replications} seeds"
 
 
-def _figure_data(measured: Measured) -> dict[str, object]:
+def _figure_data(measured: MeasuredFigure) -> dict[str, object]:
     return {
         "name": measured.figure.name,
         "estimate": measured.estimate,

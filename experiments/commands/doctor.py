@@ -27,7 +27,7 @@ _OPTIONAL = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class ReportLine:
     """One line of the report.
 
     Attributes
@@ -45,12 +45,12 @@ class Finding:
     detail: str
 
 
-def examine() -> list[Finding]:
+def examine() -> list[ReportLine]:
     """Look at Python, packages, GPU, data folder, working directory and machine.
 
     Returns
     -------
-    list of Finding
+    list of ReportLine
         In the order of a report; nothing heavy is imported, except torch where it is installed
         (only it can tell whether CUDA works).
     """
@@ -66,69 +66,77 @@ def examine() -> list[Finding]:
     ]
 
 
-def _python() -> Finding:
+def _python() -> ReportLine:
     state: Literal["ok", "broken"] = "ok" if sys.version_info >= (3, 11) else "broken"
-    return Finding("python", state, f"{platform.python_version()} ({sys.executable}); needs 3.11")
+    return ReportLine(
+        "python", state, f"{platform.python_version()} ({sys.executable}); needs 3.11"
+    )
 
 
-def _core() -> Finding:
+def _core() -> ReportLine:
     if core.running() != "python":
-        return Finding("core", "ok", core.running())
+        return ReportLine("core", "ok", core.running())
     cost = "simulations take about twice as long, with the same results"
     why = core.why_not() or "SCHEDLAB_CORE asks for the Python one"
-    return Finding("core", "missing", f"Python; of the compiled one: {why}; {cost}")
+    return ReportLine("core", "missing", f"Python; of the compiled one: {why}; {cost}")
 
 
-def _required(name: str) -> Finding:
+def _required(name: str) -> ReportLine:
     try:
-        return Finding(name, "ok", metadata.version(name))
+        return ReportLine(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Finding(name, "broken", f"not installed; run: pip install {name}")
+        return ReportLine(name, "broken", f"not installed; run: pip install {name}")
 
 
-def _optional(name: str, cost: str) -> Finding:
+def _optional(name: str, cost: str) -> ReportLine:
     try:
-        return Finding(name, "ok", metadata.version(name))
+        return ReportLine(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Finding(name, "missing", f"needed for {cost}")
+        return ReportLine(name, "missing", f"needed for {cost}")
 
 
-def _cuda() -> Finding:
+def _cuda() -> ReportLine:
     if importlib.util.find_spec("torch") is None:
-        return Finding("CUDA", "missing", "cannot be asked without torch; simulation needs none")
+        return ReportLine("CUDA", "missing", "cannot be asked without torch; simulation needs none")
     try:
         import torch
 
         if torch.cuda.is_available():
-            return Finding("CUDA", "ok", f"{torch.cuda.get_device_name(0)}, {torch.version.cuda}")
+            return ReportLine(
+                "CUDA", "ok", f"{torch.cuda.get_device_name(0)}, {torch.version.cuda}"
+            )
     except Exception as error:  # a broken torch is one line of the report, not its end
-        return Finding("CUDA", "missing", f"torch does not load: {type(error).__name__}: {error}")
-    return Finding("CUDA", "missing", "torch sees no device; simulation needs none")
+        return ReportLine(
+            "CUDA", "missing", f"torch does not load: {type(error).__name__}: {error}"
+        )
+    return ReportLine("CUDA", "missing", "torch sees no device; simulation needs none")
 
 
-def _data_folder() -> Finding:
+def _data_folder() -> ReportLine:
     named = os.environ.get("SCHEDLAB_DATA")
     if named and Path(named).is_dir():
-        return Finding("data folder", "ok", named)
+        return ReportLine("data folder", "ok", named)
     reason = f"SCHEDLAB_DATA is {named}, no folder" if named else "SCHEDLAB_DATA is not set"
-    return Finding(
+    return ReportLine(
         "data folder", "missing", f"{reason}; only tests against real traces need it (they skip)"
     )
 
 
-def _working_directory() -> Finding:
+def _working_directory() -> ReportLine:
     try:
         with tempfile.TemporaryFile(dir=Path.cwd()):
-            return Finding("working directory", "ok", f"{Path.cwd()} is writable")
+            return ReportLine("working directory", "ok", f"{Path.cwd()} is writable")
     except OSError as error:
-        return Finding("working directory", "missing", f"not writable ({error}): use run -o FOLDER")
+        return ReportLine(
+            "working directory", "missing", f"not writable ({error}): use run -o FOLDER"
+        )
 
 
-def _machine() -> Finding:
+def _machine() -> ReportLine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     detail = f"{cores} cores, {platform.system()} {platform.machine()}"
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        return Finding("machine", "ok", f"{detail}, memory unknown")
-    return Finding("machine", "ok", f"{detail}, {memory / 2**30:.0f} GiB memory")
+        return ReportLine("machine", "ok", f"{detail}, memory unknown")
+    return ReportLine("machine", "ok", f"{detail}, {memory / 2**30:.0f} GiB memory")

@@ -12,7 +12,7 @@ from schedlab.experiments.commands.running import Keep, NumWorkers, local_worker
 from schedlab.experiments.commands.terminal import print_lines, print_table
 
 if TYPE_CHECKING:
-    from schedlab.experiments.regression.check import Case
+    from schedlab.experiments.regression.check import CaseVerdict
     from schedlab.experiments.regression.matrix import Matrix
 
 REGRESSED = 1
@@ -111,7 +111,7 @@ def _matrix(folder: Path) -> Matrix:
     return load_matrix(folder)
 
 
-def _print(cases: list[Case], versions_differ: str) -> None:
+def _print(cases: list[CaseVerdict], versions_differ: str) -> None:
     from schedlab.experiments.regression.report import HEADER, rows, summary_lines
 
     moved = rows(cases)

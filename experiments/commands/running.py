@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from schedlab.experiments.specification.experiment import ExperimentSpec
     from schedlab.experiments.sweeps.jobs import Done, Job
     from schedlab.experiments.sweeps.runs import Runs
-    from schedlab.experiments.sweeps.timing import Timing
+    from schedlab.experiments.sweeps.timing import TimeEstimate
     from schedlab.experiments.sweeps.workers import Workers
 
 INTERRUPTED = 130
@@ -113,7 +113,7 @@ class PointsBar:
         self._draw = draw
         self._count, self._total = 0, 1
 
-    def point_ended(self, count: int, total: int, timing: Timing, done: Done | None) -> None:
+    def point_ended(self, count: int, total: int, timing: TimeEstimate, done: Done | None) -> None:
         """Take note of a point that ended, or of the first to begin."""
         if done is not None and done.error:
             seed = done.job.spec.seed

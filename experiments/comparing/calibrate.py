@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from schedlab.gpu_backend.calibration import Measurement
-    from schedlab.gpu_backend.calibration_design import Point
+    from schedlab.gpu_backend.calibration_design import BatchPoint
     from schedlab.gpu_backend.runner import ModelRunner
 
 Progress = Callable[[int, int, str], None]
@@ -249,16 +249,16 @@ def calibration_config(
 
 def replayed_points(
     config: EngineConfig, model_name: str, hardware: str, dtype: str, count: int, seed: int
-) -> list[Point]:
+) -> list[BatchPoint]:
     """Return batches that occur when a chat workload is served under these limits.
 
     They are drawn from simulated runs of `HELD_OUT_POLICIES` and serve to judge a fit, never to
     make one: a third each of decode, mixed and prefill batches, or all there are of a kind. Drawn
     from all steps alike they would nearly all be decode batches.
     """
-    from schedlab.gpu_backend.calibration_design import Point, batch_kind
+    from schedlab.gpu_backend.calibration_design import BatchPoint, batch_kind
 
-    seen: list[Point] = []
+    seen: list[BatchPoint] = []
 
     class Watching(SimExecutor):
         """Notes the batch of every step."""
@@ -267,7 +267,7 @@ def replayed_points(
             decodes: tuple[int, ...] = ()
             if work.shape.num_decodes:
                 decodes = tuple(s.num_computed_tokens for s in work.decodes.members.values())
-            seen.append(Point("held_out", decodes, work.shape.chunks))
+            seen.append(BatchPoint("held_out", decodes, work.shape.chunks))
             return super().execute(work, 1, horizon_ns)
 
     pricing = Pricing(RooflineCostModel(Deployment(model(model_name), gpu(hardware), dtype=dtype)))
@@ -278,7 +278,7 @@ def replayed_points(
             chat(config, 4 * config.max_num_seqs, seed),
         )
     rng = stream(seed, "held_out")
-    drawn: list[Point] = []
+    drawn: list[BatchPoint] = []
     for kind in ("decode", "mixed", "prefill"):
         some = [p for p in seen if batch_kind(p.shape) == kind and p.fits(config)]
         picks = rng.choice(len(some), size=min(count // 3, len(some)), replace=False)
@@ -342,7 +342,7 @@ def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], taken: Measurement) 
 
 
 def _save_figure(
-    points: Sequence[Point], residuals: Sequence[dict[str, Any]], folder: Path
+    points: Sequence[BatchPoint], residuals: Sequence[dict[str, Any]], folder: Path
 ) -> None:
     from schedlab.experiments.figures.style import save
 
@@ -350,7 +350,7 @@ def _save_figure(
 
 
 def residual_figure(
-    points: Sequence[Point], residuals: Sequence[dict[str, Any]], title: str
+    points: Sequence[BatchPoint], residuals: Sequence[dict[str, Any]], title: str
 ) -> Figure:
     """Draw predicted against measured times, and the relative error against the measured time."""
     from schedlab.experiments.figures.style import house_style, looks, new_figure, plain_numbers

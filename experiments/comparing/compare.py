@@ -71,7 +71,7 @@ class PointComparison:
     simulated: RunResult
 
 
-class _Turn(NamedTuple):
+class _DeviceRun(NamedTuple):
     """One run on the device that a comparison asks for."""
 
     point: int
@@ -182,15 +182,15 @@ def compare(
     ]
 
 
-def _turns(todo: list[Point], repeats: int, check: bool) -> Iterator[_Turn]:
+def _turns(todo: list[Point], repeats: int, check: bool) -> Iterator[_DeviceRun]:
     """Yield the runs of a comparison in the order they are made in."""
     for load in dict.fromkeys(map(_load, todo)):
         here = [i for i, point in enumerate(todo) if _load(point) == load]
         for repeat in range(repeats):
             forwards = repeat % 2 == 0
-            yield from (_Turn(i, repeat, False) for i in (here if forwards else here[::-1]))
+            yield from (_DeviceRun(i, repeat, False) for i in (here if forwards else here[::-1]))
     if check:
-        yield from (_Turn(i, 0, True) for i in range(len(todo)))
+        yield from (_DeviceRun(i, 0, True) for i in range(len(todo)))
 
 
 def _check_profiles(todo: list[Point], machine: str) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from schedlab.experiments.comparing.recorded_engines import RecordedRouter
-from schedlab.experiments.comparing.recorded_replay import Contradiction, StepTime, replay
+from schedlab.experiments.comparing.recorded_replay import Contradiction, ReplayedStep, replay
 from schedlab.experiments.comparing.validate import recording_of
 from schedlab.experiments.comparing.vllm_recording import Floats
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -30,7 +30,7 @@ _PRIOR_MS = 3.0  # how far off a kind of step is thought to be before anything i
 
 
 @dataclass(frozen=True)
-class Difference:
+class StepExcess:
     """By how much steps of a kind took longer than predicted.
 
     Attributes
@@ -58,11 +58,11 @@ class ForcedReplay:
 
     Attributes
     ----------
-    steps : list of StepTime
+    steps : list of ReplayedStep
         All steps.
     contradictions : list of Contradiction
         Steps on which replay and recording disagree; empty if every decision can be the real one.
-    differences : list of Difference
+    differences : list of StepExcess
         Cost error by kind of step.
     num_preemptions : int
         Of the replay.
@@ -70,9 +70,9 @@ class ForcedReplay:
         What told several engines apart; None of one engine.
     """
 
-    steps: list[StepTime]
+    steps: list[ReplayedStep]
     contradictions: list[Contradiction]
-    differences: list[Difference]
+    differences: list[StepExcess]
     num_preemptions: int
     router: RecordedRouter | None = None
 
@@ -225,7 +225,7 @@ def _error_ms(correction_ms: Floats, shape: BatchShape) -> float:
     return float(_parts(shape) @ correction_ms)
 
 
-def _fit(steps: list[StepTime], parts: Floats) -> tuple[Floats, Floats, Floats]:
+def _fit(steps: list[ReplayedStep], parts: Floats) -> tuple[Floats, Floats, Floats]:
     """Return cost error, standard error (ms) and count of each kind, between recorded times."""
     error_ms = np.array([step.duration_ns - step.predicted_ns for step in steps]) / 1e6
     counts = _between_ends(steps, parts)
@@ -243,7 +243,7 @@ def _fit(steps: list[StepTime], parts: Floats) -> tuple[Floats, Floats, Floats]:
     return found, spread, counts.sum(axis=0)
 
 
-def _between_ends(steps: list[StepTime], values: Floats) -> Floats:
+def _between_ends(steps: list[ReplayedStep], values: Floats) -> Floats:
     """Sum values of steps over the stretches between recorded ends."""
     ends = np.flatnonzero([step.num_times for step in steps])
     if len(ends) < 2:
@@ -253,12 +253,12 @@ def _between_ends(steps: list[StepTime], values: Floats) -> Floats:
 
 
 def _differences(
-    steps: list[StepTime],
+    steps: list[ReplayedStep],
     parts: Floats,
     mean_ms: Floats,
     standard_error_ms: Floats,
     counts: Floats,
-) -> list[Difference]:
+) -> list[StepExcess]:
     predicted_ms = np.array([step.predicted_ns for step in steps]) / 1e6
     found = []
     for i, kind in enumerate(_KINDS):
@@ -267,6 +267,6 @@ def _differences(
         is_step = i < len(_DECODES) + 2
         mean = float(predicted_ms[parts[:, i] > 0].mean()) if is_step else None
         found.append(
-            Difference(kind, float(counts[i]), mean, float(mean_ms[i]), float(standard_error_ms[i]))
+            StepExcess(kind, float(counts[i]), mean, float(mean_ms[i]), float(standard_error_ms[i]))
         )
     return found

@@ -45,7 +45,7 @@ class Contradiction(NamedTuple):
     """When they came, according to the recording."""
 
 
-class StepTime(NamedTuple):
+class ReplayedStep(NamedTuple):
     """One step of the replay."""
 
     start_ns: int
@@ -72,7 +72,7 @@ class _Clock:
         self._boundaries_ns = sorted(boundaries)
         self._error_ms = error_ms
         self._took_ns = self._expected_ns = 0  # since the last recorded end
-        self.steps: list[StepTime] = []
+        self.steps: list[ReplayedStep] = []
         self.contradictions: list[Contradiction] = []
 
     def recorded(self, plan: BatchPlan, finished: Iterable[RequestState]) -> list[tuple[int, int]]:
@@ -104,7 +104,7 @@ class _Clock:
         duration_ns = max(end_ns - now_ns, 1)
         self._took_ns = 0 if ended else self._took_ns + duration_ns
         self._expected_ns = 0 if ended else self._expected_ns + predicted_ns
-        self.steps.append(StepTime(now_ns, duration_ns, predicted_ns, shape, len(ended)))
+        self.steps.append(ReplayedStep(now_ns, duration_ns, predicted_ns, shape, len(ended)))
         return duration_ns
 
     def _boundary_near(self, at_ns: int, within_ns: float) -> int:
@@ -175,7 +175,7 @@ class _Backend(SimBackend):
 class Replayed(NamedTuple):
     """A run that went by a recording."""
 
-    steps: list[StepTime]
+    steps: list[ReplayedStep]
     contradictions: list[Contradiction]
     num_preemptions: int
     router: RecordedRouter | None

@@ -24,7 +24,7 @@ _SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPoint:
     """What one point of the matrix gave.
 
     Attributes
@@ -62,7 +62,7 @@ class Baseline:
 
     code: str
     versions: dict[str, str]
-    points: dict[str, Measured]
+    points: dict[str, MeasuredPoint]
 
 
 def kept_baseline(folder: Path) -> Baseline:
@@ -96,7 +96,7 @@ def kept_baseline(folder: Path) -> Baseline:
         ) from error
 
 
-def write_baseline(folder: Path, points: Mapping[str, Measured]) -> None:
+def write_baseline(folder: Path, points: Mapping[str, MeasuredPoint]) -> None:
     """Write ``baseline.json`` of a folder: sorted, a line a point.
 
     Parameters
@@ -132,7 +132,7 @@ def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
-def _data(point: Measured) -> dict[str, Any]:
+def _data(point: MeasuredPoint) -> dict[str, Any]:
     metrics = {k: None if math.isnan(v) else v for k, v in point.metrics.items()}
     return {
         "metrics": metrics,
@@ -142,11 +142,13 @@ def _data(point: Measured) -> dict[str, Any]:
     }
 
 
-def _point(data: Mapping[str, Any]) -> Measured:
+def _point(data: Mapping[str, Any]) -> MeasuredPoint:
     metrics = {
         str(k): math.nan if v is None else _number(v) for k, v in dict(data["metrics"]).items()
     }
-    return Measured(str(data["question"]), str(data["version"]), metrics, str(data["requests"]))
+    return MeasuredPoint(
+        str(data["question"]), str(data["version"]), metrics, str(data["requests"])
+    )
 
 
 def _number(value: object) -> float:

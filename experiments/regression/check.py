@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from schedlab.experiments.regression.baseline import SHOWN_HASH, Baseline, Measured, write_baseline
+from schedlab.experiments.regression.baseline import (
+    SHOWN_HASH,
+    Baseline,
+    MeasuredPoint,
+    write_baseline,
+)
 from schedlab.experiments.regression.matrix import Matrix, MatrixPoint, Tolerance
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.sim.errors import SpecError
@@ -34,7 +39,7 @@ class Outcome:
         How long each took.
     """
 
-    points: dict[str, Measured]
+    points: dict[str, MeasuredPoint]
     errors: dict[str, str]
     seconds: dict[str, float]
 
@@ -72,7 +77,7 @@ class Move:
 
 
 @dataclass
-class Case:
+class CaseVerdict:
     """The verdict on one policy on one workload, all seeds together.
 
     Attributes
@@ -129,7 +134,7 @@ def measure(matrix: Matrix, runs: Runs) -> Outcome:
             continue
         found = runs.store.load(job)
         outcome.seconds[point.key] = found.seconds
-        outcome.points[point.key] = Measured(
+        outcome.points[point.key] = MeasuredPoint(
             question=point.question[:SHOWN_HASH],
             version=job.content_hash[:SHOWN_HASH],
             metrics={name: found.metrics[name] for name in matrix.metrics},
@@ -138,7 +143,7 @@ def measure(matrix: Matrix, runs: Runs) -> Outcome:
     return outcome
 
 
-def compare(matrix: Matrix, baseline: Baseline, outcome: Outcome) -> list[Case]:
+def compare(matrix: Matrix, baseline: Baseline, outcome: Outcome) -> list[CaseVerdict]:
     """Judge what a matrix gives now by what was kept.
 
     Parameters
@@ -152,12 +157,12 @@ def compare(matrix: Matrix, baseline: Baseline, outcome: Outcome) -> list[Case]:
 
     Returns
     -------
-    list of Case
+    list of CaseVerdict
         One a policy and workload: those of the matrix in its order, then those only kept.
 
     Notes
     -----
-    A point whose `Measured.version` is the kept one must give the same to the last bit: any
+    A point whose `MeasuredPoint.version` is the kept one must give the same to the last bit: any
     difference, good or bad, is "not reproduced". Otherwise the means over the seeds are compared:
     ``|now - kept| <= max(absolute, relative * |kept|)`` holds, or the metric is worse or better.
     """
@@ -171,7 +176,7 @@ def compare(matrix: Matrix, baseline: Baseline, outcome: Outcome) -> list[Case]:
         gone.setdefault((workload, policy), []).append(seed)
     for (workload, policy), seeds in gone.items():
         detail = f"kept for seed {', '.join(seeds)}, but the matrix does not ask for it any more"
-        found.append(Case(workload, policy, "gone", detail=detail))
+        found.append(CaseVerdict(workload, policy, "gone", detail=detail))
     return found
 
 
@@ -197,9 +202,9 @@ def _judged(
     metrics: Mapping[str, Tolerance],
     baseline: Baseline,
     outcome: Outcome,
-) -> Case:
+) -> CaseVerdict:
     """Return the verdict on the seeds of one policy on one workload."""
-    case = Case(group[0].workload, group[0].policy)
+    case = CaseVerdict(group[0].workload, group[0].policy)
     case.seconds = sum(outcome.seconds[point.key] for point in group)
     for point in group:
         if point.key in outcome.errors:
@@ -228,7 +233,9 @@ def _judged(
 
 
 def _judge_exactly(
-    case: Case, metrics: Mapping[str, Tolerance], pairs: Mapping[int, tuple[Measured, Measured]]
+    case: CaseVerdict,
+    metrics: Mapping[str, Tolerance],
+    pairs: Mapping[int, tuple[MeasuredPoint, MeasuredPoint]],
 ) -> None:
     for seed, (kept, now) in pairs.items():
         if kept.requests_sha256 != now.requests_sha256 or not _equal(kept.metrics, now.metrics):
@@ -242,7 +249,9 @@ def _judge_exactly(
 
 
 def _judge_by_tolerance(
-    case: Case, metrics: Mapping[str, Tolerance], pairs: Sequence[tuple[Measured, Measured]]
+    case: CaseVerdict,
+    metrics: Mapping[str, Tolerance],
+    pairs: Sequence[tuple[MeasuredPoint, MeasuredPoint]],
 ) -> None:
     for name, tolerance in metrics.items():
         before = sum(kept.metrics[name] for kept, _ in pairs) / len(pairs)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from schedlab.experiments.regression.check import FAILING, Case, Move, Status
+from schedlab.experiments.regression.check import FAILING, CaseVerdict, Move, Status
 from schedlab.sim.files import replacing
 from schedlab.sim.text import markdown_table, number, percent
 
@@ -20,12 +20,12 @@ _ORDER: tuple[Status, ...] = (
 )  # fmt: skip
 
 
-def passes(cases: Sequence[Case]) -> bool:
+def passes(cases: Sequence[CaseVerdict]) -> bool:
     """Say whether a check is passed: nothing worse, missing, failed or not reproduced."""
     return not any(case.status in FAILING for case in cases)
 
 
-def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
+def rows(cases: Sequence[CaseVerdict]) -> list[tuple[str, ...]]:
     """Return a row for each figure that moved, and for each case without figures to compare.
 
     Parameters
@@ -56,7 +56,7 @@ def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
     return found
 
 
-def summary_lines(cases: Sequence[Case], versions_differ: str) -> list[str]:
+def summary_lines(cases: Sequence[CaseVerdict], versions_differ: str) -> list[str]:
     """Return what the table does not say: how many of each, how they were compared, what to do.
 
     Parameters
@@ -92,7 +92,7 @@ def summary_lines(cases: Sequence[Case], versions_differ: str) -> list[str]:
     return lines
 
 
-def markdown(cases: Sequence[Case], versions_differ: str) -> str:
+def markdown(cases: Sequence[CaseVerdict], versions_differ: str) -> str:
     """Return the outcome as Markdown, for the summary of a pull request.
 
     Parameters
@@ -117,7 +117,7 @@ def markdown(cases: Sequence[Case], versions_differ: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_junit(cases: Sequence[Case], path: Path) -> None:
+def write_junit(cases: Sequence[CaseVerdict], path: Path) -> None:
     """Write the outcome as JUnit XML: a test case for each policy on each workload.
 
     Parameters

@@ -40,7 +40,7 @@ _OF_COST_MODEL = (
 )  # fmt: skip
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table of the page.
 
     Attributes
@@ -146,7 +146,7 @@ def _lead(results: SavedResults, heads: Sequence[Mapping[str, Any]]) -> str:
     return " · ".join(parts)
 
 
-def _results_table(results: SavedResults) -> Table:
+def _results_table(results: SavedResults) -> PageTable:
     rows = results.rows
     keys = list(dict.fromkeys(key for row in rows for key in row.settings if key != "policy"))
     metrics = ["request_throughput", "output_throughput"]
@@ -166,15 +166,17 @@ def _results_table(results: SavedResults) -> Table:
         + [_cell(row, metric) for metric in metrics]
         for row in rows
     ]
-    return Table([*header, *(metric_named(m).axis for m in metrics)], lines, 1 + len(keys), note)
+    return PageTable(
+        [*header, *(metric_named(m).axis for m in metrics)], lines, 1 + len(keys), note
+    )
 
 
-def _by_class(results: SavedResults) -> Table | None:
+def _by_class(results: SavedResults) -> PageTable | None:
     """Say what each class of requests got, where the workload has classes."""
     if not results.runs or "tenant" not in results.runs[0].load().requests:
         return None
     note = "Goodput of a class: its good requests over the time of the whole run; classes add up."
-    return Table(*class_table(results.folder), 2, note)
+    return PageTable(*class_table(results.folder), 2, note)
 
 
 def _verdicts(results: SavedResults) -> dict[str, Any] | None:
@@ -202,7 +204,7 @@ def _verdicts(results: SavedResults) -> dict[str, Any] | None:
         "interval. The effect size is the mean of the paired differences over their standard "
         "deviation."
     )
-    return {"intro": intro, "table": Table(("verdict", "effect size", "pairs"), lines)}
+    return {"intro": intro, "table": PageTable(("verdict", "effect size", "pairs"), lines)}
 
 
 def _figures(results: SavedResults) -> list[dict[str, object]]:
@@ -271,7 +273,7 @@ def _cost_models(
     return {"models": models, "outside": share}
 
 
-def _error_table(errors: Mapping[str, Mapping[str, object]]) -> Table:
+def _error_table(errors: Mapping[str, Mapping[str, object]]) -> PageTable:
     """Say how far the cost model was off where somebody measured it."""
     names = list(dict.fromkeys(name for part in errors.values() for name in part))
     header = [_ERRORS.get(name, name.replace("_", " ")) for name in names]
@@ -279,7 +281,7 @@ def _error_table(errors: Mapping[str, Mapping[str, object]]) -> Table:
         [part.replace("_", " "), *(_share(name, values.get(name)) for name in names)]
         for part, values in errors.items()
     ]
-    return Table(["error against measured steps", *header], lines)
+    return PageTable(["error against measured steps", *header], lines)
 
 
 def _accuracy(described: Mapping[str, Any]) -> str:
@@ -326,15 +328,15 @@ def _provenance(results: SavedResults, heads: Sequence[Mapping[str, Any]]) -> di
     }
 
 
-def _all_metrics(rows: Sequence[Row]) -> Table:
+def _all_metrics(rows: Sequence[Row]) -> PageTable:
     names = list(rows[0].metrics)
     lines = [[name, *(_exact(row.mean(name)) for row in rows)] for name in names]
-    return Table(["metric", *(row.label or row.policy for row in rows)], lines)
+    return PageTable(["metric", *(row.label or row.policy for row in rows)], lines)
 
 
-def _facts(pairs: Iterable[tuple[str, object]], note: str = "") -> Table:
+def _facts(pairs: Iterable[tuple[str, object]], note: str = "") -> PageTable:
     """Return names and values as a table."""
-    return Table((), [(name, str(value)) for name, value in pairs], 2, note)
+    return PageTable((), [(name, str(value)) for name, value in pairs], 2, note)
 
 
 def _short(row: Row) -> str:

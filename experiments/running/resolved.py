@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from schedlab.experiments.specification.deployment import deployment
-from schedlab.experiments.specification.engine import Engine
+from schedlab.experiments.specification.engine import EngineSpec
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies.registry import policy_class
 from schedlab.sim.config import EngineConfig, vllm_capture_sizes
@@ -17,7 +17,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.memory import MemoryBudget, memory_budget
 
-_SAME_NAME = [f.name for f in fields(EngineConfig) if f.name in Engine.model_fields]
+_SAME_NAME = [f.name for f in fields(EngineConfig) if f.name in EngineSpec.model_fields]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
-from schedlab.experiments.specification.lengths import Lengths
+from schedlab.experiments.specification.lengths import LengthsSpec
 from schedlab.experiments.specification.paths import is_preset, is_published
-from schedlab.experiments.specification.traffic_class import TrafficClass
+from schedlab.experiments.specification.traffic_class import TrafficClassSpec
 from schedlab.experiments.specification.workload import Workload
 from schedlab.sim.errors import SpecError
 from schedlab.sim.rng import stream
@@ -145,7 +145,7 @@ def _arrivals_of_classes(workload: Workload, trace: Trace, seed: int) -> tuple[T
     return arrived, first // len(trace)
 
 
-def _traffic_class(one: TrafficClass) -> traffic_classes.TrafficClass:
+def _traffic_class(one: TrafficClassSpec) -> traffic_classes.TrafficClass:
     prompt, output = one.prompt_tokens, one.output_tokens
     source = preset(one.trace) if one.trace else None
     shared = one.shared_prefix
@@ -160,7 +160,7 @@ def _traffic_class(one: TrafficClass) -> traffic_classes.TrafficClass:
     )
 
 
-def _distribution(lengths: Lengths) -> Any:  # noqa: ANN401 - a length distribution
+def _distribution(lengths: LengthsSpec) -> Any:  # noqa: ANN401 - a length distribution
     return LENGTHS[lengths.distribution](**lengths.knobs)
 
 

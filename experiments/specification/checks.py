@@ -14,7 +14,7 @@ from schedlab.experiments.specification.arrivals import Arrivals
 from schedlab.experiments.specification.deployment import deployment
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.key_errors import sentence
-from schedlab.experiments.specification.lengths import Lengths
+from schedlab.experiments.specification.lengths import LengthsSpec
 from schedlab.experiments.specification.paths import is_preset, is_published
 from schedlab.experiments.specification.pools import engine_pools, pool_path
 from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
@@ -234,7 +234,7 @@ def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
         except TraceError as error:
             fail(("workload", "format"), str(error))
     processes: dict[KeyPath, Arrivals | None] = {("workload", "arrivals"): workload.arrivals}
-    places: list[tuple[KeyPath, Lengths | None]] = [
+    places: list[tuple[KeyPath, LengthsSpec | None]] = [
         (("workload", key), getattr(workload, key)) for key in _LENGTHS
     ]
     for name, one in workload.classes.items():

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.cost_model import CostModelField
-from schedlab.experiments.specification.engine import Engine
+from schedlab.experiments.specification.engine import EngineSpec
 from schedlab.experiments.specification.fields import (
     Data,
     Named,
@@ -17,7 +17,7 @@ from schedlab.experiments.specification.fields import (
     shorthand,
     whole,
 )
-from schedlab.experiments.specification.policy import Policy
+from schedlab.experiments.specification.policy import PolicySpec
 
 EngineCount = Annotated[int, Field(ge=1, le=1024), BeforeValidator(whole)]
 
@@ -43,7 +43,7 @@ class Pool(Section):
     cost_model: CostModelField | None = Field(
         default=None, description="As the key of the experiment."
     )
-    policy: Annotated[Policy, shorthand("name")] | None = Field(
+    policy: Annotated[PolicySpec, shorthand("name")] | None = Field(
         default=None, description="As the key of the experiment; predictions are of its `policy`."
     )
     engine: dict[str, Any] = Field(
@@ -55,9 +55,9 @@ class Pool(Section):
         from schedlab.sim.errors import nearest
 
         for key in self.engine:
-            if key not in Engine.model_fields:
+            if key not in EngineSpec.model_fields:
                 raise ValueError(
-                    f"engine: unknown key {key!r}; {nearest(key, Engine.model_fields)}"
+                    f"engine: unknown key {key!r}; {nearest(key, EngineSpec.model_fields)}"
                 )
         return self
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from schedlab.experiments.specification.fields import TEXT, Named, Shorthand
 
 
-class CostModel(Named):
+class CostModelSpec(Named):
     """What a step takes: a cost model by name, or a profile measured on a real device.
 
     The knobs are checked against the constructor of the cost model, not here.
@@ -26,7 +26,7 @@ class CostModel(Named):
     )
 
     @model_validator(mode="after")
-    def _says_which(self) -> CostModel:
+    def _says_which(self) -> CostModelSpec:
         if self.name is None and self.profile is None:
             raise ValueError("give a name, e.g. name: roofline, or profile: FOLDER")
         return self
@@ -54,4 +54,4 @@ def _from_text(value: object) -> object:
     return {key_of(value): value} if isinstance(value, str) else value
 
 
-CostModelField = Annotated[CostModel, Shorthand(_from_text, TEXT)]
+CostModelField = Annotated[CostModelSpec, Shorthand(_from_text, TEXT)]

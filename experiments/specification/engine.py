@@ -22,7 +22,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_name
 
 
-class SchedulingOverhead(Section):
+class SchedulingOverheadSpec(Section):
     """CPU time of the scheduler per step, charged beside the kernel time."""
 
     base_s: Seconds = Field(default=0.0, description="Seconds a step costs in any case.")
@@ -76,7 +76,7 @@ def _limit(name: str, description: str) -> Any:  # noqa: ANN401 - as `Field`
     return Field(default=_LIMITS[name], description=description)
 
 
-class Engine(Section):
+class EngineSpec(Section):
     """Limits and memory of the serving engine; vLLM's names mean what they mean in vLLM."""
 
     profile: Literal["vllm-0.19", "vllm-0.32"] | None = Field(
@@ -196,7 +196,7 @@ class Engine(Section):
         description="Requests on which a policy given as module:Class is tried before a run: with "
         "check_horizon, and whether skipping ahead changes anything. 0 tries nothing.",
     )
-    scheduling_overhead: SchedulingOverhead | None = Field(
+    scheduling_overhead: SchedulingOverheadSpec | None = Field(
         default=None,
         description="CPU time of scheduling a step; if absent that of the profile, or none.",
     )
@@ -210,7 +210,7 @@ class Engine(Section):
         return data
 
     @model_validator(mode="after")
-    def _budget_holds_the_batch(self) -> Engine:
+    def _budget_holds_the_batch(self) -> EngineSpec:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be >= "

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from schedlab.experiments.specification.claim import Claim
 from schedlab.experiments.specification.cluster import ClusterField
-from schedlab.experiments.specification.cost_model import CostModel, CostModelField
-from schedlab.experiments.specification.engine import Engine
+from schedlab.experiments.specification.cost_model import CostModelField, CostModelSpec
+from schedlab.experiments.specification.engine import EngineSpec
 from schedlab.experiments.specification.fields import (
     Count,
     Data,
@@ -20,8 +20,8 @@ from schedlab.experiments.specification.fields import (
     whole,
 )
 from schedlab.experiments.specification.frontend import FrontendField
-from schedlab.experiments.specification.policy import Policy
-from schedlab.experiments.specification.search import FindField, Measurement, Tune
+from schedlab.experiments.specification.policy import PolicySpec
+from schedlab.experiments.specification.search import FindField, MeasurementSpec, Tune
 from schedlab.experiments.specification.slo import SloTargets
 from schedlab.experiments.specification.workload import Workload
 
@@ -53,7 +53,7 @@ class Real(Section):
     )
 
 
-class Validation(Section):
+class ValidationSpec(Section):
     """A recorded run of a real engine, to hold the prediction against."""
 
     measured: str = Field(
@@ -92,18 +92,18 @@ class ExperimentSpec(Section):
         default="a100-80gb", min_length=1, description="A known GPU, or a file that describes one."
     )
     cost_model: CostModelField = Field(
-        default_factory=lambda: CostModel(name="roofline"),
+        default_factory=lambda: CostModelSpec(name="roofline"),
         description="`roofline`, a profile folder, or a mapping.",
     )
     backend: Literal["sim", "real"] = Field(default="sim", description="Simulated or real device.")
-    engine: Engine = Field(default_factory=Engine, description="The serving engine.")
+    engine: EngineSpec = Field(default_factory=EngineSpec, description="The serving engine.")
     frontend: FrontendField | None = Field(
         default=None,
         description="What stands between clients and engine, with delays and a capacity of its "
         "own: a file, or a mapping. Nothing if absent.",
     )
-    policy: Annotated[Policy, shorthand("name")] = Field(
-        default_factory=lambda: Policy(name="fcfs"),
+    policy: Annotated[PolicySpec, shorthand("name")] = Field(
+        default_factory=lambda: PolicySpec(name="fcfs"),
         description="The scheduling policy: a name, or a mapping with its knobs.",
     )
     cluster: ClusterField | None = Field(
@@ -113,11 +113,11 @@ class ExperimentSpec(Section):
     )
     workload: Workload = Field(description="The requests.")
     slo: SloTargets = Field(default_factory=SloTargets, description="Latency targets.")
-    measure: Measurement | None = Field(
+    measure: MeasurementSpec | None = Field(
         default=None, description="What of a run is measured; all of it if absent."
     )
     real: Real = Field(default_factory=Real, description="The real backend.")
-    validation: Validation | None = Field(
+    validation: ValidationSpec | None = Field(
         default=None, description="A recorded real run, for `schedlab validate`."
     )
     replications: Annotated[int, Field(ge=1, le=10_000), BeforeValidator(whole)] = Field(

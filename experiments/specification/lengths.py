@@ -9,7 +9,7 @@ from pydantic import Field
 from schedlab.experiments.specification.fields import POSITIVE, Named, Shorthand
 
 
-class Lengths(Named):
+class LengthsSpec(Named):
     """A length distribution in tokens, with its parameters beside the name."""
 
     distribution: str = Field(min_length=1, description="Name of the distribution.")
@@ -22,4 +22,4 @@ def _from_text(value: object) -> object:
     return {"distribution": value} if isinstance(value, str) else value
 
 
-LengthsField = Annotated[Lengths, Shorthand(_from_text, POSITIVE)]
+LengthsField = Annotated[LengthsSpec, Shorthand(_from_text, POSITIVE)]

@@ -9,16 +9,16 @@ from pydantic import Field
 from schedlab.experiments.specification.fields import Named, shorthand
 
 
-class Predictor(Named):
+class PredictorSpec(Named):
     """Who predicts output lengths, e.g. `oracle` or `{name: noisy, sigma: 0.5}`."""
 
     name: str = Field(min_length=1, description="A registered predictor.")
 
 
-PredictorField = Annotated[Predictor, shorthand("name")]
+PredictorField = Annotated[PredictorSpec, shorthand("name")]
 
 
-class Policy(Named):
+class PolicySpec(Named):
     """The scheduling policy and its knobs, e.g. `fcfs` or `{name: sjf, predictor: oracle}`."""
 
     name: str = Field(min_length=1, description="A registered policy, or `module:Class`.")

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from schedlab.experiments.specification.cluster import Pool
-from schedlab.experiments.specification.engine import ENGINE_PROFILES, Engine
+from schedlab.experiments.specification.engine import ENGINE_PROFILES, EngineSpec
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.key_errors import describe_error
-from schedlab.experiments.specification.policy import Policy
+from schedlab.experiments.specification.policy import PolicySpec
 from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import KeyPath, dotted
 
@@ -54,7 +54,7 @@ def pool_path(spec: ExperimentSpec, name: str) -> KeyPath:
 def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
     path = ("cluster", "pools", name)
     try:
-        engine = Engine.model_validate(
+        engine = EngineSpec.model_validate(
             {
                 **spec.engine.model_dump(exclude_none=True),
                 **ENGINE_PROFILES.get(str(pool.engine.get("profile")), {}),
@@ -62,7 +62,7 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
             }
         )
     except ValidationError as error:
-        key, message = describe_error(error, Engine)
+        key, message = describe_error(error, EngineSpec)
         raise SpecError(f"{dotted((*path, 'engine', *key))}: {message}") from None
     if pool.policy is not None and pool.policy.predictor is not None:
         raise SpecError(
@@ -71,7 +71,7 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
         )
     policy = spec.policy
     if pool.policy is not None:
-        policy = Policy(**{**pool.policy.model_dump(), "predictor": spec.policy.predictor})
+        policy = PolicySpec(**{**pool.policy.model_dump(), "predictor": spec.policy.predictor})
     return spec.model_copy(
         update={
             "cluster": None,

@@ -71,12 +71,16 @@ def _offer_names(schema: Schema) -> None:
     # One's own is module:Class; nothing else that is no known name is accepted.
     policy = {"anyOf": [{"enum": list(policies.names())}, {"type": "string", "pattern": ":"}]}
     predictor = {"anyOf": [{"enum": list(predictors.names())}, {"type": "string", "pattern": ":"}]}
-    _name(properties["policy"], defs["Policy"], policy)
-    _name(defs["Policy"]["properties"]["predictor"], defs["Predictor"], predictor)
+    _name(properties["policy"], defs["PolicySpec"], policy)
+    _name(defs["PolicySpec"]["properties"]["predictor"], defs["PredictorSpec"], predictor)
     for section, registry, each in (
-        ("Policy", policies.names(), lambda name: policies.policy_class(name).knobs()),
-        ("Predictor", predictors.names(), lambda name: predictors.predictor_class(name).knobs()),
-        ("CostModel", cost_models.names(), cost_models.knobs),
+        ("PolicySpec", policies.names(), lambda name: policies.policy_class(name).knobs()),
+        (
+            "PredictorSpec",
+            predictors.names(),
+            lambda name: predictors.predictor_class(name).knobs(),
+        ),
+        ("CostModelSpec", cost_models.names(), cost_models.knobs),
     ):
         takers: dict[str, list[str]] = {}
         for name in registry:
@@ -89,7 +93,7 @@ def _offer_names(schema: Schema) -> None:
     for holder, key, choices in (
         (schema, "model", model_names()),
         (schema, "hardware", gpu_names()),
-        (defs["CostModel"], "name", cost_models.names()),
+        (defs["CostModelSpec"], "name", cost_models.names()),
         (defs["Workload"], "trace", PRESETS),
     ):
         _offer(holder["properties"][key], list(choices))

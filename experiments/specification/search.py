@@ -32,7 +32,7 @@ _BAR = re.compile(r"(?P<metric>[\w.:]+(?:\(.*\))?)\s*(?P<sign><=|>=)\s*(?P<bar>\
 _BETWEEN_BARS = re.compile(r"\s+and\s+|\s*,\s*(?![^(]*\))")
 
 
-class Measurement(Section):
+class MeasurementSpec(Section):
     """Which part of a run is measured; all of it if this section is absent."""
 
     warm_up_s: Seconds | None = Field(
@@ -48,7 +48,7 @@ class Measurement(Section):
     )
 
     @model_validator(mode="after")
-    def _one_warm_up(self) -> Measurement:
+    def _one_warm_up(self) -> MeasurementSpec:
         if self.warm_up_s is not None and self.warm_up_requests is not None:
             raise ValueError("give warm_up_s or warm_up_requests, not both")
         return self

@@ -24,7 +24,7 @@ class SharedPrefix(Section):
     )
 
 
-class TrafficClass(Section):
+class TrafficClassSpec(Section):
     """Some of the requests, and what tells them from the others."""
 
     share: Positive | None = Field(
@@ -61,7 +61,7 @@ class TrafficClass(Section):
         return self.request_rate is not None or self.arrivals is not None
 
     @model_validator(mode="after")
-    def _arrivals_from_one_place(self) -> TrafficClass:
+    def _arrivals_from_one_place(self) -> TrafficClassSpec:
         if self.request_rate is not None and self.arrivals is not None:
             raise ValueError("give request_rate or arrivals, not both")
         if self.has_arrivals and self.share is not None:
@@ -72,7 +72,7 @@ class TrafficClass(Section):
         return self
 
     @model_validator(mode="after")
-    def _lengths_from_one_place(self) -> TrafficClass:
+    def _lengths_from_one_place(self) -> TrafficClassSpec:
         if self.trace is not None and self.prompt_tokens and self.output_tokens:
             raise ValueError("give trace, or both prompt_tokens and output_tokens")
         return self

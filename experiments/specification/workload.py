@@ -19,7 +19,7 @@ from schedlab.experiments.specification.fields import (
     whole,
 )
 from schedlab.experiments.specification.lengths import LengthsField
-from schedlab.experiments.specification.traffic_class import TrafficClass
+from schedlab.experiments.specification.traffic_class import TrafficClassSpec
 
 
 def _rate(value: object) -> object:
@@ -108,7 +108,7 @@ class Workload(Section):
         default=None,
         description="Output lengths, instead of the trace's; a number is that many tokens.",
     )
-    classes: dict[str, TrafficClass] = Field(
+    classes: dict[str, TrafficClassSpec] = Field(
         default_factory=dict,
         description="Classes of requests by name, drawn by their shares; the name is the tenant.",
     )

@@ -13,7 +13,7 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.sweeps.jobs import Job, run_job
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.sweep_all import Plan
-from schedlab.experiments.sweeps.timing import Timing, duration
+from schedlab.experiments.sweeps.timing import TimeEstimate, duration
 from schedlab.sim.errors import SchedlabError
 
 _FEW, _MORE = 20, 300
@@ -99,7 +99,7 @@ def describe_plan(planned: Plan, store: Store, num_workers: int) -> list[str]:
 
 
 def _estimate(planned: Plan, store: Store, num_workers: int) -> str:
-    timing = Timing((job.label for job in planned.todo), num_workers)
+    timing = TimeEstimate((job.label for job in planned.todo), num_workers)
     known = [job for job in planned.wanted if store.has(job)]
     for job in known:
         timing.know(job.label, store.load(job).seconds)

@@ -8,11 +8,11 @@ from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.experiments.sweeps.store import Store
-from schedlab.experiments.sweeps.timing import Timing
+from schedlab.experiments.sweeps.timing import TimeEstimate
 from schedlab.experiments.sweeps.workers import Workers
 from schedlab.sim.errors import SchedlabError
 
-Progress = Callable[[int, int, Timing, Done | None], None]
+Progress = Callable[[int, int, TimeEstimate, Done | None], None]
 """Called with: points done, points to run, the time they take, what has just ended."""
 
 
@@ -45,7 +45,7 @@ class Runs:
         different = {job.content_hash: job for job in jobs}
         self._asked |= different.keys()
         todo = [job for job in different.values() if not self.store.has(job)]
-        timing = Timing((job.label for job in todo), self._workers.num_workers)
+        timing = TimeEstimate((job.label for job in todo), self._workers.num_workers)
         for job in different.values():
             if self.store.has(job):
                 timing.know(job.label, self.store.load(job).seconds)
@@ -73,7 +73,7 @@ class Runs:
 
 
 def run_jobs(
-    todo: Sequence[Job], workers: Workers, timing: Timing, progress: Progress | None
+    todo: Sequence[Job], workers: Workers, timing: TimeEstimate, progress: Progress | None
 ) -> list[Done]:
     """Run jobs and return those that failed."""
     if progress is not None:

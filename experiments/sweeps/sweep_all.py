@@ -18,7 +18,7 @@ from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.experiments.sweeps.runs import Progress, Runs, check, run_jobs
 from schedlab.experiments.sweeps.store import Store
-from schedlab.experiments.sweeps.timing import Timing
+from schedlab.experiments.sweeps.timing import TimeEstimate
 from schedlab.experiments.sweeps.workers import Workers
 from schedlab.sim.errors import SpecError
 
@@ -211,7 +211,7 @@ def run_into(
         check(sweep_all(spec, Store(folder), workers, progress=progress).failures)
     else:
         job = Job(todo[0].spec, point_hash(todo[0].spec), folder, todo[0].label)
-        timing = Timing([job.label], num_workers=1)
+        timing = TimeEstimate([job.label], num_workers=1)
         check(run_jobs([job], workers, timing, progress))
     return read_results(folder)
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 
-class Timing:
+class TimeEstimate:
     """An estimate of the time that points still need.
 
     Parameters

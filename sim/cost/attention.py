@@ -15,7 +15,7 @@ Chunks = Sequence[tuple[int, int]]
 """Prefill chunks as (new tokens, context tokens)."""
 
 
-class Attention(Protocol):
+class AttentionTime(Protocol):
     """Time of the attention of one layer, in microseconds."""
 
     def call_us(self, chunks: Chunks, num_decodes: int, context: int) -> float:
@@ -89,7 +89,7 @@ class AttentionGrid:
         }
 
     def call_us(self, chunks: Chunks, num_decodes: int, context: int) -> float:
-        """Price one call; see `Attention.call_us`."""
+        """Price one call; see `AttentionTime.call_us`."""
         if self.separate_prefills and len(chunks) > 1:
             longest, *others = sorted(chunks, reverse=True)
             alone = sum(self.call_us((other,), 0, 0) for other in others)
@@ -114,7 +114,7 @@ class AttentionGrid:
         return chunk, kv
 
     def decodes_us(self, num_decodes: int, length: int) -> Floats:
-        """Price calls of decodes only; see `Attention.decodes_us`."""
+        """Price calls of decodes only; see `AttentionTime.decodes_us`."""
         low, high, weight = _between(self._decodes, num_decodes)
         contexts = np.arange(length, dtype=np.float64)
         row = self._slice(0, low).decodes_us(contexts)
@@ -180,7 +180,7 @@ class RooflineAttention:
     us_per_call: float = 0.0
 
     def call_us(self, chunks: Chunks, num_decodes: int, context: int) -> float:
-        """Price one call; see `Attention.call_us`."""
+        """Price one call; see `AttentionTime.call_us`."""
         total = self.us_per_call + self._row_us * num_decodes * (context + 1)
         for q, c in chunks:
             pairs = q * (c + (q + 1) * 0.5)
@@ -188,7 +188,7 @@ class RooflineAttention:
         return total
 
     def decodes_us(self, num_decodes: int, length: int) -> Floats:
-        """Price calls of decodes only; see `Attention.decodes_us`."""
+        """Price calls of decodes only; see `AttentionTime.decodes_us`."""
         contexts = np.arange(1, length + 1, dtype=np.float64)
         return self.us_per_call + self._row_us * num_decodes * contexts
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from schedlab.sim.cost.attention import Attention, AttentionGrid, RooflineAttention, Skew
+from schedlab.sim.cost.attention import AttentionGrid, AttentionTime, RooflineAttention, Skew
 from schedlab.sim.cost.profile import require_meta
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object, write_text
@@ -61,7 +61,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduce:
+class RingAllReduce:
     """Communication of tensor parallelism, as latency plus bandwidth of a ring.
 
     Attributes
@@ -115,7 +115,7 @@ class TableProfile:
         Attention calls in a step.
     skew : Skew or None
         Correction for unequal contexts, where the source measured one.
-    all_reduce : AllReduce or None
+    all_reduce : RingAllReduce or None
         Communication of tensor parallelism.
     """
 
@@ -124,9 +124,9 @@ class TableProfile:
     attention: Mapping[str, Any]
     attention_calls: int
     skew: Skew | None = None
-    all_reduce: AllReduce | None = None
+    all_reduce: RingAllReduce | None = None
 
-    def make_attention(self, separate_prefills: bool | None = None) -> Attention:
+    def make_attention(self, separate_prefills: bool | None = None) -> AttentionTime:
         """Return what prices attention.
 
         Parameters
@@ -228,7 +228,7 @@ def read_table(folder: Path) -> TableProfile:
             attention=data["attention"],
             attention_calls=int(data["attention_calls"]),
             skew=_skew(data["skew"]) if "skew" in data else None,
-            all_reduce=AllReduce(**data["all_reduce"]) if "all_reduce" in data else None,
+            all_reduce=RingAllReduce(**data["all_reduce"]) if "all_reduce" in data else None,
         )
     except KeyError as error:
         raise SpecError(f"{path}: key {error} is missing") from error

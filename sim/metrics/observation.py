@@ -173,7 +173,7 @@ class Observation:
 
     @property
     def steps(self) -> Columns:
-        """One row a step that starts inside the window, as `sim.record.steps.Steps` has them.
+        """One row a step that starts inside the window, as `sim.record.steps.StepTable` has them.
 
         Raises
         ------

@@ -29,7 +29,7 @@ class StepTotals:
     busy_ns : float
         Sum of their lengths.
     sums : dict of str to int
-        Column of `sim.record.steps.Steps` to its sum.
+        Column of `sim.record.steps.StepTable` to its sum.
     weighted, most : dict of str to float, dict of str to int
         Column, or ``batch`` (decodes + prefill chunks), to the sum of value times length in ns, and
         to the largest value.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from schedlab.sim.record.columns import Columns, whole_numbers
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.record.steps import Int64, Steps, StoredSteps
+from schedlab.sim.record.steps import Int64, StepTable, StoredSteps
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 
 Table = dict[str, npt.NDArray[np.generic]]
@@ -18,16 +18,16 @@ Table = dict[str, npt.NDArray[np.generic]]
 class ClusterSteps(Mapping[str, Int64]):
     """The steps of all engines in order of their start; steps of different engines overlap.
 
-    Columns are those of `Steps`, and `engine`: the index of the engine that took the step. Counts
-    and tokens of a row are those of its engine.
+    Columns are those of `StepTable`, and `engine`: the index of the engine that took the step.
+    Counts and tokens of a row are those of its engine.
 
     Parameters
     ----------
-    of_engines : sequence of Steps or StoredSteps
+    of_engines : sequence of StepTable or StoredSteps
         The steps of each engine.
     """
 
-    def __init__(self, of_engines: Sequence[Steps | StoredSteps]) -> None:
+    def __init__(self, of_engines: Sequence[StepTable | StoredSteps]) -> None:
         self._of_engines = of_engines
         engine = np.repeat(np.arange(len(of_engines)), [steps.num_rows for steps in of_engines])
         start_ns = np.concatenate([steps["start_ns"] for steps in of_engines])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from schedlab.sim.record.columns import REJECTED, Columns, LazyTable
 from schedlab.sim.record.spool import Spool
-from schedlab.sim.record.steps import Int64, SegmentRow, Steps, StoredSteps
+from schedlab.sim.record.steps import Int64, SegmentRow, StepTable, StoredSteps
 from schedlab.sim.record.stored_token_times import StoredTokenTimes
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 from schedlab.sim.request import RequestState
@@ -209,7 +209,7 @@ class RunLog:
         readers["status"] = lambda start, stop: status(start, stop).astype(np.int8)
         return LazyTable(by_id.num_rows, readers)
 
-    def steps(self) -> Steps | StoredSteps:
+    def steps(self) -> StepTable | StoredSteps:
         """Return one row a step."""
         if self._spools:
             return StoredSteps(
@@ -219,7 +219,7 @@ class RunLog:
                 self.block_size,
                 self.grows,
             )
-        return Steps(
+        return StepTable(
             _matrix(self._segments, len(SegmentRow._fields)),
             _matrix(self._durations_ns, 1)[:, 0],
             _matrix(self._new_blocks, 1)[:, 0],

@@ -23,7 +23,7 @@ from schedlab.sim.record.columns import (
     batches,
     whole_numbers,
 )
-from schedlab.sim.record.log import RunLog as EmptyLog
+from schedlab.sim.record.log import RunLog
 from schedlab.sim.record.spool import Spool
 from schedlab.sim.record.stored_token_times import StoredTokenTimes
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
@@ -45,11 +45,11 @@ _NEEDED = {
 """What no table can be read without; what others of its columns hold is checked, too."""
 
 
-class RunLog(Protocol):
+class ResultLog(Protocol):
     """What a result needs of a log; `sim.record.log.RunLog` is the one the engine writes."""
 
     def steps(self) -> Columns:
-        """Return one row a step; columns as in `schedlab.sim.record.steps.Steps`."""
+        """Return one row a step; columns as in `schedlab.sim.record.steps.StepTable`."""
 
     def preemptions(self) -> Columns:
         """Return one row a preemption: id, evicted_ns, resumed_ns (-1 = never)."""
@@ -134,13 +134,13 @@ def _stint_rows(columns: Columns) -> Ints:
     return np.column_stack([whole_numbers(columns, name) for name in STINT_COLUMNS])
 
 
-def save_tables(folder: Path, requests: Columns, log: RunLog) -> None:
+def save_tables(folder: Path, requests: Columns, log: ResultLog) -> None:
     """Write the tables of a run, each file whole or not at all."""
     for name, columns in _tables(requests, log):
         write_table(folder / f"{name}.parquet", batches(columns))
 
 
-def _tables(requests: Columns, log: RunLog) -> Iterator[tuple[str, Columns]]:
+def _tables(requests: Columns, log: ResultLog) -> Iterator[tuple[str, Columns]]:
     yield "requests", requests
     yield "steps", log.steps()
     yield "preemptions", log.preemptions()
@@ -252,6 +252,6 @@ def _check(path: Path, name: str, column: Column) -> None:
 @cache
 def _columns_of(table: str) -> dict[str, np.dtype[np.generic]]:
     """Return the columns that a table of a run has, as an empty log gives them."""
-    log = EmptyLog(block_size=1, grows=True)
+    log = RunLog(block_size=1, grows=True)
     tables: dict[str, Columns] = dict(_tables(log.requests(), log))
     return {name: column.dtype for name, column in tables.get(table, {}).items()}

@@ -46,7 +46,7 @@ _COLUMN = {name: i for i, name in enumerate(SegmentRow._fields)}
 _FIRST_STEP_ONLY = ("num_preempted", "recomputed_tokens", "swapped_bytes")
 
 
-class Steps(Mapping[str, Int64]):
+class StepTable(Mapping[str, Int64]):
     """A table of steps; a column is computed when it is asked for, and not kept.
 
     Columns: start_ns, end_ns, num_decodes, decode_context_sum_tokens, num_prefills,
@@ -106,7 +106,7 @@ class Steps(Mapping[str, Int64]):
         """Steps in the table."""
         return len(self._durations_ns[self._wanted])
 
-    def rows(self, start: int, stop: int) -> Steps:
+    def rows(self, start: int, stop: int) -> StepTable:
         """Return some of the steps; only their segments are looked at."""
         start, stop, _ = slice(start, stop).indices(self.num_rows)
         shift = self._wanted.start or 0
@@ -115,7 +115,7 @@ class Steps(Mapping[str, Int64]):
         high = int(np.searchsorted(self._first, stop))
         first = int(self._first[low]) if start < stop else start
         last = int(self._first[high]) if high < len(self._first) else len(self._durations_ns)
-        return Steps(
+        return StepTable(
             self._segments[low:high],
             self._durations_ns[first:last],
             self._new_blocks[first:last],
@@ -192,12 +192,12 @@ _MARKED = 65_536
 
 
 class StoredSteps(Mapping[str, Int64]):
-    """The steps of a long run, whose segments are on disk; a table as `Steps` is.
+    """The steps of a long run, whose segments are on disk; a table as `StepTable` is.
 
     Parameters
     ----------
     segments, durations_ns, new_blocks : Spool
-        As the arrays of `Steps`.
+        As the arrays of `StepTable`.
     block_size, grows
         As there.
     """
@@ -215,22 +215,22 @@ class StoredSteps(Mapping[str, Int64]):
         self._marks = np.concatenate([[0], np.cumsum(before)])
 
     def __len__(self) -> int:
-        return len(Steps._NAMES)
+        return len(StepTable._NAMES)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(Steps._NAMES)
+        return iter(StepTable._NAMES)
 
     @property
     def num_rows(self) -> int:
         """Steps in the table."""
         return self._durations_ns.num_rows
 
-    def rows(self, start: int, stop: int) -> Steps:
+    def rows(self, start: int, stop: int) -> StepTable:
         """Return some of the steps."""
         low = int(np.searchsorted(self._marks, start, side="right")) - 1
         high = int(np.searchsorted(self._marks, stop))
         first, last = int(self._marks[low]), int(self._marks[high])
-        steps = Steps(
+        steps = StepTable(
             self._segments.rows(low * _MARKED, min(high * _MARKED, self._segments.num_rows)),
             self._durations_ns.column(0, first, last),
             self._new_blocks.column(0, first, last),

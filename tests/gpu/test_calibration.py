@@ -13,18 +13,18 @@ from schedlab.experiments.comparing import machine  # noqa: E402
 from schedlab.experiments.comparing.machine import check_profile  # noqa: E402
 from schedlab.experiments.running.resolved import make_cost_model  # noqa: E402
 from schedlab.experiments.running.run import run  # noqa: E402
-from schedlab.experiments.specification.cost_model import CostModel  # noqa: E402
+from schedlab.experiments.specification.cost_model import CostModelSpec  # noqa: E402
 from schedlab.experiments.specification.loading import make_spec  # noqa: E402
 from schedlab.gpu_backend import calibration  # noqa: E402
 from schedlab.gpu_backend.calibration_design import (  # noqa: E402
-    Point,
+    BatchPoint,
     batch_kind,
     design,
     sentinels,
     token_knots,
 )
 from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
-    Measured,
+    MeasuredBatch,
     coefficient_intervals,
     error_by_kind,
     fit_profile,
@@ -65,7 +65,7 @@ def truth(buckets=()):
 
 
 def measured_by(model, points):
-    return [Measured(p.shape, model.step_ns(p.shape)[0] / 1e9) for p in points]
+    return [MeasuredBatch(p.shape, model.step_ns(p.shape)[0] / 1e9) for p in points]
 
 
 def test_token_knots_are_every_small_count_and_then_two_a_doubling():
@@ -99,7 +99,10 @@ def test_fit_of_a_known_cost_model_finds_it_again():
 def test_fit_of_noisy_times_states_the_noise_and_narrow_intervals():
     model, rng = truth(), np.random.default_rng(0)
     train, test = (
-        [Measured(m.shape, m.seconds * rng.lognormal(0, 0.03)) for m in measured_by(model, points)]
+        [
+            MeasuredBatch(m.shape, m.seconds * rng.lognormal(0, 0.03))
+            for m in measured_by(model, points)
+        ]
         for points in (design(LIMITS, 60, seed=0), design(LIMITS, 60, seed=1)[-60:])
     )
     fit = fit_profile(train, test)
@@ -130,8 +133,8 @@ def test_design_and_fit_have_a_knot_at_every_bucket():
 def test_error_by_kind_tells_a_bad_kind_from_good_ones_and_weighs_by_time():
     train = measured_by(truth(), design(LIMITS, 60, seed=0))
     fit = fit_profile(train, [])
-    decode, prefill = Point("held_out", (64,) * 4, ()), Point("held_out", (), ((128, 0),))
-    mixed = Point("held_out", (64,), ((8, 0),))
+    decode, prefill = BatchPoint("held_out", (64,) * 4, ()), BatchPoint("held_out", (), ((128, 0),))
+    mixed = BatchPoint("held_out", (64,), ((8, 0),))
     held_out = measured_by(truth(), [decode, prefill, mixed])
     held_out[1] = held_out[1]._replace(seconds=2 * held_out[1].seconds)
     found = error_by_kind(fit, held_out)
@@ -154,7 +157,7 @@ def test_held_out_batches_are_a_third_of_each_kind():
 
 
 def test_fit_of_one_batch_size_is_flat():
-    point = Measured(Point("decode", (8, 8), ()).shape, 0.01)
+    point = MeasuredBatch(BatchPoint("decode", (8, 8), ()).shape, 0.01)
     fit = fit_profile([point], [point])
     assert fit.eager.knots_tokens == (2, 3)
     assert judge(fit, [point]).mape < 1e-6
@@ -165,7 +168,7 @@ def test_swapped_byte_costs_the_mean_of_both_directions():
     assert swapped_byte_s(times) == pytest.approx(1e-9)
     fit = fit_profile(measured_by(truth(), design(LIMITS, 20, seed=0)), [])
     swapping = FittedCostModel(with_swapping(fit, times), {})
-    shape = Point("decode", (64,), ()).shape
+    shape = BatchPoint("decode", (64,), ()).shape
     difference = swapping.step_ns(shape._replace(swapped_bytes=1_000_000))[0]
     assert difference - swapping.step_ns(shape)[0] == pytest.approx(1_000_000, rel=1e-3)
 
@@ -314,7 +317,7 @@ def test_profile_of_something_else_is_refused_with_what_to_do(
         check_profile(spec, cost_model)
     assert "schedlab calibrate --device cpu --model schedlab-tiny" in str(error.value)
     chosen = {"profile": spec.cost_model.profile, "allow_mismatch": True}
-    allowed = spec.model_copy(update={"cost_model": CostModel(**chosen)})
+    allowed = spec.model_copy(update={"cost_model": CostModelSpec(**chosen)})
     check_profile(allowed, cost_model)
 
 

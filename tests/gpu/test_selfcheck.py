@@ -18,7 +18,7 @@ from rich.console import Console  # noqa: E402
 
 from schedlab.gpu_backend import ceilings, kernel_bench, kernel_check, selfcheck  # noqa: E402
 from schedlab.gpu_backend.device_timer import Timing, cuda_timer  # noqa: E402
-from schedlab.gpu_backend.kernel_bench import Figure  # noqa: E402
+from schedlab.gpu_backend.kernel_bench import BenchResult  # noqa: E402
 from schedlab.gpu_backend.kernel_cases import attention_case, decode_rows  # noqa: E402
 from schedlab.gpu_backend.kernel_check import Check  # noqa: E402
 from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile  # noqa: E402
@@ -26,8 +26,8 @@ from schedlab.gpu_backend.reference import worst_row_error  # noqa: E402
 from schedlab.gpu_backend.selfcheck_parts import (  # noqa: E402
     PARTS,
     REHEARSAL,
-    Case,
-    Row,
+    CheckCase,
+    ResultLine,
     Subject,
 )
 from schedlab.gpu_backend.tile_search import search_tiles  # noqa: E402
@@ -90,11 +90,11 @@ def test_timing_summarises_by_median_and_quartiles():
 
 
 def test_figure_is_held_against_its_goals_in_the_right_direction():
-    assert Figure("ratio", 0.7, "", 0.7, 0.85).meets(0.7)
-    assert not Figure("ratio", 0.7, "", 0.7, 0.85).meets(0.85)
-    assert Figure("time", 30.0, "us", 31.0, 20.0, smaller_is_better=True).meets(31.0)
-    assert not Figure("time", 30.0, "us", 31.0, 20.0, smaller_is_better=True).meets(20.0)
-    assert Figure("told", 1.0, "s").meets(None) is None
+    assert BenchResult("ratio", 0.7, "", 0.7, 0.85).meets(0.7)
+    assert not BenchResult("ratio", 0.7, "", 0.7, 0.85).meets(0.85)
+    assert BenchResult("time", 30.0, "us", 31.0, 20.0, smaller_is_better=True).meets(31.0)
+    assert not BenchResult("time", 30.0, "us", 31.0, 20.0, smaller_is_better=True).meets(20.0)
+    assert BenchResult("told", 1.0, "s").meets(None) is None
 
 
 def test_paged_cache_rotates_over_disjoint_shuffled_blocks():
@@ -251,7 +251,7 @@ def subject():
 
 
 def row(name, failed=False):
-    return Row((name, "1"), {"name": name, "value": float("nan")}, failed)
+    return ResultLine((name, "1"), {"name": name, "value": float("nan")}, failed)
 
 
 def test_run_parts_writes_each_row_as_it_comes_and_goes_on_after_a_case_that_raises(
@@ -266,8 +266,8 @@ def test_run_parts_writes_each_row_as_it_comes_and_goes_on_after_a_case_that_rai
         raise RuntimeError("no such kernel\nand more")
 
     def part(_):
-        yield Case("attention", rows)
-        yield Case("norm", lambda: [row("last", failed=True)])
+        yield CheckCase("attention", rows)
+        yield CheckCase("norm", lambda: [row("last", failed=True)])
 
     monkeypatch.setitem(PARTS, "correctness", part)
     console = Console(file=io.StringIO(), width=200)
@@ -297,7 +297,7 @@ def test_run_parts_collects_the_garbage_of_a_part_before_the_next(tmp_path, monk
         heavy = Heavy()
         heavy.itself = heavy  # a cycle, as runners are in
         kept.append(weakref.ref(heavy))
-        yield Case("one", lambda: [row("one")])
+        yield CheckCase("one", lambda: [row("one")])
 
     monkeypatch.setitem(PARTS, "steps", part)
     gc.disable()

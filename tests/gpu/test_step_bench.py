@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from schedlab.gpu_backend import selfcheck_parts  # noqa: E402
-from schedlab.gpu_backend.calibration_design import Point  # noqa: E402
+from schedlab.gpu_backend.calibration_design import BatchPoint  # noqa: E402
 from schedlab.gpu_backend.runner import open_runner  # noqa: E402
 from schedlab.gpu_backend.selfcheck_parts import PARTS, REHEARSAL, Subject  # noqa: E402
 from schedlab.gpu_backend.step_bench import (  # noqa: E402
@@ -30,8 +30,8 @@ def tiny():
 def test_bench_config_holds_every_case(tiny):
     _, config = tiny
     for batch, context in CASES:
-        assert Point("decode", (context - 1,) * batch, ()).fits(config)
-    assert Point("prefill", (), ((900, 0),)).fits(bench_config(CASES, (900,)))
+        assert BatchPoint("decode", (context - 1,) * batch, ()).fits(config)
+    assert BatchPoint("prefill", (), ((900, 0),)).fits(bench_config(CASES, (900,)))
 
 
 def test_decode_step_floor_counts_weights_without_embeddings_and_all_kv(tiny, monkeypatch):

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from schedlab.experiments.claims.claims import (
-    Measured,
+    MeasuredFigure,
     compared,
     examine,
     load_claims,
@@ -469,7 +469,7 @@ def test_page_counts_figures_of_papers_of_posts_and_our_expectations_apart(tmp_p
     hearsay = {**data["claim"]["figures"][0], "name": "as told", "stated_by": "post"}
     data["claim"]["figures"] = [*data["claim"]["figures"], hearsay]
     finding = examine(tmp_path / "x.yaml", make_spec(data))
-    assert isinstance(finding.measured[0], Measured)
+    assert isinstance(finding.measured[0], MeasuredFigure)
     page = markdown([finding])
     assert "1 figures that papers state: 1 reproduced" in page
     assert "1 figures that posts and vendors state: 1 reproduced" in page

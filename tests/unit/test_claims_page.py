@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.claims.claims import Finding, Measured, shipped
+from schedlab.experiments.claims.claims import Finding, MeasuredFigure, shipped
 from schedlab.experiments.claims.page import data, markdown
 from schedlab.experiments.claims.quoted import (
     PARTS,
@@ -35,7 +35,7 @@ def finding(*verdicts, folder="claims"):
     """An experiment with two figures, as if they had come out like this."""
     spec = make_spec({**experiment(), "name": "small"})
     measured = tuple(
-        Measured(figure, 2.0, 1.5, 2.5, (), (), verdict)
+        MeasuredFigure(figure, 2.0, 1.5, 2.5, (), (), verdict)
         for figure, verdict in zip(spec.claim.figures, verdicts, strict=True)
     )
     return Finding(Path("experiments") / "papers" / folder / "small.yaml", spec, measured, ())

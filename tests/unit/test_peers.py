@@ -6,7 +6,7 @@ import pytest
 
 from schedlab.experiments.bench import peers
 
-CASE = peers.Case(
+CASE = peers.PeerCase(
     {
         "name": "bench",
         "engine": {"max_num_seqs": 128, "max_num_batched_tokens": 2048},

@@ -389,7 +389,7 @@ def test_means_over_the_seeds_are_what_tolerance_judges(folder):
         for key, point in outcome.points.items():
             ttft = point.metrics["mean_ttft_ms"] + by[key[-1]]
             metrics = {**point.metrics, "mean_ttft_ms": ttft}
-            points[key] = regress_baseline.Measured(point.question, "old", metrics, "old")
+            points[key] = regress_baseline.MeasuredPoint(point.question, "old", metrics, "old")
         return regress.compare(matrix, regress_baseline.Baseline("old", {}, points), outcome)
 
     assert {case.status for case in shifted({"0": 1e5, "1": -1e5})} == {"same"}

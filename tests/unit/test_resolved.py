@@ -7,7 +7,7 @@ import pytest
 from schedlab.experiments.running import resolved
 from schedlab.experiments.running.resolved import resolve
 from schedlab.experiments.running.run import run
-from schedlab.experiments.specification.engine import Engine
+from schedlab.experiments.specification.engine import EngineSpec
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.overhead import SchedulingOverhead
@@ -31,7 +31,7 @@ def config(**engine):
 
 
 def test_every_limit_that_engine_and_specification_both_name_is_tested_here():
-    shared = {field.name for field in fields(EngineConfig)} & set(Engine.model_fields)
+    shared = {field.name for field in fields(EngineConfig)} & set(EngineSpec.model_fields)
     assert shared == set(CHANGED)
 
 

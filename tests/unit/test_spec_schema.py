@@ -110,6 +110,6 @@ def test_schema_offers_names_and_knobs_to_an_editor():
     assert schema["$id"] == "urn:schedlab:experiment"
     assert "h100-80gb" in schema["properties"]["hardware"]["anyOf"][0]["enum"]
     assert "azure-conv" in str(schema["$defs"]["Workload"]["properties"]["trace"])
-    assert "static" in schema["$defs"]["Policy"]["properties"]["max_batch_size"]["description"]
+    assert "static" in schema["$defs"]["PolicySpec"]["properties"]["max_batch_size"]["description"]
     assert "engine.max_num_seqs" in schema["properties"]["sweep"]["properties"]
     assert "p99_ttft_ms" in schema["$defs"]["Find"]["properties"]["at_most"]["properties"]

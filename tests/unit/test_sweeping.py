@@ -20,7 +20,7 @@ from schedlab.experiments.running.point_hash import code_version, point_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.sweep_all import Shard, plan, sweep_all
-from schedlab.experiments.sweeps.timing import Timing, duration
+from schedlab.experiments.sweeps.timing import TimeEstimate, duration
 from schedlab.experiments.sweeps.workers import InProcess, Processes
 from schedlab.sim.errors import SpecError
 
@@ -388,7 +388,7 @@ def test_plan_runs_first_replications_first_and_equal_points_once(spec_file, tmp
 
 def test_timing_expects_a_replication_to_take_as_long_as_its_sibling():
     now = [0.0]
-    timing = Timing(["a", "a", "b", "b"], num_workers=1, clock=lambda: now[0])
+    timing = TimeEstimate(["a", "a", "b", "b"], num_workers=1, clock=lambda: now[0])
     assert timing.remaining_s() is None
     timing.finish("a", 10.0)
     assert timing.remaining_s() == 30.0  # everything else as long as what is known
@@ -399,7 +399,7 @@ def test_timing_expects_a_replication_to_take_as_long_as_its_sibling():
 
 
 def test_timing_of_many_workers_is_silent_until_each_has_had_a_turn():
-    timing = Timing(["a"] * 8, num_workers=4, clock=lambda: 0.0)
+    timing = TimeEstimate(["a"] * 8, num_workers=4, clock=lambda: 0.0)
     for _ in range(3):
         timing.finish("a", 8.0)
         assert timing.remaining_s() is None
@@ -409,17 +409,17 @@ def test_timing_of_many_workers_is_silent_until_each_has_had_a_turn():
 
 
 def test_timing_is_never_below_the_longest_point():
-    timing = Timing(["a", "b"], num_workers=2, clock=lambda: 0.0)
+    timing = TimeEstimate(["a", "b"], num_workers=2, clock=lambda: 0.0)
     timing.know("a", 1.0)
     timing.know("b", 99.0)
     assert timing.remaining_s() == 99.0
 
 
 def test_timing_ignores_how_fast_points_fail():
-    timing = Timing(["a", "b"], num_workers=1, clock=lambda: 0.0)
+    timing = TimeEstimate(["a", "b"], num_workers=1, clock=lambda: 0.0)
     timing.finish("a", None)
     assert timing.remaining_s() is None
-    assert math.isclose(Timing([], 1).remaining_s(), 0.0)
+    assert math.isclose(TimeEstimate([], 1).remaining_s(), 0.0)
 
 
 def test_duration_is_no_more_precise_than_it_needs_to_be():

@@ -8,7 +8,13 @@ from schedlab.sim.cost.attention import AttentionGrid, RooflineAttention, Skew
 from schedlab.sim.cost.registry import load_profile
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.table import TableCostModel, TableReading
-from schedlab.sim.cost.table_profile import AllReduce, Curve, TableProfile, read_table, write_table
+from schedlab.sim.cost.table_profile import (
+    Curve,
+    RingAllReduce,
+    TableProfile,
+    read_table,
+    write_table,
+)
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
@@ -171,7 +177,9 @@ def test_steps_priced_at_once_equal_steps_priced_one_by_one(skew, k):
 
 
 def test_all_reduce_adds_latency_and_ring_traffic():
-    reduce = AllReduce(calls=4, num_workers=2, bytes_per_token=100, latency_s=1e-6, bytes_per_s=1e9)
+    reduce = RingAllReduce(
+        calls=4, num_workers=2, bytes_per_token=100, latency_s=1e-6, bytes_per_s=1e9
+    )
     shape = BatchShape(2, 400, 200, rows_sampled=2, decode_context_min_tokens=200)
     # 2 * 1/2 * 2 tokens * 100 bytes at 1 GB/s are 200 ns.
     extra = model(all_reduce=reduce).step_ns(shape)[0] - model().step_ns(shape)[0]
@@ -251,7 +259,7 @@ def test_swapping_and_impossible_repeats_are_refused():
 
 
 def test_written_profile_reads_back_and_is_found_by_its_schema(tmp_path):
-    reduce = AllReduce(4, 2, 100.0, 1e-6, 1e9)
+    reduce = RingAllReduce(4, 2, 100.0, 1e-6, 1e9)
     profile = replace(PROFILE, skew=SKEW, all_reduce=reduce)
     write_table(tmp_path, META, profile)
     back = read_table(tmp_path)

@@ -16,9 +16,9 @@ import numpy as np
 from schedlab.sim.errors import TraceError
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import Int64, whole_numbers
-from schedlab.traces.readers.intake import Intake
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, csv_records
+from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.trace import Trace
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -39,10 +39,10 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         time_zero="the first request",
         tokens="counted by the publisher",
     )
-    intake = Intake(report, rebase=True, empty_reason=options.empty_reason)
+    builder = TraceBuilder(report, rebase=True, empty_reason=options.empty_reason)
     for names, records in csv_records(path, COLUMNS, options.chunk_rows):
         cells = dict(zip(names, zip(*records.values, strict=True), strict=True))
-        trace = intake.trace(
+        trace = builder.trace(
             records,
             arrival_ns=_epoch_ns(cells["TIMESTAMP"], records),
             prompt_tokens=whole_numbers(cells["ContextTokens"], "ContextTokens", records),
@@ -50,7 +50,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         )
         if trace is not None:
             yield trace
-    yield intake.finish()
+    yield builder.finish()
 
 
 def _epoch_ns(stamps: tuple[str, ...], records: Records) -> Int64:

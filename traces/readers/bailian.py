@@ -15,9 +15,9 @@ from typing import Any
 from schedlab.sim.errors import TraceError
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import block_ids, nanoseconds, texts, whole_numbers
-from schedlab.traces.readers.intake import Intake
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, jsonl_records
+from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.trace import Trace
 
 COLUMNS = ("chat_id", "timestamp", "input_length", "output_length")
@@ -39,7 +39,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         tokens="counted by the publisher",
         notes=("session is the first chat_id of a conversation, application is its type",),
     )
-    intake = Intake(report, empty_reason=options.empty_reason)
+    builder = TraceBuilder(report, empty_reason=options.empty_reason)
     # The only state that grows with the file: one entry a request, to find its conversation.
     root_of: dict[int, int] = {}
     for records in jsonl_records(path, COLUMNS, options.chunk_rows):
@@ -47,10 +47,10 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         hashes = [r.get("hash_ids") or [] for r in records.values]
         prefix = None
         if any(hashes):
-            intake.note(f"hash_ids: {BLOCK_TOKENS}-token prompt blocks, chained by the reader")
+            builder.note(f"hash_ids: {BLOCK_TOKENS}-token prompt blocks, chained by the reader")
             block_ids(hashes, BLOCK_TOKENS, records)
             prefix = block_ids([_chained(ids) for ids in hashes], BLOCK_TOKENS, records)
-        trace = intake.trace(
+        trace = builder.trace(
             records,
             arrival_ns=nanoseconds(columns["timestamp"], 1_000_000_000, "timestamp", records),
             prompt_tokens=whole_numbers(columns["input_length"], "input_length", records),
@@ -61,7 +61,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         )
         if trace is not None:
             yield trace
-    yield intake.finish()
+    yield builder.finish()
 
 
 def _sessions(records: Records, root_of: dict[int, int]) -> list[int]:

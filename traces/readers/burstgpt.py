@@ -11,9 +11,9 @@ from pathlib import Path
 
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import nanoseconds, texts, whole_numbers
-from schedlab.traces.readers.intake import Intake
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, csv_records
+from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.trace import Trace
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
@@ -32,12 +32,12 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         tokens="counted by the publisher",
         notes=("application is 'model/log type', e.g. 'GPT-4/Conversation log'",),
     )
-    intake = Intake(report, rebase=True, empty_reason="failed call: 0 tokens")
+    builder = TraceBuilder(report, rebase=True, empty_reason="failed call: 0 tokens")
     for names, records in csv_records(path, COLUMNS, options.chunk_rows):
         cells = dict(zip(names, zip(*records.values, strict=True), strict=True))
         labels = [cells[name] for name in ("Model", "Log Type") if name in cells]
         sessions = cells.get("Session ID")
-        trace = intake.trace(
+        trace = builder.trace(
             records,
             arrival_ns=nanoseconds(cells["Timestamp"], 1_000_000_000, "Timestamp", records),
             prompt_tokens=whole_numbers(cells["Request tokens"], "Request tokens", records),
@@ -49,7 +49,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         )
         if trace is not None:
             yield trace
-    yield intake.finish()
+    yield builder.finish()
 
 
 READER = Reader("burstgpt", "BurstGPT CSV, six or eight columns", _sniff, _chunks)

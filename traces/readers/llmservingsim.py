@@ -18,9 +18,9 @@ from schedlab.sim.errors import TraceError
 from schedlab.traces.prefix_hashes import PrefixHashes
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import Int64, block_ids, nanoseconds, whole_numbers
-from schedlab.traces.readers.intake import Intake
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, jsonl_records
+from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.trace import Trace
 
 COLUMNS = ("input_toks", "output_toks", "arrival_time_ns")
@@ -41,7 +41,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         time_zero="the publisher's",
         tokens="counted by the publisher",
     )
-    intake = Intake(report, empty_reason=options.empty_reason)
+    builder = TraceBuilder(report, empty_reason=options.empty_reason)
     for records in jsonl_records(path, (), options.chunk_rows):
         for i, record in enumerate(records.values):
             _check(record, records.at(i))
@@ -49,8 +49,8 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         prompt_tokens = whole_numbers(columns["input_toks"], "input_toks", records)
         prefix = _prefix(records, prompt_tokens.tolist())
         if prefix is not None:
-            intake.note(f"prefix hashes: full {BLOCK_TOKENS}-token blocks of the prompt")
-        trace = intake.trace(
+            builder.note(f"prefix hashes: full {BLOCK_TOKENS}-token blocks of the prompt")
+        trace = builder.trace(
             records,
             arrival_ns=nanoseconds(columns["arrival_time_ns"], 1, "arrival_time_ns", records),
             prompt_tokens=prompt_tokens,
@@ -59,7 +59,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         )
         if trace is not None:
             yield trace
-    yield intake.finish()
+    yield builder.finish()
 
 
 def _check(record: dict[str, Any], place: str) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from schedlab.sim.errors import TraceError
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import block_ids, nanoseconds, texts, whole_numbers
-from schedlab.traces.readers.intake import Intake
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, jsonl_records
+from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.trace import Trace
 
 COLUMNS = ("timestamp", "input_length", "output_length")
@@ -34,7 +34,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         time_zero="the publisher's",
         tokens="counted by the publisher",
     )
-    intake = Intake(report, empty_reason=options.empty_reason)
+    builder = TraceBuilder(report, empty_reason=options.empty_reason)
     block_tokens: int | None = None
     for records in jsonl_records(path, COLUMNS, options.chunk_rows):
         columns = {name: [r[name] for r in records.values] for name in COLUMNS}
@@ -43,9 +43,9 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         prefix = None
         if any(hashes):
             block_tokens = block_tokens or _block_tokens(columns["input_length"], hashes, records)
-            intake.note(f"hash_ids: one a {block_tokens}-token prompt block, the last one partial")
+            builder.note(f"hash_ids: one a {block_tokens}-token prompt block, the last one partial")
             prefix = block_ids([ids or [] for ids in hashes], block_tokens, records)
-        trace = intake.trace(
+        trace = builder.trace(
             records,
             arrival_ns=nanoseconds(columns["timestamp"], 1_000_000, "timestamp", records),
             prompt_tokens=whole_numbers(columns["input_length"], "input_length", records),
@@ -55,7 +55,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         )
         if trace is not None:
             yield trace
-    yield intake.finish()
+    yield builder.finish()
 
 
 def _block_tokens(lengths: list[int], hashes: list[list[int] | None], records: Records) -> int:

@@ -17,9 +17,9 @@ from schedlab.traces.readers.cells import (
     texts,
     whole_numbers,
 )
-from schedlab.traces.readers.intake import Intake
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, csv_records
+from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.trace import Trace
 
 REQUIRED = ("prompt_tokens", "output_tokens")
@@ -50,20 +50,20 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
     with path.open("rb") as raw:
         parquet = raw.read(4) == b"PAR1"
     rows = _parquet_records if parquet else _csv_cells
-    intake: Intake | None = None
+    builder: TraceBuilder | None = None
     block_tokens: int | None = None
     for cells, records in rows(path, options.chunk_rows):
-        if intake is None:
-            intake = _intake(path, tuple(cells), options)
+        if builder is None:
+            builder = _builder(path, tuple(cells), options)
         if "prefix_hash_ids" in cells and block_tokens is None:
-            block_tokens = _block_tokens(cells, records, intake)
-        trace = intake.trace(records, **_columns(cells, records, block_tokens))
+            block_tokens = _block_tokens(cells, records, builder)
+        trace = builder.trace(records, **_columns(cells, records, block_tokens))
         if trace is not None:
             yield trace
-    yield (intake or Intake(ReadReport(format="schedlab", path=str(path)))).finish()
+    yield (builder or TraceBuilder(ReadReport(format="schedlab", path=str(path)))).finish()
 
 
-def _intake(path: Path, names: tuple[str, ...], options: ReadOptions) -> Intake:
+def _builder(path: Path, names: tuple[str, ...], options: ReadOptions) -> TraceBuilder:
     """Return the gate for a file with these columns; a misspelt column is an error."""
     known = REQUIRED + OPTIONAL
     ignored = [name for name in names if name not in known]
@@ -78,7 +78,7 @@ def _intake(path: Path, names: tuple[str, ...], options: ReadOptions) -> Intake:
         time_zero="the file's" if timed else "",
         notes=(f"columns ignored: {', '.join(ignored)}",) if ignored else (),
     )
-    return Intake(report, empty_reason=options.empty_reason)
+    return TraceBuilder(report, empty_reason=options.empty_reason)
 
 
 def _columns(cells: dict[str, Any], records: Records, block_tokens: int | None) -> dict[str, Any]:
@@ -116,10 +116,12 @@ def _ids(cell: object, records: Records, index: int) -> list[int]:
         ) from None
 
 
-def _block_tokens(cells: dict[str, Any], records: Records, intake: Intake) -> int:
+def _block_tokens(cells: dict[str, Any], records: Records, builder: TraceBuilder) -> int:
     """Return the block size of the file, which must be the same in every row."""
     if "hash_block_tokens" not in cells:
-        intake.note(f"no column hash_block_tokens: blocks of {DEFAULT_BLOCK_TOKENS} tokens assumed")
+        builder.note(
+            f"no column hash_block_tokens: blocks of {DEFAULT_BLOCK_TOKENS} tokens assumed"
+        )
         return DEFAULT_BLOCK_TOKENS
     sizes = whole_numbers(cells["hash_block_tokens"], "hash_block_tokens", records)
     if (sizes != sizes[0]).any():

@@ -16,9 +16,9 @@ import numpy as np
 from schedlab.sim.errors import TraceError
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import BROKEN_TEXT, valid_texts
-from schedlab.traces.readers.intake import Intake
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, open_text, readable
+from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.tokenizer import token_counter
 from schedlab.traces.trace import Trace
 
@@ -35,7 +35,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         tokens=counter.label,
         notes=("first turn = prompt, second turn = answer; no pruning by length",),
     )
-    intake = Intake(report, empty_reason="empty prompt or answer")
+    builder = TraceBuilder(report, empty_reason="empty prompt or answer")
     entries = _load(path)
     for low in range(0, len(entries), options.chunk_rows):
         records = Records(path, separator=": entry ")
@@ -50,14 +50,14 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
             records.values.append(entry)
             prompts.append(pair[0])
             answers.append(pair[1])
-        intake.drop("fewer than two turns", too_short)
+        builder.drop("fewer than two turns", too_short)
         if not prompts:
             continue
         prompts, broken_prompts = valid_texts(prompts)
         answers, broken_answers = valid_texts(answers)
         if broken_prompts or broken_answers:
-            intake.note(BROKEN_TEXT)
-        trace = intake.trace(
+            builder.note(BROKEN_TEXT)
+        trace = builder.trace(
             records,
             prompt_tokens=np.array(counter.count_tokens(prompts), dtype=np.int64),
             output_tokens=np.array(counter.count_tokens(answers), dtype=np.int64),
@@ -65,7 +65,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         )
         if trace is not None:
             yield trace
-    yield intake.finish()
+    yield builder.finish()
 
 
 def _load(path: Path) -> list[object]:

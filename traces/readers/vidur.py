@@ -10,9 +10,9 @@ from pathlib import Path
 
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import nanoseconds, whole_numbers
-from schedlab.traces.readers.intake import Intake
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, csv_records
+from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.trace import Trace
 
 COLUMNS = ("num_prefill_tokens", "num_decode_tokens")
@@ -31,13 +31,15 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         time_zero="the publisher's",
         tokens=report.tokens,
     )
-    intake: Intake | None = None
+    builder: TraceBuilder | None = None
     for names, records in csv_records(path, COLUMNS, options.chunk_rows):
         has_times = "arrived_at" in names
-        if intake is None:
-            intake = Intake(timed if has_times else report, empty_reason=options.empty_reason)
+        if builder is None:
+            builder = TraceBuilder(
+                timed if has_times else report, empty_reason=options.empty_reason
+            )
         cells = dict(zip(names, zip(*records.values, strict=True), strict=True))
-        trace = intake.trace(
+        trace = builder.trace(
             records,
             arrival_ns=nanoseconds(cells["arrived_at"], 1_000_000_000, "arrived_at", records)
             if has_times
@@ -47,7 +49,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
         )
         if trace is not None:
             yield trace
-    yield (intake or Intake(report)).finish()
+    yield (builder or TraceBuilder(report)).finish()
 
 
 READER = Reader("vidur", "Vidur CSV, with or without arrived_at", _sniff, _chunks)

@@ -16,9 +16,9 @@ import numpy as np
 from schedlab.sim.errors import TraceError
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import BROKEN_TEXT, texts, valid_texts, whole_numbers
-from schedlab.traces.readers.intake import Intake
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, jsonl_records
+from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.tokenizer import token_counter
 from schedlab.traces.trace import Int64, Trace
 
@@ -28,7 +28,7 @@ def _sniff(peek: Peek) -> bool:
 
 
 def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
-    intake: Intake | None = None
+    builder: TraceBuilder | None = None
     report = ReadReport(format="vllm_custom", path=str(path))
     for records in jsonl_records(path, ("prompt",), options.chunk_rows):
         prompts = [r["prompt"] for r in records.values]
@@ -37,24 +37,24 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
                 raise TraceError(f"{records.at(i)}: prompt must be text, got {prompt!r:.40}")
         prompts, num_repaired = valid_texts(prompts)
         prompt_tokens, counted_by = _prompt_tokens(records, prompts, options.tokenizer)
-        if intake is None:
+        if builder is None:
             report = replace(report, tokens=counted_by)
-            intake = Intake(report, empty_reason=options.empty_reason)
+            builder = TraceBuilder(report, empty_reason=options.empty_reason)
         elif counted_by != report.tokens:
-            intake.note(f"some prompts {counted_by}")
+            builder.note(f"some prompts {counted_by}")
         if num_repaired:
-            intake.note(BROKEN_TEXT)
+            builder.note(BROKEN_TEXT)
         applications = [r.get("application") for r in records.values]
-        trace = intake.trace(
+        trace = builder.trace(
             records,
             prompt_tokens=prompt_tokens,
-            output_tokens=_output_tokens(records, options.default_output_tokens, intake),
+            output_tokens=_output_tokens(records, options.default_output_tokens, builder),
             prompt=np.array(prompts, dtype=object),
             application=texts(applications) if any(applications) else None,
         )
         if trace is not None:
             yield trace
-    yield (intake or Intake(report)).finish()
+    yield (builder or TraceBuilder(report)).finish()
 
 
 def _prompt_tokens(records: Records, prompts: list[str], tokenizer: str) -> tuple[Int64, str]:
@@ -66,7 +66,7 @@ def _prompt_tokens(records: Records, prompts: list[str], tokenizer: str) -> tupl
     return np.array(counter.count_tokens(prompts), dtype=np.int64), counter.label
 
 
-def _output_tokens(records: Records, default: int | None, intake: Intake) -> Int64:
+def _output_tokens(records: Records, default: int | None, builder: TraceBuilder) -> Int64:
     """Return the output lengths, given or the user's default."""
     values: list[Any] = [r.get("output_tokens") for r in records.values]
     if None in values:
@@ -75,7 +75,7 @@ def _output_tokens(records: Records, default: int | None, intake: Intake) -> Int
                 f"{records.at(values.index(None))}: no output_tokens; give default_output_tokens "
                 "to use one length for such prompts"
             )
-        intake.note(f"output_tokens missing in the file: {default} assumed")
+        builder.note(f"output_tokens missing in the file: {default} assumed")
         values = [default if value is None else value for value in values]
     return whole_numbers(values, "output_tokens", records)
 

@@ -18,7 +18,7 @@ from schedlab.sim.cost.importers.all_reduce import all_reduce_curve
 from schedlab.sim.cost.importers.csv_table import CsvTable, read_csv
 from schedlab.sim.cost.importers.experts import Sharing, expert_curves
 from schedlab.sim.cost.importers.imported import Imported
-from schedlab.sim.cost.table_profile import AllReduce, Curve, TableProfile
+from schedlab.sim.cost.table_profile import Curve, RingAllReduce, TableProfile
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object
 from schedlab.sim.hardware.gpus import canonical_gpu
@@ -112,7 +112,7 @@ def import_bundle(path: Path, options: Options) -> Imported:
         assumptions.append(assumed)
     elif tp > 1:
         bytes_per_token = shape.hidden_size * 2.0
-        all_reduce = AllReduce(
+        all_reduce = RingAllReduce(
             int(reduced), tp, bytes_per_token, options.link_latency_s, options.link_bytes_per_s
         )
         assumptions.append(

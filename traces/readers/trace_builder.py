@@ -18,7 +18,7 @@ from schedlab.traces.trace import Int64, Trace
 Column = npt.NDArray[Any] | PrefixHashes
 
 
-class Intake:
+class TraceBuilder:
     """Check the rows of one file, in order, and make traces of them.
 
     Parameters
