@@ -14,68 +14,51 @@
 # %% [markdown]
 # # Quick start
 #
-# Two schedulers, three loads, one figure. Takes ten seconds (two with `FAST=1`). Open it with
-# Jupyter or run it as a plain script; everything it calls is a library function.
+# Two schedulers, three loads, one figure. Takes twenty seconds (a few with `FAST=1`). Open it with
+# Jupyter or run it as a plain script; everything it calls is `import schedlab as sl`.
 
 # %%
 import os
 
-from schedlab.experiments.figures import plots
-from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.figures.style import show_in_notebooks
-from schedlab.experiments.results.tables import rows
-from schedlab.experiments.running.run import run
-from schedlab.experiments.specification.sweep import points
+import schedlab as sl
 
-show_in_notebooks()
 num_requests = 60 if os.environ.get("FAST") else 600
 
 # %% [markdown]
-# An experiment is what a YAML file would say, as a mapping.
+# An experiment is what a YAML file would say, as a mapping; a file's name does as well.
+# Replication *r* has the same seed at every point, so both schedulers meet the same requests.
 
 # %%
-spec = make_spec(
+results = sl.run(
     {
         "name": "static against continuous batching",
         "model": "llama-3-8b",
         "hardware": "a100-80gb",
         "workload": {"trace": "azure-conv", "num_requests": num_requests},
-        "replications": 3,
+        "replications": 5,
         "sweep": {
             "policy": [{"name": "static", "max_batch_size": 32}, "fcfs"],
             "workload.request_rate": [1, 3, 6],
         },
     }
 )
+results
+
+# %%
+results.plot.throughput_against_p99()
 
 # %% [markdown]
-# `points` writes the sweep out; `run` is a pure function of one point. Replication *r* has the
-# same seed at every point, so both schedulers meet the same requests.
+# Every request and every step is there, in columns (`results.to_frame("requests")` where pandas is
+# installed).
 
 # %%
-todo = points(spec)
-results = [run(point.spec) for point in todo]
-table = rows(todo, [result.metrics() for result in results])
-for row in table:
-    print(
-        f"{row.label:24} {row.mean('request_throughput'):6.2f} req/s"
-        f"   P99 TTFT {row.mean('p99_ttft_ms'):10.0f} ms"
-    )
-
-# %%
-plots.throughput_against_p99(table, spec.name)
-
-# %% [markdown]
-# Every request and every step is there, in columns.
-
-# %%
-busiest = results[-1]
+busiest = results.runs[-1]
 steps = busiest.log.steps()
-print("steps:", steps.num_rows, " largest batch:", int(steps["num_decodes"].max()))
+print("steps:", len(steps["num_decodes"]), " largest batch:", int(steps["num_decodes"].max()))
 print("longest wait:", busiest.metrics()["p99_queue_time_ms"], "ms (P99)")
 
 # %%
-plots.time_series(busiest, "continuous batching at 6 requests/s")
+results.plot.time_series("fcfs, request_rate=6")
 
 # %% [markdown]
 # Why continuous batching wins, at a glance: 24 requests at once, eight seats. A static batch
@@ -83,6 +66,7 @@ plots.time_series(busiest, "continuous batching at 6 requests/s")
 
 # %%
 small = {
+    "name": "24 requests, 8 seats",
     "model": "llama-3-8b",
     "engine": {"max_num_seqs": 8},
     "workload": {
@@ -91,9 +75,11 @@ small = {
         "prompt_tokens": {"distribution": "uniform", "low": 50, "high": 400},
         "output_tokens": {"distribution": "lognormal", "mu": 4.5, "sigma": 0.9, "cap": 600},
     },
+    "sweep": {
+        "policy": [
+            {"name": "static", "max_batch_size": 8, "label": "static batching"},
+            {"name": "fcfs", "label": "continuous batching"},
+        ]
+    },
 }
-both = {
-    "static batching": run(make_spec(small | {"policy": {"name": "static", "max_batch_size": 8}})),
-    "continuous batching": run(make_spec(small | {"policy": "fcfs"})),
-}
-plots.batching(both, "24 requests, 8 seats")
+sl.run(small).plot.batching()

@@ -22,19 +22,9 @@ import os
 
 import numpy as np
 
-from schedlab.experiments.figures import plots
-from schedlab.experiments.analysis.latencies import alone_s
-from schedlab.experiments.specification.loading import make_spec
-from schedlab.sim.metrics.registry import metric_named
-from schedlab.experiments.figures.style import show_in_notebooks
-from schedlab.experiments.results.tables import rows
-from schedlab.experiments.running.run import run
-from schedlab.experiments.statistics import paired_change, verdict
-from schedlab.experiments.specification.sweep import points
+import schedlab as sl
 from schedlab.policies import ContinuousBatching
-from schedlab.policies.registry import register
 
-show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
 
 # %% [markdown]
@@ -48,7 +38,6 @@ fast = bool(os.environ.get("FAST"))
 
 
 # %%
-@register("short_prompts_with_patience")
 class ShortPromptsWithPatience(ContinuousBatching):
     """Serve short prompts first; patience turns waiting time into tokens."""
 
@@ -61,55 +50,41 @@ class ShortPromptsWithPatience(ContinuousBatching):
 
 
 # %% [markdown]
-# In a file of its own it would be named `policy: my_file:ShortPromptsWithPatience`. Its knob can
-# be swept like every other key.
+# The class itself stands where a policy's name would, or an object with other knobs. In a file of
+# its own it would be named `policy: my_file:ShortPromptsWithPatience`.
 
 # %%
-spec = make_spec(
+results = sl.run(
     {
         "name": "patience",
         "model": "llama-3-8b",
         "engine": {"max_num_seqs": 16},
         "workload": {"trace": "azure-conv", "num_requests": 120 if fast else 600, "request_rate": 5},
-        "replications": 3 if fast else 5,
+        "replications": 5,
         "sweep": {
             "policy": [
                 "fcfs",
                 "shortest_prompt",
-                {"name": "short_prompts_with_patience", "tokens_per_s": 50},
-                {"name": "short_prompts_with_patience", "tokens_per_s": 500},
+                {"name": ShortPromptsWithPatience, "tokens_per_s": 50, "label": "50 tokens/s"},
+                {"name": ShortPromptsWithPatience, "tokens_per_s": 500, "label": "500 tokens/s"},
             ],
         },
     }
 )
-todo = points(spec)
-results = [run(point.spec) for point in todo]
-table = rows(todo, [result.metrics() for result in results])
 metrics = ("mean_ttft_ms", "p99_ttft_ms", "mean_e2el_ms", "p99_e2el_ms", "request_throughput")
-plots.heat_map(table, spec.name, metrics)
+results.plot.heat_map(metrics)
 
 # %%
-names = list(dict.fromkeys(point.label for point in todo))
-
-
-def samples(label, metric):
-    return [r.metrics()[metric] for point, r in zip(todo, results) if point.label == label]
-
-
-for name in names[1:]:
-    for metric in ("mean_ttft_ms", "p99_ttft_ms"):
-        change = paired_change(samples(name, metric), samples("fcfs", metric))
-        print(verdict(name, "fcfs", metric, change, metric_named(metric).larger_is_better))
+results.compare("mean_ttft_ms", "p99_ttft_ms")
 
 # %% [markdown]
 # Who pays for it?
 
 # %%
-first = {point.label: result for point, result in zip(todo, results) if point.replication == 0}
-plots.latency_cdf(first, "time in the queue", "queue_time")
+results.plot.latency_cdf("queue_time")
 
 # %%
-plots.slowdown_against_length(first, alone_s(todo[0].spec), "slowdown")
+results.plot.slowdown_against_length()
 
 # %% [markdown]
 # ## Is it honest?
@@ -121,14 +96,15 @@ plots.slowdown_against_length(first, alone_s(todo[0].spec), "slowdown")
 # %%
 small = {
     "workload": {"trace": "azure-conv", "num_requests": 60, "request_rate": 5},
-    "policy": "short_prompts_with_patience",
+    "policy": ShortPromptsWithPatience,
 }
-quick = run(make_spec(small))
-proven = run(make_spec(small | {"engine": {"check_horizon": True}}))
-slow = run(make_spec(small | {"engine": {"fast_forward": False}}))
+quick = sl.run(small).run
+proven = sl.run(small, engine={"check_horizon": True}).run
+slow = sl.run(small, engine={"fast_forward": False}).run
 for other in (proven, slow):
     np.testing.assert_equal(other.metrics(), quick.metrics())
-print("the promises hold:", quick.log.num_steps, "steps, planned", quick.provenance["num_plans"], "times")
+told = quick.provenance
+print("the promises hold:", told["num_steps"], "steps, planned", told["num_plans"], "times")
 
 # %% [markdown]
 # What a server cannot know, a policy cannot see: the true length of an answer is not there.

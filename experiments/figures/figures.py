@@ -103,23 +103,30 @@ def drawings(results: SavedResults) -> list[Drawing]:
     return found
 
 
-def shown_load(rows: Sequence[Row]) -> tuple[list[Row], str]:
+def shown_load(rows: Sequence[Row], asked: float | None = None) -> tuple[list[Row], str]:
     """Return the rows to set side by side, and what they have in common in words.
 
     Parameters
     ----------
     rows : sequence of Row
         Settings, perhaps at several request rates.
+    asked : float, optional
+        A rate that is swept.
 
     Returns
     -------
     rows : list of Row
-        Those at the highest rate that not every setting is saturated at, or at the lowest of
-        all if there is none; all if no rate is swept.
+        Those at the rate asked for, else those at the highest rate that not every setting is
+        saturated at, or at the lowest of all if there is none; all if no rate is swept.
     load : str
         For a title; empty if no rate is swept.
+
+    Raises
+    ------
+    SchedlabError
+        If the rate asked for is not swept.
     """
-    if not _sweeps_rate(rows):
+    if not _sweeps_rate(rows) and asked is None:
         return list(rows), ""
     loads: dict[float, list[Row]] = {}
     for row in rows:
@@ -128,7 +135,11 @@ def shown_load(rows: Sequence[Row]) -> tuple[list[Row], str]:
         load for load, there in loads.items()
         if math.isfinite(load) and not all(plots.is_saturated(row) for row in there)
     ]  # fmt: skip
-    load = max(open_loads, default=min(loads))
+    load = max(open_loads, default=min(loads)) if asked is None else asked
+    if load not in loads:
+        raise SchedlabError(
+            f"no run at a rate of {load:g}; choose from {', '.join(f'{one:g}' for one in loads)}"
+        )
     key = next(key for key in plots.RATE_KEYS if key in loads[load][0].settings)
     unit = "times the trace's rate" if key.endswith("rate_scale") else "requests/s"
     return loads[load], f"at {loads[load][0].settings[key]} {unit}"

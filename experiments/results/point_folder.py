@@ -38,7 +38,7 @@ class PointMetrics:
     replication : int
         0-based; points of the same number had the same seed.
     policy : str
-        Name of the policy.
+        What the policy is called: its label, or its name.
     metrics : mapping of str to float
         Those that every run has; NaN where there was nothing to measure. Any other metric, e.g.
         ``largest(latency=itl)`` or ``my_module:cost``, is computed when it is asked for.
@@ -121,6 +121,8 @@ def write_point(
         "seconds": round(seconds, 3),
         "warnings": warnings(result),
     }
+    if spec.policy.label is not None:
+        noted["policy_label"] = spec.policy.label
     write_text(folder / POINT_FILE, json.dumps(noted, indent=1) + "\n")
 
 
@@ -152,7 +154,7 @@ def read_point(
             label=head["name"] if label is None else label,
             settings=settings or {},
             replication=replication,
-            policy=head["policy"],
+            policy=noted.get("policy_label", head["policy"]),
             metrics=_Metrics(head["metrics"], folder),
             folder=folder,
             warnings=noted.get("warnings", ()),

@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import groupby
 
 _GAP = "  "
@@ -71,6 +72,28 @@ def text_table(
             _narrow([*keys, *block], width)
     lines = "\n\n".join("\n".join(_lines([*keys, *block])) for block in blocks)
     return f"{title}\n\n{lines}" if title else lines
+
+
+def html_table(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str] = ()
+) -> str:
+    """Return a table as HTML for a notebook, with lines below it."""
+    columns = [_Column(name, [row[i] for row in rows], False) for i, name in enumerate(header)]
+    align = ["right" if column.is_number else "left" for column in columns]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        inside = "".join(
+            f'<{tag} style="text-align:{side}">{escape(cell).replace(chr(10), "<br>")}</{tag}>'
+            for cell, side in zip(cells, align, strict=True)
+        )
+        return f"<tr>{inside}</tr>"
+
+    caption = f"<caption>{escape(title)}</caption>" if title else ""
+    body = "".join(line("td", row) for row in rows)
+    below = "".join(f"<div>{escape(text)}</div>" for text in lines)
+    return (
+        f"<table>{caption}<thead>{line('th', header)}</thead><tbody>{body}</tbody></table>{below}"
+    )
 
 
 @dataclass

@@ -24,9 +24,9 @@ def spec_hash(spec: ExperimentSpec) -> str:
     Returns
     -------
     str
-        SHA-256 (hex) of canonical JSON of every key that can change a result (not name, claim and
-        engine.trial_requests), with files replaced by the SHA-256 of what they contain: neither
-        moving a trace nor renaming an experiment changes it.
+        SHA-256 (hex) of canonical JSON of every key that can change a result (not name, claim,
+        engine.trial_requests and labels of policies), with files replaced by the SHA-256 of what
+        they contain: neither moving a trace nor renaming an experiment changes it.
         Program versions are not part of it; results carry them beside the hash.
 
     Raises
@@ -38,6 +38,11 @@ def spec_hash(spec: ExperimentSpec) -> str:
     del data["name"]
     data.pop("claim", None)
     del data["engine"]["trial_requests"]
+    pools = data.get("cluster", {}).get("pools", {}).values()
+    swept = data.get("sweep", {}).get("policy", ())
+    for policy in (data["policy"], *swept, *(pool.get("policy") for pool in pools)):
+        if isinstance(policy, dict):
+            policy.pop("label", None)
     return data_hash(data)
 
 

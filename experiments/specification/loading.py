@@ -32,7 +32,11 @@ _MOST_SWEPT = 2000
 _NEVER_SWEPT = ("name", "sweep", "replications", "extends", "claim", "find", "tune")
 
 
-def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentSpec:
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Changes of an experiment: ``["engine.block_size=32"]``, or ``{"engine.block_size": 32}``."""
+
+
+def load_spec(path: str | Path, overrides: Overrides = ()) -> ExperimentSpec:
     """Load an experiment from a YAML file.
 
     Parameters
@@ -40,9 +44,10 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentSpec
     path : str or Path
         The file, or the name of an experiment that comes with the program, such as
         ``quickstart``. Relative paths in it are relative to its folder.
-    overrides : sequence of str
-        Changes as ``dotted.key=value``, the value in YAML; relative paths in them are relative
-        to the working directory. An override of a swept key ends the sweep over that key.
+    overrides : sequence of str, or mapping
+        Changes as ``dotted.key=value``, the value in YAML, or of dotted key to value; relative
+        paths in them are relative to the working directory. An override of a swept key ends the
+        sweep over that key.
 
     Returns
     -------
@@ -64,7 +69,7 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentSpec
     return _finish(located, overrides)
 
 
-def make_spec(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> ExperimentSpec:
+def make_spec(data: Mapping[str, Any], overrides: Overrides = ()) -> ExperimentSpec:
     """Make an experiment from plain data, with the checks of `load_spec`.
 
     Parameters
@@ -72,7 +77,7 @@ def make_spec(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> Experim
     data : mapping
         What the YAML would hold, without `extends`. Relative paths are relative to the working
         directory; the name is ``experiment`` unless given.
-    overrides : sequence of str
+    overrides : sequence of str, or mapping
         As for `load_spec`.
 
     Returns
@@ -166,15 +171,19 @@ def _extend(child: Located, path: Path) -> Located:
     return parent
 
 
-def _override(located: Located, text: str) -> None:
+def _written(text: str) -> tuple[str, Value]:
+    """Return key and value of an override that is written as text."""
     place = f"override {text!r}"
-    key, equals, value_text = text.partition("=")
-    parts = key.split(".")
-    if not equals or not all(parts):
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
         raise SpecError(f"{place}: write it as dotted.key=value")
+    return key, parse_yaml(value, place).data if value.strip() else None
+
+
+def _override(located: Located, key: str, value: Value, place: str) -> None:
+    parts = key.split(".")
     if parts[0] == "extends":
         raise SpecError(f"{place}: extends cannot be overridden")
-    value = parse_yaml(value_text, place).data if value_text.strip() else None
     path: KeyPath = tuple(parts)
     if parts[0] == "sweep" and len(parts) > 1:
         swept = ".".join(parts[1:])
@@ -216,9 +225,13 @@ def _replace(
     located.places = {p: w for p, w in located.places.items() if p[: len(path)] != path} | written
 
 
-def _finish(located: Located, overrides: Sequence[str]) -> ExperimentSpec:
-    for text in overrides:
-        _override(located, text)
+def _finish(located: Located, overrides: Overrides) -> ExperimentSpec:
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            _override(located, key, copy.deepcopy(value), f"override {key!r}")
+    else:
+        for text in overrides:
+            _override(located, *_written(text), f"override {text!r}")
     sweep = _checked_sweep(located)
     indices = dict.fromkeys(sweep, 0)
     spec = _build_point(located, sweep, indices, keep_sweep=True)

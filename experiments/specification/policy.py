@@ -25,3 +25,9 @@ class PolicySpec(Named):
     predictor: PredictorField | None = Field(
         default=None, description="Who predicts output lengths for the policy; none if absent."
     )
+    label: str | None = Field(
+        default=None,
+        min_length=1,
+        description="What tables and figures call it; its name, and what tells it from others, "
+        "if absent.",
+    )

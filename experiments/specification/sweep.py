@@ -40,8 +40,8 @@ class Point:
 
     @property
     def policy(self) -> str:
-        """Name of the policy."""
-        return self.spec.policy.name
+        """What to call the policy: its label, or its name."""
+        return self.spec.policy.label or self.spec.policy.name
 
 
 def points(spec: ExperimentSpec) -> list[Point]:
@@ -132,6 +132,8 @@ def shown(value: object) -> str:
 
 def _text(value: object, full: bool) -> str:
     if isinstance(value, dict):
+        if isinstance(value.get("label"), str):
+            return str(value["label"])
         rest = {key: _text(item, full) for key, item in value.items()}
         # What a mapping chooses comes first, as in policy: {name: sjf, ...}.
         head = next(

@@ -1,0 +1,259 @@
+"""What `import schedlab as sl` offers, for notebooks and scripts: run, sweep, compare, find, load.
+
+Thin functions over the rooms of this package; what they return shows itself as a table.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedlab.experiments.analysis.policy_comparison import METRICS
+from schedlab.experiments.outcomes import Comparison, Findings, Results
+from schedlab.experiments.results.results_folder import replacing_folder
+from schedlab.experiments.results.saved_results import read_results
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.policies import Policy, registry
+from schedlab.sim.errors import SpecError
+
+if TYPE_CHECKING:
+    from schedlab.experiments.sweeps.workers import Workers
+
+Spec = str | Path | Mapping[str, Any] | ExperimentSpec
+"""An experiment: its file, the name of one that comes with schedlab, its data, or itself."""
+
+_SECTIONS = ("engine", "workload", "slo", "sweep")
+
+
+def spec(experiment: Spec, /, **overrides: Any) -> ExperimentSpec:  # noqa: ANN401 - YAML values
+    """Return a checked experiment.
+
+    Parameters
+    ----------
+    experiment : str, Path, mapping or ExperimentSpec
+        Its file, the name of one that comes with schedlab, or what a YAML would say. A policy in
+        it may be a class, or an object whose constructor's parameters are plain values.
+    **overrides
+        Keys to change: ``policy="fcfs"``, ``engine={"max_num_seqs": 64}``, which leaves the other
+        keys of the section as they are, or ``**{"workload.request_rate": 4}``.
+
+    Raises
+    ------
+    SpecError
+        If anything is wrong; the message names the key and the nearest valid choice.
+    """
+    changes: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if key in _SECTIONS and isinstance(value, Mapping):
+            changes |= {f"{key}.{inner}": _plain(item) for inner, item in value.items()}
+        else:
+            changes[key] = _plain(value)
+    if isinstance(experiment, ExperimentSpec):
+        experiment = experiment.to_data()
+    if isinstance(experiment, Mapping):
+        return make_spec(_plain(experiment), changes)
+    return load_spec(experiment, changes)
+
+
+def run(
+    experiment: Spec,
+    /,
+    *,
+    folder: str | Path | None = None,
+    jobs: int = 1,
+    **overrides: Any,  # noqa: ANN401 - YAML values
+) -> Results:
+    """Run an experiment: all points of its sweep, with all replications.
+
+    Parameters
+    ----------
+    experiment, **overrides
+        As for `spec`.
+    folder : path, optional
+        Where results are kept; what an earlier run wrote there is replaced. A temporary folder
+        that is gone when Python ends if absent.
+    jobs : int
+        Processes. Policies that are defined in a notebook run in this one.
+
+    Returns
+    -------
+    Results
+        A table of settings, every run behind it, figures.
+
+    Examples
+    --------
+    >>> small = {"trace": "fixed", "num_requests": 20, "request_rate": 4}
+    >>> results = run({"workload": small}, policy="sjf", **{"policy.predictor": "oracle"})
+    >>> results.rows[0].mean("completed")
+    20.0
+    """
+    from schedlab.experiments.sweeps.sweep_all import run_into
+
+    asked = spec(experiment, **overrides)
+    with _workers(asked, jobs) as workers:
+        if folder is None:
+            scratch = Path(tempfile.mkdtemp(dir=_scratch().name))
+            return Results(run_into(asked, scratch, workers))
+        with replacing_folder(Path(folder)) as new:
+            run_into(asked, new, workers)
+    return load(folder)
+
+
+def sweep(
+    experiment: Spec,
+    /,
+    *,
+    folder: str | Path,
+    jobs: int = 1,
+    **overrides: Any,  # noqa: ANN401 - YAML values
+) -> Results:
+    """Run what is not in a folder yet, and return all of it.
+
+    Parameters
+    ----------
+    experiment, **overrides
+        As for `spec`.
+    folder : path
+        Where points are kept under a hash of all that can change them.
+    jobs : int
+        Processes.
+
+    Raises
+    ------
+    SchedlabError
+        If points fail; the others are kept.
+    """
+    from schedlab.experiments.sweeps.runs import check
+    from schedlab.experiments.sweeps.store import Store
+    from schedlab.experiments.sweeps.sweep_all import sweep_all
+
+    asked = spec(experiment, **overrides)
+    if _is_interactive(asked):
+        raise SpecError(
+            "sweep() keeps results by the source of a policy, which one that is defined in a "
+            "notebook has not: put it into a module of its own, or use run()"
+        )
+    with _workers(asked, jobs) as workers:
+        check(sweep_all(asked, Store(Path(folder)), workers).failures)
+    return load(folder)
+
+
+def find(
+    experiment: Spec,
+    /,
+    *,
+    folder: str | Path | None = None,
+    jobs: int = 1,
+    **overrides: Any,  # noqa: ANN401 - YAML values
+) -> Findings:
+    """Find the largest value within bars, e.g. the highest request rate that holds an SLO.
+
+    Parameters
+    ----------
+    experiment, **overrides
+        As for `spec`; it needs ``find``, such as ``find="max workload.request_rate subject to
+        p99_ttft_ms <= 1000"``.
+    folder : path, optional
+        Where runs are kept.
+    jobs : int
+        Processes.
+    """
+    from schedlab.experiments.search.find import find as search
+    from schedlab.experiments.search.find import verdicts
+    from schedlab.experiments.search.search_report import find_lines
+    from schedlab.experiments.sweeps.runs import Runs
+    from schedlab.experiments.sweeps.store import Store
+
+    asked = spec(experiment, **overrides)
+    with tempfile.TemporaryDirectory() as scratch, _workers(asked, jobs) as workers:
+        runs = Runs(Store(Path(scratch if folder is None else folder)), workers)
+        found = search(asked, runs)
+        assert asked.find is not None
+        lines = [*find_lines(asked, found), *verdicts(asked.find, found)]
+    return Findings(asked.find.maximize, found, lines)
+
+
+def compare(
+    results: Results | str | Path,
+    metrics: Sequence[str] = METRICS,
+    *,
+    against: str | None = None,
+    key: str = "policy",
+) -> Comparison:
+    """Say which policy beats which, by how much and how surely, over the seeds they share.
+
+    Parameters
+    ----------
+    results : Results or path
+        Of a sweep over policies with replications.
+    metrics : sequence of str
+        What to compare.
+    against : str, optional
+        Hold the others against this one; the first by default.
+    key : str
+        The swept key whose values are compared.
+    """
+    results = results if isinstance(results, Results) else load(results)
+    return results.compare(*metrics, against=against, key=key)
+
+
+def load(folder: str | Path) -> Results:
+    """Return what `run`, `sweep` or the commands of these names wrote into a folder."""
+    return Results(read_results(Path(folder)))
+
+
+@cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """Return the folder of this process for what nobody keeps."""
+    return tempfile.TemporaryDirectory(prefix="schedlab-")
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 - what YAML holds
+    """Return data with policies that are classes or objects written as YAML would name them."""
+    if isinstance(value, Mapping):
+        data = {key: _plain(item) for key, item in value.items()}
+        chosen = data.get("name")  # {"name": MyPolicy, "knob": 1}
+        return chosen | data | {"name": chosen["name"]} if isinstance(chosen, dict) else data
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Policy):
+        return _named(type(value)) | _plain(value.get_params())
+    if isinstance(value, type) and issubclass(value, Policy):
+        return _named(value)
+    return value
+
+
+def _named(cls: type[Policy]) -> dict[str, Any]:
+    for name in registry.names():
+        if registry.policy_class(name) is cls:
+            return {"name": name}
+    if "." in cls.__qualname__:
+        raise SpecError(
+            f"policy {cls.__qualname__}: a class inside a function or a class cannot be found by "
+            "name; define it at the top of a module or notebook"
+        )
+    return {"name": f"{cls.__module__}:{cls.__name__}", "label": cls.__name__}
+
+
+def _is_interactive(asked: ExperimentSpec) -> bool:
+    """Say whether a policy is defined in the session itself, where no other process finds it."""
+    data = asked.to_data()
+    policies = [data["policy"], *data.get("sweep", {}).get("policy", ())]
+    names = [one["name"] if isinstance(one, Mapping) else str(one) for one in policies]
+    return any(name.startswith("__main__:") for name in names)
+
+
+@contextmanager
+def _workers(asked: ExperimentSpec, jobs: int) -> Iterator[Workers]:
+    from schedlab.experiments.sweeps.workers import InProcess, Processes
+
+    alone = jobs == 1 or _is_interactive(asked)
+    with InProcess(raising=True) if alone else Processes(jobs) as workers:
+        yield workers

@@ -1,0 +1,120 @@
+"""Figures of results as methods: ``results.plot.latency_against_rate()``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from schedlab.experiments.figures import plots
+from schedlab.experiments.figures.figures import shown_load
+from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
+from schedlab.experiments.figures.style import show_in_notebooks
+from schedlab.experiments.results.saved_results import SavedResults
+from schedlab.experiments.results.tables import Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from schedlab.sim.result import RunResult
+
+
+class Plots:
+    """Figures of some results, each a matplotlib figure.
+
+    Parameters
+    ----------
+    results : SavedResults
+        What to draw. Figures that set settings side by side are of the highest request rate that
+        not every setting is saturated at, unless `rate` names another.
+    """
+
+    def __init__(self, results: SavedResults) -> None:
+        self._results = results
+        show_in_notebooks()
+
+    def throughput_against_p99(
+        self, metrics: tuple[str, str] = ("ttft", "tpot"), highlight: Sequence[str] | None = None
+    ) -> Figure:
+        """Draw P99 latencies over achieved throughput."""
+        return plots.throughput_against_p99(self._rows, self._results.name, metrics, highlight)
+
+    def latency_against_rate(
+        self, metrics: tuple[str, str] = ("ttft", "tpot"), highlight: Sequence[str] | None = None
+    ) -> Figure:
+        """Draw P99 latencies over the request rate."""
+        return plots.latency_against_rate(self._rows, self._results.name, metrics, highlight)
+
+    def attainment_against_rate(
+        self,
+        metric: str = "slo_attainment",
+        target: float = 0.9,
+        highlight: Sequence[str] | None = None,
+    ) -> Figure:
+        """Draw the share of requests within their targets over the request rate."""
+        return plots.attainment_against_rate(
+            self._rows, self._results.name, metric, target, highlight
+        )
+
+    def pareto(self, x: str = "output_throughput", y: str = "p99_ttft_ms") -> Figure:
+        """Draw all settings by two metrics, with those that no other beats."""
+        return plots.pareto(self._rows, self._results.name, x, y)
+
+    def heat_map(
+        self, metrics: Sequence[str] = DEFAULT_METRICS, rate: float | None = None
+    ) -> Figure:
+        """Draw the settings against metrics at one load."""
+        rows, title = self._at(rate)
+        return plots.heat_map(rows, title, metrics)
+
+    def latency_cdf(self, metric: str = "ttft", rate: float | None = None) -> Figure:
+        """Draw the distribution of a latency over requests (first replication) at one load."""
+        rows, title = self._at(rate)
+        return plots.latency_cdf(self._first(rows), title, metric)
+
+    def slowdown_against_length(self, rate: float | None = None) -> Figure:
+        """Draw latencies over those on a server of one's own, by output length, at one load."""
+        from schedlab.experiments.analysis.latencies import alone_s
+        from schedlab.experiments.specification.loading import load_spec
+
+        rows, title = self._at(rate)
+        alone = alone_s(load_spec(self._results.of(rows[0])[0].folder / "spec.yaml"))
+        return plots.slowdown_against_length(self._first(rows), alone, title)
+
+    def predictability(self) -> Figure:
+        """Draw how much the latency of one and the same request varies from run to run."""
+        runs = {row.label: [p.load() for p in self._results.of(row)] for row in self._rows}
+        return plots.predictability(runs, self._results.name)
+
+    def time_series(self, setting: str | None = None) -> Figure:
+        """Draw requests, memory and preemptions over the time of one run, by a setting's label."""
+        label, run = self._one(setting)
+        return plots.time_series(run, label)
+
+    def gantt(self, setting: str | None = None) -> Figure:
+        """Draw what happened to each of the first requests of one run, by a setting's label."""
+        label, run = self._one(setting)
+        return plots.gantt(run, label)
+
+    def batching(self) -> Figure:
+        """Draw who sat in which seat of the batch, a panel a setting."""
+        return plots.batching(self._first(self._rows), self._results.name)
+
+    @property
+    def _rows(self) -> list[Row]:
+        return self._results.rows
+
+    def _at(self, rate: float | None) -> tuple[list[Row], str]:
+        rows, load = shown_load(self._rows, rate)
+        return rows, f"{self._results.name} {load}".rstrip()
+
+    def _first(self, rows: Sequence[Row]) -> dict[str, RunResult]:
+        return {plots.curve_name(row): self._results.of(row)[0].load() for row in rows}
+
+    def _one(self, setting: str | None) -> tuple[str, RunResult]:
+        from schedlab.sim.errors import SpecError, nearest
+
+        labels = {point.label: point for point in reversed(self._results.runs)}
+        if setting is not None and setting not in labels:
+            raise SpecError(f"no setting is called {setting!r} here; {nearest(setting, labels)}")
+        point = self._results.runs[0] if setting is None else labels[setting]
+        return point.label, point.load()

@@ -1,0 +1,244 @@
+"""What the functions of `schedlab.experiments.facade` return: tables that show themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedlab.experiments.analysis.policy_comparison import METRICS, PolicyChange, compare_policies
+from schedlab.experiments.figures.accessor import Plots
+from schedlab.experiments.results.saved_results import SavedResults
+from schedlab.experiments.results.tables import Row, notes, result_table
+from schedlab.experiments.results.text_table import html_table, text_table
+from schedlab.sim.errors import SchedlabError, SpecError
+
+if TYPE_CHECKING:
+    from schedlab.experiments.search.find import Found
+    from schedlab.sim.result import RunResult
+
+DataFrame = Any
+"""A pandas.DataFrame; pandas need not be installed."""
+
+
+class _Shown:
+    """Something that shows itself as a table: in a terminal as text, in a notebook as HTML."""
+
+    def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]], int, list[str]]:
+        """Return title, header, rows, number of key columns, and lines below."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        title, header, rows, num_keys, lines = self._table()
+        return "\n".join([text_table(title, header, rows, 120, num_keys), "", *lines]).rstrip()
+
+    def _repr_html_(self) -> str:
+        title, header, rows, _, lines = self._table()
+        return html_table(title, header, rows, lines)
+
+
+@dataclass(repr=False)
+class Results(_Shown):
+    """Finished runs of an experiment.
+
+    Attributes
+    ----------
+    saved : SavedResults
+        What the folder holds.
+    """
+
+    saved: SavedResults
+
+    @property
+    def name(self) -> str:
+        """Of the experiment."""
+        return self.saved.name
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self.saved.folder
+
+    @property
+    def rows(self) -> list[Row]:
+        """One `Row` a setting: its label, settings, and metrics with intervals."""
+        return self.saved.rows
+
+    @cached_property
+    def runs(self) -> list[RunResult]:
+        """Every run with its requests and steps, replications of a setting side by side."""
+        return [point.load() for point in self.saved.runs]
+
+    @property
+    def run(self) -> RunResult:
+        """The first run."""
+        return self.saved.runs[0].load() if "runs" not in self.__dict__ else self.runs[0]
+
+    def first_runs(self) -> dict[str, RunResult]:
+        """Return the first replication of every setting, by its label."""
+        return {row.label: self.saved.of(row)[0].load() for row in self.rows}
+
+    @property
+    def plot(self) -> Plots:
+        """Figures: ``results.plot.latency_against_rate()``."""
+        return Plots(self.saved)
+
+    def compare(self, *metrics: str, against: str | None = None, key: str = "policy") -> Comparison:
+        """Return verdicts; see `compare`."""
+        return Comparison(compare_policies(self.saved.runs, metrics or METRICS, against, key))
+
+    def report(self, file: str | Path | None = None) -> Path:
+        """Write one HTML page, and return where."""
+        from schedlab.experiments.report.page import write_page
+
+        return write_page(self.folder, None if file is None else Path(file))
+
+    def to_frame(self, of: str = "settings") -> DataFrame:
+        """Return a pandas DataFrame.
+
+        Parameters
+        ----------
+        of : {"settings", "runs", "requests", "steps"}
+            What a row is: a setting, with ``<metric>_ci95`` beside each metric where there are
+            replications; a run; or a request or a step of a run. The rows of runs begin with their
+            settings, ``replication`` and ``seed``.
+
+        Raises
+        ------
+        SchedlabError
+            If pandas is not installed.
+        """
+        pandas = _pandas()
+        if of == "settings":
+            return pandas.DataFrame([_of_setting(row) for row in self.rows])
+        if of not in ("runs", "requests", "steps"):
+            raise SpecError(f"to_frame({of!r}): choose from settings, runs, requests, steps")
+        keys = [
+            {"policy": point.policy, **_numbers(point.settings), "replication": point.replication}
+            for point in self.saved.runs
+        ]
+        if of == "runs":
+            return pandas.DataFrame(
+                [{**key, **point.metrics} for key, point in zip(keys, self.saved.runs, strict=True)]
+            )
+        frames = []
+        for key, run in zip(keys, self.runs, strict=True):
+            frame = pandas.DataFrame(dict(run.requests if of == "requests" else run.log.steps()))
+            for i, (name, value) in enumerate(key.items()):
+                frame.insert(i, name, value)
+            frames.append(frame)
+        return pandas.concat(frames, ignore_index=True)
+
+    def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]], int, list[str]]:
+        table = result_table(self.rows)
+        lines = [table.note] if table.note else []
+        told = notes(self.saved.cost_models, self.saved.warnings, self.saved.predictors)
+        return self.name, table.header, table.rows, table.num_keys, lines + told
+
+
+@dataclass(repr=False)
+class Comparison(_Shown):
+    """Verdicts on policies.
+
+    Attributes
+    ----------
+    changes : list of PolicyChange
+        By metric, then setting, then policy.
+    """
+
+    changes: list[PolicyChange]
+
+    def __iter__(self) -> Iterator[PolicyChange]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas DataFrame, a row a verdict."""
+        return _pandas().DataFrame(
+            [
+                {
+                    "setting": one.setting, "metric": one.metric, "of": one.of,
+                    "against": one.against, "mean": one.means[0], "mean_against": one.means[1],
+                    **one.change._asdict(), "verdict": one.verdict,
+                }
+                for one in self.changes
+            ]
+        )  # fmt: skip
+
+    def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]], int, list[str]]:
+        rows = [(one.setting or "-", one.verdict) for one in self.changes]
+        return "", ("setting", "verdict"), rows, 1, []
+
+
+@dataclass(repr=False)
+class Findings(_Shown):
+    """Answers of a search, one a setting.
+
+    Attributes
+    ----------
+    maximized : str
+        The key that was searched.
+    found : list of Found
+        Answers with all that was tried.
+    lines : list of str
+        What was asked, how surely, and what is odd.
+    """
+
+    maximized: str
+    found: list[Found]
+    lines: list[str]
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas DataFrame, a row a setting and seed."""
+        return _pandas().DataFrame(
+            [
+                {
+                    "setting": one.label, "replication": i, "bound": one.bound or None,
+                    self.maximized: bracket.value, "breaks_at": bracket.above,
+                }
+                for one in self.found
+                for i, bracket in enumerate(one.brackets)
+            ]
+        )  # fmt: skip
+
+    def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]], int, list[str]]:
+        from schedlab.experiments.search.search_report import find_rows
+
+        header = ("setting", self.maximized, "holds at", "breaks at")
+        return "", header, find_rows(self.found), 1, self.lines
+
+
+def _of_setting(row: Row) -> dict[str, Any]:
+    of: dict[str, Any] = {"label": row.label, "policy": row.policy, **_numbers(row.settings)}
+    several = row.num_replications > 1
+    for name, (mean, half_width) in row.metrics.items():
+        of[name] = mean
+        if several:
+            of[f"{name}_ci95"] = half_width
+    return of
+
+
+def _numbers(settings: Mapping[str, str]) -> dict[str, float | str]:
+    """Return settings with what is a number as one, to plot and sort by."""
+
+    def value(text: str) -> float | str:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+    return {key: value(text) for key, text in settings.items()}
+
+
+def _pandas() -> Any:  # noqa: ANN401 - a module that may be absent
+    try:
+        import pandas
+    except ImportError:
+        raise SchedlabError(
+            "to_frame() needs pandas, which is not installed: pip install pandas"
+        ) from None
+    return pandas

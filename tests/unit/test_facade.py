@@ -1,0 +1,188 @@
+"""`import schedlab as sl`: what a notebook needs, in a line each."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import schedlab as sl
+from schedlab.policies import ContinuousBatching
+from schedlab.policies.static import Static
+from schedlab.sim.errors import SchedlabError, SpecError
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKLOAD = {"trace": "azure-conv", "num_requests": 25}
+SWEPT = {
+    "name": "two policies",
+    "workload": WORKLOAD,
+    "slo": {"ttft_ms": 1000},
+    "replications": 2,
+    "sweep": {"policy": ["fcfs", "static"], "workload.request_rate": [2, 6]},
+}
+
+
+class LongestFirst(ContinuousBatching):
+    """Serve the longest prompt first."""
+
+    def __init__(self, weight=1.0):
+        self.weight = weight
+
+    def key(self, state, now_ns):
+        return -self.weight * state.request.prompt_tokens
+
+
+@pytest.fixture(scope="module")
+def swept():
+    return sl.run(SWEPT)
+
+
+def test_import_of_schedlab_is_light():
+    code = (
+        "import sys, schedlab as sl\n"
+        "heavy = ('numpy', 'pydantic', 'yaml', 'matplotlib', 'pandas', 'typer')\n"
+        "assert not [m for m in heavy if m in sys.modules], 'import'\n"
+        "assert callable(sl.run) and 'sweep' in dir(sl)\n"
+        "assert 'matplotlib' not in sys.modules, 'use'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "label"),
+    [
+        (LongestFirst, "LongestFirst"),
+        (LongestFirst(weight=2.0), "LongestFirst"),
+        ({"name": LongestFirst, "weight": 2.0}, "LongestFirst"),
+        ({"name": LongestFirst, "label": "longest"}, "longest"),
+        (Static, "static"),
+        (Static(max_batch_size=4), "static"),
+        ("fcfs", "fcfs"),
+    ],
+)
+def test_run_takes_a_policy_by_name_class_or_object(policy, label):
+    results = sl.run({"workload": WORKLOAD}, policy=policy, workload={"request_rate": 4})
+    assert results.rows[0].policy == label
+    assert results.run.metrics()["completed"] == 25
+
+
+def test_run_of_an_object_has_its_parameters():
+    spec = sl.spec(
+        {"workload": WORKLOAD}, policy=Static(max_batch_size=4), workload={"request_rate": 1}
+    )
+    assert spec.policy.knobs["max_batch_size"] == 4
+
+
+def test_run_sweeps_classes_beside_names():
+    results = sl.run(SWEPT, sweep={"policy": [LongestFirst, "fcfs"], "workload.request_rate": [3]})
+    assert [row.policy for row in results.rows] == ["LongestFirst", "fcfs"]
+
+
+def test_run_refuses_a_class_that_no_name_finds():
+    class Hidden(LongestFirst):
+        pass
+
+    with pytest.raises(SpecError, match="define it at the top"):
+        sl.run({"workload": WORKLOAD}, policy=Hidden)
+
+
+def test_spec_overrides_merge_into_sections_and_take_dotted_keys():
+    spec = sl.spec("quickstart", engine={"max_num_seqs": 8}, **{"workload.num_requests": 7})
+    assert (spec.engine.max_num_seqs, spec.engine.max_num_batched_tokens) == (8, 2048)
+    assert spec.workload.num_requests == 7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [({"enigne": {}}, "did you mean engine"), ({"policy": "fcsf"}, "did you mean fcfs")],
+)
+def test_spec_of_a_wrong_override_names_the_nearest_choice(overrides, message):
+    with pytest.raises(SpecError, match=message):
+        sl.spec("quickstart", **overrides)
+
+
+def test_results_show_themselves_as_text_and_as_html(swept):
+    assert "two policies" in repr(swept)
+    assert "TTFT ms" in repr(swept)
+    assert "UNCALIBRATED" in repr(swept)
+    html = swept._repr_html_()
+    assert html.count("<tr>") == 5
+    assert "TTFT ms<br>P99" in html
+
+
+def test_results_as_frames(swept):
+    pytest.importorskip("pandas")
+    frame = swept.to_frame()
+    assert frame["workload.request_rate"].tolist() == [2.0, 6.0, 2.0, 6.0]
+    assert frame["p99_ttft_ms_ci95"].notna().all()
+    assert len(swept.to_frame("runs")) == 8
+    requests = swept.to_frame("requests")
+    assert len(requests) == 8 * 25
+    assert requests.groupby("policy")["id"].count().to_dict() == {"fcfs": 100, "static": 100}
+    assert swept.to_frame("steps")["end_ns"].max() > 1e9
+    with pytest.raises(SpecError, match="choose from settings"):
+        swept.to_frame("request")
+
+
+def test_frames_without_pandas_say_what_to_install(swept, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(SchedlabError, match="pip install pandas"):
+        swept.to_frame()
+
+
+def test_load_gives_what_run_kept(tmp_path):
+    kept = sl.run(SWEPT, folder=tmp_path / "out")
+    assert repr(sl.load(tmp_path / "out")) == repr(kept)
+    assert kept.report().name == "report.html"
+
+
+def test_sweep_goes_on_where_it_was(tmp_path):
+    first = sl.sweep(SWEPT, folder=tmp_path, workload={"num_requests": 10})
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    again = sl.sweep(SWEPT, folder=tmp_path, workload={"num_requests": 10})
+    assert repr(first) == repr(again)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
+
+
+def test_find_and_compare_return_tables(swept):
+    found = sl.find(
+        {"workload": {**WORKLOAD, "request_rate": 1}},
+        find="max workload.request_rate between 1 and 4 subject to p99_ttft_ms <= 10000",
+    )
+    assert "workload.request_rate" in repr(found)
+    changes = sl.compare(swept, ["mean_ttft_ms"])
+    assert [one.metric for one in changes] == ["mean_ttft_ms"] * 2
+    assert "<table>" in changes._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("figure", "arguments"),
+    [("latency_against_rate", {}), ("heat_map", {"rate": 2}), ("latency_cdf", {}), ("gantt", {})],
+)
+def test_plot_returns_figures(swept, figure, arguments):
+    assert type(getattr(swept.plot, figure)(**arguments)).__name__ == "Figure"
+
+
+def test_plot_of_a_rate_that_was_not_run_says_which_were(swept):
+    with pytest.raises(SchedlabError, match="choose from 2, 6"):
+        swept.plot.heat_map(rate=3)
+
+
+def test_policy_in_a_script_runs_but_is_not_swept_into_a_folder(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import schedlab as sl\n"
+        "from schedlab.policies import ContinuousBatching\n\n"
+        "class Mine(ContinuousBatching):\n"
+        "    def key(self, state, now_ns):\n"
+        "        return -state.request.prompt_tokens\n\n"
+        f"small = dict(workload={WORKLOAD | {'request_rate': 4}!r})\n"
+        "print(sl.run(small, policy=Mine, jobs=2).rows[0].label)\n"
+        "try:\n    sl.sweep(small, policy=Mine, folder='out')\n"
+        "except Exception as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )  # fmt: skip
+    assert "put it into a module" in done.stdout
