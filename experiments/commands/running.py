@@ -88,8 +88,10 @@ def local_workers(jobs: int, specs: Iterable[ExperimentSpec]) -> Workers:
 
 def check_backend(spec: ExperimentSpec, jobs: int, ray: str | None) -> None:
     """Refuse to measure several points at the same time."""
-    if spec.backend == "real" and (jobs > 1 or ray is not None):
-        raise SpecError("backend: real measures this machine: one point at a time (-j 1)")
+    if spec.backend != "sim" and (jobs > 1 or ray is not None):
+        raise SpecError(
+            f"backend: {spec.backend} measures this machine: one point at a time (-j 1)"
+        )
 
 
 @contextmanager

@@ -90,9 +90,9 @@ def compare(
 ) -> list[PointComparison]:
     """Run every point of an experiment on both backends.
 
-    On the real one it runs `real.repeats` times by the clock of the experiment. With `check` it
-    runs once more by the modelled clock, which shows whether both decide alike when steps take the
-    same time.
+    On the real one, or in vLLM if the experiment says ``backend: vllm``, it runs `real.repeats`
+    times by the clock of the experiment. With `check` it runs once more by the modelled clock,
+    which shows whether both decide alike when steps take the same time.
 
     Parameters
     ----------
@@ -150,7 +150,9 @@ def compare(
             f"checking decisions of {point.label}" if turn.is_check
             else f"measuring {point.label} ({turn.repeat + 1}/{spec.real.repeats})"
         )  # fmt: skip
-        wanted = _on(point.spec, "real", **({"clock": "modelled"} if turn.is_check else {}))
+        wanted = _on(
+            point.spec, measured_backend(spec), **({"clock": "modelled"} if turn.is_check else {})
+        )
         found = kept.find(wanted, turn.repeat) if kept is not None else None
         begun_s = time.monotonic()
         if found is None:
@@ -239,6 +241,11 @@ def _on(spec: ExperimentSpec, backend: str, **real: Any) -> ExperimentSpec:  # n
     return spec.model_copy(
         update={"backend": backend, "real": spec.real.model_copy(update=real), "replications": 1}
     )
+
+
+def measured_backend(spec: ExperimentSpec) -> str:
+    """Return the backend that an experiment is measured on: vLLM if it says so, else ours."""
+    return "vllm" if spec.backend == "vllm" else "real"
 
 
 def _policy(point: Point) -> str:

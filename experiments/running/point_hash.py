@@ -54,7 +54,7 @@ def point_hash(spec: ExperimentSpec) -> str:
     """
     parts = {
         "spec": spec_hash(spec),
-        "code": code_version(with_gpu_backend=spec.backend == "real"),
+        "code": code_version(with_gpu_backend=spec.backend != "sim"),
         "versions": versions(),
         "own_modules": _own_modules(spec),
     }
@@ -68,7 +68,7 @@ def code_version(with_gpu_backend: bool = False) -> str:
     Parameters
     ----------
     with_gpu_backend : bool
-        Whether the real backend is part of it.
+        Whether what runs on a device is part of it.
 
     Returns
     -------

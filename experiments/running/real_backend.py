@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schedlab.experiments.running.backend import Served, Task, serve_on_engines
 from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.specification.experiment import Real
 from schedlab.sim.config import EngineConfig
@@ -36,6 +37,10 @@ class RealBackend:
         """Return the device's; several engines are refused before."""
         assert len(pricings) == 1
         return [self._executor]
+
+    def serve(self, task: Task) -> Served:
+        """Run a workload to its end."""
+        return serve_on_engines(self, task)
 
     def drive(
         self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedlab.experiments.running.backend import Backend, open_backend
+from schedlab.experiments.running.backend import Backend, Task, open_backend
 from schedlab.experiments.running.fence import fenced
 from schedlab.experiments.running.fleet import Kind, engine_facts, resolve_fleet
 from schedlab.experiments.running.prediction import Predictions, predictions
@@ -17,10 +18,9 @@ from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.running.trial import try_policy
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.experiment import ExperimentSpec
-from schedlab.policies import Policy, registry
-from schedlab.sim.core.engine import Engine
+from schedlab.policies import registry
 from schedlab.sim.core.executor import SimExecutor
-from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
+from schedlab.sim.core.plan_log import RecordedStep
 from schedlab.sim.cost.limits import check_limits
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.errors import SpecError
@@ -36,11 +36,13 @@ from schedlab.sim.record.columns import (
     whole_numbers,
     with_columns,
 )
-from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.result import RunResult
 from schedlab.traces.trace import Text, Trace
 from schedlab.traces.workload import workload
+
+if TYPE_CHECKING:
+    from schedlab.experiments.running.backend import Log
 
 Progress = Callable[[int, int], None]
 """Called with the number of requests finished and the number in all."""
@@ -101,26 +103,12 @@ def _run(
     prediction = predictions(spec, trace)
     arrivals = partial(_arrivals, kinds, trace, prediction)
     backend = open_backend(spec, point, pricing) if opened is None else opened(pricing)
-    pricings = [kind.pricing for kind in kinds for _ in range(kind.num_engines)]
-    executors = backend.executors(pricings)
-    if record is not None:
-        if len(executors) > 1:
-            raise SpecError(f"{_several(spec)}: steps can be recorded of one engine only")
-        executors = [recorder := RecordingExecutor(*executors)]
-        recorder.steps = record
-    engines: list[Engine] = []
     for kind in kinds:
-        chosen = kind.point.spec.policy
-        make_policy = partial(registry.make, chosen.name, **chosen.knobs)
         if _is_to_be_tried(kind.point.spec):
-            _try(kind.point, make_policy, arrivals)
-        mine = executors[len(engines) : len(engines) + kind.num_engines]
-        engines += [Engine(kind.point.config, make_policy(), each) for each in mine]
-    if progress is not None:
-        report = _reporter(progress, engines, len(trace))
-        for engine in engines:
-            engine.observer = report
-    log = backend.drive(engines, arrivals(), spec.workload.max_concurrency)
+            _try(kind.point, arrivals)
+    tell = None if progress is None else _reporter(progress, len(trace))
+    served = backend.serve(Task(spec, kinds, arrivals(), tell, record))
+    log = served.log
     described = backend.describe()
     if described is None:
         _check_limits(kinds, log)
@@ -139,7 +127,7 @@ def _run(
         log=log,
         window=window,
         kv_capacity_tokens=point.config.num_blocks * point.config.block_size,
-        num_engines=len(engines),
+        num_engines=sum(kind.num_engines for kind in kinds),
         engines=() if spec.cluster is None else engine_facts(kinds),
         reject_reasons=log.reject_reasons,
         provenance={
@@ -147,16 +135,12 @@ def _run(
             "real": described,
             "workload": trace.report.lines(),
             "prediction": None if prediction is None else prediction.provenance,
-            "num_plans": sum(engine.num_plans for engine in engines),
+            "num_plans": served.num_plans,
             "num_steps": log.num_steps,
             "extrapolated_steps": sum(kind.pricing.extrapolated_steps for kind in kinds),
             "extrapolated_by_feature": _by_feature(kinds),
         },
     )
-
-
-def _several(spec: ExperimentSpec) -> str:
-    return "engine.data_parallel_size" if spec.cluster is None else "cluster"
 
 
 def _by_feature(kinds: Sequence[Kind]) -> dict[str, int]:
@@ -213,13 +197,11 @@ def _is_to_be_tried(spec: ExperimentSpec) -> bool:
     return ":" in spec.policy.name and may_skip and engine.trial_requests > 0
 
 
-def _try(
-    point: Resolved, make_policy: Callable[[], Policy], arrivals: Callable[[], Iterable[Arrival]]
-) -> None:
+def _try(point: Resolved, arrivals: Callable[[], Iterable[Arrival]]) -> None:
     spec = point.spec
     try_policy(
         spec.policy.name,
-        make_policy,
+        partial(registry.make, spec.policy.name, **spec.policy.knobs),
         lambda: SimExecutor(Pricing(point.cost_model, point.overhead)),
         point.config,
         arrivals,
@@ -228,7 +210,7 @@ def _try(
     )
 
 
-def _check_limits(kinds: Sequence[Kind], log: RunLog | ClusterLog) -> None:
+def _check_limits(kinds: Sequence[Kind], log: Log) -> None:
     """Refuse a profile that is faster than its device; a nominal CPU has no datasheet."""
     first = 0
     for kind in kinds:
@@ -243,14 +225,11 @@ def _check_limits(kinds: Sequence[Kind], log: RunLog | ClusterLog) -> None:
                 check_limits(steps, point.deployment, str(chosen.profile or chosen.name))
 
 
-def _reporter(
-    progress: Progress, engines: Sequence[Engine], num_requests: int
-) -> Callable[[Engine], None]:
+def _reporter(progress: Progress, num_requests: int) -> Callable[[int], None]:
     shown = 0
 
-    def report(_: Engine) -> None:
+    def report(done: int) -> None:
         nonlocal shown
-        done = sum(e.requests.num_finished + e.requests.num_rejected for e in engines)
         if done - shown >= 200 or done == num_requests:
             shown = done
             progress(done, num_requests)

@@ -45,6 +45,12 @@ class Real(Section):
     )
     temperature: NonNegative = Field(default=0.0, description="Of sampling; 0 is greedy.")
     cuda_graphs: bool = Field(default=True, description="Replay CUDA graphs of decode steps.")
+    attention_backend: str | None = Field(
+        default=None,
+        min_length=1,
+        description="vLLM's name of one, e.g. `TRITON_ATTN`, with `backend: vllm`; its own choice "
+        "if absent.",
+    )
     threads: Count = Field(
         default=1, description="Threads of the kernels on a CPU; a profile is of one number."
     )
@@ -95,7 +101,9 @@ class ExperimentSpec(Section):
         default_factory=lambda: CostModelSpec(name="roofline"),
         description="`roofline`, a profile folder, or a mapping.",
     )
-    backend: Literal["sim", "real"] = Field(default="sim", description="Simulated or real device.")
+    backend: Literal["sim", "real", "vllm"] = Field(
+        default="sim", description="A simulated device, a real one, or a real one behind vLLM."
+    )
     engine: EngineSpec = Field(default_factory=EngineSpec, description="The serving engine.")
     frontend: FrontendField | None = Field(
         default=None,

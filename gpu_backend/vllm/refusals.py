@@ -11,13 +11,13 @@ from schedlab.sim.errors import SpecError
 _ASK_FOR_TIMES = ("fair_batching", "fastserve", "hygen", "qoserve", "scorpio")
 
 
-def refuse_policy(policy: Policy, name: str) -> None:
+def refuse_policy(policy: Policy, name: str, has_cost_model: bool = False) -> None:
     """Raise SpecError if a policy asks for what vLLM does not have."""
     if isinstance(policy, Static):
         raise SpecError(
             f"policy {name!r} seals batches and keeps rows of finished requests; vLLM has neither"
         )
-    if name in _ASK_FOR_TIMES:
+    if name in _ASK_FOR_TIMES and not has_cost_model:
         raise SpecError(f"policy {name!r} asks how long steps take; vLLM has no cost model")
 
 

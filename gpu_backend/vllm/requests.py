@@ -13,6 +13,24 @@ from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.request import Request, RequestState, Slo, Status
 
 
+def seen_of_server(request: Any, request_id: int, arrival_ns: int) -> Request:  # noqa: ANN401
+    """Return what a policy sees of vLLM's request, with what it carries in `extra_args`."""
+    carried = dict((request.sampling_params.extra_args or {}).get("schedlab", {}))
+    slo = carried.get("slo")
+    return Request(
+        id=request_id,
+        arrival_ns=arrival_ns,
+        prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        slo=Slo(**slo) if slo else None,
+        application=carried.get("application"),
+        session=carried.get("session"),
+        tenant=carried.get("tenant"),
+        predicted_tokens=carried.get("predicted_tokens"),
+    )
+
+
 class Requests:
     """What a plan is drawn up from: in the place of an engine's `Population`.
 
@@ -56,7 +74,6 @@ class Requests:
         self._seated: list[RequestState] = []
         self._states: dict[str, RequestState] = {}
         self._vllm: dict[int, Any] = {}
-        self._next_id = 0
 
     # -- what plans ask ------------------------------------------------------------------------
 
@@ -98,30 +115,17 @@ class Requests:
 
     # -- in and out ----------------------------------------------------------------------------
 
-    def add(self, request: Any, arrival_ns: int, now_ns: int) -> RequestState:  # noqa: ANN401
-        """Learn of a request; it does not wait in the policy's queue yet."""
-        params = request.sampling_params
-        carried = dict((params.extra_args or {}).get("schedlab", {}))
-        slo = carried.get("slo")
-        state = RequestState(
-            Request(
-                id=self._next_id,
-                arrival_ns=arrival_ns,
-                prompt_tokens=request.num_prompt_tokens,
-                max_tokens=request.max_tokens,
-                priority=request.priority,
-                slo=Slo(**slo) if slo else None,
-                application=carried.get("application"),
-                session=carried.get("session"),
-                tenant=carried.get("tenant"),
-                predicted_tokens=carried.get("predicted_tokens"),
-            )
-        )
-        self._next_id += 1
+    def add(self, request: Any, seen: Request, now_ns: int) -> RequestState:  # noqa: ANN401
+        """Learn of a request, and what a policy sees of it; it does not wait in its queue yet."""
+        state = RequestState(seen)
         state.queued_ns = now_ns
         self._states[request.request_id] = state
         self._vllm[state.id] = request
         return state
+
+    def state_of(self, vllm_id: str) -> RequestState:
+        """Return the state of a request that was not forgotten."""
+        return self._states[vllm_id]
 
     def enqueue(self, state: RequestState, now_ns: int) -> None:
         """Let a request wait for its first admission."""

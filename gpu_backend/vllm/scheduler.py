@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +25,14 @@ from vllm.v1.request import RequestStatus
 from schedlab.gpu_backend.vllm import release
 from schedlab.gpu_backend.vllm.builder import VllmPlanBuilder
 from schedlab.gpu_backend.vllm.refusals import refuse_policy, refuse_server
-from schedlab.gpu_backend.vllm.requests import Requests
+from schedlab.gpu_backend.vllm.requests import Requests, seen_of_server
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import Request, RequestState, Status
 
 
 class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
@@ -49,14 +50,18 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         If the policy raises, or asks for the impossible. vLLM then ends, with its name.
     """
 
+    has_cost_model = False
+    """Whether policies may ask what a step would take."""
+
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - as vLLM's
         super().__init__(*arguments, **options)
         refuse_server(self)
-        self._policy = _make_policy(self.vllm_config.additional_config)
-        config = self._engine_config()
+        self._policy = _make_policy(self.vllm_config.additional_config, self.has_cost_model)
+        self._ids = count()
+        self.engine_config = config = self._engine_config()
         self._started_ns = time.monotonic_ns()
         self.plan_requests = Requests(self, config, self._policy, self._take_memory)
-        executor = SimpleNamespace(estimate_step_ns=self._refuse_to_estimate)
+        executor = SimpleNamespace(estimate_step_ns=self._estimate_step_ns)
         self._engine = SimpleNamespace(
             requests=self.plan_requests, config=config, now_ns=0, executor=executor
         )
@@ -72,6 +77,10 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
     def now_ns(self) -> int:
         """Return the policy's clock: nanoseconds since the server began."""
         return time.monotonic_ns() - self._started_ns
+
+    def seen(self, request: Any) -> Request:  # noqa: ANN401 - vLLM's
+        """Return what a policy sees of a request."""
+        return seen_of_server(request, next(self._ids), self.arrival_ns(request))
 
     def arrival_ns(self, request: Any) -> int:  # noqa: ANN401 - vLLM's
         """Return when the front end got a request, by that clock."""
@@ -97,7 +106,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         )
         return release.with_switches(config)
 
-    def _refuse_to_estimate(self, shape: BatchShape) -> int:
+    def _estimate_step_ns(self, shape: BatchShape) -> int:
         raise InfeasiblePlan("no cost model is known to vLLM, so steps cannot be estimated")
 
     # -- requests in and out -------------------------------------------------------------------
@@ -108,7 +117,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         super().add_request(request)
         if is_new:
             now_ns = self.now_ns()
-            state = self.plan_requests.add(request, self.arrival_ns(request), now_ns)
+            state = self.plan_requests.add(request, self.seen(request), now_ns)
             if self._policy.needs_prediction and state.request.predicted_tokens is None:
                 what = "needs extra_args['schedlab']['predicted_tokens'] of every request"
                 self._reject(request, f"policy {self._name} {what}")
@@ -120,6 +129,10 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
 
     def _reject(self, request: Any, reason: str) -> None:  # noqa: ANN401 - vLLM's
         request.stop_reason = reason
+        state = self.plan_requests.state_of(request.request_id)
+        if state in self.plan_requests.waiting:
+            self.plan_requests.waiting.remove(state, self.now_ns())
+        state.status = Status.REJECTED
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
         self._rejected.append(request)
 
@@ -202,7 +215,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         """Let the policy know who has finished, and that the last plan was executed."""
         policy, requests = self._policy, self.plan_requests
         finished = requests.look(now_ns)
-        gone = [s for s in requests.forget_the_gone(now_ns) if s.last_token_ns < 0]
+        left = requests.forget_the_gone(now_ns)
+        gone = [s for s in left if s.last_token_ns < 0 and s.status is not Status.REJECTED]
         for state in (*finished, *gone):
             state.last_token_ns = now_ns
             if policy.on_finish is not None:
@@ -260,7 +274,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         return outputs
 
 
-def _make_policy(additional_config: object) -> Any:  # noqa: ANN401 - a Policy
+def _make_policy(additional_config: object, has_cost_model: bool) -> Any:  # noqa: ANN401 - a Policy
     """Construct the policy that the server was given."""
     ours = additional_config.get("schedlab") if isinstance(additional_config, Mapping) else None
     spec = ours.get("policy") if isinstance(ours, Mapping) else None
@@ -273,5 +287,5 @@ def _make_policy(additional_config: object) -> Any:  # noqa: ANN401 - a Policy
         )
     knobs = dict(spec)
     policy = registry.make(knobs.pop("name"), **knobs)
-    refuse_policy(policy, str(spec["name"]))
+    refuse_policy(policy, str(spec["name"]), has_cost_model)
     return policy

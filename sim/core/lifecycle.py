@@ -72,16 +72,10 @@ class Lifecycle(Population):
         """Take a request in, or reject it with a reason if it can never run."""
         request, output_tokens, _ = arrival
         self.num_events += 1
-        total = request.prompt_tokens + min(output_tokens, request.max_tokens)
-        if total > self.config.max_model_len:
+        reason = too_long(request, output_tokens, self.config.max_model_len)
+        if reason is not None:
             self.num_arrived += 1
-            self._turn_away(
-                RequestState(request),
-                output_tokens,
-                f"prompt and output take {total} tokens, max_model_len is "
-                f"{self.config.max_model_len}",
-                now_ns,
-            )
+            self._turn_away(RequestState(request), output_tokens, reason, now_ns)
             return
         self._executor.add(request, output_tokens)
         state = RequestState(request)
@@ -352,3 +346,11 @@ class Lifecycle(Population):
     def _num_answer_tokens(self, request: Request) -> int:
         """Count the tokens that a request will generate: an oracle, for allocators that reserve."""
         return min(self._executor.output_tokens(request), request.max_tokens)
+
+
+def too_long(request: Request, output_tokens: int, max_model_len: int) -> str | None:
+    """Return why a request can never run, or None if it can."""
+    total = request.prompt_tokens + min(output_tokens, request.max_tokens)
+    if total <= max_model_len:
+        return None
+    return f"prompt and output take {total} tokens, max_model_len is {max_model_len}"

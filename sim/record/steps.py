@@ -70,7 +70,7 @@ class StepTable(Mapping[str, Int64]):
         Which of these steps the table has.
     """
 
-    _NAMES = (
+    _NAMES: tuple[str, ...] = (
         "start_ns", "end_ns", "num_decodes", "decode_context_sum_tokens", "num_prefills",
         "prefill_tokens", "padding_tokens", "num_running", "num_waiting", "kv_tokens",
         "kv_allocated_tokens", "kv_reserved_unused_tokens", "kv_fragmentation_tokens",

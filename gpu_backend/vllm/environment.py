@@ -1,0 +1,12 @@
+"""The environment that vLLM reads when it is imported."""
+
+from __future__ import annotations
+
+import os
+
+
+def prepare_environment() -> None:
+    """Tell vLLM, before it is imported, to stay in this process and to be quiet."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

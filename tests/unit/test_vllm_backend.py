@@ -1,0 +1,77 @@
+"""What of the backend `vllm` needs no vLLM."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from schedlab import core
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.models import model
+from schedlab.sim.request import Request
+from tests import laws
+
+if core.running() != "python":
+    pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
+
+from schedlab.gpu_backend.vllm.clock import ModelledStepClock, read_ns
+from schedlab.gpu_backend.vllm.model_folder import config_of, model_folder
+from schedlab.gpu_backend.vllm.prompts import prompt_ids
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here")
+def test_backend_without_vllm_says_how_to_get_it():
+    spec = make_spec(
+        {
+            "name": "x",
+            "backend": "vllm",
+            "model": "schedlab-small",
+            "hardware": "cpu",
+            "engine": {"dtype": "fp32", "num_gpu_blocks_override": 40},
+            "workload": {"trace": "azure-conv", "num_requests": 1, "request_rate": 1},
+        }
+    )
+    with pytest.raises(SpecError, match=r"vLLM, which is not installed: pip install 'schedlab\["):
+        run(spec)
+
+
+def test_prompts_share_the_blocks_that_have_equal_names_and_nothing_else():
+    one, other = (
+        prompt_ids(Request(i, 0, 70, 5, prefix_hash_ids=(7, i)), 1000, seed=0, block_size=32)
+        for i in (1, 2)
+    )
+    assert len(one) == len(other) == 70
+    assert one[:32] == other[:32]
+    assert np.not_equal(one[32:], other[32:]).mean() > 0.9
+    assert one == prompt_ids(Request(1, 0, 70, 5, prefix_hash_ids=(7, 1)), 1000, 0, 32)
+
+
+def test_model_of_the_table_gets_a_config_that_reads_back_to_it(tmp_path):
+    folder = model_folder("schedlab-small", tmp_path)
+    read, known = model(str(folder)), model("schedlab-small")
+    for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
+        assert getattr(read, name) == getattr(known, name)
+    assert read.num_parameters == known.num_parameters
+
+
+def test_model_known_by_its_dimensions_only_is_refused():
+    with pytest.raises(SpecError, match=r"give its config\.json"):
+        config_of(model("opt-13b"))
+
+
+def test_modelled_clock_starts_each_step_when_the_one_planned_before_it_ends():
+    pricing = Pricing(laws.LinearCost(base_ns=100, token_ns=0, context_ns=0))
+    clock = ModelledStepClock(pricing)
+    clock.start()
+    clock.idle_until(40)
+    shape = BatchShape(1, 5, 5)
+    first = clock.planned(read_ns(), shape)
+    second = clock.planned(read_ns(), shape)  # planned ahead
+    assert clock.now_ns == 40
+    assert clock.ended(first, read_ns())[:2] == (40, 140)
+    assert clock.ended(second, read_ns())[:2] == (140, 240)
+    assert clock.now_ns == 240
