@@ -12,7 +12,10 @@ from schedlab.experiments.commands.running import Keep, NumWorkers, local_worker
 from schedlab.experiments.commands.terminal import print_table
 from schedlab.sim.errors import SpecError
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+
+@app.command()
 def claims(
     spec_files: Annotated[
         list[Path] | None,

@@ -17,7 +17,10 @@ from schedlab.experiments.commands.experiment import (
 from schedlab.experiments.commands.terminal import steps_bar
 from schedlab.sim.errors import SpecError
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+
+@app.command()
 def compare(
     spec_file: SpecFile,
     overrides: Overrides = None,
@@ -69,6 +72,7 @@ def compare(
         typer.echo(f"results: {folder}")
 
 
+@app.command()
 def calibrate(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Profile folder, e.g. profiles/cpu/NAME.")

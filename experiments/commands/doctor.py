@@ -12,7 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+import typer
+
 from schedlab import core
+from schedlab.experiments.commands.terminal import print_table
 
 _REQUIRED = (
     "simpy", "numpy", "pyarrow", "scipy", "matplotlib", "pyyaml", "pydantic", "jinja2",
@@ -24,6 +27,8 @@ _OPTIONAL = {
     "tiktoken": "exact token counts of traces that hold only text (they are estimated without)",
     "transformers": "Hugging Face tokenizers for traces that hold only text",
 }
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @dataclass(frozen=True)
@@ -140,3 +145,25 @@ def _machine() -> ReportLine:
     except (AttributeError, ValueError, OSError):
         return ReportLine("machine", "ok", f"{detail}, memory unknown")
     return ReportLine("machine", "ok", f"{detail}, {memory / 2**30:.0f} GiB memory")
+
+
+@app.command()
+def doctor() -> None:
+    """Check packages, GPU, data folder and machine."""
+    findings = examine()
+    print_table(
+        "schedlab doctor",
+        ("", "state", ""),
+        [(finding.subject, finding.state, finding.detail) for finding in findings],
+    )
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    try:
+        typer.echo(f"schedlab {metadata.version('schedlab')}")
+    except metadata.PackageNotFoundError:
+        typer.echo("schedlab (not installed: run from a checkout)")

@@ -6,15 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-policy_app = typer.Typer(help="Prove policies.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Prove policies.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 
-@policy_app.callback()
+@app.callback()
 def _group() -> None:
     """Keep `check` a command of its own though it is the only one."""
 
 
-@policy_app.command("check")
+@app.command("check")
 def check_command(
     name: Annotated[str, typer.Argument(metavar="POLICY", help="A name, or module:Class.")],
     knobs: Annotated[

@@ -11,8 +11,11 @@ import typer
 from schedlab.experiments.commands.terminal import print_lines, print_table
 from schedlab.sim.text import json_text
 
-predictor_app = typer.Typer(
-    help="Train and test predictors of output length.", no_args_is_help=True, add_completion=False
+app = typer.Typer(
+    help="Train and test predictors of output length.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 Kind = Literal["listmle", "pointwise", "buckets", "random_forest", "knn"]
@@ -22,7 +25,7 @@ Tokenizer = Annotated[
 ]
 
 
-@predictor_app.command("train")
+@app.command("train")
 def train_command(
     data: Annotated[
         Path,
@@ -84,7 +87,7 @@ def train_command(
         typer.echo(f"model: {output}")
 
 
-@predictor_app.command("evaluate")
+@app.command("evaluate")
 def evaluate_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder.")],
     data: Annotated[
@@ -103,7 +106,7 @@ def evaluate_command(
         _print_report(report)
 
 
-@predictor_app.command("held-out")
+@app.command("held-out")
 def held_out_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder.")],
     data: Annotated[Path, typer.Argument(metavar="DATA", help="The file it was trained on.")],

@@ -13,17 +13,19 @@ from schedlab.sim.text import percent
 if TYPE_CHECKING:
     from schedlab.sim.cost.importers.imported import Imported
 
-profile_app = typer.Typer(
+app = typer.Typer(
     help="Import performance profiles of other projects, or learn kernels from them.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
 )
 import_app = typer.Typer(
     help="Turn a published profile into a cost model: cost_model: FOLDER.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
 )
-profile_app.add_typer(import_app, name="import")
+app.add_typer(import_app, name="import")
 
 Output = Annotated[
     Path, typer.Option("-o", "--output", help="Profile folder to write, e.g. profiles/NAME.")
@@ -155,7 +157,7 @@ def aiconfigurator_command(
     _save(imported, output)
 
 
-@profile_app.command("learn")
+@app.command("learn")
 def learn_command(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="File to write, for cost_model.kernels.")

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 REGRESSED = 1
 _MOST_ROWS = 60
 
-regress_app = typer.Typer(
+app = typer.Typer(
     help="Guard a fixed matrix of policies, workloads and seeds against regressions.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
 )
 
 Folder = Annotated[
@@ -38,7 +39,7 @@ Markdown = Annotated[
 _DEFAULT = Path("regression")
 
 
-@regress_app.command("check")
+@app.command("check")
 def check_command(
     baseline: Folder = _DEFAULT,
     junit: Junit = None,
@@ -79,7 +80,7 @@ def check_command(
         raise typer.Exit(REGRESSED)
 
 
-@regress_app.command("update")
+@app.command("update")
 def update_command(
     baseline: Folder = _DEFAULT,
     jobs: NumWorkers = 1,

@@ -1,4 +1,4 @@
-"""The commands that read results: compare-policies, by-class, batch-means."""
+"""The commands that read results: figures, a page, and what they say of policies and classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,35 @@ from schedlab.experiments.commands.experiment import AsJson, Metrics, known_metr
 from schedlab.experiments.commands.terminal import print_table
 from schedlab.sim.text import json_text
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+) -> None:
+    """Draw figures of a finished run into its folder."""
+    from schedlab.experiments.figures.figures import draw
+
+    for path in draw(folder):
+        typer.echo(path)
+
+
+@app.command("report")
+def report_page(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE.html", help="DIR/report.html if not given."),
+    ] = None,
+) -> None:
+    """Write one HTML page of a finished run or sweep, that needs no network."""
+    from schedlab.experiments.report.page import write_page
+
+    typer.echo(write_page(folder, output))
+
+
+@app.command("compare-policies")
 def compare_policies_command(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Results of a run or sweep with replications.")
@@ -48,6 +76,7 @@ def compare_policies_command(
     )
 
 
+@app.command("batch-means")
 def batch_means_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of one long run.")],
     num_batches: Annotated[int, typer.Option("--batches", help="Of successive arrivals.")] = 20,
@@ -70,6 +99,7 @@ def batch_means_command(
         typer.echo("warm-up is in it: cut it off with measure: {warm_up_s: ...}")
 
 
+@app.command("by-class")
 def by_class_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of a run or sweep.")],
     column: Annotated[

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from schedlab.experiments.commands.exit_codes import INTERRUPTED
 from schedlab.experiments.commands.terminal import Draw, bar, print_lines, print_table
 from schedlab.sim.errors import SpecError
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from schedlab.experiments.sweeps.runs import Runs
     from schedlab.experiments.sweeps.timing import TimeEstimate
     from schedlab.experiments.sweeps.workers import Workers
-
-INTERRUPTED = 130
 
 NumWorkers = Annotated[
     int, typer.Option("-j", "--jobs", min=1, help="Points run at the same time.")

@@ -1,4 +1,4 @@
-"""The commands that run many points: sweep, find, tune; and those that read their results."""
+"""The commands that run many points: sweep, find, tune."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from schedlab.experiments.commands.exit_codes import FAILED
 from schedlab.experiments.commands.experiment import (
     AsJson,
     Metrics,
@@ -17,11 +18,6 @@ from schedlab.experiments.commands.experiment import (
     known_metrics,
     load_experiment,
     results_folder,
-)
-from schedlab.experiments.commands.results import (
-    batch_means_command,
-    by_class_command,
-    compare_policies_command,
 )
 from schedlab.experiments.commands.running import (
     NumWorkers,
@@ -42,7 +38,7 @@ if TYPE_CHECKING:
     from schedlab.experiments.sweeps.runs import Runs
     from schedlab.experiments.sweeps.sweep_all import Shard, Swept
 
-FAILED = 1
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Output = Annotated[
     Path | None,
@@ -54,6 +50,7 @@ SearchOutput = Annotated[
 ]
 
 
+@app.command("sweep", cls=RayCommand)
 def sweep_command(
     spec_file: SpecFile,
     overrides: Overrides = None,
@@ -207,11 +204,5 @@ def _print_swept(spec: ExperimentSpec, swept: Swept, folder: Path, metrics: Sequ
     print_lines([*lines, f"results: {folder}"])
 
 
-def add_sweep_commands(app: typer.Typer) -> None:
-    """Add the commands of this module to an application."""
-    app.command("sweep", cls=RayCommand)(sweep_command)
-    app.command("find", cls=RayCommand)(_search_command("find", _find))
-    app.command("tune", cls=RayCommand)(_search_command("tune", _tune))
-    app.command("batch-means")(batch_means_command)
-    app.command("by-class")(by_class_command)
-    app.command("compare-policies")(compare_policies_command)
+app.command("find", cls=RayCommand)(_search_command("find", _find))
+app.command("tune", cls=RayCommand)(_search_command("tune", _tune))

@@ -15,12 +15,13 @@ from schedlab.sim.text import json_text
 if TYPE_CHECKING:
     from schedlab.traces import Trace
 
-trace_app = typer.Typer(
+app = typer.Typer(
     help="Fetch, look at, convert and draw request traces.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
 )
-trace_app.command("fetch")(fetch_command)
+app.command("fetch")(fetch_command)
 
 Format = Annotated[
     str,
@@ -44,7 +45,7 @@ Source = Annotated[
 Target = Annotated[Path, typer.Argument(metavar="OUT", help="Ends in .csv, .csv.gz or .parquet.")]
 
 
-@trace_app.command("describe")
+@app.command("describe")
 def describe_command(
     file: Source,
     format: Format = "auto",
@@ -67,7 +68,7 @@ def describe_command(
     _print_description(trace, as_json)
 
 
-@trace_app.command("convert")
+@app.command("convert")
 def convert_command(
     source: Source,
     out: Target,
@@ -92,7 +93,7 @@ def convert_command(
     typer.echo(f"wrote {len(trace):,} requests to {out}")
 
 
-@trace_app.command("synth")
+@app.command("synth")
 def synth_command(
     out: Target,
     preset: Annotated[str, typer.Option(help="See `trace presets`.")] = "azure-conv",
@@ -112,7 +113,7 @@ def synth_command(
     typer.echo(f"wrote {len(trace):,} requests to {out}")
 
 
-@trace_app.command("presets")
+@app.command("presets")
 def presets_command() -> None:
     """List the workloads that can be drawn without a file; `synth` prints their sources."""
     from schedlab import traces
@@ -128,7 +129,7 @@ def presets_command() -> None:
     )  # fmt: skip
 
 
-@trace_app.command("formats")
+@app.command("formats")
 def formats_command() -> None:
     """List the file formats that can be read."""
     from schedlab import traces

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from schedlab.experiments.comparing.load_tests import LoadTestValidation
     from schedlab.experiments.specification.experiment import ExperimentSpec
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+
+@app.command()
 def validate(
     spec_file: SpecFile,
     overrides: Annotated[

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
+from schedlab.experiments.commands import cli
 from schedlab.experiments.commands.cli import app
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.policies import registry
@@ -278,8 +281,21 @@ def test_trace_commands_are_mounted():
     assert "no-such-file.csv" in done.stderr
 
 
+def test_help_names_every_command_and_says_what_its_own_help_begins_with():
+    loaded = get_command(app).commands
+    for name, (module, told) in cli._COMMANDS.items():
+        assert loaded[name].name == name
+        assert " ".join(loaded[name].help.split("\n\n")[0].split()) == told, name
+        others = getattr(loaded[name], "commands", None)
+        alone = import_module(f"schedlab.experiments.commands.{module}").app.registered_commands
+        assert others or {command.name or command.callback.__name__ for command in alone} <= set(
+            cli._COMMANDS
+        ), f"a command of {module} cannot be called"
+
+
 def test_help_imports_nothing_heavy():
     heavy = ("numpy", "pandas", "pydantic", "scipy", "matplotlib", "pyarrow", "rich.table")
+    heavy += ("schedlab.experiments.commands.run", "schedlab.experiments.commands.trace")
     code = (
         "import sys\nfrom schedlab.experiments.commands.cli import app\n"
         "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"

@@ -5,7 +5,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands.trace import trace_app
+from schedlab.experiments.commands.trace import app
 from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces import PRESETS, READERS, read
 
@@ -20,7 +20,7 @@ def source(tmp_path):
 
 
 def run(*arguments):
-    result = CliRunner().invoke(trace_app, [str(a) for a in arguments], catch_exceptions=True)
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=True)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
