@@ -90,6 +90,46 @@ SAMPLES = {
 }
 
 
+# Arrival in ns, prompt and output tokens of each row, by hand from the text above.
+COLUMNS = [
+    (AZURE_2023, [0, 4_314_579_000, 4_314_579_100], [374, 396, 879], [44, 109, 55]),
+    (AZURE_2024, [0, 990_070_000, 2_490_070_000], [2162, 2399, 76], [5, 6, 15]),
+    (BURSTGPT_6, [0, 40_000_000_000], [472, 1087], [18, 230]),
+    (BURSTGPT_8, [0, 2_500_000_000], [906, 10], [446, 20]),
+    (MOONCAKE, [0, 3_000_000_000], [600, 512], [5, 7]),
+    (BAILIAN, [61_114_000_000, 62_500_000_000, 62_500_000_000], [33, 48, 16], [5, 9, 9]),
+    (VIDUR, [0, 4_314_579_000], [374, 396], [44, 109]),
+    (VIDUR_LENGTHS, None, [3772], [54]),
+    (SERVING_SIM_LEAN, [46_926_808, 46_926_809], [33, 16], [20, 2]),
+    # Texts of 16, 17, 14 and 24 bytes, 4.2 of them a token.
+    (VLLM_CUSTOM, None, [4, 5], [12, 30]),
+    (SHAREGPT, None, [4], [6]),
+    (OWN, [1, 3_000_000_000], [20, 30], [5, 6]),
+]
+
+
+@pytest.mark.parametrize(("text", "arrival_ns", "prompt_tokens", "output_tokens"), COLUMNS)
+def test_reader_gives_times_and_lengths_of_every_row(
+    text, arrival_ns, prompt_tokens, output_tokens, file
+):
+    trace = read(file(text), tokenizer="estimate")
+    assert (None if trace.arrival_ns is None else trace.arrival_ns.tolist()) == arrival_ns
+    assert trace.prompt_tokens.tolist() == prompt_tokens
+    assert trace.output_tokens.tolist() == output_tokens
+
+
+def test_times_are_rounded_to_the_nearest_nanosecond(file):
+    # In floating point 1.001 s are 1000999999.9999999 ns.
+    text = "arrived_at,num_prefill_tokens,num_decode_tokens\n1.001,1,1\n1.0010000006,1,1\n"
+    assert read(file(text)).arrival_ns.tolist() == [1_001_000_000, 1_001_000_001]
+
+
+def test_row_earlier_than_the_last_one_of_the_chunk_before_is_refused(file):
+    path = file("arrived_at,num_prefill_tokens,num_decode_tokens\n2,1,1\n1.5,1,1\n")
+    with pytest.raises(TraceError, match=r":3: arrives 0.5 s before the row above it"):
+        list(stream(path, chunk_rows=1))
+
+
 @pytest.fixture
 def file(tmp_path):
     def write(text, name="trace.txt"):
@@ -178,9 +218,29 @@ def test_bailian_times_are_seconds_and_blocks_are_chained(file):
     assert len({first[2], second[2], third[0]}) == 3
 
 
+def test_bailian_session_is_the_first_chat_however_long_the_conversation(file):
+    line = (
+        '{"chat_id": %d, "parent_chat_id": %d, "timestamp": 0, "input_length": 8, '
+        '"output_length": 1, "type": "text"}'
+    )
+    chats = [(1, -1), (2, 1), (5, -1), (3, 2), (4, 3)]
+    trace = read(file("\n".join(line % chat for chat in chats)))
+    assert trace.session.tolist() == ["1", "1", "5", "1", "1"]
+
+
 def test_mooncake_layout_with_blocks_of_sixteen_is_recognised(file):
-    line = '{"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [0, 1, 2]}'
-    assert read(file(line)).prefix.block_tokens == 16
+    # One id for 10 tokens says nothing; three for 40 do, for the rows before and behind as well.
+    rows = [(10, [0]), (40, [0, 1, 2]), (10, [0])]
+    line = '{"timestamp": 0, "input_length": %d, "output_length": 5, "hash_ids": %s}'
+    path = file("\n".join(line % row for row in rows))
+    assert read(path).prefix.block_tokens == 16
+    later = file("\n".join(line % row for row in rows[1:]), "later.jsonl")
+    assert [chunk.prefix.block_tokens for chunk in stream(later, chunk_rows=1)] == [16, 16]
+
+
+def test_mooncake_prompt_may_end_in_a_block_without_an_id(file):
+    line = '{"timestamp": 0, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1]}'
+    assert read(file(line)).prefix.block_tokens == 512
 
 
 def test_vidur_without_times_gives_lengths_only(file):
@@ -247,6 +307,16 @@ def test_vllm_custom_with_given_prompt_tokens_needs_no_tokenizer(file):
     trace = read(path, tokenizer="not-even-looked-at")
     assert trace.prompt_tokens.tolist() == [99]
     assert trace.report.tokens == "counted by the publisher"
+
+
+def test_vllm_custom_counts_all_prompts_where_a_length_is_missing(file):
+    path = file(
+        '{"prompt": "one two", "prompt_tokens": 99, "output_tokens": 3}\n'
+        '{"prompt": "three", "output_tokens": 3}\n'
+    )
+    trace = read(path, tokenizer="estimate")
+    assert trace.prompt_tokens.tolist() == [2, 2]
+    assert trace.report.tokens == "estimated as UTF-8 bytes / 4.2"
 
 
 def test_tokenizer_that_is_not_installed_raises_and_auto_names_the_estimate(file, monkeypatch):

@@ -76,6 +76,32 @@ def test_scale_by_no_positive_number_raises(factor):
         make_trace().scale(factor)
 
 
+def test_fit_keeps_what_just_fits_and_clips_down_to_one_token():
+    # 20 + 10 tokens are 30; 29 of output leave room for one of prompt, 30 for none.
+    trace = Trace(prompt_tokens=[20, 21, 20, 20], output_tokens=[10, 10, 29, 30])
+    assert trace.fit(30, "drop").prompt_tokens.tolist() == [20]
+    clipped = trace.fit(30, "clip_prompt")
+    assert clipped.prompt_tokens.tolist() == [20, 20, 1]
+    assert "2 prompts clipped to fit" in clipped.report.notes
+    assert clipped.report.rows_dropped == {"longer than 30 tokens": 1}
+
+
+def test_prompt_has_no_more_blocks_than_its_tokens_begin():
+    two = PrefixHashes.from_rows([[1, 2]], 16)
+    assert len(Trace(prompt_tokens=[17], output_tokens=[1], prefix=two)) == 1
+    with pytest.raises(TraceError, match="2 prefix hash blocks of 16 tokens for 16 prompt tokens"):
+        Trace(prompt_tokens=[16], output_tokens=[1], prefix=two)
+
+
+def test_slice_begins_at_the_time_asked_for_not_at_the_first_request():
+    trace = Trace(
+        prompt_tokens=[1, 2, 3], output_tokens=[1, 1, 1], arrival_ns=[0, 10**9, 2 * 10**9]
+    )
+    cut = trace.slice(0.25, 2.5)
+    assert cut.prompt_tokens.tolist() == [2, 3]
+    assert cut.arrival_ns.tolist() == [750_000_000, 1_750_000_000]
+
+
 def test_slice_by_time_is_half_open_and_starts_at_zero():
     part = make_trace().slice(1, 6)
     assert part.arrival_ns.tolist() == [0, 2 * SECOND]
