@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from schedlab.gpu_backend import sitting  # noqa: E402
+from schedlab.gpu_backend import selfcheck, sitting  # noqa: E402
 from schedlab.gpu_backend.sitting import ARCHIVE, missing_packages, run, seconds, unpack  # noqa: E402
 from schedlab.gpu_backend.sitting_pieces import (  # noqa: E402
     PIECES,
@@ -217,17 +217,26 @@ def rehearse(folder, *options):
 
 
 @pytest.mark.slow
-def test_rehearsed_parts_of_the_selfcheck_all_run_on_the_tiny_model(tmp_path):
+def test_parts_of_the_selfcheck_that_a_sitting_runs_all_pass_on_the_tiny_model(tmp_path):
+    # In this process: each of its own would take longer to import torch than to run.
+    if torch.cuda.is_available():
+        pytest.skip("the kernels are not interpreted here")
+    at = sat(tmp_path)
     parts = ["versions", "ceilings", "correctness", "bench", "steps", "tiles"]
-    process = rehearse(tmp_path, "--pieces", ",".join(parts))
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
     for part in parts:
-        (path,) = (tmp_path / "work").glob(f"kernels-*/{part}.json")
-        record = json.loads(path.read_text())
+        ((module, *options),) = PIECES[part].commands(at, 60.0)
+        assert module == "schedlab.gpu_backend.selfcheck"
+        assert selfcheck.main(options) == 0
+        record = json.loads((at.results / f"{part}.json").read_text())
         assert record["complete"]
         assert record["failed"] == 0
-    assert {f"{part}.json" for part in parts} <= archived(tmp_path)
+
+
+def test_tests_of_a_sitting_are_those_that_need_a_gpu(tmp_path):
+    ((module, *options),) = PIECES["tests"].commands(sat(tmp_path), 60.0)
+    assert module == "pytest"
+    assert options[:2] == ["-m", "gpu"]
+    assert Path(options[-1]) == Path(__file__).parent
 
 
 @pytest.mark.slow
@@ -245,7 +254,7 @@ def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_compar
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     second.mkdir()
-    pieces = "calibrate,comparison,tests"
+    pieces = "versions,calibrate,comparison"
     process = rehearse(second, "--pieces", pieces, "--resume", str(archive))
     said, _ = process.communicate()
     assert process.returncode == 0, said
