@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import http.client
+import ipaddress
 import shutil
+import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import IO, BinaryIO, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from schedlab.sim.errors import TraceError
 from schedlab.traces.published import PublishedTrace
@@ -20,8 +24,11 @@ Progress = Callable[[int, int], None]
 """Called with the bytes that are there and the bytes of the whole file."""
 
 _CHUNK_BYTES = 1 << 16
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 15.0
 _FRUITLESS_ATTEMPTS = 3
+_LEAST_BYTES_PER_S = 4096
+"""Fewer, on average over `_TIMEOUT_S`, and a server only keeps us waiting."""
+_SCHEMES = ("https", "http", "file")
 
 
 class Fetched(NamedTuple):
@@ -61,9 +68,10 @@ def fetch(
     Raises
     ------
     TraceError
-        If the server cannot be reached or has no such file, the connection is cut again and again
-        (what has come is kept: the next call goes on from there), the disk is full, the checksum
-        is wrong, or another process is fetching the same file.
+        If the server cannot be reached, has no such file or sends us where we should not go, the
+        connection is cut again and again or brings next to nothing (what has come is kept: the
+        next call goes on from there), the disk is full, the checksum is wrong, or another process
+        is fetching the same file.
 
     Notes
     -----
@@ -73,6 +81,7 @@ def fetch(
     if trace.path.is_file() and _sha256(trace.path) == trace.sha256:
         return Fetched(trace.path, "already there")
     url = url or trace.url
+    _check_url(url)
     with _part_file(trace) as (part, file):
         size = file.seek(0, 2)
         if size > trace.size_bytes:
@@ -95,12 +104,60 @@ def fetch(
     return Fetched(trace.path, "resumed" if resumed else "downloaded")
 
 
+def _check_url(url: str) -> None:
+    """Raise for what is no address of a file."""
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise TraceError(f"{url!r} is no URL: {error}") from None
+    if scheme not in _SCHEMES:
+        raise TraceError(f"{url!r} is no URL: it must begin with {', '.join(_SCHEMES)} and ://")
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise TraceError(f"{url!r} is no URL: write what is not plain ASCII as %XX")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Goes where a server sends us, but not into our own network, nor to less than it promised."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        before, after = urlsplit(req.full_url), urlsplit(newurl)
+        if after.scheme != before.scheme and after.scheme != "https":
+            raise urllib.error.URLError(f"it sends us on to {newurl}, which is not {before.scheme}")
+        if _is_private(after.hostname) and not _is_private(before.hostname):
+            raise urllib.error.URLError(f"it sends us on to {newurl}, a private address")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _is_private(host: str | None) -> bool:
+    """Return whether a name stands for a machine that the world cannot reach."""
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        return False  # unknown here: at most a proxy knows it
+    return any(
+        not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global
+        for *_, address in found
+    )
+
+
 class _CutOffError(OSError):
     """The connection ended before the file did."""
 
 
-class _TooLongError(OSError):
-    """More came than the file has."""
+class _TooSlowError(OSError):
+    """The connection goes on, and brings next to nothing."""
+
+
+class _OtherFileError(OSError):
+    """More came than the file has, or all of a file that has less."""
 
 
 @contextmanager
@@ -158,20 +215,33 @@ def _append(url: str, file: BinaryIO, num_bytes: int, progress: Progress | None)
     request = urllib.request.Request(url, headers={"User-Agent": "schedlab"})
     if size:
         request.add_header("Range", f"bytes={size}-")
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+    opener = urllib.request.build_opener(_Redirects)
+    with opener.open(request, timeout=_TIMEOUT_S) as response:
         begins = f"bytes {size}-"
         if size and not response.headers.get("Content-Range", "").startswith(begins):
             size = file.truncate(0)  # The server gives the whole file, whatever was asked.
-        while chunk := response.read(_CHUNK_BYTES):
+        begun_s, begun_size = time.monotonic(), size
+        # What is there, not all that was asked for: a chunk may come byte by byte.
+        while chunk := response.read1(_CHUNK_BYTES):
             size += len(chunk)
             if size > num_bytes:
                 file.truncate(0)
-                raise _TooLongError(f"more than the {num_bytes:,} bytes of the published file came")
+                raise _OtherFileError(
+                    f"more than the {num_bytes:,} bytes of the published file came"
+                )
             rest = memoryview(chunk)
             while rest:
                 rest = rest[file.write(rest) :]
             if progress is not None:
                 progress(size, num_bytes)
+            if (passed_s := time.monotonic() - begun_s) > _TIMEOUT_S:
+                rate = (size - begun_size) / passed_s
+                if rate < _LEAST_BYTES_PER_S:
+                    raise _TooSlowError(f"no more than {rate:,.0f} bytes a second came")
+                begun_s, begun_size = time.monotonic(), size
+    if size < num_bytes and url.startswith("file:"):
+        file.truncate(0)
+        raise _OtherFileError(f"{size:,} bytes, not the {num_bytes:,} published")
     if size < num_bytes:
         raise _CutOffError(f"the connection ended after {size:,} of {num_bytes:,} bytes")
 
@@ -192,7 +262,7 @@ def _explained(error: OSError, url: str, trace: PublishedTrace, part: Path) -> s
         return (
             f"{url}: cannot be reached: {error.reason}{kept}; try again with a network, {by_hand}"
         )
-    if isinstance(error, _TooLongError):
+    if isinstance(error, _OtherFileError):
         return f"{url}: {error}: it is another file"
     return f"{url}: {error}{kept}"
 

@@ -1,10 +1,12 @@
 """Fetching a published trace, against a server of this machine that misbehaves as it is told."""
 
+import contextlib
 import errno
 import hashlib
 import http.server
 import shutil
 import threading
+import time
 import urllib.parse
 from types import SimpleNamespace
 
@@ -33,6 +35,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server = self.server
         server.ranges.append(self.headers.get("Range"))
         asked = self.headers.get("Range") if server.knows_ranges else None
+        if server.redirect:
+            self.send_response(302)
+            self.send_header("Location", server.redirect)
+            self.end_headers()
+            server.redirect = None
+            return
         if server.status != 200:
             self.send_error(server.status)
             return
@@ -44,7 +52,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
+        with contextlib.suppress(ConnectionError):
+            for byte in body if server.drip_s else ():
+                self.wfile.write(bytes([byte]))
+                time.sleep(server.drip_s)
+            self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
 
     def log_message(self, *_):
         pass
@@ -55,7 +67,7 @@ def server():
     """Serve `content`; each of `cuts` ends one connection after so many bytes."""
     found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found.content, found.cuts, found.ranges = CONTENT, [], []
-    found.status, found.knows_ranges = 200, True
+    found.status, found.knows_ranges, found.redirect, found.drip_s = 200, True, None, 0
     thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield found
@@ -233,6 +245,58 @@ def test_fetch_from_a_mirror_asks_the_mirror(trace, server):
     mirror = urllib.parse.urljoin(trace.url, "/mirror.csv")
     elsewhere = PublishedTrace(**{**vars(trace), "url": "http://127.0.0.1:1/gone.csv"})
     assert fetch.fetch(elsewhere, mirror).path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("hello", "must begin with https, http, file"),
+        ("data:text/plain,hello", "must begin with https, http, file"),
+        ("http://[::1/", "is no URL"),
+        ("http://127.0.0.1/\xfc", "%XX"),
+    ],
+)
+def test_fetch_from_no_url_says_so_and_leaves_nothing(trace, url, message):
+    with pytest.raises(TraceError, match=message):
+        fetch.fetch(trace, url)
+    assert not trace.path.parent.exists()
+
+
+def test_fetch_from_another_local_file_is_refused_and_leaves_nothing(trace, tmp_path):
+    (tmp_path / "other").write_text("secret")
+    with pytest.raises(TraceError, match=r"6 bytes, not the 2\S+ published"):
+        fetch.fetch(trace, (tmp_path / "other").as_uri())
+    assert list(trace.path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("file:///etc/passwd", "not allowed"),
+        ("http://10.0.0.1/x", "a private address"),
+        ("http://[::ffff:10.0.0.1]/x", "a private address"),
+        ("ftp://198.51.100.1/x", "which is not http"),
+    ],
+)
+def test_fetch_follows_no_server_into_the_own_network(trace, server, monkeypatch, to, message):
+    server.redirect = to
+    private = fetch._is_private
+    monkeypatch.setattr(fetch, "_is_private", lambda host: host != "127.0.0.1" and private(host))
+    with pytest.raises(TraceError, match=message):
+        fetch.fetch(trace)
+    assert list(trace.path.parent.iterdir()) == []
+
+
+def test_fetch_follows_a_server_elsewhere(trace, server):
+    server.redirect = urllib.parse.urljoin(trace.url, "/elsewhere.csv")
+    assert fetch.fetch(trace).path.read_bytes() == CONTENT
+
+
+def test_fetch_that_only_keeps_us_waiting_is_given_up(trace, server, monkeypatch):
+    monkeypatch.setattr(fetch, "_TIMEOUT_S", 0.2)
+    server.drip_s = 0.02
+    with pytest.raises(TraceError, match=r"bytes a second came; \d+ bytes are kept"):
+        fetch.fetch(trace)
 
 
 def test_cache_folder_is_the_first_that_is_named(monkeypatch, tmp_path):
