@@ -63,7 +63,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
 
 
 def _check(record: dict[str, Any], place: str) -> None:
-    """Raise for a session, a missing field, or token ids that do not match their count."""
+    """Raise for a session, a missing field, or ids that are no list."""
     if "sub_requests" in record:
         raise TraceError(
             f"{place}: sub_requests (an agentic session) is not supported: its later requests "
@@ -72,20 +72,9 @@ def _check(record: dict[str, Any], place: str) -> None:
     for name in COLUMNS:
         if name not in record:
             raise TraceError(f"{place}: no field {name!r} (there are: {', '.join(record)})")
-    ids = record.get("input_tok_ids")
     for name in ("input_tok_ids", "hash_ids"):
         if not isinstance(record.get(name, []), list):
             raise TraceError(f"{place}: {name} must be a list of integers")
-    if ids is not None and len(ids) != record["input_toks"]:
-        raise TraceError(
-            f"{place}: {len(ids)} input_tok_ids but input_toks is {record['input_toks']}"
-        )
-    blocks = record.get("hash_ids")
-    if ids is None and blocks is not None and len(blocks) < record["input_toks"] // BLOCK_TOKENS:
-        raise TraceError(
-            f"{place}: {len(blocks)} hash_ids cannot cover the {record['input_toks']}-token "
-            f"prompt in blocks of {BLOCK_TOKENS}"
-        )
 
 
 def _prefix(records: Records, prompt_tokens: list[int]) -> PrefixHashes | None:
@@ -94,8 +83,17 @@ def _prefix(records: Records, prompt_tokens: list[int]) -> PrefixHashes | None:
     for i, (record, length) in enumerate(zip(records.values, prompt_tokens, strict=True)):
         if "input_tok_ids" in record:
             tokens = _token_ids(record["input_tok_ids"], records.at(i))
+            if len(tokens) != length:
+                raise TraceError(
+                    f"{records.at(i)}: {len(tokens)} input_tok_ids but input_toks is {length}"
+                )
             rows.append(_chained_hashes(tokens))
         elif "hash_ids" in record:
+            if len(record["hash_ids"]) < length // BLOCK_TOKENS:
+                raise TraceError(
+                    f"{records.at(i)}: {len(record['hash_ids'])} hash_ids cannot cover the "
+                    f"{length}-token prompt in blocks of {BLOCK_TOKENS}"
+                )
             rows.append(record["hash_ids"][: length // BLOCK_TOKENS])
         else:
             rows.append([])

@@ -78,6 +78,8 @@ def _load(path: Path) -> list[object]:
             raise TraceError(f"{path}:{error.lineno}: no complete JSON ({problem})") from None
         except RecursionError:
             raise TraceError(f"{path}: no JSON array of conversations (nested too deep)") from None
+        except ValueError:  # digits beyond what Python converts
+            raise TraceError(f"{path}: no JSON array of conversations (a huge number)") from None
     if not isinstance(entries, list):
         raise TraceError(f"{path}: expected a JSON array of conversations")
     return entries
