@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from tests.torture.hand_written import environment_cases, file_cases, policy_cases
+from tests.torture.mutated_files import mutated_file_cases
 from tests.torture.odd_values import specification_cases
 from tests.torture.sandbox import Case, run_case
 
@@ -30,7 +31,13 @@ _LOADED_BEFOREHAND = (
 
 def all_cases() -> Iterator[tuple[str, Case]]:
     """Yield every case with its name, always in the same order."""
-    return chain(policy_cases(), file_cases(), environment_cases(), specification_cases())
+    return chain(
+        policy_cases(),
+        file_cases(),
+        environment_cases(),
+        specification_cases(),
+        mutated_file_cases(),
+    )
 
 
 def torture(cases: Iterable[tuple[str, Case]], limit_s: float = 30.0) -> Iterator[tuple[str, str]]:

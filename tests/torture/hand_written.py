@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from tests.torture.odd_values import SMALL
-from tests.torture.sandbox import Case
+from tests.torture.sandbox import REFUSED, Case
 
 _POLICY = """\
 import random
@@ -100,7 +100,7 @@ def policy_cases() -> Iterator[tuple[str, Case]]:
         files = {"s.yaml": SMALL, f"p_{name}.py": source}
         short = "import os\nos.environ['SCHEDLAB_PLAN_LIMIT_S'] = '0.6'"
         run = ["run", "s.yaml", f"policy=p_{name}:P", "-q", "-o", "out"]
-        yield f"policy {name}", Case(run, files, [f"p_{name}", "policy P"], short, refused=True)
+        yield f"policy {name}", Case(run, files, [f"p_{name}", "policy P"], short, ends=[REFUSED])
 
 
 def file_cases() -> Iterator[tuple[str, Case]]:
@@ -108,17 +108,17 @@ def file_cases() -> Iterator[tuple[str, Case]]:
     for name, content in _FILES.items():
         yield (
             f"file {name}",
-            Case(["run", "s.yaml", "-q"], {"s.yaml": content}, ["s.yaml"], refused=True),
+            Case(["run", "s.yaml", "-q"], {"s.yaml": content}, ["s.yaml"], ends=[REFUSED]),
         )
     for name, process in _ARRIVALS.items():
         content = SMALL.replace("request_rate: 4", f"arrivals: {{process: {process}}}")
         yield (
             f"arrivals {name}",
-            Case(["run", "s.yaml", "-q"], {"s.yaml": content}, ["s.yaml"], refused=True),
+            Case(["run", "s.yaml", "-q"], {"s.yaml": content}, ["s.yaml"], ends=[REFUSED]),
         )
     pipe = "import os\nos.mkfifo('s.yaml')"
-    yield "file pipe", Case(["run", "s.yaml", "-q"], {}, ["s.yaml"], pipe, refused=True)
-    yield "file device", Case(["run", "/dev/zero", "-q"], {}, ["/dev/zero"], refused=True)
+    yield "file pipe", Case(["run", "s.yaml", "-q"], {}, ["s.yaml"], pipe, ends=[REFUSED])
+    yield "file device", Case(["run", "/dev/zero", "-q"], {}, ["/dev/zero"], ends=[REFUSED])
 
 
 def environment_cases() -> Iterator[tuple[str, Case]]:
@@ -132,5 +132,5 @@ def environment_cases() -> Iterator[tuple[str, Case]]:
         for value in values:
             change = f"import os\nos.environ[{variable!r}] = {value!r}"
             run = ["run", "s.yaml", "-q", "-o", "out"]
-            case = Case(run, {"s.yaml": SMALL}, [variable], change, refused=True)
+            case = Case(run, {"s.yaml": SMALL}, [variable], change, ends=[REFUSED])
             yield f"{variable}={value}", case

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-GOOD_ENDS = (0, 2)
-"""Exit codes a command may end with, whatever its input."""
+DONE, REFUSED = 0, 2
+"""Exit codes of a command: it did what was asked; it refused its input."""
 
 MAX_MESSAGE_CHARS = 3000
 MEMORY_BYTES = 4 << 30
@@ -30,15 +30,15 @@ class Case:
         One of these must be in the message of a refusal; none asked if empty.
     prepare : str
         Further Python run in the directory beforehand, for what is no plain file.
-    refused : bool
-        Whether success would be a fault as well.
+    ends : sequence of int
+        Exit codes that are no fault.
     """
 
     argv: Sequence[str]
     files: dict[str, bytes | str] = field(default_factory=dict)
     names: Sequence[str] = ()
     prepare: str = ""
-    refused: bool = False
+    ends: Sequence[int] = (DONE, REFUSED)
 
 
 @dataclass
@@ -136,7 +136,7 @@ def _faults(case: Case, code: int | None, err: str, left: list[str]) -> list[str
     if "Traceback (most recent call last)" in err or code == 97:
         last = err.strip().splitlines()[-1][:200] if err.strip() else ""
         faults.append(f"traceback: {last}")
-    elif code not in GOOD_ENDS or (case.refused and code == 0):
+    elif code not in case.ends:
         faults.append(f"exit code {code}")
     if len(err) > MAX_MESSAGE_CHARS:
         faults.append(f"a message of {len(err)} characters")

@@ -7,7 +7,7 @@ import pytest
 from tests.torture.campaign import all_cases, torture
 from tests.torture.hand_written import environment_cases, file_cases, policy_cases
 from tests.torture.odd_values import specification_cases
-from tests.torture.sandbox import Case, run_case
+from tests.torture.sandbox import REFUSED, Case, run_case
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in forks of the test")
 
@@ -39,7 +39,7 @@ def test_sandbox_judges_what_goes_wrong(tmp_path):
         return run_case(Case(argv, **more), folder, limit_s=20.0).faults
 
     assert faults(["version"]) == []
-    assert faults(["version"], refused=True) == ["exit code 0"]
+    assert faults(["version"], ends=[REFUSED]) == ["exit code 0"]
     broken = "from schedlab.experiments.commands import cli\ncli.main = lambda: 1 / 0"
     assert faults(["version"], prepare=broken)[0].startswith("traceback: ZeroDivisionError")
     assert "message names none of s.yaml" in faults(["run", "t.yaml"], names=["s.yaml"])[0]
