@@ -19,10 +19,10 @@ from tests.trace_samples import (
     SAMPLES,
     SERVING_SIM_LEAN,
     SHAREGPT,
+    VIDUR,
     VIDUR_LENGTHS,
     VLLM_CUSTOM,
 )
-
 
 # Arrival in ns, prompt and output tokens of each row, by hand from the text above.
 COLUMNS = [
