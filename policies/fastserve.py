@@ -13,10 +13,13 @@ from schedlab.sim.request import RequestState, Status
 class _Place:
     """Where a request stands: its level, its position there, and what it has had."""
 
-    __slots__ = ("last_ran_ns", "level", "output_tokens", "owes_token", "position", "used_ns")
+    __slots__ = (
+        "last_ran_ns", "level", "output_tokens", "owes_token", "position", "quantum_ns", "used_ns",
+    )  # fmt: skip
 
-    def __init__(self, level: int, position: int, arrival_ns: int) -> None:
+    def __init__(self, level: int, quantum_ns: int, position: int, arrival_ns: int) -> None:
         self.level = level
+        self.quantum_ns = quantum_ns
         self.position = position
         self.used_ns = 0
         self.last_ran_ns = arrival_ns
@@ -73,6 +76,7 @@ class FastServe(Ranked):
         self.first_quantum_s = first_quantum_s
         self.starvation_s = starvation_s
         self.starvation_period = starvation_period
+        self._first_quantum_ns = round(first_quantum_s * 1e9)
         self._places: dict[int, _Place] = {}
         self._iteration = 0
         self._back = 0
@@ -93,25 +97,42 @@ class FastServe(Ranked):
         prompt = ((state.request.prompt_tokens, 0),)
         prefill_ns = self._view.estimate_step_ns(BatchShape(0, 0, 0, prompt, rows_sampled=1))
         level = 0
-        while self._quantum_ns(level) < prefill_ns:
+        while self._first_quantum_ns << level < prefill_ns:
             level += 1
         self._back += 1
-        self._places[state.id] = _Place(level, self._back, state.request.arrival_ns)
+        self._places[state.id] = _Place(
+            level, self._first_quantum_ns << level, self._back, state.request.arrival_ns
+        )
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge who ran; demote who used up a quantum; now and then look for the starving."""
         self.static_keys = True
-        ran = (*plan.decoding(), *(state for state, _ in plan.chunks))
-        for state in reversed(ran):
-            place = self._places.get(state.id)
+        used_ns, places = now_ns - plan.start_ns, self._places
+        used_up = []
+        for state in plan.decoding():
+            place = places.get(state.id)
             if place is None:
                 continue
             place.last_ran_ns = now_ns
-            place.used_ns += now_ns - plan.start_ns
+            place.used_ns += used_ns
+            place.output_tokens += num_steps
+            if place.used_ns >= place.quantum_ns:
+                used_up.append(((not place.owes_token, place.level, place.position), place))
+            place.owes_token = False
+        prompts = []
+        for state, _ in plan.chunks:
+            place = places.get(state.id)
+            if place is None:
+                continue
+            place.last_ran_ns = now_ns
+            place.used_ns += used_ns
             place.owes_token = state.num_output_tokens == place.output_tokens
             place.output_tokens = state.num_output_tokens
-            if not place.owes_token and place.used_ns >= self._quantum_ns(place.level):
-                self._move_to_front(place, place.level + 1)
+            if not place.owes_token and place.used_ns >= place.quantum_ns:
+                prompts.append(place)
+        # By rank, as they are in a plan that had to rank them.
+        for place in reversed([*(place for _, place in sorted(used_up)), *prompts]):
+            self._move_to_front(place, place.level + 1)
         before, self._iteration = self._iteration, self._iteration + num_steps
         if self._iteration // self.starvation_period > before // self.starvation_period:
             self._promote_starving(now_ns)
@@ -122,19 +143,21 @@ class FastServe(Ranked):
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return the steps to the next look, and when the first quantum may be used up."""
-        places = [self._places[state.id] for state in view.running]
-        if any(place.owes_token for place in places):
-            return 1, FOREVER
-        left_ns = min((self._quantum_ns(p.level) - p.used_ns for p in places), default=0)
+        least_ns = FOREVER
+        for state in view.running:
+            place = self._places[state.id]
+            if place.owes_token:
+                return 1, FOREVER
+            left_ns = place.quantum_ns - place.used_ns
+            if left_ns < least_ns:
+                least_ns = left_ns
         steps = self.starvation_period - self._iteration % self.starvation_period
-        return steps, view.now_ns + max(left_ns, 1)
-
-    def _quantum_ns(self, level: int) -> int:
-        return round(self.first_quantum_s * 1e9) << level
+        return steps, view.now_ns + (max(least_ns, 1) if view.running else 1)
 
     def _move_to_front(self, place: _Place, level: int) -> None:
         self._front -= 1
         place.level, place.position, place.used_ns = level, self._front, 0
+        place.quantum_ns = self._first_quantum_ns << level
 
     def _promote_starving(self, now_ns: int) -> None:
         limit_ns = now_ns - self.starvation_s * 1e9

@@ -155,6 +155,7 @@ class Gittins(Ranked):
         "arXiv:2603.07917, abstract"
     )
     starves = True
+    lazy_ranks = True
 
     def __init__(
         self,

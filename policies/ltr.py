@@ -44,6 +44,7 @@ class LearningToRank(Ranked):
     source = "Fu et al., NeurIPS 2024 (arXiv:2408.15792), vllm-ltr, _get_opt_ordered_requests()"
     needs_prediction = True
     starves = True
+    lazy_ranks = True
 
     def __init__(self, starvation_threshold: int | None = 200, quantum: int = 10) -> None:
         if starvation_threshold is not None and starvation_threshold < 1:
@@ -85,14 +86,16 @@ class LearningToRank(Ranked):
             heappush(self._due, (self._iteration + self.starvation_threshold, request_id))
         self._new.clear()
         decoded = plan.decoding()
+        iteration, last_ran = self._iteration, self._last_ran
         for state in (*decoded, *(state for state, _ in plan.chunks)):
-            if state.id in self._last_ran:
-                self._last_ran[state.id] = self._iteration
-        for state in decoded:
-            if state.id in self._quantum_left:
-                self._quantum_left[state.id] -= num_steps
-                if self._quantum_left[state.id] <= 0:
-                    del self._quantum_left[state.id]
+            if state.id in last_ran:
+                last_ran[state.id] = iteration
+        if self._quantum_left:
+            for state in decoded:
+                if state.id in self._quantum_left:
+                    self._quantum_left[state.id] -= num_steps
+                    if self._quantum_left[state.id] <= 0:
+                        del self._quantum_left[state.id]
         self.rekeyed = self._promote_idle(self.starvation_threshold)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:

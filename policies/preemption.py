@@ -81,6 +81,55 @@ def grant_or_preempt(
     return True
 
 
+def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool) -> bool:
+    """Grant all decodes a token and all waiting requests their prompts, if all of that fits.
+
+    Then it does not matter who comes first, and the plan is that of granting them in any order in
+    which the waiting keep theirs.
+
+    Parameters
+    ----------
+    view, builder : EngineView, PlanBuilder
+        The engine, and its ledger.
+    by_name : bool
+        Whether the plan must list the decodes, for who wants to know in `on_tokens` who ran.
+
+    Returns
+    -------
+    bool
+        False, with nothing granted, if something may not fit, or if prompts are under way or
+        decodes paused, so that their places decide in which order they are computed.
+    """
+    config, waiting = view.config, view.waiting
+    if view.prefilling or view.num_paused or config.kv_allocator != "paged":
+        return False
+    running = view.running
+    num_waiting, num_running = len(waiting), len(running)
+    if num_running > builder.rows_left or num_running > builder.tokens_left:
+        return False
+    if not num_waiting:
+        return builder.grant_all(running) if by_name else builder.grant_decodes()
+    if num_waiting > builder.residents_left or num_waiting + num_running > builder.rows_left:
+        return False
+    size = config.block_size
+    tokens_left = builder.tokens_left - num_running
+    blocks_left = view.free_blocks - config.watermark_blocks - num_running
+    for state in waiting:
+        if state.swapped:
+            return False
+        tokens_left -= state.num_uncomputed_tokens
+        blocks_left += -state.num_tokens // size
+        if tokens_left < 0 or blocks_left < 0:
+            return False
+    if by_name:
+        builder.grant_all(running)
+    else:
+        builder.grant_decodes()
+    for state in waiting:
+        builder.grant(state)
+    return True
+
+
 def would_fit(
     state: RequestState, victims: Iterable[RequestState], view: EngineView, builder: PlanBuilder
 ) -> bool:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
+from itertools import filterfalse
+from typing import NamedTuple
 
 from schedlab.policies.policy import Policy
 from schedlab.policies.prompt_buckets import require_ascending
@@ -15,6 +17,13 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RequestState, Slo
 
 _NO_TARGETS = Slo()
+
+
+class _Target(NamedTuple):
+    """When the tokens of a request are due."""
+
+    first_due_ns: int
+    tbt_ms: float
 
 
 class _Lengths:
@@ -127,22 +136,32 @@ class QoServe(Policy):
         self.scarce_chunk_sizes = scarce_chunk_sizes
         self.scarce_tokens = scarce_tokens
         self._lengths: dict[str | None, _Lengths] = {}
-        self._expected_tokens: dict[int, float] = {}
+        self._targets: dict[int, _Target] = {}
+        self._latest_starts_ns: dict[int, int] = {}
 
     def key(self, state: RequestState, now_ns: int) -> float:
         """Order prompts by the deadline of the first token and the prompt tokens left."""
         work_ns = self.alpha_ms_per_token * 1e6 * state.num_uncomputed_tokens
-        return self._first_due_ns(state) + work_ns
+        return self._targets[state.id].first_due_ns + work_ns
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
-        """Note how long the answer may get, for requests that are due at their end."""
-        known = self._lengths.setdefault(state.request.application, _Lengths())
-        self._expected_tokens[state.id] = known.high() if _end_ms(state) is not None else 0.0
+        """Note when its tokens are due; of who is due at its end, by how long it may get."""
+        request = state.request
+        slo = request.slo or _NO_TARGETS
+        known = self._lengths.setdefault(request.application, _Lengths())
+        if slo.e2el_ms is not None and slo.ttft_ms is None and slo.tpot_ms is None:
+            due_ms = slo.e2el_ms - known.high() * self.batch_tbt_s * 1e3
+            tbt_ms = self.batch_tbt_s * 1e3
+        else:
+            due_ms = self.ttft_s * 1e3 if slo.ttft_ms is None else slo.ttft_ms
+            tbt_ms = self.tbt_s * 1e3 if slo.tpot_ms is None else slo.tpot_ms
+        self._targets[state.id] = _Target(request.arrival_ns + round(due_ms * 1e6), tbt_ms)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Learn the length of the answer."""
         self._lengths[state.request.application].add(state.num_output_tokens)
-        del self._expected_tokens[state.id]
+        del self._targets[state.id]
+        self._latest_starts_ns.pop(state.id, None)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan all decodes, then prompts by key up to the chunk, the relegated last."""
@@ -181,13 +200,19 @@ class QoServe(Policy):
         def place(state: RequestState) -> tuple[float, int, int]:
             return self.key(state, view.now_ns), state.request.arrival_ns, state.id
 
-        relegated = []
-        for state in merge(sorted(prefilling, key=place), waiting, key=place):
-            if self._is_relegated(state, view):
-                relegated.append(state)
-            else:
-                yield state
-        yield from relegated
+        now_ns, latest_starts_ns = view.now_ns, self._latest_starts_ns
+
+        def is_relegated(state: RequestState) -> bool:
+            # Too late for its first token, now or when it first got memory.
+            latest_ns = latest_starts_ns.get(state.id)
+            if latest_ns is None:
+                latest_ns = self._note_latest_start(state, view)
+            started_ns = state.first_scheduled_ns
+            return (now_ns if started_ns < 0 else started_ns) > latest_ns
+
+        under_way = sorted(prefilling, key=place)
+        yield from merge(*(filterfalse(is_relegated, s) for s in (under_way, waiting)), key=place)
+        yield from merge(*(filter(is_relegated, s) for s in (under_way, waiting)), key=place)
 
     def _chunk_tokens(self, first: RequestState, view: EngineView, builder: PlanBuilder) -> int:
         """Return the prompt tokens of the largest step that ends before every decode is due."""
@@ -205,7 +230,7 @@ class QoServe(Policy):
         first: RequestState,
         view: EngineView,
     ) -> int:
-        slack_ns = min(self._next_due_ns(s) for s in decodes) - view.now_ns
+        slack_ns = self._next_due_ns(decodes) - view.now_ns
         contexts = [s.num_computed_tokens for s in decodes]
         load = len(contexts), sum(contexts), max(contexts)
         fits, too_many = 0, len(sizes)  # the smallest is taken whatever it takes
@@ -220,37 +245,24 @@ class QoServe(Policy):
                 too_many = middle
         return sizes[fits]
 
-    def _is_relegated(self, state: RequestState, view: EngineView) -> bool:
-        """Whether it was, when it first got memory, or is now too late for its first token."""
-        started = state.first_scheduled_ns >= 0
-        at_ns = state.first_scheduled_ns if started else view.now_ns
-        prompt = ((state.request.prompt_tokens, 0),)
-        alone_ns = view.estimate_step_ns(BatchShape(0, 0, 0, prompt, rows_sampled=1))
-        return at_ns + alone_ns > self._first_due_ns(state)
+    def _note_latest_start(self, state: RequestState, view: EngineView) -> int:
+        """Work out when a prompt must start to have its first token in time, alone."""
+        shape = BatchShape(0, 0, 0, ((state.request.prompt_tokens, 0),), rows_sampled=1)
+        latest_ns = self._targets[state.id].first_due_ns - view.estimate_step_ns(shape)
+        self._latest_starts_ns[state.id] = latest_ns
+        return latest_ns
 
-    def _first_due_ns(self, state: RequestState) -> int:
-        """Return when the first token is due."""
-        slo, end_ms = state.request.slo or _NO_TARGETS, _end_ms(state)
-        if end_ms is not None:
-            due_ms = end_ms - self._expected_tokens[state.id] * self.batch_tbt_s * 1e3
-        else:
-            due_ms = self.ttft_s * 1e3 if slo.ttft_ms is None else slo.ttft_ms
-        return state.request.arrival_ns + round(due_ms * 1e6)
-
-    def _next_due_ns(self, state: RequestState) -> int:
-        """Return when the next token of a decode is due."""
-        slo = state.request.slo or _NO_TARGETS
-        tbt_ms = self.tbt_s * 1e3 if slo.tpot_ms is None else slo.tpot_ms
-        if _end_ms(state) is not None:
-            tbt_ms = self.batch_tbt_s * 1e3
-        first_ns = max(state.first_token_ns, self._first_due_ns(state))
-        return first_ns + round(state.num_output_tokens * tbt_ms * 1e6)
-
-
-def _end_ms(state: RequestState) -> float | None:
-    """Return the target of a request that is only due at its end."""
-    slo = state.request.slo or _NO_TARGETS
-    return slo.e2el_ms if slo.ttft_ms is None and slo.tpot_ms is None else None
+    def _next_due_ns(self, decodes: Iterable[RequestState]) -> int:
+        """Return when the first of the next tokens of decodes is due."""
+        targets, soonest_ns = self._targets, FOREVER
+        for state in decodes:
+            first_ns, tbt_ms = targets[state.id]
+            if state.first_token_ns > first_ns:
+                first_ns = state.first_token_ns
+            due_ns = first_ns + round(state.num_output_tokens * tbt_ms * 1e6)
+            if due_ns < soonest_ns:
+                soonest_ns = due_ns
+        return soonest_ns
 
 
 def _require_sizes(name: str, sizes: Sequence[int]) -> None:

@@ -1,14 +1,17 @@
 """Preemptive scheduling in the order of a rank over all requests."""
 
 from collections import deque
-from typing import Any
+from itertools import takewhile
+from typing import Any, ClassVar
 
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import would_fit
+from schedlab.policies.preemption import grant_everyone, would_fit
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
+
+_Entry = tuple[tuple[Any, int, int], RequestState]
 
 
 class Ranked(Policy):
@@ -22,7 +25,8 @@ class Ranked(Policy):
     it is admitted. Memory reserved in contiguous ranges is never taken for another request: then
     the rank orders admissions and tokens only.
 
-    A decision sorts the running requests, O(n log n) in the batch; the queue is kept sorted.
+    Where everybody fits, waiting requests included, the rank decides nothing and nobody is ranked.
+    Any other decision sorts the running requests, O(n log n) in the batch; the queue is sorted.
 
     Skip-ahead is honest if the keys of decoding requests only get better and all others stay,
     which holds until `horizon`: then who decodes stays ahead of who does not, and the memory that
@@ -32,6 +36,9 @@ class Ranked(Policy):
 
     hooks = (*Policy.hooks, "key")
     pauses = True
+    lazy_ranks: ClassVar[bool] = False
+    """Whether nothing but `key` looks at steps and time, so that ranks need not be looked at while
+    everybody has a seat and gets a token, whatever the horizon."""
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return for how many steps, and until when, no key gets worse though nothing happens."""
@@ -39,6 +46,12 @@ class Ranked(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Grant tokens by rank, preempting from the other end."""
+        fits = grant_everyone(view, builder, by_name=self.on_tokens is not None)
+        if not fits:
+            self._grant_by_rank(view, builder)
+        return builder.build(*self.promise(view, hooks_matter=not (fits and self.lazy_ranks)))
+
+    def _grant_by_rank(self, view: EngineView, builder: PlanBuilder) -> None:
         now_ns = view.now_ns
 
         def place(state: RequestState) -> tuple[Any, int, int]:
@@ -52,16 +65,29 @@ class Ranked(Policy):
             if head is not None and (not residents or place(head) < residents[0][0]):
                 fits = self._admit(head, residents, view, builder)
                 head = next(waiting, None) if fits else None
-            else:
+            elif not self._grant_decodes(residents, None if head is None else place(head), builder):
                 _, state = residents.popleft()
                 while not builder.grant(state) and residents:
                     builder.preempt(residents.pop()[1])
-        return builder.build(*self.promise(view))
+
+    def _grant_decodes(
+        self, residents: deque[_Entry], head: tuple[Any, int, int] | None, builder: PlanBuilder
+    ) -> bool:
+        """Grant the decodes in front of all others, the queue included, if they all fit."""
+        first = takewhile(
+            lambda entry: entry[1].is_decoding and (head is None or entry[0] < head), residents
+        )
+        decodes = [state for _, state in first]
+        if len(decodes) < 2 or not builder.grant_all(decodes):
+            return False
+        for _ in decodes:
+            residents.popleft()
+        return True
 
     def _admit(
         self,
         state: RequestState,
-        worse: deque[tuple[tuple[Any, int, int], RequestState]],
+        worse: deque[_Entry],
         view: EngineView,
         builder: PlanBuilder,
     ) -> bool:

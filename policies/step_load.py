@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RequestState
@@ -24,25 +25,32 @@ class StepLoad:
 
     def __init__(self, view: EngineView) -> None:
         self._view = view
-        self._contexts: list[int] = []
-        self._chunks: list[tuple[int, int]] = []
+        self._num_decodes = 0
+        self._sum_tokens = 0
+        self._longest_tokens = 0
+        self._shortest_tokens = FOREVER
+        self._chunks: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is computed yet."""
-        return not self._contexts and not self._chunks
+        return not (self._num_decodes or self._chunks)
 
     def add(self, state: RequestState, tokens: int) -> None:
         """Count the tokens that a request was granted: a chunk, or one if it decodes."""
-        if state.is_decoding:
-            self._contexts.append(state.num_computed_tokens)
-        else:
-            self._chunks.append((tokens, state.num_computed_tokens))
+        context = state.num_computed_tokens
+        if not state.is_decoding:
+            self._chunks = (*self._chunks, (tokens, context))
+            return
+        self._num_decodes += 1
+        self._sum_tokens += context
+        self._longest_tokens = max(self._longest_tokens, context)
+        self._shortest_tokens = min(self._shortest_tokens, context)
 
     def decodes_within(self, states: Sequence[RequestState], budget_ns: float) -> int:
         """Return how many of the first `states` may decode as well."""
         contexts = [state.num_computed_tokens for state in states]
-        return _most(len(contexts), lambda n: self._ns(contexts[:n], ()) <= budget_ns)
+        return _most(len(contexts), lambda n: self._ns(contexts[:n]) <= budget_ns)
 
     def chunk_within(self, state: RequestState, most: int, budget_ns: float) -> int:
         """Return how many tokens of a prompt, up to `most`, may be computed as well."""
@@ -55,22 +63,30 @@ class StepLoad:
         Every one of them is priced, up to a few dozen.
         """
         steps = 1
-        while steps < _STEPS_AHEAD and self._ns((), (), grown=steps) <= budget_ns:
+        while steps < _STEPS_AHEAD and self._ns(grown=steps) <= budget_ns:
             steps += 1
         return steps
 
     def _ns(
-        self, contexts: Sequence[int], chunks: tuple[tuple[int, int], ...], grown: int = 0
+        self,
+        contexts: Sequence[int] = (),
+        chunks: tuple[tuple[int, int], ...] = (),
+        grown: int = 0,
     ) -> int:
-        every = [*self._contexts, *contexts]
-        both = (*self._chunks, *chunks)
+        num_decodes = self._num_decodes + len(contexts)
+        longest, shortest = self._longest_tokens, self._shortest_tokens
+        if contexts:
+            longest, shortest = max(longest, *contexts), min(shortest, *contexts)
+        if num_decodes:
+            longest, shortest = longest + grown, shortest + grown
+        both = self._chunks + chunks
         shape = BatchShape(
-            len(every),
-            sum(every) + grown * len(every),
-            max(every, default=-grown) + grown,
+            num_decodes,
+            self._sum_tokens + sum(contexts) + grown * num_decodes,
+            longest,
             both,
-            rows_sampled=len(every) + len(both),
-            decode_context_min_tokens=min(every, default=-grown) + grown,
+            rows_sampled=num_decodes + len(both),
+            decode_context_min_tokens=shortest if num_decodes else 0,
         )
         return self._view.estimate_step_ns(shape)
 

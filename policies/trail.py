@@ -41,6 +41,7 @@ class Trail(Ranked):
     needs_prediction = True
     starves = True
     pauses = False
+    lazy_ranks = True
 
     def __init__(self, preemptible_share: float = 0.8) -> None:
         if not preemptible_share >= 0.0:

@@ -13,6 +13,7 @@ from schedlab.experiments.analysis.latencies import measured_latencies
 from schedlab.sim.record.columns import Floats
 from schedlab.sim.result import RunResult
 from schedlab.sim.rng import stream
+from schedlab.traces.rank_correlation import kendall_tau
 
 METRICS = (
     "request_throughput", "output_throughput",
@@ -128,15 +129,10 @@ def rank_agreement(rows: Sequence[Compared]) -> dict[str, float]:
     dict
         Metric of `RANKED` to tau-b: 1 if both rank alike; NaN with fewer than two policies.
     """
-    from scipy.stats import kendalltau
-
     agreement = {}
     for metric in RANKED:
         pairs = [(row.measured, row.simulated) for row in rows if row.metric == metric]
-        tau = math.nan
-        if len(pairs) > 1:
-            tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
-        agreement[metric] = tau
+        agreement[metric] = kendall_tau(*zip(*pairs, strict=True)) if pairs else math.nan
     return agreement
 
 

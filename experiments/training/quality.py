@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from schedlab.policies.predictors.predictor import Floats
 from schedlab.sim.rng import stream
+from schedlab.traces import rank_correlation
 
 NUM_RESAMPLES = 400
 LEVEL = 0.95
@@ -27,9 +28,7 @@ def kendall_tau(predicted: npt.ArrayLike, true: npt.ArrayLike) -> float | None:
     predicted, true : array_like of float, shape (n,)
         Two orders of the same answers.
     """
-    from scipy.stats import kendalltau
-
-    tau = float(kendalltau(predicted, true).statistic)
+    tau = rank_correlation.kendall_tau(predicted, true)
     return None if np.isnan(tau) else tau
 
 

@@ -208,7 +208,7 @@ class Lifecycle(Population):
                     self._join_decodes(state)
                 self.paused.clear()
             return batch.size
-        if chosen:
+        if chosen and (self.paused or len(chosen) < batch.size):
             ids = {state.id for state in chosen}
             for state in [s for s in batch.members.values() if s.id not in ids]:
                 self._leave_decodes(state)

@@ -103,6 +103,59 @@ class PlanBuilder(StepLedger):
         self._all_decodes = num_decodes > 0
         return True
 
+    def grant_all(self, decodes: Collection[RequestState]) -> bool:
+        """Schedule one token of each of some decodes, in their order, if all of them fit.
+
+        Parameters
+        ----------
+        decodes : collection of RequestState
+            Running requests past their prefill, each of them once.
+
+        Returns
+        -------
+        bool
+            False, with nothing granted, if tokens, rows or memory do not suffice for all: `grant`
+            them one by one.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If one of them is no running decode, was preempted in this step, or would be granted
+            tokens twice.
+
+        Notes
+        -----
+        The same plan as granting them one by one, at a fraction of the cost.
+        """
+        self.plan = None
+        num_decodes = len(decodes)
+        if num_decodes > self.tokens_left or num_decodes > self.rows_left:
+            return False
+        granted, batch = self._decodes, self._batch
+        chosen = {state.id: state for state in decodes}
+        if (
+            self._all_decodes
+            or len(chosen) != num_decodes
+            or not (not granted or granted.keys().isdisjoint(chosen))
+        ):
+            raise InfeasiblePlan("grant_all() would grant a request tokens twice in one step")
+        if not self.preempted and chosen.keys() == batch.members.keys():  # most steps
+            need = batch.blocks_next_step()
+        else:
+            need = 0
+            for state in decodes:
+                if not state.is_decoding or state in self.preempted:
+                    raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
+                need += state.num_computed_tokens % batch.block_size == 0
+        if self._kv.grows:
+            if need > self._kv.free_blocks:
+                return False
+            self._kv.free_blocks -= need
+        granted.update(chosen)
+        self.tokens_left -= num_decodes
+        self.rows_left -= num_decodes
+        return True
+
     def _require_no_decodes(self, caller: str) -> None:
         self.plan = None
         if self._decodes or self._all_decodes:

@@ -77,6 +77,11 @@ class EngineView:
         return self._requests.decodes.size + len(self._requests.paused)
 
     @property
+    def num_paused(self) -> int:
+        """Running requests past their prefill that the last plan of the batch left out."""
+        return len(self._requests.paused)
+
+    @property
     def has_swapped(self) -> bool:
         """Whether a waiting request has its KV in host memory."""
         return self._requests.free_swap_blocks < self.config.swap_space_blocks

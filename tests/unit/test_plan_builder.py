@@ -268,3 +268,57 @@ def test_reserving_the_whole_prompt_leaves_the_watermark_free(watermark, waits):
     requests = laws.run(registry.make("fcfs"), work, config).requests()
     instant = "finish_ns" if waits else "first_token_ns"
     assert requests["first_scheduled_ns"][1] == requests[instant][0]
+
+
+# -- decodes granted together ------------------------------------------------------------------
+
+
+class Together(Policy):
+    """Serves decodes latest admission first, all at once or one by one."""
+
+    def __init__(self, at_once):
+        self.at_once = at_once
+        self.answers = []
+
+    def plan(self, view, builder):
+        decodes = [state for state in reversed(view.running) if state.is_decoding]
+        granted = self.at_once and builder.grant_all(decodes)
+        self.answers.append(granted)
+        if not granted:
+            for state in decodes:
+                while not builder.grant(state) and builder.tokens_left:
+                    builder.preempt(next(builder.running()))
+        for state in (*view.prefilling, *view.waiting):
+            if state not in builder.preempted:
+                builder.grant(state)
+        return builder.build()
+
+
+@pytest.mark.parametrize("num_blocks", [9, 100])
+def test_decodes_granted_at_once_are_those_granted_one_by_one(num_blocks):
+    config = replace(CONFIG, num_blocks=num_blocks, max_model_len=20, max_num_batched_tokens=5)
+    workload = [arrival(i, prompt=3 + i, output=9 + i) for i in range(4)]
+    together = Together(at_once=True)
+    both = [tokens_by_step(p, workload, config) for p in (together, Together(at_once=False))]
+    assert both[0] == both[1]
+    assert set(together.answers) == {True} if num_blocks == 100 else {True, False}
+
+
+@pytest.mark.parametrize("wrong", ["twice", "a prompt", "after grant", "after preempt"])
+def test_decodes_granted_at_once_that_cannot_be_are_refused(wrong):
+    def plan(view, builder):
+        for state in view.prefilling or view.waiting:
+            if wrong == "a prompt" and view.prefilling:
+                builder.grant_all([state])
+            builder.grant(state, 2)
+            return builder.build()
+        (state,) = view.running
+        if wrong == "after grant":
+            builder.grant(state)
+        if wrong == "after preempt":
+            builder.preempt(state)
+        builder.grant_all([state, state] if wrong == "twice" else [state])
+        return builder.build()
+
+    with pytest.raises(InfeasiblePlan, match=r"twice in one step|does not decode"):
+        run_plan(plan)
