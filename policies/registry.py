@@ -10,7 +10,7 @@ from typing import Any
 
 from schedlab.policies.policy import Policy
 from schedlab.sim.construct import construct, import_class
-from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.errors import SpecError, look_alike, nearest
 
 _POLICIES: dict[str, type[Policy]] = {}
 _MODULES = (
@@ -58,6 +58,7 @@ def policy_class(name: str) -> type[Policy]:
     if ":" in name:
         cls = import_class("policy", name, Policy)
         _check_overrides(name, cls)
+        _check_purpose(name, cls)
         return cls
     known = names()
     if name not in _POLICIES:
@@ -99,6 +100,43 @@ def _check_overrides(name: str, cls: type[Policy]) -> None:
                 f"{what}() is called with {num_arguments} arguments, and takes "
                 f"{inspect.signature(own)}"
             ) from None
+
+
+def _check_purpose(name: str, cls: type[Policy]) -> None:
+    """Refuse a class that changes nothing, or means to by a method that nobody calls.
+
+    Raises
+    ------
+    SpecError
+        Names the method that was meant, or those that there are.
+    """
+    own = [one for one in cls.__mro__ if not one.__module__.startswith("schedlab.policies.")]
+    own = own[: own.index(object)] if object in own else own
+    written = {
+        attribute: value
+        for one in reversed(own)
+        for attribute, value in vars(one).items()
+        if not attribute.startswith("__") or attribute == "__init__"
+    }
+    base = next(one for one in cls.__mro__ if one not in own)
+    called = {n for n in dir(base) if not n.startswith("_") and callable(getattr(base, n))}
+    called |= _HOOKS.keys()
+    # Whoever is mentioned somewhere in the class is called by it.
+    mentioned = {
+        n for f in written.values() if isinstance(f, FunctionType) for n in f.__code__.co_names
+    }
+    for attribute, value in written.items():
+        if attribute in called or attribute in mentioned or attribute.startswith("_"):
+            continue
+        meant = look_alike(attribute, called - written.keys(), cutoff=0.8)
+        if isinstance(value, FunctionType) and meant:
+            raise SpecError(f"policy {name!r}: nobody calls {attribute}(); did you mean {meant}()?")
+    # What a decorator of the class or a metaclass adds is not ours to judge.
+    if own and not written.keys() - {"_knows_its_hooks"}:
+        raise SpecError(
+            f"policy {name!r} overrides nothing, so it is {base.__name__}; define one of "
+            f"{', '.join(sorted(called & {'key', 'plan', 'victim', 'hold', 'chunk', 'order'}))}"
+        )
 
 
 def make(name: str, **params: Any) -> Policy:  # noqa: ANN401 - whatever the policy takes

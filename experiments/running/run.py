@@ -191,10 +191,8 @@ def _origins(requests: Columns, trace: Trace) -> dict[str, Read]:
 
 
 def _is_to_be_tried(spec: ExperimentSpec) -> bool:
-    """Whether the policy is a stranger's, and could skip steps without being asked again."""
-    engine = spec.engine
-    may_skip = engine.fast_forward and not engine.check_horizon
-    return ":" in spec.policy.name and may_skip and engine.trial_requests > 0
+    """Whether the policy is a stranger's."""
+    return ":" in spec.policy.name and spec.engine.trial_requests > 0
 
 
 def _try(point: Resolved, arrivals: Callable[[], Iterable[Arrival]]) -> None:

@@ -10,13 +10,19 @@ from schedlab.policies.policy import Policy
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, SimExecutor
+from schedlab.sim.core.scheduling import SchedulingPolicy
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import PolicyLied, Stalled
 from schedlab.sim.request import Arrival
 from schedlab.testing.laws import difference
+from schedlab.testing.policy import KeyWatch
 
 MAX_PLANS = 20_000
 """A trial ends after so many plans, which is a second or two, however long the answers are."""
+
+
+MAX_WATCHED = 1_000
+"""Plans of a trial before which the order of the queue is held against the keys."""
 
 
 class _Enough(Exception):  # noqa: N818 - not an error
@@ -34,6 +40,9 @@ def try_policy(
 ) -> None:
     """Run the first requests twice, planning every step and skipping ahead, and compare.
 
+    The first time its keys are watched: they must sort, and stay where they are unless the policy
+    says that they move.
+
     Parameters
     ----------
     name : str
@@ -50,19 +59,22 @@ def try_policy(
     Raises
     ------
     PolicyLied
-        If a plan is not what was promised, or skipping ahead changes the run; names the policy,
-        the step and what differs.
+        If a key is None, NaN, of another kind than others, or moves unsaid, if a plan is not what
+        was promised, if two runs are not the same, or if skipping ahead changes the run; names
+        the policy, the step and what differs.
     PolicyError, Stalled
         If the policy misbehaves in another way.
     """
 
-    def run(limits: EngineConfig, stop: Callable[[Engine], bool]) -> Engine:
+    def run(limits: EngineConfig, stop: Callable[[Engine], bool], watched: bool) -> Engine:
         def observe(engine: Engine) -> None:
             if stop(engine):
                 raise _Enough
 
         executor: Executor = make_executor()
-        engine = Engine(limits, make_policy(), executor, observer=observe)
+        made = make_policy()
+        policy: SchedulingPolicy = _named_as(made)(made, MAX_WATCHED) if watched else made
+        engine = Engine(limits, policy, executor, observer=observe)
         try:
             simulate(engine, islice(arrivals(), num_requests), max_concurrency)
         except _Enough:
@@ -78,12 +90,28 @@ def try_policy(
         f"policy {name}, tried on the first {num_requests} requests "
         "(engine.trial_requests: 0 tries nothing)"
     )
-    checked = run(replace(config, check_horizon=True), lambda e: e.num_plans >= MAX_PLANS)
+    proving = replace(config, check_horizon=True)
+    checked = run(proving, lambda e: e.num_plans >= MAX_PLANS, watched=True)
+    if not config.fast_forward or config.check_horizon:
+        return  # the run to come skips nothing
     end_ns = checked.now_ns
-    ahead = run(config, lambda e: e.now_ns >= end_ns)
+    ahead = run(config, lambda e: e.now_ns >= end_ns, watched=False)
     change = difference(checked.log, ahead.log, ("by single steps", "ahead"))
-    if change is not None:
+    if change is None:
+        return
+    again = run(proving, lambda e: e.num_plans >= MAX_PLANS, watched=False)
+    differs = difference(checked.log, again.log, ("in one run", "in the next"))
+    if differs is not None:
         raise PolicyLied(
-            f"{tried}: skipping ahead changes the run at {change}; the policy promises more than "
-            "it keeps, or a hook looks at the progress of other requests"
+            f"{tried}: two runs are not the same ({differs}); draw random numbers from a generator "
+            "that the constructor seeds"
         )
+    raise PolicyLied(
+        f"{tried}: skipping ahead changes the run at {change}; the policy promises more than "
+        "it keeps, or a hook looks at the progress of other requests"
+    )
+
+
+def _named_as(policy: Policy) -> type[KeyWatch]:
+    """Return the watch under the name of who is watched, which messages tell."""
+    return type(type(policy).__name__, (KeyWatch,), {})

@@ -12,9 +12,10 @@ import numpy as np
 
 from schedlab.policies.policy import Policy
 from schedlab.sim.core.engine import Engine
-from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
+from schedlab.sim.errors import PolicyLied
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import RequestState
 from schedlab.testing import laws
@@ -155,7 +156,7 @@ def changes_nothing_but_itself(make: MakePolicy, case: Case) -> None:
 
 def has_sane_keys(make: MakePolicy, case: Case) -> None:
     """Keys can be compared, none is None or NaN, and the queue is in their order."""
-    _run(_KeyWatch(make()), case)
+    _run(KeyWatch(make()), case)
 
 
 POLICY_LAWS: dict[str, Law[MakePolicy]] = {
@@ -270,42 +271,76 @@ class _Guard(_Around):
         return found
 
 
-class _KeyWatch(_Around):
-    """Looks at every key, and at the order of the queue before every plan."""
+class KeyWatch(_Around):
+    """Looks at every key, and at the order of the queue before a plan.
 
-    def __init__(self, policy: Policy) -> None:
+    Parameters
+    ----------
+    policy : Policy
+        Who is watched.
+    num_plans : int
+        Plans before which the queue is looked at, which takes as long as sorting it.
+    """
+
+    def __init__(self, policy: Policy, num_plans: int = FOREVER) -> None:
         super().__init__(policy)
-        self._keys: dict[int, Any] = {}
+        self._plans_left = num_plans
+        self._kinds: dict[object, tuple[int, Any]] = {}
 
     def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
+        """Return the policy's key once it is known to sort."""
         key = self.policy.key(state, now_ns)
-        require(
-            not _has_hole(key), f"the key of request {state.id} is {key!r}, which sorts anywhere"
+        unpredicted = key is None and state.request.predicted_tokens is None
+        hint = "; if it goes by predicted_tokens, give the policy a predictor" * unpredicted
+        _require_kept(
+            not _has_hole(key),
+            f"the key of request {state.id} is {key!r}, which sorts anywhere{hint}",
         )
-        for other, its_key in self._keys.items():
+        for other, its_key in self._kinds.values():
             try:
                 key < its_key  # noqa: B015 - only whether it can be asked
             except TypeError as error:
-                raise AssertionError(
+                raise PolicyLied(
                     f"the keys {key!r} of request {state.id} and {its_key!r} of request {other} "
                     f"cannot be compared: {error}"
                 ) from error
-        self._keys[state.id] = key
+        self._kinds.setdefault(_kind(key), (state.id, key))
         return key
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Return the policy's plan once the queue is known to be in the order of its keys."""
+
         def place(state: RequestState) -> tuple[Any, int, int]:
             return self.policy.key(state, view.now_ns), state.request.arrival_ns, state.id
 
-        waiting = list(view.waiting)
-        for sooner, later in pairwise(waiting):
-            require(
-                place(sooner) < place(later),
-                f"at {view.now_ns} ns request {sooner.id} waits before request {later.id}, but "
-                f"their keys are now {place(sooner)[0]!r} and {place(later)[0]!r}: set static_keys "
-                "to False, or name in rekeyed whose key has changed",
-            )
+        if self._plans_left > 0 and len(view.waiting) > 1:
+            self._plans_left -= 1
+            places = [(place(state), state) for state in view.waiting]
+            for (one, sooner), (another, later) in pairwise(places):
+                again = place(sooner)
+                _require_kept(
+                    again == one,
+                    f"two calls of key() for request {sooner.id} at {view.now_ns} ns give "
+                    f"{one[0]!r} and {again[0]!r}: draw random numbers in on_arrival, from a "
+                    "generator that the constructor seeds",
+                )
+                _require_kept(
+                    one < another,
+                    f"at {view.now_ns} ns request {sooner.id} waits before request {later.id}, "
+                    f"but their keys are now {one[0]!r} and {another[0]!r}: set static_keys to "
+                    "False, or name in rekeyed whose key has changed",
+                )
         return self.policy.plan(view, builder)
+
+
+def _require_kept(condition: bool, message: str) -> None:
+    if not condition:
+        raise PolicyLied(message)
+
+
+def _kind(key: object) -> object:
+    """Return what decides whether keys can be compared: types, also inside tuples."""
+    return tuple(map(_kind, key)) if isinstance(key, tuple) else type(key)
 
 
 def _has_hole(key: object) -> bool:

@@ -138,7 +138,7 @@ def test_run_takes_a_policy_from_beside_the_file(spec_file, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (spec_file.parent / "my_own_policy.py").write_text(
         "from schedlab.policies import ContinuousBatching\n"
-        "class Mine(ContinuousBatching):\n    pass\n"
+        "class Mine(ContinuousBatching):\n    source = 'mine'\n"
     )
     done = schedlab("run", spec_file, "policy=my_own_policy:Mine")
     assert done.exit_code == 0, done.output
@@ -161,7 +161,7 @@ def test_modules_of_the_user_never_stand_in_for_ours(tmp_path, command, beside):
     spec_file.write_text(YAML)
     (tmp_path / beside / "lottery.py").write_text(
         "from schedlab.policies import ContinuousBatching\n"
-        "class Mine(ContinuousBatching):\n    pass\n"
+        "class Mine(ContinuousBatching):\n    source = 'mine'\n"
     )
     options = [spec_file, "-o", "out", "policy=lottery:Mine"]
     done = subprocess.run(

@@ -315,7 +315,7 @@ def test_point_hash_follows_a_policy_and_the_modules_it_imports(tmp_path, monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "hashed_policy.py").write_text(
         "from hashed_helper import N\nfrom schedlab.policies import ContinuousBatching\n"
-        "class Mine(ContinuousBatching):\n    pass\n"
+        "class Mine(ContinuousBatching):\n    source = 'mine'\n"
     )
     (tmp_path / "hashed_helper.py").write_text("N = 1\n")
     mine = spec(policy="hashed_policy:Mine")

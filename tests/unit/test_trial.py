@@ -1,5 +1,6 @@
 """A policy from outside is tried on the first requests before its numbers are believed."""
 
+import random
 from typing import ClassVar
 
 import pytest
@@ -10,7 +11,7 @@ from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.errors import PolicyError, PolicyLied, Stalled
+from schedlab.sim.errors import PolicyError, PolicyLied, SpecError, Stalled
 from tests import laws
 
 HALF_A_SECOND = 500_000_000
@@ -67,6 +68,47 @@ class Onlooker(ContinuousBatching):
         return sum(s.num_output_tokens for s in self._states) % 13
 
 
+class Ageing(ContinuousBatching):
+    """Its key moves with the time, and it does not say so."""
+
+    def key(self, state, now_ns):
+        return state.request.prompt_tokens - (now_ns - state.request.arrival_ns) / 1e6
+
+
+class Unpredicted(ContinuousBatching):
+    def key(self, state, now_ns):
+        return state.request.predicted_tokens
+
+
+class Mixed(ContinuousBatching):
+    def key(self, state, now_ns):
+        return (1, "x") if state.id % 2 else (1, 2.0)
+
+
+class Dice(ContinuousBatching):
+    def key(self, state, now_ns):
+        return random.random()
+
+
+class Misspelt(ContinuousBatching):
+    def keys(self, state, now_ns):
+        return -state.request.prompt_tokens
+
+
+class Helped(ContinuousBatching):
+    """A helper of its own may be called nearly as a hook is."""
+
+    def keys(self, state):
+        return -state.request.prompt_tokens
+
+    def key(self, state, now_ns):
+        return self.keys(state)
+
+
+class Unchanged(ContinuousBatching):
+    """Nothing but a name."""
+
+
 class Gatherer(Policy):
     """Starts only when four requests wait, and never starts the rest."""
 
@@ -118,7 +160,8 @@ def test_lie_of_a_policy_from_outside_is_an_error_that_names_it_the_step_and_the
     assert "broke its skip-ahead promise: tokens: (" in text
 
 
-def test_policy_that_looks_at_the_progress_of_others_is_caught_by_comparison():
+def test_policy_that_looks_at_the_progress_of_others_is_caught_by_comparison(monkeypatch):
+    monkeypatch.setattr(trial, "MAX_WATCHED", 0)  # its keys move, which is told first
     with pytest.raises(PolicyLied) as caught:
         run(spec("Onlooker", max_num_seqs=4))
     text = str(caught.value)
@@ -130,6 +173,42 @@ def test_trial_of_an_honest_policy_changes_no_bit():
     tried = signature(run(spec("Honest")))
     assert tried == signature(run(spec("Honest", trial_requests=0)))
     assert tried == signature(run(spec("Honest", check_horizon=True)))
+
+
+@pytest.mark.parametrize("engine", [{}, {"fast_forward": False}, {"check_horizon": True}], ids=str)
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("Ageing", "policy Ageing at t = .* set static_keys to False"),
+        ("Unpredicted", "the key of request 0 is None, .* give the policy a predictor"),
+        ("Mixed", "cannot be compared"),
+        ("Dice", r"two calls of key\(\) for request .* give"),
+    ],
+)
+def test_policy_whose_keys_cannot_order_is_told_so(policy, words, engine):
+    with pytest.raises(PolicyLied, match=words):
+        run(spec(policy, max_num_seqs=4, **engine))
+
+
+def test_policy_that_says_its_keys_move_is_believed(monkeypatch):
+    monkeypatch.setattr(Ageing, "static_keys", False)
+    assert run(spec("Ageing", 60, max_num_seqs=4)).metrics()["completed"] == 60
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("Misspelt", r"nobody calls keys\(\); did you mean key\(\)"),
+        ("Unchanged", "overrides nothing, so it is ContinuousBatching; define one of chunk, hold"),
+    ],
+)
+def test_policy_that_changes_nothing_is_refused_before_anything_runs(policy, words):
+    with pytest.raises(SpecError, match=words):
+        spec(policy)
+
+
+def test_policy_may_call_a_helper_nearly_as_a_hook_is_called():
+    assert run(spec("Helped", 5)).metrics()["completed"] == 5
 
 
 def count_trials(monkeypatch):
@@ -145,12 +224,12 @@ def count_trials(monkeypatch):
     [
         ("Honest", {}, 1),
         ("Honest", {"trial_requests": 0}, 0),
-        ("Honest", {"check_horizon": True}, 0),
-        ("Honest", {"fast_forward": False}, 0),
+        ("Honest", {"check_horizon": True}, 1),
+        ("Honest", {"fast_forward": False}, 1),
         ("fcfs", {}, 0),
     ],
 )
-def test_trial_is_made_only_where_a_stranger_could_skip_steps(monkeypatch, policy, engine, trials):
+def test_trial_is_made_of_every_policy_of_a_stranger(monkeypatch, policy, engine, trials):
     calls = count_trials(monkeypatch)
     run(spec(policy, 4, **engine))
     assert len(calls) == trials
