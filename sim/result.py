@@ -182,14 +182,16 @@ class RunResult:
 
         write_trace(self, path, max_requests=max_requests, max_steps=max_steps)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, light: bool = False) -> None:
         """Write result.json and tables (requests, steps, preemptions, gaps, tokens, stints).
 
         Each file is written whole or not at all, result.json last. The same result gives the same
-        bytes, up to ``date`` (set SOURCE_DATE_EPOCH to fix that, too).
+        bytes, up to ``date`` (set SOURCE_DATE_EPOCH to fix that, too). A light result is
+        result.json alone.
         """
         folder = Path(folder)
-        save_tables(folder, self.requests, self.log)
+        if not light:
+            save_tables(folder, self.requests, self.log)
         text = json_text(self.to_vllm_json(), indent=2)
         write_text(folder / "result.json", text + "\n")
 
@@ -210,6 +212,11 @@ class RunResult:
         if ours.get("schema") != _SCHEMA:
             raise SchedlabError(
                 f"{path}: result schema {ours.get('schema')!r}, this version reads {_SCHEMA}"
+            )
+        if not (folder / "requests.parquet").exists():
+            raise SchedlabError(
+                f"{folder}: a light result, which has the metrics of result.json and no tables; "
+                "run it again without --light to get them"
             )
         requests = read_table(folder / "requests.parquet")
         try:

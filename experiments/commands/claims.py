@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from schedlab.experiments.commands.experiment import Quiet, find_own_modules
-from schedlab.experiments.commands.running import Keep, NumWorkers, local_workers, opened_runs
+from schedlab.experiments.commands.running import AllCores, Keep, local_workers, opened_runs
 from schedlab.experiments.commands.terminal import print_table
 from schedlab.sim.errors import SpecError
 
@@ -28,7 +28,7 @@ def claims(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the page, .md and .json.")
     ] = None,
-    jobs: NumWorkers = 1,
+    jobs: AllCores = None,
     keep: Keep = None,
     quiet: Quiet = False,
 ) -> None:

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schedlab.experiments.commands.experiment import Quiet, find_own_modules
-from schedlab.experiments.commands.running import Keep, NumWorkers, local_workers, opened_runs
+from schedlab.experiments.commands.running import AllCores, Keep, local_workers, opened_runs
 from schedlab.experiments.commands.terminal import print_lines, print_table
 
 if TYPE_CHECKING:
-    from schedlab.experiments.regression.check import CaseVerdict
+    from schedlab.experiments.regression.check import CaseVerdict, Outcome
     from schedlab.experiments.regression.matrix import Matrix
 
 REGRESSED = 1
 _MOST_ROWS = 60
+_FEW = 20
+"""Points that take no longer than processes take to start."""
 
 app = typer.Typer(
     help="Guard a fixed matrix of policies, workloads and seeds against regressions.",
@@ -44,7 +46,7 @@ def check_command(
     baseline: Folder = _DEFAULT,
     junit: Junit = None,
     markdown: Markdown = None,
-    jobs: NumWorkers = 1,
+    jobs: AllCores = None,
     keep: Keep = None,
     quiet: Quiet = False,
 ) -> None:
@@ -61,10 +63,7 @@ def check_command(
         baseline = shipped_folder("regression")
     matrix = _matrix(baseline)
     kept = kept_baseline(baseline)
-    with opened_runs(
-        keep, local_workers(jobs, [point.spec for point in matrix.points]), quiet
-    ) as runs:
-        outcome = regress.measure(matrix, runs)
+    outcome = _measure(matrix, jobs, keep, quiet)
     cases = regress.compare(matrix, kept, outcome)
     versions_differ = version_change(kept)
     if junit is not None:
@@ -83,7 +82,7 @@ def check_command(
 @app.command("update")
 def update_command(
     baseline: Folder = _DEFAULT,
-    jobs: NumWorkers = 1,
+    jobs: AllCores = None,
     keep: Keep = None,
     quiet: Quiet = False,
 ) -> None:
@@ -94,15 +93,25 @@ def update_command(
     matrix = _matrix(baseline)
     path = baseline / BASELINE
     kept = kept_baseline(baseline) if path.exists() else None
-    with opened_runs(
-        keep, local_workers(jobs, [point.spec for point in matrix.points]), quiet
-    ) as runs:
-        outcome = regress.measure(matrix, runs)
+    outcome = _measure(matrix, jobs, keep, quiet)
     if kept is not None and not quiet:
         _print(regress.compare(matrix, kept, outcome), version_change(kept))
     regress.keep(baseline, outcome)
     if not quiet:
         typer.echo(f"kept {len(outcome.points)} points in {path}")
+
+
+def _measure(matrix: Matrix, jobs: int | None, keep: Path | None, quiet: bool) -> Outcome:
+    from schedlab.experiments.regression.check import measure
+    from schedlab.sim.metrics.registry import every_run
+
+    if jobs is None and len(matrix.points) < _FEW:
+        jobs = 1
+    # Tables are written if a metric needs them.
+    light = matrix.metrics.keys() <= {metric.name for metric in every_run()}
+    workers = local_workers(jobs, [point.spec for point in matrix.points])
+    with opened_runs(keep, workers, quiet, light) as runs:
+        return measure(matrix, runs)
 
 
 def _matrix(folder: Path) -> Matrix:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +34,10 @@ RayAddress = Annotated[
         help="Run on a Ray cluster: host:port, ray://host:port or auto; alone it starts one here.",
     ),
 ]
+AllCores = Annotated[
+    int | None,
+    typer.Option("-j", "--jobs", min=1, help="Points run at the same time; by default one a core."),
+]
 Keep = Annotated[
     Path | None,
     typer.Option(
@@ -60,13 +64,18 @@ def _is_address(text: str) -> bool:
 
 
 @contextmanager
-def opened_runs(folder: Path | None, workers: Workers, quiet: bool) -> Iterator[Runs]:
-    """Give what runs points and keeps them in a folder; without a folder, until the end."""
+def opened_runs(
+    folder: Path | None, workers: Workers, quiet: bool, light: bool = False
+) -> Iterator[Runs]:
+    """Give what runs points and keeps them in a folder; without a folder, until the end.
+
+    If they are to be `light`, without their tables.
+    """
     from schedlab.experiments.sweeps.runs import Runs
     from schedlab.experiments.sweeps.store import Store
 
     with tempfile.TemporaryDirectory() as scratch:
-        store = Store(folder or Path(scratch))
+        store = Store(folder or Path(scratch), light=light)
         with (
             told_what_is_kept(folder),
             store.lock(""),
@@ -76,10 +85,16 @@ def opened_runs(folder: Path | None, workers: Workers, quiet: bool) -> Iterator[
             yield Runs(store, workers, progress.point_ended)
 
 
-def local_workers(jobs: int, specs: Iterable[ExperimentSpec]) -> Workers:
-    """Return who runs some points: this process one at a time, else processes of this machine."""
-    from schedlab.experiments.sweeps.workers import InProcess, Processes
+def local_workers(jobs: int | None, specs: Sequence[ExperimentSpec]) -> Workers:
+    """Return who runs some points: this process one at a time, else processes of this machine.
 
+    Unless told how many `jobs` at a time, one for each core that this process may use; what
+    measures this machine, alone.
+    """
+    from schedlab.experiments.sweeps.workers import InProcess, Processes, num_cores
+
+    if jobs is None:
+        jobs = 1 if any(spec.backend == "real" for spec in specs) else num_cores()
     for spec in specs:
         check_backend(spec, jobs, None)
     return InProcess() if jobs == 1 else Processes(jobs)

@@ -64,6 +64,9 @@ def sweep_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and about how long it takes.")
     ] = False,
+    light: Annotated[
+        bool, typer.Option("--light", help="Keep the metrics of each point, and no tables.")
+    ] = False,
     metric: Metrics = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -78,14 +81,16 @@ def sweep_command(
     spec = load_experiment(spec_file, overrides)
     check_backend(spec, jobs, ray)
     asked = known_metrics(metric)
+    if light:
+        _refuse_more_than_is_kept(asked)
     part = _shard(shard)
     folder = output or results_folder(spec, "sweep")
     if dry_run:
-        store = Store(folder, dry=True)
+        store = Store(folder, dry=True, light=light)
         for line in describe_plan(plan(spec, store, part), store, jobs):
             typer.echo(line)
         return
-    store = Store(folder)
+    store = Store(folder, light=light)
     with (
         told_what_is_kept(folder),
         choose_workers(jobs, ray) as workers,
@@ -100,6 +105,14 @@ def sweep_command(
         _print_swept(spec, swept, folder, asked)
     if swept.failures:
         raise typer.Exit(FAILED)
+
+
+def _refuse_more_than_is_kept(asked: Sequence[str]) -> None:
+    from schedlab.sim.metrics.registry import every_run
+
+    kept = {metric.name for metric in every_run()}
+    if more := [name for name in asked if name not in kept]:
+        raise SpecError(f"--light keeps no tables, and {more[0]} is computed from them")
 
 
 class _Outcome(NamedTuple):

@@ -96,7 +96,12 @@ class _Metrics(dict[str, float]):
 
 
 def write_point(
-    result: RunResult, spec: ExperimentSpec, folder: Path, content_hash: str, seconds: float
+    result: RunResult,
+    spec: ExperimentSpec,
+    folder: Path,
+    content_hash: str,
+    seconds: float,
+    light: bool = False,
 ) -> None:
     """Write the files of one run.
 
@@ -112,11 +117,14 @@ def write_point(
         `point_hash` of the point.
     seconds : float
         How long the run took.
+    light : bool
+        Whether to leave out the tables.
     """
     write_text(folder / "spec.yaml", dump_yaml(spec.to_data()))
-    result.save(folder)
+    result.save(folder, light)
     noted = {
         "content_hash": content_hash,
+        **({"light": True} if light else {}),
         "requests_sha256": _table_hash(result.requests),
         "seconds": round(seconds, 3),
         "warnings": warnings(result),
@@ -168,14 +176,17 @@ def read_point(
     return found if noted else replace(found, warnings=warnings(found.load()))
 
 
-def content_hash_of(folder: Path) -> str | None:
-    """Return whose result a folder holds; None if anything is missing or unreadable."""
+def content_hash_of(folder: Path, light: bool = True) -> str | None:
+    """Return whose result a folder holds; None if anything is missing or unreadable.
+
+    Unless `light`, a result without its tables lacks something, too.
+    """
     try:
         noted = read_json_object(folder / POINT_FILE)
         files = read_json_object(folder / MARKER)["files"]
         read_json_object(folder / "result.json")
         whole = all((folder / name).is_file() for name in files)
-        return str(noted["content_hash"]) if whole else None
+        return str(noted["content_hash"]) if whole and (light or not noted.get("light")) else None
     except (SchedlabError, KeyError, TypeError):
         return None
 

@@ -33,12 +33,15 @@ class Job:
         Where its result is to appear, whole.
     label : str
         What to call it.
+    light : bool
+        Whether its tables are not wanted.
     """
 
     spec: ExperimentSpec
     content_hash: str
     folder: Path
     label: str
+    light: bool = False
 
 
 class Done(NamedTuple):
@@ -120,7 +123,7 @@ def run_point(job: Job, progress: RequestsDone | None = None) -> Done:
     result = run(job.spec, progress)
     seconds = time.perf_counter() - begin
     with fresh_folder(job.folder) as new:
-        write_point(result, job.spec, new, job.content_hash, seconds)
+        write_point(result, job.spec, new, job.content_hash, seconds, job.light)
     return Done(job, time.perf_counter() - begin)
 
 

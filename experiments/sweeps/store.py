@@ -31,6 +31,8 @@ class Store:
         It must be absent, empty, or one that a sweep made.
     dry : bool
         Whether only to look; else the folder is made if need be.
+    light : bool
+        Whether results need no tables: new ones get none. Else those without are not there.
 
     Raises
     ------
@@ -38,12 +40,13 @@ class Store:
         If the folder holds anything else.
     """
 
-    def __init__(self, folder: Path, dry: bool = False) -> None:
+    def __init__(self, folder: Path, dry: bool = False, light: bool = False) -> None:
         self.folder = folder.absolute()
+        self._light = light
         check_sweep_folder(self.folder)
         if not dry and not (self.folder / SWEEP_FILE).exists():
             write_text(self.folder / SWEEP_FILE, '{"made_by": "schedlab sweep"}\n')
-        self._known: dict[str, Path] = dict(_complete(self.folder))
+        self._known: dict[str, Path] = dict(_complete(self.folder, light))
 
     def job(self, spec: ExperimentSpec, label: str) -> Job:
         """Return the work that would give the result of a point, and where it goes.
@@ -62,13 +65,15 @@ class Store:
         """
         content = point_hash(spec)
         name = f"{slug(label)}-s{spec.seed}-{content[:_SHOWN_HASH]}"
-        return Job(spec, content, self._known.get(content, self.folder / name), label)
+        folder = self._known.get(content, self.folder / name)
+        return Job(spec, content, folder, label, self._light)
 
     def has(self, job: Job) -> bool:
         """Say whether the result of a point is there, complete."""
-        if job.content_hash not in self._known and content_hash_of(job.folder) == job.content_hash:
-            self._known[job.content_hash] = job.folder
-        return job.content_hash in self._known
+        content = job.content_hash
+        if content not in self._known and content_hash_of(job.folder, self._light) == content:
+            self._known[content] = job.folder
+        return content in self._known
 
     def load(self, job: Job) -> PointMetrics:
         """Return what a result that is there says."""
@@ -138,10 +143,10 @@ def check_sweep_folder(folder: Path) -> None:
         raise SpecError(f"{folder} is no folder of a sweep; choose another or a new one with -o")
 
 
-def _complete(folder: Path) -> Iterator[tuple[str, Path]]:
+def _complete(folder: Path, light: bool) -> Iterator[tuple[str, Path]]:
     """Yield the content hash and folder of each complete result."""
     for inside in sorted(folder.iterdir()) if folder.is_dir() else []:
         if inside.is_dir() and not inside.name.startswith("."):
-            content = content_hash_of(inside)
+            content = content_hash_of(inside, light)
             if content is not None:
                 yield content, inside

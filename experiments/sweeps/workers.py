@@ -23,6 +23,13 @@ ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 """Sums of linear algebra depend on how many threads share them: every worker has one."""
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class Workers(AbstractContextManager["Workers"], Protocol):
     """Runs jobs, in any order and place."""
 

@@ -22,7 +22,8 @@ from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.sweep_all import Shard, plan, sweep_all
 from schedlab.experiments.sweeps.timing import TimeEstimate, duration
 from schedlab.experiments.sweeps.workers import InProcess, Processes
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.result import RunResult
 
 ROOT = Path(__file__).resolve().parents[2]
 YAML = """\
@@ -86,6 +87,32 @@ def test_two_processes_give_the_bytes_of_one(spec_file):
     one, two = contents(Path("one")), contents(Path("two"))
     assert len([name for name in one if name.endswith("result.json")]) == 8
     assert one == two
+
+
+def test_light_sweep_keeps_metrics_and_no_tables(spec_file):
+    def sweep(folder, light=False):
+        store = Store(Path(folder), light=light)
+        return sweep_all(load_spec(spec_file), store, InProcess()).num_found
+
+    spec_file.write_text("name: tiny\nworkload: {trace: fixed, num_requests: 3}\n")
+    sweep("full")
+    sweep("light", light=True)
+    full, light = contents(Path("full")), contents(Path("light"))
+    assert not [name for name in light if name.endswith(".parquet")]
+    assert all(light[n] == full[n] for n in full if n.endswith(("result.json", "summary.csv")))
+    point = next(Path("light").glob("*/result.json")).parent
+    with pytest.raises(SchedlabError, match="run it again without --light"):
+        RunResult.load(point)
+    # What is there without tables is enough for the same question, and not for one of more.
+    assert [sweep("light", light=True), sweep("full", light=True), sweep("light")] == [1, 1, 0]
+    assert contents(Path("light")).keys() == full.keys()
+
+
+def test_metric_that_needs_tables_is_refused_in_a_light_sweep(spec_file):
+    done = schedlab("sweep", spec_file, "-o", "out", "--light", "-m", "largest(latency=itl)")
+    assert done.exit_code == 2
+    assert "--light keeps no tables, and largest(latency=itl)" in done.output
+    assert not Path("out").exists()
 
 
 @pytest.mark.slow
