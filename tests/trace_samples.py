@@ -70,7 +70,19 @@ OWN = (
     "0.000000001,20,5,,1,2.5,acme,s1,1 2,16\n"
     "3,30.0,6,64,,,,,,16\n"
 )
+CLIENT_RESULTS = json.dumps(
+    {
+        "num_prompts": 3,
+        "start_times": [107.5, 105.0, 106.0],
+        "input_lens": [20, 30, 40],
+        "output_lens": [3, 2, 0],
+        "ttfts": [0.5, 0.25, 0.0],
+        "itls": [[0.5, 1.0], [0.125], []],
+        "errors": ["", "", "refused"],
+    }
+)
 SAMPLES = {
+    "client_results": CLIENT_RESULTS,
     "azure": AZURE_2023,
     "burstgpt": BURSTGPT_6,
     "bailian": BAILIAN,

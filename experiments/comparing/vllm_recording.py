@@ -1,6 +1,7 @@
-"""A recorded run of a real vLLM engine, one JSON object a request, and its latencies.
+"""A recorded run of a real engine, and its latencies.
 
-Source of the format: casys-kaist/LLMServingSim, bench (requests.jsonl).
+Source of the format: casys-kaist/LLMServingSim, bench (requests.jsonl, one JSON object a request);
+or what a load generator saved, see `schedlab.traces.readers.client_results`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import parse_json, read_text
+from schedlab.traces.readers.client_results import is_client_results, read_client_results
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -72,14 +74,15 @@ class Timeline:
 
 
 def read_recording(path: Path) -> Timeline:
-    """Read a requests.jsonl.
+    """Read a requests.jsonl, or the JSON that a load generator saved.
 
     Parameters
     ----------
     path : Path
-        One object a line: request_id (``<anything>-<row of the workload>``), input_toks,
-        output_toks, queued_ts, first_token_ts, last_token_ts (seconds, one clock), and scheduled_ts
-        in all lines or none.
+        What vLLM's, GuideLLM's or inference-perf's client saved of its requests (its name ends in
+        .json), which are then queued when they were sent; or one object a line: request_id
+        (``<anything>-<row of the workload>``), input_toks, output_toks, queued_ts, first_token_ts,
+        last_token_ts (seconds, one clock), and scheduled_ts in all lines or none.
 
     Returns
     -------
@@ -88,9 +91,13 @@ def read_recording(path: Path) -> Timeline:
 
     Raises
     ------
-    SpecError
+    SpecError, TraceError
         If it cannot be read, or a line lacks a field or has an impossible one.
     """
+    if is_client_results(path):
+        results, _ = read_client_results(path)
+        sent, prompts, outputs, firsts, lasts = map(np.array, zip(*results, strict=True))
+        return Timeline(prompts, outputs, sent, firsts, lasts)
     lines = read_text(path).splitlines()
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):

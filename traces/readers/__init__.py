@@ -14,6 +14,7 @@ from schedlab.traces.readers import (
     azure,
     bailian,
     burstgpt,
+    client_results,
     llmservingsim,
     mooncake,
     schedlab,
@@ -36,6 +37,7 @@ READERS: dict[str, Reader] = {
         llmservingsim,
         sharegpt,
         vllm_custom,
+        client_results,
         schedlab,
     )
 }

@@ -1,0 +1,131 @@
+"""Recordings of load generators, as workloads and as what a prediction is held against."""
+
+import json
+
+import numpy as np
+import pytest
+
+from schedlab.experiments.comparing.validate import validate
+from schedlab.experiments.comparing.vllm_recording import read_recording
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.errors import TraceError
+from schedlab.traces import read
+
+VLLM = {
+    "date": "20261122-101500", "num_prompts": 3, "completed": 2, "failed": 1,
+    "input_lens": [20, 30, 40], "output_lens": [3, 2, 0], "start_times": [107.5, 105.0, 106.0],
+    "ttfts": [0.5, 0.25, 0.0], "itls": [[0.5, 1.0], [0.125], []],
+    "latencies": [2.0, 0.375, 0.0], "errors": ["", "", "refused"],
+}  # fmt: skip
+
+
+def guidellm_request(start_s, prompt, output, first_s, last_s):
+    timings = {
+        "request_start": start_s, "first_token_iteration": first_s, "last_token_iteration": last_s,
+        "resolve_start": start_s - 0.01, "token_iterations": output,
+    }  # fmt: skip
+    return {
+        "type_": "generative_request_stats", "info": {"status": "completed", "timings": timings},
+        "prompt_tokens": prompt, "output_tokens": output,
+    }  # fmt: skip
+
+
+GUIDELLM = {
+    "metadata": {"version": 1},
+    "benchmarks": [
+        {
+            "requests": {
+                "successful": [
+                    guidellm_request(107.5, 20, 3, 108.0, 109.5),
+                    guidellm_request(105.0, 30, 2, 105.25, 105.375),
+                ],
+                "errored": [],
+                "incomplete": [{"info": {"status": "cancelled"}}],
+            }
+        }
+    ],
+}
+
+
+def inference_perf_request(start_s, prompt, output, times, nested):
+    told = {"output_tokens": output, "output_token_times": times}
+    info = {"input_tokens": prompt, **({"response_metrics": told} if nested else told)}
+    return {
+        "start_time": start_s, "end_time": times[-1], "request": "{}", "info": info, "error": None
+    }  # fmt: skip
+
+
+INFERENCE_PERF = [
+    inference_perf_request(107.5, 20, 3, [108.0, 108.5, 109.5], nested=True),
+    inference_perf_request(105.0, 30, 2, [105.25, 105.375], nested=False),
+    {"start_time": 106.0, "end_time": 106.0, "info": None, "error": {"error_type": "Timeout"}},
+]
+ALL = {"vllm": VLLM, "guidellm": GUIDELLM, "inference-perf": INFERENCE_PERF}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(data, name="result.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps(data, indent=1 if name == "pretty.json" else None))
+        return path
+
+    return save
+
+
+@pytest.mark.parametrize("client", ALL)
+def test_recording_of_a_client_has_its_requests_as_they_were_sent(client, saved):
+    found = read_recording(saved(ALL[client]))
+    assert found.prompt_tokens.tolist() == [30, 20]
+    assert found.output_tokens.tolist() == [2, 3]
+    assert found.queued_s.tolist() == [105.0, 107.5]
+    assert found.first_token_s.tolist() == [105.25, 108.0]
+    assert found.last_token_s.tolist() == [105.375, 109.5]
+
+
+@pytest.mark.parametrize("client", ALL)
+def test_results_of_a_client_are_a_workload_without_what_failed(client, saved):
+    trace = read(saved(ALL[client], "pretty.json"), "client_results")
+    assert trace.arrival_ns.tolist() == [0, 2_500_000_000]
+    assert trace.prompt_tokens.tolist() == [30, 20]
+    assert sum(trace.report.rows_dropped.values()) == 1
+
+
+def test_prediction_is_held_against_what_a_client_saved(saved):
+    path = str(saved(VLLM))
+    spec = make_spec(
+        {
+            "name": "served",
+            "workload": {"trace": path, "format": "client_results"},
+            "validation": {"measured": path},
+        }
+    )
+    found = validate(spec)
+    assert found.measured_ms["TTFT Mean"] == pytest.approx(375)
+    assert found.measured_ms["TPOT Mean"] == pytest.approx((750 + 125) / 2)
+    assert all(np.isfinite(list(found.predicted_ms.values())))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"completed": 2}, "not the per-request results of a load generator"),
+        (VLLM | {"ttfts": [0.5]}, "3 start_times, but 1 ttfts"),
+        (VLLM | {"itls": None}, "itls must be a list, one entry a request"),
+        (VLLM | {"ttfts": [0.5, "x", 0]}, "request 1: ttfts must be a time in seconds, got 'x'"),
+        (VLLM | {"ttfts": [0.5, -1.0, 0]}, "request 1: sent, first token and last token must not"),
+        (VLLM | {"output_lens": [3, 0, 0]}, "request 1: output tokens must be a whole number abo"),
+        (VLLM | {"errors": ["no"] * 3}, "no request was answered"),
+        ({"benchmarks": GUIDELLM["benchmarks"] * 2}, "2 benchmarks; a recording is of one"),
+        ({"benchmarks": [{}]}, r"benchmarks\[0\]: no requests"),
+        ([{"start_time": 1.0, "error": None}], "request 0: no info"),
+        (
+            [inference_perf_request(1.0, 5, 5, [2.0], False) | {"info": {"input_tokens": 5}}],
+            "request 0: no output_token_times",
+        ),
+        ([INFERENCE_PERF[0] | {"info": 3}], "request 0: no output_token_times"),
+    ],
+)
+def test_file_that_is_no_recording_is_refused_with_request_and_key(data, said, saved):
+    with pytest.raises(TraceError, match=said):
+        read_recording(saved(data))

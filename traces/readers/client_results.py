@@ -1,0 +1,229 @@
+"""What load generators write of single requests: when each was sent, and when its tokens came.
+
+Sources of the formats: vLLM 0.32, `vllm bench serve --save-result --save-detailed`
+(vllm/benchmarks/serve.py); GuideLLM 0.8.1 (schemas/base/request_stats.py and info.py), its JSON
+report; inference-perf (kubernetes-sigs, inference_perf/apis/base.py and reportgen/base.py), its
+``per_request_lifecycle_metrics.json``, with token counts and times inside `response_metrics` or,
+before that, beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from schedlab.sim.errors import TraceError
+from schedlab.traces.read_report import ReadReport
+from schedlab.traces.readers.reader import Reader, ReadOptions
+from schedlab.traces.readers.source import JSON_ERRORS, Peek, Records, open_text, readable
+from schedlab.traces.readers.trace_builder import TraceBuilder
+from schedlab.traces.trace import Trace
+
+_NO_ANSWER = "failed or not finished when it was recorded"
+_MOST_TOKENS = 2**31
+_LATEST_S = 1e11
+
+
+class ClientResult(NamedTuple):
+    """One request that was answered."""
+
+    sent_s: float
+    """By the client's clock."""
+    prompt_tokens: int
+    output_tokens: int
+    first_token_s: float
+    last_token_s: float
+
+
+def is_client_results(path: Path) -> bool:
+    """Whether a file is one of these and not JSON Lines: by its name."""
+    return path.suffix == ".json"
+
+
+def read_client_results(path: Path) -> tuple[list[ClientResult], int]:
+    """Read the requests of one run of a load generator.
+
+    Parameters
+    ----------
+    path : Path
+        A file of any of the formats above.
+
+    Returns
+    -------
+    results : list of ClientResult
+        The answered requests, in the order in which they were sent.
+    num_failed : int
+        How many were not answered.
+
+    Raises
+    ------
+    TraceError
+        If it is none of them, lacks what a recording needs, or says the impossible; names the
+        request and the key.
+    """
+    with open_text(path) as text, readable(path, [0]):
+        content = text.read()
+    try:
+        data = json.loads(content)
+    except JSON_ERRORS as error:
+        raise TraceError(f"{path}: not JSON ({error!s:.200})") from None
+    if isinstance(data, list):
+        rows = list(_inference_perf(data, path))
+    elif isinstance(data, dict) and "benchmarks" in data:
+        rows = list(_guidellm(data, path))
+    elif isinstance(data, dict) and "start_times" in data:
+        rows = list(_vllm(data, path))
+    else:
+        raise TraceError(
+            f"{path}: not the per-request results of a load generator: vLLM's have start_times "
+            "(vllm bench serve --save-result --save-detailed), GuideLLM's have benchmarks, "
+            "inference-perf's are a list (report.request_lifecycle.per_request: true)"
+        )
+    answered = [row for row in rows if row is not None]
+    if not answered:
+        raise TraceError(f"{path}: no request was answered")
+    return sorted(answered, key=lambda row: row.sent_s), len(rows) - len(answered)
+
+
+def _vllm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]:
+    names = ("start_times", "input_lens", "output_lens", "ttfts", "itls")
+    columns = {}
+    for name in (*names, "errors"):
+        column = data.get(name)
+        if not isinstance(column, list):
+            raise TraceError(f"{path}: {name} must be a list, one entry a request")
+        columns[name] = column
+    count = len(columns["start_times"])
+    for name, column in columns.items():
+        if len(column) != count:
+            raise TraceError(f"{path}: {count} start_times, but {len(column)} {name}")
+    for i in range(count):
+        at = f"{path}: request {i}"
+        sent, prompt, output, ttft, itl = (columns[name][i] for name in names)
+        if columns["errors"][i]:
+            yield None
+            continue
+        if not isinstance(itl, list):
+            raise TraceError(f"{at}: itls must be a list of seconds, got {itl!r:.40}")
+        first_s = _seconds(sent, "start_times", at) + _seconds(ttft, "ttfts", at)
+        last_s = first_s + sum(_seconds(gap, "itls", at) for gap in itl)
+        yield _result(sent, prompt, output, first_s, last_s, at)
+
+
+def _guidellm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]:
+    benchmarks = data["benchmarks"]
+    if not isinstance(benchmarks, list) or len(benchmarks) != 1:
+        told = len(benchmarks) if isinstance(benchmarks, list) else "no list of"
+        raise TraceError(
+            f"{path}: {told} benchmarks; a recording is of one: give GuideLLM one rate at a time"
+        )
+    requests = _get(benchmarks[0], "requests", f"{path}: benchmarks[0]")
+    for status in ("successful", "errored", "incomplete"):
+        for i, request in enumerate(_get(requests, status, f"{path}: requests") or ()):
+            at = f"{path}: {status} request {i}"
+            if status != "successful":
+                yield None
+                continue
+            timings = _get(_get(request, "info", at), "timings", at)
+            yield _result(
+                _get(timings, "request_start", at),
+                _get(request, "prompt_tokens", at),
+                _get(request, "output_tokens", at),
+                _get(timings, "first_token_iteration", at),
+                _get(timings, "last_token_iteration", at),
+                at,
+            )
+
+
+def _inference_perf(data: list[Any], path: Path) -> Iterator[ClientResult | None]:
+    for i, request in enumerate(data):
+        at = f"{path}: request {i}"
+        if _get(request, "error", at):
+            yield None
+            continue
+        info = _get(request, "info", at)
+        response = info.get("response_metrics") or info if isinstance(info, dict) else info
+        times = _get(response, "output_token_times", at)
+        if not isinstance(times, list) or not times:
+            raise TraceError(f"{at}: no output_token_times: only streamed answers have them")
+        yield _result(
+            _get(request, "start_time", at),
+            _get(info, "input_tokens", at),
+            _get(response, "output_tokens", at),
+            times[0],
+            times[-1],
+            at,
+        )
+
+
+def _get(data: Any, key: str, at: str) -> Any:  # noqa: ANN401 - JSON
+    if not isinstance(data, dict) or key not in data:
+        raise TraceError(f"{at}: no {key}")
+    return data[key]
+
+
+def _result(
+    sent: object, prompt: object, output: object, first: object, last: object, at: str
+) -> ClientResult:
+    for name, count in (("prompt", prompt), ("output", output)):
+        if type(count) is not int or not 0 < count < _MOST_TOKENS:
+            raise TraceError(f"{at}: {name} tokens must be a whole number above 0, got {count!r}")
+    sent_s = _seconds(sent, "start", at)
+    first_s = _seconds(first, "first token", at)
+    last_s = _seconds(last, "last token", at)
+    if not sent_s <= first_s <= last_s:
+        raise TraceError(f"{at}: sent, first token and last token must not run backwards")
+    assert isinstance(prompt, int)
+    assert isinstance(output, int)
+    return ClientResult(sent_s, prompt, output, first_s, last_s)
+
+
+def _seconds(value: object, what: str, at: str) -> float:
+    if isinstance(value, int | float) and type(value) is not bool and abs(value) < _LATEST_S:
+        return float(value)
+    raise TraceError(f"{at}: {what} must be a time in seconds, got {value!r:.40}")
+
+
+def _sniff(peek: Peek) -> bool:
+    is_vllm = peek.kind == "jsonl" and "start_times" in peek.names
+    is_inference_perf = peek.kind == "json" and {"start_time", "info"} <= set(peek.names)
+    return is_vllm or is_inference_perf
+
+
+def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
+    report = ReadReport(
+        format="client_results",
+        path=str(path),
+        time_unit="s",
+        time_zero="the first request",
+        tokens="counted by the client or the server",
+    )
+    builder = TraceBuilder(report, rebase=True, empty_reason=options.empty_reason)
+    results, num_failed = read_client_results(path)
+    if num_failed:
+        builder.drop(_NO_ANSWER, num_failed)
+    for begin in range(0, len(results), options.chunk_rows):
+        some = results[begin : begin + options.chunk_rows]
+        numbers = list(range(begin + 1, begin + 1 + len(some)))
+        sent_s = np.array([row.sent_s for row in some]) - results[0].sent_s
+        trace = builder.trace(
+            Records(path, numbers, some, separator=": request "),
+            arrival_ns=np.round(sent_s * 1e9).astype(np.int64),
+            prompt_tokens=np.array([row.prompt_tokens for row in some], dtype=np.int64),
+            output_tokens=np.array([row.output_tokens for row in some], dtype=np.int64),
+        )
+        if trace is not None:
+            yield trace
+    yield builder.finish()
+
+
+READER = Reader(
+    "client_results",
+    "per-request JSON of vllm bench serve, GuideLLM or inference-perf",
+    _sniff,
+    _chunks,
+)
