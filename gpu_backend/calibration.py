@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from schedlab.gpu_backend.calibration_design import BatchPoint, design_hash, sentinels
 from schedlab.gpu_backend.calibration_fit import MeasuredBatch
-from schedlab.gpu_backend.runner import ModelRunner
-from schedlab.gpu_backend.step_timer import StepTimer
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
 from schedlab.sim.rng import stream
@@ -25,6 +23,15 @@ DRIFT_BAR = 0.03
 
 Progress = Callable[[int, int, str], None]
 """Called with: batches measured, batches in all, what comes next."""
+
+
+class BatchTimer(Protocol):
+    """Times batches on a device, whosever engine runs there."""
+
+    def time(
+        self, point: BatchPoint, repetitions: int
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return host and device seconds of each repetition, after warm-ups of a new point."""
 
 
 class Visit(NamedTuple):
@@ -56,7 +63,7 @@ class Measurement(NamedTuple):
 
 
 def measure(
-    runner: ModelRunner,
+    timer: BatchTimer,
     config: EngineConfig,
     points: Sequence[BatchPoint],
     log: Path,
@@ -73,10 +80,10 @@ def measure(
 
     Parameters
     ----------
-    runner : ModelRunner
-        Model and KV pool on the device.
+    timer : BatchTimer
+        Runs them.
     config : EngineConfig
-        The limits that `runner` was opened with.
+        The limits that it was opened with.
     points : sequence of Point
         What to measure; held-out points among them.
     log : Path
@@ -87,7 +94,7 @@ def measure(
     num_rounds, repetitions : int
         Every point is visited once a round and timed so many times a visit.
     seed : int
-        Of the order and of the physical blocks.
+        Of the order.
     max_s : float
         No round but the first begins that would likely end later than this.
     on_round : callable, optional
@@ -109,7 +116,6 @@ def measure(
     readings = _resume(log, identity)
     done = {(r.round, r.point) for r in readings if r.point >= 0}
     watch = sentinels(config)
-    timer = StepTimer(runner, config, seed)
     total, finished = num_rounds * len(points), len(done)
     begun_s, longest_s, complete = time.monotonic(), 0.0, 0
     with log.open("a", encoding="utf-8") as file:

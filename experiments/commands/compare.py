@@ -79,6 +79,9 @@ def calibrate(
     ],
     model: Annotated[str, typer.Option(help="A known model or a config.json.")] = "schedlab-small",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:INDEX.")] = "cpu",
+    engine: Annotated[
+        str, typer.Option(help="Whose steps: schedlab's real backend, or vllm's loop.")
+    ] = "schedlab",
     hardware: Annotated[
         str | None, typer.Option(help="Name in the GPU table; cpu, or found from the device.")
     ] = None,
@@ -104,6 +107,8 @@ def calibrate(
     from schedlab.experiments.comparing.calibrate import calibration_config
     from schedlab.experiments.comparing.machine import detected_hardware
 
+    if engine not in ("schedlab", "vllm"):
+        raise SpecError(f"--engine {engine}: unknown; schedlab or vllm")
     hardware = hardware or detected_hardware(device)
     dtype = dtype or ("fp32" if device == "cpu" else "bf16")
     config = calibration_config(
@@ -114,8 +119,8 @@ def calibrate(
     with steps_bar(quiet) as progress:
         found = run_calibration(
             output, model_name=model, hardware=hardware, device=device, dtype=dtype,
-            config=config, threads=threads, num_rounds=rounds, max_s=max_s, seed=seed,
-            progress=progress,
+            config=config, engine=engine, threads=threads, num_rounds=rounds,
+            max_s=max_s, seed=seed, progress=progress,
         )  # fmt: skip
     if not quiet:
         typer.echo(found.verdict)

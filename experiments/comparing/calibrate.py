@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from schedlab.experiments.comparing.calibrated_engine import chat, open_ours, open_vllm
 from schedlab.experiments.comparing.machine import describe_machine
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
@@ -27,17 +28,13 @@ from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.memory import memory_budget
 from schedlab.sim.hardware.models import model
-from schedlab.sim.request import Arrival
 from schedlab.sim.rng import stream
-from schedlab.traces.synthetic import synthesize
-from schedlab.traces.workload import workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from schedlab.gpu_backend.calibration import Measurement
     from schedlab.gpu_backend.calibration_design import BatchPoint
-    from schedlab.gpu_backend.runner import ModelRunner
 
 Progress = Callable[[int, int, str], None]
 
@@ -88,6 +85,7 @@ def calibrate(
     device: str,
     dtype: str,
     config: EngineConfig,
+    engine: str = "schedlab",
     threads: int = 1,
     num_rounds: int = 5,
     num_random: int = 60,
@@ -109,6 +107,8 @@ def calibrate(
         Where and in what format to run.
     config : EngineConfig
         Limits to calibrate within; they bound the validity of the profile.
+    engine : {"schedlab", "vllm"}
+        Whose steps are measured.
     threads : int
         Of the kernels on a CPU.
     num_rounds, num_random, num_held_out : int
@@ -131,8 +131,6 @@ def calibrate(
     SpecError
         If the device is missing, the model does not fit, or `folder` holds another calibration.
     """
-    import torch
-
     from schedlab.gpu_backend.calibration import measure, measured
     from schedlab.gpu_backend.calibration_design import design
     from schedlab.gpu_backend.calibration_fit import (
@@ -142,41 +140,40 @@ def calibrate(
         predictions,
         with_swapping,
     )
-    from schedlab.gpu_backend.kernel_hash import kernel_hash
-    from schedlab.gpu_backend.runner import open_runner
-    from schedlab.gpu_backend.swap_timing import swap_times
 
     begun_s = time.monotonic()
     held_out = replayed_points(config, model_name, hardware, dtype, num_held_out, seed)
-    torch.set_num_threads(threads)
-    runner = open_runner(model_name, config, device=device, dtype=dtype, seed=seed)
-    buckets = runner.graph_buckets
+    # What does not depend on the batch is measured before the rounds, so that the first one leaves
+    # a profile that is whole.
+    opened = {"schedlab": open_ours, "vllm": open_vllm}[engine](
+        model_name, config, device, dtype, threads, seed
+    )
+    buckets = opened.buckets
     fitted_on = design(config, num_random, seed, buckets)
     points = [*fitted_on, *held_out]
-    kernels = kernel_hash(device)
-    about = f"{model_name} {hardware} {device} {dtype} kernels {kernels} threads {threads}"
-    # Before the rounds, so that the first one leaves a profile that is whole.
-    swapping = swap_times(runner)
-    overhead = scheduling_overhead(runner, config, seed)
+    about = f"{model_name} {hardware} {device} {dtype} kernels {opened.kernels} threads {threads}"
     same = {
         "model": model(model_name).name,
         "hardware": gpu(hardware).name,
         "dtype": dtype,
         "tensor_parallel_size": 1,
-        "scheduling_overhead": overhead,
+        "scheduling_overhead": opened.overhead,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "engine": {name: getattr(config, name) for name in config.__dataclass_fields__},
         "graph_buckets": list(buckets),
-        "swap_times": [time._asdict() for time in swapping],
+        "swap_times": [time._asdict() for time in opened.swapping],
         "seed": seed,
-        "kernels": kernels,
+        "kernels": opened.kernels,
+        **({"engine_measured": opened.about} if opened.about else {}),
         "machine": describe_machine(device),
     }
 
     def write(taken: Measurement) -> tuple[Calibrated, list[dict[str, Any]]]:
         rows = measured(taken, points)
         train, test = rows[: len(fitted_on)], rows[len(fitted_on) :]
-        fit = with_swapping(fit_profile(train, test, buckets), swapping)
+        fit = fit_profile(train, test, buckets)
+        if opened.swapping:
+            fit = with_swapping(fit, opened.swapping)
         by_kind = error_by_kind(fit, test)
         spreads = [taken.spread(i) for i in range(len(points))]
         meta = {
@@ -195,11 +192,11 @@ def calibrate(
         text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
         write_text(folder / "residuals.json", text + "\n")
         write_fit(folder, meta, fit)
-        found = Calibrated(fit, overhead, taken.drift, by_kind, verdict(fit, by_kind, taken))
+        found = Calibrated(fit, opened.overhead, taken.drift, by_kind, verdict(fit, by_kind, taken))
         return found, residuals
 
     taken = measure(
-        runner, config, points, folder / "points.jsonl",
+        opened.timer, config, points, folder / "points.jsonl",
         about=about, num_rounds=num_rounds, seed=seed, progress=progress,
         max_s=max_s - (time.monotonic() - begun_s), on_round=write,
     )  # fmt: skip
@@ -284,39 +281,6 @@ def replayed_points(
         picks = rng.choice(len(some), size=min(count // 3, len(some)), replace=False)
         drawn += [some[i] for i in sorted(picks.tolist())]
     return drawn
-
-
-def chat(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arrival]:
-    """Return chat requests that fit the limits, all at once."""
-    trace = synthesize(num_requests, preset="azure-conv", rate=float("inf"), seed=seed)
-    fitting = trace.fit(config.max_model_len, "clip_prompt")
-    return list(workload(fitting, max_model_len=config.max_model_len))
-
-
-def scheduling_overhead(
-    runner: ModelRunner, config: EngineConfig, seed: int, num_requests: int = 128
-) -> dict[str, float]:
-    """Measure what the engine itself costs between two steps of the real backend.
-
-    A chat workload runs on the device by the virtual clock; the time outside the executor is
-    fitted by non-negative least squares to a base, the running and the waiting requests. The
-    slowest 5 % of the steps (garbage collection, other processes) are left out.
-    """
-    from scipy.optimize import nnls
-
-    from schedlab.gpu_backend.clock import VirtualClock
-    from schedlab.gpu_backend.executor import TorchExecutor
-
-    executor = TorchExecutor(runner, config, VirtualClock(), seed=seed)
-    requests = chat(config, min(num_requests, 2 * config.max_num_seqs), seed)
-    simulate(Engine(config, registry.make("fcfs"), executor), requests)
-    steps = executor.steps[1:]
-    seconds = np.array([step.overhead_ns for step in steps]) / 1e9
-    kept = seconds <= np.quantile(seconds, 0.95)
-    columns = np.array([(1.0, s.shape.num_running, s.shape.num_waiting) for s in steps])
-    solution, _ = nnls(columns[kept], seconds[kept])
-    names = ("base_s", "per_running_s", "per_waiting_s")
-    return {name: float(value) for name, value in zip(names, solution, strict=True)}
 
 
 def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], taken: Measurement) -> str:

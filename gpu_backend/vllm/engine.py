@@ -169,10 +169,20 @@ class Core:
             If the policy cannot run in vLLM, or vLLM's limits differ from those of the setup; names
             the key.
         """
+        self.engine.vllm_config.additional_config = {"schedlab": {"policy": policy}}
+        scheduler = self.new_plain_scheduler(cls, *arguments)
+        require_same(self.setup.config, scheduler.engine_config)
+        return scheduler
+
+    def new_plain_scheduler(
+        self,
+        cls: type[Any],
+        *arguments: Any,  # noqa: ANN401 - those of the class
+    ) -> Any:  # noqa: ANN401 - of that class
+        """Give the loop a scheduler of any class; see `new_scheduler`."""
         from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
         engine = self.engine
-        engine.vllm_config.additional_config = {"schedlab": {"policy": policy}}
         block_size, hash_block_size = resolve_kv_cache_block_sizes(
             self._kv_cache_config, engine.vllm_config
         )
@@ -186,8 +196,15 @@ class Core:
             block_size=block_size,
             hash_block_size=hash_block_size,
         )
-        require_same(self.setup.config, engine.scheduler.engine_config)
         return engine.scheduler
+
+    @property
+    def graph_buckets(self) -> tuple[int, ...]:
+        """Batch sizes of captured steps; empty without graphs."""
+        config = self.engine.vllm_config
+        if config.model_config.enforce_eager:
+            return ()
+        return tuple(sorted(config.compilation_config.cudagraph_capture_sizes or ()))
 
     def describe(self) -> dict[str, object]:
         """Return version, model runner and attention backend."""

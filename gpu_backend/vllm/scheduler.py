@@ -26,6 +26,7 @@ from schedlab.gpu_backend.vllm import release
 from schedlab.gpu_backend.vllm.builder import VllmPlanBuilder
 from schedlab.gpu_backend.vllm.refusals import refuse_policy, refuse_server
 from schedlab.gpu_backend.vllm.requests import Requests, seen_of_server
+from schedlab.gpu_backend.vllm.step_output import step_output
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan import BatchPlan
@@ -232,25 +233,11 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
     def _output(
         self, new: list[Any], resumed: list[Any], running: list[Any], tokens: dict[str, int]
     ) -> SchedulerOutput:
-        """Write a step down as vLLM does; what is not set here keeps the release's default."""
+        """Tell the workers of a step."""
         blocks = self.plan_requests.kv.new_blocks
         for request in resumed:
             blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
-        output = SchedulerOutput.make_empty()
-        output.scheduled_new_reqs = [release.new_request_data(self, request) for request in new]
-        output.scheduled_cached_reqs = self._make_cached_request_data(
-            running, resumed, tokens, {}, blocks
-        )
-        output.num_scheduled_tokens = tokens
-        output.total_num_scheduled_tokens = sum(tokens.values())
-        output.preempted_req_ids = self.reset_preempted_req_ids
-        output.finished_req_ids = self.finished_req_ids
-        output.new_block_ids_to_zero = self._get_new_block_ids_to_zero()
-        if not self.use_v2_model_runner:
-            self.prev_step_scheduled_req_ids.clear()
-            self.prev_step_scheduled_req_ids.update(tokens)
-        self._update_after_schedule(output)
-        return output
+        return step_output(self, new, resumed, running, tokens, blocks)
 
     def update_from_output(
         self,

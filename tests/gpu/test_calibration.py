@@ -31,6 +31,7 @@ from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     judge,
     with_swapping,
 )
+from schedlab.gpu_backend.step_timer import StepTimer  # noqa: E402
 from schedlab.gpu_backend.swap_timing import SwapTime, swap_times, swapped_byte_s  # noqa: E402
 from schedlab.sim.config import EngineConfig  # noqa: E402
 from schedlab.sim.cost.fitted import FittedCostModel  # noqa: E402
@@ -184,7 +185,7 @@ def test_swap_times_are_of_growing_numbers_of_blocks_both_ways():
 def measure(log, config=CONFIG, rounds=1, progress=None, about="tiny", **options):
     points = design(config, 0, seed=0)[:4]
     return points, calibration.measure(
-        tiny_runner(), config, points, log,
+        StepTimer(tiny_runner(), config, 0), config, points, log,
         about=about, num_rounds=rounds, repetitions=1, progress=progress, **options,
     )  # fmt: skip
 

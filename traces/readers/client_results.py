@@ -25,7 +25,8 @@ from schedlab.traces.trace import Trace
 
 _NO_ANSWER = "failed or not finished when it was recorded"
 _MOST_TOKENS = 2**31
-_LATEST_S = 1e11
+_LATEST_S = 4e9
+"""Seconds since 1970 until 2096; differences then fit 64 bits of nanoseconds."""
 
 
 class ClientResult(NamedTuple):
@@ -123,7 +124,10 @@ def _guidellm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]
         )
     requests = _get(benchmarks[0], "requests", f"{path}: benchmarks[0]")
     for status in ("successful", "errored", "incomplete"):
-        for i, request in enumerate(_get(requests, status, f"{path}: requests") or ()):
+        some = _get(requests, status, f"{path}: requests") or []
+        if not isinstance(some, list):
+            raise TraceError(f"{path}: requests.{status} must be a list")
+        for i, request in enumerate(some):
             at = f"{path}: {status} request {i}"
             if status != "successful":
                 yield None
