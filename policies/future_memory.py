@@ -1,7 +1,5 @@
 """How much KV memory requests will need before they end."""
 
-from bisect import insort
-
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
@@ -27,16 +25,18 @@ class FuturePeak:
 
     def __init__(self) -> None:
         self._requests: list[tuple[float, int, int]] = []
+        self._most_tokens = 0.0
 
     def add(self, used_tokens: int, remaining_tokens: float) -> None:
         """Take a request into the set."""
         # The index breaks ties, so that equal requests keep the order they came in.
-        insort(self._requests, (-remaining_tokens, len(self._requests), used_tokens))
+        self._requests.append((-remaining_tokens, len(self._requests), used_tokens))
+        self._most_tokens += used_tokens + remaining_tokens
 
     def tokens(self) -> float:
         """Return the peak in tokens, 0 for an empty set."""
         peak, used_sum = 0.0, 0
-        for i, (negative_remaining, _, used) in enumerate(self._requests, start=1):
+        for i, (negative_remaining, _, used) in enumerate(sorted(self._requests), start=1):
             used_sum += used
             peak = max(peak, used_sum - negative_remaining * i)
         return peak
@@ -47,3 +47,13 @@ class FuturePeak:
         joined._requests = list(self._requests)
         joined.add(used_tokens, remaining_tokens)
         return joined.tokens()
+
+    def stays_within(
+        self, used_tokens: int, remaining_tokens: float, capacity_tokens: float
+    ) -> bool:
+        """Say whether the peak stays within a capacity if one more request joined."""
+        # No peak is above all that all of them will ever hold; a token is more than rounding.
+        most_tokens = self._most_tokens + used_tokens + remaining_tokens + 1.0
+        if most_tokens <= capacity_tokens:
+            return True
+        return self.tokens_with(used_tokens, remaining_tokens) <= capacity_tokens

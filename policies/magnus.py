@@ -110,6 +110,7 @@ class Magnus(Static):
         self._estimator = None if serving_time is None else ServingTime.load(serving_time)
         self._queued: list[QueuedBatch] = []
         self._batch_of: dict[int, QueuedBatch] = {}
+        self._serving_times_ns: dict[tuple[int, int, float], float] = {}
 
     def on_start(self, view: EngineView) -> None:
         """Keep the view, for the size of the memory and the estimate of step times."""
@@ -146,13 +147,21 @@ class Magnus(Static):
         return self._admit(best, builder)
 
     def _response_ratio(self, batch: list[RequestState]) -> float:
-        wait_ns = sum(self._view.now_ns - s.request.arrival_ns for s in batch) / len(batch)
-        return 1.0 + wait_ns / self._serving_time_ns(batch)
+        size, longest, last, arrivals_ns = len(batch), 0, 0.0, 0
+        for state in batch:
+            request = state.request
+            arrivals_ns += request.arrival_ns
+            longest = max(longest, request.prompt_tokens)
+            last = max(last, predicted_tokens(state))
+        wait_ns = (size * self._view.now_ns - arrivals_ns) / size
+        known_ns = self._serving_times_ns.get((size, longest, last))
+        if known_ns is None:
+            known_ns = self._serving_time_ns(size, longest, last)
+            self._serving_times_ns[size, longest, last] = known_ns
+        return 1.0 + wait_ns / known_ns
 
-    def _serving_time_ns(self, batch: list[RequestState]) -> float:
-        view, size = self._view, len(batch)
-        longest = max(s.request.prompt_tokens for s in batch)
-        last = max(predicted_tokens(s) for s in batch)
+    def _serving_time_ns(self, size: int, longest: int, last: float) -> float:
+        view = self._view
         if self._estimator is not None:
             return self._estimator.estimate_s(size, longest, last) * 1e9
         prompts = ((longest, 0),) * size

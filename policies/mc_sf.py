@@ -67,7 +67,7 @@ class MemoryConstrainedShortestFirst(ContinuousBatching):
         alone = not view.running
         for state in view.waiting:
             need = state.num_tokens + slack, self._remaining(state)
-            if not alone and peak.tokens_with(*need) > capacity:
+            if not alone and not peak.stays_within(*need, capacity):
                 return
             alone = False
             peak.add(*need)

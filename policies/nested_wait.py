@@ -34,8 +34,10 @@ class NestedWait(Policy):
     not wait (the authors' code drops these requests). So nobody starves. When memory runs out,
     the latest admission is preempted.
 
-    A decision is linear in the running batch. Skip-ahead is honest because nothing is promised:
-    stages change with every token.
+    A decision is linear in the running batch. Skip-ahead is honest: a plan that takes everybody
+    inside of its segments, nobody from an entry and nobody on a time-out stays the same until one
+    of them comes to the next entry, because all move on together; any other promises nothing. The
+    next time-out is named.
 
     Parameters
     ----------
@@ -89,7 +91,7 @@ class NestedWait(Policy):
         entries, inside = self._stages(view)
         timeout_ns = round(self.max_wait_s * 1e9)
         chosen: list[RequestState] = []
-        num_new, until_ns = 0, FOREVER
+        num_new, until_ns, steps = 0, FOREVER, FOREVER
         for i, (limit, group) in enumerate(self._limits()):
             gathered = len(entries[i]) if i else len(view.waiting)
             places = max(min(group, limit - len(inside[i])), 0)
@@ -102,11 +104,22 @@ class NestedWait(Policy):
                 if gather_until_ns > view.now_ns:
                     until_ns = gather_until_ns
                     break
+                steps = 1  # who runs on a time-out waits anew
             if i == 0:
                 num_new = places
-            chosen += _at_most(group, inside[i]) + entries[i][:places]
-        self._grant(chosen, num_new, view, builder)
-        return builder.build(until_ns=until_ns)
+            within = _at_most(group, inside[i])
+            chosen += within + entries[i][:places]
+            if len(within) < len(inside[i]) or (places and entries[i]):
+                steps = 1
+            elif i + 1 < len(self.output_edges):
+                steps = min(steps, self._steps_to_exit(i, within))
+        all_granted = self._grant(chosen, num_new, view, builder)
+        return builder.build(max_steps=steps if all_granted else 1, until_ns=until_ns)
+
+    def _steps_to_exit(self, segment: int, states: list[RequestState]) -> int:
+        """Return after how many tokens the first of them comes to the end of the segment."""
+        stage = max((s.num_output_tokens for s in states if s.is_decoding), default=-FOREVER)
+        return max(self.output_edges[segment] - stage, 1)
 
     def _stages(
         self, view: EngineView
@@ -147,19 +160,24 @@ class NestedWait(Policy):
 
     def _grant(
         self, chosen: list[RequestState], num_new: int, view: EngineView, builder: PlanBuilder
-    ) -> None:
+    ) -> bool:
+        """Grant all of them what they need if it fits, then new ones; return whether it did."""
         # In order of admission: were a late one granted first, an early one could make room only by
         # giving up itself, and two that start over by turns would never finish.
         victims, turn = list(view.running), set(chosen)
-        for state in view.running:
-            if state in turn and state not in builder.preempted and builder.tokens_left:
-                grant_or_preempt(builder, state, victims)
+        in_turn = [state for state in victims if state in turn]
+        all_granted = not view.prefilling and builder.grant_all(in_turn)
+        if not all_granted:
+            for state in in_turn:
+                if state not in builder.preempted and builder.tokens_left:
+                    grant_or_preempt(builder, state, victims)
         if builder.preempted:
-            return
+            return False
         for state in view.waiting:
             if num_new < 1 or not builder.grant(state):
-                return
+                break
             num_new -= 1
+        return all_granted
 
 
 def _at_most(group: int, states: list[RequestState]) -> list[RequestState]:

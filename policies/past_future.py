@@ -95,12 +95,17 @@ class PastFuture(ContinuousBatching):
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield in order of arrival while the future peak stays within memory."""
         running = list(view.running)
+        capacity = view.num_blocks * view.config.block_size * (1.0 - self.reserved)
+        # However long answers get, a request never holds more than this.
+        most_tokens = view.config.max_model_len + view.config.block_size
+        if (len(running) + len(view.waiting)) * most_tokens <= capacity:
+            yield from view.waiting
+            return
         draw = np.random.default_rng([self.seed, self._step])
         past = np.sort(np.array(self._past, dtype=np.float64))
         futures = min(self.samples, _MIN_SAMPLES // len(running) + 1) if running else 1
         used = np.array([self._used_tokens(s, view) for s in running], dtype=np.float64)
         remaining = self._draw_remaining(running, view, past, draw.random((futures, len(running))))
-        capacity = view.num_blocks * view.config.block_size * (1.0 - self.reserved)
         for state in view.waiting:
             most = _most_tokens(state, view)
             ends = np.minimum(draw.choice(past, futures), most) if len(past) else most

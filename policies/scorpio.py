@@ -82,6 +82,7 @@ class Scorpio(Policy):
         self._prefill_times_ns: dict[tuple[int, int], int] = {}
         # Of those who decode, when the last step ended; plans must not see it change within one.
         self._tightest_s = math.inf
+        self._is_uniform = True
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by the deadline of the first token."""
@@ -91,16 +92,26 @@ class Scorpio(Policy):
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Book the credits of the step, and see who decodes from now on."""
-        ran = set(plan.decoding())
+        decoding, credits = plan.decoding(), self._credits
         if not (self.prefill_first and plan.chunks):
-            for state, credit in self._credits.items():
-                self._credits[state] = credit + num_steps * (self._pace(state) - (state in ran))
+            if self._is_uniform:  # everybody earns what a step costs
+                for state in credits.keys() - set(decoding):
+                    credits[state] += num_steps
+            else:
+                ran = set(decoding)
+                for state, credit in credits.items():
+                    credits[state] = credit + num_steps * (self._pace(state) - (state in ran))
         for state in plan.preempted:
-            self._credits.pop(state, None)
-        for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
-            if state.is_decoding and state.status is Status.RUNNING:
-                self._credits.setdefault(state, 0.0)
-        self._tightest_s = min(map(self._target_s, self._credits), default=math.inf)
+            credits.pop(state, None)
+        for state in (*decoding, *(state for state, _ in plan.chunks)):
+            if state not in credits and state.is_decoding and state.status is Status.RUNNING:
+                credits[state] = 0.0
+        self._note_targets()
+
+    def _note_targets(self) -> None:
+        targets_s = {*map(self._target_s, self._credits)}
+        self._tightest_s = min(targets_s, default=math.inf)
+        self._is_uniform = len(targets_s) < 2
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
@@ -132,7 +143,7 @@ class Scorpio(Policy):
         if evicted:
             for state in evicted:
                 del self._credits[state]
-            self._tightest_s = min(map(self._target_s, self._credits), default=math.inf)
+            self._note_targets()
 
     def _reject_late(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
         """Give up who cannot have a first token in time, and return the others who wait."""
@@ -152,16 +163,17 @@ class Scorpio(Policy):
         self, view: EngineView, builder: PlanBuilder, decodes: Iterable[RequestState]
     ) -> bool:
         """Grant decodes with a credit, and return whether somebody has none."""
-        victims = sorted(view.running, key=lambda s: (s.request.arrival_ns, s.id))
-        paused = False
-        for state in decodes:
-            if state in builder.preempted:
-                continue
-            if self._credits.get(state, 0.0) + self._pace(state) < 1.0 - _ROUNDING:
-                paused = True
-            else:
-                grant_or_preempt(builder, state, victims)
-        return paused
+        ready = [
+            state
+            for state in decodes
+            if self._credits.get(state, 0.0) + self._pace(state) >= 1.0 - _ROUNDING
+        ]
+        if builder.preempted or not builder.grant_all(ready):
+            victims = sorted(view.running, key=lambda s: (s.request.arrival_ns, s.id))
+            for state in ready:
+                if state not in builder.preempted:
+                    grant_or_preempt(builder, state, victims)
+        return any(s not in builder.preempted for s in {*decodes} - {*ready})
 
     def _prefill(
         self, view: EngineView, builder: PlanBuilder, waiting: Iterable[RequestState]

@@ -105,11 +105,15 @@ class SLAI(Policy):
             used = 1.0 - self._view.free_blocks / self._view.num_blocks
             offset = 5 if used < self.memory_limit else 10
         safety_ns = offset * self._busy_ns // self._num_steps
+        due_ns = now_ns + round(self.tbt_s * 1e9) - safety_ns
         for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
             if state.is_decoding:
                 slo = state.request.slo
-                target_s = self.tbt_s if slo is None or slo.tpot_ms is None else slo.tpot_ms / 1e3
-                self._last_schedulable_ns[state.id] = now_ns + round(target_s * 1e9) - safety_ns
+                if slo is None or slo.tpot_ms is None:
+                    self._last_schedulable_ns[state.id] = due_ns
+                else:
+                    target_ns = round(slo.tpot_ms / 1e3 * 1e9)
+                    self._last_schedulable_ns[state.id] = now_ns + target_ns - safety_ns
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
@@ -118,6 +122,10 @@ class SLAI(Policy):
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan critical decodes, prompts under way, new prompts, other decodes."""
         due = self._last_schedulable_ns
+        idle = not (view.prefilling or len(view.waiting) or view.num_paused)
+        at_most = min(self.max_decodes, self.token_budget)
+        if idle and len(view.running) <= at_most and builder.grant_all(view.running):
+            return builder.build(max_steps=FOREVER)  # all decode: it matters to nobody who is due
         decodes = sorted(
             (due.get(s.id, 0), s.request.arrival_ns, s.id, s) for s in view.running if s.is_decoding
         )
@@ -159,6 +167,8 @@ class SLAI(Policy):
         builder: PlanBuilder,
         floor: int,
     ) -> int:
+        if len(states) <= builder.tokens_left - floor and builder.grant_all(states):
+            return len(states)
         granted = 0
         for state in states:
             if builder.tokens_left <= floor or builder.rows_left < 1:
