@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +51,11 @@ MOST_NUMBERS_IN_MEMORY = 2_000_000
 """Of requests, segments or steps, 8 bytes each; what is more is moved to temporary files."""
 
 _NAN = float("nan")
-_NO_TARGETS = (_NAN,) * len(_TargetRow._fields)
+# Packed rows: an array takes their bytes at a third of the cost of their numbers one by one.
+_pack_request = Struct(f"{len(_RequestRow._fields)}q").pack
+_pack_segment = Struct(f"{len(SegmentRow._fields)}q").pack
+_pack_targets = Struct(f"{len(_TargetRow._fields)}d").pack
+_NO_TARGETS = _pack_targets(*(_NAN for _ in _TargetRow._fields))
 
 
 class RunLog:
@@ -92,35 +97,34 @@ class RunLog:
     ) -> None:
         """Record a request that left the engine."""
         r, generated_tokens = state.request, state.num_output_tokens
-        self._requests.extend(
-            _RequestRow(
-                r.id,
-                r.arrival_ns,
-                r.prompt_tokens,
-                output_tokens,
-                generated_tokens,
-                state.first_scheduled_ns,
-                state.first_token_ns,
-                state.last_token_ns,
-                finish_ns,
-                state.num_preemptions,
-                state.recomputed_tokens,
-                r.priority,
-                status,
-                state.queued_ns,
-                state.cached_tokens,
-                state.prefix_hit_tokens,
-            )
+        row = _RequestRow(
+            r.id,
+            r.arrival_ns,
+            r.prompt_tokens,
+            output_tokens,
+            generated_tokens,
+            state.first_scheduled_ns,
+            state.first_token_ns,
+            state.last_token_ns,
+            finish_ns,
+            state.num_preemptions,
+            state.recomputed_tokens,
+            r.priority,
+            status,
+            state.queued_ns,
+            state.cached_tokens,
+            state.prefix_hit_tokens,
         )
+        self._requests.frombytes(_pack_request(*row))
         slo = r.slo
         if slo is None and r.predicted_tokens is None:
-            self._targets.extend(_NO_TARGETS)
+            self._targets.frombytes(_NO_TARGETS)
         else:
             ttft, tpot, e2el = slo or (None, None, None)
-            row = _TargetRow(
+            targets = _TargetRow(
                 r.predicted_tokens, slo_ttft_ms=ttft, slo_tpot_ms=tpot, slo_e2el_ms=e2el
             )
-            self._targets.extend([_NAN if x is None else x for x in row])
+            self._targets.extend([_NAN if x is None else x for x in targets])
         if len(self._requests) >= MOST_NUMBERS_IN_MEMORY:
             self._spill()
 
@@ -131,7 +135,7 @@ class RunLog:
 
     def add_segment(self, row: SegmentRow, durations_ns: list[int], new_blocks: list[int]) -> None:
         """Record steps of one batch."""
-        self._segments.extend(row)
+        self._segments.frombytes(_pack_segment(*row))
         self._durations_ns.extend(durations_ns)
         self._new_blocks.extend(new_blocks)
         if (
