@@ -100,7 +100,7 @@ def test_by_class_command_prints_a_row_a_class(folder):
     done = CliRunner().invoke(app, ["by-class", str(folder)])
     assert done.exit_code == 0, done.output
     assert "TTFT met" in done.stdout
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  -")] == [
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.split()[:1] == ["-"]] == [
         "0", "1", "all"
     ]  # fmt: skip
     wrong = CliRunner().invoke(app, ["by-class", str(folder), "--column", "prioritty"])
