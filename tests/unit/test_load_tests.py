@@ -81,6 +81,13 @@ def test_load_test_is_read_with_the_settings_of_its_server(tmp_path):
     assert test.stages[0].e2e_s.at(0.5) == 0.2
 
 
+def test_requests_that_failed_were_sent_too(tmp_path):
+    counted = STAGE | {"succeeded": 8, "failed": 2}
+    timed = {k: v for k, v in STAGE.items() if k != "succeeded"} | {"duration_s": 3, "failed": 2}
+    stages = load_test(written(tmp_path, TEST | {"stages": [counted, timed]})).stages
+    assert [stage.num_requests for stage in stages] == [10, 15]
+
+
 def changed(path, value):
     """Return the test with one key set, or removed where the value is None."""
     test = copy.deepcopy(TEST)

@@ -115,15 +115,18 @@ def test_workload_of_stream_equals_workload_of_whole(tmp_path):
     rows = "\n".join(f"{i / 8},{i % 50 + 1},{i % 9 + 1}" for i in range(num_requests))
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
     predicted = np.arange(float(num_requests))
-    options = {"max_model_len": 100, "predicted_tokens": predicted}
-    whole = [
-        (a.request.id, a.request.arrival_ns, a.request.predicted_tokens, a.output_tokens)
-        for a in workload(Trace.concat(list(stream(path))), **options)
-    ]
-    pieces = [
-        (a.request.id, a.request.arrival_ns, a.request.predicted_tokens, a.output_tokens)
-        for a in workload(stream(path, chunk_rows=1000), **options)
-    ]
+    options = {
+        "max_model_len": 100, "predicted_tokens": predicted, "predictor_latency_s": predicted / 1e3,
+    }  # fmt: skip
+    whole, pieces = (
+        [
+            (a.request.id, a.request.arrival_ns, a.request.predicted_tokens, a.output_tokens,
+             a.ready_ns)
+            for a in workload(trace, **options)
+        ]
+        for trace in (Trace.concat(list(stream(path))), stream(path, chunk_rows=1000))
+    )  # fmt: skip
+    assert whole[2] == (2, 250_000_000, 2.0, 3, 252_000_000)
     assert pieces == whole
     assert len(whole) == num_requests
 
