@@ -27,7 +27,7 @@ LOST = {
 STEPS = {
     "start_ns": np.array([0, 100, 150, 200]) * MS,
     "end_ns": np.array([100, 150, 200, 700]) * MS,
-    "num_waiting": np.array([9, 1, 2, 3]),
+    "num_waiting": np.array([9, 1, 2, 6]),
     "kv_tokens": np.array([3, 3, 3, 3]),
     "kv_allocated_tokens": np.array([4, 4, 4, 4]),
 }
@@ -96,9 +96,30 @@ def test_metric_of_a_small_run_is_what_a_pencil_gives(name, knobs, expected):
 
 
 def test_queue_growth_weighs_steps_by_their_time():
-    # In the second half of the arrivals (from 100 ms to 200 ms) the queue is 1, 2 and 3 at 100,
-    # 150 and 200 ms: 20 requests a second, whatever the weights.
-    assert run_of().metric("queue_growth") == pytest.approx(20.0)
+    # In the second half of the arrivals (from 100 ms to 200 ms) the queue is 1, 2 and 6 at 0, 50
+    # and 100 ms, in steps of 50, 50 and 500 ms. Their mean time is (2.5 + 50) / 0.6 = 87.5 ms, the
+    # slope (50 * -87.5 * 1 + 50 * -37.5 * 2 + 500 * 12.5 * 6) / (50 * 87.5**2 + 50 * 37.5**2 +
+    # 500 * 12.5**2) = 29,375 / 531,250 a millisecond.
+    assert run_of().metric("queue_growth") == pytest.approx(1000 * 29_375 / 531_250)
+
+
+@pytest.mark.parametrize(("end_ms", "missed"), [(400.0, 1), (399.9, 2)])
+def test_deadline_at_the_very_end_of_an_answer_is_held(end_ms, missed):
+    # Request 1 ends 400 ms after its arrival, and has no target for its tokens; 2 was rejected.
+    result = run_of(slo_tpot_ms=[200.0, NAN, NAN], slo_e2el_ms=[NAN, end_ms, NAN])
+    assert result.metric("deadline_misses") == pytest.approx(missed / 3)
+
+
+def test_who_was_turned_away_holds_no_target():
+    # Request 0 takes 200 ms a token, request 1 as well; 2 has no time per token, for it has none.
+    result = run_of(slo_tpot_ms=[200.0, 150.0, 100.0])
+    assert result.metric("tpot_slo_attainment") == pytest.approx(1 / 3)
+
+
+def test_wait_for_the_first_token_is_no_stall():
+    # Request 1 waits 200 ms for its first token and 100 ms for its second.
+    result = run_of({**TOKENS_MS, 1: [300, 400]})
+    assert result.metric("stall_free_goodput", ttft_ms=200, stall_ms=100) == pytest.approx(1 / 0.7)
 
 
 def test_service_gap_counts_only_while_both_wait():
