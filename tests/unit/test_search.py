@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands.cli import app
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.search import tune as tuning
+from schedlab.experiments.search.bars import Bar
 from schedlab.experiments.search.bracket import Probe, bracket
 from schedlab.experiments.search.find import find
 from schedlab.experiments.specification.loading import make_spec
@@ -64,6 +65,25 @@ def test_bracket_tells_a_break_that_heals_and_answers_below_it():
     assert found.value <= 2.0 < found.above
     assert found.holds_again
     assert found.falls(0)
+
+
+def test_bracket_at_a_value_that_just_meets_its_bar_holds():
+    # The scan of 1 to 100 tries 10, the middle of its logarithms.
+    found = searched(lambda value: value - 10.0, (1.0, 100.0))
+    assert 10.0 <= found.value < found.above <= 10.2
+    level = searched(lambda value: -1.0, (1.0, 40.0))
+    assert (level.value, level.above, level.bound) == (40.0, math.inf, "at least")
+    assert level.falls(0) == []
+
+
+@pytest.mark.parametrize(
+    ("at_most", "value", "excess"),
+    [(True, 7.0, 2.0), (True, 4.0, -1.0), (False, 7.0, -2.0), (False, 4.0, 1.0)],
+)
+def test_bar_is_broken_by_what_a_value_is_beyond_it(at_most, value, excess):
+    bar = Bar("m", 5.0, at_most)
+    assert bar.excess({"m": value}) == excess
+    assert bar.excess({"m": math.nan}) == math.inf
 
 
 def test_bracket_takes_what_cannot_be_measured_as_a_break():

@@ -10,7 +10,13 @@ from schedlab.experiments.analysis.run_intervals import run_intervals
 from schedlab.experiments.commands.cli import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.statistics import batch_means, paired_change, verdict, with_interval
+from schedlab.experiments.statistics import (
+    Change,
+    batch_means,
+    paired_change,
+    verdict,
+    with_interval,
+)
 from schedlab.sim.errors import SpecError
 
 
@@ -83,6 +89,24 @@ def test_batch_means_cover_where_independence_would_not():
         naive += abs(values.mean()) <= 1.96 * values.std() / math.sqrt(len(values))
     assert naive < 80  # treating requests as independent covers about a third
     assert 135 <= covered <= 149
+
+
+def test_batch_means_of_ten_batches_by_hand():
+    # Three values at the start fill no batch. Means 0 (seven times), 1, 2, 1: 0.4 on average,
+    # squares from there 4.4, neighbours' products 2.64; t = 2.262157 with 9 degrees of freedom.
+    values = [99.0] * 3 + np.repeat([0.0] * 7 + [1.0, 2.0, 1.0], 10).tolist()
+    found = batch_means(values, 10)
+    assert found.mean == pytest.approx(0.4)
+    assert found.half_width == pytest.approx(2.262157 * math.sqrt(4.4 / 9 / 10), rel=1e-6)
+    assert found.lag1 == pytest.approx(2.64 / 4.4)
+    assert not found.long_enough  # 0.6 is above 1.64 / sqrt(10) = 0.519
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"), [(0.0, 0.2, "no difference shown"), (1e-9, 0.2, "a beats b")]
+)
+def test_verdict_on_an_interval_that_touches_zero_is_none(low, high, words):
+    assert verdict("a", "b", "m", Change(0.1, low, high, 1.0, 5), True).startswith(words)
 
 
 def test_batch_means_say_when_batches_are_too_short():
