@@ -1,0 +1,101 @@
+"""Laws of fleets, over what hypothesis draws: limits that differ by engine, routers, clients."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedlab.policies import registry
+from schedlab.policies.routers import registry as routers
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import simulate_cluster
+from tests import laws
+from tests.laws import LinearCost
+from tests.workloads import configs, workloads
+
+POLICIES = ("fcfs", "sjf", "static", "srtf", "vtc", "fastserve")
+
+
+@st.composite
+def fleets(draw):
+    """Draw a workload and the engines, each with limits and a policy, that share it."""
+    size = draw(st.integers(1, 4))
+    return {
+        "workload": draw(workloads()),
+        "limits": [draw(configs()) for _ in range(size)],
+        "policies": [draw(st.sampled_from(POLICIES)) for _ in range(size)],
+        "slowness": [draw(st.sampled_from((1, 1, 3))) for _ in range(size)],
+        "router": draw(st.sampled_from(routers.names())),
+        "staleness_ns": draw(st.sampled_from((0, 0, 1_500, 50_000))),
+        "max_concurrency": draw(st.sampled_from((None, None, 1, 3))),
+    }
+
+
+def run(workload, limits, policies, slowness, router, staleness_ns, max_concurrency, fast=True):
+    engines = [
+        Engine(
+            config if fast else laws.slow(config),
+            registry.make(policy),
+            SimExecutor(Pricing(LinearCost(1000 * slow, 10 * slow, slow))),
+            check_conservation,
+        )
+        for config, policy, slow in zip(limits, policies, slowness, strict=True)
+    ]
+    log = simulate_cluster(
+        engines, routers.make(router), workload, max_concurrency, staleness_ns=staleness_ns
+    )
+    for engine in engines:
+        assert engine.kv.free_blocks == engine.kv.num_blocks, "the run ended with blocks held"
+    return log
+
+
+@given(fleets())
+@settings(max_examples=40)
+def test_requests_leave_one_engine_once_and_every_engine_keeps_the_laws(fleet):
+    log = run(**fleet)
+    requests = log.requests()
+    assert requests["id"].tolist() == [a.request.id for a in fleet["workload"]]
+    in_their_own_time = {a.request.id: a for a in fleet["workload"]}
+    for own, limits, policy in zip(log.of_engines, fleet["limits"], fleet["policies"], strict=True):
+        rows = own.requests()
+        if not len(rows["id"]):
+            continue
+        share = [
+            # In a closed loop the clock of a request starts when it is sent.
+            sent_at(in_their_own_time[i], sent)
+            for i, sent in zip(rows["id"].tolist(), rows["arrival_ns"].tolist(), strict=True)
+        ]
+        config = limits.for_policy(registry.policy_class(policy).pauses)
+        laws.check(own, share, config, may_wait=True)
+
+
+def sent_at(arrival, sent_ns):
+    moved = replace(arrival.request, arrival_ns=sent_ns)
+    return arrival._replace(request=moved, ready_ns=sent_ns)
+
+
+@given(fleets())
+@settings(max_examples=40)
+def test_fleet_gives_the_same_bytes_again_and_step_by_step(fleet):
+    one, again, slow = run(**fleet), run(**fleet), run(**fleet, fast=False)
+    for other in (again, slow):
+        for mine, its in zip(one.of_engines, other.of_engines, strict=True):
+            assert laws.signature(mine) == laws.signature(its)
+
+
+@given(fleets())
+@settings(max_examples=30)
+def test_no_more_requests_are_in_flight_than_clients(fleet):
+    most = fleet["max_concurrency"]
+    if most is None:
+        return
+    requests = run(**fleet).requests()
+    answered = requests["finish_ns"] >= 0
+    times = np.concatenate([requests["arrival_ns"], requests["finish_ns"]])[np.tile(answered, 2)]
+    change = np.repeat([1, -1], answered.sum())
+    in_flight = np.cumsum(change[np.lexsort((change, times))])
+    assert not len(in_flight) or in_flight.max() <= most
