@@ -21,7 +21,7 @@ from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.drive.cluster import joint_steps_ns
+from schedlab.sim.drive.lockstep import joint_steps_ns
 from schedlab.sim.record.cluster_log import ClusterLog
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, RequestState

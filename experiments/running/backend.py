@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from schedlab.experiments.running.fleet import Kind
-from schedlab.experiments.running.resolved import Resolved
+from schedlab.experiments.running.fleet import Kind, disaggregation
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
@@ -17,7 +16,9 @@ from schedlab.sim.core.executor import Executor, SimExecutor
 from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
-from schedlab.sim.drive.cluster import joint_steps_ns, simulate_cluster
+from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.handover import Disaggregation
+from schedlab.sim.drive.lockstep import joint_steps_ns
 from schedlab.sim.drive.router import Router
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
@@ -132,6 +133,8 @@ class SimBackend:
         Chooses among several engines; vLLM's if none is given.
     staleness_ns : int
         How often engines report to the router; 0 = it sees them as they are.
+    disaggregation : Disaggregation, optional
+        Which engines compute prompts, and which go on from there.
     """
 
     def __init__(
@@ -140,11 +143,13 @@ class SimBackend:
         lockstep: bool = True,
         router: Router | None = None,
         staleness_ns: int = 0,
+        disaggregation: Disaggregation | None = None,
     ) -> None:
         self._pricing = pricing
         self._lockstep = lockstep
         self._router = router
         self._staleness_ns = staleness_ns
+        self._disaggregation = disaggregation
 
     def executors(self, pricings: Sequence[Pricing]) -> list[Executor]:
         """Return a simulated GPU for each engine."""
@@ -167,6 +172,7 @@ class SimBackend:
             max_concurrency,
             self._joint_step_ns if self._lockstep else None,
             self._staleness_ns,
+            self._disaggregation,
         )
 
     def _joint_step_ns(self, segments: Sequence[Segment]) -> int:
@@ -177,29 +183,29 @@ class SimBackend:
         return None
 
 
-def open_backend(spec: ExperimentSpec, point: Resolved, pricing: Pricing) -> Backend:
+def open_backend(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Backend:
     """Return the backend that a specification names.
 
     Parameters
     ----------
     spec : ExperimentSpec
         What is run.
-    point : Resolved
-        The same looked up; of several kinds of engines the first.
-    pricing : Pricing
-        What steps take, where they are not measured.
+    kinds : sequence of Kind
+        Its engines.
 
     Raises
     ------
     SpecError
         If the backend does not do what is asked for, or cannot run here.
     """
+    point, pricing = kinds[0].point, kinds[0].pricing
     if spec.backend == "sim":
         if spec.cluster is None:
             return SimBackend(pricing, spec.engine.data_parallel_lockstep)
         chosen = spec.cluster.router
         router = routers.make(chosen.name, spec.seed, **chosen.knobs)
-        return SimBackend(pricing, False, router, round(chosen.staleness_ms * 1e6))
+        staleness_ns = round(chosen.staleness_ms * 1e6)
+        return SimBackend(pricing, False, router, staleness_ns, disaggregation(spec, kinds))
     if spec.backend == "vllm":
         from schedlab.experiments.running.vllm_backend import open_vllm  # takes seconds
 

@@ -102,7 +102,7 @@ def _run(
     trace = load_workload(spec, min(kind.point.config.max_model_len for kind in kinds))
     prediction = predictions(spec, trace)
     arrivals = partial(_arrivals, kinds, trace, prediction)
-    backend = open_backend(spec, point, pricing) if opened is None else opened(pricing)
+    backend = open_backend(spec, kinds) if opened is None else opened(pricing)
     for kind in kinds:
         if _is_to_be_tried(kind.point.spec):
             _try(kind.point, arrivals)

@@ -97,21 +97,21 @@ def _check_cluster(spec: ExperimentSpec, fail: Fail) -> None:
             )
         if path:
             _check_engine(pool.spec, fail_in_pool)
-    chosen = spec.cluster.router
-    try:
-        cls = routers.router_class(chosen.name)
-    except SpecError as error:
-        fail(("cluster", "router", "name"), str(error))
-    _check_knobs(("cluster", "router"), chosen.name, chosen.knobs, list(cls.knobs()), fail)
-    try:
-        routers.make(chosen.name, spec.seed, **chosen.knobs)
-    except SpecError as error:
-        fail(("cluster", "router"), str(error))
-    if cls.needs_prediction and spec.policy.predictor is None:
-        fail(
-            ("cluster", "router"),
-            f"{chosen.name} needs predictions; add policy.predictor: oracle",
-        )
+    for key in ("router", "decode_router"):
+        chosen, where = getattr(spec.cluster, key), ("cluster", key)
+        try:
+            cls = routers.router_class(chosen.name)
+        except SpecError as error:
+            fail((*where, "name"), str(error))
+        _check_knobs(where, chosen.name, chosen.knobs, list(cls.knobs()), fail)
+        try:
+            routers.make(chosen.name, spec.seed, **chosen.knobs)
+        except SpecError as error:
+            fail(where, str(error))
+        if cls.needs_prediction and spec.policy.predictor is None:
+            fail(where, f"{chosen.name} needs predictions; add policy.predictor: oracle")
+    if spec.cluster.decode_router.staleness_ms:
+        fail(("cluster", "decode_router", "staleness_ms"), "is that of cluster.router")
 
 
 def _check_cost_model(spec: ExperimentSpec, fail: Fail) -> None:

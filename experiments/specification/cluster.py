@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -12,6 +12,7 @@ from schedlab.experiments.specification.fields import (
     Data,
     Named,
     NonNegative,
+    Positive,
     Section,
     Shorthand,
     shorthand,
@@ -19,6 +20,7 @@ from schedlab.experiments.specification.fields import (
 )
 from schedlab.experiments.specification.policy import PolicySpec
 
+Role = Literal["mixed", "prefill", "decode"]
 EngineCount = Annotated[int, Field(ge=1, le=1024), BeforeValidator(whole)]
 
 
@@ -37,6 +39,11 @@ class Pool(Section):
     """Engines that are alike; a key that is absent is that of the experiment."""
 
     count: EngineCount = Field(default=1, description="Engines of this kind.")
+    role: Role = Field(
+        default="mixed",
+        description="`mixed`: serves requests whole; `prefill`: computes their prompts; `decode`: "
+        "goes on from there.",
+    )
     hardware: str | None = Field(
         default=None, min_length=1, description="As the key of the experiment."
     )
@@ -62,6 +69,26 @@ class Pool(Section):
         return self
 
 
+class Link(Section):
+    """What joins the devices of engines; a name, or figures of its own."""
+
+    name: Literal["nvlink", "pcie-4", "pcie-5", "infiniband-ndr", "ethernet-100g"] | None = Field(
+        default=None, description="A known link; see fleets.md."
+    )
+    gb_per_s: Positive | None = Field(
+        default=None, description="Bandwidth of a device in one direction, 1e9 bytes a second."
+    )
+    latency_us: NonNegative | None = Field(
+        default=None, description="Time before the first byte, in microseconds."
+    )
+
+    @model_validator(mode="after")
+    def _says_which(self) -> Link:
+        if self.name is None and self.gb_per_s is None:
+            raise ValueError("give a name, e.g. name: infiniband-ndr, or gb_per_s")
+        return self
+
+
 def _pools(value: object) -> object:
     """Let a number stand for so many equal engines."""
     return {"count": value} if isinstance(value, int | float) else value
@@ -81,6 +108,25 @@ class Cluster(Section):
         description="Which engine a request goes to: a name, or a mapping with its knobs.",
     )
 
+    decode_router: Annotated[Router, shorthand("name")] = Field(
+        default_factory=lambda: Router(name="least_outstanding_requests"),
+        description="Which engine of role `decode` goes on with a request whose prompt is "
+        "computed; `staleness_ms` is that of `router`.",
+    )
+    link: Annotated[Link, shorthand("name")] = Field(
+        default_factory=lambda: Link(name="infiniband-ndr"),
+        description="What KV is sent over: a name, or a mapping.",
+    )
+
+    @model_validator(mode="after")
+    def _can_serve(self) -> Cluster:
+        roles = {pool.role for pool in self.pools.values()}
+        if "prefill" in roles and "decode" not in roles:
+            raise ValueError("pools of role prefill need a pool of role decode to go on")
+        if "decode" in roles and "prefill" not in roles:
+            raise ValueError("pools of role decode need a pool of role prefill before them")
+        return self
+
     @model_validator(mode="after")
     def _has_engines(self) -> Cluster:
         if (self.count is None) == (not self.pools):
@@ -90,8 +136,19 @@ class Cluster(Section):
         return self
 
     def kinds(self) -> dict[str, Pool]:
-        """Return the pools by name; equal engines are one without a name of its own."""
-        return self.pools or {"engines": Pool(count=self.count or 1)}
+        """Return the pools by name, in the order of their engines: along the way of a request.
+
+        Equal engines are one without a name of its own.
+        """
+        if not self.pools:
+            return {"engines": Pool(count=self.count or 1)}
+        order = ("prefill", "mixed", "decode")
+        return dict(sorted(self.pools.items(), key=lambda item: order.index(item[1].role)))
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prompts and answers are computed on different engines."""
+        return any(pool.role == "decode" for pool in self.pools.values())
 
 
 _NUMBER: Data = {"type": "integer", "minimum": 1}

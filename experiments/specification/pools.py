@@ -6,13 +6,18 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from schedlab.experiments.specification.cluster import Pool
+from schedlab.experiments.specification.cluster import Pool, Role
 from schedlab.experiments.specification.engine import ENGINE_PROFILES, EngineSpec
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.key_errors import describe_error
 from schedlab.experiments.specification.policy import PolicySpec
 from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import KeyPath, dotted
+
+_NOT_DISAGGREGATED = {
+    "kv_allocator": "paged", "async_scheduling": False, "arrivals_between_steps": False,
+}  # fmt: skip
+"""What an engine that hands requests over, or is handed them, cannot do otherwise."""
 
 
 class EnginePool(NamedTuple):
@@ -23,6 +28,7 @@ class EnginePool(NamedTuple):
     num_engines: int
     spec: ExperimentSpec
     """Without `cluster`, its keys being those of the pool."""
+    role: Role = "mixed"
 
 
 def engine_pools(spec: ExperimentSpec) -> list[EnginePool]:
@@ -41,7 +47,7 @@ def engine_pools(spec: ExperimentSpec) -> list[EnginePool]:
     if spec.cluster is None:
         return [EnginePool("", spec.engine.data_parallel_size, spec)]
     return [
-        EnginePool(name, pool.count, _as_seen_by(spec, name, pool))
+        EnginePool(name, pool.count, _as_seen_by(spec, name, pool), pool.role)
         for name, pool in spec.cluster.kinds().items()
     ]
 
@@ -64,6 +70,15 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
     except ValidationError as error:
         key, message = describe_error(error, EngineSpec)
         raise SpecError(f"{dotted((*path, 'engine', *key))}: {message}") from None
+    if pool.role != "mixed":
+        for switch, value in _NOT_DISAGGREGATED.items():
+            if getattr(engine, switch) != value:
+                raise SpecError(
+                    f"{dotted((*path, 'engine', switch))}: must be {str(value).lower()} in a pool "
+                    f"of role {pool.role}"
+                )
+    if pool.role == "decode":  # its prompts come from elsewhere
+        engine = engine.model_copy(update={"enable_prefix_caching": False})
     if pool.policy is not None and pool.policy.predictor is not None:
         raise SpecError(
             f"{dotted((*path, 'policy', 'predictor'))}: a request is predicted once, for all "

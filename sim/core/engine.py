@@ -117,6 +117,8 @@ class Engine:
         intake = requests.intake
         if intake.requests:
             requests.take_in(now_ns)
+        if requests.arrived:
+            requests.seat_arrived()
         if requests.leaving and intake.is_idle(now_ns):
             requests.let_go()
         has_changed = False

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from mypy_extensions import mypyc_attr
 
 from schedlab.sim.core.decode_batch import DecodeBatch
-from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import Request, RequestState
@@ -85,10 +85,17 @@ class SimExecutor:
     ----------
     pricing : Pricing
         What steps take; counts those that are executed.
+
+    Attributes
+    ----------
+    most_tokens : int
+        Output tokens after which a request ends here, even if its answer goes on: 1 where prompts
+        alone are computed.
     """
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
+        self.most_tokens = FOREVER
         self._last: tuple[BatchShape, int] = (BatchShape(0, 0, 0), 0)
         self._output_tokens: dict[int, int] = {}
         # Finishing requests by the count of decode steps at which they finish. Entries of
@@ -121,7 +128,7 @@ class SimExecutor:
             due.append(state)
 
     def _tokens_left(self, state: RequestState) -> int:
-        length = min(self._output_tokens[state.id], state.request.max_tokens)
+        length = min(self._output_tokens[state.id], state.request.max_tokens, self.most_tokens)
         return length - state.num_output_tokens
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:

@@ -54,6 +54,10 @@ class Lifecycle(Population):
     on_gone : callable, optional
         Set by who drives the engine: called with a request that is answered or rejected, and the
         time. It must not call the engine, which is in the middle of something.
+    hands_over : callable, optional
+        Set by who drives the engine: called, under the same condition, with a request whose last
+        token here came out, and the time. If it returns True the request goes on elsewhere, and its
+        KV is held until `delivered`.
     """
 
     def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
@@ -64,6 +68,7 @@ class Lifecycle(Population):
         self._executor = executor
         self.log = RunLog(config.block_size, self.kv.grows)
         self.on_gone: Callable[[RequestState, int], None] | None = None
+        self.hands_over: Callable[[RequestState, int], bool] | None = None
         self._num_seats_given = 0
 
     # -- in ------------------------------------------------------------------------------------
@@ -96,6 +101,62 @@ class Lifecycle(Population):
         if self._hooks.on_arrival is not None:
             self._hooks.on_arrival(state, now_ns)
         self.waiting.add(state, now_ns)
+
+    # -- from and to other engines -------------------------------------------------------------
+
+    def reserve(self, state: RequestState, output_tokens: int, now_ns: int) -> None:
+        """Give a seat, and memory that is there, to a request whose prompt was computed elsewhere.
+
+        Parameters
+        ----------
+        state : RequestState
+            New here; its first token came out elsewhere.
+        output_tokens : int
+            Its true output length.
+        now_ns : int
+            The time.
+        """
+        tokens = state.request.prompt_tokens
+        has_room = self.kv.allocate(state, tokens)
+        assert has_room, "memory is reserved only where it is free"
+        self._executor.add(state.request, output_tokens)
+        state.status = Status.RUNNING
+        state._computed = tokens
+        state._generated = 1
+        self.resident_tokens += tokens
+        self.fetching[state.id] = state
+        self.num_arrived += 1
+        self.num_events += 1
+        if self._hooks.on_arrival is not None:
+            self._hooks.on_arrival(state, now_ns)
+
+    def arrive(self, state: RequestState) -> None:
+        """Let a request run whose KV has come, from the next plan on."""
+        self.arrived.append(state)
+        self.num_events += 1
+
+    def seat_arrived(self) -> None:
+        """Let those run whose KV has come."""
+        for state in self.arrived:
+            del self.fetching[state.id]
+            state._seat = self._num_seats_given
+            self._num_seats_given += 1
+            self.running[state.id] = state
+            self.paused[state.id] = state
+        self.arrived.clear()
+
+    def delivered(self, request_id: int) -> None:
+        """Release the memory of a request that was handed over: its KV is where it goes on."""
+        self._release(self.handed_over.pop(request_id))
+        self.num_events += 1
+
+    def _hand_over(self, state: RequestState, end_ns: int) -> None:
+        state.status = Status.FINISHED
+        self.handed_over[state.id] = state
+        self.num_handed_over += 1
+        self._executor.remove(state)
+        if self._hooks.on_finish is not None:
+            self._hooks.on_finish(state, end_ns)
 
     # -- a plan's changes ----------------------------------------------------------------------
 
@@ -288,6 +349,9 @@ class Lifecycle(Population):
                 steps = self.decodes.steps
                 self.log.add_stint(state.id, state._entry_ns, steps, steps)
             del self.running[state.id]
+            if self.hands_over is not None and self.hands_over(state, end_ns):
+                self._hand_over(state, end_ns)
+                continue
             state.last_token_ns = end_ns
             if how != "leave":
                 state.status = Status.HELD

@@ -42,6 +42,13 @@ class Population:
         Those of them whose answer waits as well.
     leaving : list of RequestState
         Finished requests whose seat and memory the next plan still counts (async scheduling).
+    fetching : dict of int to RequestState
+        Requests with seat and memory whose KV is on its way from another engine, or has come since
+        the last plan: then they are in `arrived` as well.
+    arrived : list of RequestState
+        Those of them whose KV has come: the next plan finds them running.
+    handed_over : dict of int to RequestState
+        Requests that go on elsewhere, and whose KV is held until it is there. They have no seat.
     kv : KVCacheManager
         Who holds which memory.
     resident_tokens, held_tokens : int
@@ -49,8 +56,8 @@ class Population:
         held ones.
     free_swap_blocks : int
         Host memory for swapped requests that is free, in KV blocks.
-    num_arrived, num_finished, num_rejected : int
-        Requests submitted; answered; turned away.
+    num_arrived, num_finished, num_rejected, num_handed_over : int
+        Requests submitted; answered; turned away; gone on to another engine.
     num_events : int
         Arrivals, finishes and releases so far: what ends the promise of a plan.
     step_decoded : bool
@@ -73,12 +80,16 @@ class Population:
         self.held: dict[int, RequestState] = {}
         self.unanswered: list[RequestState] = []
         self.leaving: list[RequestState] = []
+        self.fetching: dict[int, RequestState] = {}
+        self.arrived: list[RequestState] = []
+        self.handed_over: dict[int, RequestState] = {}
         self.resident_tokens = 0
         self.held_tokens = 0
         self.free_swap_blocks = config.swap_space_blocks
         self.num_arrived = 0
         self.num_finished = 0
         self.num_rejected = 0
+        self.num_handed_over = 0
         self.num_events = 0
         self.step_decoded = False
         self.step_preempted = 0
@@ -87,8 +98,9 @@ class Population:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests submitted and neither answered nor rejected."""
-        return self.num_arrived - self.num_finished - self.num_rejected
+        """Requests submitted that were neither answered nor rejected, and did not go on."""
+        gone = self.num_finished + self.num_rejected + self.num_handed_over
+        return self.num_arrived - gone
 
     @property
     def num_waiting(self) -> int:
@@ -103,7 +115,7 @@ class Population:
     @property
     def num_seated(self) -> int:
         """Requests with a seat, finished or not."""
-        return len(self.running) + len(self.held) + len(self.leaving)
+        return len(self.running) + len(self.held) + len(self.leaving) + len(self.fetching)
 
     def seated(self) -> list[RequestState]:
         """List the running and the leaving requests in the order of their admission."""

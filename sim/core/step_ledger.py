@@ -120,6 +120,8 @@ class StepLedger:
             return self._grant_chunk(state, most)
         if not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
+        if state.id in self._requests.fetching:
+            return self._deny(state, "its KV is on its way from another engine")
         if self._kv.grows and not self._kv.allocate(state, 1):
             return self._deny(state, "no KV block is free")
         self._decodes[state.id] = state

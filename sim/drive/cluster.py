@@ -5,32 +5,26 @@ Engines run on their own, or every step together (in lockstep), as those must th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 
 import simpy
-from simpy.events import NORMAL, URGENT, EventPriority
 
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
-from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.arrivals import Source
 from schedlab.sim.drive.collector import collector_off
 from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState
-from schedlab.sim.drive.router import Router
+from schedlab.sim.drive.handover import Disaggregation, Handover
+from schedlab.sim.drive.instant import COMES, FOLLOWS, REPORTS, at
+from schedlab.sim.drive.lockstep import JointStep, Lockstep
+from schedlab.sim.drive.router import Router, chosen
+from schedlab.sim.drive.server import Server
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.errors import PolicyError
-from schedlab.sim.record.cluster_log import ClusterLog
-from schedlab.sim.request import Arrival, Request, RequestState
-
-_LATE = EventPriority(2)
-"""An engine plans, and its steps end, after everything else at that instant: then whoever arrives
-at that very instant has arrived."""
-
-JointStep = Callable[[Sequence[Segment]], int]
-"""How long (ns) steps take that engines begin together; one segment an engine with work."""
+from schedlab.sim.record.cluster_log import ClusterLog, Transfer
+from schedlab.sim.request import Arrival, RequestState
 
 
 def simulate_cluster(
@@ -40,6 +34,7 @@ def simulate_cluster(
     max_concurrency: int | None = None,
     lockstep: JointStep | None = None,
     staleness_ns: int = 0,
+    disaggregation: Disaggregation | None = None,
 ) -> ClusterLog:
     """Run a workload to its end on several engines.
 
@@ -59,6 +54,9 @@ def simulate_cluster(
         before it begins one.
     staleness_ns : int
         How often engines report to the router; 0 = it sees them as they are.
+    disaggregation : Disaggregation, optional
+        Which engines compute prompts alone, and which go on from there; those that compute prompts
+        come first.
 
     Returns
     -------
@@ -72,7 +70,7 @@ def simulate_cluster(
     PolicyError
         If the router fails, or names no engine.
     ValueError
-        If `arrivals` go back in time.
+        If `arrivals` go back in time, or engines that hand requests over run in lockstep.
 
     Notes
     -----
@@ -81,14 +79,18 @@ def simulate_cluster(
     (`Engine.cut`); the result is that of stepping one by one. A router that does not look at
     engines has chosen before anything runs: then each engine is run by itself, with its share.
     """
-    if not (router.looks_at_engines or max_concurrency or lockstep):
+    if not (router.looks_at_engines or max_concurrency or lockstep or disaggregation):
         return _one_by_one(engines, router, arrivals)
-    fleet = _Fleet(engines, router, max_concurrency is not None, lockstep, staleness_ns)
+    if lockstep is not None and disaggregation is not None:
+        raise ValueError("engines in lockstep do not hand requests over")
+    fleet = _Fleet(
+        engines, router, max_concurrency is not None, lockstep, staleness_ns, disaggregation
+    )
     fleet.run(arrivals, max_concurrency)
     for engine in engines:
         if engine.requests.num_in_flight:
             raise stalled(engine, "the policy waits and nothing is left to happen")
-    return ClusterLog([engine.log for engine in engines])
+    return ClusterLog([engine.log for engine in engines], fleet.transfers)
 
 
 def _one_by_one(
@@ -98,33 +100,12 @@ def _one_by_one(
     states = [LiveState(i, engine, _nothing_runs) for i, engine in enumerate(engines)]
     shares: list[list[Arrival]] = [[] for _ in engines]
     for arrival in arrivals:
-        shares[_chosen(router, arrival.request, states)].append(arrival)
+        shares[chosen(router, arrival.request, states)].append(arrival)
     return ClusterLog([simulate(e, share) for e, share in zip(engines, shares, strict=True)])
 
 
 def _nothing_runs() -> tuple[None, int]:
     return None, 0
-
-
-def _chosen(router: Router, request: Request, states: Sequence[EngineState]) -> int:
-    """Ask a router, and check its answer."""
-    try:
-        # What a router returns may be anything.
-        place: object = router.route(request, states)
-    except Exception as error:
-        raise PolicyError(
-            f"{_of(router, request)}: route() raised {type(error).__name__}: {error}"
-        ) from error
-    if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(states):
-        raise PolicyError(
-            f"{_of(router, request)}: route() returned {place!r}, and there are engines 0 to "
-            f"{len(states) - 1}"
-        )
-    return states[place].index
-
-
-def _of(router: Router, request: Request) -> str:
-    return f"router {type(router).__name__}, request {request.id}"
 
 
 class _Fleet:
@@ -137,17 +118,25 @@ class _Fleet:
         is_closed: bool,
         lockstep: JointStep | None,
         staleness_ns: int,
+        disaggregation: Disaggregation | None,
     ) -> None:
         self._clock = simpy.Environment()
         self._is_closed = is_closed
         self._engines = engines
         self._router = router
         self._staleness_ns = staleness_ns
-        self._servers: list[_Server | _Lockstep]
-        if lockstep is None:
-            self._servers = [_Server(self._clock, engine, is_closed) for engine in engines]
-        else:
-            self._servers = [_Lockstep(self._clock, engines, lockstep)] * len(engines)
+        own = [
+            Server(
+                self._clock,
+                engine,
+                None if disaggregation is None else partial(self._settle, i),
+                is_closed,
+            )
+            for i, engine in enumerate(engines)
+        ]
+        self._servers: Sequence[Server | Lockstep] = own
+        if lockstep is not None:
+            self._servers = [Lockstep(self._clock, engines, lockstep)] * len(engines)
         self._live = [
             LiveState(i, engine, partial(self._under_way, i)) for i, engine in enumerate(engines)
         ]
@@ -155,6 +144,18 @@ class _Fleet:
         for engine, state in zip(engines, self._live, strict=True):
             engine.cache_is_watched = router.looks_at_caches
             engine.requests.on_gone = partial(self._is_gone, state)
+        self._takes_requests = list(range(len(engines)))
+        self._handover: Handover | None = None
+        if disaggregation is not None:
+            self._handover = Handover(
+                self._clock, engines, own, self._live, lambda: self._known, disaggregation
+            )
+            self._takes_requests = self._handover.takes_requests
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """KV that went from engine to engine."""
+        return [] if self._handover is None else self._handover.transfers
 
     def run(self, arrivals: Iterable[Arrival], max_concurrency: int | None) -> None:
         """Let everything happen, to the end."""
@@ -176,7 +177,8 @@ class _Fleet:
         next_ns = self._source.next_ns
         if next_ns < self._next_call_ns:
             self._next_call_ns = next_ns
-            _at(self._clock, next_ns - int(self._clock.now), NORMAL, self._send)
+            wait_ns = next_ns - int(self._clock.now)
+            at(self._clock, wait_ns, COMES if wait_ns else FOLLOWS, self._send)
 
     def _send(self, _: simpy.Event) -> None:
         now_ns = int(self._clock.now)
@@ -187,13 +189,15 @@ class _Fleet:
 
     def _submit(self, arrival: Arrival, now_ns: int) -> None:
         request = arrival.request
-        index = _chosen(self._router, request, self._known)
+        index = chosen(self._router, request, [self._known[i] for i in self._takes_requests])
         state = self._known[index]
         if isinstance(state, ReportedState):
             state.is_sent(request)
         self._live[index].count(request, 1)
+        if self._handover is not None:
+            self._handover.expect(arrival, index)
         self._engines[index].submit(arrival, now_ns)
-        self._servers[index].is_sent_a_request()
+        self._servers[index].wake()
 
     def _is_gone(self, engine: LiveState, state: RequestState, now_ns: int) -> None:
         """Learn of an answer, or of a refusal: a client of a closed loop may send."""
@@ -201,6 +205,10 @@ class _Fleet:
         if self._is_closed:
             self._source.request_is_gone(state, now_ns)
             self._call_clients()
+
+    def _settle(self, index: int) -> None:
+        if self._handover is not None:
+            self._handover.settle_soon(index)
 
     # -- reports -------------------------------------------------------------------------------
 
@@ -215,155 +223,4 @@ class _Fleet:
                     return
                 # Nothing changes until the next request comes.
                 wait_ns *= max((self._source.next_ns - int(clock.now)) // every_ns, 1)
-            told = _at(clock, wait_ns, URGENT, _do_nothing)
-            yield told
-
-
-def _at(
-    clock: simpy.Environment,
-    delay_ns: int,
-    priority: EventPriority,
-    do: Callable[[simpy.Event], None],
-) -> simpy.Event:
-    """Let something happen, before or after other things at that instant."""
-    event = simpy.Event(clock)
-    event._ok = True
-    event._value = None
-    event.callbacks.append(do)
-    clock.schedule(event, priority, delay_ns)
-    return event
-
-
-def _do_nothing(_: simpy.Event) -> None:
-    pass
-
-
-class _Server:
-    """An engine on its own."""
-
-    def __init__(self, clock: simpy.Environment, engine: Engine, is_closed: bool) -> None:
-        self._clock = clock
-        self._engine = engine
-        self._is_closed = is_closed
-        self._segment: Segment | None = None
-        self._next: simpy.Event | None = None  # the only one that still counts
-
-    def segment(self, _: int) -> Segment | None:
-        """Return what runs now."""
-        return self._segment
-
-    def is_sent_a_request(self) -> None:
-        """Plan anew as soon as the step under way ends; now, if there is none."""
-        if self._segment is None:
-            self._plan_soon()
-        elif len(self._segment.steps.durations_ns) > 1:
-            now_ns, end_ns = int(self._clock.now), self._segment.end_ns
-            cut_ns = self._engine.cut(now_ns)
-            if cut_ns < end_ns:
-                self._next = _at(self._clock, cut_ns - now_ns, _LATE, self._end)
-
-    def _plan_soon(self) -> None:
-        """Plan when everything else has happened at this instant."""
-        self._next = _at(self._clock, 0, _LATE, self._plan)
-
-    def _plan(self, event: simpy.Event) -> None:
-        if event is self._next:
-            self._plan_now()
-
-    def _plan_now(self) -> None:
-        now_ns, engine = int(self._clock.now), self._engine
-        segment = self._segment = engine.begin(now_ns)
-        if segment is not None:
-            self._next = _at(self._clock, segment.end_ns - now_ns, _LATE, self._end)
-        elif engine.wait_until_ns < FOREVER:
-            self._next = _at(self._clock, engine.wait_until_ns - now_ns, _LATE, self._plan)
-        else:
-            self._next = None
-
-    def _end(self, event: simpy.Event) -> None:
-        if event is self._next:
-            self._segment = None
-            self._engine.commit()
-            if self._is_closed:  # whoever is sent because of an answer given now is to have come
-                self._plan_soon()
-            else:
-                self._plan_now()
-
-
-class _Lockstep:
-    """Engines that begin and end every step together."""
-
-    def __init__(
-        self, clock: simpy.Environment, engines: Sequence[Engine], joint_step_ns: JointStep
-    ) -> None:
-        self._clock = clock
-        self._engines = engines
-        self._joint_step_ns = joint_step_ns
-        self._segments: list[Segment | None] = [None] * len(engines)
-        self._is_under_way = False
-        self._next: simpy.Event | None = None
-
-    def segment(self, index: int) -> Segment | None:
-        """Return what an engine runs now."""
-        return self._segments[index]
-
-    def is_sent_a_request(self) -> None:
-        """Plan now, if no step is under way."""
-        if not self._is_under_way:
-            self._plan_soon()
-
-    def _plan_soon(self) -> None:
-        self._next = _at(self._clock, 0, _LATE, self._plan)
-
-    def _plan(self, event: simpy.Event) -> None:
-        if event is not self._next:
-            return
-        now_ns = int(self._clock.now)
-        self._segments = [engine.begin(now_ns, now_ns + 1) for engine in self._engines]
-        active = [segment for segment in self._segments if segment is not None]
-        self._is_under_way = bool(active)
-        if active:
-            duration_ns = self._joint_step_ns(active)
-            for segment in active:
-                segment.steps = segment.steps._replace(durations_ns=[duration_ns])
-            self._next = _at(self._clock, duration_ns, _LATE, self._end)
-            return
-        wait_until_ns = min(engine.wait_until_ns for engine in self._engines)
-        self._next = None
-        if wait_until_ns < FOREVER:
-            self._next = _at(self._clock, wait_until_ns - now_ns, _LATE, self._plan)
-
-    def _end(self, _: simpy.Event) -> None:
-        segments, self._segments = self._segments, [None] * len(self._engines)
-        self._is_under_way = False
-        for engine, segment in zip(self._engines, segments, strict=True):
-            if segment is not None:
-                engine.commit()
-        self._plan_soon()
-
-
-def joint_steps_ns(pricing: Pricing, segments: Sequence[Segment]) -> list[int]:
-    """Price, and count, steps whose experts get the tokens of all engines.
-
-    Parameters
-    ----------
-    pricing : Pricing
-        What steps take; counts them anew, with the tokens of all.
-    segments : sequence of Segment
-        A step each, of the engines that have work.
-
-    Returns
-    -------
-    list of int
-        What each would take by itself among the others; together they take as long as the slowest.
-    """
-    step_ns = pricing.cost_model.step_ns
-    tokens = sum(segment.shape.num_new_tokens for segment in segments)
-    for segment in segments:
-        pricing.meet(segment.shape, tokens)
-    return [
-        segment.steps.durations_ns[0]
-        - step_ns(segment.shape)[0]
-        + step_ns(segment.shape._replace(gathered_tokens=tokens))[0]
-        for segment in segments
-    ]
+            yield at(clock, wait_ns, REPORTS)

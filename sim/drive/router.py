@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.errors import PolicyError
 from schedlab.sim.request import Request
 
 
@@ -28,3 +29,30 @@ class Router(Protocol):
         engines : sequence of EngineState
             All engines that can take it.
         """
+
+
+def chosen(router: Router, request: Request, states: Sequence[EngineState]) -> int:
+    """Ask a router for the index of an engine, and check its answer.
+
+    Raises
+    ------
+    PolicyError
+        If it fails, or names no engine.
+    """
+    try:
+        # What a router returns may be anything.
+        place: object = router.route(request, states)
+    except Exception as error:
+        raise PolicyError(
+            f"{_of(router, request)}: route() raised {type(error).__name__}: {error}"
+        ) from error
+    if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(states):
+        raise PolicyError(
+            f"{_of(router, request)}: route() returned {place!r}, and there are engines 0 to "
+            f"{len(states) - 1}"
+        )
+    return states[place].index
+
+
+def _of(router: Router, request: Request) -> str:
+    return f"router {type(router).__name__}, request {request.id}"

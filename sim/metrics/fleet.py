@@ -91,6 +91,27 @@ def usd_per_million_output_tokens(run: Observation) -> float:
     return ratio(cost_usd(run) * 1e6, float(tokens))
 
 
+@register(about="fleet", better="neither")
+def transferred_bytes(run: Observation) -> float:
+    """Return the KV that went from engine to engine."""
+    if "transferred_bytes" not in run.requests:
+        return 0
+    return int(whole_numbers(run.requests, "transferred_bytes").sum())
+
+
+@register(about="fleet")
+def mean_handover_ms(run: Observation) -> float:
+    """Return the mean time from the end of a prompt until its KV is where it is decoded.
+
+    It waits for room there, and is then sent.
+    """
+    if "transfer_end_ns" not in run.requests:
+        return float("nan")
+    end_ns = whole_numbers(run.requests, "transfer_end_ns")
+    took_ns = (end_ns - whole_numbers(run.requests, "first_token_ns"))[end_ns >= 0]
+    return float(took_ns.mean()) / 1e6 if len(took_ns) else float("nan")
+
+
 def _num_engines(run: Observation) -> int:
     return run.num_engines
 

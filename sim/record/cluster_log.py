@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,20 @@ from schedlab.sim.record.steps import Int64, StepTable, StoredSteps
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 
 Table = dict[str, npt.NDArray[np.generic]]
+
+
+class Transfer(NamedTuple):
+    """The KV of a request that went from the engine of its prompt to that of its answer."""
+
+    id: int
+    prefill_engine: int
+    ready_ns: int
+    """When the prompt was computed."""
+    start_ns: int
+    """When there was room for it."""
+    end_ns: int
+    """When all of it was there."""
+    num_bytes: int
 
 
 class ClusterSteps(Mapping[str, Int64]):
@@ -79,11 +94,14 @@ class ClusterLog:
     Parameters
     ----------
     of_engines : sequence of RunLog
-        Their logs. Each request is in one of them.
+        Their logs. Each request is in one of them: that of the engine which answered it.
+    transfers : sequence of Transfer
+        KV that went from engine to engine.
     """
 
-    def __init__(self, of_engines: Sequence[RunLog]) -> None:
+    def __init__(self, of_engines: Sequence[RunLog], transfers: Sequence[Transfer] = ()) -> None:
         self.of_engines = of_engines
+        self.transfers = transfers
 
     @property
     def reject_reasons(self) -> dict[int, str]:
@@ -96,13 +114,31 @@ class ClusterLog:
         return sum(log.num_steps for log in self.of_engines)
 
     def requests(self) -> Table:
-        """Return one row a request, by id, with the column `engine`: where it was sent."""
+        """Return one row a request, by id, with the column `engine`: where it was answered.
+
+        Where KV went from engine to engine also `prefill_engine`, `transfer_start_ns`,
+        `transfer_end_ns` and `transferred_bytes`; -1, and 0 bytes, of requests whose KV did not.
+        """
         tables = [dict(log.requests()) for log in self.of_engines]
         for engine, table in enumerate(tables):
             table["engine"] = np.full(len(table["id"]), engine, dtype=np.int64)
         merged = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
         order = np.argsort(merged["id"], kind="stable")
-        return {name: column[order] for name, column in merged.items()}
+        table = {name: column[order] for name, column in merged.items()}
+        return table | self._moved(table["id"]) if self.transfers else table
+
+    def _moved(self, ids: npt.NDArray[np.generic]) -> Table:
+        rows = np.array(self.transfers, dtype=np.int64)
+        place = np.searchsorted(ids, rows[:, 0])
+        columns = {"prefill_engine": 1, "transfer_start_ns": 3, "transfer_end_ns": 4}
+        found: Table = {}
+        for name, i in columns.items():
+            column = np.full(len(ids), -1, dtype=np.int64)
+            column[place] = rows[:, i]
+            found[name] = column
+        found["transferred_bytes"] = np.zeros(len(ids), dtype=np.int64)
+        found["transferred_bytes"][place] = rows[:, 5]
+        return found
 
     def steps(self) -> ClusterSteps:
         """Return one row a step of an engine."""

@@ -12,6 +12,8 @@ class EngineFacts(NamedTuple):
     """Its kind."""
     hardware: str
     policy: str
+    role: str
+    """``mixed``, ``prefill`` or ``decode``."""
     num_gpus: int
     kv_capacity_tokens: int
     usd_per_gpu_hour: float | None

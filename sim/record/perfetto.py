@@ -134,6 +134,10 @@ def _request(
         if row[end] < 0:  # the run ended before
             break
         yield _span(name, thread, row[begin], row[end], args)
+    if row.get("transfer_end_ns", -1) >= 0:
+        begin_ns, end_ns = row["transfer_start_ns"], row["transfer_end_ns"]
+        transfer = {"from_engine": row["prefill_engine"], "bytes": row["transferred_bytes"]}
+        yield _span("KV transfer", thread, begin_ns, end_ns, transfer)
     for begin_ns, end_ns in evictions:
         if end_ns >= 0:
             yield _span("preempted", thread, begin_ns, end_ns, {})

@@ -14,7 +14,8 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import ExtrapolationWarning, Pricing
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.drive.cluster import joint_steps_ns, simulate_cluster
+from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.lockstep import joint_steps_ns
 from schedlab.sim.record.columns import REJECTED, pairs
 from schedlab.sim.result import RunResult
 from tests import laws

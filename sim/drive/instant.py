@@ -1,0 +1,34 @@
+"""What happens at one instant, in an order that does not depend on what was known first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+from simpy.events import NORMAL, URGENT, EventPriority
+
+REPORTS = URGENT
+COMES = NORMAL
+"""Requests, and KV from other engines."""
+ENDS = EventPriority(2)
+"""Steps, and with them answers."""
+FOLLOWS = EventPriority(3)
+"""What clients and other engines do because of that."""
+PLANS = EventPriority(4)
+"""Of the next steps: whoever comes at that very instant has come."""
+
+
+def at(
+    clock: simpy.Environment,
+    delay_ns: int,
+    phase: EventPriority,
+    do: Callable[[simpy.Event], None] | None = None,
+) -> simpy.Event:
+    """Let something happen after some time, in a phase of that instant; return its event."""
+    event = simpy.Event(clock)
+    event._ok = True
+    event._value = None
+    if do is not None:
+        event.callbacks.append(do)
+    clock.schedule(event, phase, delay_ns)
+    return event

@@ -1,0 +1,95 @@
+"""Engines that begin and end every step together, as those must that share experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import simpy
+
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.step import Segment
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.instant import ENDS, PLANS, at
+
+JointStep = Callable[[Sequence[Segment]], int]
+"""How long (ns) steps take that engines begin together; one segment an engine with work."""
+
+
+class Lockstep:
+    """Engines that begin and end every step together."""
+
+    def __init__(
+        self, clock: simpy.Environment, engines: Sequence[Engine], joint_step_ns: JointStep
+    ) -> None:
+        self._clock = clock
+        self._engines = engines
+        self._joint_step_ns = joint_step_ns
+        self._segments: list[Segment | None] = [None] * len(engines)
+        self._is_under_way = False
+        self._next: simpy.Event | None = None
+
+    def segment(self, index: int) -> Segment | None:
+        """Return what an engine runs now."""
+        return self._segments[index]
+
+    def wake(self) -> None:
+        """Plan now, if no step is under way."""
+        if not self._is_under_way:
+            self._plan_soon()
+
+    def _plan_soon(self) -> None:
+        self._next = at(self._clock, 0, PLANS, self._plan)
+
+    def _plan(self, event: simpy.Event) -> None:
+        if event is not self._next:
+            return
+        now_ns = int(self._clock.now)
+        self._segments = [engine.begin(now_ns, now_ns + 1) for engine in self._engines]
+        active = [segment for segment in self._segments if segment is not None]
+        self._is_under_way = bool(active)
+        if active:
+            duration_ns = self._joint_step_ns(active)
+            for segment in active:
+                segment.steps = segment.steps._replace(durations_ns=[duration_ns])
+            self._next = at(self._clock, duration_ns, ENDS, self._end)
+            return
+        wait_until_ns = min(engine.wait_until_ns for engine in self._engines)
+        self._next = None
+        if wait_until_ns < FOREVER:
+            self._next = at(self._clock, wait_until_ns - now_ns, PLANS, self._plan)
+
+    def _end(self, _: simpy.Event) -> None:
+        segments, self._segments = self._segments, [None] * len(self._engines)
+        self._is_under_way = False
+        for engine, segment in zip(self._engines, segments, strict=True):
+            if segment is not None:
+                engine.commit()
+        self._plan_soon()
+
+
+def joint_steps_ns(pricing: Pricing, segments: Sequence[Segment]) -> list[int]:
+    """Price, and count, steps whose experts get the tokens of all engines.
+
+    Parameters
+    ----------
+    pricing : Pricing
+        What steps take; counts them anew, with the tokens of all.
+    segments : sequence of Segment
+        A step each, of the engines that have work.
+
+    Returns
+    -------
+    list of int
+        What each would take by itself among the others; together they take as long as the slowest.
+    """
+    step_ns = pricing.cost_model.step_ns
+    tokens = sum(segment.shape.num_new_tokens for segment in segments)
+    for segment in segments:
+        pricing.meet(segment.shape, tokens)
+    return [
+        segment.steps.durations_ns[0]
+        - step_ns(segment.shape)[0]
+        + step_ns(segment.shape._replace(gathered_tokens=tokens))[0]
+        for segment in segments
+    ]

@@ -1,0 +1,94 @@
+"""An engine on the clock of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.step import Segment
+from schedlab.sim.drive.instant import ENDS, PLANS, at
+
+
+class Server:
+    """An engine on its own.
+
+    Parameters
+    ----------
+    clock : simpy.Environment
+        The time, in ns.
+    engine : Engine
+        It.
+    settles : callable, optional
+        Called when its memory may have become free; where there is one, or if `is_closed`, what
+        follows from the end of a step happens before the next one is planned.
+    is_closed : bool
+        Whether clients send because of answers.
+    """
+
+    def __init__(
+        self,
+        clock: simpy.Environment,
+        engine: Engine,
+        settles: Callable[[], None] | None = None,
+        is_closed: bool = False,
+    ) -> None:
+        self._clock = clock
+        self._engine = engine
+        self._settles = settles
+        self._plans_at_once = not is_closed and settles is None
+        self._segment: Segment | None = None
+        self._next: simpy.Event | None = None  # the only one that still counts
+
+    def segment(self, _: int) -> Segment | None:
+        """Return what runs now."""
+        return self._segment
+
+    def wake(self) -> None:
+        """Plan anew as soon as the step under way ends; now, if there is none."""
+        if self._segment is None:
+            self._plan_soon()
+        else:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Let the step under way be the last one of its plan."""
+        if self._segment is not None and len(self._segment.steps.durations_ns) > 1:
+            now_ns, end_ns = int(self._clock.now), self._segment.end_ns
+            cut_ns = self._engine.cut(now_ns)
+            if cut_ns < end_ns:
+                self._next = at(self._clock, cut_ns - now_ns, ENDS, self._end)
+
+    def _plan_soon(self) -> None:
+        """Plan when everything else has happened at this instant."""
+        self._next = at(self._clock, 0, PLANS, self._plan)
+
+    def _plan(self, event: simpy.Event) -> None:
+        if event is self._next:
+            self._plan_now()
+
+    def _plan_now(self) -> None:
+        now_ns, engine = int(self._clock.now), self._engine
+        segment = self._segment = engine.begin(now_ns)
+        if segment is not None:
+            self._next = at(self._clock, segment.end_ns - now_ns, ENDS, self._end)
+            return
+        if self._settles is not None:
+            self._settles()
+        if engine.wait_until_ns < FOREVER:
+            self._next = at(self._clock, engine.wait_until_ns - now_ns, PLANS, self._plan)
+        else:
+            self._next = None
+
+    def _end(self, event: simpy.Event) -> None:
+        if event is self._next:
+            self._segment = None
+            self._engine.commit()
+            if self._settles is not None:
+                self._settles()
+            if self._plans_at_once:
+                self._plan_now()
+            else:
+                self._plan_soon()

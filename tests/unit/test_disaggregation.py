@@ -1,0 +1,257 @@
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedlab.experiments.running.run import run as run_experiment
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.policies.routers import registry as routers
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.handover import Disaggregation
+from schedlab.sim.drive.links import LINKS, Link
+from schedlab.sim.errors import SpecError
+from schedlab.sim.record.columns import REJECTED
+from tests import laws
+from tests.laws import LinearCost, arrival
+from tests.workloads import workloads
+
+CONFIG = EngineConfig(num_blocks=200, max_model_len=100, block_size=4, max_num_seqs=4)
+BYTES_PER_TOKEN = 1000
+LINK = Link(bytes_per_s=1e12, latency_s=50e-9, source="a test")  # a token a nanosecond
+
+
+def run(
+    workload, roles=("prefill", "decode"), configs=None, policies=None, link=LINK, fast=True,
+    max_concurrency=None, decode_router="least_outstanding_requests", devices=None, staleness_ns=0,
+):  # fmt: skip
+    configs = configs or [CONFIG] * len(roles)
+    engines = [
+        Engine(
+            config if fast else laws.slow(config),
+            registry.make(policy),
+            SimExecutor(Pricing(LinearCost(1000, 10, 0))),
+            check_conservation,
+        )
+        for config, policy in zip(configs, policies or ["fcfs"] * len(roles), strict=True)
+    ]
+    plan = Disaggregation(
+        roles, routers.make(decode_router), link, BYTES_PER_TOKEN, devices or [1] * len(roles)
+    )
+    router = routers.make("jsq")
+    log = simulate_cluster(
+        engines, router, workload, max_concurrency, None, staleness_ns, disaggregation=plan
+    )
+    for engine in engines:
+        assert engine.kv.free_blocks == engine.kv.num_blocks, "the run ended with blocks held"
+        assert not engine.requests.handed_over
+        assert not engine.requests.fetching
+    return log
+
+
+def test_times_of_a_lone_request_add_up():
+    log = run([arrival(0, 0, 20, 3)])
+    row = {name: column[0] for name, column in log.requests().items()}
+    # Prompt: 1000 + 20 * 10 ns. Its KV: 50 ns, then 20 tokens of 1000 bytes at 1000 a ns.
+    assert row["first_token_ns"] == 1200
+    assert (row["transfer_start_ns"], row["transfer_end_ns"]) == (1200, 1270)
+    # Then two decodes of 1010 ns.
+    assert log.token_times(0).tolist() == [1200, 2280, 3290]
+    assert (row["engine"], row["prefill_engine"], row["transferred_bytes"]) == (1, 0, 20_000)
+    assert (row["generated_tokens"], row["output_tokens"], row["status"]) == (3, 3, 0)
+
+
+def test_answer_of_one_token_stays_where_its_prompt_was_computed():
+    requests = run([arrival(0, 0, 20, 1), arrival(1, 0, 8, 5, max_tokens=1), arrival(2, 0, 8, 2)])
+    requests = requests.requests()
+    assert requests["engine"].tolist() == [0, 0, 1]
+    assert requests["prefill_engine"].tolist() == [-1, -1, 0]
+    assert requests["output_tokens"].tolist() == [1, 5, 2]
+
+
+def test_transfers_share_the_link_of_their_sender():
+    # Both prompts end with the same step; each gets half of what leaves the engine.
+    log = run([arrival(0, 0, 20, 2), arrival(1, 0, 40, 2)], ("prefill", "decode", "decode"))
+    requests = log.requests()
+    assert requests["engine"].tolist() == [1, 2]
+    took = requests["transfer_end_ns"] - requests["transfer_start_ns"]
+    # 20 tokens at half speed take 40 ns, then the other has 20 left, alone.
+    assert took.tolist() == [50 + 40, 50 + 40 + 20]
+
+
+def test_transfer_uses_as_many_devices_as_the_smaller_engine_has():
+    log = run([arrival(0, 0, 40, 2)], devices=[4, 2])
+    requests = log.requests()
+    assert requests["transfer_end_ns"] - requests["transfer_start_ns"] == 50 + 20
+
+
+def test_kv_is_held_where_the_prompt_was_computed_until_it_is_delivered():
+    # Memory for one prompt of 40 tokens: the second waits until the KV of the first is gone.
+    small = replace(CONFIG, num_blocks=15, max_model_len=60)
+    slow_link = replace(LINK, latency_s=5e-6)
+    log = run([arrival(0, 0, 40, 3), arrival(1, 0, 40, 3)], configs=[small, CONFIG], link=slow_link)
+    requests = log.requests()
+    assert requests["transfer_end_ns"][0] == 1400 + 5000 + 40
+    assert requests["first_scheduled_ns"].tolist() == [0, 6440]
+
+
+def test_kv_waits_for_room_where_the_answer_is_computed():
+    small = replace(CONFIG, num_blocks=15, max_model_len=60)
+    log = run([arrival(0, 0, 40, 5), arrival(1, 0, 40, 5)], configs=[CONFIG, small])
+    requests = log.requests()
+    assert requests["first_token_ns"].tolist() == [1800, 1800]
+    assert requests["transfer_start_ns"].tolist() == [1800, requests["finish_ns"][0]]
+
+
+def test_request_too_long_for_the_engine_of_answers_is_refused_at_once():
+    spec = make_spec(
+        {
+            "workload": {"trace": "azure-conv", "num_requests": 30, "too_long": "reject"},
+            "cluster": {
+                "pools": {
+                    "p": {"role": "prefill"},
+                    "d": {"role": "decode", "engine": {"max_model_len": 1000}},
+                }
+            },
+        }
+    )
+    requests = run_experiment(spec).requests
+    refused = requests["status"] == REJECTED
+    assert 0 < refused.sum() < 30
+    assert (requests["first_scheduled_ns"][refused] == -1).all()
+    total = requests["prompt_tokens"] + requests["generated_tokens"]
+    assert total[~refused].max() <= 1000
+
+
+@st.composite
+def configs(draw):
+    return EngineConfig(
+        num_blocks=25 + draw(st.sampled_from((0, 1, 10, 200))),
+        max_model_len=100,
+        block_size=4,
+        max_num_seqs=draw(st.sampled_from((1, 2, 8))),
+        max_num_batched_tokens=draw(st.sampled_from((8, 30, 200))),
+        watermark=draw(st.sampled_from((0.0, 0.05))),
+    )
+
+
+@st.composite
+def cases(draw):
+    roles = draw(
+        st.sampled_from(
+            [("prefill", "decode"), ("prefill", "prefill", "decode"),
+             ("prefill", "decode", "decode"), ("prefill", "mixed", "decode")]
+        )
+    )  # fmt: skip
+    return {
+        "workload": draw(workloads()),
+        "roles": roles,
+        "configs": [draw(configs()) for _ in roles],
+        "policies": [draw(st.sampled_from(("fcfs", "sjf", "srtf", "vtc"))) for _ in roles],
+        "link": Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
+        "decode_router": draw(st.sampled_from(("jsq", "least_kv", "random"))),
+        "max_concurrency": draw(st.sampled_from((None, None, 1, 4))),
+        "staleness_ns": draw(st.sampled_from((0, 0, 2_000))),
+    }
+
+
+@given(cases())
+@settings(max_examples=30)
+def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(case):
+    log = run(**case)
+    requests = log.requests()
+    assert requests["id"].tolist() == [a.request.id for a in case["workload"]]
+    for i, a in enumerate(case["workload"]):
+        times = log.token_times(a.request.id)
+        assert len(times) == requests["generated_tokens"][i] == a.output_tokens
+        assert (np.diff(times) > 0).all()
+        assert times[0] == requests["first_token_ns"][i]
+        assert times[-1] == requests["last_token_ns"][i]
+        came_ns = requests.get("transfer_end_ns", np.full(len(times) + i + 1, -1))[i]
+        if came_ns >= 0:
+            assert times[0] <= requests["transfer_start_ns"][i] <= came_ns
+            assert len(times) == 1 or times[1] > came_ns
+            least_ns = case["link"].latency_s * 1e9
+            least_ns += a.request.prompt_tokens * BYTES_PER_TOKEN / case["link"].bytes_per_s * 1e9
+            assert came_ns - requests["transfer_start_ns"][i] >= ceil(least_ns - 1e-6)
+    gaps = log.token_gaps()
+    total = sum(requests["last_token_ns"] - requests["first_token_ns"])
+    assert (gaps["gap_ns"] * gaps["count"]).sum() == total
+
+
+@given(cases())
+@settings(max_examples=30)
+def test_disaggregated_fleet_gives_the_same_bytes_step_by_step(case):
+    fast, slow = run(**case), run(**case, fast=False)
+    assert fast.transfers == slow.transfers
+    for mine, its in zip(fast.of_engines, slow.of_engines, strict=True):
+        assert laws.signature(mine) == laws.signature(its)
+
+
+def cluster(**pools):
+    return make_spec(
+        {
+            "workload": {"trace": "azure-conv", "num_requests": 20, "request_rate": 20},
+            "cluster": {"pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}} | pools},
+        }
+    )
+
+
+def test_experiment_tells_of_transfers():
+    result = run_experiment(cluster())
+    metrics = result.metrics()
+    assert [e.role for e in result.engines] == ["prefill", "decode"]
+    moved = result.requests["transferred_bytes"]
+    # Llama 3 8B: 32 layers, 8 heads of 128, keys and values, 2 bytes.
+    assert (moved == result.requests["prompt_tokens"] * 32 * 8 * 128 * 2 * 2).all()
+    assert metrics["transferred_bytes"] == moved.sum()
+    took = result.requests["transfer_end_ns"] - result.requests["first_token_ns"]
+    assert metrics["mean_handover_ms"] == pytest.approx(took.mean() / 1e6)
+    link = LINKS["infiniband-ndr"]
+    assert (took >= link.latency_s * 1e9 + moved / link.bytes_per_s * 1e9 - 1).all()
+
+
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        ({"d": {"role": "prefill"}}, "role prefill need a pool of role decode"),
+        ({"p": {"role": "decode"}}, "role decode need a pool of role prefill"),
+        ({"d": {"role": "decoder"}}, "cluster.pools.d.role: .*did you mean decode"),
+        (
+            {"p": {"role": "prefill", "engine": {"async_scheduling": True}}},
+            "cluster.pools.p.engine.async_scheduling: must be false in a pool of role prefill",
+        ),
+    ],
+)
+def test_roles_that_cannot_serve_are_told(pools, message):
+    with pytest.raises(SpecError, match=message):
+        cluster(**pools)
+
+
+def test_kv_of_another_format_is_refused():
+    spec = cluster(d={"role": "decode", "engine": {"kv_cache_dtype": "fp8"}})
+    with pytest.raises(SpecError, match="kv_cache_dtype must be one"):
+        run_experiment(spec)
+
+
+def test_unknown_link_is_told_with_the_nearest():
+    with pytest.raises(SpecError, match=r"cluster.link.name: .*did you mean pcie-5"):
+        make_spec(cluster().to_data() | {"cluster": {"count": 2, "link": "pcie-6"}})
+
+
+def test_links_are_those_of_the_document():
+    from tests.unit.test_routers import DOCS
+
+    text = (DOCS / "fleets.md").read_text(encoding="utf-8")
+    for name, link in LINKS.items():
+        assert (
+            f"| `{name}` | {link.bytes_per_s / 1e9:g} GB/s | {link.latency_s * 1e6:g} µs |" in text
+        )
