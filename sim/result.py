@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from schedlab.sim.metrics.window import Window
 from schedlab.sim.record.columns import Columns
 from schedlab.sim.record.fleet import EngineFacts
 from schedlab.sim.record.saved_log import ResultLog, SavedLog, read_table, save_tables
-from schedlab.sim.text import json_text, json_value
+from schedlab.sim.text import json_value
 
 Metrics = dict[str, float]
 """Flat and snake_case; counts are int. NaN where there is nothing to measure."""
@@ -192,7 +193,7 @@ class RunResult:
         folder = Path(folder)
         if not light:
             save_tables(folder, self.requests, self.log)
-        text = json_text(self.to_vllm_json(), indent=2)
+        text = json.dumps(self.to_vllm_json(), indent=2, allow_nan=False)
         write_text(folder / "result.json", text + "\n")
 
     @classmethod
@@ -213,12 +214,13 @@ class RunResult:
             raise SchedlabError(
                 f"{path}: result schema {ours.get('schema')!r}, this version reads {_SCHEMA}"
             )
-        if not (folder / "requests.parquet").exists():
+        table = folder / "requests.parquet"
+        if not table.exists():
             raise SchedlabError(
-                f"{folder}: a light result, which has the metrics of result.json and no tables; "
-                "run it again without --light to get them"
+                f"{table}: no such file; a light result has no tables: to get them, run it again "
+                "without --light"
             )
-        requests = read_table(folder / "requests.parquet")
+        requests = read_table(table)
         try:
             return cls(
                 name=str(ours["name"]),

@@ -96,6 +96,8 @@ def json_value(value: object, digits: int | None = None) -> object:
         The same in dicts, lists, numbers and strings. NaN becomes None, which reads as "could not
         be measured"; infinity becomes the string ``"inf"``, which ``float`` reads back.
     """
+    if value is None or isinstance(value, str):
+        return value
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float):
@@ -104,7 +106,7 @@ def json_value(value: object, digits: int | None = None) -> object:
         return value if digits is None else float(f"{value:.{digits}g}")
     if isinstance(value, Mapping):
         return {str(key): json_value(item, digits) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence):
         return [json_value(item, digits) for item in value]
     return str(value) if isinstance(value, Path) else value
 

@@ -36,6 +36,7 @@ _NAMES = {
 }
 _SHARES = ([0, 0.25, 0.5, 0.75, 0.9, 0.99], ["0", "25", "50", "75", "90", "99"])
 _NUM_GROUPS = 8
+_MOST_POINTS = 50_000
 _LEAST_IN_GROUP = 5
 
 
@@ -164,8 +165,16 @@ def _draw_cdfs(axes: Axes, values: Mapping[str, Floats]) -> None:
 
 
 def _draw_cdf(axes: Axes, ordered: Floats, look: Look, label: str) -> None:
-    share = np.arange(1, len(ordered) + 1) / len(ordered)
-    axes.plot(ordered, share, color=look.color, linestyle=look.line, label=label)
+    # More points than this make a large file and the same line.
+    last = len(ordered) - 1
+    drawn = np.unique(np.linspace(0, last, min(last + 1, _MOST_POINTS)).round().astype(np.int64))
+    axes.plot(
+        ordered[drawn],
+        (drawn + 1) / len(ordered),
+        color=look.color,
+        linestyle=look.line,
+        label=label,
+    )
     for p in (50, 99):
         axes.plot(np.percentile(ordered, p), p / 100, look.marker, color=look.color, zorder=3)
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.experiments.figures.style import LOOKS, PALE, Look, house_style, new_figure
+from schedlab.sim.record.columns import BATCH_ROWS, Batched, Column, Columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +21,10 @@ Floats = npt.NDArray[np.float64]
 _NS_PER_S = 1e9
 _NUM_BINS = 600
 _NUM_BARS = 60
+_DRAWN = (
+    "start_ns", "num_running", "num_waiting", "kv_tokens", "kv_allocated_tokens",
+    "kv_fragmentation_tokens", "kv_reserved_unused_tokens", "num_preempted",
+)  # fmt: skip
 
 
 def time_series(result: RunResult, title: str) -> Figure:
@@ -38,9 +43,10 @@ def time_series(result: RunResult, title: str) -> Figure:
         Panels over seconds since the first arrival: requests; KV cache held and in use; what of
         the held memory is used by nobody (fragmentation) and what its owner will use later
         (reserved); and, if there were any, preemptions per second. Long runs are drawn as the
-        mean (line) and range (band) of equal pieces of time.
+        mean (line) and range (band) of equal pieces of time. Of more than a million steps every
+        n-th is looked at, which the figure says; preemptions are counted all.
     """
-    steps = result.log.steps()
+    steps, every = _thinned(result.log.steps())
     start_ns = int(result.requests["arrival_ns"].min())
     time_s = (steps["start_ns"].astype(np.int64) - start_ns) / _NS_PER_S
     num_preempted = steps["num_preempted"].astype(float)
@@ -81,9 +87,30 @@ def time_series(result: RunResult, title: str) -> Figure:
         memory.set_ylim(0, 102)
         for axes in panels[:3]:
             axes.legend(loc="lower right", ncols=3, bbox_to_anchor=(1, 1.0), borderaxespad=0)
-        panels[-1].set_xlabel("time since the first arrival (s)")
+        sampled = f"; of every {every} steps one" if every > 1 else ""
+        panels[-1].set_xlabel(f"time since the first arrival (s){sampled}")
         requests.set_title(title)
     return figure
+
+
+def _thinned(steps: Columns) -> tuple[Columns, int]:
+    """Return so many steps as memory has room for, evenly chosen, and of how many each is one.
+
+    The preemptions of the steps left out are counted with the one before them.
+    """
+    if not isinstance(steps, Batched) or steps.num_rows <= BATCH_ROWS:
+        return steps, 1
+    every = -(-steps.num_rows // BATCH_ROWS)
+    size = BATCH_ROWS // every * every
+    kept: dict[str, list[Column]] = {name: [] for name in _DRAWN}
+    for start in range(0, steps.num_rows, size):
+        some = steps.rows(start, min(start + size, steps.num_rows))
+        for name in _DRAWN:
+            column = some[name]
+            chosen = np.arange(0, len(column), every)
+            counted = name == "num_preempted"
+            kept[name].append(np.add.reduceat(column, chosen) if counted else column[chosen])
+    return {name: np.concatenate(pieces) for name, pieces in kept.items()}, every
 
 
 def _draw_band(axes: Axes, time_s: Floats, values: Floats, look: Look, label: str) -> None:

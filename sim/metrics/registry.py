@@ -120,7 +120,7 @@ class Metric:
             if key in parameters
         }
         if not values:
-            return replace(self, parameters={})
+            return replace(self, parameters={}) if self.parameters else self
         chosen = ", ".join(f"{key}={_text(value)}" for key, value in values.items())
         return replace(
             self,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from schedlab.experiments.analysis.latencies import latencies_s
-from schedlab.experiments.figures import plots
+from schedlab.experiments.figures import distributions, plots, timelines
 from schedlab.experiments.figures.distributions import _by_length as by_length
 from schedlab.experiments.figures.gantt import _COLORS as PHASES
 from schedlab.experiments.figures.heat_map import times_worse
@@ -117,6 +117,26 @@ def test_time_series_of_a_long_run_keeps_extremes(small_run):
     assert waste.dataLim.ymax >= 100 * shares.max() > 0
     drawn = sum(bar.get_height() * bar.get_width() / 0.9 for bar in preempted.patches)
     assert drawn == pytest.approx(steps["num_preempted"].sum())
+
+
+def test_time_series_of_steps_beyond_memory_says_how_many_it_looks_at(small_run, monkeypatch):
+    steps = small_run.log.steps()
+    monkeypatch.setattr(timelines, "BATCH_ROWS", len(steps["start_ns"]) // 4 + 1)
+    figure = plots.time_series(small_run, "title")
+    assert "of every 4 steps one" in figure.axes[-1].get_xlabel()
+    drawn = sum(bar.get_height() * bar.get_width() / 0.9 for bar in figure.axes[-1].patches)
+    assert drawn == pytest.approx(steps["num_preempted"].sum())
+    waiting = figure.axes[0].lines[1].get_ydata()
+    assert np.array_equal(waiting, steps["num_waiting"][::4])
+
+
+def test_latency_cdf_of_many_requests_keeps_ends_and_percentiles(small_run, monkeypatch):
+    whole = plots.latency_cdf({"fcfs": small_run}, "title", "e2el").axes[0].lines
+    monkeypatch.setattr(distributions, "_MOST_POINTS", 7)
+    thin = plots.latency_cdf({"fcfs": small_run}, "title", "e2el").axes[0].lines
+    assert len(thin[0].get_xdata()) == 7
+    for line, kept in zip(whole, thin, strict=True):
+        assert line.get_xydata()[[0, -1]].tolist() == kept.get_xydata()[[0, -1]].tolist()
 
 
 def test_gantt_bars_are_the_phases_of_each_request(small_run):
