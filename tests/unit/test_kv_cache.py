@@ -56,6 +56,14 @@ def test_contiguous_cache_reserves_prompt_and_room_for_the_answer(reserve, block
     assert kv.num_blocks - kv.free_blocks == blocks
 
 
+def test_contiguous_range_is_used_up_to_its_end_by_an_answer_that_is_cut_off():
+    # Prompt 4 of at most 8 tokens, and an answer of 20 that the limit cuts off: two blocks of 4.
+    kv = ContiguousKVCache(10, 4, "exact", 8, lambda request: 20)
+    assert kv.allocate(state(0, prompt=4), 4)
+    assert kv.free_blocks == 8
+    assert kv.fragmentation(resident_tokens=4) == (4, 0)
+
+
 def test_contiguous_cache_splits_unused_memory_into_reserved_and_lost():
     kv = contiguous("pow2", num_blocks=300)
     kv.allocate(state(0), 10)

@@ -86,6 +86,7 @@ def run_of(tokens_ms=TOKENS_MS, **changes):
         # Request 2 was rejected.
         ("deadline_misses", {}, 2 / 3),
         ("of_class", {"metric": "completed", "column": "priority", "low": 1}, 1),
+        ("of_class", {"metric": "completed", "column": "prompt_tokens", "low": 10, "high": 20}, 2),
         ("of_class", {"metric": "mean_ttft_ms", "column": "prompt_tokens", "high": 15}, 100),
         ("of_class", {"metric": "p99_itl_ms", "column": "priority", "low": 1}, 200),
     ],

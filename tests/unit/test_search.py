@@ -11,8 +11,8 @@ from schedlab.experiments.commands.cli import app
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.search import tune as tuning
 from schedlab.experiments.search.bars import Bar
-from schedlab.experiments.search.bracket import Probe, bracket
-from schedlab.experiments.search.find import find
+from schedlab.experiments.search.bracket import Bracket, Probe, bracket
+from schedlab.experiments.search.find import Found, _remarks, find, verdicts
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.search import Find
 from schedlab.experiments.sweeps.runs import Runs
@@ -84,6 +84,36 @@ def test_bar_is_broken_by_what_a_value_is_beyond_it(at_most, value, excess):
     bar = Bar("m", 5.0, at_most)
     assert bar.excess({"m": value}) == excess
     assert bar.excess({"m": math.nan}) == math.inf
+
+
+def found(label, values, bound=""):
+    brackets = tuple(Bracket(value, 2 * value, bound, ()) for value in values)
+    return Found(label, brackets, (), ())
+
+
+def test_verdict_is_given_only_between_answers_that_were_reached():
+    asked = spec(find="max workload.request_rate subject to failed <= 0").find
+    slow, fast = found("slow", [10.0, 20.0]), found("fast", [12.0, 23.9])
+    (said,) = verdicts(asked, [slow, fast])
+    assert said.startswith("fast beats slow in workload.request_rate by 19.7 %")
+    beyond = found("beyond", [30.0, 40.0], "at least")
+    assert verdicts(asked, [slow, beyond]) == verdicts(asked, [beyond, slow]) == []
+    assert verdicts(asked, [found("one", [1.0]), found("two", [2.0])]) == []
+
+
+@pytest.mark.parametrize(
+    ("bar", "said"),
+    [
+        # Of 9 at least there were 10 and then 12; of 9 at most 8 and then 6.
+        (Bar("completed", 9.0, at_most=False), "most from 10 at 1 to 12 at 2"),
+        (Bar("completed", 9.0, at_most=True), "most from 8 at 1 to 6 at 2"),
+    ],
+)
+def test_remark_tells_the_metric_where_it_is_not_monotone(bar, said):
+    bracket = Bracket(2.0, 3.0, "", (Probe(1.0, (-1.0,)), Probe(2.0, (-3.0,))))
+    metrics = [{"offered_request_rate": 1.0, "request_throughput": 1.0}]
+    (remark,) = _remarks([bar], [bracket], metrics, is_part=True)
+    assert remark == f"completed is not monotone over what was tried: {said}"
 
 
 def test_bracket_takes_what_cannot_be_measured_as_a_break():
