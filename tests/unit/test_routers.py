@@ -54,6 +54,7 @@ def needs(name):
     return {"predicted_tokens": 10.0} if registry.router_class(name).needs_prediction else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -84,6 +85,7 @@ class Outside(Router):
         return engines[-1].index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("router", "law"),
     [

@@ -44,6 +44,7 @@ def dangers(source):
                 yield node.lineno, f"{called} without allow_pickle=False"
 
 
+@pytest.mark.slow
 def test_source_has_no_way_to_run_data():
     found = [f"{path}:{line}: {what}" for path, text in sources() for line, what in dangers(text)]
     assert found == []
