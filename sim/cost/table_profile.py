@@ -225,7 +225,7 @@ def read_table(folder: Path) -> TableProfile:
         return TableProfile(
             by_tokens=_curves(data["by_tokens"]),
             by_requests=_curves(data["by_requests"]),
-            attention=data["attention"],
+            attention=_attention(data["attention"]),
             attention_calls=int(data["attention_calls"]),
             skew=_skew(data["skew"]) if "skew" in data else None,
             all_reduce=RingAllReduce(**data["all_reduce"]) if "all_reduce" in data else None,
@@ -247,6 +247,16 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
         )
         for row in rows
     )
+
+
+def _attention(columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the columns of a grid, or the rates, once every number in them is one."""
+    for name, values in columns.items():
+        for value in values if isinstance(values, list) else (values,):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and math.isfinite(value) and value >= 0):
+                raise SpecError(f"attention: {name} must be finite and >= 0, got {value!r}")
+    return columns
 
 
 def _skew(data: Mapping[str, Any]) -> Skew:

@@ -323,6 +323,7 @@ def test_profile_of_the_runs_sharing_of_experts_is_taken(tmp_path):
         ({"by_tokens": [{"name": "a", "calls": 1, "at": [2, 1], "us": [1, 1]}]}, "increasing"),
         ({"by_tokens": [{"name": "a", "calls": 1, "at": [1], "us": [-1]}]}, "not a time"),
         ({"attention": {"us_per_pear": 1}}, "did you mean us_per_pair"),
+        ({"attention": {"us_per_pair": "1"}}, "us_per_pair must be finite and >= 0, got '1'"),
         ({"attention": {**GRID, "us": [0.0] * len(GRID["us"])}}, "positive"),
     ],
 )
