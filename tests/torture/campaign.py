@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from tests.torture.hand_written import environment_cases, file_cases, policy_cases
@@ -40,8 +40,10 @@ def all_cases() -> Iterator[tuple[str, Case]]:
     )
 
 
-def torture(cases: Iterable[tuple[str, Case]], limit_s: float = 30.0) -> Iterator[tuple[str, str]]:
-    """Run cases and yield (name, fault), ("", "") for each that has none."""
+def torture(
+    cases: Iterable[tuple[str, Case]], limit_s: float = 30.0
+) -> Iterator[tuple[str, list[str]]]:
+    """Run cases and yield the name of each, with its faults."""
     for module in _LOADED_BEFOREHAND:
         importlib.import_module(module)
     if find_spec("pandas"):  # an extra of notebooks; imported in a case, it would take memory there
@@ -53,7 +55,7 @@ def torture(cases: Iterable[tuple[str, Case]], limit_s: float = 30.0) -> Iterato
             faults = run_case(case, folder, limit_s).faults
         finally:
             shutil.rmtree(outside, ignore_errors=True)
-        yield from ((name, fault) for fault in faults or [""])
+        yield name, faults
 
 
 def main() -> int:
@@ -63,13 +65,14 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="only every so many cases")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds a case may take")
     asked = parser.parse_args()
-    cases = [case for case in all_cases() if asked.only in case[0]][:: asked.every]
-    num_bad = 0
-    for name, fault in torture(cases, asked.limit):
-        if fault:
-            num_bad += 1
+    named = (case for case in all_cases() if asked.only in case[0])
+    num_cases = num_bad = 0
+    for name, faults in torture(islice(named, 0, None, asked.every), asked.limit):
+        num_cases += 1
+        num_bad += bool(faults)
+        for fault in faults:
             print(f"{name[:120]}: {fault}", flush=True)
-    print(f"{len(cases):,} cases, {num_bad} faults")
+    print(f"{num_cases:,} cases, {num_bad} of them with faults")
     return int(num_bad > 0)
 
 

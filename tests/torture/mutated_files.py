@@ -51,9 +51,11 @@ class Seed:
     names: tuple[str, ...]
 
 
-def mutated_file_cases() -> Iterator[tuple[str, Case]]:
-    """Change each sound file in each way that its form allows."""
+def mutated_file_cases(kind: str = "") -> Iterator[tuple[str, Case]]:
+    """Change each sound file (of kinds that begin so) in each way that its form allows."""
     for seed in seeds():
+        if not seed.kind.startswith(kind):
+            continue
         yield f"{seed.kind} sound", Case(seed.argv, dict(seed.files), seed.names, ends=[DONE])
         for how, content in _mutations(seed.name, seed.files[seed.name]):
             files = dict(seed.files) | {seed.name: content}
