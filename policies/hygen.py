@@ -6,7 +6,6 @@ from collections.abc import MutableSequence
 from typing import Any
 
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import would_fit
 from schedlab.policies.registry import register
 from schedlab.policies.step_load import StepLoad
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -142,7 +141,7 @@ class HyGen(Policy):
             if left < 1 or not builder.rows_left:
                 return False
             granted = builder.grant(state, left)
-            if not granted and not would_fit(state, offline, view, builder):
+            if not granted and not builder.fits_without(offline, state):
                 return False
             while not granted and offline:
                 builder.preempt(offline.pop())

@@ -122,7 +122,7 @@ class Magnus(Static):
         self._queued = [batch for batch in self._queued if batch.is_queued]
         config = self._view.config
         size = min(self.max_batch_size or config.max_num_seqs, config.max_num_seqs)
-        capacity_tokens = config.num_blocks * config.block_size
+        capacity_tokens = self._view.capacity_tokens
         best, least = None, self.wma_threshold
         for batch in self._queued:
             if batch.size < size and batch.peak_tokens(state) <= capacity_tokens:

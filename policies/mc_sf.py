@@ -60,7 +60,7 @@ class MemoryConstrainedShortestFirst(ContinuousBatching):
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield the shortest first while the predicted peak stays within memory."""
         slack = view.config.block_size - 1
-        capacity = view.num_blocks * view.config.block_size * (1.0 - self.margin)
+        capacity = view.capacity_tokens * (1.0 - self.margin)
         peak = FuturePeak()
         for state in view.running:
             peak.add(state.num_tokens + slack, self._remaining(state))

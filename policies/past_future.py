@@ -95,7 +95,7 @@ class PastFuture(ContinuousBatching):
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield in order of arrival while the future peak stays within memory."""
         running = list(view.running)
-        capacity = view.num_blocks * view.config.block_size * (1.0 - self.reserved)
+        capacity = view.capacity_tokens * (1.0 - self.reserved)
         # However long answers get, a request never holds more than this.
         most_tokens = view.config.max_model_len + view.config.block_size
         if (len(running) + len(view.waiting)) * most_tokens <= capacity:

@@ -1,6 +1,6 @@
 """Making room for requests at the expense of others."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -128,21 +128,3 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool) -> boo
     for state in waiting:
         builder.grant(state)
     return True
-
-
-def would_fit(
-    state: RequestState, victims: Iterable[RequestState], view: EngineView, builder: PlanBuilder
-) -> bool:
-    """Return whether all of a waiting request would fit if `victims` lost their memory.
-
-    Memory reserved in contiguous ranges is never taken for another request: there it would not.
-    """
-    config = view.config
-    if config.kv_allocator != "paged":
-        return False
-    if not config.enable_chunked_prefill and state.num_uncomputed_tokens > builder.tokens_left:
-        return False
-    size = config.block_size
-    room = view.free_blocks - config.watermark_blocks
-    room += sum(-(-victim.num_computed_tokens // size) for victim in victims)
-    return -(-state.num_tokens // size) <= room

@@ -5,7 +5,7 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import grant_everyone, would_fit
+from schedlab.policies.preemption import grant_everyone
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -63,7 +63,7 @@ class Ranked(Policy):
         head = next(waiting, None)
         while builder.rows_left and builder.tokens_left and (residents or head is not None):
             if head is not None and (not residents or place(head) < residents[0][0]):
-                fits = self._admit(head, residents, view, builder)
+                fits = self._admit(head, residents, builder)
                 head = next(waiting, None) if fits else None
             elif not self._grant_decodes(residents, None if head is None else place(head), builder):
                 _, state = residents.popleft()
@@ -88,12 +88,11 @@ class Ranked(Policy):
         self,
         state: RequestState,
         worse: deque[_Entry],
-        view: EngineView,
         builder: PlanBuilder,
     ) -> bool:
         if builder.grant(state):
             return True
-        if not would_fit(state, (victim for _, victim in worse), view, builder):
+        if not builder.fits_without((victim for _, victim in worse), state):
             return False
         while worse:
             builder.preempt(worse.pop()[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import index
 from typing import SupportsIndex, get_args
 
@@ -294,6 +295,21 @@ class StepLedger:
             else:
                 mode = "recompute"
         self.preempted[state] = mode
+
+    def fits_without(self, victims: Iterable[RequestState], state: RequestState) -> bool:
+        """Whether all of a waiting request would fit if `victims` lost their memory.
+
+        Never where memory is reserved in contiguous ranges: theirs need not be next to each other.
+        """
+        config = self._config
+        if config.kv_allocator != "paged":
+            return False
+        if not config.enable_chunked_prefill and state.num_uncomputed_tokens > self.tokens_left:
+            return False
+        size = config.block_size
+        room = self._kv.free_blocks - config.watermark_blocks
+        room += sum(-(-victim.num_computed_tokens // size) for victim in victims)
+        return -(-state.num_tokens // size) <= room
 
     def _withdraw(self, state: RequestState) -> int:
         """Give a request's tokens back to the budget and count them; it keeps their memory."""

@@ -96,6 +96,16 @@ class EngineView:
         """KV blocks in all."""
         return self.config.num_blocks
 
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that the free KV blocks hold."""
+        return self.free_blocks * self.config.block_size
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that all KV blocks hold."""
+        return self.config.num_blocks * self.config.block_size
+
     def cached_tokens(self, state: RequestState) -> int:
         """Count the tokens of a waiting request that the prefix cache holds now.
 
