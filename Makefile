@@ -99,6 +99,9 @@ $(VENV)/tested: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu,predictors]'
 	@touch $@ $(VENV)/installed
 
+# These have versions of their own, which requirements.lock would contradict.
+lock $(OLDEST)/installed $(VLLM)/installed $(PEERS)/installed: export PIP_CONSTRAINT :=
+
 # numpy>=1.26 becomes numpy==1.26; test tools are the newest.
 $(OLDEST)/installed: pyproject.toml
 	$(PYTHON) -m venv --clear $(OLDEST)

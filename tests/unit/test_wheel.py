@@ -75,7 +75,8 @@ def elsewhere(tmp_path):
 
 def run(command, cwd):
     """Run a command without this checkout in sight, and return what it prints."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    ours = ("PYTHONPATH", "PYTHONHOME", "PIP_CONSTRAINT", "SCHEDLAB_CORE")
+    environment = {k: v for k, v in os.environ.items() if k not in ours}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
