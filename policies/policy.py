@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
+from schedlab.policies.knobs import Knobs
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
 
-class Policy:
+class Policy(Knobs):
     """Decides, step by step, who gets seats, memory and tokens.
 
     A subclass overrides `plan` (full power), or derives from `ContinuousBatching` and overrides
@@ -112,16 +112,3 @@ class Policy:
         if not self._knows_its_hooks or not self.__dict__.keys().isdisjoint(self.hooks):
             return 1, FOREVER
         return self.horizon(view) if hooks_matter else (FOREVER, FOREVER)
-
-    def get_params(self) -> dict[str, Any]:
-        """Return the constructor's parameters as they are now."""
-        return {name: getattr(self, name) for name in type(self).knobs()}
-
-    @classmethod
-    def knobs(cls) -> dict[str, inspect.Parameter]:
-        """Return the constructor's parameters by name."""
-        if cls.__init__ is object.__init__:
-            return {}
-        parameters = dict(inspect.signature(cls.__init__).parameters)
-        parameters.pop("self", None)
-        return parameters

@@ -328,8 +328,10 @@ def notes(
     """
     lines = []
     for described in cost_models:
-        where = f"{described.get('model')} on {described.get('hardware')}"
-        kind = f"cost model: {described.get('name')} ({where})"
+        kind = f"cost model: {described.get('name', 'of no name')}"
+        of = [str(described[key]) for key in ("model", "hardware") if described.get(key)]
+        if of:
+            kind += f" ({' on '.join(of)})"
         calibration = described.get("calibration")
         if calibration == "UNCALIBRATED":
             kind += (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+
+from schedlab.policies.knobs import Knobs
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,7 +38,7 @@ class PredictionInputs:
     prompt: npt.NDArray[np.object_] | None = None
 
 
-class Predictor:
+class Predictor(Knobs):
     """Says how long answers will be, or in which order they will end; smaller is shorter.
 
     Parameters
@@ -98,14 +99,3 @@ class Predictor:
         Called once, after `predict`.
         """
         return None
-
-    @classmethod
-    def knobs(cls) -> dict[str, inspect.Parameter]:
-        """Return the constructor's parameters by name."""
-        parameters = dict(inspect.signature(cls.__init__).parameters)
-        parameters.pop("self", None)
-        return parameters
-
-    def get_params(self) -> dict[str, Any]:
-        """Return the constructor's parameters as they are now."""
-        return {name: getattr(self, name) for name in type(self).knobs()}

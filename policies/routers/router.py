@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from schedlab.policies.knobs import Knobs
 from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.request import Request
 
 
-class Router:
+class Router(Knobs):
     """Chooses an engine for each request, once, when it arrives.
 
     A subclass overrides `route`. It may keep state of its own, and knows of the engines what they
@@ -60,16 +60,3 @@ class Router:
         place = (turn + [*loads[turn:], *loads[:turn]].index(min(loads))) % len(loads)
         self.turn = place + 1
         return place
-
-    def get_params(self) -> dict[str, Any]:
-        """Return the constructor's parameters as they are now."""
-        return {name: getattr(self, name) for name in type(self).knobs()}
-
-    @classmethod
-    def knobs(cls) -> dict[str, inspect.Parameter]:
-        """Return the constructor's parameters by name."""
-        if cls.__init__ is object.__init__:
-            return {}
-        parameters = dict(inspect.signature(cls.__init__).parameters)
-        parameters.pop("self", None)
-        return parameters

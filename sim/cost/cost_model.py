@@ -56,7 +56,11 @@ class CostModel(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, object]:
-        """Return what a result must say about this model: source, calibration, known error."""
+        """Return what a result must say about this model.
+
+        Tables and pages show ``name``, ``model`` and ``hardware`` (of what the times are), and
+        ``calibration`` (by what; ``"UNCALIBRATED"`` if by nothing).
+        """
 
     def outside(self, shape: BatchShape, k: int = 1) -> Mapping[str, Sequence[int]]:
         """Return which of `k` successive steps lie outside of what was measured.

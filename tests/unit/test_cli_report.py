@@ -93,3 +93,7 @@ def test_notes_label_an_uncalibrated_model_and_count_long_lists():
     assert lines[0].startswith("cost model: roofline (m on h), UNCALIBRATED")
     assert lines[-1] == "warning: and 4 more, in the results"
     assert len(lines) == 10
+
+
+def test_cost_model_that_says_no_more_than_its_name_is_told_by_that():
+    assert report.notes([{"name": "mine"}], []) == ["cost model: mine"]

@@ -1,0 +1,23 @@
+"""What policies, predictors and routers have in common: they are made by name, with knobs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+class Knobs:
+    """The parameters of a constructor, which stores each under its name."""
+
+    def get_params(self) -> dict[str, Any]:
+        """Return the constructor's parameters as they are now."""
+        return {name: getattr(self, name) for name in type(self).knobs()}
+
+    @classmethod
+    def knobs(cls) -> dict[str, inspect.Parameter]:
+        """Return the constructor's parameters by name."""
+        if cls.__init__ is object.__init__:
+            return {}
+        parameters = dict(inspect.signature(cls.__init__).parameters)
+        parameters.pop("self", None)
+        return parameters
