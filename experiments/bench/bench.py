@@ -52,6 +52,12 @@ def workloads(trace: Path | None) -> dict[str, Row]:
         "6 req/s, step by step": spec(
             workload={"request_rate": 6.0}, engine={"fast_forward": False}
         ),
+        "16 engines, 6 req/s each": spec(
+            workload={"request_rate": 96.0, **many}, cluster={"count": 16, "router": "vllm"}
+        ),
+        "16 engines, in turn": spec(
+            workload={"request_rate": 96.0, **many}, cluster={"count": 16, "router": "round_robin"}
+        ),
         "100,000 at 6 req/s": spec(workload={"request_rate": 6.0, "num_requests": 100_000, **many}),
         "1,000,000 at 6 req/s": spec(
             workload={"request_rate": 6.0, "num_requests": 1_000_000, **many}
