@@ -41,7 +41,8 @@ interval excludes "no effect" (a ratio of 1, a change of 0) |
 | not measured | a replication had nothing to measure |
 
 The band is fixed in the experiment beside the paper's own figure; where the paper gives none, the
-table shows a dash and the band is an expectation of ours.
+table shows a dash and the band is an expectation of ours. Loads that a setup states relative to
+what the engine serves (hrrn, llumnix, ltr-overload, qoserve) moved when the step times did.
 """
 
 

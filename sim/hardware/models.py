@@ -273,8 +273,13 @@ _TABLE = {shape.name: shape for shape in (
     _llama("mistral-7b-v0.1",32, 4096,  32,   8, 14336,  32000,  32768, "Mistral-7B-v0.1",
            sliding_window=4096),
     _llama("mistral-7b",     32,  4096,  32,   8, 14336,  32768,  32768, "Mistral-7B-v0.3"),
+    _llama("mistral-nemo-12b", 40, 5120, 32,   8, 14336, 131072, 131072, "Mistral-Nemo-Instruct-2407",
+           head_dim=128),
+    _llama("yi-34b",         60,  7168,  56,   8, 20480,  64000,   4096, "Yi-34B"),
     _llama("mixtral-8x7b",   32,  4096,  32,   8, 14336,  32000,  32768, "Mixtral-8x7B-v0.1",
            num_experts=8, experts_per_token=2, moe_intermediate_size=14336),
+    _llama("mixtral-8x22b",  56,  6144,  48,   8, 16384,  32768,  65536, "Mixtral-8x22B-Instruct-v0.1",
+           num_experts=8, experts_per_token=2, moe_intermediate_size=16384),
     _opt("opt-125m", 12, 768, 12),
     _opt("opt-1.3b", 24, 2048, 32),
     _opt("opt-6.7b", 32, 4096, 32),
@@ -289,7 +294,10 @@ _TABLE = {shape.name: shape for shape in (
 _ALIASES = {
     "llama-3.3-70b": "llama-3.1-70b",
     "mistral-7b-v0.3": "mistral-7b",
+    "mistral-nemo-base-2407": "mistral-nemo-12b",
+    "mistral-nemo-instruct-2407": "mistral-nemo-12b",
     "mixtral-8x7b-v0.1": "mixtral-8x7b",
+    "mixtral-8x22b-v0.1": "mixtral-8x22b",
 }
 
 

@@ -316,18 +316,6 @@ def test_results_page_shows_every_shipped_experiment(page):
         assert by_file[path.name]["source_sha256"] == source_sha256(path), path.name
 
 
-UNEXPLAINED = {
-    "fair-batching.yaml: P99 time to first token at 6 requests/s, fixed chunks over it",
-    "gittins.yaml: mean latency, less than TRAIL",
-    "gittins.yaml: mean latency, less than shortest job first by the same predictor",
-    "hrrn.yaml: P90 latency, HRRN",
-    "llumnix.yaml: requests preempted at that load",
-    "ltr-overload.yaml: requests finished in 100 s of 1.5x load, order only",
-    "scorpio.yaml: goodput at 20 requests/s over FCFS",
-}
-"""Figures that no experiment explains yet: of new policies, and moved by better step times."""
-
-
 @pytest.mark.parametrize("page", ["policies", "claims"])
 def test_every_stated_figure_that_is_not_reproduced_says_why(page):
     record = json.loads((ROOT / "docs" / "results" / f"{page}.json").read_text())
@@ -338,7 +326,7 @@ def test_every_stated_figure_that_is_not_reproduced_says_why(page):
             if not missed:
                 continue
             if "paper" in figure:
-                assert ("why" in figure) == (place not in UNEXPLAINED), f"{place}: say why"
+                assert "why" in figure, f"{place}: say why"
             for again in found.get("shown_by", ()):
                 assert again["verdict"] == "reproduced", f"{place}: {again['name']} shows otherwise"
 
