@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NoReturn, SupportsIndex
 
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -35,14 +35,26 @@ class VllmPlanBuilder(PlanBuilder):
     def grant_running(self) -> bool:
         """Schedule every running request; see `PlanBuilder.grant_running`."""
         self._require_no_decodes("grant_running")
-        return self._grant_all(self._vllm.running.values())
+        return self._grant_each(self._vllm.running.values())
 
     def grant_decodes(self) -> bool:
         """Schedule one token of every decode; see `PlanBuilder.grant_decodes`."""
         self._require_no_decodes("grant_decodes")
-        return self._grant_all(self._list_decodes())
+        return self._grant_each(self._list_decodes())
 
-    def _grant_all(self, states: Iterable[RequestState]) -> bool:
+    def grant_all(self, decodes: Collection[RequestState]) -> bool:
+        """Schedule one token of each of some decodes; see `PlanBuilder.grant_all`."""
+        self.plan = None
+        blocks = self._vllm.kv
+        fits = len(decodes) <= min(self.tokens_left, self.rows_left)
+        if not fits or sum(blocks.new_blocks_of(s, 1) for s in decodes) > blocks.free_blocks:
+            return False
+        for state in decodes:
+            if not self.grant(state, 1):
+                raise InfeasiblePlan(f"vLLM has no memory for {state!r}, although it was counted")
+        return True
+
+    def _grant_each(self, states: Iterable[RequestState]) -> bool:
         wanted: list[tuple[RequestState, int]] = []
         left = self.tokens_left
         for state in states:

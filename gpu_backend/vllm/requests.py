@@ -138,7 +138,10 @@ class Requests:
         known = self._scheduler.requests
         gone = [(vllm_id, s) for vllm_id, s in self._states.items() if vllm_id not in known]
         for vllm_id, state in gone:
-            del self._states[vllm_id], self._vllm[state.id]
+            del self._states[vllm_id]
+            request = self._vllm.pop(state.id)
+            # Its last token came after the last look at those that run.
+            state._generated = request.num_output_tokens
             if state.status is Status.WAITING and state in self.waiting:
                 self.waiting.remove(state, now_ns)
         return [state for _, state in gone]

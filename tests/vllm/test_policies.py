@@ -12,11 +12,9 @@ REFUSED = {
     "dynamic", "fair_batching", "fastserve", "hygen", "magnus", "multi_bin", "prompt_buckets",
     "qoserve", "scorpio", "static",
 }  # fmt: skip
-# It runs there, but without async scheduling not step for step; why is not known yet.
-DIFFERS = {"gittins"}
 
 
-@pytest.mark.parametrize("name", sorted(set(registry.names()) - REFUSED - DIFFERS))
+@pytest.mark.parametrize("name", sorted(set(registry.names()) - REFUSED))
 def test_policy_takes_the_steps_of_its_simulation(name):
     for seed in range(5000, 5012):
         workload = workloads.draw(seed, SWITCHES, has_watermark=True)
