@@ -108,6 +108,13 @@ def compared(
     return middle, middle - half, middle + half
 
 
+LEAST_SEEDS = 5
+"""Seeds below which there is no verdict: an interval over fewer says little of what is usual."""
+
+SMALLEST = 0.01
+"""Smallest relative difference of interest: 1 %."""
+
+
 class Change(NamedTuple):
     """How a metric differs between two things that met the same random numbers.
 
@@ -123,6 +130,8 @@ class Change(NamedTuple):
         if it does not vary, NaN if there is no difference at all.
     num_pairs : int
         Seeds.
+    p_value : float
+        Of no difference, two-sided; `corrected` makes it that of a whole family of comparisons.
     """
 
     change: float
@@ -130,10 +139,11 @@ class Change(NamedTuple):
     high: float
     effect_size: float
     num_pairs: int
+    p_value: float = math.nan
 
 
 def paired_change(of: Sequence[float], against: Sequence[float]) -> Change:
-    """Return by how much one thing differs from another over common random numbers.
+    r"""Return by how much one thing differs from another over common random numbers.
 
     Parameters
     ----------
@@ -143,17 +153,23 @@ def paired_change(of: Sequence[float], against: Sequence[float]) -> Change:
     Returns
     -------
     Change
-        Ratio of means minus 1, with the interval of `compared`.
+        The geometric mean of the ratios, minus 1.
 
     Raises
     ------
     SpecError
         If there are fewer than two pairs: one run shows what happened, not what is usual.
 
+    Notes
+    -----
+    Of positive values the interval is Student's t of :math:`\ln (x_r / y_r)`, so that it never
+    says that something falls by more than 100 %. Where a value is zero or less it is that of the
+    ratio of means (`compared`), cut at -100 % for values that cannot be negative.
+
     Examples
     --------
     >>> paired_change([11.0, 23.0, 30.0], [10.0, 20.0, 30.0]).change.__round__(3)
-    0.067
+    0.082
     """
     if len(of) != len(against):
         raise SpecError(f"{len(of)} runs cannot be paired with {len(against)}")
@@ -162,12 +178,72 @@ def paired_change(of: Sequence[float], against: Sequence[float]) -> Change:
             "no verdict from one run: it shows what one seed did, not what is usual; "
             "set replications to 5 or more"
         )
-    change, low, high = compared("increase", of, against)
+    if all(0.0 < value < math.inf for value in (*of, *against)):
+        logs = [math.log(x / y) for x, y in zip(of, against, strict=True)]
+        middle, half_width = estimate(logs)
+        half = half_width or 0.0
+        change, low, high = (math.expm1(one) for one in (middle, middle - half, middle + half))
+    else:
+        change, low, high = compared("increase", of, against)
+        if all(value >= 0.0 for value in (*of, *against)):
+            low = max(low, -1.0)
+        logs = np.subtract(of, against).tolist()
     differences = np.subtract(of, against)
     mean, spread = float(differences.mean()), float(differences.std(ddof=1))
     constant = math.copysign(math.inf, mean) if mean else math.nan
     effect = mean / spread if spread else constant
-    return Change(change, low, high, effect, len(of))
+    return Change(change, low, high, effect, len(of), _p_value(logs))
+
+
+def _p_value(differences: Sequence[float]) -> float:
+    """Return how likely a mean so far from zero is by chance (Student's t, two-sided)."""
+    from scipy.special import stdtr
+
+    n = len(differences)
+    mean = math.fsum(differences) / n
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (n - 1))
+    if not math.isfinite(mean):
+        return math.nan
+    if spread == 0.0:
+        return 0.0 if mean else 1.0
+    return float(2.0 * stdtr(n - 1, -abs(mean) * math.sqrt(n) / spread))
+
+
+def corrected(changes: Sequence[Change]) -> list[Change]:
+    """Return changes with p-values that mind how many are looked at (Holm 1979).
+
+    Parameters
+    ----------
+    changes : sequence of Change
+        All that are told together.
+
+    Returns
+    -------
+    list of Change
+        In the same order. Of all verdicts made by them, the chance that one or more is wrong
+        though nothing differs is 5 % at most. Intervals stay those of each alone.
+
+    Examples
+    --------
+    >>> told = [Change(0.1, 0.0, 0.2, 1.0, 5, p) for p in (0.03, 0.01)]
+    >>> [one.p_value for one in corrected(told)]
+    [0.03, 0.02]
+    """
+    known = [i for i, one in enumerate(changes) if not math.isnan(one.p_value)]
+    found = list(changes)
+    largest = 0.0
+    for rank, i in enumerate(sorted(known, key=lambda i: changes[i].p_value)):
+        largest = max(largest, min(1.0, changes[i].p_value * (len(known) - rank)))
+        found[i] = changes[i]._replace(p_value=largest)
+    return found
+
+
+def is_decided(change: Change) -> bool:
+    """Say whether two things differ: in enough runs, by enough, and not by chance."""
+    by_chance = change.p_value > 1.0 - LEVEL  # an unknown one leaves it to the interval
+    touches_none = change.low <= 0.0 <= change.high
+    enough = change.num_pairs >= LEAST_SEEDS and abs(change.change) >= SMALLEST
+    return enough and not touches_none and not by_chance
 
 
 def verdict(of: str, against: str, metric: str, change: Change, larger: bool | None) -> str:
@@ -187,23 +263,29 @@ def verdict(of: str, against: str, metric: str, change: Change, larger: bool | N
     Returns
     -------
     str
-        "A beats B in M by x % [low, high]" if the interval excludes no difference, and then
-        only. The per cent are of B: so much less for a metric that is better when it is small.
+        "A beats B in M by x % [low, high]" if there are five seeds, the interval excludes no
+        difference, the p-value is 5 % at most and the difference is 1 % at least; and then only.
+        The per cent are of B: so much less for a metric that is better when it is small.
 
     Examples
     --------
-    >>> verdict("sjf", "fcfs", "mean_ttft_ms", Change(-0.25, -0.3, -0.2, -4.0, 5), False)
+    >>> verdict("sjf", "fcfs", "mean_ttft_ms", Change(-0.25, -0.3, -0.2, -4.0, 5, 0.001), False)
     'sjf beats fcfs in mean_ttft_ms by 25.0 % [20.0, 30.0]'
     """
     if math.isnan(change.change):
         return f"no verdict on {metric}: nothing to compare"
-    if change.low <= 0.0 <= change.high:
-        if change.low == change.high:
-            return f"{of} and {against} are equal in {metric}"
+    if change.change == change.low == change.high == 0.0:
+        return f"{of} and {against} are equal in {metric}"
+    told = f"{100 * change.change:+.1f} % [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    if change.num_pairs < LEAST_SEEDS:
         return (
-            f"no difference shown between {of} and {against} in {metric}: "
-            f"{100 * change.change:+.1f} % [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+            f"no verdict on {of} and {against} in {metric} from {change.num_pairs} seeds, "
+            f"{LEAST_SEEDS} are needed: {told}"
         )
+    if change.low >= -SMALLEST and change.high <= SMALLEST:
+        return f"{of} and {against} are equal within {SMALLEST:.0%} in {metric}: {told}"
+    if not is_decided(change):
+        return f"no difference shown between {of} and {against} in {metric}: {told}"
     more = change.change > 0
     ends = sorted((100 * abs(change.low), 100 * abs(change.high)))
     amount = f"{100 * abs(change.change):.1f} % [{ends[0]:.1f}, {ends[1]:.1f}]"

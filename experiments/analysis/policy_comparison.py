@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedlab.experiments.results.point_folder import PointMetrics
-from schedlab.experiments.statistics import Change, paired_change, verdict
+from schedlab.experiments.statistics import Change, corrected, paired_change, verdict
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.metrics.registry import metric_named
 
@@ -69,8 +69,8 @@ def compare_policies(
     Returns
     -------
     list of PolicyChange
-        By metric, then setting, then policy. Each interval is at 95 % on its own: of twenty
-        differences that are none, one excludes 0 by chance.
+        By metric, then setting, then policy. Each interval is at 95 % on its own; verdicts are
+        corrected for how many there are (`statistics.corrected`).
 
     Raises
     ------
@@ -97,7 +97,8 @@ def compare_policies(
                 if name != base and name in by_name and base in by_name:
                     change = _change(setting, metric, (name, base), by_name)
                     found += [change] if change is not None else []
-    return found
+    changes = corrected([one.change for one in found])
+    return [_judged(one, change) for one, change in zip(found, changes, strict=True)]
 
 
 def _change(
@@ -114,5 +115,10 @@ def _change(
     values = [x for x, _ in pairs], [y for _, y in pairs]
     change = paired_change(*values)
     means = tuple(math.fsum(column) / len(column) for column in values)
-    sentence = verdict(*names, metric, change, metric_named(metric).larger_is_better)
-    return PolicyChange(setting, metric, *names, (means[0], means[1]), change, sentence)
+    return PolicyChange(setting, metric, *names, (means[0], means[1]), change, "")
+
+
+def _judged(one: PolicyChange, change: Change) -> PolicyChange:
+    better = metric_named(one.metric).larger_is_better
+    sentence = verdict(one.of, one.against, one.metric, change, better)
+    return replace(one, change=change, verdict=sentence)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from schedlab.experiments.commands.experiment import AsJson, Metrics, known_metrics
-from schedlab.experiments.commands.terminal import print_table
+from schedlab.experiments.commands.terminal import print_lines, print_table
 from schedlab.sim.text import json_text
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -49,6 +49,9 @@ def compare_policies_command(
         str | None, typer.Option(help="Hold the others against this one; the first by default.")
     ] = None,
     key: Annotated[str, typer.Option(help="Swept key whose values are compared.")] = "policy",
+    every: Annotated[
+        bool, typer.Option("--all", help="Also show comparisons that decide nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say which policy beats which, by how much and how surely, over the seeds they share."""
@@ -56,23 +59,33 @@ def compare_policies_command(
 
     from schedlab.experiments.analysis.policy_comparison import METRICS, compare_policies
     from schedlab.experiments.results.saved_results import read_points
+    from schedlab.experiments.statistics import LEAST_SEEDS, SMALLEST, is_decided
+    from schedlab.sim.text import number
 
     found = compare_policies(read_points(folder), known_metrics(metric) or METRICS, against, key)
     if as_json:
         typer.echo(json_text([asdict(c) | {"change": c.change._asdict()} for c in found]))
         return
-    rows: list[tuple[str, ...]] = [
-        (
-            one.setting or "-", one.verdict, f"{one.means[0]:.4g}", f"{one.means[1]:.4g}",
-            f"{one.change.effect_size:.2g}", str(one.change.num_pairs),
-        )
-        for one in found
-    ]  # fmt: skip
-    print_table("", ("setting", "verdict", "mean", "mean against", "effect size", "seeds"), rows)
-    typer.echo(
-        "[low, high]: 95 % interval of the paired difference, per cent of the second; effect size: "
-        "mean paired difference over its standard deviation; of 20 intervals about one excludes "
-        "no difference by chance"
+    shown = found if every or metric else [one for one in found if is_decided(one.change)]
+    if shown:
+        print_table(
+            "",
+            ("setting", "verdict", f"mean of\n{key}", "mean\nagainst", "effect\nsize", "seeds"),
+            [
+                (one.setting.replace("workload.", "") or "-", one.verdict, number(one.means[0]),
+                 number(one.means[1]), number(one.change.effect_size, 2), str(one.change.num_pairs))
+                for one in shown
+            ],
+        )  # fmt: skip
+    hidden = len(found) - len(shown)
+    print_lines(
+        [
+            *([f"{hidden} of {len(found)} comparisons decide nothing (--all)"] if hidden else []),
+            "[low, high]: 95 % interval of the paired change, per cent of the second; a verdict "
+            f"needs {LEAST_SEEDS} seeds, a change of {SMALLEST:.0%} at least, and a p-value of 5 % "
+            f"that is corrected for {len(found)} comparisons (Holm); effect size: mean paired "
+            "difference over its standard deviation",
+        ]
     )
 
 

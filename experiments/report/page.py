@@ -16,7 +16,14 @@ from schedlab.experiments.figures.style import house_style
 from schedlab.experiments.results import tables as report
 from schedlab.experiments.results.saved_results import SavedResults, read_results
 from schedlab.experiments.results.tables import Row
-from schedlab.experiments.statistics import paired_change, verdict, with_interval
+from schedlab.experiments.statistics import (
+    LEAST_SEEDS,
+    SMALLEST,
+    corrected,
+    paired_change,
+    verdict,
+    with_interval,
+)
 from schedlab.sim.files import write_text
 from schedlab.sim.metrics.registry import metric_named
 
@@ -186,23 +193,24 @@ def _verdicts(results: SavedResults) -> dict[str, Any] | None:
     if len(rows) < 2 or min(map(len, runs.values())) < 2:
         return None
     base, *others = rows
-    lines = []
+    found = []
     for row in others:
         for metric in _JUDGED:
             values, base_values = ([run[metric] for run in runs[r.label]] for r in (row, base))
             if None in (*values, *base_values) or len(values) != len(base_values):
                 continue
-            change = paired_change(values, base_values)
-            named = metric_named(metric)
-            sentence = verdict(
-                _short(row), _short(base), named.label, change, named.larger_is_better
-            )
-            lines.append((sentence, _effect(change.effect_size), str(change.num_pairs)))
+            found.append((row, metric_named(metric), paired_change(values, base_values)))
+    lines = []
+    changes = corrected([change for *_, change in found])
+    for (row, named, _), change in zip(found, changes, strict=True):
+        sentence = verdict(_short(row), _short(base), named.label, change, named.larger_is_better)
+        lines.append((sentence, _effect(change.effect_size), str(change.num_pairs)))
     intro = (
         f"Each setting against {_short(base)}, the first{', ' + load if load else ''}: paired over "
         "replications with the same random numbers; the brackets hold the 95 % confidence "
-        "interval. The effect size is the mean of the paired differences over their standard "
-        "deviation."
+        f"interval. A verdict needs {LEAST_SEEDS} replications, a change of {SMALLEST:.0%} at "
+        f"least, and a p-value of 5 % that is corrected for the {len(lines)} comparisons (Holm). "
+        "The effect size is the mean of the paired differences over their standard deviation."
     )
     return {"intro": intro, "table": PageTable(("verdict", "effect size", "pairs"), lines)}
 

@@ -13,7 +13,7 @@ from schedlab.experiments.search.bracket import Bracket, Probe, Search, bracket
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find
 from schedlab.experiments.specification.sweep import Point, points
-from schedlab.experiments.statistics import Estimate, estimate, paired_change, verdict
+from schedlab.experiments.statistics import Estimate, corrected, estimate, paired_change, verdict
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.sim.errors import SpecError
 
@@ -135,12 +135,11 @@ def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:
     first, *others = found
     if len(first.brackets) < 2:
         return []
+    known = [one for one in others if not one.bound and not first.bound]
+    changes = corrected([paired_change(one.values, first.values) for one in known])
     return [
-        verdict(
-            one.label, first.label, asked.maximize, paired_change(one.values, first.values), True
-        )
-        for one in others
-        if not one.bound and not first.bound
+        verdict(one.label, first.label, asked.maximize, change, True)
+        for one, change in zip(known, changes, strict=True)
     ]
 
 

@@ -30,7 +30,7 @@ def spec_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "s.yaml"
     path.write_text(
-        "workload: {trace: fixed, num_requests: 30}\nreplications: 3\n"
+        "workload: {trace: fixed, num_requests: 30}\nreplications: 5\n"
         "sweep: {policy: [fcfs, static], workload.request_rate: [2, 4]}\n"
     )
     return path
@@ -49,7 +49,7 @@ def test_compare_reads_runs_and_sweeps_alike(spec_file):
     shown = schedlab("compare-policies", "swept", "-m", "mean_ttft_ms", "--against", "static")
     assert "fcfs beats static in mean_ttft_ms by" in shown.stdout
     listed = json.loads(schedlab("compare-policies", "swept", "--json").stdout)
-    assert listed[0]["change"]["num_pairs"] == 3
+    assert listed[0]["change"]["num_pairs"] == 5
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
         {
             "name": NASTY,
             "slo": {"ttft_ms": 500},
-            "replications": 2,
+            "replications": 5,
             "engine": {"max_model_len": 1500},
             "workload": {"trace": "azure-conv", "num_requests": 25},
             "sweep": {"policy": ["static", "fcfs"], "workload.request_rate": [2, 8]},

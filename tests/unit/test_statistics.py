@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import t, ttest_1samp
 from typer.testing import CliRunner
 
 from schedlab.experiments.analysis.run_intervals import run_intervals
@@ -13,6 +14,8 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.statistics import (
     Change,
     batch_means,
+    corrected,
+    is_decided,
     paired_change,
     verdict,
     with_interval,
@@ -22,11 +25,40 @@ from schedlab.sim.errors import SpecError
 
 def test_paired_change_by_hand():
     change = paired_change([11.0, 21.0, 34.0], [10.0, 20.0, 30.0])
-    # R = 66/60 = 1.1; residuals x - 1.1 y = 0, -1, 1 over the mean 20; s = 0.05, t = 4.3027.
-    assert change.change == pytest.approx(0.1)
-    assert change.high - change.change == pytest.approx(4.302653 * 0.05 / math.sqrt(3), rel=1e-6)
+    logs = np.log([1.1, 1.05, 34 / 30])
+    half = t(2).ppf(0.975) * logs.std(ddof=1) / math.sqrt(3)
+    assert change.change == pytest.approx(math.exp(logs.mean()) - 1)
+    assert change.low == pytest.approx(math.exp(logs.mean() - half) - 1, rel=1e-6)
+    assert change.high == pytest.approx(math.exp(logs.mean() + half) - 1, rel=1e-6)
+    assert change.p_value == pytest.approx(ttest_1samp(logs, 0.0).pvalue)
     # Differences 1, 1, 4: mean 2, s = sqrt(3).
     assert change.effect_size == pytest.approx(2 / math.sqrt(3))
+
+
+@pytest.mark.parametrize(
+    "values", [[500.0, 3.0, 40.0, 90.0, 7.0], [0.0, 3.0, 900.0, 1.0, 0.0]], ids=["logs", "means"]
+)
+def test_nothing_falls_by_more_than_all_of_it(values):
+    change = paired_change(values, [400.0, 30.0, 90.0, 10.0, 2.0])
+    assert change.low >= -1.0
+
+
+def test_corrected_is_the_method_of_holm():
+    p_values = [0.04, 0.01, 0.03, math.nan, 0.005]
+    changes = [Change(0.1, 0.05, 0.2, 1.0, 5, p) for p in p_values]
+    found = [one.p_value for one in corrected(changes)]
+    assert found[:3] == pytest.approx([0.06, 0.03, 0.06])
+    assert math.isnan(found[3])
+    assert found[4] == pytest.approx(0.02)
+
+
+def test_corrected_verdicts_are_rarely_wrong_where_nothing_differs():
+    rng = np.random.default_rng(3)
+    wrong = 0
+    for _ in range(200):
+        family = [paired_change(*np.exp(rng.normal(0, 0.2, (2, 6))).tolist()) for _ in range(20)]
+        wrong += any(is_decided(change) for change in corrected(family))
+    assert wrong <= 20  # 5 % of 200, and 3 standard errors
 
 
 def test_paired_change_cancels_what_a_seed_does_to_both():
@@ -55,15 +87,17 @@ def test_paired_interval_covers_the_truth_as_often_as_it_says():
 @pytest.mark.parametrize(
     ("values", "larger", "words"),
     [
-        ([8.0, 8.1], False, "a beats b in m by 19.5 %"),
-        ([8.0, 8.1], True, "a is worse than b in m by 19.5 %"),
-        ([8.0, 8.1], None, "m of a is 19.5 % [13.1, 25.9] below that of b"),
-        ([8.0, 12.1], False, "no difference shown between a and b in m: +0.5 %"),
-        ([10.0, 10.0], False, "a and b are equal in m"),
+        ([8.0, 8.1, 8.0, 8.1, 8.05], False, "a beats b in m by 19.5 %"),
+        ([8.0, 8.1, 8.0, 8.1, 8.05], True, "a is worse than b in m by 19.5 %"),
+        ([8.0, 8.1, 8.0, 8.1, 8.05], None, "m of a is 19.5 % [18.9, 20.1] below that of b"),
+        ([8.0, 12.1, 9.0, 11.0, 10.0], False, "no difference shown between a and b in m: -0.8 %"),
+        ([10.02, 10.03, 10.02, 10.03, 10.02], False, "a and b are equal within 1% in m: +0.2 %"),
+        ([10.0] * 5, False, "a and b are equal in m"),
+        ([8.0, 8.1, 8.0, 8.1], False, "no verdict on a and b in m from 4 seeds, 5 are needed"),
     ],
 )
 def test_verdict_says_which_way_and_only_if_the_interval_does(values, larger, words):
-    change = paired_change(values, [10.0, 10.0])
+    change = paired_change(values, [10.0] * len(values))
     assert verdict("a", "b", "m", change, larger).startswith(words)
 
 
