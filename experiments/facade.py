@@ -165,7 +165,7 @@ def find(
     """
     from schedlab.experiments.search.find import find as search
     from schedlab.experiments.search.find import verdicts
-    from schedlab.experiments.search.search_report import find_lines
+    from schedlab.experiments.search.search_report import basis_lines, find_lines
     from schedlab.experiments.sweeps.runs import Runs
     from schedlab.experiments.sweeps.store import Store
 
@@ -174,7 +174,8 @@ def find(
         runs = Runs(Store(Path(scratch if folder is None else folder)), workers)
         found = search(asked, runs)
         assert asked.find is not None
-        lines = [*find_lines(asked, found), *verdicts(asked.find, found)]
+        told = verdicts(asked.find, found)
+        lines = [*find_lines(asked, found), *told, *basis_lines(runs.cost_models)]
     return Findings(asked.find.maximize, found, lines)
 
 

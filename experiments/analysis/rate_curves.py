@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 from schedlab.experiments.results.tables import Row
 from schedlab.sim.errors import SchedlabError
@@ -71,8 +70,8 @@ def is_saturated(row: Row) -> bool:
     return row.mean("offered_request_rate") * open_s > SATURATED * row.mean("completed")
 
 
-def rate_within(rows: Sequence[Row], metric: str, at_least: float) -> tuple[float, bool]:
-    """Return the rate up to which a metric stays at or above a bar.
+def rate_bracket(rows: Sequence[Row], metric: str, at_least: float) -> tuple[float, float]:
+    """Return between which rates that were run a metric falls below a bar.
 
     Parameters
     ----------
@@ -85,25 +84,18 @@ def rate_within(rows: Sequence[Row], metric: str, at_least: float) -> tuple[floa
 
     Returns
     -------
-    rate : float
-        Interpolated linearly between the last rate that holds, walking up, and the first that
-        does not; NaN if the first rate fails.
-    is_bound : bool
-        True if all rates hold, so that the true limit is higher.
+    held : float
+        The last rate that holds, walking up; NaN if the first fails.
+    broken : float
+        The first that does not; NaN if all hold. Where between the two the bar breaks is not
+        known: the curve is no straight line, least of all where the upper rate is saturated.
     """
     held = math.nan
     for row in rows:
         if not row.mean(metric) >= at_least:
-            break
+            return held, rate(row)
         held = rate(row)
-    else:
-        return held, True
-    for before, after in pairwise(rows):
-        if rate(before) == held:
-            high, low = before.mean(metric), after.mean(metric)
-            part = (high - at_least) / (high - low) if high > low else 0.0
-            return held + part * (rate(after) - held), False
-    return held, False
+    return held, math.nan
 
 
 def saturated_from(found: Iterable[list[Row]]) -> float:

@@ -163,7 +163,7 @@ def _search_command(
         quiet: Quiet = False,
         as_json: AsJson = False,
     ) -> None:
-        from schedlab.experiments.search.search_report import write_json
+        from schedlab.experiments.search.search_report import basis_lines, write_json
         from schedlab.experiments.sweeps.workers import choose_workers
 
         spec = load_experiment(spec_file, overrides)
@@ -171,13 +171,15 @@ def _search_command(
         check_backend(spec, jobs, ray)
         with opened_runs(folder, choose_workers(jobs, ray), quiet) as runs:
             found = search(spec, runs)
-        write_json(found.data, folder / f"{name}.json")
+        basis = basis_lines(runs.cost_models)
+        data = {**found.data, "cost_models": runs.cost_models, "basis": basis}
+        write_json(data, folder / f"{name}.json")
         if as_json:
-            typer.echo(json_text(found.data))
+            typer.echo(json_text(data))
         elif not quiet:
             print_table("", found.header, found.rows)
-            for line in [*found.lines, f"{runs.num_asked} runs in {folder}"]:
-                typer.echo(line)
+            print_lines(["", *found.lines, *basis])
+            print_lines([f"{runs.num_asked} runs in {folder}"])
 
     command.__doc__ = search.__doc__
     return command

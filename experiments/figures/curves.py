@@ -10,8 +10,8 @@ from schedlab.experiments.analysis.rate_curves import (
     curves,
     is_saturated,
     rate,
+    rate_bracket,
     rate_key,
-    rate_within,
     saturated_from,
 )
 from schedlab.experiments.figures.style import (
@@ -152,9 +152,9 @@ def attainment_against_rate(
     Returns
     -------
     matplotlib.figure.Figure
-        Where a curve falls below the target, a line drops to the axis and its name says the rate
-        (see `experiments.analysis.rate_curves.rate_within`); the name says "more than" where it
-        never falls.
+        Names say between which rates that were run a curve falls below the target (see
+        `experiments.analysis.rate_curves.rate_bracket`), or that it is above or below all of
+        them; `schedlab find` gives the number.
 
     Raises
     ------
@@ -177,17 +177,21 @@ def attainment_against_rate(
             end = _draw_curve(axes, curve, rate, metric, 100.0, lowest=0.0)
             if curve.look is None:
                 continue
-            limit, is_bound = rate_within(curve.rows, metric, target)
-            if math.isfinite(limit) and not is_bound:
-                axes.plot([limit] * 2, [0, 100 * target], ":", color=curve.look.color, linewidth=1)
-                axes.plot(limit, 100 * target, "|", color=curve.look.color, markersize=9)
-            ends.append((f"{curve.name}: {_limit_text(limit, is_bound)}", curve.look, *end))
+            held, broken = rate_bracket(curve.rows, metric, target)
+            for limit in (held, broken):
+                if math.isfinite(limit):
+                    axes.plot(limit, 100 * target, "|", color=curve.look.color, markersize=9)
+            ends.append((f"{curve.name}: {_bracket_text(held, broken)}", curve.look, *end))
         axes.set_xlim(left=0)
         axes.set_ylabel(metric_named(metric).axis)
         axes.set_xlabel(_RATE_NAMES[key])
         axes.set_title(title)
         _label_ends(axes, ends)
-        _explain(figure, drawn, f"names say the rate up to which {target:.0%} is held")
+        _explain(
+            figure,
+            drawn,
+            f"names say between which rates {target:.0%} ceases to hold; schedlab find says where",
+        )
     return figure
 
 
@@ -302,7 +306,8 @@ def _explain(figure: Figure, drawn: Sequence[_Curve], note: str) -> None:
         figure.supxlabel(text, fontsize=8, color=GREY)
 
 
-def _limit_text(limit: float, is_bound: bool) -> str:
-    if math.isnan(limit):
-        return "never"
-    return f"> {limit:.3g}" if is_bound else f"{limit:.3g}"
+def _bracket_text(held: float, broken: float) -> str:
+    """Say between which rates that were run a limit lies; never a number in between."""
+    if math.isnan(held):
+        return f"< {broken:.3g}"
+    return f"> {held:.3g}" if math.isnan(broken) else f"{held:.3g} to {broken:.3g}"

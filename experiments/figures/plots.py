@@ -9,7 +9,7 @@ from schedlab.experiments.analysis.rate_curves import (
     RATE_KEYS,
     curve_name,
     is_saturated,
-    rate_within,
+    rate_bracket,
 )
 from schedlab.experiments.figures.agreement import measured_against_simulated
 from schedlab.experiments.figures.claims import claim
@@ -44,7 +44,7 @@ __all__ = [
     "measured_against_simulated",
     "pareto",
     "predictability",
-    "rate_within",
+    "rate_bracket",
     "seats",
     "slowdown_against_length",
     "theory_against_simulation",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from schedlab.experiments.results.tables import notes
 from schedlab.experiments.search.bars import bars_of
 from schedlab.experiments.search.find import Found
 from schedlab.experiments.search.tune import Trial, Tuned
@@ -20,6 +21,17 @@ from schedlab.sim.text import json_text, number, percent
 Data = dict[str, Any]
 
 _SHOWN_TRIALS = 10
+
+
+def basis_lines(cost_models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what an absolute answer rests on: the cost models and what is known of their error."""
+    lines = notes(cost_models, [])
+    if any(described.get("name") == "roofline" for described in cost_models):
+        lines.append(
+            "the answer is as good as these times: on recorded runs of GPUs whose kernels it knows "
+            "the roofline was 3 to 9 % off, 6 to 63 % on others (docs/cost-models.md)"
+        )
+    return lines
 
 
 def find_rows(found: Sequence[Found]) -> list[tuple[str, ...]]:

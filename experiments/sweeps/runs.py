@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -34,6 +35,8 @@ class Runs:
         self._workers = workers
         self._progress = progress
         self._asked: set[str] = set()
+        self.cost_models: list[Mapping[str, Any]] = []
+        """Descriptions of the cost models behind the points returned so far, each once."""
 
     @property
     def num_asked(self) -> int:
@@ -69,7 +72,11 @@ class Runs:
         """
         jobs = [self.store.job(spec, label) for spec, label in wanted]
         check(self.run(jobs))
-        return [self.store.load(job) for job in jobs]
+        found = [self.store.load(job) for job in jobs]
+        for point in found:
+            if point.cost_model not in self.cost_models:
+                self.cost_models.append(point.cost_model)
+        return found
 
 
 def run_jobs(

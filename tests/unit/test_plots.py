@@ -262,21 +262,20 @@ def test_highlight_draws_the_others_grey_and_unnamed():
 @pytest.mark.parametrize(
     ("attainments", "expected"),
     [
-        ([1.0, 0.95, 0.45], (4 + 0.1 * 4, False)),
-        ([0.8, 1.0, 1.0], (math.nan, False)),
-        ([1.0, 1.0, 0.9], (8.0, True)),
+        ([1.0, 0.95, 0.45], (4.0, 8.0)),
+        ([0.8, 1.0, 1.0], (math.nan, 2.0)),
+        ([1.0, 1.0, 0.9], (8.0, math.nan)),
         # Walking up stops at the first failure, whatever comes after it.
-        ([1.0, 0.8, 1.0], (2 + 0.5 * 2, False)),
-        ([1.0, math.nan, 1.0], (2.0, False)),
+        ([1.0, 0.8, 1.0], (2.0, 4.0)),
+        ([1.0, math.nan, 1.0], (2.0, 4.0)),
     ],
 )
-def test_rate_within_interpolates_to_the_first_failure(attainments, expected):
+def test_rate_bracket_is_between_rates_that_were_run(attainments, expected):
     rows = [
         row("x", rate, rate, attainment=a) for rate, a in zip((2, 4, 8), attainments, strict=True)
     ]
-    limit, is_bound = plots.rate_within(rows, "slo_attainment", 0.9)
-    assert limit == pytest.approx(expected[0], nan_ok=True)
-    assert is_bound is expected[1]
+    found = plots.rate_bracket(rows, "slo_attainment", 0.9)
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 def test_attainment_figure_names_each_limit():
@@ -284,7 +283,7 @@ def test_attainment_figure_names_each_limit():
             row("b", 2, 2, attainment=1.0), row("b", 4, 4, attainment=0.95),
             row("c", 2, 2, attainment=0.1), row("c", 4, 4, attainment=0.0)]  # fmt: skip
     figure = plots.attainment_against_rate(rows, "title")
-    assert [text.get_text() for text in figure.axes[0].texts] == ["a: 3", "b: > 4", "c: never"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["a: 2 to 4", "b: > 4", "c: < 2"]
 
 
 def test_attainment_figure_without_targets_is_an_error():
