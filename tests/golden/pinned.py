@@ -269,11 +269,14 @@ def _lines(table: dict[str, Any]) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Round to nine digits: functions of numpy differ in the sixteenth from machine to machine."""
+    """Round to nine digits: functions of numpy differ in the sixteenth from machine to machine.
+
+    What rounding left of nothing, as in the deviation of a constant, is nothing.
+    """
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_rounded(one) for one in value]
     if isinstance(value, float | np.floating):
-        return f"{value:.9g}"
+        return f"{0.0 if abs(value) < 1e-14 else value:.9g}"
     return int(value) if isinstance(value, np.integer) else value
