@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 from schedlab.policies.policy import Policy
-from schedlab.sim.construct import construct, import_class
-from schedlab.sim.errors import SpecError, look_alike, nearest
+from schedlab.sim.construct import Registry, construct, import_class
+from schedlab.sim.errors import SpecError, look_alike
 
-_POLICIES: dict[str, type[Policy]] = {}
-_MODULES = (
-    "aged", "boosted", "dynamic", "edf", "fair_batching", "fastserve", "fcfs", "gittins", "hrrn",
-    "hygen", "ltr", "magnus", "mc_sf", "multi_bin", "nested_wait", "orca", "past_future",
-    "prefill_first", "priority", "prompt_buckets", "qoserve", "sarathi", "scorpio",
-    "shortest_prompt", "sjf", "slai", "srtf", "static", "tensorrt_llm", "tgi", "tgi3",
-    "trail", "vtc", "wait",
-)  # fmt: skip
+_POLICIES: Registry[type[Policy]] = Registry("policy", "schedlab.policies", "my_module:MyPolicy")
 
-
-def register(name: str) -> Callable[[type[Policy]], type[Policy]]:
-    """Make a policy known under `name` (class decorator).
-
-    Raises
-    ------
-    ValueError
-        If another class has the name.
-    """
-
-    def decorate(cls: type[Policy]) -> type[Policy]:
-        if _POLICIES.get(name, cls).__qualname__ != cls.__qualname__:
-            raise ValueError(f"policy name {name!r} is taken by {_POLICIES[name].__qualname__}")
-        _POLICIES[name] = cls
-        return cls
-
-    return decorate
-
-
-def names() -> list[str]:
-    """Return the names of all registered policies, sorted."""
-    for module in _MODULES:
-        importlib.import_module(f"schedlab.policies.{module}")
-    return sorted(_POLICIES)
+register = _POLICIES.register
+names = _POLICIES.names
 
 
 def policy_class(name: str) -> type[Policy]:
@@ -60,11 +29,7 @@ def policy_class(name: str) -> type[Policy]:
         _check_overrides(name, cls)
         _check_purpose(name, cls)
         return cls
-    known = names()
-    if name not in _POLICIES:
-        hint = nearest(name, known)
-        raise SpecError(f"unknown policy {name!r}; {hint} (or a path like my_module:MyPolicy)")
-    return _POLICIES[name]
+    return _POLICIES.get(name)
 
 
 _HOOKS = {"on_start": 1, "on_arrival": 2, "on_tokens": 3, "on_finish": 2, "on_reject": 2}

@@ -3,12 +3,77 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from schedlab.sim.errors import SchedlabError, SpecError, described, nearest
 
 T = TypeVar("T")
+Named = TypeVar("Named", bound=Callable[..., Any])
+AnyNamed = TypeVar("AnyNamed", bound=Callable[..., Any])
+
+
+class Registry(Generic[Named]):
+    """What stands in the files of one package under a name of its own.
+
+    A file of that package that registers something is all there is to do: whoever asks for a name
+    imports them all.
+
+    Parameters
+    ----------
+    what : str
+        How messages call one, e.g. ``"policy"``.
+    package : str
+        Where they are, e.g. ``"schedlab.policies"``; packages inside it are left out.
+    own : str
+        What a user may name instead, e.g. ``"my_module:MyPolicy"``.
+    """
+
+    def __init__(self, what: str, package: str, own: str) -> None:
+        self._what = what
+        self._package = package
+        self._own = own
+        self.found: dict[str, Named] = {}
+
+    def register(self, name: str) -> Callable[[AnyNamed], AnyNamed]:
+        """Make a class or function known under `name` (decorator).
+
+        Raises
+        ------
+        ValueError
+            If another one has the name.
+        """
+
+        def decorate(one: AnyNamed) -> AnyNamed:
+            there: Callable[..., Any] = self.found.get(name, one)
+            if there.__qualname__ != one.__qualname__:
+                raise ValueError(f"{self._what} name {name!r} is taken by {there.__qualname__}")
+            self.found[name] = one  # type: ignore[assignment]
+            return one
+
+        return decorate
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        path = importlib.import_module(self._package).__path__
+        for module in pkgutil.iter_modules(path, f"{self._package}."):
+            if not module.ispkg:
+                importlib.import_module(module.name)
+        return sorted(self.found)
+
+    def get(self, name: str) -> Named:
+        """Return what has a name.
+
+        Raises
+        ------
+        SpecError
+            If nothing has; says the nearest name.
+        """
+        if name not in self.found and name not in self.names():
+            hint = nearest(name, sorted(self.found))
+            raise SpecError(f"unknown {self._what} {name!r}; {hint} (or a path like {self._own})")
+        return self.found[name]
 
 
 def construct(

@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from schedlab.policies.routers.router import Router
-from schedlab.sim.construct import construct, import_class
-from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.construct import Registry, construct, import_class
+from schedlab.sim.errors import SpecError
 from schedlab.sim.rng import stream
 
-_ROUTERS: dict[str, type[Router]] = {}
-_MODULES = (
-    "consistent_hashing", "jsq", "least_kv", "least_outstanding_requests",
-    "least_outstanding_tokens", "llm_d", "power_of_d", "predicted_length", "prefix_aware",
-    "random", "round_robin", "session_affinity", "slo_aware", "vllm",
-)  # fmt: skip
+_ROUTERS: Registry[type[Router]] = Registry(
+    "router", "schedlab.policies.routers", "my_module:MyRouter"
+)
 
-
-def register(name: str) -> Callable[[type[Router]], type[Router]]:
-    """Make a router known under `name` (class decorator).
-
-    Raises
-    ------
-    ValueError
-        If another class has the name.
-    """
-
-    def decorate(cls: type[Router]) -> type[Router]:
-        if _ROUTERS.get(name, cls).__qualname__ != cls.__qualname__:
-            raise ValueError(f"router name {name!r} is taken by {_ROUTERS[name].__qualname__}")
-        _ROUTERS[name] = cls
-        return cls
-
-    return decorate
-
-
-def names() -> list[str]:
-    """Return the names of all registered routers, sorted."""
-    for module in _MODULES:
-        importlib.import_module(f"schedlab.policies.routers.{module}")
-    return sorted(_ROUTERS)
+register = _ROUTERS.register
+names = _ROUTERS.names
 
 
 def router_class(name: str) -> type[Router]:
@@ -63,11 +36,7 @@ def router_class(name: str) -> type[Router]:
                 f"{inspect.signature(cls.route)}"
             ) from None
         return cls
-    known = names()
-    if name not in _ROUTERS:
-        hint = nearest(name, known)
-        raise SpecError(f"unknown router {name!r}; {hint} (or a path like my_module:MyRouter)")
-    return _ROUTERS[name]
+    return _ROUTERS.get(name)
 
 
 def make(name: str, seed: int = 0, **params: Any) -> Router:  # noqa: ANN401 - whatever it takes

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from schedlab.sim import cost
-from schedlab.sim.construct import construct, import_class
+from schedlab.sim.construct import Registry, construct, import_class
 from schedlab.sim.cost.cost_model import CostModel
-from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 
 Maker = Callable[..., CostModel]
@@ -20,7 +17,7 @@ Maker = Callable[..., CostModel]
 
 AnyMaker = TypeVar("AnyMaker", bound=Maker)
 
-_MAKERS: dict[str, Maker] = {}
+_MAKERS: Registry[Maker] = Registry("cost model", "schedlab.sim.cost", "my_module:MyCostModel")
 _PROFILE_FILES: dict[str, str] = {}
 
 
@@ -44,9 +41,7 @@ def register(name: str, profile_file: str | None = None) -> Callable[[AnyMaker],
     """
 
     def decorate(maker: AnyMaker) -> AnyMaker:
-        if _MAKERS.get(name, maker).__qualname__ != maker.__qualname__:
-            raise ValueError(f"cost model {name!r} is taken by {_MAKERS[name].__qualname__}")
-        _MAKERS[name] = maker
+        _MAKERS.register(name)(maker)
         if profile_file is not None:
             _PROFILE_FILES[name] = profile_file
         return maker
@@ -54,12 +49,7 @@ def register(name: str, profile_file: str | None = None) -> Callable[[AnyMaker],
     return decorate
 
 
-def names() -> list[str]:
-    """Return the names of all registered cost models, sorted."""
-    for module in pkgutil.iter_modules(cost.__path__, f"{cost.__name__}."):
-        if not module.ispkg:
-            importlib.import_module(module.name)
-    return sorted(_MAKERS)
+names = _MAKERS.names
 
 
 def profile_files() -> dict[str, str]:
@@ -87,11 +77,7 @@ def maker(name: str) -> Maker:
     """
     if ":" in name:
         return import_class("cost model", name, CostModel)  # type: ignore[type-abstract]
-    known = names()
-    if name not in _MAKERS:
-        hint = nearest(name, known)
-        raise SpecError(f"unknown cost model {name!r}; {hint} (or my_module:MyCostModel)")
-    return _MAKERS[name]
+    return _MAKERS.get(name)
 
 
 def knobs(name: str) -> dict[str, inspect.Parameter]:

@@ -62,7 +62,7 @@ def inside(tmp_path, monkeypatch):
     """Put one file among the cost models of the simulator, and nothing else."""
     (tmp_path / "constant.py").write_text(SOURCE.format(decorator='@register("constant")'))
     monkeypatch.setattr(cost, "__path__", [*cost.__path__, str(tmp_path)])
-    monkeypatch.setattr(registry, "_MAKERS", dict(registry._MAKERS))
+    monkeypatch.setattr(registry._MAKERS, "found", dict(registry._MAKERS.found))
     yield "constant"
     sys.modules.pop("schedlab.sim.cost.constant", None)
 

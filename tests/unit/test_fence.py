@@ -17,7 +17,7 @@ def typed(monkeypatch, body):
     )
     names = {"ContinuousBatching": ContinuousBatching, "__name__": "__main__"}
     exec(compile(source, "<cell 1>", "exec"), names)
-    monkeypatch.setitem(registry._POLICIES, "typed", names["Typed"])
+    monkeypatch.setitem(registry._POLICIES.found, "typed", names["Typed"])
     monkeypatch.delattr("__main__.__file__", raising=False)
     return make_spec({**SPEC, "policy": "typed"})
 
