@@ -22,6 +22,7 @@ TOKEN_NS = 1_000
 MEAN_TOKENS = 100
 REPLICATIONS = 10
 REQUESTS = 2_000
+MORE_REQUESTS = 4_000  # where means scatter more
 
 SERIAL = laws.LinearCost(base_ns=TOKEN_NS, token_ns=0, context_ns=0)
 SHARED = laws.LinearCost(base_ns=0, token_ns=TOKEN_NS, context_ns=0)
@@ -40,14 +41,14 @@ def lognormal(rng, n):
     return np.maximum(1, np.rint(rng.lognormal(math.log(MEAN_TOKENS) - 0.5, 1.0, n)))
 
 
-def simulate(draw, load, replication, config=CONFIG, cost=SERIAL, policy="fcfs"):
+def simulate(draw, load, replication, num_requests, config=CONFIG, cost=SERIAL, policy="fcfs"):
     """Run Poisson arrivals at the given load; times in units of the token time."""
-    tokens = draw(stream(replication, "lengths"), REQUESTS).astype(int)
-    gaps = stream(replication, "arrivals").exponential(MEAN_TOKENS * TOKEN_NS / load, REQUESTS)
+    tokens = draw(stream(replication, "lengths"), num_requests).astype(int)
+    gaps = stream(replication, "arrivals").exponential(MEAN_TOKENS * TOKEN_NS / load, num_requests)
     at_ns = np.cumsum(gaps).astype(int).tolist()
     work = [arrival(i, at_ns[i], 1, int(n)) for i, n in enumerate(tokens)]
     requests = laws.run(registry.make(policy), work, config, cost, prove=False).requests()
-    warm_up = REQUESTS // 10
+    warm_up = num_requests // 10
     return {name: column[warm_up:].astype(float) / TOKEN_NS for name, column in requests.items()}
 
 
@@ -61,31 +62,34 @@ def assert_mean_is(samples, theory, narrow):
     )
 
 
-def waits(draw, load):
+def waits(draw, load, num_requests=REQUESTS):
     """Return the mean wait of each replication; the server may also idle up to one token."""
-    runs = [simulate(draw, load, r) for r in range(REPLICATIONS)]
+    runs = [simulate(draw, load, r, num_requests) for r in range(REPLICATIONS)]
     return [np.mean(run["first_scheduled_ns"] - run["arrival_ns"]) for run in runs]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [0.3, 0.7])
-def test_engine_with_exponential_service_is_mm1(load):
+@pytest.mark.parametrize(
+    ("load", "num_requests"), [(0.3, REQUESTS), (0.6, REQUESTS), (0.8, MORE_REQUESTS)]
+)
+def test_engine_with_exponential_service_is_mm1(load, num_requests):
     # M/M/1: W = rho / (1 - rho) * E[S]. Rounding to whole tokens changes E[S] by < 0.01 %.
-    assert_mean_is(waits(exponential, load), load / (1 - load) * MEAN_TOKENS, narrow=0.3)
+    means = waits(exponential, load, num_requests)
+    assert_mean_is(means, load / (1 - load) * MEAN_TOKENS, narrow=0.3)
 
 
 @pytest.mark.slow
-def test_engine_with_constant_service_is_md1():
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_engine_with_constant_service_is_md1(load):
     # M/D/1: half the wait of M/M/1.
-    load = 0.7
     assert_mean_is(waits(constant, load), load / (2 * (1 - load)) * MEAN_TOKENS, narrow=0.25)
 
 
 @pytest.mark.slow
-def test_engine_with_lognormal_service_is_mg1():
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_engine_with_lognormal_service_is_mg1(load):
     # Pollaczek-Khinchine: W = rho / (1 - rho) * E[S^2] / (2 E[S]); lognormal with sigma 1 has
     # E[S^2] = e E[S]^2.
-    load = 0.5
     theory = load / (1 - load) * math.e / 2 * MEAN_TOKENS
     assert_mean_is(waits(lognormal, load), theory, narrow=0.35)
 
@@ -100,7 +104,7 @@ def test_engine_with_many_seats_and_shared_time_is_processor_sharing(draw):
         num_blocks=10_000_000, max_model_len=1_000_000, max_num_seqs=2_000,
         max_num_batched_tokens=4_000,
     )  # fmt: skip
-    runs = [simulate(draw, load, r, config, SHARED) for r in range(REPLICATIONS)]
+    runs = [simulate(draw, load, r, MORE_REQUESTS, config, SHARED) for r in range(REPLICATIONS)]
     times = [np.mean(run["finish_ns"] - run["arrival_ns"]) for run in runs]
     assert_mean_is(times, MEAN_TOKENS / (1 - load), narrow=0.15)
 

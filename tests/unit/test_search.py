@@ -95,8 +95,11 @@ def test_verdict_is_given_only_between_answers_that_were_reached():
     asked = spec(find="max workload.request_rate subject to failed <= 0").find
     slow, fast = found("slow", [10.0, 20.0]), found("fast", [12.0, 23.9])
     (said,) = verdicts(asked, [slow, fast])
+    assert said.startswith("no verdict on fast and slow in workload.request_rate from 2 seeds")
+    slow, fast = found("slow", [10.0, 20.0] * 3), found("fast", [12.0, 23.9] * 3)
+    (said,) = verdicts(asked, [slow, fast])
     assert said.startswith("fast beats slow in workload.request_rate by 19.7 %")
-    beyond = found("beyond", [30.0, 40.0], "at least")
+    beyond = found("beyond", [30.0, 40.0] * 3, "at least")
     assert verdicts(asked, [slow, beyond]) == verdicts(asked, [beyond, slow]) == []
     assert verdicts(asked, [found("one", [1.0]), found("two", [2.0])]) == []
 
