@@ -1,0 +1,25 @@
+"""vLLM's requests stand in for an engine's own, without vLLM."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+from schedlab.gpu_backend.vllm.requests import Requests
+from schedlab.policies import registry
+from schedlab.sim import core
+from schedlab.sim.config import EngineConfig
+
+
+def test_requests_inside_vllm_have_all_that_plans_ask_of_a_population():
+    folder = Path(core.__path__[0])
+    source = "".join((folder / name).read_text() for name in ("step_ledger.py", "plan_builder.py"))
+    asked = set(re.findall(r"\b_?requests\.([a-z_]+)", source))
+    scheduler = SimpleNamespace(
+        running=[], kv_cache_manager=None, num_waiting_for_streaming_input=0,
+        get_request_counts=lambda: (0, 0),
+    )  # fmt: skip
+    requests = Requests(
+        scheduler, EngineConfig(num_blocks=8, max_model_len=64), registry.make("fcfs"), print
+    )
+    assert {"running", "kv", "fetching"} <= asked
+    assert {name for name in asked if not hasattr(requests, name)} == set()
