@@ -130,5 +130,5 @@ $(PEERS)/installed:
 	$(PYTHON) -m venv --clear $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(AISIMULATE)'
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		numpy pandas scipy pyyaml pydantic munch ijson psutil prettytable plotext
+		numpy pandas scipy pyyaml pydantic munch ijson psutil prettytable plotext packaging
 	@touch $@
