@@ -16,7 +16,7 @@ from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
 from schedlab.sim.drive.arrivals import Source
 from schedlab.sim.drive.collector import collector_off
-from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState
+from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState, note_sent
 from schedlab.sim.drive.handover import Disaggregation, Handover
 from schedlab.sim.drive.instant import COMES, FOLLOWS, REPORTS, at
 from schedlab.sim.drive.lockstep import JointStep, Lockstep
@@ -190,10 +190,7 @@ class _Fleet:
     def _submit(self, arrival: Arrival, now_ns: int) -> None:
         request = arrival.request
         index = chosen(self._router, request, [self._known[i] for i in self._takes_requests])
-        state = self._known[index]
-        if isinstance(state, ReportedState):
-            state.is_sent(request)
-        self._live[index].count(request, 1)
+        note_sent(request, self._live[index], self._known[index])
         if self._handover is not None:
             self._handover.expect(arrival, index)
         self._engines[index].submit(arrival, now_ns)

@@ -158,3 +158,10 @@ class ReportedState:
 
 EngineState = LiveState | ReportedState
 """What a router knows of an engine."""
+
+
+def note_sent(request: Request, live: LiveState, known: EngineState) -> None:
+    """Count a request as sent to an engine, also in what a router knows of it."""
+    live.count(request, 1)
+    if isinstance(known, ReportedState):
+        known.is_sent(request)

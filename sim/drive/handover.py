@@ -12,7 +12,7 @@ import simpy
 
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
-from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState
+from schedlab.sim.drive.engine_state import EngineState, LiveState, note_sent
 from schedlab.sim.drive.instant import FOLLOWS, at
 from schedlab.sim.drive.links import Link, Links
 from schedlab.sim.drive.router import Router, chosen
@@ -158,10 +158,7 @@ class Handover:
         receivers = [known[index] for index in self._queues]
         delivery.receiver = chosen(self._plan.router, request, receivers)
         self._live[delivery.sender].count(request, -1)
-        self._live[delivery.receiver].count(request, 1)
-        receiver = known[delivery.receiver]
-        if isinstance(receiver, ReportedState):
-            receiver.is_sent(request)
+        note_sent(request, self._live[delivery.receiver], known[delivery.receiver])
         self._queues[delivery.receiver].append(delivery)
 
     def _has_room(self, index: int, delivery: _Delivery) -> bool:
