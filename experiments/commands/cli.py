@@ -1,23 +1,16 @@
-"""The command `schedlab`: a command is imported when it is called, and heavy things inside it."""
+"""The command `schedlab`: what it offers, told without importing any of it.
+
+Help is asked for far more often than anything is run, and should be there at once: the overview
+is written here, and `app`, with the library that parses command lines, imported for all else.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from importlib import import_module
-from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
-from typer.main import get_group
-
-from schedlab.experiments.commands.exit_codes import INTERRUPTED, USER_ERROR
-from schedlab.experiments.commands.experiment import with_experiment
-from schedlab.sim.errors import SchedlabError
-
-_COMMANDS = {
+COMMANDS = {
     "run": ("run", "Run an experiment: all points of its sweep."),
     "sweep": ("sweep", "Run a sweep by many workers; run it again and only what is missing runs."),
     "find": (
@@ -77,98 +70,84 @@ _COMMANDS = {
         "Guard a fixed matrix of policies, workloads and seeds against regressions.",
     ),
 }
-"""Module that has it in its `app`, and what `schedlab --help` says of it: the first sentence of its
-own help. A module of its name is a group of commands."""
+"""Module that has it in its `app`, and what the overview says of it: the first sentence of its own
+help. A module of its name is a group of commands."""
+
+_OPTIONS = {
+    "--version": "Print the version.",
+    "--install-completion": "Install completion for the current shell.",
+    "--show-completion": "Show completion for the current shell, to copy it or customize the "
+    "installation.",
+    "-h, --help": "Show this message and exit.",
+}
+_LEAST_COLUMNS, _MOST_COLUMNS = 50, 78
 
 
-class _OnDemand(Mapping[str, Any]):
-    """Commands by name, each imported when it is asked for."""
+def overview(width: int | None = None) -> str:
+    """Return what `schedlab --help` says, in lines of so many columns; of the terminal if None."""
+    import textwrap
 
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - click's
-        module, _ = _COMMANDS[name]
-        group = get_group(import_module(f"{__package__}.{module}").app)
-        group.name = name
-        return group.commands.get(name, group)
+    if width is None:
+        width = max(min(_terminal_columns() - 2, _MOST_COLUMNS), _LEAST_COLUMNS)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(_COMMANDS)
+    def table(rows: dict[str, str]) -> str:
+        indent = 4 + max(map(len, rows))
+        return "\n".join(
+            textwrap.fill(
+                text,
+                width,
+                initial_indent=f"  {name}".ljust(indent),
+                subsequent_indent=" " * indent,
+            )
+            for name, text in rows.items()
+        )
 
-    def __len__(self) -> int:
-        return len(_COMMANDS)
+    return f"""\
+Usage: schedlab [OPTIONS] COMMAND [ARGS]...
 
+  A laboratory for LLM-serving request scheduling.
 
-class _Commands(TyperGroup):
-    """Imports commands on demand; turns errors meant for users into one line and an exit code."""
+Options:
+{table(_OPTIONS)}
 
-    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - click's
-        super().__init__(**settings)
-        self.commands = _OnDemand()  # type: ignore[assignment]  # nobody adds to it
+Commands:
+{table({name: told for name, (_, told) in COMMANDS.items()})}
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - click's
-        """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, told) for name, (_, told) in _COMMANDS.items()])
-
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # noqa: ANN401
-        try:
-            return super().invoke(ctx)
-        except SchedlabError as error:
-            _complain(f"error: {with_experiment(str(error))}")
-            raise typer.Exit(USER_ERROR) from None
-        except KeyboardInterrupt:
-            _complain("interrupted; nothing was written")
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # The reader of our output is gone; stop quietly, also when Python flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
-        except OSError as error:
-            _complain(f"error: {error}")
-            raise typer.Exit(USER_ERROR) from None
-        except MemoryError as error:
-            _complain(f"error: {with_experiment(f'not enough memory: {error}')}")
-            raise typer.Exit(USER_ERROR) from None
-
-
-app = typer.Typer(
-    cls=_Commands,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    epilog="Start with: schedlab run quickstart",
-)
-
-
-def _asked_for_version(asked: bool) -> None:
-    if asked:
-        from schedlab.experiments.commands.doctor import version
-
-        version()
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_asked_for_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    """A laboratory for LLM-serving request scheduling."""  # noqa: D401 - the help's first line
+  Start with: schedlab run quickstart
+"""
 
 
 def main() -> None:
     """Run the command line."""
     # Being terminated cleans up half-written results just as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        try:
+            print(overview(), end="", flush=True)
+        except BrokenPipeError:
+            drop_output()
+            sys.exit(1)
+        return
+    from schedlab.experiments.commands.app import app
+
     app(prog_name="schedlab")
 
 
-def _complain(text: str) -> None:
-    typer.echo(text, err=True)
+def drop_output() -> None:
+    """Let Python flush into nothing at its exit: who read our output is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _terminal_columns() -> int:
+    """Return how wide the terminal is, as `shutil.get_terminal_size` does, which imports much."""
+    try:
+        return int(os.environ.get("COLUMNS", "")) or 80
+    except ValueError:
+        pass
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 80
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tests.torture.odd_values import specification_cases
 from tests.torture.sandbox import Case, run_case
 
 _LOADED_BEFOREHAND = (
-    "schedlab.experiments.commands.cli",
+    "schedlab.experiments.commands.app",
     "schedlab.experiments.sweeps.sweep_all",
     "matplotlib.pyplot",
     "pyarrow.parquet",

@@ -129,7 +129,7 @@ def test_rooms_of_a_package_import_each_other_without_a_cycle(package):
 
 def test_simulator_imports_without_the_heavy_and_the_optional():
     code = (
-        "import sys, schedlab.experiments.running.run, schedlab.experiments.commands.cli;"
+        "import sys, schedlab.experiments.running.run, schedlab.experiments.commands.app;"
         "heavy = {'torch', 'triton', 'pandas', 'matplotlib', 'ray'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

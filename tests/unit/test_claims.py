@@ -20,7 +20,7 @@ from schedlab.experiments.claims.claims import (
     verdict,
 )
 from schedlab.experiments.claims.report import band_text, figure_text, markdown
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.specification.claim import Figure
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec

@@ -17,7 +17,7 @@ from schedlab.experiments.claims.quoted import (
     verdict_of,
     wanted,
 )
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.models import model

@@ -14,7 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands import cli
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.policies import registry
 from schedlab.sim.hardware.gpus import gpu_names
@@ -283,26 +283,43 @@ def test_trace_commands_are_mounted():
 
 def test_help_names_every_command_and_says_what_its_own_help_begins_with():
     loaded = get_command(app).commands
-    for name, (module, told) in cli._COMMANDS.items():
+    for name, (module, told) in cli.COMMANDS.items():
         assert loaded[name].name == name
         assert " ".join(loaded[name].help.split("\n\n")[0].split()) == told, name
         others = getattr(loaded[name], "commands", None)
         alone = import_module(f"schedlab.experiments.commands.{module}").app.registered_commands
         assert others or {command.name or command.callback.__name__ for command in alone} <= set(
-            cli._COMMANDS
+            cli.COMMANDS
         ), f"a command of {module} cannot be called"
 
 
-def test_help_imports_nothing_heavy():
-    heavy = ("numpy", "pandas", "pydantic", "scipy", "matplotlib", "pyarrow", "rich.table")
-    heavy += ("schedlab.experiments.commands.run", "schedlab.experiments.commands.trace")
+def test_overview_says_what_the_options_of_the_command_say():
+    group = get_command(app)
+    options = [*group.params, group.get_help_option(group.make_context("schedlab", ["run"]))]
+    told = " ".join(cli.overview(200).split())
+    for option in options:
+        assert f"{', '.join(sorted(option.opts, key=len))} {option.help}" in told
+
+
+@pytest.mark.parametrize("width", [50, 78])
+def test_overview_keeps_to_its_width(width):
+    assert max(map(len, cli.overview(width).splitlines())) in range(width - 8, width + 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [("--help", ("typer",)), ("-h", ("typer",)), ("run --help", ())],
+)
+def test_help_imports_nothing_heavy(arguments, more):
+    heavy = ("numpy", "pandas", "pydantic", "scipy", "matplotlib", "pyarrow", "rich", "yaml", *more)
     code = (
-        "import sys\nfrom schedlab.experiments.commands.cli import app\n"
-        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "import sys\nfrom schedlab.experiments.commands.cli import main\n"
+        f"sys.argv[1:] = {arguments.split()}\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
         f"print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "run" in done.stdout
+    assert "Usage: schedlab" in done.stdout
     assert done.stderr.strip() == "[]"

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.analysis.by_class import class_rows
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import SpecError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing.forced_replay import forced_replay
 from schedlab.experiments.comparing.recorded_engines import RecordedRouter
 from schedlab.experiments.comparing.validate import timeline

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.metric_table import metric_tables
 from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.statistics import with_interval

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.analysis.policy_comparison import compare_policies
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.results.saved_results import read_points
 from schedlab.experiments.specification.loading import load_spec

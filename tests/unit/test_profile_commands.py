@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing import host_terms
 from schedlab.sim.errors import SpecError
 from tests.data_folder import data_folder

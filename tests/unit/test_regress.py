@@ -17,7 +17,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.regression import baseline as regress_baseline
 from schedlab.experiments.regression import check as regress
 from schedlab.experiments.regression.matrix import load_matrix

@@ -211,7 +211,7 @@ def test_report_command_writes_where_it_is_told_and_refuses_a_folder_without_res
 ):
     from typer.testing import CliRunner
 
-    from schedlab.experiments.commands.cli import app
+    from schedlab.experiments.commands.app import app
 
     first = min(path for path in folder.iterdir() if path.is_dir())
     done = CliRunner().invoke(app, ["report", str(first), "-o", str(tmp_path / "one.html")])

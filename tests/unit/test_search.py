@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.search import tune as tuning
 from schedlab.experiments.search.bars import Bar

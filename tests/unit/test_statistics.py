@@ -8,7 +8,7 @@ from scipy.stats import t, ttest_1samp
 from typer.testing import CliRunner
 
 from schedlab.experiments.analysis.run_intervals import run_intervals
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.statistics import (

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.point_folder import POINT_FILE
 from schedlab.experiments.running.point_hash import code_version, point_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec

@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.sim.core.plan import FOREVER
 from schedlab.testing import POLICY_LAWS, Case, LawBroken, check_policy, random_cases

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab import traces
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import make_spec

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab import traces
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.point_hash import point_hash
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec

@@ -1,0 +1,106 @@
+"""The application behind the command `schedlab`: a command is imported when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+from schedlab.experiments.commands.cli import COMMANDS, drop_output, overview
+from schedlab.experiments.commands.exit_codes import INTERRUPTED, USER_ERROR
+from schedlab.experiments.commands.experiment import with_experiment
+from schedlab.sim.errors import SchedlabError
+
+
+class _OnDemand(Mapping[str, Any]):
+    """Commands by name, each imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - click's
+        module, _ = COMMANDS[name]
+        group = get_group(import_module(f"{__package__}.{module}").app)
+        group.name = name
+        return group.commands.get(name, group)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Commands(TyperGroup):
+    """Imports commands on demand; turns errors meant for users into one line and an exit code."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - click's
+        super().__init__(**settings)
+        self.commands = _OnDemand()  # type: ignore[assignment]  # nobody adds to it
+
+    def get_help(self, _: typer.Context) -> str:  # type: ignore[override]
+        """Return the overview, for which no command is imported."""
+        return overview().rstrip("\n")
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Look for no option of ours where a command comes first: to convert None imports much."""
+        own = self.params, self.add_help_option
+        if args and not args[0].startswith("-"):
+            self.params, self.add_help_option = [], False
+        try:
+            return super().parse_args(ctx, args)
+        finally:
+            self.params, self.add_help_option = own
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # noqa: ANN401
+        try:
+            return super().invoke(ctx)
+        except SchedlabError as error:
+            _complain(f"error: {with_experiment(str(error))}")
+            raise typer.Exit(USER_ERROR) from None
+        except KeyboardInterrupt:
+            _complain("interrupted; nothing was written")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            drop_output()
+            raise typer.Exit(1) from None
+        except OSError as error:
+            _complain(f"error: {error}")
+            raise typer.Exit(USER_ERROR) from None
+        except MemoryError as error:
+            _complain(f"error: {with_experiment(f'not enough memory: {error}')}")
+            raise typer.Exit(USER_ERROR) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _asked_for_version(asked: bool) -> None:
+    if asked:
+        from schedlab.experiments.commands.doctor import version
+
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_asked_for_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that need no command; see `overview` for what is said of them."""
+
+
+def _complain(text: str) -> None:
+    typer.echo(text, err=True)
