@@ -76,10 +76,6 @@ class Results(_Shown):
         """The first run."""
         return self.saved.runs[0].load() if "runs" not in self.__dict__ else self.runs[0]
 
-    def first_runs(self) -> dict[str, RunResult]:
-        """Return the first replication of every setting, by its label."""
-        return {row.label: self.saved.of(row)[0].load() for row in self.rows}
-
     @property
     def plot(self) -> Plots:
         """Figures: ``results.plot.latency_against_rate()``."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from schedlab.experiments.commands.terminal import Draw, bar, print_table
 from schedlab.sim.errors import TraceError
-
-Update = Callable[[int, int], None]
 
 
 def fetch_command(
@@ -37,39 +34,27 @@ def fetch_command(
     if url is not None and len(names) > 1:
         raise TraceError("--url is the place of one file: name one trace")
     for trace in [published(name) for name in names]:
-        with _bar(trace.name) as update:
-            path, how = fetch(trace, url, update)
+        with bar(quiet=False) as draw:
+            path, how = fetch(trace, url, partial(_draw, draw, trace.name))
         typer.echo(f"{trace.name}: {how}: {path}")
         typer.echo(f"  licence {trace.licence}; cite {trace.cite}")
 
 
-def _print_list() -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _draw(draw: Draw | None, name: str, size: int, total: int) -> None:
+    if draw is not None:
+        draw(f"{name}: {size / 1e6:.1f} of {total / 1e6:.1f} MB", size / total)
 
+
+def _print_list() -> None:
     from schedlab.traces.published import PUBLISHED, cache_folder
 
-    table = Table("trace", "MB", "here", "licence", "what it is", box=None)
-    table.columns[0].no_wrap = True
-    table.columns[1].justify = "right"
-    for one in PUBLISHED.values():
-        here = "yes" if one.path.is_file() else "-"
-        table.add_row(one.name, f"{one.size_bytes / 1e6:.1f}", here, one.licence, one.summary)
-    wide = None if sys.stdout.isatty() else 140
-    Console(width=wide).print(table)
+    print_table(
+        "traces (schedlab trace fetch NAME)",
+        ("trace", "MB", "here", "licence", "what it is"),
+        [
+            (one.name, f"{one.size_bytes / 1e6:.1f}", "yes" if one.path.is_file() else "-",
+             one.licence, one.summary)
+            for one in PUBLISHED.values()
+        ],
+    )  # fmt: skip
     typer.echo(f"kept in {cache_folder() / 'traces'} (SCHEDLAB_CACHE names another folder)")
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Update | None]:
-    """Give a callback that draws a bar on stderr; None where nobody would see it."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda size, total: bar.update(task, completed=size, total=total)

@@ -19,10 +19,9 @@ from schedlab.experiments.specification.identity import spec_hash
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("sim", "policies", "traces", "gpu_backend", "experiments")
-# Of experiments only what turns a specification into a run: the rest reads results.
+# Of experiments only what reads a specification and runs it: the rest reads results.
 _COMPUTE_A_RESULT = (
-    "sim", "policies", "traces", "experiments/running", "experiments/specification/deployment.py",
-    "experiments/specification/pools.py",
+    "sim", "policies", "traces", "experiments/running", "experiments/specification",
 )  # fmt: skip
 _MODULE_AND_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -73,8 +72,8 @@ def code_version(with_gpu_backend: bool = False) -> str:
     Returns
     -------
     str
-        SHA-256 (hex) over path and content of every file of sim, policies, traces and
-        experiments/running, and of what looks up a specification's names.
+        SHA-256 (hex) over path and content of every file of sim, policies, traces,
+        experiments/running and experiments/specification.
     """
     places = (*_COMPUTE_A_RESULT, *(("gpu_backend",) if with_gpu_backend else ()))
     paths = [p for place in places for p in (_ROOT / place, *(_ROOT / place).rglob("*"))]

@@ -12,7 +12,7 @@ from schedlab.experiments.specification.fields import Named, shorthand
 class PredictorSpec(Named):
     """Who predicts output lengths, e.g. `oracle` or `{name: noisy, sigma: 0.5}`."""
 
-    name: str = Field(min_length=1, description="A registered predictor.")
+    name: str = Field(min_length=1, description="A registered predictor, or `module:Class`.")
 
 
 PredictorField = Annotated[PredictorSpec, shorthand("name")]

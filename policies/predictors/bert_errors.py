@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.registry import register
 from schedlab.sim.errors import SpecError
 
 NUM_CLASSES = 5
@@ -35,6 +36,7 @@ PREDICTIONS = (
 )
 
 
+@register("bert_errors")
 class BertErrors(Predictor):
     """Predict one of 5 length classes, with the errors of a BERT trained for it.
 

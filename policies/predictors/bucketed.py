@@ -3,8 +3,10 @@
 import numpy as np
 
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.registry import register
 
 
+@register("bucketed")
 class Bucketed(Predictor):
     """Return the middle of the bucket an answer falls into, sometimes the wrong bucket's.
 

@@ -3,8 +3,10 @@
 import numpy as np
 
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.registry import register
 
 
+@register("constant")
 class Constant(Predictor):
     """Return the same length for everyone: a length-aware policy falls back to arrival order.
 

@@ -5,8 +5,10 @@ import math
 import numpy as np
 
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.registry import register
 
 
+@register("noisy")
 class Noisy(Predictor):
     r"""Return the true length with an error of a given size.
 

@@ -1,8 +1,10 @@
 """The predictor that is always right."""
 
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.registry import register
 
 
+@register("oracle")
 class Oracle(Predictor):
     """Return the true output length: the bound that no real predictor passes."""
 

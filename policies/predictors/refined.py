@@ -6,9 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
+from schedlab.policies.predictors.registry import register
 from schedlab.sim.request import Refinement
 
 
+@register("refined")
 class Refined(Predictor):
     r"""Return the true length with an error, and while an answer is generated what is left of it.
 

@@ -1,47 +1,29 @@
-"""Predictors by name."""
+"""Predictors by name, or by ``module:Class`` for those that live elsewhere."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from schedlab.policies.predictors.bert_errors import BertErrors
-from schedlab.policies.predictors.bucketed import Bucketed
-from schedlab.policies.predictors.constant import Constant
-from schedlab.policies.predictors.noisy import Noisy
-from schedlab.policies.predictors.oracle import Oracle
 from schedlab.policies.predictors.predictor import Predictor
-from schedlab.policies.predictors.refined import Refined
-from schedlab.policies.predictors.trained import Trained
-from schedlab.sim.construct import construct
-from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.construct import Registry, construct, import_class
 
-_PREDICTORS: dict[str, type[Predictor]] = {
-    "bert_errors": BertErrors,
-    "bucketed": Bucketed,
-    "constant": Constant,
-    "noisy": Noisy,
-    "oracle": Oracle,
-    "refined": Refined,
-    "trained": Trained,
-}
+_PREDICTORS: Registry[type[Predictor]] = Registry(
+    "predictor", "schedlab.policies.predictors", "my_module:MyPredictor"
+)
 
-
-def names() -> list[str]:
-    """Return the names of all predictors, sorted."""
-    return sorted(_PREDICTORS)
+register = _PREDICTORS.register
+names = _PREDICTORS.names
 
 
 def predictor_class(name: str) -> type[Predictor]:
-    """Return the class of a predictor.
+    """Return the class of a registered name or of a ``module:Class`` path.
 
     Raises
     ------
     SpecError
         If there is no such predictor; names the nearest one.
     """
-    if name not in _PREDICTORS:
-        raise SpecError(f"unknown predictor {name!r}; {nearest(name, _PREDICTORS)}")
-    return _PREDICTORS[name]
+    return import_class("predictor", name, Predictor) if ":" in name else _PREDICTORS.get(name)
 
 
 def make(name: str, **params: Any) -> Predictor:  # noqa: ANN401 - whatever the predictor takes

@@ -9,6 +9,7 @@ from schedlab.policies.predictors.forest import FOREST, Forest
 from schedlab.policies.predictors.model_folder import ModelFolder
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
 from schedlab.policies.predictors.prompts import prompts
+from schedlab.policies.predictors.registry import register
 from schedlab.policies.predictors.text_model import KINDS, TextModel
 
 LENGTH_KINDS = (*KINDS, FOREST)
@@ -25,6 +26,7 @@ def load_length_model(folder: ModelFolder) -> TextModel | Forest:
     return Forest.load(folder) if folder.meta["kind"] == FOREST else TextModel.load(folder)
 
 
+@register("trained")
 class Trained(Predictor):
     """Predict output lengths from the prompts' text, by a model trained with `predictor train`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,8 +25,6 @@ from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.record.columns import FINISHED, REJECTED, pairs
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Request
-
-_Columns = Mapping[str, npt.NDArray[Any]]
 
 
 class LinearCost(CostModel):

@@ -4,6 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.predictors import registry
 from schedlab.policies.predictors.bert_errors import PREDICTIONS, count_predictions
 from schedlab.policies.predictors.predictor import PredictionInputs
@@ -36,6 +38,26 @@ def kendall_tau(one, other):
 
 def test_oracle_predicts_the_true_lengths():
     assert np.array_equal(predict("oracle"), TRUE)
+
+
+def test_predictor_of_ones_own_is_named_by_module_and_class(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_predictor.py").write_text(
+        "from schedlab.policies.predictors.predictor import Predictor\n"
+        "class Twice(Predictor):\n"
+        "    def __init__(self, factor=2.0, latency_s=0.0):\n"
+        "        super().__init__(latency_s)\n"
+        "        self.factor = factor\n"
+        "    def predict(self, inputs):\n"
+        "        return inputs.output_tokens * self.factor\n"
+    )
+    assert np.array_equal(predict("own_predictor:Twice", factor=3.0), TRUE * 3)
+    workload = {"trace": "fixed", "num_requests": 4}
+    named = {"name": "sjf", "predictor": {"name": "own_predictor:Twice", "factor": 3.0}}
+    result = run(make_spec({"workload": workload, "policy": named}))
+    assert result.provenance["prediction"]["predictor"] == "own_predictor:Twice"
+    with pytest.raises(SpecError, match="no Predictor class 'Twcie'"):
+        registry.predictor_class("own_predictor:Twcie")
 
 
 def test_constant_predicts_the_same_for_all():
