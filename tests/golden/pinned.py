@@ -17,12 +17,14 @@ from schedlab.policies.predictors import registry as predictors
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost import registry as cost_models
 from schedlab.sim.metrics.registry import every_fleet, every_run, metric_named
-from schedlab.testing.laws import LinearCost
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
+from tests.golden import figures, fleets, prices, wild
+from tests.golden.fleets import SlowSteps
 from tests.unit.test_search import searched, tuned
 
 KEPT = Path(__file__).with_name("pinned.json")
+SLOW = f"{SlowSteps.__module__}:SlowSteps"
 
 # -- workloads: a digest of what is drawn, and its statistics to nine digits --------------------
 
@@ -79,13 +81,6 @@ def workload(name: str) -> dict[str, Any]:
         if isinstance(column, np.ndarray) and column.dtype != object:
             digest.update(column.tobytes())
     return {"columns": digest.hexdigest()[:16], **_rounded(describe(trace))}
-
-
-class SlowSteps(LinearCost):
-    """Steps of some 30 ms, whatever the roofline says next year."""
-
-    def __init__(self, deployment: object = None) -> None:
-        super().__init__(20_000_000, 60_000, 300)
 
 
 # -- metrics: all of them, of runs with preemption, tenants, targets, prefixes, several engines --
@@ -159,7 +154,7 @@ METRICS = (
 
 def metrics(name: str) -> dict[str, Any]:
     """Run one case; every metric, to nine digits."""
-    result = run(make_spec({"name": "pinned", "cost_model": f"{__name__}:SlowSteps", **RUNS[name]}))
+    result = run(make_spec({"name": "pinned", "cost_model": SLOW, **RUNS[name]}))
     chosen = [*every_run(), *map(metric_named, METRICS)]
     if result.engines:
         chosen += [*every_fleet(), metric_named("engine_busy_share(engine=1)")]
@@ -242,13 +237,17 @@ PINNED = {
     **{f"bracket {name}": (bracket, name) for name in BRACKETS},
     **{f"tuning {name}": (tuning, name) for name in TUNINGS},
     **{f"defaults {name}": (defaults, name) for name in DEFAULTS},
+    **wild.CASES,
+    **prices.CASES,
+    **fleets.CASES,
+    **figures.CASES,
 }
 
 
 def pinned(name: str) -> dict[str, Any]:
     """Compute one of `PINNED`, as JSON gives it back."""
     of, case = PINNED[name]
-    return json.loads(json.dumps(of(case)))
+    return json.loads(json.dumps(_rounded(of(case))))
 
 
 def kept() -> dict[str, dict[str, Any]]:

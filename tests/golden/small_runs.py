@@ -15,6 +15,7 @@ import numpy as np
 
 from schedlab.policies.static import Static
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Slo
 from tests import laws
 from tests.property.test_laws import CASES, make
@@ -102,7 +103,11 @@ def digest(case: str, limits: str) -> str:
     policy, config = make(case), LIMITS[limits]
     if isinstance(policy, Static):
         config = replace(config, enable_prefix_caching=False)
-    log = laws.run(policy, workload(limits), config, prove=False)
+    return digest_of(laws.run(policy, workload(limits), config, prove=False))
+
+
+def digest_of(log: RunLog) -> str:
+    """Return a digest of a run's requests, steps and preemptions."""
     text = hashlib.sha256()
     for table, columns in (
         (log.requests(), REQUEST_COLUMNS),

@@ -17,25 +17,33 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.mutants.judging import Fate, Mutant, every_mutant, judge
+from tests.mutants.judging import Fate, Mutant, every_mutant, judge, slip_mutants
 
 SUBJECTS = ("sim", "policies")
+SAMPLE = 100
 
 
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("subjects", nargs="*", default=SUBJECTS, help="folders or files")
-    parser.add_argument("--sample", type=int, default=100, help="how many, drawn at random; 0: all")
+    parser.add_argument("subjects", nargs="*", help="folders or files; sim and policies by default")
+    parser.add_argument("--slips", action="store_true", help="those planted by hand (slips.txt)")
+    parser.add_argument(
+        "--sample", type=int, help=f"how many, drawn; {SAMPLE} by default, all of the slips; 0: all"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit-s", type=float, default=120.0, help="CPU time: longer is hanging")
     parser.add_argument("--json", type=Path, help="where to write every fate")
     asked = parser.parse_args()
-    mutants = every_mutant(list(asked.subjects))
+    if asked.slips:
+        mutants, sample = slip_mutants(asked.subjects or [""]), asked.sample or 0
+    else:
+        mutants = every_mutant(asked.subjects or list(SUBJECTS))
+        sample = SAMPLE if asked.sample is None else asked.sample
     total = len(mutants)
-    if 0 < asked.sample < total:
-        mutants = random.Random(asked.seed).sample(mutants, asked.sample)
+    if 0 < sample < total:
+        mutants = random.Random(asked.seed).sample(mutants, sample)
     _import_what_is_heavy()
     if judge(None, asked.limit_s).caught:
         sys.exit("tests fail, or take too long, without any bug planted")

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from tests.mutants.mutation import Mutation, mutations, planted
+from tests.mutants.mutation import Mutation, mutations
+from tests.mutants.slips import Slip, every_slip
 
 ROOT = Path(__file__).resolve().parents[2]
 # Slow, or about something else than what a simulation gives.
@@ -44,7 +45,7 @@ class Mutant:
     """A bug and its file."""
 
     path: str
-    mutation: Mutation
+    bug: Mutation | Slip
 
     @property
     def module(self) -> str:
@@ -57,7 +58,7 @@ class Mutant:
         return self.path.rpartition("/")[0]
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.mutation.line}: {self.mutation.change}"
+        return f"{self.path}:{self.bug.line}: {self.bug.change}"
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         source = (ROOT / self.mutant.path).read_text(encoding="utf-8")
-        tree = planted(source, self.mutant.mutation.index)
-        exec(compile(tree, str(ROOT / self.mutant.path), "exec"), module.__dict__)
+        changed = self.mutant.bug.planted(source)
+        exec(compile(changed, str(ROOT / self.mutant.path), "exec"), module.__dict__)
 
 
 def every_mutant(subjects: list[str]) -> list[Mutant]:
@@ -119,23 +120,34 @@ def every_mutant(subjects: list[str]) -> list[Mutant]:
     ]
 
 
+def slip_mutants(subjects: list[str]) -> list[Mutant]:
+    """Return the slips planted by hand in files whose path begins with one of `subjects`."""
+    return [Mutant(s.path, s) for s in every_slip() if s.path.startswith(tuple(subjects))]
+
+
 def tests_for(module: str) -> list[list[str]]:
     """Return the test files to ask of a module, in turn: its own, golden, the unit layer, laws.
 
-    Its own are those that name it, those named after it first.
+    Its own are those that name it, those named after it first; of a policy, the small golden runs
+    of it before them. Of a module of experiments nothing but its own and golden is asked.
     """
-    subject = module.rpartition(".")[2]
+    _, package, *_, subject = module.split(".")
+    simulates = package in ("sim", "policies")
     own, others = [], []
     for path in sorted((ROOT / "tests").glob("[upt]*/**/test_*.py")):
         text, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
-        if path.stem in LEFT_OUT or name == LAWS:
+        if name == LAWS or (simulates and path.stem in LEFT_OUT):
             continue
         if module in text or f'"{subject}"' in text or subject in path.stem:
             own.append((subject not in path.stem, "property" in name, len(text), name))
         elif path.parent.name == "unit" and not _OTHERS.search(text):
             others.append(name)
-    by_law = [LAWS, "-k", " or ".join({*LAWFUL, subject})]
-    turns = [[name for *_, name in sorted(own)], ["tests/golden"], others, by_law]
+    golden = ["tests/golden/test_golden.py"]
+    turns = [[name for *_, name in sorted(own)], golden]
+    if simulates:
+        turns += [others, [LAWS, "-k", " or ".join({*LAWFUL, subject})]]
+    if package == "policies":
+        turns = [[*golden, "-k", f"small_runs and {subject}"], *turns]
     return [turn for turn in turns if turn]
 
 
@@ -180,7 +192,7 @@ def _ask(mutant: Mutant | None, limit_s: float) -> None:
         module = mutant.module
     options = ["-q", "-x", "-m", "not slow", "--hypothesis-profile=quick", "-p", "no:cacheprovider"]
     for asked in tests_for(module):
-        code = int(pytest.main([*options, *asked]))
-        if code:
+        code = pytest.main([*options, *asked])
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             os._exit(1)
     os._exit(0)

@@ -47,6 +47,10 @@ class Mutation:
     line: int
     change: str
 
+    def planted(self, source: str) -> ast.Module:
+        """Return the tree of its file with the bug."""
+        return planted(source, self.index)
+
 
 def mutations(source: str) -> list[Mutation]:
     """Return every bug that can be planted in a source file.
