@@ -8,7 +8,7 @@ import pytest
 
 from schedlab.sim.metrics.registry import names
 from tests import laws
-from tests.golden import pinned, small_runs
+from tests.golden import pinned, small_runs, wild
 from tests.golden.cases import cases, expected, result_of
 
 
@@ -44,6 +44,16 @@ def test_small_runs_are_of_every_case_and_meet_what_is_rare():
     assert logs["swap"].requests()["recomputed_tokens"].sum() == 0
     for log in logs.values():
         assert log.steps()["num_waiting"].max() > 2
+
+
+def test_wild_runs_do_what_no_shipped_policy_does():
+    workload, limits = small_runs.workload("swap"), wild.LIMITS["mixed"]
+    log = laws.run(wild.Wild(0), workload, limits)
+    requests, steps = log.requests(), log.steps()
+    assert {0, 1} == set(requests["status"].tolist())
+    assert steps["swapped_bytes"].sum() > 0
+    assert requests["recomputed_tokens"].sum() > 0
+    assert (requests["finish_ns"] > requests["last_token_ns"]).any()
 
 
 @pytest.mark.parametrize("name", pinned.PINNED)

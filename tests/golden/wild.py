@@ -52,8 +52,9 @@ class Wild(Policy):
 
     def plan(self, view: Any, builder: Any) -> Any:
         """Decide anything."""
-        draw = Random(f"{self.seed} {view.now_ns} {len(view.running)} {view.num_waiting}")
         running = list(view.running)
+        so_far = sum(state.num_preemptions for state in (*running, *view.waiting))
+        draw = Random(f"{self.seed} {view.now_ns} {len(running)} {so_far}")
         for state in running:
             if len(running) > 1 and draw.random() < 0.05:
                 builder.preempt(state, draw.choice((None, "recompute", "swap")))

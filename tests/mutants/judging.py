@@ -125,16 +125,19 @@ def slip_mutants(subjects: list[str]) -> list[Mutant]:
     return [Mutant(s.path, s) for s in every_slip() if s.path.startswith(tuple(subjects))]
 
 
-def tests_for(module: str) -> list[list[str]]:
+def asked_of(module: str, briefly: bool) -> list[list[str]]:
     """Return the test files to ask of a module, in turn: its own, golden, the unit layer, laws.
 
     Its own are those that name it, those named after it first; of a policy, the small golden runs
-    of it before them. Of a module of experiments nothing but its own and golden is asked.
+    of it before them. Of what is neither simulator nor policy only its own and golden are asked,
+    and so they are of anything `briefly`; of a policy then its laws as well.
     """
     _, package, *_, subject = module.split(".")
     simulates = package in ("sim", "policies")
     own, others = [], []
-    for path in sorted((ROOT / "tests").glob("[upt]*/**/test_*.py")):
+    rooms = ["unit", "property", "theory", "torture"]
+    rooms += ["gpu"] if package == "gpu_backend" else []
+    for path in sorted(p for room in rooms for p in (ROOT / "tests" / room).glob("test_*.py")):
         text, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
         if name == LAWS or (simulates and path.stem in LEFT_OUT):
             continue
@@ -144,10 +147,11 @@ def tests_for(module: str) -> list[list[str]]:
             others.append(name)
     golden = ["tests/golden/test_golden.py"]
     turns = [[name for *_, name in sorted(own)], golden]
-    if simulates:
+    if simulates and not briefly:
         turns += [others, [LAWS, "-k", " or ".join({*LAWFUL, subject})]]
     if package == "policies":
-        turns = [[*golden, "-k", f"small_runs and {subject}"], *turns]
+        turns.insert(0, [*golden, "-k", f"small_runs and {subject}"])
+        turns += [[LAWS, "-k", subject]] if briefly else []
     return [turn for turn in turns if turn]
 
 
@@ -186,12 +190,12 @@ def _ask(mutant: Mutant | None, limit_s: float) -> None:
     os.dup2(quiet, 2)
     import pytest
 
-    module = "schedlab.sim.core.engine"
+    module, briefly = "schedlab.sim.core.engine", False
     if mutant is not None:
         sys.meta_path.insert(0, _Hook(mutant))
-        module = mutant.module
+        module, briefly = mutant.module, isinstance(mutant.bug, Slip)
     options = ["-q", "-x", "-m", "not slow", "--hypothesis-profile=quick", "-p", "no:cacheprovider"]
-    for asked in tests_for(module):
+    for asked in asked_of(module, briefly):
         code = pytest.main([*options, *asked])
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             os._exit(1)

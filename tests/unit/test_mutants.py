@@ -5,7 +5,7 @@ import pytest
 from tests.mutants.slips import ROOT, Slip, every_slip
 
 
-def test_slips_every_entry_still_applies_and_leaves_a_module_that_compiles():
+def test_slips_every_entry_still_applies_to_one_line_of_its_file():
     slips = every_slip()
     assert len(slips) > 200
     assert len({(slip.path, slip.was) for slip in slips}) == len(slips)
@@ -18,7 +18,6 @@ def test_slips_every_entry_still_applies_and_leaves_a_module_that_compiles():
             if a != b
         ]
         assert differing == [(slip.was, slip.now)]
-        compile(changed, slip.path, "exec")
 
 
 @pytest.mark.parametrize(("source", "times"), [("a = 1\n", 0), ("b = 1\nif a:\n    b = 1\n", 2)])
