@@ -96,6 +96,21 @@ class Request:
     refinement: Refinement | None = None
 
 
+class Turn(NamedTuple):
+    """What only the client of a session knows of a request: what it waits for, what it leads to."""
+
+    parents: tuple[int, ...] = ()
+    """Requests of the session whose answers it needs; it is sent when it has the last of them.
+    Without any it is sent when the session starts."""
+    delay_ns: int = 0
+    """Time that passes before it is sent: a user thinks, or a tool works."""
+    answer_hash_ids: tuple[int, ...] = ()
+    """Chained block hashes that go on behind `Request.prefix_hash_ids`: those of the blocks that
+    its answer fills."""
+    tool: str | None = None
+    """The tool that its answer calls; None if it is for the user."""
+
+
 class Arrival(NamedTuple):
     """One line of a workload: a request, and what only the trace and the executor know of it."""
 
@@ -103,7 +118,10 @@ class Arrival(NamedTuple):
     output_tokens: int
     """True output length, >= 1."""
     ready_ns: int
-    """When the scheduler sees the request: arrival plus prediction time."""
+    """When the scheduler sees the request: arrival plus prediction time. Of a session, those of its
+    start: the arrivals of later requests follow from the answers."""
+    turn: Turn | None = None
+    """Its place in its session; of a workload all have one or none has."""
 
 
 class Status(IntEnum):

@@ -81,6 +81,16 @@ CLIENT_RESULTS = json.dumps(
         "errors": ["", "", "refused"],
     }
 )
+SESSIONS = (
+    '{"session": "a", "arrival_s": 0.5, "shared": [["system", 40]], "new_tokens": 8, '
+    '"output_tokens": 5, "tool": "search"}\n'
+    '{"session": "a", "tool_s": 1.5, "new_tokens": 7, "output_tokens": 3}\n'
+    '{"session": "b", "arrival_s": 2, "turn": 1, "new_tokens": 9, "output_tokens": 4}\n'
+    '{"session": "b", "turn": 2, "parents": [1], "new_tokens": 1, "output_tokens": 2}\n'
+    '{"session": "b", "turn": 3, "parents": [1], "new_tokens": 2, "output_tokens": 6}\n'
+    '{"session": "b", "turn": 4, "parents": [1, 2, 3], "think_s": 3, "new_tokens": 1, '
+    '"output_tokens": 1}\n'
+)
 SAMPLES = {
     "client_results": CLIENT_RESULTS,
     "azure": AZURE_2023,
@@ -92,4 +102,5 @@ SAMPLES = {
     "sharegpt": SHAREGPT,
     "vllm_custom": VLLM_CUSTOM,
     "schedlab": OWN,
+    "sessions": SESSIONS,
 }

@@ -14,6 +14,7 @@ from schedlab.sim.errors import TraceError
 from schedlab.traces.prefix_hashes import PrefixHashes
 from schedlab.traces.read_report import ReadReport, merged
 from schedlab.traces.row_error import RowError
+from schedlab.traces.turns import Turns
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -49,6 +50,9 @@ class Trace:
         Where the request comes from, and its text.
     prefix : PrefixHashes or None
         Chained block ids of the prompts.
+    turns : Turns or None
+        Which requests wait for the answers of others. Then those of a session lie together, and
+        arrival times are those of its start.
     report : ReadReport
         Where the trace comes from and what was done to it.
 
@@ -72,6 +76,7 @@ class Trace:
     tenant: Text | None = None
     prompt: Text | None = None
     prefix: PrefixHashes | None = None
+    turns: Turns | None = None
     report: ReadReport = field(default_factory=ReadReport)
 
     def __post_init__(self) -> None:
@@ -82,7 +87,7 @@ class Trace:
         for name, column in self.columns().items():
             if len(column) != num_rows:
                 raise TraceError(f"{origin}: {name} has {len(column)} rows, expected {num_rows}")
-            if not isinstance(column, PrefixHashes):
+            if not isinstance(column, PrefixHashes | Turns):
                 object.__setattr__(self, name, _frozen(column, name, origin))
         for name in ("prompt_tokens", "output_tokens"):
             _require(getattr(self, name) >= 1, name, "must be >= 1", self, origin)
@@ -97,6 +102,8 @@ class Trace:
             _require(self.arrival_ns >= 0, "arrival_ns", "must be >= 0", self, origin)
             rising = np.diff(self.arrival_ns, prepend=0) >= 0
             _require(rising, "arrival_ns", "is earlier than the row before it", self, origin)
+        if self.turns is not None:
+            self.turns.check(self.session, self.arrival_ns, origin)
 
     def _check_prefix(self, prefix: PrefixHashes, origin: str) -> None:
         """Raise for the first row that has more blocks than its prompt can fill."""
@@ -137,7 +144,9 @@ class Trace:
             raise TraceError(f"row index out of range for a trace of {len(self)} requests")
         wanted = np.asarray(wanted, dtype=np.int64) % len(self)
         parts: dict[str, Any] = {
-            name: column.take(wanted) if isinstance(column, PrefixHashes) else column[wanted]
+            name: column.take(wanted)
+            if isinstance(column, PrefixHashes | Turns)
+            else column[wanted]
             for name, column in self.columns().items()
         }
         return replace(self, **parts)
@@ -213,14 +222,19 @@ class Trace:
             raise TraceError(f"max_total_tokens must be >= 2, got {max_total_tokens}")
         if too_long not in ("drop", "clip_prompt"):
             raise TraceError(f"too_long must be 'drop' or 'clip_prompt', got {too_long!r}")
+        if self.turns is not None and too_long == "clip_prompt":
+            raise TraceError("clip_prompt: the prompts of sessions hold what was said before them")
         limit = max_total_tokens - self.output_tokens
         over = self.prompt_tokens > limit
         if not over.any():
             return self
         keep = limit >= 1 if too_long == "clip_prompt" else ~over
+        reason = f"longer than {max_total_tokens} tokens"
+        if self.turns is not None:
+            keep = self.turns.without(over)
+            reason += ", or later in the session of one"
         if not keep.any():
             raise TraceError(f"no request fits in {max_total_tokens} tokens")
-        reason = f"longer than {max_total_tokens} tokens"
         kept = replace(self, report=self.report.dropped(reason, int((~keep).sum()))).take(keep)
         if too_long == "drop":
             return kept
@@ -281,13 +295,15 @@ class Trace:
         if len(traces) == 1:
             return traces[0]
         names = {name for trace in traces for name in trace.columns()}
-        for name in ("arrival_ns", "prefix"):
+        for name in ("arrival_ns", "prefix", "turns"):
             if name in names and any(getattr(trace, name) is None for trace in traces):
                 raise TraceError(f"cannot join traces with and without {name}")
         joined: dict[str, Any] = {
             name: np.concatenate([trace.filled(name) for trace in traces])
-            for name in names - {"prefix"}
+            for name in names - {"prefix", "turns"}
         }
+        if "turns" in names:
+            joined["turns"] = Turns.concat([t.turns for t in traces if t.turns])
         if "prefix" in names:
             joined["prefix"] = PrefixHashes.concat([t.prefix for t in traces if t.prefix])
         return cls(**joined, report=merged(trace.report for trace in traces))

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import TraceError
-from schedlab.sim.request import Arrival, Request, Slo
+from schedlab.sim.request import Arrival, Request, Slo, Turn
+from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.session_blocks import SessionBlocks
 from schedlab.traces.trace import Trace
 
 CHUNK_ROWS = 8192
@@ -99,16 +101,95 @@ def _stream(
 ) -> Iterator[Arrival]:
     """Yield the arrivals of all chunks, a few thousand rows at a time."""
     start = 0
+    blocks = SessionBlocks(hash_block_tokens or _TURN_BLOCK_TOKENS)
     for whole in chunks:
+        first_row = first_id + start
         for low in range(0, len(whole), CHUNK_ROWS):
             rows = slice(low, min(low + CHUNK_ROWS, len(whole)))
             stop = start + rows.stop - low
             own = {name: _cut(column, start, stop, name) for name, column in extras.items()}
+            turns = None
+            if whole.turns is not None:
+                turns = _turns(whole, rows, first_row, blocks, hash_block_tokens)
             yield from _arrivals(
-                whole, rows, own, latency, max_model_len, slo, hash_block_tokens, first_id + start
-            )
+                whole, rows, own, latency, max_model_len, slo, hash_block_tokens, first_id + start,
+                turns,
+            )  # fmt: skip
             start = stop
     _check_lengths(extras, start)
+
+
+_TURN_BLOCK_TOKENS = 16
+"""Tokens of the blocks of sessions where nobody asks for others."""
+
+
+def _turns(
+    trace: Trace,
+    rows: slice,
+    first_row: int,
+    blocks: SessionBlocks,
+    block_tokens: int | None,
+) -> tuple[list[tuple[int, ...]], list[Turn]]:
+    """Return the names of the prompts' blocks, and each request's place in its session.
+
+    `first_row` is what the rows of the trace are numbered from in the ids of requests.
+    """
+    turns, session = trace.turns, trace.session
+    assert turns is not None
+    assert session is not None
+    size = block_tokens or _TURN_BLOCK_TOKENS
+    sequences = None
+    if trace.prefix is not None and turns.answers is not None:
+        sequences = _named_by_the_trace(trace, rows, block_tokens)
+        size = block_tokens or trace.prefix.block_tokens
+    prompts: list[tuple[int, ...]] = []
+    places: list[Turn] = []
+    names = zip(
+        range(rows.start, rows.stop),
+        session[rows].tolist(),
+        trace.prompt_tokens[rows].tolist(),
+        trace.output_tokens[rows].tolist(),
+        turns.delay_ns[rows].tolist(),
+        _listed(turns.tool, rows, None),
+        _listed(turns.shared, rows, None),
+        strict=False,
+    )
+    for row, of, prompt, output, delay_ns, tool, shared in names:
+        needs = turns.needs(row)
+        if sequences is None:
+            parent = first_row + needs[0] if needs else None
+            ids = blocks.name(first_row + row, of, parent, (prompt, output), shared)
+        else:
+            ids = sequences[row - rows.start]
+        full = prompt // size
+        prompts.append(ids[:full])
+        parents = tuple([first_row + parent for parent in needs])
+        places.append(Turn(parents, delay_ns, ids[full:], tool))
+    return prompts, places
+
+
+def _named_by_the_trace(
+    trace: Trace, rows: slice, block_tokens: int | None
+) -> list[tuple[int, ...]]:
+    """Return the names of prompt and answer together that the trace gives."""
+    assert trace.prefix is not None
+    assert trace.turns is not None
+    answers = trace.turns.answers
+    assert answers is not None
+    some = np.arange(rows.start, rows.stop)
+    size = trace.prefix.block_tokens
+    prompt, output = trace.prompt_tokens[rows], trace.output_tokens[rows]
+    heads = trace.prefix.take(some).rows()
+    whole = [
+        (*head[: tokens // size], *tail) if len(head) >= tokens // size else head
+        for head, tail, tokens in zip(
+            heads, answers.take(some).rows(), prompt.tolist(), strict=True
+        )
+    ]
+    if block_tokens is None or block_tokens == size:
+        return whole
+    found = PrefixHashes.from_rows(whole, size)
+    return found.with_block_tokens(block_tokens, prompt + output).rows()
 
 
 def _arrivals(
@@ -120,6 +201,7 @@ def _arrivals(
     slo: Slo | None,
     hash_block_tokens: int | None,
     first_id: int,
+    turns: tuple[list[tuple[int, ...]], list[Turn]] | None,
 ) -> Iterator[Arrival]:
     """Yield the arrivals of a few rows; columns become lists once, which is what makes it fast."""
     num_rows = rows.stop - rows.start
@@ -145,11 +227,13 @@ def _arrivals(
         _listed(trace.session, rows, None),
         _listed(trace.tenant, rows, None),
         _predictions(own["predicted_tokens"]),
-        _prefixes(trace, rows, hash_block_tokens),
+        _prefixes(trace, rows, hash_block_tokens) if turns is None else turns[0],
         _listed(trace.prompt, rows, None),
         _listed(own["refinements"], slice(None), None),
     )
-    return map(Arrival, requests, trace.output_tokens[rows].tolist(), ready_ns.tolist())
+    output_tokens = trace.output_tokens[rows].tolist()
+    places: Iterable[Turn | None] = repeat(None) if turns is None else turns[1]
+    return map(Arrival, requests, output_tokens, ready_ns.tolist(), places)
 
 
 def _listed(column: npt.NDArray[Any] | None, rows: slice, absent: int | None) -> Iterable[Any]:

@@ -40,7 +40,7 @@ def write(trace: Trace, path: str | Path) -> Path:
     Raises
     ------
     TraceError
-        If the suffix is unknown or the folder does not exist.
+        If the suffix is unknown, the folder does not exist, or the requests are those of sessions.
 
     Notes
     -----
@@ -48,6 +48,8 @@ def write(trace: Trace, path: str | Path) -> Path:
     exact to the nanosecond in the first 52 days of a trace.
     """
     path = Path(path)
+    if trace.turns is not None:
+        raise TraceError(f"{path}: a table has no place for what the requests of sessions wait for")
     writers: dict[str, Callable[[Trace, IO[bytes]], None]] = {
         ".csv": _write_csv,
         ".csv.gz": _write_csv_gz,

@@ -155,7 +155,8 @@ class _Backend(SimBackend):
         for arrival in arrivals:
             ready_ns = self._ready_ns[arrival.request.id]
             request = replace(arrival.request, arrival_ns=ready_ns)
-            moved.append(arrival._replace(request=request, ready_ns=ready_ns))
+            # What a session waited for is in its recorded times.
+            moved.append(arrival._replace(request=request, ready_ns=ready_ns, turn=None))
         moved.sort(key=lambda arrival: (arrival.ready_ns, arrival.request.id))
         return super().drive(engines, moved, max_concurrency)
 

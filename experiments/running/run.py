@@ -15,6 +15,7 @@ from schedlab.experiments.running.fleet import Kind, engine_facts, resolve_fleet
 from schedlab.experiments.running.prediction import Predictions, predictions
 from schedlab.experiments.running.provenance import provenance
 from schedlab.experiments.running.resolved import Resolved
+from schedlab.experiments.running.session_workload import require_sessions_possible
 from schedlab.experiments.running.trial import try_policy
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -100,6 +101,8 @@ def _run(
 ) -> RunResult:
     point, pricing = kinds[0].point, kinds[0].pricing
     trace = load_workload(spec, min(kind.point.config.max_model_len for kind in kinds))
+    if trace.turns is not None:
+        require_sessions_possible(spec)
     prediction = predictions(spec, trace)
     arrivals = partial(_arrivals, kinds, trace, prediction)
     backend = open_backend(spec, kinds) if opened is None else opened(pricing)

@@ -10,6 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from schedlab.experiments.running.session_workload import (
+    drawn,
+    refuse_unfit,
+    started,
+    with_think_times,
+)
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.lengths import LengthsSpec
 from schedlab.experiments.specification.paths import is_preset, is_published
@@ -50,7 +56,11 @@ def load_workload(spec: ExperimentSpec, max_model_len: int) -> Trace:
         If the keys do not fit each other.
     """
     workload = spec.workload
-    trace = _lengths(spec, _source(workload, spec.seed))
+    trace = _source(workload, spec.seed)
+    refuse_unfit(trace, [key for key in type(workload).model_fields if getattr(workload, key)])
+    if workload.think_s is not None:
+        trace = with_think_times(trace, workload.think_s, spec.seed)
+    trace = _lengths(spec, trace)
     which = None
     if any(one.has_arrivals for one in workload.classes.values()):
         trace, which = _arrivals_of_classes(workload, trace, spec.seed)
@@ -73,6 +83,9 @@ def load_workload(spec: ExperimentSpec, max_model_len: int) -> Trace:
 
 def _source(workload: Workload, seed: int) -> Trace:
     """Read or draw the rows."""
+    if workload.sessions is not None:
+        trace = drawn(workload.sessions, seed)
+        return trace if workload.num_requests is None else trace.head(workload.num_requests)
     if workload.load_test is not None:
         from schedlab.traces.load_test_requests import load_test_requests
         from schedlab.traces.load_tests import load_test
@@ -92,7 +105,12 @@ def _source(workload: Workload, seed: int) -> Trace:
     found = is_published(workload.trace)
     path = published(workload.trace).fetched() if found else Path(workload.trace)
     # Readers name the row at fault; where there is text only, they need a tokenizer.
-    trace = read(path, format=workload.format, tokenizer=workload.tokenizer)
+    trace = read(
+        path,
+        format=workload.format,
+        tokenizer=workload.tokenizer,
+        sessions=workload.follow_sessions,
+    )
     if workload.slice is not None:
         trace = trace.slice(*workload.slice)
     wanted = workload.num_requests
@@ -166,12 +184,14 @@ def _distribution(lengths: LengthsSpec) -> Any:  # noqa: ANN401 - a length distr
 
 def _arrivals(workload: Workload, trace: Trace, seed: int) -> Trace:
     """Draw arrival times anew, or scale those of the trace."""
-    rate, arrivals = workload.request_rate, workload.arrivals
+    arrivals = workload.arrivals
+    rate = workload.request_rate if trace.turns is None else workload.session_rate
     if rate is not None:
         shape = workload.burstiness or 1.0
         draw = all_at_once() if math.isinf(rate) else gamma(rate, shape, seed=seed)
         kind = "Poisson" if shape == 1.0 else f"gamma (burstiness {shape:g})"
-        note = "all at once" if math.isinf(rate) else f"{kind}, {rate:g} req/s"
+        what = "req/s" if trace.turns is None else "sessions/s"
+        note = "all at once" if math.isinf(rate) else f"{kind}, {rate:g} {what}"
     elif arrivals is None or arrivals.process == "replay":
         trace.require_arrivals()
         return trace if workload.rate_scale is None else trace.scale(workload.rate_scale)
@@ -182,6 +202,8 @@ def _arrivals(workload: Workload, trace: Trace, seed: int) -> Trace:
     else:
         draw = process(arrivals.process, seed=seed, **arrivals.knobs)
         note = arrivals.process
+    if trace.turns is not None:
+        return started(trace, draw, note)
     return replace(
         trace,
         arrival_ns=np.asarray(draw(len(trace)), dtype=np.int64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +17,9 @@ from schedlab.experiments.specification.key_errors import sentence
 from schedlab.experiments.specification.lengths import LengthsSpec
 from schedlab.experiments.specification.paths import is_preset, is_published
 from schedlab.experiments.specification.pools import engine_pools, pool_path
+from schedlab.experiments.specification.sessions import DurationsSpec, SessionsSpec
 from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
+from schedlab.experiments.specification.workload import Workload
 from schedlab.sim.errors import SpecError, TraceError, nearest
 from schedlab.sim.yaml_lines import KeyPath
 
@@ -216,6 +218,7 @@ def _check_knobs(
 
 def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
     from schedlab.traces.arrivals import PROCESSES, process
+    from schedlab.traces.durations import DURATIONS
     from schedlab.traces.lengths import LENGTHS
     from schedlab.traces.presets import preset
     from schedlab.traces.readers import reader_of
@@ -246,6 +249,8 @@ def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
                 preset(one.trace)
             except SpecError as error:
                 fail((*path, "trace"), f"{error} (a class takes its lengths from a preset)")
+    if workload.sessions is not None:
+        places += _session_lengths(workload.sessions)
     for path, arrivals in processes.items():
         if arrivals is None:
             continue
@@ -258,18 +263,58 @@ def _check_workload(spec: ExperimentSpec, fail: Fail) -> None:
             except (SpecError, TypeError, ValueError) as error:
                 fail(path, str(error))
     for path, lengths in places:
-        if lengths is None:
-            continue
-        name, knobs = lengths.distribution, lengths.knobs
-        if name not in LENGTHS:
+        if lengths is not None:
+            _check_distribution(path, lengths, LENGTHS, fail)
+    for path, durations in _durations(workload):
+        _check_distribution(path, durations, DURATIONS, fail)
+    if workload.sessions is not None:
+        called = sum(tool.share for tool in workload.sessions.tools.values())
+        called += workload.sessions.fan_out.share if workload.sessions.fan_out else 0.0
+        if called > 1.0:
             fail(
-                (*path, "distribution"), f"unknown distribution {name!r}; {nearest(name, LENGTHS)}"
+                ("workload", "sessions"),
+                f"the shares of tools and fan_out add up to {called:g}, more than 1",
             )
-        _check_knobs(path, name, knobs, _parameters(LENGTHS[name]), fail)
-        try:
-            LENGTHS[name](**knobs)
-        except (SpecError, TypeError, ValueError) as error:
-            fail(path, str(error))
+
+
+def _check_distribution(
+    path: KeyPath,
+    chosen: LengthsSpec | DurationsSpec,
+    known: Mapping[str, Callable[..., object]],
+    fail: Fail,
+) -> None:
+    name, knobs = chosen.distribution, chosen.knobs
+    if name not in known:
+        fail((*path, "distribution"), f"unknown distribution {name!r}; {nearest(name, known)}")
+    _check_knobs(path, name, knobs, _parameters(known[name]), fail)
+    try:
+        known[name](**knobs)
+    except (SpecError, TypeError, ValueError) as error:
+        fail(path, str(error))
+
+
+def _session_lengths(sessions: SessionsSpec) -> list[tuple[KeyPath, LengthsSpec | None]]:
+    path: KeyPath = ("workload", "sessions")
+    keys = ("turns", "new_tokens", "first_tokens", "output_tokens")
+    found: list[tuple[KeyPath, LengthsSpec | None]] = [
+        ((*path, key), getattr(sessions, key)) for key in keys
+    ]
+    found += [((*path, "tools", name, "tokens"), t.tokens) for name, t in sessions.tools.items()]
+    if (fan_out := sessions.fan_out) is not None:
+        found += [((*path, "fan_out", key), getattr(fan_out, key)) for key in ("width", "tokens")]
+    return found
+
+
+def _durations(workload: Workload) -> list[tuple[KeyPath, DurationsSpec]]:
+    found: list[tuple[KeyPath, DurationsSpec]] = []
+    if workload.think_s is not None:
+        found.append((("workload", "think_s"), workload.think_s))
+    if workload.sessions is not None:
+        path: KeyPath = ("workload", "sessions")
+        found.append(((*path, "think_s"), workload.sessions.think_s))
+        for name, tool in workload.sessions.tools.items():
+            found.append(((*path, "tools", name, "seconds"), tool.seconds))
+    return found
 
 
 def _parameters(function: Callable[..., object]) -> list[str]:

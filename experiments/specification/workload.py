@@ -19,6 +19,7 @@ from schedlab.experiments.specification.fields import (
     whole,
 )
 from schedlab.experiments.specification.lengths import LengthsField
+from schedlab.experiments.specification.sessions import DurationsField, SessionsSpec
 from schedlab.experiments.specification.traffic_class import TrafficClassSpec
 
 
@@ -56,6 +57,26 @@ class Workload(Section):
         default="auto",
         description="Format of the trace file, or `module:READER`; `auto` detects it.",
     )
+    sessions: SessionsSpec | None = Field(
+        default=None,
+        description="Conversations and agents, drawn instead of a trace: later requests of a "
+        "session come when earlier ones are answered.",
+    )
+    follow_sessions: bool = Field(
+        default=False,
+        description="Let the requests of a trace that names sessions wait for the answers before "
+        "them, instead of coming at their times.",
+    )
+    session_rate: Annotated[float, Field(gt=0), Shorthand(_rate, {"const": "inf"})] | None = Field(
+        default=None,
+        description="Sessions per second, starts redrawn as Poisson; `.inf` is all at once; if "
+        "absent the trace's own starts.",
+    )
+    think_s: DurationsField | None = Field(
+        default=None,
+        description="Times between an answer and the next request of a trace's session, instead "
+        "of its own, in seconds; tools keep theirs.",
+    )
     num_requests: Annotated[int, Field(ge=1, le=100_000_000), BeforeValidator(whole)] | None = (
         Field(
             default=None,
@@ -85,7 +106,8 @@ class Workload(Section):
     )
     max_concurrency: Count | None = Field(
         default=None,
-        description="Most requests in the system; the rest wait outside, at the client.",
+        description="Most requests (of sessions: sessions) in the system; the rest wait outside, "
+        "at the client.",
     )
     slice: Annotated[tuple[NonNegative, Positive], BeforeValidator(_pair)] | None = Field(
         default=None, description="Part of the trace used, [start, end) in seconds."
@@ -121,8 +143,12 @@ class Workload(Section):
     def _one_story(self) -> Workload:
         if self.load_test is not None:
             return self._load_test_alone()
+        if self.sessions is not None:
+            return self._sessions_alone()
         if self.trace is None and (self.prompt_tokens is None or self.output_tokens is None):
-            raise ValueError("give trace, load_test, or both prompt_tokens and output_tokens")
+            raise ValueError(
+                "give trace, load_test, sessions, or both prompt_tokens and output_tokens"
+            )
         self._check_classes()
         if self.num_requests is None and (self.trace is None or self.resample):
             raise ValueError("num_requests is required without a trace, and with resample")
@@ -131,6 +157,10 @@ class Workload(Section):
         process = self.arrivals.process if self.arrivals else None
         if process == "closed_loop" and self.max_concurrency is None:
             raise ValueError("arrivals: closed_loop needs max_concurrency")
+        if self.session_rate is not None and (self.request_rate or self.arrivals):
+            raise ValueError("give session_rate, request_rate or arrivals, not two of them")
+        if self.think_s is not None and self.trace is None:
+            raise ValueError("think_s is of the sessions of a trace")
         if self.rate_scale is not None and process not in (None, "replay"):
             raise ValueError(f"rate_scale speeds up the trace's own times, not {process}")
         if self.rate_scale is not None and self.request_rate is not None:
@@ -145,10 +175,31 @@ class Workload(Section):
             raise ValueError(f"slice must end after it starts, got {list(self.slice)}")
         return self
 
+    def _sessions_alone(self) -> Workload:
+        for key in (
+            "trace", "resample", "request_rate", "burstiness", "slice", "rate_scale",
+            "prompt_tokens", "output_tokens", "classes", "follow_sessions", "think_s",
+        ):  # fmt: skip
+            if getattr(self, key):
+                raise ValueError(f"{key}: not with sessions, which say that, or have no use for it")
+        if (self.session_rate is None) == (self.arrivals is None):
+            raise ValueError("sessions start by session_rate or by arrivals: give one of the two")
+        self._check_closed_loop()
+        return self
+
+    def _check_closed_loop(self) -> None:
+        if self.arrivals is None:
+            return
+        if self.arrivals.process == "replay":
+            raise ValueError("arrivals: sessions that are drawn have no times to replay")
+        if self.arrivals.process == "closed_loop" and self.max_concurrency is None:
+            raise ValueError("arrivals: closed_loop needs max_concurrency")
+
     def _load_test_alone(self) -> Workload:
         for key in (
-            "trace", "resample", "request_rate", "burstiness", "arrivals", "slice",
-            "prompt_tokens", "output_tokens", "classes",
+            "sessions", "follow_sessions", "session_rate", "think_s", "trace", "resample",
+            "request_rate", "burstiness", "arrivals", "slice", "prompt_tokens", "output_tokens",
+            "classes",
         ):  # fmt: skip
             if getattr(self, key):
                 raise ValueError(f"{key}: load_test says that; give one of the two")

@@ -278,7 +278,7 @@ class Replay:
         return scheduler.log
 
     def _submit(self, arrival: Arrival, at_ns: int) -> None:
-        request, output_tokens, _ = arrival
+        request, output_tokens = arrival.request, arrival.output_tokens
         scheduler = self.scheduler
         reason = too_long(request, output_tokens, scheduler.engine_config.max_model_len)
         if reason is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from schedlab.sim.config import EngineConfig
@@ -11,9 +12,12 @@ from schedlab.sim.core.plan import BatchPlan, Finished
 from schedlab.sim.core.population import Population, seat_number
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.allocators import make_kv_cache
+from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.record.columns import FINISHED, TRUNCATED
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Request, RequestState, Status
+
+CANCELLED = "never sent: an earlier request of its session was rejected"
 
 
 class RequestHooks(Protocol):
@@ -70,12 +74,13 @@ class Lifecycle(Population):
         self.on_gone: Callable[[RequestState, int], None] | None = None
         self.hands_over: Callable[[RequestState, int], bool] | None = None
         self._num_seats_given = 0
+        self._answer_hash_ids: dict[int, tuple[int, ...]] = {}
 
     # -- in ------------------------------------------------------------------------------------
 
     def submit(self, arrival: Arrival, now_ns: int) -> None:
         """Take a request in, or reject it with a reason if it can never run."""
-        request, output_tokens, _ = arrival
+        request, output_tokens, _, turn = arrival
         self.num_events += 1
         reason = too_long(request, output_tokens, self.config.max_model_len)
         if reason is not None:
@@ -83,6 +88,8 @@ class Lifecycle(Population):
             self._turn_away(RequestState(request), output_tokens, reason, now_ns)
             return
         self._executor.add(request, output_tokens)
+        if turn is not None and self.config.enable_prefix_caching:
+            self._answer_hash_ids[request.id] = turn.answer_hash_ids
         state = RequestState(request)
         state.queued_ns = now_ns
         if self.intake.holds_back:
@@ -90,6 +97,13 @@ class Lifecycle(Population):
         else:
             self._enqueue(state, now_ns)
         self.num_arrived += 1
+
+    def cancel(self, arrival: Arrival, now_ns: int) -> None:
+        """Record a request that is never sent: it needs the answer of one that was rejected."""
+        request = replace(arrival.request, arrival_ns=now_ns)
+        self.num_arrived += 1
+        self.num_rejected += 1
+        self.log.reject(RequestState(request), arrival.output_tokens, CANCELLED)
 
     def take_in(self, now_ns: int, wait: bool = True) -> None:
         """Queue the held-back requests that a plan made now knows of; see `Intake.take`."""
@@ -184,6 +198,7 @@ class Lifecycle(Population):
     def _evict(self, state: RequestState, swap: bool, now_ns: int) -> None:
         if state.status is Status.FINISHED:  # answered already: only its memory is taken
             self.leaving.remove(state)
+            self._answer_hash_ids.pop(state.id, None)
             self._let_go(state)
             return
         if state in self.decodes:
@@ -234,13 +249,14 @@ class Lifecycle(Population):
         if state.swapped:
             self.free_swap_blocks += self._num_blocks(state)
             state.recomputed_tokens += state._computed  # thrown away, though not by an eviction
-        state.status = Status.REJECTED
         self._turn_away(state, self._executor.output_tokens(state.request), reason, now_ns)
         self._executor.remove(state)
         if self._hooks.on_reject is not None:
             self._hooks.on_reject(state, now_ns)
 
     def _turn_away(self, state: RequestState, output_tokens: int, reason: str, now_ns: int) -> None:
+        state.status = Status.REJECTED
+        self._answer_hash_ids.pop(state.id, None)
         self.num_rejected += 1
         self.log.reject(state, output_tokens, reason)
         if self.on_gone is not None:
@@ -388,6 +404,10 @@ class Lifecycle(Population):
         self.unanswered.clear()
 
     def _release(self, state: RequestState) -> None:
+        answer_hash_ids = self._answer_hash_ids.pop(state.id, None)
+        if answer_hash_ids:
+            assert isinstance(self.kv, PrefixCachingKVCache)
+            self.kv.name_answer(state, answer_hash_ids)
         self.kv.release(state)
         self._let_go(state)
 

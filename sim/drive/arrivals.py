@@ -30,6 +30,8 @@ class Source:
     ----------
     next_ns : int
         When the next request comes; FOREVER if none does unless one is answered.
+    is_closed : bool
+        Whether it has to be told of answers.
 
     Raises
     ------
@@ -45,7 +47,7 @@ class Source:
     ) -> None:
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._submit = submit
-        self._is_open = max_concurrency is None
+        self.is_closed = max_concurrency is not None
         self._last_ready_ns = 0
         self._num_read = 0
         # Sent or about to be, by the time they come: predictions may let one overtake another.
@@ -60,7 +62,7 @@ class Source:
         while self.next_ns <= now_ns:
             at_ns, _, arrival = heappop(self._coming)
             self.next_ns = self._coming[0][0] if self._coming else FOREVER
-            if self._is_open:
+            if not self.is_closed:
                 self._read(0)
             self._submit(arrival, at_ns)
 
@@ -86,15 +88,15 @@ class Source:
             )
         self._last_ready_ns = arrival.ready_ns
         if arrival.ready_ns < free_ns:
-            arrival = _sent_at(arrival, free_ns)
+            arrival = sent_at(arrival, free_ns)
         self._num_read += 1
         heappush(self._coming, (arrival.ready_ns, self._num_read, arrival))
         self.next_ns = self._coming[0][0]
         return True
 
 
-def _sent_at(arrival: Arrival, now_ns: int) -> Arrival:
-    """Start the clock of a request that a closed loop sends later than its own time."""
+def sent_at(arrival: Arrival, now_ns: int) -> Arrival:
+    """Start the clock of a request that is sent later than at its own time."""
     request = arrival.request
     prediction_ns = arrival.ready_ns - request.arrival_ns
     return arrival._replace(

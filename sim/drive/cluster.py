@@ -14,7 +14,6 @@ from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
-from schedlab.sim.drive.arrivals import Source
 from schedlab.sim.drive.collector import collector_off
 from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState, note_sent
 from schedlab.sim.drive.handover import Disaggregation, Handover
@@ -22,6 +21,7 @@ from schedlab.sim.drive.instant import COMES, FOLLOWS, REPORTS, at
 from schedlab.sim.drive.lockstep import JointStep, Lockstep
 from schedlab.sim.drive.router import Router, chosen
 from schedlab.sim.drive.server import Server
+from schedlab.sim.drive.sessions import open_source, peeked
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.record.cluster_log import ClusterLog, Transfer
 from schedlab.sim.request import Arrival, RequestState
@@ -47,7 +47,8 @@ def simulate_cluster(
     arrivals : iterable of Arrival
         In order of `ready_ns`; read lazily, one ahead.
     max_concurrency : int, optional
-        Closed loop: at most so many requests in flight on all engines together; see `simulate`.
+        Closed loop: at most so many requests (or sessions) in flight on all engines together; see
+        `simulate`.
     lockstep : callable, optional
         If given, the engines begin and end every step together, and it says how long the joint
         step takes (see `joint_steps_ns`). An engine without work waits for the others' step to end
@@ -79,13 +80,13 @@ def simulate_cluster(
     (`Engine.cut`); the result is that of stepping one by one. A router that does not look at
     engines has chosen before anything runs: then each engine is run by itself, with its share.
     """
-    if not (router.looks_at_engines or max_concurrency or lockstep or disaggregation):
+    has_sessions, arrivals = peeked(arrivals)
+    is_closed = max_concurrency is not None or has_sessions
+    if not (router.looks_at_engines or is_closed or lockstep or disaggregation):
         return _one_by_one(engines, router, arrivals)
     if lockstep is not None and disaggregation is not None:
         raise ValueError("engines in lockstep do not hand requests over")
-    fleet = _Fleet(
-        engines, router, max_concurrency is not None, lockstep, staleness_ns, disaggregation
-    )
+    fleet = _Fleet(engines, router, is_closed, lockstep, staleness_ns, disaggregation)
     fleet.run(arrivals, max_concurrency)
     for engine in engines:
         if engine.requests.num_in_flight:
@@ -159,7 +160,7 @@ class _Fleet:
 
     def run(self, arrivals: Iterable[Arrival], max_concurrency: int | None) -> None:
         """Let everything happen, to the end."""
-        self._source = Source(arrivals, self._submit, max_concurrency)
+        self._source = open_source(arrivals, self._submit, self._cancel, max_concurrency)
         self._next_call_ns = FOREVER
         self._call_clients()
         if self._staleness_ns:
@@ -195,6 +196,10 @@ class _Fleet:
             self._handover.expect(arrival, index)
         self._engines[index].submit(arrival, now_ns)
         self._servers[index].wake()
+
+    def _cancel(self, arrival: Arrival, now_ns: int) -> None:
+        """Let the first engine's log have a request that goes to none."""
+        self._engines[0].requests.cancel(arrival, now_ns)
 
     def _is_gone(self, engine: LiveState, state: RequestState, now_ns: int) -> None:
         """Learn of an answer, or of a refusal: a client of a closed loop may send."""

@@ -9,6 +9,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.drive.arrivals import Source
 from schedlab.sim.drive.collector import collector_off
+from schedlab.sim.drive.sessions import SessionSource, open_source
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival
 
@@ -26,11 +27,12 @@ def simulate(
     engine : Engine
         A fresh engine.
     arrivals : iterable of Arrival
-        In order of `ready_ns`; read lazily, one ahead, so it may be a stream.
+        In order of `ready_ns`; read lazily, one ahead, so it may be a stream. Those of sessions
+        that need answers are sent when they have them (`schedlab.sim.drive.sessions`).
     max_concurrency : int, optional
         Closed loop: at most so many requests in flight, that is sent and neither answered nor
         rejected; the next one is sent, and its clock started, when a place is free (but not
-        before its own arrival time).
+        before its own arrival time). Where requests are those of sessions, most sessions.
     sleep_until : callable, optional
         For an executor that works in real time: called with an instant (ns since the start) when
         the engine was idle until then; returns what time it is when it wakes. Steps follow each
@@ -53,15 +55,17 @@ def simulate(
     One engine needs no event queue: what happens next is the end of its segment, or the next
     arrival. Several engines are processes of SimPy (`cluster.py`).
     """
-    source = Source(arrivals, engine.submit, max_concurrency)
-    if max_concurrency is not None:
+    source = open_source(arrivals, engine.submit, engine.requests.cancel, max_concurrency)
+    if source.is_closed:
         engine.requests.on_gone = source.request_is_gone
     with collector_off():
         _serve(engine, source, sleep_until)
     return engine.log
 
 
-def _serve(engine: Engine, source: Source, sleep_until: Callable[[int], int] | None) -> None:
+def _serve(
+    engine: Engine, source: Source | SessionSource, sleep_until: Callable[[int], int] | None
+) -> None:
     now_ns = 0
     while True:
         # Whoever comes at this very instant, or is sent because of an answer given now, has

@@ -32,10 +32,11 @@ class PrefixCachingKVCache(PagedKVCache):
     Notes
     -----
     A prompt block can be found from the step on that fills it, as in vLLM, which indexes blocks
-    when it schedules them. Blocks with generated tokens have no public hash here: only the request
-    itself finds them again, after a preemption, so a follow-up that quotes an answer does not hit
-    it. Decoding costs nothing per block: blocks taken by decodes are counted, and the queue is
-    brought up to date when somebody asks what it holds.
+    when it schedules them. Blocks with generated tokens have a public hash only if `name_answer`
+    gives it to them, when the request is done: then a follow-up that quotes the answer hits it, but
+    for the last token, which was never computed. Until then, and without, only the request itself
+    finds them again, after a preemption. Decoding costs nothing per block: blocks taken by decodes
+    are counted, and the queue is brought up to date when somebody asks what it holds.
 
     Blocks are kept in runs: successive names (a trace's hash of 512 tokens becomes 32 of them for
     blocks of 16), computed together, held by the same requests. A run is split where a request
@@ -116,6 +117,25 @@ class PrefixCachingKVCache(PagedKVCache):
         if full > num_held:
             self._name(state, held, prompt.part(num_held, full))
         return True
+
+    def name_answer(self, state: RequestState, hash_ids: tuple[int, ...]) -> None:
+        """Let the full blocks behind a finished request's prompt be found by their hashes.
+
+        Parameters
+        ----------
+        state : RequestState
+            It still holds its memory, and is about to give it up for good.
+        hash_ids : tuple of int
+            Of its blocks from the first that is not of the prompt alone.
+        """
+        self._queue.close()
+        prompt = self._prompt(state)
+        held = self._held.get(state.id, ())
+        num_held = sum([run.count for run in held])
+        full = state.num_computed_tokens // self.block_size
+        if num_held == prompt.num_blocks and full > num_held:
+            answer = Prompt(hash_ids[: full - num_held])
+            self._name(state, held, answer.stretches)
 
     def release(
         self,

@@ -51,7 +51,16 @@ BAD_ROWS = [
         r":1: block ids",
     ),
     ("vidur", "arrived_at,num_prefill_tokens,num_decode_tokens\n1e300,1,1\n", r":2: .*wrong unit"),
-    ("llmservingsim", '{"session_id": "a", "sub_requests": []}', r":1: sub_requests .* not supp"),
+    (
+        "llmservingsim",
+        '{"session_id": "a", "arrival_time_ns": 0, "sub_requests": [3]}',
+        r":1: sub_requests must be a list of objects",
+    ),
+    (
+        "llmservingsim",
+        '{"arrival_time_ns": 0, "sub_requests": [{"input_toks": 3}]}',
+        r":1: sub_request 1 has no field 'output_toks'",
+    ),
     ("llmservingsim", SIM + '{"input_toks": 4}', r":2: no field 'output_toks'"),
     ("llmservingsim", SIM[:-2] + ', "input_tok_ids": [1]}', r":1: 1 input_tok_ids but input_toks"),
     ("llmservingsim", SIM.replace("4", "32")[:-2] + ', "hash_ids": [1]}', r":1: 1 hash_ids cannot"),

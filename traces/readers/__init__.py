@@ -18,6 +18,7 @@ from schedlab.traces.readers import (
     llmservingsim,
     mooncake,
     schedlab,
+    sessions,
     sharegpt,
     vidur,
     vllm_custom,
@@ -39,6 +40,7 @@ READERS: dict[str, Reader] = {
         vllm_custom,
         client_results,
         schedlab,
+        sessions,
     )
 }
 
@@ -56,6 +58,7 @@ def stream(
     tokenizer: str = "auto",
     default_output_tokens: int | None = None,
     drop_empty: bool = False,
+    sessions: bool = False,
 ) -> Iterator[Trace]:
     """Yield a trace file in chunks, in file order.
 
@@ -79,6 +82,9 @@ def stream(
     drop_empty : bool
         Leave rows with 0 prompt or output tokens out and count them; by default they are an
         error, but for BurstGPT and ShareGPT, where they are failed calls and empty turns.
+    sessions : bool
+        Let requests wait for the answers before them in their session (`Trace.turns`), where the
+        format names sessions; files that say what requests wait for need no asking.
 
     Yields
     ------
@@ -94,7 +100,10 @@ def stream(
         raise TraceError(f"chunk_rows must be >= 1, got {chunk_rows}")
     path = existing(path)
     reader = reader_of(detect_format(path) if format == "auto" else format)
-    options = ReadOptions(chunk_rows, tokenizer, default_output_tokens, drop_empty)
+    if sessions and not reader.follows_sessions:
+        known = ", ".join(sorted(n for n, one in READERS.items() if one.follows_sessions))
+        raise TraceError(f"{path}: format {reader.name} names no sessions; those that do: {known}")
+    options = ReadOptions(chunk_rows, tokenizer, default_output_tokens, drop_empty, sessions)
     return reader.chunks(path, options)
 
 
@@ -105,6 +114,7 @@ def read(
     tokenizer: str = "auto",
     default_output_tokens: int | None = None,
     drop_empty: bool = False,
+    sessions: bool = False,
 ) -> Trace:
     """Return a whole trace file; ``trace.report`` says what was done to it.
 
@@ -116,6 +126,7 @@ def read(
         tokenizer=tokenizer,
         default_output_tokens=default_output_tokens,
         drop_empty=drop_empty,
+        sessions=sessions,
     )
     trace = Trace.concat(list(chunks))
     report = trace.report
@@ -187,7 +198,7 @@ def reader_of(format: str) -> Reader:
 
 def _warnings(trace: Trace) -> Iterator[str]:
     """Yield what a user should know of the times before replaying them."""
-    if trace.arrival_ns is None:
+    if trace.arrival_ns is None or trace.turns is not None:
         return
     if trace.arrival_ns[0] > 0:
         yield f"first request arrives at {trace.arrival_ns[0] / 1e9:g} s"

@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from schedlab.sim.errors import TraceError
+from schedlab.traces.linking import NOBODY, linked
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import block_ids, nanoseconds, texts, whole_numbers
 from schedlab.traces.readers.reader import Reader, ReadOptions
@@ -31,6 +34,28 @@ def _sniff(peek: Peek) -> bool:
 
 
 def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
+    if not options.sessions:
+        return _rows(path, options, [])
+    return _sessions_of(path, options)
+
+
+def _sessions_of(path: Path, options: ReadOptions) -> Iterator[Trace]:
+    """Yield the whole file as conversations."""
+    if options.drop_empty:
+        raise TraceError(f"{path}: drop_empty would leave turns of sessions out")
+    chats: list[tuple[int, int]] = []
+    trace = Trace.concat(list(_rows(path, options, chats)))
+    row_of = {chat: row for row, (chat, _) in enumerate(chats)}
+    parents = [row_of.get(parent, NOBODY) for _, parent in chats]
+    for row, parent in enumerate(parents):
+        if parent >= row:
+            what = "itself" if parent == row else "a later chat"
+            raise TraceError(f"{path}: chat {chats[row][0]} has {what} as its parent")
+    yield linked(trace, np.array(parents, dtype=np.int64))
+
+
+def _rows(path: Path, options: ReadOptions, chats: list[tuple[int, int]]) -> Iterator[Trace]:
+    """Yield the rows at their times, and note chat and parent of each in `chats`."""
     report = ReadReport(
         format="bailian",
         path=str(path),
@@ -56,7 +81,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
             prompt_tokens=whole_numbers(columns["input_length"], "input_length", records),
             output_tokens=whole_numbers(columns["output_length"], "output_length", records),
             prefix=prefix,
-            session=texts(_sessions(records, root_of)),
+            session=texts(_sessions(records, root_of, chats)),
             application=texts([r.get("type") for r in records.values]),
         )
         if trace is not None:
@@ -64,7 +89,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
     yield builder.finish()
 
 
-def _sessions(records: Records, root_of: dict[int, int]) -> list[int]:
+def _sessions(records: Records, root_of: dict[int, int], chats: list[tuple[int, int]]) -> list[int]:
     """Return the first chat of each row's conversation, or the earliest the trace knows of."""
     roots = []
     for i, record in enumerate(records.values):
@@ -74,6 +99,7 @@ def _sessions(records: Records, root_of: dict[int, int]) -> list[int]:
             raise TraceError(f"{records.at(i)}: chat_id and parent_chat_id must be integers")
         root_of[chat] = chat if parent == NO_PARENT else root_of.get(parent, parent)
         roots.append(root_of[chat])
+        chats.append((chat, parent))
     return roots
 
 
@@ -91,4 +117,6 @@ def _chained(ids: list[int]) -> list[int]:
     return chained
 
 
-READER = Reader("bailian", "Alibaba Qwen-Bailian JSON Lines, times in seconds", _sniff, _chunks)
+READER = Reader(
+    "bailian", "Alibaba Qwen-Bailian JSON Lines, times in seconds", _sniff, _chunks, True
+)

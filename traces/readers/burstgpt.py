@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from schedlab.sim.errors import TraceError
+from schedlab.traces.linking import by_session
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.cells import nanoseconds, texts, whole_numbers
 from schedlab.traces.readers.reader import Reader, ReadOptions
@@ -24,6 +26,16 @@ def _sniff(peek: Peek) -> bool:
 
 
 def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
+    if not options.sessions:
+        yield from _rows(path, options)
+        return
+    trace = Trace.concat(list(_rows(path, options)))
+    if trace.session is None:
+        raise TraceError(f"{path}: no column 'Session ID' (the layout of six columns has none)")
+    yield by_session(trace)
+
+
+def _rows(path: Path, options: ReadOptions) -> Iterator[Trace]:
     report = ReadReport(
         format="burstgpt",
         path=str(path),
@@ -52,4 +64,4 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
     yield builder.finish()
 
 
-READER = Reader("burstgpt", "BurstGPT CSV, six or eight columns", _sniff, _chunks)
+READER = Reader("burstgpt", "BurstGPT CSV, six or eight columns", _sniff, _chunks, True)

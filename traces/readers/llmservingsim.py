@@ -1,32 +1,32 @@
 """LLMServingSim workloads: JSON Lines with nanosecond times and token ids, or block ids for them.
 
 Source: casys-kaist/LLMServingSim, workloads/README.md. Full rows carry `input_tok_ids`; lean rows
-carry `hash_ids`, one a full 16-token block of prompt and output together. Agentic sessions
-(`sub_requests`) arrive when a previous answer is done, which a fixed trace cannot express.
+carry `hash_ids`, one a full 16-token block of prompt and output together. An agentic session is one
+line: each of its `sub_requests` is sent when the answer before it is done and its tool has worked.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from schedlab.sim.errors import TraceError
 from schedlab.traces.prefix_hashes import PrefixHashes
 from schedlab.traces.read_report import ReadReport
-from schedlab.traces.readers.cells import Int64, block_ids, nanoseconds, whole_numbers
+from schedlab.traces.readers.agentic_sessions import (
+    BLOCK_TOKENS,
+    chained_hashes,
+    sessions_in,
+    token_ids,
+)
+from schedlab.traces.readers.cells import block_ids, nanoseconds, whole_numbers
 from schedlab.traces.readers.reader import Reader, ReadOptions
-from schedlab.traces.readers.source import Peek, Records, jsonl_records
+from schedlab.traces.readers.source import Peek, Records, jsonl_records, open_text, readable
 from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.trace import Trace
 
 COLUMNS = ("input_toks", "output_toks", "arrival_time_ns")
-BLOCK_TOKENS = 16
-# 56 bits: room to split a block 64-fold in an int64, and a collision chance of 1e-5 in 1M blocks.
-_HASH_MASK = (1 << 56) - 1
 
 
 def _sniff(peek: Peek) -> bool:
@@ -34,6 +34,13 @@ def _sniff(peek: Peek) -> bool:
 
 
 def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
+    with open_text(path) as text, readable(path, [0]):
+        is_agentic = any('"sub_requests"' in line for line in text)
+    return sessions_in(path, options) if is_agentic else _rows(path, options)
+
+
+def _rows(path: Path, options: ReadOptions) -> Iterator[Trace]:
+    """Yield requests that do not wait for others."""
     report = ReadReport(
         format="llmservingsim",
         path=str(path),
@@ -63,12 +70,7 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
 
 
 def _check(record: dict[str, Any], place: str) -> None:
-    """Raise for a session, a missing field, or ids that are no list."""
-    if "sub_requests" in record:
-        raise TraceError(
-            f"{place}: sub_requests (an agentic session) is not supported: its later requests "
-            "arrive when earlier answers are done; convert each sub-request to a row of its own"
-        )
+    """Raise for a missing field, or ids that are no list."""
     for name in COLUMNS:
         if name not in record:
             raise TraceError(f"{place}: no field {name!r} (there are: {', '.join(record)})")
@@ -82,12 +84,12 @@ def _prefix(records: Records, prompt_tokens: list[int]) -> PrefixHashes | None:
     rows: list[list[int]] = []
     for i, (record, length) in enumerate(zip(records.values, prompt_tokens, strict=True)):
         if "input_tok_ids" in record:
-            tokens = _token_ids(record["input_tok_ids"], records.at(i))
+            tokens = token_ids(record["input_tok_ids"], records.at(i))
             if len(tokens) != length:
                 raise TraceError(
                     f"{records.at(i)}: {len(tokens)} input_tok_ids but input_toks is {length}"
                 )
-            rows.append(_chained_hashes(tokens))
+            rows.append(chained_hashes(tokens))
         elif "hash_ids" in record:
             if len(record["hash_ids"]) < length // BLOCK_TOKENS:
                 raise TraceError(
@@ -98,24 +100,6 @@ def _prefix(records: Records, prompt_tokens: list[int]) -> PrefixHashes | None:
         else:
             rows.append([])
     return block_ids(rows, BLOCK_TOKENS, records) if any(rows) else None
-
-
-def _token_ids(values: list[Any], place: str) -> Int64:
-    """Return token ids as an array."""
-    if not all(type(value) is int for value in values):
-        raise TraceError(f"{place}: input_tok_ids must be a list of integers")
-    return np.array(values, dtype=np.int64)
-
-
-def _chained_hashes(tokens: Int64) -> list[int]:
-    """Return one id a full block; each depends on all tokens before it, as in vLLM's cache."""
-    blocks: list[int] = []
-    digest = b""
-    for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
-        content = digest + tokens[end - BLOCK_TOKENS : end].tobytes()
-        digest = hashlib.blake2b(content, digest_size=8).digest()
-        blocks.append(int.from_bytes(digest, "little") & _HASH_MASK)
-    return blocks
 
 
 READER = Reader("llmservingsim", "LLMServingSim JSON Lines, full or lean", _sniff, _chunks)

@@ -25,12 +25,15 @@ class ReadOptions:
         Output length of prompts whose file gives none.
     drop_empty : bool
         Leave rows without prompt or output tokens out, and count them, instead of raising.
+    sessions : bool
+        Say which requests of a session wait for the answers of others (`Trace.turns`).
     """
 
     chunk_rows: int = 65536
     tokenizer: str = "auto"
     default_output_tokens: int | None = None
     drop_empty: bool = False
+    sessions: bool = False
 
     @property
     def empty_reason(self) -> str | None:
@@ -48,4 +51,6 @@ class Reader(NamedTuple):
     sniff: Callable[[Peek], bool]
     """Tell from the beginning of a file whether it has this format."""
     chunks: Callable[[Path, ReadOptions], Iterator[Trace]]
-    """Yield the file as traces of at most `chunk_rows` rows, in file order."""
+    """Yield the file as traces of at most `chunk_rows` rows, in file order; sessions as a whole."""
+    follows_sessions: bool = False
+    """Whether `ReadOptions.sessions` makes a difference."""

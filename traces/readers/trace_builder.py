@@ -14,8 +14,9 @@ from schedlab.traces.read_report import ReadReport, merged
 from schedlab.traces.readers.source import Records
 from schedlab.traces.row_error import RowError
 from schedlab.traces.trace import Int64, Trace
+from schedlab.traces.turns import Turns
 
-Column = npt.NDArray[Any] | PrefixHashes
+Column = npt.NDArray[Any] | PrefixHashes | Turns
 
 
 class TraceBuilder:
@@ -149,6 +150,6 @@ def _built(records: Records, keep: npt.NDArray[np.bool_], **columns: Column | No
 
 def _kept_rows(column: Column | None, keep: npt.NDArray[np.bool_]) -> Column | None:
     """Return the kept rows of any column, ragged or not."""
-    if isinstance(column, PrefixHashes):
+    if isinstance(column, PrefixHashes | Turns):
         return column.take(np.flatnonzero(keep))
     return None if column is None else column[keep]

@@ -1,0 +1,183 @@
+"""Requests that wait for answers: their order, their blocks, and what a driver does of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schedlab.policies import ContinuousBatching, registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.plan import FOREVER
+from schedlab.traces import read
+from schedlab.traces.workload import workload as requests_of
+from tests import laws, sessions
+
+CONFIG = EngineConfig(
+    num_blocks=60, max_model_len=100, block_size=4, max_num_seqs=5, max_num_batched_tokens=64
+)
+COST = laws.LinearCost(base_ns=100, token_ns=0, context_ns=0)  # every step takes 100 ns
+
+
+class Refusing(ContinuousBatching):
+    """Rejects requests of priority 1 whenever it sees them."""
+
+    def plan(self, view, builder):
+        builder.grant_running()
+        for state in view.waiting:
+            if state.request.priority:
+                builder.reject(state, "not today")
+            else:
+                builder.grant(state)
+        return builder.build(max_steps=FOREVER)
+
+
+def test_next_turn_comes_its_delay_after_the_last_answer_it_needs():
+    # A fan of two (3 and 5 tokens) behind a call of 2, and who joins them 50 ns later.
+    rows = [([], 0, 4, 2), ([0], 10, 4, 3), ([0], 0, 4, 5), ([0, 1, 2], 50, 4, 1)]
+    log = laws.run(registry.make("fcfs"), sessions.requests("a", 0, 7, rows), CONFIG, cost=COST)
+    columns = log.requests()
+    assert columns["arrival_ns"].tolist() == [7, 217, 207, 757]
+    assert columns["finish_ns"].tolist() == [207, 607, 707, 857]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "srtf", "static", "fastserve"])
+@pytest.mark.parametrize("seed", range(4))
+def test_skipping_ahead_changes_nothing_and_turns_keep_their_order(policy, seed):
+    work = sessions.drawn(seed)
+    config = replace(CONFIG, num_blocks=28 + 100 * (seed % 2))
+    fast = laws.run(registry.make(policy), work, config)
+    slow = laws.run(registry.make(policy), work, laws.slow(config))
+    assert laws.difference(slow, fast, ("by single steps", "ahead")) is None
+    assert laws.signature(fast) == laws.signature(slow)
+    sessions.check_order(fast, work)
+
+
+@pytest.mark.parametrize("router", ["session_affinity", "round_robin", "prefix_aware"])
+@pytest.mark.parametrize("joint", [None, lambda segments: 1000 + 10 * len(segments)])
+def test_cluster_serves_sessions_alike_ahead_and_step_by_step(router, joint):
+    work = sessions.drawn(11, num_sessions=12)
+    runs = [
+        sessions.run_cluster("fcfs", work, config, router, joint)
+        for config in (CONFIG, laws.slow(CONFIG))
+    ]
+    assert laws.signature(runs[0]) == laws.signature(runs[1])
+    sessions.check_order(runs[0], work)
+
+
+def test_session_affinity_keeps_every_session_on_one_engine():
+    work = sessions.drawn(5, num_sessions=12)
+    columns = sessions.run_cluster("fcfs", work, CONFIG).requests()
+    engines = {}
+    for arrival in work:
+        row = int(np.flatnonzero(columns["id"] == arrival.request.id)[0])
+        engines.setdefault(arrival.request.session, set()).add(int(columns["engine"][row]))
+    assert all(len(one) == 1 for one in engines.values())
+    assert len(set.union(*engines.values())) == 3
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_closed_loop_lets_so_many_sessions_run(places):
+    work = sessions.drawn(3, num_sessions=9)
+    log = laws.run(registry.make("fcfs"), work, CONFIG, max_concurrency=places)
+    slow = laws.run(registry.make("fcfs"), work, laws.slow(CONFIG), max_concurrency=places)
+    assert laws.signature(log) == laws.signature(slow)
+    columns = log.requests()
+    session = np.array([arrival.request.session for arrival in work])
+    spans = [
+        (columns["arrival_ns"][session == one].min(), columns["finish_ns"][session == one].max())
+        for one in dict.fromkeys(session.tolist())
+    ]
+    most = max(sum(a <= start < b for a, b in spans) for start, _ in spans)
+    assert most == places
+
+
+@pytest.mark.parametrize("places", [None, 1])
+def test_rejected_turn_ends_its_session_and_no_other(places):
+    rows = [([], 0, 4, 2), ([0], 0, 4, 2), ([0], 0, 4, 2), ([1, 2], 9, 4, 2), ([3], 0, 4, 2)]
+    work = sessions.requests("a", 0, 0, rows) + sessions.requests("b", 5, 0, rows)
+    work[1] = work[1]._replace(request=replace(work[1].request, priority=1))
+    log = laws.run(Refusing(), work, CONFIG, cost=COST, max_concurrency=places)
+    assert log.reject_reasons == {
+        1: "not today",
+        3: "never sent: an earlier request of its session was rejected",
+        4: "never sent: an earlier request of its session was rejected",
+    }
+    generated = log.requests()["generated_tokens"]
+    assert generated.tolist() == [2, 0, 2, 0, 0, 2, 2, 2, 2, 2]
+
+
+def test_turn_that_is_too_long_for_the_engine_ends_its_session():
+    work = sessions.requests("a", 0, 0, [([], 0, 4, 2), ([0], 0, 99, 2), ([1], 0, 4, 2)])
+    log = laws.run(registry.make("fcfs"), work, CONFIG, cost=COST)
+    assert sorted(log.reject_reasons) == [1, 2]
+
+
+def test_session_that_needs_a_later_request_is_refused():
+    work = sessions.requests("a", 0, 0, [([], 0, 4, 2), ([2], 0, 4, 2), ([], 0, 4, 2)])
+    with pytest.raises(ValueError, match="request 1 needs the answer of 2"):
+        laws.run(registry.make("fcfs"), work, CONFIG)
+
+
+# -- blocks ------------------------------------------------------------------------------------
+
+
+def exact_hits(trace, block):
+    """Write every prompt and answer down token by token, and count the exact hits of each prompt.
+
+    Independent of the names: a token is who said it and where.
+    """
+    known, hits, said = set(), [], []
+    for row in range(len(trace)):
+        needs = trace.turns.needs(row)
+        if needs:
+            text = list(said[needs[0]])
+        else:
+            shared = trace.turns.shared[row] if trace.turns.shared is not None else None
+            path, text = (), []
+            for part in shared or ():
+                path = (*path, part)
+                text += [("shared", path, i) for i in range(part[1])]
+        prompt = int(trace.prompt_tokens[row])
+        text += [("new", row, i) for i in range(prompt - len(text))]
+        text += [("answer", row, i) for i in range(int(trace.output_tokens[row]))]
+        found = 0
+        while (end := (found + 1) * block) < prompt and tuple(text[:end]) in known:
+            found += 1
+        hits.append(found * block)
+        # The last token of an answer is never computed.
+        known.update(tuple(text[:end]) for end in range(block, len(text), block))
+        said.append(text)
+    return hits
+
+
+SESSIONS = (
+    '{"session": "a", "arrival_s": 0, "shared": [["x", 10], ["y", 9]], "new_tokens": 5, '
+    '"output_tokens": 8}\n'
+    '{"session": "a", "think_s": 1, "new_tokens": 7, "output_tokens": 9}\n'
+    '{"session": "a", "think_s": 1, "new_tokens": 1, "output_tokens": 1}\n'
+    '{"session": "b", "arrival_s": 9, "turn": 1, "shared": [["x", 10], ["z", 9]], "new_tokens": 3,'
+    ' "output_tokens": 6}\n'
+    '{"session": "b", "turn": 2, "parents": [1], "tool_s": 1, "new_tokens": 4, "output_tokens": 3}'
+    '\n{"session": "b", "turn": 3, "parents": [1], "tool_s": 2, "new_tokens": 4, '
+    '"output_tokens": 5}\n'
+    '{"session": "b", "turn": 4, "parents": [3, 2], "tool_s": 1, "new_tokens": 2, '
+    '"output_tokens": 3}\n'
+    '{"session": "c", "arrival_s": 20, "shared": [["x", 10], ["y", 9]], "new_tokens": 2, '
+    '"output_tokens": 2}\n'
+)
+
+
+@pytest.mark.parametrize("block_size", [4, 2, 1])
+def test_prefix_hits_with_answers_are_those_counted_token_by_token(tmp_path, block_size):
+    path = tmp_path / "sessions.jsonl"
+    path.write_text(SESSIONS)
+    trace = read(path)
+    config = replace(CONFIG, num_blocks=4096, block_size=block_size, enable_prefix_caching=True)
+    work = list(requests_of(trace, max_model_len=100, hash_block_tokens=block_size))
+    log = laws.run(registry.make("fcfs"), work, config)
+    laws.check(log, work, config)
+    columns = log.requests()
+    assert (columns["finish_ns"] < 30e9).all()
+    expected = exact_hits(trace, block_size)
+    assert columns["prefix_hit_tokens"].tolist() == expected
+    assert sum(expected) > 100
