@@ -65,6 +65,10 @@ class Policy(Knobs):
     on_reject: Callable[[RequestState, int], None] | None = None
     """Called with a request that a plan rejected, and the time in ns."""
 
+    keeps_until: Callable[[RequestState, int], int] | None = None
+    """Called with a request of a session that has its last token, and the time in ns; returns until
+    when its memory is kept for the next requests of the session. The time itself: not at all."""
+
     _knows_its_hooks: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:

@@ -109,6 +109,11 @@ class Wrapper(ContinuousBatching):
         if self._ordering.on_finish is not None:
             self._ordering.on_finish(state, now_ns)
 
+    def keeps_until(self, state: RequestState, now_ns: int) -> int:
+        """Keep what the inner policy keeps."""
+        keeps = self._ordering.keeps_until
+        return now_ns if keeps is None else keeps(state, now_ns)
+
     def on_reject(self, state: RequestState, now_ns: int) -> None:
         """Pass it on."""
         if self._ordering.on_reject is not None:

@@ -77,6 +77,8 @@ class Request:
         Chained block hashes of the prompt; equal ids mean equal prefix up to that block.
     prompt : str or None
         The text, where the trace has it.
+    predicted_session_tokens : float or None
+        What a named predictor says of the outputs of all requests of its session together.
     refinement : Refinement or None
         The predictor asked again while the answer is generated, if it can be.
     """
@@ -94,6 +96,7 @@ class Request:
     prefix_hash_ids: tuple[int, ...] = ()
     prompt: str | None = None
     refinement: Refinement | None = None
+    predicted_session_tokens: float | None = None
 
 
 class Turn(NamedTuple):
@@ -137,6 +140,53 @@ class Status(IntEnum):
     REJECTED = 4
 
 
+class Session:
+    """What a server knows of a session: its past. Policies read it and never write to it.
+
+    Attributes
+    ----------
+    name : str
+        `Request.session`.
+    start_ns : int
+        When its first request was sent.
+    num_sent, num_answered, num_in_flight : int
+        Requests so far; of these, answered; of these, neither answered nor rejected.
+    last_answer_ns, last_gap_ns : int
+        When the last answer was there, and the time that last passed without any request of the
+        session, from an answer to the next request; -1 if never.
+    attained_ns : int
+        Service of its answered requests: the time for which they held their memory and seats.
+    waited_ns : int
+        Time that they spent in the queue, before they were admitted and after preemptions.
+    critical_ns : int
+        The longest chain of services of answered requests, each sent after the one before it was
+        answered.
+    generated_tokens : int
+        Tokens of its answers.
+    tool : str or None
+        What the last answer calls; None if it is for the user.
+    """
+
+    __slots__ = (
+        "attained_ns", "critical_ns", "generated_tokens", "last_answer_ns", "last_gap_ns", "name",
+        "num_answered", "num_in_flight", "num_sent", "start_ns", "tool", "waited_ns",
+    )  # fmt: skip
+
+    def __init__(self, name: str, start_ns: int) -> None:
+        self.name = name
+        self.start_ns = start_ns
+        self.num_sent = 0
+        self.num_answered = 0
+        self.num_in_flight = 0
+        self.last_answer_ns = -1
+        self.last_gap_ns = -1
+        self.attained_ns = 0
+        self.waited_ns = 0
+        self.critical_ns = 0
+        self.generated_tokens = 0
+        self.tool: str | None = None
+
+
 class RequestState:
     """The engine's view of a request's progress. Policies read it and never write to it.
 
@@ -161,6 +211,14 @@ class RequestState:
         when it finishes.
     prompt : Prompt or None
         What a prefix cache keeps of it: the names of its blocks, and what it found last.
+    session : Session or None
+        What is known of its session, if the workload is made of sessions.
+    tool : str or None
+        What its answer calls, when that is there; None if it is for the user.
+    served_ns : int
+        How long it held a seat, up to when it last gave one up.
+    critical_ns : int
+        `Session.critical_ns` when it came.
     """
 
     __slots__ = (
@@ -169,8 +227,10 @@ class RequestState:
         "_entry_ns",
         "_generated",
         "_seat",
+        "_seated_ns",
         "_stint_start",
         "cached_tokens",
+        "critical_ns",
         "first_scheduled_ns",
         "first_token_ns",
         "id",
@@ -181,8 +241,11 @@ class RequestState:
         "queued_ns",
         "recomputed_tokens",
         "request",
+        "served_ns",
+        "session",
         "status",
         "swapped",
+        "tool",
     )
 
     def __init__(self, request: Request) -> None:
@@ -199,11 +262,16 @@ class RequestState:
         self.first_token_ns = -1
         self.last_token_ns = -1
         self.prompt: Prompt | None = None
+        self.session: Session | None = None
+        self.tool: str | None = None
+        self.served_ns = 0
+        self.critical_ns = 0
         self._batch: DecodeBatch | None = None
         self._computed = 0
         self._generated = 0
         self._entry_ns = -1
         self._seat = -1
+        self._seated_ns = -1
         self._stint_start = 0
 
     @property

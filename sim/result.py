@@ -13,11 +13,18 @@ import numpy as np
 from schedlab.sim.errors import SchedlabError, SpecError
 from schedlab.sim.files import read_json_object, write_text
 from schedlab.sim.metrics.observation import Observation
-from schedlab.sim.metrics.registry import Value, every_fleet, every_run, metric_named
+from schedlab.sim.metrics.registry import (
+    Value,
+    every_fleet,
+    every_run,
+    every_session,
+    metric_named,
+)
 from schedlab.sim.metrics.window import Window
 from schedlab.sim.record.columns import Columns
 from schedlab.sim.record.fleet import EngineFacts
 from schedlab.sim.record.saved_log import ResultLog, SavedLog, read_table, save_tables
+from schedlab.sim.record.sessions import has_sessions
 from schedlab.sim.text import json_value
 
 Metrics = dict[str, float]
@@ -84,6 +91,8 @@ class RunResult:
         if self._metrics is None:
             run = self.observation()
             asked = every_run() + (every_fleet() if self.engines else [])
+            if has_sessions(self.requests):
+                asked += every_session()
             self._metrics = {one.name: one.of(run) for one in asked}
         return dict(self._metrics)
 
@@ -185,6 +194,8 @@ class RunResult:
 
     def save(self, folder: Path, light: bool = False) -> None:
         """Write result.json and tables (requests, steps, preemptions, gaps, tokens, stints).
+
+        Where requests are those of sessions, there is a table of sessions as well.
 
         Each file is written whole or not at all, result.json last. The same result gives the same
         bytes, up to ``date`` (set SOURCE_DATE_EPOCH to fix that, too). A light result is

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,9 +79,14 @@ class Turns:
     def needs(self, row: int) -> list[int]:
         """Return the rows whose answers a row needs."""
         first, last = self.offsets[row], self.offsets[row + 1]
-        return (row - self.rows_back[first:last]).tolist()
+        parents: list[int] = (row - self.rows_back[first:last]).tolist()
+        return parents
 
-    def numbers(self, session: Text) -> Int64:
+    def rows(self) -> list[tuple[list[int], int]]:
+        """Return of each row the rows that it needs, and its delay in ns."""
+        return [(self.needs(row), int(ns)) for row, ns in enumerate(self.delay_ns.tolist())]
+
+    def numbers(self) -> Int64:
         """Return the turn of each row, from 1: one more than the latest that it needs."""
         numbers = [1] * len(self)
         bounds, back = self.offsets.tolist(), self.rows_back.tolist()
@@ -179,10 +183,8 @@ class Turns:
         starts = np.flatnonzero(np.append(True, session[1:] != session[:-1]))
         names = session[starts].tolist()
         if len(set(names)) < len(names):
-            seen: set[Any] = set()
-            row = next(
-                int(starts[i]) for i, name in enumerate(names) if name in seen or seen.add(name)
-            )
+            again = next(i for i, name in enumerate(names) if name in names[:i])
+            row = int(starts[again])
             raise RowError(origin, row, f"session {session[row]} goes on behind another one")
         if arrival_ns is not None:
             same = np.repeat(arrival_ns[starts], np.diff(np.append(starts, len(self))))

@@ -27,6 +27,7 @@ def workload(
     predicted_tokens: npt.NDArray[np.float64] | None = None,
     predictor_latency_s: float | npt.NDArray[np.float64] = 0.0,
     refinements: npt.NDArray[np.object_] | None = None,
+    predicted_session_tokens: npt.NDArray[np.float64] | None = None,
     slo: Slo | None = None,
     hash_block_tokens: int | None = None,
     first_id: int = 0,
@@ -49,6 +50,8 @@ def workload(
         Time the prediction takes: ``ready_ns = arrival_ns + latency``.
     refinements : ndarray of Refinement, shape (num_requests,), optional
         What the predictor says of each answer while it is generated.
+    predicted_session_tokens : ndarray of float64, shape (num_requests,), optional
+        What it says of the outputs of each request's session together.
     slo : Slo, optional
         Targets of every request; those the trace itself gives take precedence, one by one.
     hash_block_tokens : int, optional
@@ -80,6 +83,7 @@ def workload(
         "arrival_ns": times,
         "predicted_tokens": predicted_tokens,
         "refinements": refinements,
+        "predicted_session_tokens": predicted_session_tokens,
         "predictor_latency_s": latency if latency.ndim else None,
     }
     if isinstance(trace, Trace):
@@ -230,6 +234,7 @@ def _arrivals(
         _prefixes(trace, rows, hash_block_tokens) if turns is None else turns[0],
         _listed(trace.prompt, rows, None),
         _listed(own["refinements"], slice(None), None),
+        _predictions(own["predicted_session_tokens"]),
     )
     output_tokens = trace.output_tokens[rows].tolist()
     places: Iterable[Turn | None] = repeat(None) if turns is None else turns[1]

@@ -8,9 +8,11 @@ _TITLES = {
     "requests": "Of requests, in every result.json",
     "engine": "Of the engine, in every result.json",
     "fleet": "Of a fleet (`cluster`), in its result.json",
+    "sessions": "Of sessions, in the result.json of a run of some",
     "more": "Computed when they are asked for",
 }
 _LEFT_OUT = ("median_", "std_", "p50_", "p90_", "p95_", "p99_")
+_SESSION = "_session_s"
 
 
 def metric_rows() -> dict[str, list[tuple[str, str, str, str]]]:
@@ -21,8 +23,8 @@ def metric_rows() -> dict[str, list[tuple[str, str, str, str]]]:
     found: dict[str, list[tuple[str, str, str, str]]] = {title: [] for title in _TITLES.values()}
     for name in names():
         one = described(name)
-        if not name.startswith(_LEFT_OUT):
-            told = one.every_run or (one.about == "fleet" and not one.parameters)
+        if not name.startswith(_LEFT_OUT) or name.endswith(_SESSION):
+            told = one.every_run or (one.about in ("fleet", "sessions") and not one.parameters)
             section = one.about if told else "more"
             found[_TITLES[section]].append((_name(one), one.unit, one.better, one.definition))
     return found

@@ -30,6 +30,7 @@ from schedlab.sim.record.cluster_log import ClusterLog
 from schedlab.sim.record.columns import (
     Column,
     Columns,
+    Floats,
     Read,
     batches,
     held,
@@ -40,6 +41,7 @@ from schedlab.sim.record.columns import (
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.result import RunResult
 from schedlab.traces.trace import Text, Trace
+from schedlab.traces.turns import session_starts
 from schedlab.traces.workload import workload
 
 if TYPE_CHECKING:
@@ -171,11 +173,21 @@ def _arrivals(
         predicted_tokens=None if prediction is None else prediction.predicted_tokens,
         predictor_latency_s=delay_s,
         refinements=None if prediction is None else prediction.refinements,
+        predicted_session_tokens=_of_sessions(trace, prediction),
         slo=targets if targets != (None, None, None) else None,
         hash_block_tokens=next(
             (k.point.config.block_size for k in kinds if k.point.config.enable_prefix_caching), None
         ),
     )
+
+
+def _of_sessions(trace: Trace, prediction: Predictions | None) -> Floats | None:
+    """Return what is predicted of each request's session: of all its requests together."""
+    if trace.turns is None or trace.session is None or prediction is None:
+        return None
+    starts = session_starts(trace.session)
+    totals = np.add.reduceat(prediction.predicted_tokens, starts)
+    return np.repeat(totals, np.diff(np.append(starts, len(trace))))
 
 
 def _origins(requests: Columns, trace: Trace) -> dict[str, Read]:
@@ -190,7 +202,14 @@ def _origins(requests: Columns, trace: Trace) -> dict[str, Read]:
         return read
 
     columns = {name: getattr(trace, name) for name in ("tenant", "application", "session")}
-    return {name: reader(told) for name, told in columns.items() if told is not None}
+    found = {name: reader(told) for name, told in columns.items() if told is not None}
+    if trace.turns is not None:
+        turns = trace.turns
+        found["turn"] = held(turns.numbers()[rows])
+        found["delay_ns"] = held(turns.delay_ns[rows])
+        if turns.tool is not None:
+            found["tool"] = reader(turns.tool)
+    return found
 
 
 def _is_to_be_tried(spec: ExperimentSpec) -> bool:

@@ -125,7 +125,7 @@ def _smaller(case: Case) -> Iterator[Case]:
     for i in range(len(work) - 1, -1, -1):
         if len(work) > 1:
             yield _renumbered(case, work[:i] + work[i + 1 :])
-    for i, (request, output, _) in enumerate(work):
+    for i, (request, output, *_) in enumerate(work):
         if output > 1:
             yield _changed(case, i, request, output // 2)
         if request.prompt_tokens > 1:

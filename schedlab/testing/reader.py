@@ -146,3 +146,6 @@ def _require_same(one: Trace, other: Trace, how: str) -> None:
                 and all(a == b or (a != a and b != b) for a, b in zip(here, there, strict=True))
             )
             require(same, f"{how} gives another {field.name}")
+        elif here is not None and field.name in ("prefix", "turns"):
+            same = there is not None and here.rows() == there.rows()
+            require(same, f"{how} gives another {field.name}")

@@ -23,7 +23,7 @@ def check_conservation(engine: Engine) -> None:
     requests = engine.requests
     seated = [*requests.running.values(), *requests.held.values(), *requests.leaving]
     seated += requests.fetching.values()
-    resident = [*seated, *requests.handed_over.values()]
+    resident = [*seated, *requests.handed_over.values(), *requests.kept.values()]
     requests.kv.check(resident)
     tokens = sum(state.num_computed_tokens for state in resident)
     assert requests.resident_tokens == tokens, f"{requests.resident_tokens} tokens, {tokens} are"

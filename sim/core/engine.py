@@ -119,6 +119,8 @@ class Engine:
             requests.take_in(now_ns)
         if requests.arrived:
             requests.seat_arrived()
+        if requests.kept:
+            requests.expire(now_ns)
         if requests.leaving and intake.is_idle(now_ns):
             requests.let_go()
         has_changed = False
@@ -199,7 +201,7 @@ class Engine:
             if self._waits[1] > _MOST_WAITS:
                 name = type(self.policy).__name__
                 raise stalled(self, f"policy {name} has waited {_MOST_WAITS:,} times in a row")
-            self.wait_until_ns = plan.until_ns
+            self.wait_until_ns = min(plan.until_ns, self.requests.next_expiry_ns)
 
     # -- executing -----------------------------------------------------------------------------
 
@@ -211,6 +213,8 @@ class Engine:
         if repeats and not plan.chunks and self.config.fast_forward and self._promise is None:
             max_steps = self._steps_in_memory(plan.max_steps, first_step_blocks)
             horizon_ns = min(horizon_ns, plan.until_ns)
+            if requests.kept:
+                horizon_ns = min(horizon_ns, requests.next_expiry_ns)
         shape = batch_shape(requests, plan, num_decodes)
         steps = self.executor.execute(Work(now_ns, plan, shape, batch), max_steps, horizon_ns)
         row = segment_row(requests, shape, steps, now_ns, first_step_blocks)

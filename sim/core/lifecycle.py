@@ -10,12 +10,13 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.plan import BatchPlan, Finished
 from schedlab.sim.core.population import Population, seat_number
+from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.allocators import make_kv_cache
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.record.columns import FINISHED, TRUNCATED
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.request import Arrival, Request, RequestState, Status
+from schedlab.sim.request import Arrival, Request, RequestState, Status, Turn
 
 CANCELLED = "never sent: an earlier request of its session was rejected"
 
@@ -32,6 +33,9 @@ class RequestHooks(Protocol):
     """Called with a request whose answer is complete, and the time."""
     on_reject: Callable[[RequestState, int], None] | None
     """Called with a request that a plan rejected, and the time."""
+    keeps_until: Callable[[RequestState, int], int] | None
+    """Called with a request of a session that has its last token, and the time; returns until when
+    its memory is kept for the next requests of the session. The time itself: not at all."""
 
 
 class Lifecycle(Population):
@@ -74,7 +78,8 @@ class Lifecycle(Population):
         self.on_gone: Callable[[RequestState, int], None] | None = None
         self.hands_over: Callable[[RequestState, int], bool] | None = None
         self._num_seats_given = 0
-        self._answer_hash_ids: dict[int, tuple[int, ...]] = {}
+        self._turns: dict[int, Turn] = {}
+        self.sessions = SessionTable()
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -88,8 +93,8 @@ class Lifecycle(Population):
             self._turn_away(RequestState(request), output_tokens, reason, now_ns)
             return
         self._executor.add(request, output_tokens)
-        if turn is not None and self.config.enable_prefix_caching:
-            self._answer_hash_ids[request.id] = turn.answer_hash_ids
+        if turn is not None:
+            self._turns[request.id] = turn
         state = RequestState(request)
         state.queued_ns = now_ns
         if self.intake.holds_back:
@@ -112,29 +117,34 @@ class Lifecycle(Population):
             self._enqueue(state, now_ns)
 
     def _enqueue(self, state: RequestState, now_ns: int) -> None:
+        if state.id in self._turns and state.request.session is not None:
+            self.sessions.arrived(state, now_ns)
         if self._hooks.on_arrival is not None:
             self._hooks.on_arrival(state, now_ns)
         self.waiting.add(state, now_ns)
 
     # -- from and to other engines -------------------------------------------------------------
 
-    def reserve(self, state: RequestState, output_tokens: int, now_ns: int) -> None:
+    def reserve(self, state: RequestState, arrival: Arrival, now_ns: int) -> None:
         """Give a seat, and memory that is there, to a request whose prompt was computed elsewhere.
 
         Parameters
         ----------
         state : RequestState
             New here; its first token came out elsewhere.
-        output_tokens : int
-            Its true output length.
+        arrival : Arrival
+            The request, with its true output length.
         now_ns : int
             The time.
         """
         tokens = state.request.prompt_tokens
         has_room = self.kv.allocate(state, tokens)
         assert has_room, "memory is reserved only where it is free"
-        self._executor.add(state.request, output_tokens)
+        self._executor.add(state.request, arrival.output_tokens)
+        if arrival.turn is not None:
+            self._turns[state.id] = arrival.turn
         state.status = Status.RUNNING
+        state._seated_ns = now_ns
         state._computed = tokens
         state._generated = 1
         self.resident_tokens += tokens
@@ -197,8 +207,11 @@ class Lifecycle(Population):
 
     def _evict(self, state: RequestState, swap: bool, now_ns: int) -> None:
         if state.status is Status.FINISHED:  # answered already: only its memory is taken
-            self.leaving.remove(state)
-            self._answer_hash_ids.pop(state.id, None)
+            if self.kept.pop(state.id, None) is None:
+                self.leaving.remove(state)
+                self._turns.pop(state.id, None)
+            else:
+                del self.kept_until_ns[state.id]
             self._let_go(state)
             return
         if state in self.decodes:
@@ -206,6 +219,7 @@ class Lifecycle(Population):
         self.paused.pop(state.id, None)
         self.prefilling.pop(state.id, None)
         del self.running[state.id]
+        state.served_ns += now_ns - state._seated_ns
         state.num_preemptions += 1
         self.step_preempted += 1
         self.log.add_eviction(state.id, now_ns)
@@ -228,6 +242,7 @@ class Lifecycle(Population):
         state._seat = self._num_seats_given
         self._num_seats_given += 1
         self.running[state.id] = state
+        state._seated_ns = now_ns
         if state.swapped:
             state.swapped = False
             self.resident_tokens += state._computed
@@ -243,6 +258,10 @@ class Lifecycle(Population):
             state.prefix_hit_tokens = cached_tokens
         else:
             self.log.add_resumption(state.id, now_ns, state.num_uncomputed_tokens)
+        if self.kept and state.session is not None:  # what it can use of it, it holds now itself
+            own = [i for i, other in self.kept.items() if other.session is state.session]
+            for request_id in own:
+                self._drop_kept(request_id)
 
     def _reject(self, state: RequestState, reason: str, now_ns: int) -> None:
         self.waiting.remove(state, now_ns)
@@ -256,7 +275,8 @@ class Lifecycle(Population):
 
     def _turn_away(self, state: RequestState, output_tokens: int, reason: str, now_ns: int) -> None:
         state.status = Status.REJECTED
-        self._answer_hash_ids.pop(state.id, None)
+        self._turns.pop(state.id, None)
+        self.sessions.rejected(state)
         self.num_rejected += 1
         self.log.reject(state, output_tokens, reason)
         if self.on_gone is not None:
@@ -365,10 +385,13 @@ class Lifecycle(Population):
                 steps = self.decodes.steps
                 self.log.add_stint(state.id, state._entry_ns, steps, steps)
             del self.running[state.id]
+            state.served_ns += end_ns - state._seated_ns
             if self.hands_over is not None and self.hands_over(state, end_ns):
                 self._hand_over(state, end_ns)
                 continue
             state.last_token_ns = end_ns
+            if state.session is not None:
+                state.tool = self._turns[state.id].tool
             if how != "leave":
                 state.status = Status.HELD
                 self.held[state.id] = state
@@ -378,13 +401,38 @@ class Lifecycle(Population):
                 self.leaving.append(state)
             else:
                 state.status = Status.FINISHED
-                self._release(state)
+                if not self._keep(state, end_ns):
+                    self._release(state)
             if how == "hold_answer":
                 self.unanswered.append(state)
             else:
                 self._answer(state, end_ns)
         if self.held and not self.running:
             self._end_sealed_batch(end_ns)
+
+    def _keep(self, state: RequestState, now_ns: int) -> bool:
+        """Keep the memory of a request for the next ones of its session, if the policy wants."""
+        if self._hooks.keeps_until is None or state.session is None:
+            return False
+        if not isinstance(self.kv, PrefixCachingKVCache):
+            return False  # nobody would find it
+        until_ns = self._hooks.keeps_until(state, now_ns)
+        if until_ns <= now_ns:
+            return False
+        self.kv.name_answer(state, self._turns.pop(state.id).answer_hash_ids)
+        self.kept[state.id] = state
+        self.kept_until_ns[state.id] = until_ns
+        return True
+
+    def expire(self, now_ns: int) -> None:
+        """Release the memory that was to be kept until now."""
+        for request_id in [i for i, until in self.kept_until_ns.items() if until <= now_ns]:
+            self._drop_kept(request_id)
+
+    def _drop_kept(self, request_id: int) -> None:
+        del self.kept_until_ns[request_id]
+        self._release(self.kept.pop(request_id))
+        self.num_events += 1
 
     def let_go(self) -> None:
         """Release what finished before the step that the last plan was made in."""
@@ -404,10 +452,9 @@ class Lifecycle(Population):
         self.unanswered.clear()
 
     def _release(self, state: RequestState) -> None:
-        answer_hash_ids = self._answer_hash_ids.pop(state.id, None)
-        if answer_hash_ids:
-            assert isinstance(self.kv, PrefixCachingKVCache)
-            self.kv.name_answer(state, answer_hash_ids)
+        turn = self._turns.pop(state.id, None)
+        if turn is not None and isinstance(self.kv, PrefixCachingKVCache):
+            self.kv.name_answer(state, turn.answer_hash_ids)
         self.kv.release(state)
         self._let_go(state)
 
@@ -422,6 +469,7 @@ class Lifecycle(Population):
         self.log.add_request(state, output_tokens, now_ns, status)
         self._executor.remove(state)
         self.num_finished += 1
+        self.sessions.answered(state, now_ns)
         if self._hooks.on_finish is not None:
             self._hooks.on_finish(state, now_ns)
         if self.on_gone is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.intake import Intake
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.contiguous import ContiguousKVCache
 from schedlab.sim.kv.paged import PagedKVCache
@@ -49,6 +50,11 @@ class Population:
         Those of them whose KV has come: the next plan finds them running.
     handed_over : dict of int to RequestState
         Requests that go on elsewhere, and whose KV is held until it is there. They have no seat.
+    kept : dict of int to RequestState
+        Answered requests whose memory is kept for the next ones of their sessions. They have no
+        seat.
+    kept_until_ns : dict of int to int
+        Until when.
     kv : KVCacheManager
         Who holds which memory.
     resident_tokens, held_tokens : int
@@ -83,6 +89,8 @@ class Population:
         self.fetching: dict[int, RequestState] = {}
         self.arrived: list[RequestState] = []
         self.handed_over: dict[int, RequestState] = {}
+        self.kept: dict[int, RequestState] = {}
+        self.kept_until_ns: dict[int, int] = {}
         self.resident_tokens = 0
         self.held_tokens = 0
         self.free_swap_blocks = config.swap_space_blocks
@@ -95,6 +103,11 @@ class Population:
         self.step_preempted = 0
         self.step_recomputed_tokens = 0
         self.step_swapped_bytes = 0
+
+    @property
+    def next_expiry_ns(self) -> int:
+        """When the first memory that is kept is not any more; FOREVER if none is."""
+        return min(self.kept_until_ns.values(), default=FOREVER)
 
     @property
     def num_in_flight(self) -> int:

@@ -276,7 +276,8 @@ class StepLedger:
         if mode is not None:
             require_one_of(mode, _PREEMPTION_MODES, "the mode of preempt()")
         requests = self._requests
-        holds_memory = state.status is Status.RUNNING or state in requests.leaving
+        is_kept = state.id in requests.kept
+        holds_memory = state.status is Status.RUNNING or state in requests.leaving or is_kept
         if not holds_memory or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
         if self._all_decodes:
@@ -284,7 +285,8 @@ class StepLedger:
         granted = self._withdraw(state)
         unnamed = requests.unnamed_tokens(state, granted, self._start_ns)
         self._kv.release(state, True, granted, unnamed)
-        self.residents_left += 1
+        if not is_kept:
+            self.residents_left += 1
         mode = mode or self._config.preemption_mode
         if state.status is Status.FINISHED:
             mode = "recompute"  # which nobody will

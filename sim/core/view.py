@@ -72,6 +72,14 @@ class EngineView:
         return self._requests.held.values()
 
     @property
+    def kept(self) -> Collection[RequestState]:
+        """Answered requests whose memory is kept for their sessions, the longest kept first.
+
+        A plan may preempt them: then it is free, and its contents are found as long as they last.
+        """
+        return self._requests.kept.values()
+
+    @property
     def num_decodes(self) -> int:
         """Running requests past their prefill."""
         return self._requests.decodes.size + len(self._requests.paused)

@@ -13,6 +13,7 @@ import simpy
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.core.step import Segment
 from schedlab.sim.drive.collector import collector_off
 from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState, note_sent
@@ -91,6 +92,7 @@ def simulate_cluster(
     for engine in engines:
         if engine.requests.num_in_flight:
             raise stalled(engine, "the policy waits and nothing is left to happen")
+        engine.requests.expire(FOREVER)  # nobody comes for what is kept
     return ClusterLog([engine.log for engine in engines], fleet.transfers)
 
 
@@ -142,8 +144,10 @@ class _Fleet:
             LiveState(i, engine, partial(self._under_way, i)) for i, engine in enumerate(engines)
         ]
         self._known: Sequence[EngineState] = self._live
+        self._sessions = SessionTable()  # a session may go from engine to engine
         for engine, state in zip(engines, self._live, strict=True):
             engine.cache_is_watched = router.looks_at_caches
+            engine.requests.sessions = self._sessions
             engine.requests.on_gone = partial(self._is_gone, state)
         self._takes_requests = list(range(len(engines)))
         self._handover: Handover | None = None
@@ -160,7 +164,9 @@ class _Fleet:
 
     def run(self, arrivals: Iterable[Arrival], max_concurrency: int | None) -> None:
         """Let everything happen, to the end."""
-        self._source = open_source(arrivals, self._submit, self._cancel, max_concurrency)
+        self._source = open_source(
+            arrivals, self._submit, self._cancel, self._sessions.forget, max_concurrency
+        )
         self._next_call_ns = FOREVER
         self._call_clients()
         if self._staleness_ns:

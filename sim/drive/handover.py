@@ -53,7 +53,7 @@ class _Delivery:
     """A request between two engines."""
 
     state: RequestState
-    output_tokens: int
+    arrival: Arrival
     sender: int
     receiver: int
     ready_ns: int
@@ -106,7 +106,7 @@ class Handover:
         self._known = known
         self._plan = plan
         self._links = Links(clock, plan.link)
-        self._output_tokens: dict[int, int] = {}
+        self._expected: dict[int, Arrival] = {}
         self._prompts_done: list[_Delivery] = []
         self._to_settle: set[int] = set()
         self._queues: dict[int, deque[_Delivery]] = {}
@@ -123,16 +123,16 @@ class Handover:
                 engine.executor.most_tokens = 1
 
     def expect(self, arrival: Arrival, sender: int) -> None:
-        """Learn the true output length of a request, and where its prompt is computed."""
+        """Learn all of a request, its true length too, and where its prompt is computed."""
         if self._plan.roles[sender] == "prefill":
-            self._output_tokens[arrival.request.id] = arrival.output_tokens
+            self._expected[arrival.request.id] = arrival
 
     def _prompt_is_done(self, sender: int, state: RequestState, now_ns: int) -> bool:
         """Let a request go on elsewhere, unless it has all its tokens."""
-        output_tokens = self._output_tokens.pop(state.id)
-        if min(output_tokens, state.request.max_tokens) == 1:
+        arrival = self._expected.pop(state.id)
+        if min(arrival.output_tokens, state.request.max_tokens) == 1:
             return False
-        delivery = _Delivery(state, output_tokens, sender, -1, now_ns)
+        delivery = _Delivery(state, arrival, sender, -1, now_ns)
         self._prompts_done.append(delivery)
         return True
 
@@ -178,7 +178,7 @@ class Handover:
         delivery.state = _as_received(delivery.state)
         engine = self._engines[delivery.receiver]
         now_ns = int(self._clock.now)
-        engine.requests.reserve(delivery.state, delivery.output_tokens, now_ns)
+        engine.requests.reserve(delivery.state, delivery.arrival, now_ns)
         num_bytes = delivery.state.request.prompt_tokens * self._plan.kv_bytes_per_token
         devices = self._plan.num_devices
         self._links.send(
@@ -212,4 +212,7 @@ def _as_received(sent: RequestState) -> RequestState:
     state.recomputed_tokens = sent.recomputed_tokens
     state.cached_tokens = sent.cached_tokens
     state.prefix_hit_tokens = sent.prefix_hit_tokens
+    state.session = sent.session
+    state.critical_ns = sent.critical_ns
+    state.served_ns = sent.served_ns
     return state

@@ -11,6 +11,7 @@ from schedlab.sim.drive.arrivals import Source, sent_at
 from schedlab.sim.request import Arrival, RequestState, Status
 
 Submit = Callable[[Arrival, int], None]
+Forget = Callable[[str | None], None]
 
 
 def peeked(arrivals: Iterable[Arrival]) -> tuple[bool, Iterator[Arrival]]:
@@ -23,12 +24,16 @@ def peeked(arrivals: Iterable[Arrival]) -> tuple[bool, Iterator[Arrival]]:
 
 
 def open_source(
-    arrivals: Iterable[Arrival], submit: Submit, cancel: Submit, max_concurrency: int | None
+    arrivals: Iterable[Arrival],
+    submit: Submit,
+    cancel: Submit,
+    forget: Forget,
+    max_concurrency: int | None,
 ) -> Source | SessionSource:
     """Return who sends a workload; see `Source` and `SessionSource`."""
     has_sessions, arrivals = peeked(arrivals)
     if has_sessions:
-        return SessionSource(arrivals, submit, cancel, max_concurrency)
+        return SessionSource(arrivals, submit, cancel, forget, max_concurrency)
     return Source(arrivals, submit, max_concurrency)
 
 
@@ -86,6 +91,8 @@ class SessionSource:
         in order of their start. Read one ahead, but a session that starts as a whole.
     submit, cancel : callable
         Take a request, and when it comes, or would never come.
+    forget : callable
+        Called with the name of a session that is over.
     max_concurrency : int, optional
         Closed loop: most sessions at a time.
 
@@ -109,11 +116,13 @@ class SessionSource:
         arrivals: Iterable[Arrival],
         submit: Submit,
         cancel: Submit,
+        forget: Forget,
         max_concurrency: int | None,
     ) -> None:
         self._arrivals = iter(arrivals)
         self._submit = submit
         self._cancel = cancel
+        self._forget = forget
         self._has_places = max_concurrency is not None
         self._ahead = next(self._arrivals, None)
         self._last_start_ns = 0
@@ -167,8 +176,10 @@ class SessionSource:
     def _is_over(self, waiting: _Waiting, now_ns: int) -> None:
         del self._waiting[waiting.arrival.request.id]
         waiting.session.num_left -= 1
-        if self._has_places and not waiting.session.num_left:
-            self._start_next(now_ns)
+        if not waiting.session.num_left:
+            self._forget(waiting.arrival.request.session)
+            if self._has_places:
+                self._start_next(now_ns)
 
     def _send(self, waiting: _Waiting, at_ns: int) -> None:
         waiting.arrival = arrival = sent_at(waiting.arrival, at_ns)

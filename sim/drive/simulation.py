@@ -55,11 +55,15 @@ def simulate(
     One engine needs no event queue: what happens next is the end of its segment, or the next
     arrival. Several engines are processes of SimPy (`cluster.py`).
     """
-    source = open_source(arrivals, engine.submit, engine.requests.cancel, max_concurrency)
+    requests = engine.requests
+    source = open_source(
+        arrivals, engine.submit, requests.cancel, requests.sessions.forget, max_concurrency
+    )
     if source.is_closed:
         engine.requests.on_gone = source.request_is_gone
     with collector_off():
         _serve(engine, source, sleep_until)
+    requests.expire(FOREVER)  # nobody comes for what is kept
     return engine.log
 
 

@@ -24,6 +24,7 @@ from schedlab.sim.record.columns import (
     rows_of,
     whole_numbers,
 )
+from schedlab.sim.record.sessions import has_sessions, session_columns
 
 if TYPE_CHECKING:
     from schedlab.sim.result import RunResult
@@ -82,6 +83,17 @@ class Observation:
         if name not in self._result.requests:
             raise SpecError(f"column: no {name!r}; {nearest(name, self._result.requests)}")
         return self._result.requests[name]
+
+    @cached_property
+    def sessions(self) -> Columns:
+        """One row a session whose first request is one of `requests`; none without sessions."""
+        everyone = self._result.requests
+        if not has_sessions(everyone):
+            return {}
+        table = session_columns(everyone)
+        first = np.concatenate([[0], np.cumsum(whole_numbers(table, "num_requests"))[:-1]])
+        ids = self._ids(everyone)[first]
+        return rows_of(table, np.isin(ids, self._ids(self.requests)))
 
     def only(self, chosen: Bools) -> Observation:
         """Return what is measured of a class of requests.

@@ -22,7 +22,7 @@ from schedlab.sim.errors import SpecError, nearest
 if TYPE_CHECKING:
     from schedlab.sim.metrics.observation import Observation
 
-About = Literal["requests", "engine", "fleet"]
+About = Literal["requests", "engine", "fleet", "sessions"]
 Better = Literal["higher", "lower", "neither"]
 Value = float | str
 Function = Callable[..., float]
@@ -60,9 +60,9 @@ class Metric:
         In words and formulas; the docstring of the function, up to its parameters.
     parameters : mapping of str to inspect.Parameter
         What still can be chosen; empty once it is.
-    about : {"requests", "engine", "fleet"}
-        Whether it can be told of some requests alone, is of the engine that serves them all, or
-        needs to know what the engines of a fleet are.
+    about : {"requests", "engine", "fleet", "sessions"}
+        Whether it can be told of some requests alone, is of the engine that serves them all, needs
+        to know what the engines of a fleet are, or is of sessions as a whole.
     every_run : bool
         Whether result.json has it of every run.
     """
@@ -155,7 +155,7 @@ def register(
         ``_share`` and ``_attainment`` shares that are shown in per cent.
     better : {"higher", "lower", "neither"}
         Which way.
-    about : {"requests", "engine", "fleet"}
+    about : {"requests", "engine", "fleet", "sessions"}
         What it tells of.
     every_run : bool
         Whether result.json is to have it. It must then need no parameter.
@@ -226,10 +226,17 @@ def every_run() -> list[Metric]:
 
 def every_fleet() -> list[Metric]:
     """Return the metrics that result.json has of a fleet beside those of every run."""
+    return _every("fleet")
+
+
+def every_session() -> list[Metric]:
+    """Return the metrics that result.json has of sessions beside those of every run."""
+    return _every("sessions")
+
+
+def _every(about: About) -> list[Metric]:
     _load()
-    return [
-        one.given({}) for one in _METRICS.values() if one.about == "fleet" and not one.parameters
-    ]
+    return [one.given({}) for one in _METRICS.values() if one.about == about and not one.parameters]
 
 
 def described(name: str) -> Metric:

@@ -24,6 +24,7 @@ from schedlab.sim.record.columns import (
     whole_numbers,
 )
 from schedlab.sim.record.log import RunLog
+from schedlab.sim.record.sessions import has_sessions, session_columns
 from schedlab.sim.record.spool import Spool
 from schedlab.sim.record.stored_token_times import StoredTokenTimes
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
@@ -147,6 +148,8 @@ def _tables(requests: Columns, log: ResultLog) -> Iterator[tuple[str, Columns]]:
     yield "gaps", log.token_gaps()
     yield "tokens", log.token_counts()
     yield "stints", log.token_times_of_all().stints()
+    if has_sessions(requests):
+        yield "sessions", session_columns(requests)
 
 
 def write_table(path: Path, pieces: Iterable[Columns]) -> None:

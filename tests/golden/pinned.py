@@ -16,7 +16,7 @@ from schedlab.policies import registry
 from schedlab.policies.predictors import registry as predictors
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost import registry as cost_models
-from schedlab.sim.metrics.registry import every_fleet, every_run, metric_named
+from schedlab.sim.metrics.registry import every_fleet, every_run, every_session, metric_named
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
 from tests.golden import figures, fleets, prices, wild
@@ -136,6 +136,23 @@ RUNS: dict[str, dict[str, Any]] = {
         },
         "engine": {"data_parallel_size": 2},
     },
+    "sessions": {
+        "policy": {"name": "plas", "first_quantum_s": 0.2, "starvation": 2.0},
+        "workload": {
+            "session_rate": 1.0,
+            "sessions": {
+                "count": 12,
+                "turns": {"distribution": "uniform", "low": 1, "high": 4},
+                "new_tokens": 60,
+                "output_tokens": {"distribution": "exponential", "mean": 40},
+                "think_s": {"distribution": "exponential", "mean_s": 2},
+                "tools": {"search": {"share": 0.4, "seconds": 0.5, "tokens": 90}},
+                "fan_out": {"share": 0.2, "width": 3, "tokens": 20},
+                "shared_prefix": {"tokens": 128, "groups": 2},
+            },
+        },
+        "engine": {**_SHORT, "num_gpu_blocks_override": 260, "enable_prefix_caching": True},
+    },
 }
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time", "normalized_latency")
 METRICS = (
@@ -155,7 +172,10 @@ METRICS = (
 def metrics(name: str) -> dict[str, Any]:
     """Run one case; every metric, to nine digits."""
     result = run(make_spec({"name": "pinned", "cost_model": SLOW, **RUNS[name]}))
-    chosen = [*every_run(), *map(metric_named, METRICS)]
+    chosen = every_run()
+    if name == "sessions":
+        return _rounded({one.name: result.metric(one.name) for one in [*chosen, *every_session()]})
+    chosen += map(metric_named, METRICS)
     if result.engines:
         chosen += [*every_fleet(), metric_named("engine_busy_share(engine=1)")]
     return _rounded({metric.name: result.metric(metric.name) for metric in chosen})

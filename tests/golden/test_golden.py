@@ -65,6 +65,7 @@ def test_kept_tables_are_those_computed_and_know_every_metric_of_its_own():
     kept = pinned.kept()
     assert set(kept) == set(pinned.PINNED)
     measured = {name.partition("(")[0] for name in kept["metrics fleet"]}
+    measured |= kept["metrics sessions"].keys()
     assert measured == set(names())
     assert kept["metrics swap"]["swapped_bytes"] != "0"
     assert kept["metrics cached"]["prefix_hit_share"] != "0"

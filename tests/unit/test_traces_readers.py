@@ -104,7 +104,7 @@ def test_reader_conforms_in_report_gzip_and_chunks(name, file, tmp_path):
     assert one_by_one.report.rows_dropped == whole.report.rows_dropped
     for column, values in whole.columns().items():
         other = getattr(one_by_one, column)
-        if column == "prefix":
+        if column in ("prefix", "turns"):
             assert other.rows() == values.rows()
         else:
             np.testing.assert_array_equal(other, values)

@@ -68,7 +68,7 @@ def sessions_in(path: Path, options: ReadOptions) -> Iterator[Trace]:
             continue
         delay_ns = whole_numbers(delays, "tool_duration_ns", calls)
         waits_behind = np.append(delay_ns[1:] > 0, False)
-        tool = np.where(waits_behind, TOOL, None)
+        tool = np.array([TOOL if waits else None for waits in waits_behind], dtype=object)
         named = all("input_tok_ids" in call for call in calls.values)
         names = _names(calls) if named else None
         trace = builder.trace(

@@ -1,0 +1,139 @@
+"""Autellix: least attained service of the program first, in multi-level queues."""
+
+import math
+
+from schedlab.policies.ranked import Ranked
+from schedlab.policies.registry import register
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState, Status
+
+
+class _Call:
+    """What a request brought along, and what it has had since."""
+
+    __slots__ = ("base_ns", "came_ns", "used_ns", "waited_ns")
+
+    def __init__(self, base_ns: int, waited_ns: int, came_ns: int) -> None:
+        self.base_ns = base_ns
+        self.waited_ns = waited_ns
+        self.came_ns = came_ns
+        self.used_ns = 0
+
+
+@register("plas")
+class ProgramLevelAttainedService(Ranked):
+    """Serve the sessions first that have had the least service so far, without a prediction.
+
+    Optimises the completion time of sessions: short ones are not held up by the later turns of long
+    ones. Needs to know which session a request belongs to; a request without one is a session of
+    its own. A request enters the queue of the service that its session had from answered requests
+    (queue k holds service below ``first_quantum_s * 2**k``, the last one all that is more), and
+    drops to the next one when its own service takes it there; within a queue, first come, first
+    served. Long sessions starve but for the paper's rule: who has waited more than `starvation`
+    times its service, its session's included, goes to the first queue.
+
+    Service is the time of the steps that a request takes part in. The quanta are ours, the paper
+    states none. The authors swap who is preempted: ``engine.preemption_mode: swap``. In a cluster
+    all engines know the sessions of all, as their global process table does.
+
+    A decision is O(n log n) in the running batch and sorts the queue. Skip-ahead is honest because
+    places change only when a quantum is used up or somebody has waited too long, at times that the
+    plan names.
+
+    Parameters
+    ----------
+    first_quantum_s : float
+        Service that the first queue holds.
+    num_queues : int
+        How many there are.
+    starvation : float or None
+        Waiting time over service at which a request goes to the first queue; None = never.
+    """
+
+    source = "Autellix, Luo et al. 2025 (arXiv:2502.13965), section 4.2: PLAS, anti-starvation"
+    starves = True
+    static_keys = False
+
+    def __init__(
+        self,
+        first_quantum_s: float = 0.5,
+        num_queues: int = 8,
+        starvation: float | None = None,
+    ) -> None:
+        if not 0.0 < first_quantum_s < math.inf:
+            raise ValueError(f"first_quantum_s must be finite and > 0, got {first_quantum_s}")
+        if num_queues < 1:
+            raise ValueError(f"num_queues must be at least 1, got {num_queues}")
+        if starvation is not None and not 0.0 < starvation < math.inf:
+            raise ValueError(f"starvation must be finite and > 0, got {starvation}")
+        self.first_quantum_s = first_quantum_s
+        self.num_queues = num_queues
+        self.starvation = starvation
+        self._first_ns = round(first_quantum_s * 1e9)
+        self._calls: dict[int, _Call] = {}
+
+    def attained_ns(self, state: RequestState) -> int:
+        """Return the service that a new request's session had before it."""
+        return 0 if state.session is None else state.session.attained_ns
+
+    def key(self, state: RequestState, now_ns: int) -> int:
+        """Order by queue."""
+        call = self._calls[state.id]
+        if self._starves_since_ns(call) <= now_ns:
+            return 0
+        return self._queue(call.base_ns + call.used_ns)
+
+    def _queue(self, service_ns: int) -> int:
+        quanta = service_ns // self._first_ns
+        return min(quanta.bit_length(), self.num_queues - 1)
+
+    def _starves_since_ns(self, call: _Call) -> int:
+        """Return from when on a request has waited too long, if it gets no more service."""
+        service_ns = call.base_ns + call.used_ns
+        if self.starvation is None or not service_ns:
+            return FOREVER
+        # It has waited since it came, but for the time that it was served.
+        most_ns = math.ceil(self.starvation * service_ns)
+        return call.came_ns + call.used_ns + most_ns - call.waited_ns
+
+    def on_arrival(self, state: RequestState, now_ns: int) -> None:
+        """Note what its session has had."""
+        waited_ns = 0 if state.session is None else state.session.waited_ns
+        self._calls[state.id] = _Call(self.attained_ns(state), waited_ns, now_ns)
+
+    def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
+        """Charge who took part."""
+        used_ns, calls = now_ns - plan.start_ns, self._calls
+        for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
+            call = calls.get(state.id)
+            if call is not None:
+                call.used_ns += used_ns
+
+    def on_finish(self, state: RequestState, now_ns: int) -> None:
+        """Forget the request."""
+        del self._calls[state.id]
+
+    def on_reject(self, state: RequestState, now_ns: int) -> None:
+        """Forget the request."""
+        self._calls.pop(state.id, None)
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Return when the first quantum is used up, or the first request has waited too long."""
+        now_ns, until_ns = view.now_ns, FOREVER
+        for state in view.running:
+            call = self._calls[state.id]
+            service_ns = call.base_ns + call.used_ns
+            queue = self._queue(service_ns)
+            if queue < self.num_queues - 1:
+                left_ns = (self._first_ns << queue) - service_ns
+                until_ns = min(until_ns, now_ns + max(left_ns, 1))
+        if self.starvation is not None:
+            for state in (*view.waiting, *view.running):
+                at_ns = self._starves_since_ns(self._calls[state.id])
+                if at_ns <= now_ns and state.status is Status.RUNNING:
+                    # Service takes it back out of the first queue.
+                    at_ns = now_ns + max(int((now_ns - at_ns) / self.starvation), 1)
+                if at_ns > now_ns:
+                    until_ns = min(until_ns, at_ns)
+        return FOREVER, until_ns

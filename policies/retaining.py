@@ -1,0 +1,71 @@
+"""Sessions first come, first served, with memory kept while tools work."""
+
+from schedlab.policies.program_fcfs import ProgramFirstComeFirstServed
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.request import RequestState
+
+
+class Retaining(ProgramFirstComeFirstServed):
+    """Serve the session that began first, and keep the memory of some that wait for a tool.
+
+    What is kept gives way, the session that began last first, to running requests that need a
+    block, and to the head of the queue where nobody runs.
+
+    Skip-ahead is honest because the engine ends a segment where memory stops being kept, and
+    because free blocks only fall until then.
+    """
+
+    def __init__(self) -> None:
+        self._view: EngineView | None = None
+
+    def on_start(self, view: EngineView) -> None:
+        """Keep the view, to estimate what recomputing takes."""
+        self._view = view
+
+    def recompute_ns(self, state: RequestState) -> int:
+        """Estimate how long computing all tokens of a request takes, in steps of the budget."""
+        assert self._view is not None
+        size = self._view.config.max_num_batched_tokens
+        whole, rest = divmod(state.num_tokens, size)
+        total_ns = 0
+        for i, tokens in enumerate([size] * whole + [rest] * (rest > 0)):
+            shape = BatchShape(0, 0, 0, ((tokens, i * size),), rows_sampled=0)
+            total_ns += self._view.estimate_step_ns(shape)
+        return total_ns
+
+    def _kept(self, view: EngineView) -> list[RequestState]:
+        """Return whose memory is kept, the last to give way first."""
+        return sorted(view.kept, key=lambda state: (self.key(state, view.now_ns), state.id))
+
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Plan as `ContinuousBatching`, with what is kept as the first to give way."""
+        if not view.kept:
+            return super().plan(view, builder)
+        kept = self._kept(view)
+        while view.running and not builder.grant_running():
+            if kept:
+                builder.preempt(kept.pop())
+            else:
+                builder.preempt(self.victim(tuple(builder.running()), view.now_ns))
+        if builder.preempted:
+            return builder.build()
+        could_admit = bool(len(view.waiting) and builder.seats_left and builder.tokens_left)
+        for state in view.waiting:
+            if builder.seats_left < 1 or builder.tokens_left < 1:
+                break
+            granted = builder.grant(state)
+            while not granted and kept and not view.running:
+                other = kept.pop()
+                if other.session is not state.session:
+                    builder.preempt(other)
+                    granted = builder.grant(state)
+            if not granted:
+                break
+        return builder.build(*self.promise(view, hooks_matter=could_admit))
+
+    def horizon(self, view: EngineView) -> tuple[int, int]:
+        """Promise all: a session's start never changes."""
+        return FOREVER, FOREVER

@@ -1,0 +1,159 @@
+"""Policies that know the session of a request: who goes first, and whose memory is kept."""
+
+from dataclasses import replace
+
+import pytest
+
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from tests import laws, sessions
+
+CONFIG = EngineConfig(
+    num_blocks=60, max_model_len=100, block_size=4, max_num_seqs=1, max_num_batched_tokens=64
+)
+COST = laws.LinearCost(base_ns=100, token_ns=0, context_ns=0)  # every step takes 100 ns
+CACHED = replace(CONFIG, max_num_seqs=5, enable_prefix_caching=True)
+KNOBS = {
+    "plas": {"first_quantum_s": 2e-6, "starvation": 0.5},
+    "atlas": {"first_quantum_s": 2e-6, "starvation": 3.0},
+    "continuum": {"default_ttl_s": 3e-5, "min_calls": 3},
+    "infercept": {},
+    "program_fcfs": {},
+    "program_srpt": {},
+}
+
+
+def named(work, tool="search"):
+    """Give every request the names of its blocks, and let two answers of three call a tool."""
+    named, fresh = [], 10_000
+    known = {}
+    for arrival in work:
+        request, turn = arrival.request, arrival.turn
+        total = (request.prompt_tokens + arrival.output_tokens) // 4
+        before = known[turn.parents[0]] if turn.parents else ()
+        ids = before[: request.prompt_tokens // 4]
+        ids += tuple(range(fresh, fresh + total - len(ids)))
+        fresh += 128
+        known[request.id] = ids
+        full = request.prompt_tokens // 4
+        named.append(
+            arrival._replace(
+                request=replace(request, prefix_hash_ids=ids[:full]),
+                turn=turn._replace(
+                    answer_hash_ids=ids[full:], tool=tool if request.id % 3 else None
+                ),
+            )
+        )
+    return named
+
+
+@pytest.mark.parametrize("name", KNOBS)
+@pytest.mark.parametrize(("seed", "num_blocks"), [(0, 26), (1, 40), (2, 200)])
+def test_policy_of_sessions_skips_ahead_exactly_and_keeps_its_promises(name, seed, num_blocks):
+    work = named(sessions.drawn(seed))
+    config = replace(CACHED, num_blocks=num_blocks)
+    fast = laws.run(registry.make(name, **KNOBS[name]), work, config)
+    slow = laws.run(registry.make(name, **KNOBS[name]), work, laws.slow(config))
+    assert laws.difference(slow, fast, ("by single steps", "ahead")) is None
+    assert laws.signature(fast) == laws.signature(slow)
+    laws.run(registry.make(name, **KNOBS[name]), work, replace(config, check_horizon=True))
+    sessions.check_order(fast, work)
+    laws.check(fast, work, config, may_wait=True)
+
+
+def started(name, work, config=CONFIG, **knobs):
+    """Return the requests in the order in which they are first scheduled."""
+    columns = laws.run(registry.make(name, **knobs), work, config, cost=COST).requests()
+    order = columns["first_scheduled_ns"].argsort(kind="stable")
+    return columns["id"][order].tolist()
+
+
+def test_program_fcfs_serves_a_later_turn_before_a_session_that_began_later():
+    # 0 ends at 300; its next turn (1) is sent at 350, when session b (2, 3) already waits.
+    work = sessions.requests("a", 0, 0, [([], 0, 4, 3), ([0], 50, 4, 2)])
+    work += sessions.requests("b", 2, 20, [([], 0, 4, 2), ([], 5, 4, 2)])
+    assert started("fcfs", work) == [0, 2, 3, 1]
+    assert started("program_fcfs", work) == [0, 2, 1, 3]
+
+
+def test_plas_serves_the_session_that_had_less_first():
+    # When 0 ends, a has had 300 ns and its next turn is sent at once; b and c have had nothing.
+    work = sessions.requests("a", 0, 0, [([], 0, 4, 3), ([0], 0, 4, 2)])
+    work += sessions.requests("b", 2, 310, [([], 0, 4, 2)])
+    work += sessions.requests("c", 3, 320, [([], 0, 4, 2)])
+    work[0] = work[0]._replace(output_tokens=3)
+    work[1] = work[1]._replace(turn=work[1].turn._replace(delay_ns=5))
+    first = dict(first_quantum_s=2e-7)
+    assert started("fcfs", work) == [0, 1, 2, 3]
+    work[1] = work[1]._replace(turn=work[1].turn._replace(delay_ns=30))
+    busy = sessions.requests("d", 4, 0, [([], 299, 4, 4)])
+    order = started("plas", [*work[:2], *busy, *work[2:]], **first)
+    assert order.index(2) < order.index(1)
+    assert order.index(3) < order.index(1)
+
+
+def test_atlas_counts_calls_side_by_side_once():
+    # Two calls of 300 ns side by side: 600 ns of service, a chain of 300.
+    rows = [([], 0, 4, 3), ([], 0, 4, 3), ([0, 1], 0, 4, 2)]
+    seen = {}
+
+    class Watching(registry.policy_class("atlas")):
+        def attained_ns(self, state):
+            seen[state.id] = state.session.attained_ns, state.session.critical_ns
+            return super().attained_ns(state)
+
+    two = replace(CONFIG, max_num_seqs=2)
+    laws.run(Watching(), sessions.requests("a", 0, 0, rows), two, cost=COST)
+    assert seen == {0: (0, 0), 1: (0, 0), 2: (600, 300)}
+
+
+def test_program_srpt_serves_the_session_with_the_least_to_come():
+    def total(work, tokens):
+        return [
+            one._replace(
+                request=replace(one.request, predicted_session_tokens=tokens, predicted_tokens=2.0)
+            )
+            for one in work
+        ]
+
+    first = total(sessions.requests("a", 0, 0, [([], 0, 4, 2)]), 2.0)
+    long = total(sessions.requests("b", 1, 10, [([], 0, 4, 2), ([1 - 1], 0, 4, 2)]), 4.0)
+    short = total(sessions.requests("c", 3, 20, [([], 0, 4, 2)]), 2.0)
+    assert started("program_srpt", first + long + short) == [0, 3, 1, 2]
+
+
+def test_continuum_keeps_memory_for_its_time_to_live_and_no_longer():
+    # Request 0 ends at 500 with 24 tokens in 6 blocks; its tool takes 1000 ns.
+    work = sessions.requests("a", 0, 0, [([], 0, 20, 5), ([0], 1000, 28, 2)])
+    work += sessions.requests("b", 2, 600, [([], 0, 40, 30)])
+    work = named(work)
+    work[0] = work[0]._replace(turn=work[0].turn._replace(tool="search"))
+    held = {}
+    for ttl_ns in (900, 1_100):
+        policy = registry.make("continuum", default_ttl_s=ttl_ns / 1e9)
+        log = laws.run(policy, work, replace(CACHED, num_blocks=25), cost=COST)
+        assert log.requests()["prefix_hit_tokens"].tolist()[1] == 24
+        steps = log.steps()
+        held[ttl_ns] = dict(zip(steps["start_ns"], steps["kv_allocated_tokens"], strict=True))
+    assert held[900][1_300] == held[1_100][1_300]
+    assert held[900][1_400] == held[1_100][1_400] - 24
+
+
+def test_infercept_keeps_until_recomputing_would_have_wasted_as_much():
+    policy = registry.make("infercept")
+    until = {}
+    keeps = policy.keeps_until
+
+    def watched(state, now_ns):
+        until[state.id] = keeps(state, now_ns) - now_ns
+        return now_ns + until[state.id]
+
+    policy.keeps_until = watched
+    work = named(sessions.requests("a", 0, 0, [([], 0, 20, 5), ([0], 9, 28, 2)]))
+    work += named(sessions.requests("b", 2, 0, [([], 0, 30, 20)]))
+    work[0] = work[0]._replace(turn=work[0].turn._replace(tool="search"))
+    work[1] = work[1]._replace(turn=work[1].turn._replace(tool=None))
+    laws.run(policy, work, CACHED, cost=COST)
+    # 25 tokens are recomputed in a step of 100 ns; b has 30 + 4 in memory by then.
+    assert until[0] == int(100 * (25 + 34) / 25)
+    assert until[1] == 0
