@@ -88,7 +88,7 @@ class TorchExecutor:
         config: EngineConfig,
         clock: Clock,
         *,
-        estimate_step_ns: Callable[[BatchShape], int] | None = None,
+        estimate_step_ns: Callable[[BatchShape, int], int] | None = None,
         prompt_ids: PromptIds | None = None,
         seed: int = 0,
         shuffle_blocks: bool = False,
@@ -170,7 +170,7 @@ class TorchExecutor:
         self.pool.check(engine)
         self.runner.swap.check(engine)
 
-    def estimate_step_ns(self, shape: BatchShape) -> int:
+    def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Answer from the cost model that the simulator would ask.
 
         Raises
@@ -184,7 +184,7 @@ class TorchExecutor:
                 "(cost_model: a profile of this device and model)"
             )
         self.num_estimates += 1
-        return self._estimate_step_ns(shape)
+        return self._estimate_step_ns(shape, num_steps)
 
     # -- steps ---------------------------------------------------------------------------------
 

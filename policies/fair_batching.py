@@ -12,9 +12,7 @@ from schedlab.policies.step_load import StepLoad
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState, Slo
-
-_NO_TARGETS = Slo()
+from schedlab.sim.request import RequestState
 
 
 @register("fair_batching")
@@ -38,10 +36,10 @@ class FairBatching(Policy):
     The paper's text was not at hand: the rules are those of two independent accounts of it, which
     agree. The first of a step is taken whatever its time, an addition.
 
-    A decision sorts the running batch and asks for O(log n) step times. Skip-ahead is honest
-    because a step in which a prompt is there that could be computed promises nothing, and one of
-    decodes alone holds while each such step ends within the least time between tokens, whatever the
-    slack; these are priced one by one.
+    A decision is linear in the running batch, O(n log n) where not all of it fits the time, and
+    asks for O(log n) step times. Skip-ahead is honest because a step in which a prompt is there
+    that could be computed promises nothing, and one of decodes alone holds while each such step
+    ends within the least time between tokens, whatever the slack; each of these is priced.
 
     Parameters
     ----------
@@ -59,29 +57,37 @@ class FairBatching(Policy):
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by when the next token is due."""
-        slo = state.request.slo or _NO_TARGETS
-        ttft_ms = self.ttft_s * 1e3 if slo.ttft_ms is None else slo.ttft_ms
-        due_ms = ttft_ms + state.num_output_tokens * self._tbt_ms(state)
-        return state.request.arrival_ns + round(due_ms * 1e6)
+        request = state.request
+        ttft_ms, tbt_ms = self.ttft_s * 1e3, self.tbt_s * 1e3
+        slo = request.slo
+        if slo is not None:
+            ttft_ms = ttft_ms if slo.ttft_ms is None else slo.ttft_ms
+            tbt_ms = tbt_ms if slo.tpot_ms is None else slo.tpot_ms
+        return request.arrival_ns + round((ttft_ms + state.num_output_tokens * tbt_ms) * 1e6)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan urgent decodes, prompts, other decodes, as many as end within the time."""
         now_ns = view.now_ns
+        decodes = [state for state in view.running if state.is_decoding]
+        tbt_ns = round(min(map(self._tbt_ms, decodes), default=0.0) * 1e6)
+        load = StepLoad(view)
+        could_prefill = view.prefilling or (len(view.waiting) and builder.seats_left)
+        if not could_prefill and load.fits(decodes, tbt_ns) and builder.grant_all(decodes):
+            # The budget is at least that, whatever the slack.
+            load.add_decodes(decodes)
+            return builder.build(max_steps=load.steps_within(tbt_ns))
+        due_ns = {state: self.key(state, now_ns) for state in decodes}
+        budget_ns = max(min(due_ns.values()) - now_ns, tbt_ns) if decodes else FOREVER
+        urgent, others = decodes, []
+        if could_prefill:
+            urgent_ns = now_ns + budget_ns + tbt_ns
+            urgent = [state for state in decodes if due_ns[state] < urgent_ns]
+            others = [state for state in decodes if due_ns[state] >= urgent_ns]
 
         def place(state: RequestState) -> tuple[int, int, int]:
             return self.key(state, now_ns), state.request.arrival_ns, state.id
 
-        ranked = sorted((place(state), state) for state in view.running if state.is_decoding)
-        decodes = [state for _, state in ranked]
-        tbt_ns = round(min(map(self._tbt_ms, decodes), default=0.0) * 1e6)
-        budget_ns = max(ranked[0][0][0] - now_ns, tbt_ns) if ranked else FOREVER
-        could_prefill = view.prefilling or (len(view.waiting) and builder.seats_left)
-        num_urgent = len(decodes)
-        if could_prefill:
-            num_urgent = sum(due < now_ns + budget_ns + tbt_ns for (due, _, _), _ in ranked)
-
-        load = StepLoad(view)
-        served = self._decode(decodes[:num_urgent], load, budget_ns, builder)
+        served = self._decode(urgent, load, budget_ns, builder)
         under_way = sorted((s for s in view.prefilling if s not in builder.preempted), key=place)
         waiting = view.waiting if not builder.preempted else ()
         for state in merge(under_way, waiting, key=place):
@@ -94,7 +100,7 @@ class FairBatching(Policy):
                 break
             load.add(state, granted)
             served.add(state)
-        served |= self._decode(decodes[num_urgent:], load, budget_ns, builder, served)
+        served |= self._decode(others, load, budget_ns, builder, served)
         if load.is_empty and view.running and not builder.preempted:
             # Prompts under way block each other for memory.
             builder.preempt(latest_arrival(builder))
@@ -110,8 +116,12 @@ class FairBatching(Policy):
         builder: PlanBuilder,
         served: Collection[RequestState] = (),
     ) -> set[RequestState]:
-        """Grant the first decodes that fit the time, taking memory from who is not served."""
+        """Grant the first due that fit the time, taking memory from who is not served."""
         states = [state for state in states if state not in builder.preempted]
+        if load.fits(states, budget_ns) and builder.grant_all(states):
+            load.add_decodes(states)
+            return set(states)
+        states.sort(key=lambda s: (self.key(s, 0), s.request.arrival_ns, s.id))
         within = load.decodes_within(states, budget_ns) or int(load.is_empty)
         granted: set[RequestState] = set()
         for state in states[:within]:

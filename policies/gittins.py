@@ -27,6 +27,8 @@ class Lengths(NamedTuple):
 
     lengths: _Floats
     chances: _Floats
+    ranks: dict[int, float]
+    """Ranks by tokens done, where they are the same for all requests."""
 
 
 class _Past:
@@ -75,7 +77,7 @@ def kaplan_meier(ended: Collection[float], under_way: Collection[float]) -> Leng
     ages = np.sort(np.fromiter(under_way, np.float64, len(under_way)))
     came_so_far = np.cumsum(ends[::-1])[::-1] + len(ages) - np.searchsorted(ages, lengths)
     goes_on = np.cumprod(1.0 - ends / came_so_far)
-    return Lengths(lengths, -np.diff(goes_on, prepend=1.0))
+    return Lengths(lengths, -np.diff(goes_on, prepend=1.0), {})
 
 
 def gittins_rank(costs: _Floats, chances: _Floats, spent: float, stops: _Floats) -> float:
@@ -219,6 +221,9 @@ class Gittins(Ranked):
         lengths = self._known[request.id]
         if lengths is None:
             return 0.0
+        depends = self.cost == "memory" or request.predicted_tokens is not None
+        if not depends and done in lengths.ranks:
+            return lengths.ranks[done]
         every, tokens = self.refresh_tokens, lengths.lengths * _unit_tokens(request)
         stops = self._spent(
             request, np.arange(done + every, tokens[-1] + every, every, dtype=np.float64)
@@ -226,7 +231,11 @@ class Gittins(Ranked):
         spent, twice = self._spent(request, np.array([done, 2.0 * done]))
         costs = self._spent(request, tokens)
         rank = gittins_rank(costs, lengths.chances, spent, stops)
-        return float(twice - spent) if math.isinf(rank) else rank
+        if math.isinf(rank):
+            rank = float(twice - spent)
+        if not depends:
+            lengths.ranks[done] = rank
+        return rank
 
     def _spent(self, request: Request, tokens: _Floats) -> _Floats:
         """Return what answers of so many tokens cost."""

@@ -38,7 +38,7 @@ class HyGen(Policy):
     the oldest request, is not modelled. The code was not at hand: the rules are those of the
     abstract and of a detailed account of the paper.
 
-    A decision is linear in the online batch and asks for O(log n) step times. Skip-ahead is honest
+    A decision is linear in the running batch and asks for O(log n) step times. Skip-ahead is honest
     because a step promises only if all who run decode and all of them do, nobody who waits could be
     taken, and, with offline requests in it, for as many steps as are priced within the budget.
 
@@ -86,9 +86,9 @@ class HyGen(Policy):
         """Plan the online requests, then the offline ones within the budget."""
         load = StepLoad(view)
         floor = max(builder.tokens_left - self.chunk_size, 0)
-        by_arrival = sorted(view.running, key=lambda s: (s.request.arrival_ns, s.id))
-        online = [s for s in by_arrival if not self._is_offline(s)]
-        offline = [s for s in view.running if self._is_offline(s)]
+        first_offline = self.offline_priority
+        online = [s for s in view.running if s.request.priority < first_offline]
+        offline = [s for s in view.running if s.request.priority >= first_offline]
         num_decodes = self._serve_online(online, offline, load, builder, floor)
         is_open = self._admit_online(offline, load, view, builder, floor)
         num_decodes += self._serve_offline(offline, load, builder, floor)
@@ -110,8 +110,13 @@ class HyGen(Policy):
     ) -> int:
         """Grant all decodes, then prompts within the chunk; return how many decodes it were."""
         decodes = [state for state in online if state.is_decoding]
-        queue = deque(decodes + [state for state in online if not state.is_decoding])
         num_decodes = 0
+        if builder.grant_all(decodes):
+            num_decodes = len(decodes)
+            load.add_decodes(decodes)
+            decodes = []
+        prompts = [state for state in online if not state.is_decoding]
+        queue = deque(sorted(decodes, key=_arrival) + sorted(prompts, key=_arrival))
         while queue and builder.tokens_left and builder.rows_left:
             state = queue.popleft()
             left = 1 if state.is_decoding else builder.tokens_left - floor
@@ -157,8 +162,13 @@ class HyGen(Policy):
         """Grant decodes and prompts within the budget; return how many decodes it were."""
         decodes = [state for state in offline if state.is_decoding]
         within = load.decodes_within(decodes, self._budget_ns) or int(load.is_empty)
-        queue = deque(decodes[:within] + [state for state in offline if not state.is_decoding])
+        del decodes[within:]
         num_decodes = 0
+        if len(decodes) <= builder.tokens_left - floor and builder.grant_all(decodes):
+            num_decodes = len(decodes)
+            load.add_decodes(decodes)
+            decodes = []
+        queue = deque(decodes + [state for state in offline if not state.is_decoding])
         while queue and builder.tokens_left > floor and builder.rows_left:
             state = queue.popleft()
             want = 1 if state.is_decoding else self._chunk(state, load, builder, floor)
@@ -195,6 +205,10 @@ class HyGen(Policy):
 
     def _is_offline(self, state: RequestState) -> bool:
         return state.request.priority >= self.offline_priority
+
+
+def _arrival(state: RequestState) -> tuple[int, int]:
+    return state.request.arrival_ns, state.id
 
 
 def _grant(

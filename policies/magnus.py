@@ -1,6 +1,7 @@
 """Magnus: sealed batches of similar predicted cost, served by response ratio."""
 
 from schedlab.policies.predictors.serving_time import ServingTime
+from schedlab.policies.queued_batches import QueuedBatch, QueuedBatches
 from schedlab.policies.registry import register
 from schedlab.policies.sjf import predicted_tokens
 from schedlab.policies.static import Static
@@ -8,50 +9,6 @@ from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RequestState, Status
-
-
-class QueuedBatch:
-    """A batch that is still being formed, by its sums: what it wastes costs O(1) to tell."""
-
-    def __init__(self, first: RequestState) -> None:
-        self._first = first
-        self.size = 0
-        self._longest = 0
-        self._last = 0.0
-        self._products = 0.0
-        self._triangles = 0.0
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether nobody in it has had a seat yet."""
-        return self._first.status is Status.WAITING and self._first.first_scheduled_ns < 0
-
-    def add(self, state: RequestState) -> None:
-        """Take a request in."""
-        prompt, output = state.request.prompt_tokens, predicted_tokens(state)
-        self.size += 1
-        self._longest = max(self._longest, prompt)
-        self._last = max(self._last, output)
-        self._products += output * prompt
-        self._triangles += output * (output - 1.0) / 2.0
-
-    def peak_tokens(self, state: RequestState) -> float:
-        """Return the memory it would take at its end, with one more request."""
-        longest = max(self._longest, state.request.prompt_tokens)
-        return (self.size + 1) * (longest + max(self._last, predicted_tokens(state)))
-
-    def wasted_tokens(self, state: RequestState) -> float:
-        r"""Return the tokens it would read for nothing, with one more request.
-
-        Every row reads from its prompt, padded to the longest, to the batch's last step:
-        :math:`n (G L + G(G-1)/2)` tokens with the largest G and L. Useful are
-        :math:`\sum_i G_i L_i + G_i (G_i - 1) / 2`.
-        """
-        prompt, output = state.request.prompt_tokens, predicted_tokens(state)
-        longest, last = max(self._longest, prompt), max(self._last, output)
-        read = (self.size + 1) * last * (longest + (last - 1.0) / 2.0)
-        useful = self._products + self._triangles
-        return read - useful - output * (prompt + (output - 1.0) / 2.0)
 
 
 @register("magnus")
@@ -108,9 +65,12 @@ class Magnus(Static):
         self.serving_time = serving_time
         # Loaded here, a wrong folder is an error of the specification and not of the run.
         self._estimator = None if serving_time is None else ServingTime.load(serving_time)
-        self._queued: list[QueuedBatch] = []
+        self._queued = QueuedBatches()
         self._batch_of: dict[int, QueuedBatch] = {}
-        self._serving_times_ns: dict[tuple[int, int, float], float] = {}
+        # Batches of which somebody has had a seat, and the one that was chosen last: whether it is
+        # one of them shows later, because not every plan is carried out.
+        self._started: list[QueuedBatch] = []
+        self._chosen: QueuedBatch | None = None
 
     def on_start(self, view: EngineView) -> None:
         """Keep the view, for the size of the memory and the estimate of step times."""
@@ -118,47 +78,48 @@ class Magnus(Static):
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Join the queued batch with the least waste, or open one."""
-        # A batch is queued until its first member gets a seat.
-        self._queued = [batch for batch in self._queued if batch.is_queued]
+        self._note_started()
         config = self._view.config
-        size = min(self.max_batch_size or config.max_num_seqs, config.max_num_seqs)
-        capacity_tokens = self._view.capacity_tokens
-        best, least = None, self.wma_threshold
-        for batch in self._queued:
-            if batch.size < size and batch.peak_tokens(state) <= capacity_tokens:
-                waste = batch.wasted_tokens(state)
-                if waste < least:
-                    best, least = batch, waste
-        if best is None:
-            best = QueuedBatch(state)
-            self._queued.append(best)
-        best.add(state)
-        self._batch_of[state.id] = best
+        most = min(self.max_batch_size or config.max_num_seqs, config.max_num_seqs)
+        queued, capacity_tokens = self._queued, self._view.capacity_tokens
+        batch = queued.least_waste(state, most, capacity_tokens, self.wma_threshold)
+        if batch is None:
+            batch = QueuedBatch(state)
+            queued.open(batch)
+        queued.add(batch, state)
+        self._batch_of[state.id] = batch
+        if state.status is not Status.WAITING:  # its prompt was computed elsewhere
+            self._started.append(batch)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
-        del self._batch_of[state.id]
+        del self._batch_of.pop(state.id).members[state.id]
+
+    def _note_started(self) -> None:
+        if self._chosen is not None and not self._chosen.is_whole:
+            self._started.append(self._chosen)
+            self._chosen = None
+        for batch in self._started:
+            self._queued.note_started(batch)
+        self._started = [batch for batch in dict.fromkeys(self._started) if batch.members]
 
     def _form(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
-        batches: dict[int, list[RequestState]] = {}
-        for state in view.waiting:
-            batches.setdefault(id(self._batch_of[state.id]), []).append(state)
-        best = max(batches.values(), key=lambda b: (self._response_ratio(b), -b[0].id))
-        return self._admit(best, builder)
+        self._note_started()
+        split = [waiting for batch in self._started if (waiting := batch.waiting())]
+        found = [(self._response_ratio(waiting), -waiting[0].id, waiting) for waiting in split]
+        best = self._queued.highest_response_ratio(view.now_ns, self._serving_time_ns)
+        if best is not None:
+            ratio, self._chosen = best
+            waiting = self._chosen.waiting()
+            found.append((ratio, -waiting[0].id, waiting))
+        return self._admit(max(found)[-1], builder)
 
-    def _response_ratio(self, batch: list[RequestState]) -> float:
-        size, longest, last, arrivals_ns = len(batch), 0, 0.0, 0
-        for state in batch:
-            request = state.request
-            arrivals_ns += request.arrival_ns
-            longest = max(longest, request.prompt_tokens)
-            last = max(last, predicted_tokens(state))
-        wait_ns = (size * self._view.now_ns - arrivals_ns) / size
-        known_ns = self._serving_times_ns.get((size, longest, last))
-        if known_ns is None:
-            known_ns = self._serving_time_ns(size, longest, last)
-            self._serving_times_ns[size, longest, last] = known_ns
-        return 1.0 + wait_ns / known_ns
+    def _response_ratio(self, waiting: list[RequestState]) -> float:
+        size = len(waiting)
+        longest = max(state.request.prompt_tokens for state in waiting)
+        last = max(0.0, *map(predicted_tokens, waiting))
+        wait_ns = (size * self._view.now_ns - sum(s.request.arrival_ns for s in waiting)) / size
+        return 1.0 + wait_ns / self._serving_time_ns(size, longest, last)
 
     def _serving_time_ns(self, size: int, longest: int, last: float) -> float:
         view = self._view

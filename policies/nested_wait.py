@@ -71,6 +71,8 @@ class NestedWait(Policy):
         self.drain = drain
         # One of each to begin with, so that every segment has a flow.
         self._ended = [1] * len(output_edges)
+        self._limits: list[tuple[int, int]] = []
+        self._set_limits()
         self._ran_ns: dict[int, int] = {}
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
@@ -84,15 +86,17 @@ class NestedWait(Policy):
         length, last = state.num_output_tokens, len(self.output_edges) - 1
         segment = next((i for i, edge in enumerate(self.output_edges) if length <= edge), last)
         self._ended[segment] += 1
+        self._set_limits()
         self._ran_ns.pop(state.id, None)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Run the segments from the first up to the one whose entry still gathers."""
-        entries, inside = self._stages(view)
+        entries, inside, stages = self._stages(view)
         timeout_ns = round(self.max_wait_s * 1e9)
         chosen: list[RequestState] = []
+        timed_out: list[int] = []
         num_new, until_ns, steps = 0, FOREVER, FOREVER
-        for i, (limit, group) in enumerate(self._limits()):
+        for i, (limit, group) in enumerate(self._limits):
             gathered = len(entries[i]) if i else len(view.waiting)
             places = max(min(group, limit - len(inside[i])), 0)
             if gathered < places and self._may_gather(i, gathered, entries, inside):
@@ -104,48 +108,66 @@ class NestedWait(Policy):
                 if gather_until_ns > view.now_ns:
                     until_ns = gather_until_ns
                     break
-                steps = 1  # who runs on a time-out waits anew
+                timed_out.append(i)
             if i == 0:
                 num_new = places
-            within = _at_most(group, inside[i])
+            within = _at_most(group, inside[i], stages[i])
             chosen += within + entries[i][:places]
             if len(within) < len(inside[i]) or (places and entries[i]):
                 steps = 1
-            elif i + 1 < len(self.output_edges):
-                steps = min(steps, self._steps_to_exit(i, within))
+            elif i + 1 < len(self.output_edges):  # all move on together to the end of the segment
+                furthest = max(stages[i], default=-FOREVER)
+                steps = min(steps, max(self.output_edges[i] - furthest, 1))
+        if timed_out and steps > 1 and not self._stay_timed_out(timed_out[-1], entries, view):
+            steps = 1
         all_granted = self._grant(chosen, num_new, view, builder)
         return builder.build(max_steps=steps if all_granted else 1, until_ns=until_ns)
 
-    def _steps_to_exit(self, segment: int, states: list[RequestState]) -> int:
-        """Return after how many tokens the first of them comes to the end of the segment."""
-        stage = max((s.num_output_tokens for s in states if s.is_decoding), default=-FOREVER)
-        return max(self.output_edges[segment] - stage, 1)
+    def _stay_timed_out(
+        self, segment: int, entries: list[list[RequestState]], view: EngineView
+    ) -> bool:
+        """Whether a segment that runs on a time-out will also in the steps to come.
+
+        Who runs waits anew; who stays at an entry has waited as long as before. What is so of a
+        segment is so of those before it, which wait for the same requests and more.
+        """
+        waited_until_ns = view.now_ns - round(self.max_wait_s * 1e9)
+        return any(self._ran_ns[state.id] <= waited_until_ns for state in chain(*entries[segment:]))
 
     def _stages(
         self, view: EngineView
-    ) -> tuple[list[list[RequestState]], list[list[RequestState]]]:
-        """Sort running requests into those at the entry of a segment, and inside it."""
-        edges = self.output_edges
+    ) -> tuple[list[list[RequestState]], list[list[RequestState]], list[list[int]]]:
+        """Sort running requests into those at the entry of a segment, and inside it.
+
+        The lengths so far of those inside, in their order, are returned as well.
+        """
+        edges, last = self.output_edges, len(self.output_edges) - 1
         entries: list[list[RequestState]] = [[] for _ in edges]
         inside: list[list[RequestState]] = [[] for _ in edges]
+        stages: list[list[int]] = [[] for _ in edges]
+        prompts = {*view.prefilling}
         for state in view.running:
-            generated = state.num_output_tokens if state.is_decoding else 0
-            segment = min(bisect_right(edges, generated), len(edges) - 1)
-            at_entry = segment > 0 and generated == edges[segment - 1]
-            (entries if at_entry else inside)[segment].append(state)
-        return entries, inside
+            generated = 0 if state in prompts else state.num_output_tokens
+            segment = bisect_right(edges, generated)
+            if segment > last:
+                segment = last
+            if segment and generated == edges[segment - 1]:
+                entries[segment].append(state)
+            else:
+                inside[segment].append(state)
+                stages[segment].append(generated)
+        return entries, inside, stages
 
-    def _limits(self) -> list[tuple[int, int]]:
-        """Return of each segment how many it may hold, and how many at one stage."""
+    def _set_limits(self) -> None:
+        """Work out of each segment how many it may hold, and how many at one stage."""
         edges, rates = self.output_edges, self.request_rates or self._ended
         stages = [end - start for start, end in pairwise((0, *edges))]
         flows = [sum(rates[i:]) for i in range(len(edges))]
         total = sum(n * flow for n, flow in zip(stages, flows, strict=True))
-        limits = []
+        self._limits = []
         for num_stages, flow in zip(stages, flows, strict=True):
             share = self.total_limit * num_stages * flow / total
-            limits.append((max(int(share), 1), math.ceil(share / num_stages)))
-        return limits
+            self._limits.append((max(int(share), 1), math.ceil(share / num_stages)))
 
     def _may_gather(
         self,
@@ -180,13 +202,16 @@ class NestedWait(Policy):
         return all_granted
 
 
-def _at_most(group: int, states: list[RequestState]) -> list[RequestState]:
-    """Return up to `group` of the requests at each stage."""
-    at_stage: Counter[int] = Counter()
+def _at_most(group: int, states: list[RequestState], stages: list[int]) -> list[RequestState]:
+    """Return up to `group` of the requests at each stage; prompts are at stage 0 in any number."""
+    at_stage = Counter(stages)
+    del at_stage[0]
+    if max(at_stage.values(), default=0) <= group:
+        return states
+    at_stage.clear()
     chosen = []
-    for state in states:
-        stage = state.num_output_tokens
-        if at_stage[stage] < group or not state.is_decoding:
-            at_stage[stage] += state.is_decoding
+    for state, stage in zip(states, stages, strict=True):
+        if at_stage[stage] < group or not stage:
+            at_stage[stage] += 1
             chosen.append(state)
     return chosen

@@ -1,12 +1,16 @@
 """Making room for requests at the expense of others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from heapq import merge
+from itertools import chain
+from typing import Any
 
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState, Status
 
 Victim = Callable[[Sequence[RequestState]], RequestState]
+Place = Callable[[RequestState], Any]
 
 
 def grant_running_in_order(view: EngineView, builder: PlanBuilder, victim: Victim) -> None:
@@ -81,11 +85,11 @@ def grant_or_preempt(
     return True
 
 
-def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool) -> bool:
-    """Grant all decodes a token and all waiting requests their prompts, if all of that fits.
+def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place: Place) -> bool:
+    """Grant all decodes a token and all prompts what is left of them, if all of that fits.
 
     Then it does not matter who comes first, and the plan is that of granting them in any order in
-    which the waiting keep theirs.
+    which prompts keep theirs.
 
     Parameters
     ----------
@@ -93,38 +97,45 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool) -> boo
         The engine, and its ledger.
     by_name : bool
         Whether the plan must list the decodes, for who wants to know in `on_tokens` who ran.
+    place : callable
+        Where a request stands in the order of prompts; the queue is in this order.
 
     Returns
     -------
     bool
-        False, with nothing granted, if something may not fit, or if prompts are under way or
-        decodes paused, so that their places decide in which order they are computed.
+        False, with nothing granted, if something may not fit, or if decodes are paused, so that
+        their places decide in which order they go on.
     """
-    config, waiting = view.config, view.waiting
-    if view.prefilling or view.num_paused or config.kv_allocator != "paged":
+    config, waiting, prefilling = view.config, view.waiting, view.prefilling
+    if view.num_paused or config.kv_allocator != "paged":
         return False
     running = view.running
     num_waiting, num_running = len(waiting), len(running)
     if num_running > builder.rows_left or num_running > builder.tokens_left:
         return False
-    if not num_waiting:
+    if not num_waiting and not prefilling:
         return builder.grant_all(running) if by_name else builder.grant_decodes()
     if num_waiting > builder.residents_left or num_waiting + num_running > builder.rows_left:
         return False
     size = config.block_size
     tokens_left = builder.tokens_left - num_running
     blocks_left = view.free_blocks - config.watermark_blocks - num_running
-    for state in waiting:
+    for state in chain(prefilling, waiting):
         if state.swapped:
             return False
         tokens_left -= state.num_uncomputed_tokens
         blocks_left += -state.num_tokens // size
         if tokens_left < 0 or blocks_left < 0:
             return False
-    if by_name:
-        builder.grant_all(running)
-    else:
+    if not by_name:
         builder.grant_decodes()
-    for state in waiting:
+    elif prefilling:
+        builder.grant_all([state for state in running if state.is_decoding])
+    else:
+        builder.grant_all(running)
+    prompts: Iterable[RequestState] = waiting
+    if prefilling:
+        prompts = merge(sorted(prefilling, key=place), waiting, key=place)
+    for state in prompts:
         builder.grant(state)
     return True

@@ -5,7 +5,7 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import grant_everyone
+from schedlab.policies.preemption import Place, grant_everyone
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -46,17 +46,17 @@ class Ranked(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Grant tokens by rank, preempting from the other end."""
-        fits = grant_everyone(view, builder, by_name=self.on_tokens is not None)
-        if not fits:
-            self._grant_by_rank(view, builder)
-        return builder.build(*self.promise(view, hooks_matter=not (fits and self.lazy_ranks)))
-
-    def _grant_by_rank(self, view: EngineView, builder: PlanBuilder) -> None:
         now_ns = view.now_ns
 
         def place(state: RequestState) -> tuple[Any, int, int]:
             return self.key(state, now_ns), state.request.arrival_ns, state.id
 
+        fits = grant_everyone(view, builder, by_name=self.on_tokens is not None, place=place)
+        if not fits:
+            self._grant_by_rank(view, builder, place)
+        return builder.build(*self.promise(view, hooks_matter=not (fits and self.lazy_ranks)))
+
+    def _grant_by_rank(self, view: EngineView, builder: PlanBuilder, place: Place) -> None:
         ranked = sorted((place(state), state) for state in view.running)
         residents = deque(ranked)
         waiting = iter(view.waiting)

@@ -1,7 +1,7 @@
 """SCORPIO: guards for both latency targets, and credits that let lenient requests skip steps."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from schedlab.policies.policy import Policy
 from schedlab.policies.preemption import grant_or_preempt
@@ -81,6 +81,7 @@ class Scorpio(Policy):
         self._credits: dict[RequestState, float] = {}
         self._prefill_times_ns: dict[tuple[int, int], int] = {}
         # Of those who decode, when the last step ended; plans must not see it change within one.
+        self._noted: set[RequestState] = set()
         self._tightest_s = math.inf
         self._is_uniform = True
 
@@ -106,9 +107,11 @@ class Scorpio(Policy):
         for state in (*decoding, *(state for state, _ in plan.chunks)):
             if state not in credits and state.is_decoding and state.status is Status.RUNNING:
                 credits[state] = 0.0
-        self._note_targets()
+        if credits.keys() != self._noted:
+            self._note_targets()
 
     def _note_targets(self) -> None:
+        self._noted = set(self._credits)
         targets_s = {*map(self._target_s, self._credits)}
         self._tightest_s = min(targets_s, default=math.inf)
         self._is_uniform = len(targets_s) < 2
@@ -134,8 +137,13 @@ class Scorpio(Policy):
             # Prompts under way block each other for memory.
             builder.preempt(max(prefilling, key=lambda s: (s.request.arrival_ns, s.id)))
         at_rest = not (paused or prefilling or len(view.waiting) or builder.preempted)
-        same_pace = all(self._pace(s) == 1.0 for s in decodes)
-        return builder.build(max_steps=FOREVER if at_rest and same_pace else 1)
+        return builder.build(max_steps=FOREVER if at_rest and self._at_full_pace(decodes) else 1)
+
+    def _at_full_pace(self, decodes: Collection[RequestState]) -> bool:
+        """Whether each of them runs in every step."""
+        if self._is_uniform and self._credits.keys() >= set(decodes):
+            return True
+        return all(self._pace(s) == 1.0 for s in decodes)
 
     def _forget_evicted(self) -> None:
         """Drop who was preempted in a plan that computed nothing: no step told of it."""
@@ -159,51 +167,46 @@ class Scorpio(Policy):
                 due_ns = done_ns
         return in_time
 
-    def _decode(
-        self, view: EngineView, builder: PlanBuilder, decodes: Iterable[RequestState]
-    ) -> bool:
+    def _decode(self, view: EngineView, builder: PlanBuilder, decodes: list[RequestState]) -> bool:
         """Grant decodes with a credit, and return whether somebody has none."""
-        ready = [
-            state
-            for state in decodes
-            if self._credits.get(state, 0.0) + self._pace(state) >= 1.0 - _ROUNDING
-        ]
+        ready = decodes
+        if min(self._credits.values(), default=0.0) < 0.0 or not self._at_full_pace(decodes):
+            ready = [
+                state
+                for state in decodes
+                if self._credits.get(state, 0.0) + self._pace(state) >= 1.0 - _ROUNDING
+            ]
         if builder.preempted or not builder.grant_all(ready):
             victims = sorted(view.running, key=lambda s: (s.request.arrival_ns, s.id))
             for state in ready:
                 if state not in builder.preempted:
                     grant_or_preempt(builder, state, victims)
+        if ready is decodes:
+            return False
         return any(s not in builder.preempted for s in {*decodes} - {*ready})
 
     def _prefill(
-        self, view: EngineView, builder: PlanBuilder, waiting: Iterable[RequestState]
+        self, view: EngineView, builder: PlanBuilder, waiting: Collection[RequestState]
     ) -> None:
         """Grant prompts under way, then admit as many as the targets between tokens allow."""
         for state in view.prefilling:
             if state not in builder.preempted:
                 builder.grant(state)
-        if builder.preempted:
+        if builder.preempted or not waiting:
             return
-        members = list(view.running)
+        targets_s = [self._target_s(s) for s in view.running]
+        lengths = [_expected_tokens(s) for s in view.running]
         for state in waiting:
             if builder.seats_left < 1 or builder.tokens_left < 1:
                 return
-            if members:
-                joined = [*members, state]
-                if self._step_s(view, joined) * self.safety >= self._tightest(joined) * _SLACK:
+            targets_s.append(self._target_s(state))
+            lengths.append(_expected_tokens(state))
+            if len(lengths) > 1:
+                step_s = _step_s(view, targets_s, lengths)
+                if step_s * self.safety >= min(targets_s) * _SLACK:
                     return
             if not builder.grant(state):
                 return
-            members.append(state)
-
-    def _step_s(self, view: EngineView, members: list[RequestState]) -> float:
-        """Estimate a step of the virtual batch."""
-        tightest_s = self._tightest(members)
-        rows = math.ceil(sum(tightest_s / self._target_s(s) for s in members) - _ROUNDING)
-        lengths = [_expected_tokens(s) for s in members]
-        mean = sum(lengths) / len(lengths)
-        shape = BatchShape(rows, round(rows * mean), round(max(lengths)), rows_sampled=rows)
-        return view.estimate_step_ns(shape) / 1e9
 
     def _prefill_ns(self, view: EngineView, state: RequestState) -> int:
         chunk = state.num_uncomputed_tokens, state.num_computed_tokens
@@ -212,15 +215,21 @@ class Scorpio(Policy):
             self._prefill_times_ns[chunk] = view.estimate_step_ns(shape)
         return self._prefill_times_ns[chunk]
 
-    def _tightest(self, members: Iterable[RequestState]) -> float:
-        return min(map(self._target_s, members))
-
     def _target_s(self, state: RequestState) -> float:
         target_ms = (state.request.slo or _NO_TARGETS).tpot_ms
         return self.tbt_s if target_ms is None else target_ms / 1e3
 
     def _pace(self, state: RequestState) -> float:
         return min(1.0, self._tightest_s / self._target_s(state))
+
+
+def _step_s(view: EngineView, targets_s: list[float], lengths: list[float]) -> float:
+    """Estimate a step of the virtual batch, from the targets and lengths of its members."""
+    tightest_s = min(targets_s)
+    rows = math.ceil(sum([tightest_s / target_s for target_s in targets_s]) - _ROUNDING)
+    mean = sum(lengths) / len(lengths)
+    shape = BatchShape(rows, round(rows * mean), round(max(lengths)), rows_sampled=rows)
+    return view.estimate_step_ns(shape) / 1e9
 
 
 def _expected_tokens(state: RequestState) -> float:

@@ -126,16 +126,15 @@ class SLAI(Policy):
         at_most = min(self.max_decodes, self.token_budget)
         if idle and len(view.running) <= at_most and builder.grant_all(view.running):
             return builder.build(max_steps=FOREVER)  # all decode: it matters to nobody who is due
-        decodes = sorted(
-            (due.get(s.id, 0), s.request.arrival_ns, s.id, s) for s in view.running if s.is_decoding
-        )
-        critical = [s for lst_ns, _, _, s in decodes if lst_ns <= view.now_ns]
-        others = [s for lst_ns, _, _, s in decodes if lst_ns > view.now_ns]
+        now_ns = view.now_ns
+        decodes = [s for s in view.running if s.is_decoding]
+        critical = [s for s in decodes if due.get(s.id, 0) <= now_ns]
+        others = [s for s in decodes if due.get(s.id, 0) > now_ns]
         floor = max(builder.tokens_left - self.token_budget, 0)
         paused = list(view.prefilling)
 
         room = self.max_decodes
-        room -= self._decode(critical[:room], paused, builder, floor)
+        room -= self._decode(critical, room, paused, builder, floor)
         for state in tuple(paused):
             if builder.tokens_left > floor and builder.grant(state, builder.tokens_left - floor):
                 paused.remove(state)
@@ -147,7 +146,7 @@ class SLAI(Policy):
             overtakes = first_gone is not None and self._place(state, view.now_ns) > first_gone
             if left < 1 or overtakes or not builder.grant(state, left):
                 break
-        room -= self._decode(others[:room], paused, builder, floor)
+        room -= self._decode(others, room, paused, builder, floor)
         if paused and not builder.preempted and len(paused) == len(view.running):
             # Prompts under way block each other for memory; the original reserves them whole.
             builder.preempt(paused[-1])
@@ -163,17 +162,25 @@ class SLAI(Policy):
     def _decode(
         self,
         states: list[RequestState],
+        room: int,
         paused: list[RequestState],
         builder: PlanBuilder,
         floor: int,
     ) -> int:
+        """Grant up to `room` of some decodes, those due first before others, and count them."""
+        if len(states) > room:
+            states = self._by_due(states)[:room]
         if len(states) <= builder.tokens_left - floor and builder.grant_all(states):
             return len(states)
         granted = 0
-        for state in states:
+        for state in self._by_due(states):
             if builder.tokens_left <= floor or builder.rows_left < 1:
                 break
             victims = [state, *paused]
             granted += grant_or_preempt(builder, state, victims)
             paused[:] = [victim for victim in victims if victim is not state]
         return granted
+
+    def _by_due(self, states: list[RequestState]) -> list[RequestState]:
+        due = self._last_schedulable_ns
+        return sorted(states, key=lambda s: (due.get(s.id, 0), s.request.arrival_ns, s.id))

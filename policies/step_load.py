@@ -1,6 +1,6 @@
 """The batch of a step while it is formed, as its time depends on it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.view import EngineView
@@ -47,6 +47,21 @@ class StepLoad:
         self._longest_tokens = max(self._longest_tokens, context)
         self._shortest_tokens = min(self._shortest_tokens, context)
 
+    def add_decodes(self, states: Collection[RequestState]) -> None:
+        """Count a token of each of some decodes."""
+        if not states:
+            return
+        contexts = [state.num_computed_tokens for state in states]
+        self._num_decodes += len(contexts)
+        self._sum_tokens += sum(contexts)
+        self._longest_tokens = max(self._longest_tokens, *contexts)
+        self._shortest_tokens = min(self._shortest_tokens, *contexts)
+
+    def fits(self, decodes: Sequence[RequestState], budget_ns: float) -> bool:
+        """Whether all of some decodes may decode as well."""
+        contexts = [state.num_computed_tokens for state in decodes]
+        return not contexts or self._ns(contexts) <= budget_ns
+
     def decodes_within(self, states: Sequence[RequestState], budget_ns: float) -> int:
         """Return how many of the first `states` may decode as well."""
         contexts = [state.num_computed_tokens for state in states]
@@ -62,33 +77,30 @@ class StepLoad:
 
         Every one of them is priced, up to a few dozen.
         """
-        steps = 1
-        while steps < _STEPS_AHEAD and self._ns(grown=steps) <= budget_ns:
-            steps += 1
-        return steps
+        if self._chunks or not self._num_decodes:
+            return 1
+        return max(_most(_STEPS_AHEAD, lambda n: self._ns(num_steps=n) <= budget_ns), 1)
 
     def _ns(
         self,
         contexts: Sequence[int] = (),
         chunks: tuple[tuple[int, int], ...] = (),
-        grown: int = 0,
+        num_steps: int = 1,
     ) -> int:
         num_decodes = self._num_decodes + len(contexts)
         longest, shortest = self._longest_tokens, self._shortest_tokens
         if contexts:
             longest, shortest = max(longest, *contexts), min(shortest, *contexts)
-        if num_decodes:
-            longest, shortest = longest + grown, shortest + grown
         both = self._chunks + chunks
         shape = BatchShape(
             num_decodes,
-            self._sum_tokens + sum(contexts) + grown * num_decodes,
+            self._sum_tokens + sum(contexts),
             longest,
             both,
             rows_sampled=num_decodes + len(both),
             decode_context_min_tokens=shortest if num_decodes else 0,
         )
-        return self._view.estimate_step_ns(shape)
+        return self._view.estimate_step_ns(shape, num_steps)
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:

@@ -96,7 +96,7 @@ class TextGenerationInference(Policy):
 
     def _next_batch(self, view: EngineView, builder: PlanBuilder) -> tuple[RequestState, ...]:
         running = view.running
-        if running and self._owes_decode:
+        if not len(view.waiting) or (running and self._owes_decode):
             return ()
         prompt_tokens = self.max_batch_prefill_tokens
         batch: list[RequestState] = []

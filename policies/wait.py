@@ -70,16 +70,18 @@ class Wait(Policy):
         self.only_cap = only_cap
         self._arrived = [0] * len(output_edges)
         self._in_flight = [0] * len(output_edges)
+        self._types: dict[int, int] = {}
         self._last_step_ns = 0
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Count arrivals by type."""
-        self._arrived[self._type(state)] += 1
-        self._in_flight[self._type(state)] += 1
+        kind = self._types[state.id] = self._type(state)
+        self._arrived[kind] += 1
+        self._in_flight[kind] += 1
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Count who is in flight."""
-        self._in_flight[self._type(state)] -= 1
+        self._in_flight[self._types.pop(state.id)] -= 1
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Remember when the last step ended."""
@@ -87,9 +89,9 @@ class Wait(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Run a step with new requests of each type up to its threshold, or wait."""
-        running = [0] * len(self.output_edges)
-        for state in view.running:
-            running[self._type(state)] += 1
+        types = self._types
+        kinds = [types[state.id] for state in view.running]
+        running = [kinds.count(kind) for kind in range(len(self.output_edges))]
         counts = [n - r for n, r in zip(self._in_flight, running, strict=True)]
         places, thresholds = self._places(running)
         starts = (
@@ -108,7 +110,7 @@ class Wait(Policy):
         room = thresholds if starts and not (overdue or self.only_cap) else places
         room = [min(n, places) for n, places in zip(counts, room, strict=True)]
         for state in view.waiting if any(room) else ():
-            kind = self._type(state)
+            kind = types[state.id]
             if room[kind]:
                 if not builder.grant(state):
                     break

@@ -107,7 +107,7 @@ def open_vllm(
         VllmSetup(model, vllm_config(config), device, dtype, seed=seed, threads=threads)
     )
 
-    def refuse(_: BatchShape) -> int:
+    def refuse(_: BatchShape, num_steps: int) -> int:
         raise SpecError("fcfs asks for no estimates")
 
     replay = Replay(core, {"name": "fcfs"}, MeasuredStepClock(sleeps=False), refuse)

@@ -41,7 +41,7 @@ class ReplayScheduler(PolicyScheduler):
     def __init__(
         self,
         clock: StepClock,
-        estimate_step_ns: Callable[[BatchShape], int],
+        estimate_step_ns: Callable[[BatchShape, int], int],
         **options: Any,  # noqa: ANN401 - vLLM's
     ) -> None:
         self.clock = clock
@@ -71,9 +71,9 @@ class ReplayScheduler(PolicyScheduler):
         """Return the workload's own request."""
         return self._coming.pop(request.request_id)
 
-    def _estimate_step_ns(self, shape: BatchShape) -> int:
+    def _estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         self.num_estimates += 1
-        return self._estimate(shape)
+        return self._estimate(shape, num_steps)
 
     # -- in and out ----------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Replay:
         core: Core,
         policy: dict[str, object],
         clock: StepClock,
-        estimate_step_ns: Callable[[BatchShape], int],
+        estimate_step_ns: Callable[[BatchShape, int], int],
         temperature: float = 0.0,
         progress: Callable[[int], None] | None = None,
     ) -> None:

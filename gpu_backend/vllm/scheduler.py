@@ -107,7 +107,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         )
         return release.with_switches(config)
 
-    def _estimate_step_ns(self, shape: BatchShape) -> int:
+    def _estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         raise InfeasiblePlan("no cost model is known to vLLM, so steps cannot be estimated")
 
     # -- requests in and out -------------------------------------------------------------------

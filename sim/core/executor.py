@@ -73,8 +73,8 @@ class Executor(Protocol):
         its `max_tokens` of them.
         """
 
-    def estimate_step_ns(self, shape: BatchShape) -> int:
-        """Estimate the duration of a step, for policies that plan by time."""
+    def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
+        """Estimate a step, or the longest of so many like it, for policies that plan by time."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -210,6 +210,6 @@ class SimExecutor:
         self._output_tokens.pop(state.id, None)
         self._due_at.pop(state.id, None)
 
-    def estimate_step_ns(self, shape: BatchShape) -> int:
-        """Price one step, scheduling overhead included."""
-        return self.pricing.estimate_ns(shape)
+    def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
+        """Price a step, or the longest of so many like it, scheduling overhead included."""
+        return self.pricing.estimate_ns(shape, num_steps)

@@ -125,9 +125,9 @@ class RecordingExecutor:
         """Pass on; see `Executor`."""
         return self.inner.output_tokens(request)
 
-    def estimate_step_ns(self, shape: BatchShape) -> int:
+    def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Pass on; see `Executor`."""
-        return self.inner.estimate_step_ns(shape)
+        return self.inner.estimate_step_ns(shape, num_steps)
 
 
 def first_difference(

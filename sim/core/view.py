@@ -122,9 +122,17 @@ class EngineView:
         self.looked_at_cache = True
         return 0 if state.swapped else self._requests.kv.lookup(state).tokens
 
-    def estimate_step_ns(self, shape: BatchShape) -> int:
+    def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Estimate how long a step of this shape would take, from the calibrated cost model.
 
         Both backends answer from the same model, so that a policy which asks decides alike.
+
+        Parameters
+        ----------
+        shape : BatchShape
+            The step.
+        num_steps : int
+            How many steps of its decodes, each with a token more in every context, of which the
+            longest is told; more than one only without chunks.
         """
-        return self._engine.executor.estimate_step_ns(shape)
+        return self._engine.executor.estimate_step_ns(shape, num_steps)

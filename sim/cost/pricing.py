@@ -50,9 +50,14 @@ class Pricing:
             return 0
         return self.overhead.ns(shape.num_running, shape.num_waiting, bool(shape.chunks))
 
-    def estimate_ns(self, shape: BatchShape) -> int:
-        """Return what a step would take, scheduling overhead included; it does not count."""
-        return self.cost_model.step_ns(shape)[0] + self.overhead_ns(shape)
+    def estimate_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
+        """Return what a step would take, or the longest of so many like it; it does not count.
+
+        Scheduling overhead is included. Only a step without chunks is followed by others like it.
+        """
+        if num_steps == 1:
+            return self.cost_model.step_ns(shape)[0] + self.overhead_ns(shape)
+        return max(self.cost_model.step_ns(shape, num_steps)) + self.overhead_ns(shape)
 
     def carried_out(self, shape: BatchShape, num_steps: int = 1) -> None:
         """Count `num_steps` successive steps of the same batch; warn of the first outside."""

@@ -7,7 +7,7 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.policies.future_memory import FuturePeak
-from schedlab.policies.magnus import QueuedBatch
+from schedlab.policies.queued_batches import QueuedBatch, QueuedBatches
 from schedlab.sim.request import RequestState, Status
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -149,14 +149,33 @@ def test_mc_sf_starves_the_long():
 def test_wasted_memory_access_is_padding_read_and_reads_after_the_end():
     first = RequestState(arrival(0, prompt=2, predicted_tokens=3.0).request)
     second = RequestState(arrival(1, prompt=4, predicted_tokens=5.0).request)
-    batch = QueuedBatch(first)
-    assert batch.wasted_tokens(first) == 0
-    batch.add(first)
+    batches, batch = QueuedBatches(), QueuedBatch(first)
+    batches.open(batch)
+    assert batches.wasted_tokens(first).tolist() == [0]
+    batches.add(batch, first)
     # The first reads 2 tokens of padding in 3 steps, then 3 + 4 and 4 + 4 tokens for nothing.
-    assert batch.wasted_tokens(second) == 3 * 2 + 7 + 8
-    batch.add(second)
+    assert batches.wasted_tokens(second).tolist() == [3 * 2 + 7 + 8]
+    batches.add(batch, second)
     # A second one like the first wastes as much.
-    assert batch.wasted_tokens(first) == 2 * (3 * 2 + 7 + 8)
+    assert batches.wasted_tokens(first).tolist() == [2 * (3 * 2 + 7 + 8)]
+
+
+def test_queued_batches_keep_their_rows_when_one_starts():
+    # Of a hundred batches, one a request, all but every third get a seat.
+    work = [arrival(i, prompt=2 + i, predicted_tokens=3.0) for i in range(100)]
+    waiting = [RequestState(each.request) for each in work]
+    batches = QueuedBatches()
+    for state in waiting:
+        batch = QueuedBatch(state)
+        batches.open(batch)
+        batches.add(batch, state)
+        if state.id % 3:
+            state.status = Status.RUNNING
+            batches.note_started(batch)
+    # Alike in length are the 51st and whom it would join: nothing is wasted.
+    assert batches.least_waste(waiting[51], 2, 1000, 1.0).members == {51: waiting[51]}
+    assert batches.least_waste(waiting[51], 1, 1000, 1.0) is None
+    assert len(batches.wasted_tokens(waiting[0])) == 34
 
 
 def test_magnus_batches_similar_requests_and_runs_the_highest_response_ratio():

@@ -46,6 +46,13 @@ def test_estimate_is_the_cost_models_step_and_the_overhead_of_its_batch(chunks, 
     assert SimExecutor(pricing).estimate_step_ns(shape) == pricing.estimate_ns(shape)
 
 
+def test_estimate_of_steps_is_the_longest_of_them():
+    pricing = Pricing(LinearCost(), OVERHEAD)
+    last = BatchShape(2, 30 + 2 * 4, 20 + 4, num_running=5)
+    first = BatchShape(2, 30, 20, num_running=5)
+    assert SimExecutor(pricing).estimate_step_ns(first, 5) == pricing.estimate_ns(last)
+
+
 def test_policy_is_told_what_its_step_then_takes_overhead_included():
     estimates = []
 
