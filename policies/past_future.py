@@ -101,21 +101,28 @@ class PastFuture(ContinuousBatching):
         if (len(running) + len(view.waiting)) * most_tokens <= capacity:
             yield from view.waiting
             return
+        held = [self._used_tokens(state, view) for state in running]
+        head = next(iter(view.waiting))
+        # Each of them will gain a token at least: no draw is needed to see that it is too much.
+        if running and sum(held) + self._used_tokens(head, view) + len(held) + 1 > capacity:
+            return
         draw = np.random.default_rng([self.seed, self._step])
         past = np.sort(np.array(self._past, dtype=np.float64))
         futures = min(self.samples, _MIN_SAMPLES // len(running) + 1) if running else 1
-        used = np.array([self._used_tokens(s, view) for s in running], dtype=np.float64)
-        remaining = self._draw_remaining(running, view, past, draw.random((futures, len(running))))
+        used = np.array([*held, 0.0])
+        remaining = np.empty((futures, len(used)))
+        at = draw.random((futures, len(running)))
+        remaining[:, :-1] = self._draw_remaining(running, view, past, at)
         for state in view.waiting:
             most = _most_tokens(state, view)
             ends = np.minimum(draw.choice(past, futures), most) if len(past) else most
-            left = np.maximum(ends - state.num_output_tokens, 1.0)
-            left = np.broadcast_to(left, (futures,))
-            used = np.append(used, self._used_tokens(state, view))
-            remaining = np.column_stack((remaining, left))
+            remaining[:, -1] = np.maximum(ends - state.num_output_tokens, 1.0)
+            used[-1] = self._used_tokens(state, view)
             if len(used) > 1 and _peak_tokens(used, remaining) > capacity:
                 return
             yield state
+            used = np.append(used, 0.0)
+            remaining = np.column_stack((remaining, remaining[:, -1]))
 
     def _draw_remaining(
         self, states: Sequence[RequestState], view: EngineView, past: _Floats, at: _Floats
@@ -155,7 +162,7 @@ def _peak_tokens(used: _Floats, remaining: _Floats) -> Any:  # noqa: ANN401 - a 
     remaining : ndarray, shape (futures, n)
         Tokens that each will gain in each future.
     """
-    order = np.argsort(-remaining, axis=1, kind="stable")
-    held = np.cumsum(used[order], axis=1)
-    ends = np.take_along_axis(remaining, order, axis=1) * np.arange(1, len(used) + 1)
-    return (held + ends).max()
+    soonest_last = -remaining
+    held = used[soonest_last.argsort(axis=1, kind="stable")].cumsum(axis=1)
+    soonest_last.sort(axis=1)
+    return (held - soonest_last * np.arange(1, len(used) + 1)).max()
