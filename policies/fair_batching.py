@@ -54,6 +54,17 @@ class FairBatching(Policy):
             raise ValueError(f"ttft_s and tbt_s must be finite and > 0, got {ttft_s}, {tbt_s}")
         self.ttft_s = ttft_s
         self.tbt_s = tbt_s
+        self._own_tbt_ms: dict[int, float] = {}
+
+    def on_arrival(self, state: RequestState, now_ns: int) -> None:
+        """Note a target of its own."""
+        slo = state.request.slo
+        if slo is not None and slo.tpot_ms is not None:
+            self._own_tbt_ms[state.id] = slo.tpot_ms
+
+    def on_finish(self, state: RequestState, now_ns: int) -> None:
+        """Forget the request."""
+        self._own_tbt_ms.pop(state.id, None)
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by when the next token is due."""
@@ -67,15 +78,20 @@ class FairBatching(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan urgent decodes, prompts, other decodes, as many as end within the time."""
-        now_ns = view.now_ns
-        decodes = [state for state in view.running if state.is_decoding]
-        tbt_ns = round(min(map(self._tbt_ms, decodes), default=0.0) * 1e6)
+        now_ns, decodes = view.now_ns, view.decoding
+        tbt_ms = self.tbt_s * 1e3
+        if self._own_tbt_ms:
+            own = self._own_tbt_ms
+            tbt_ms = min((own.get(state.id, tbt_ms) for state in decodes), default=tbt_ms)
+        tbt_ns = round(tbt_ms * 1e6) if decodes else 0
         load = StepLoad(view)
         could_prefill = view.prefilling or (len(view.waiting) and builder.seats_left)
-        if not could_prefill and load.fits(decodes, tbt_ns) and builder.grant_all(decodes):
-            # The budget is at least that, whatever the slack.
-            load.add_decodes(decodes)
-            return builder.build(max_steps=load.steps_within(tbt_ns))
+        if not could_prefill:
+            # The budget is the least time between tokens at least, whatever the slack.
+            both = load.with_decodes(decodes)
+            steps = both.steps_within(tbt_ns)
+            if steps and builder.grant_all(decodes):
+                return builder.build(max_steps=steps)
         due_ns = {state: self.key(state, now_ns) for state in decodes}
         budget_ns = max(min(due_ns.values()) - now_ns, tbt_ns) if decodes else FOREVER
         urgent, others = decodes, []
@@ -87,7 +103,7 @@ class FairBatching(Policy):
         def place(state: RequestState) -> tuple[int, int, int]:
             return self.key(state, now_ns), state.request.arrival_ns, state.id
 
-        served = self._decode(urgent, load, budget_ns, builder)
+        served, load = self._decode(urgent, load, budget_ns, builder)
         under_way = sorted((s for s in view.prefilling if s not in builder.preempted), key=place)
         waiting = view.waiting if not builder.preempted else ()
         for state in merge(under_way, waiting, key=place):
@@ -100,13 +116,14 @@ class FairBatching(Policy):
                 break
             load.add(state, granted)
             served.add(state)
-        served |= self._decode(others, load, budget_ns, builder, served)
+        more, load = self._decode(others, load, budget_ns, builder, served)
+        served |= more
         if load.is_empty and view.running and not builder.preempted:
             # Prompts under way block each other for memory.
             builder.preempt(latest_arrival(builder))
         if could_prefill or len(served) < len(decodes):
             return builder.build()
-        return builder.build(max_steps=load.steps_within(tbt_ns))
+        return builder.build(max_steps=max(load.steps_within(tbt_ns), 1))
 
     def _decode(
         self,
@@ -115,12 +132,12 @@ class FairBatching(Policy):
         budget_ns: int,
         builder: PlanBuilder,
         served: Collection[RequestState] = (),
-    ) -> set[RequestState]:
+    ) -> tuple[set[RequestState], StepLoad]:
         """Grant the first due that fit the time, taking memory from who is not served."""
         states = [state for state in states if state not in builder.preempted]
-        if load.fits(states, budget_ns) and builder.grant_all(states):
-            load.add_decodes(states)
-            return set(states)
+        both = load.with_decodes(states)
+        if not states or (both.is_within(budget_ns) and builder.grant_all(states)):
+            return set(states), both
         states.sort(key=lambda s: (self.key(s, 0), s.request.arrival_ns, s.id))
         within = load.decodes_within(states, budget_ns) or int(load.is_empty)
         granted: set[RequestState] = set()
@@ -136,8 +153,4 @@ class FairBatching(Policy):
                     continue
             load.add(state, 1)
             granted.add(state)
-        return granted
-
-    def _tbt_ms(self, state: RequestState) -> float:
-        slo = state.request.slo
-        return self.tbt_s * 1e3 if slo is None or slo.tpot_ms is None else slo.tpot_ms
+        return granted, load

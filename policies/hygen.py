@@ -89,16 +89,19 @@ class HyGen(Policy):
         first_offline = self.offline_priority
         online = [s for s in view.running if s.request.priority < first_offline]
         offline = [s for s in view.running if s.request.priority >= first_offline]
-        num_decodes = self._serve_online(online, offline, load, builder, floor)
+        num_decodes, load = self._serve_online(online, offline, load, builder, floor)
         is_open = self._admit_online(offline, load, view, builder, floor)
-        num_decodes += self._serve_offline(offline, load, builder, floor)
+        num_offline, load = self._serve_offline(offline, load, builder, floor)
+        num_decodes += num_offline
         if is_open and not builder.preempted:
             self._admit_offline(load, view, builder, floor)
         next_is_offline = len(view.waiting) and self._is_offline(view.waiting.head)
         could_admit = next_is_offline and builder.seats_left and builder.tokens_left > floor
         if could_admit or num_decodes < len(view.running):
             return builder.build()
-        return builder.build(max_steps=load.steps_within(self._budget_ns) if offline else FOREVER)
+        if not offline:
+            return builder.build(max_steps=FOREVER)
+        return builder.build(max_steps=max(load.steps_within(self._budget_ns), 1))
 
     def _serve_online(
         self,
@@ -107,13 +110,13 @@ class HyGen(Policy):
         load: StepLoad,
         builder: PlanBuilder,
         floor: int,
-    ) -> int:
+    ) -> tuple[int, StepLoad]:
         """Grant all decodes, then prompts within the chunk; return how many decodes it were."""
         decodes = [state for state in online if state.is_decoding]
         num_decodes = 0
         if builder.grant_all(decodes):
             num_decodes = len(decodes)
-            load.add_decodes(decodes)
+            load = load.with_decodes(decodes)
             decodes = []
         prompts = [state for state in online if not state.is_decoding]
         queue = deque(sorted(decodes, key=_arrival) + sorted(prompts, key=_arrival))
@@ -126,7 +129,7 @@ class HyGen(Policy):
             if granted:
                 load.add(state, granted)
                 num_decodes += state.is_decoding
-        return num_decodes
+        return num_decodes, load
 
     def _admit_online(
         self,
@@ -158,7 +161,7 @@ class HyGen(Policy):
 
     def _serve_offline(
         self, offline: list[RequestState], load: StepLoad, builder: PlanBuilder, floor: int
-    ) -> int:
+    ) -> tuple[int, StepLoad]:
         """Grant decodes and prompts within the budget; return how many decodes it were."""
         decodes = [state for state in offline if state.is_decoding]
         within = load.decodes_within(decodes, self._budget_ns) or int(load.is_empty)
@@ -166,7 +169,7 @@ class HyGen(Policy):
         num_decodes = 0
         if len(decodes) <= builder.tokens_left - floor and builder.grant_all(decodes):
             num_decodes = len(decodes)
-            load.add_decodes(decodes)
+            load = load.with_decodes(decodes)
             decodes = []
         queue = deque(decodes + [state for state in offline if not state.is_decoding])
         while queue and builder.tokens_left > floor and builder.rows_left:
@@ -178,7 +181,7 @@ class HyGen(Policy):
             if granted:
                 load.add(state, granted)
                 num_decodes += state.is_decoding
-        return num_decodes
+        return num_decodes, load
 
     def _admit_offline(
         self, load: StepLoad, view: EngineView, builder: PlanBuilder, floor: int

@@ -127,12 +127,10 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place:
         blocks_left += -state.num_tokens // size
         if tokens_left < 0 or blocks_left < 0:
             return False
-    if not by_name:
-        builder.grant_decodes()
-    elif prefilling:
-        builder.grant_all([state for state in running if state.is_decoding])
+    if by_name:
+        builder.grant_all(view.decoding)
     else:
-        builder.grant_all(running)
+        builder.grant_decodes()
     prompts: Iterable[RequestState] = waiting
     if prefilling:
         prompts = merge(sorted(prefilling, key=place), waiting, key=place)

@@ -216,7 +216,7 @@ class QoServe(Policy):
 
     def _chunk_tokens(self, first: RequestState, view: EngineView, builder: PlanBuilder) -> int:
         """Return the prompt tokens of the largest step that ends before every decode is due."""
-        decodes = [s for s in view.running if s.is_decoding and s not in builder.preempted]
+        decodes = [s for s in view.decoding if s not in builder.preempted]
         scarce = view.free_tokens < self.scarce_tokens
         sizes = self.scarce_chunk_sizes if scarce else self.chunk_sizes
         size = self._largest_in_time(sizes, decodes, first, view) if decodes else sizes[-1]

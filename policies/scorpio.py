@@ -1,6 +1,7 @@
 """SCORPIO: guards for both latency targets, and credits that let lenient requests skip steps."""
 
 import math
+from collections import Counter
 from collections.abc import Collection
 
 from schedlab.policies.policy import Policy
@@ -81,7 +82,7 @@ class Scorpio(Policy):
         self._credits: dict[RequestState, float] = {}
         self._prefill_times_ns: dict[tuple[int, int], int] = {}
         # Of those who decode, when the last step ended; plans must not see it change within one.
-        self._noted: set[RequestState] = set()
+        self._num_of_target: Counter[float] = Counter()
         self._tightest_s = math.inf
         self._is_uniform = True
 
@@ -103,22 +104,27 @@ class Scorpio(Policy):
                 for state, credit in credits.items():
                     credits[state] = credit + num_steps * (self._pace(state) - (state in ran))
         for state in plan.preempted:
-            credits.pop(state, None)
+            self._leave(state)
         for state in (*decoding, *(state for state, _ in plan.chunks)):
             if state not in credits and state.is_decoding and state.status is Status.RUNNING:
                 credits[state] = 0.0
-        if credits.keys() != self._noted:
-            self._note_targets()
+                self._num_of_target[self._target_s(state)] += 1
+        self._note_targets()
+
+    def _leave(self, state: RequestState) -> None:
+        if self._credits.pop(state, None) is not None:
+            target_s = self._target_s(state)
+            self._num_of_target[target_s] -= 1
+            if not self._num_of_target[target_s]:
+                del self._num_of_target[target_s]
 
     def _note_targets(self) -> None:
-        self._noted = set(self._credits)
-        targets_s = {*map(self._target_s, self._credits)}
-        self._tightest_s = min(targets_s, default=math.inf)
-        self._is_uniform = len(targets_s) < 2
+        self._tightest_s = min(self._num_of_target, default=math.inf)
+        self._is_uniform = len(self._num_of_target) < 2
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
-        self._credits.pop(state, None)
+        self._leave(state)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Give up who is late; plan decodes with a credit, and prompts within the guards."""
@@ -128,7 +134,7 @@ class Scorpio(Policy):
             self._prefill(view, builder, in_time)
             if builder.has_chunks:
                 return builder.build()
-        decodes = [s for s in view.running if s.is_decoding]
+        decodes = view.decoding
         paused = self._decode(view, builder, decodes)
         if not self.prefill_first:
             self._prefill(view, builder, in_time)
@@ -150,7 +156,7 @@ class Scorpio(Policy):
         evicted = [s for s in self._credits if s.status is not Status.RUNNING]
         if evicted:
             for state in evicted:
-                del self._credits[state]
+                self._leave(state)
             self._note_targets()
 
     def _reject_late(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:

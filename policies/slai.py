@@ -127,7 +127,7 @@ class SLAI(Policy):
         if idle and len(view.running) <= at_most and builder.grant_all(view.running):
             return builder.build(max_steps=FOREVER)  # all decode: it matters to nobody who is due
         now_ns = view.now_ns
-        decodes = [s for s in view.running if s.is_decoding]
+        decodes = view.decoding
         critical = [s for s in decodes if due.get(s.id, 0) <= now_ns]
         others = [s for s in decodes if due.get(s.id, 0) > now_ns]
         floor = max(builder.tokens_left - self.token_budget, 0)

@@ -1,5 +1,7 @@
 """The batch of a step while it is formed, as its time depends on it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Sequence
 
 from schedlab.sim.core.plan import FOREVER
@@ -47,20 +49,20 @@ class StepLoad:
         self._longest_tokens = max(self._longest_tokens, context)
         self._shortest_tokens = min(self._shortest_tokens, context)
 
-    def add_decodes(self, states: Collection[RequestState]) -> None:
-        """Count a token of each of some decodes."""
-        if not states:
-            return
+    def with_decodes(self, states: Collection[RequestState]) -> StepLoad:
+        """Return this load and a token of each of some decodes."""
+        load = StepLoad(self._view)
         contexts = [state.num_computed_tokens for state in states]
-        self._num_decodes += len(contexts)
-        self._sum_tokens += sum(contexts)
-        self._longest_tokens = max(self._longest_tokens, *contexts)
-        self._shortest_tokens = min(self._shortest_tokens, *contexts)
+        load._chunks = self._chunks
+        load._num_decodes = self._num_decodes + len(contexts)
+        load._sum_tokens = self._sum_tokens + sum(contexts)
+        load._longest_tokens = max(self._longest_tokens, *contexts, 0)
+        load._shortest_tokens = min(self._shortest_tokens, *contexts, FOREVER)
+        return load
 
-    def fits(self, decodes: Sequence[RequestState], budget_ns: float) -> bool:
-        """Whether all of some decodes may decode as well."""
-        contexts = [state.num_computed_tokens for state in decodes]
-        return not contexts or self._ns(contexts) <= budget_ns
+    def is_within(self, budget_ns: float) -> bool:
+        """Whether the step ends within the time."""
+        return self.is_empty or self._ns() <= budget_ns
 
     def decodes_within(self, states: Sequence[RequestState], budget_ns: float) -> int:
         """Return how many of the first `states` may decode as well."""
@@ -73,13 +75,13 @@ class StepLoad:
         return _most(most, lambda n: self._ns((), ((n, context),)) <= budget_ns)
 
     def steps_within(self, budget_ns: float) -> int:
-        """Return for how many steps of these decodes alone each ends within the time, at least 1.
+        """Return for how many steps of these decodes alone each ends within the time.
 
-        Every one of them is priced, up to a few dozen.
+        Every one of them is priced, up to a few dozen; none of a step with chunks.
         """
         if self._chunks or not self._num_decodes:
-            return 1
-        return max(_most(_STEPS_AHEAD, lambda n: self._ns(num_steps=n) <= budget_ns), 1)
+            return 0
+        return _most(_STEPS_AHEAD, lambda n: self._ns(num_steps=n) <= budget_ns)
 
     def _ns(
         self,

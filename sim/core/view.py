@@ -67,6 +67,14 @@ class EngineView:
         return self._requests.prefilling.values()
 
     @property
+    def decoding(self) -> list[RequestState]:
+        """Running requests past their prefill, in the order of their admission."""
+        running, prompts = self._requests.running, self._requests.prefilling
+        if not prompts:
+            return list(running.values())
+        return [state for state in running.values() if state.id not in prompts]
+
+    @property
     def held(self) -> Collection[RequestState]:
         """Finished requests that keep their seat until their sealed batch ends."""
         return self._requests.held.values()
