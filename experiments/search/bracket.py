@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 _SCAN = 5
 _MOST_DOUBLINGS = 16
+_NEAR = 1.25
 
 
 class Probe(NamedTuple):
@@ -70,7 +71,11 @@ Search = Generator[list[float], Sequence[Probe], Bracket]
 
 
 def bracket(
-    between: tuple[float, float] | None, start: float, tolerance: float, whole: bool
+    between: tuple[float, float] | None,
+    start: float,
+    tolerance: float,
+    whole: bool,
+    near: float | None = None,
 ) -> Search:
     """Search the largest value that holds: first a scan, then bisection.
 
@@ -85,6 +90,8 @@ def bracket(
         Bisection ends when ``above <= value * (1 + tolerance)``, or at neighbouring integers.
     whole : bool
         Whether values are integers.
+    near : float, optional
+        A value around which it is looked for first.
 
     Yields
     ------
@@ -96,6 +103,13 @@ def bracket(
     Bracket
         The answer, below the *first* break: what holds again above it is told, not used.
     """
+    if near is not None:
+        low, high = near / _NEAR, near * _NEAR
+        if between is not None:
+            low, high = max(low, between[0]), min(high, between[1])
+        found_near = yield from bracket((low, high), near, tolerance, whole)
+        if not found_near.bound:
+            return found_near
     probes: dict[float, Probe] = {}
 
     def rounded(value: float) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from schedlab.experiments.analysis.rate_curves import SATURATED, is_saturated
 from schedlab.experiments.results.tables import Row
@@ -13,9 +13,16 @@ from schedlab.experiments.search.bracket import Bracket, Probe, Search, bracket
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find
 from schedlab.experiments.specification.sweep import Point, points
+from schedlab.experiments.specification.swept import swept_keys
 from schedlab.experiments.statistics import Estimate, corrected, estimate, paired_change, verdict
-from schedlab.experiments.sweeps.runs import Runs
-from schedlab.sim.errors import SpecError
+from schedlab.experiments.sweeps.jobs import Done
+from schedlab.experiments.sweeps.runs import Runs, check
+from schedlab.sim.errors import SchedlabError, SpecError
+
+_LENGTH = "workload.num_requests"
+
+MOST_DOUBLINGS = 3
+"""Of the length of runs, until an answer no longer depends on it."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,18 @@ class Found:
         Metrics of each replication at its answer.
     remarks : tuple of str
         What a reader of the answer must know.
+    error : str
+        Why there is no answer, where a run of this setting failed; then there are no brackets.
+    num_requests : int or None
+        Requests of a run behind the answer; None for a whole trace.
     """
 
     label: str
     brackets: tuple[Bracket, ...]
     metrics: tuple[Metrics, ...]
     remarks: tuple[str, ...]
+    error: str = ""
+    num_requests: int | None = None
 
     @property
     def values(self) -> list[float]:
@@ -78,12 +91,19 @@ def find(spec: ExperimentSpec, runs: Runs) -> list[Found]:
     SchedlabError
         If a run fails.
     """
-    if spec.find is None:
+    asked = spec.find
+    if asked is None:
         raise SpecError("find: is required here, e.g. max workload.request_rate subject to ...")
-    return find_all(points(spec), spec.find, runs)
+    length = spec.workload.num_requests
+    is_searched = any(_LENGTH in swept_keys(key) for key in (*spec.sweep, asked.maximize))
+    if length is None or is_searched or not asked.settle:
+        return find_all(points(spec), asked, runs)
+    return settled(lambda n: points(with_values(spec, {_LENGTH: n})), length, asked, runs)
 
 
-def find_all(todo: Sequence[Point], asked: Find, runs: Runs) -> list[Found]:
+def find_all(
+    todo: Sequence[Point], asked: Find, runs: Runs, near: Mapping[str, float] | None = None
+) -> list[Found]:
     """Search at several points at the same time.
 
     Parameters
@@ -94,27 +114,106 @@ def find_all(todo: Sequence[Point], asked: Find, runs: Runs) -> list[Found]:
         What is searched.
     runs : Runs
         Runs what is asked.
+    near : mapping of str to float, optional
+        Label of a setting to a value near which its answer is looked for first.
 
     Returns
     -------
     list of Found
-        One a setting, in order.
+        One a setting, in order. A setting of which a run fails has no answer, and does not keep
+        the others from theirs.
+
+    Raises
+    ------
+    SchedlabError
+        If a run of every setting fails.
     """
     bars = bars_of(asked.at_most, asked.at_least)
-    brackets = _search_all(todo, asked, bars, runs)
-    answers = [_point(point, asked, one.value) for point, one in zip(todo, brackets, strict=True)]
-    at_answer = [point.metrics for point in runs.points(answers)]
-    groups: dict[tuple[str, ...], list[int]] = {}
+    groups: dict[Setting, list[int]] = {}
     for i, point in enumerate(todo):
-        groups.setdefault((point.label, *point.settings.values()), []).append(i)
+        groups.setdefault(_setting(point), []).append(i)
+    brackets, failed = _search_all(todo, asked, bars, runs, near or {})
+    if len(failed) == len(groups):
+        check(list(failed.values()))
+    answered = [i for i in range(len(todo)) if _setting(todo[i]) not in failed]
+    answers = [_point(todo[i], asked, brackets[i].value) for i in answered]
+    at_answer = dict(zip(answered, (point.metrics for point in runs.points(answers)), strict=True))
     found = []
-    for members in groups.values():
+    for setting, members in groups.items():
+        first = todo[members[0]]
+        length = first.spec.workload.num_requests
+        if setting in failed:
+            error = f"cannot run: {failed[setting].error}"
+            found.append(Found(first.label, (), (), (), error, length))
+            continue
         of = tuple(brackets[i] for i in members)
         metrics = tuple(at_answer[i] for i in members)
-        first = todo[members[0]]
         remarks = _remarks(bars, of, metrics, is_part=first.spec.measure is not None)
-        found.append(Found(first.label, of, metrics, tuple(remarks)))
+        found.append(Found(first.label, of, metrics, tuple(remarks), "", length))
     return found
+
+
+def settled(
+    todo: Callable[[int | None], Sequence[Point]], length: int | None, asked: Find, runs: Runs
+) -> list[Found]:
+    """Search, and again with twice the requests, until no answer moves; say how they moved.
+
+    Parameters
+    ----------
+    todo : callable
+        Returns the points with so many requests each.
+    length : int or None
+        Requests of the first search; None for a whole trace, which is searched once.
+    asked : Find
+        What is searched; answers that move by less than its tolerance stay.
+    runs : Runs
+        Runs what is asked.
+
+    Returns
+    -------
+    list of Found
+        Those of the longest runs, with a remark on the way there.
+    """
+    history = [find_all(todo(length), asked, runs)]
+    for _ in range(MOST_DOUBLINGS):
+        reached = {one.label: one.value.mean for one in history[-1] if _is_answer(one)}
+        if length is None or not reached:
+            break
+        length *= 2
+        try:
+            history.append(find_all(todo(length), asked, runs, reached))
+        except SchedlabError:
+            break  # a trace file that is not so long
+        moves = [_move(one, other) for one, other in zip(*history[-2:], strict=True)]
+        if max(moves) <= asked.tolerance:
+            break
+    if len(history) == 1:
+        return history[0]
+    return [
+        replace(last, remarks=(_told_length(of, asked), *last.remarks))
+        if _is_answer(last)
+        else last
+        for last, of in zip(history[-1], zip(*history, strict=True), strict=True)
+    ]
+
+
+def _is_answer(one: Found) -> bool:
+    return not one.error and not one.bound
+
+
+def _move(one: Found, other: Found) -> float:
+    """Return by what share an answer moved; 0 where there is none to move."""
+    if not (_is_answer(one) and _is_answer(other)):
+        return 0.0
+    return abs(other.value.mean / one.value.mean - 1.0)
+
+
+def _told_length(of: Sequence[Found], asked: Find) -> str:
+    """Say how the answer of a setting depends on the length of a run."""
+    path = ", ".join(f"{one.value.mean:.4g} with {one.num_requests}" for one in of)
+    if _move(*of[-2:]) <= asked.tolerance:
+        return f"by requests a run: {path}; settled to within {asked.tolerance:.0%}"
+    return f"by requests a run: {path}; STILL MOVING: take it for more than a long run would hold"
 
 
 def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:
@@ -132,7 +231,8 @@ def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:
     list of str
         None for one replication, or where an answer lies beyond what was tried.
     """
-    first, *others = found
+    ran = [one for one in found if not one.error]
+    first, *others = ran
     if len(first.brackets) < 2:
         return []
     known = [one for one in others if not one.bound and not first.bound]
@@ -143,31 +243,49 @@ def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:
     ]
 
 
+Setting = tuple[str, ...]
+
+
+def _setting(point: Point) -> Setting:
+    """Return what replications of a setting have in common."""
+    return (point.label, *point.settings.values())
+
+
 def _search_all(
-    todo: Sequence[Point], asked: Find, bars: Sequence[Bar], runs: Runs
-) -> list[Bracket]:
-    """Let every search take a step at a time, and run what all of them ask for together."""
+    todo: Sequence[Point], asked: Find, bars: Sequence[Bar], runs: Runs, near: Mapping[str, float]
+) -> tuple[dict[int, Bracket], dict[Setting, Done]]:
+    """Let every search take a step at a time, and run what all of them ask for together.
+
+    Returns the answers by point, and the first failure of each setting that has one: nothing more
+    of such a setting is run.
+    """
     whole = _is_whole(todo[0].spec, asked)
     searches: dict[int, Search] = {}
     wanted: dict[int, list[float]] = {}
     answers: dict[int, Bracket] = {}
+    failed: dict[Setting, Done] = {}
     for i, point in enumerate(todo):
-        start = _present(point.spec, asked.maximize)
-        searches[i] = bracket(asked.between, start or 1.0, asked.tolerance, whole)
+        start = _present(point.spec, asked.maximize) or 1.0
+        searches[i] = bracket(asked.between, start, asked.tolerance, whole, near.get(point.label))
         wanted[i] = next(searches[i])
     while wanted:
         pairs = [(i, value) for i, values in wanted.items() for value in values]
-        tried = runs.points([_point(todo[i], asked, value, whole) for i, value in pairs])
+        tried = runs.tried([_point(todo[i], asked, value, whole) for i, value in pairs])
         probes: dict[int, list[Probe]] = {i: [] for i in wanted}
         for (i, value), one in zip(pairs, tried, strict=True):
-            probes[i].append(Probe(value, tuple(bar.excess(one.metrics) for bar in bars)))
+            if isinstance(one, Done):
+                failed.setdefault(_setting(todo[i]), one)
+            else:
+                probes[i].append(Probe(value, tuple(bar.excess(one.metrics) for bar in bars)))
         wanted = {}
         for i, found in probes.items():
+            if _setting(todo[i]) in failed:
+                continue
             try:
                 wanted[i] = searches[i].send(found)
             except StopIteration as end:
                 answers[i] = end.value
-    return [answers[i] for i in range(len(todo))]
+    return answers, failed
 
 
 def _point(

@@ -23,9 +23,24 @@ Data = dict[str, Any]
 _SHOWN_TRIALS = 10
 
 
-def basis_lines(cost_models: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what an absolute answer rests on: the cost models and what is known of their error."""
+def basis_lines(
+    cost_models: Sequence[Mapping[str, Any]], extrapolated: Sequence[str] = ()
+) -> list[str]:
+    """Return what an absolute answer rests on: the cost models and what is known of their error.
+
+    Parameters
+    ----------
+    cost_models : sequence of mapping
+        What each says of itself.
+    extrapolated : sequence of str
+        A line for each run that left the range one was measured in.
+    """
     lines = notes(cost_models, [])
+    if extrapolated:
+        lines.append(
+            f"warning: {len(extrapolated)} runs left the range that the cost model was measured "
+            f"in, e.g. {extrapolated[0]}"
+        )
     if any(described.get("name") == "roofline" for described in cost_models):
         lines.append(
             "the answer is as good as these times: on recorded runs of GPUs whose kernels it knows "
@@ -38,6 +53,9 @@ def find_rows(found: Sequence[Found]) -> list[tuple[str, ...]]:
     """Return a row a setting: its answer, and between what it lies."""
     rows: list[tuple[str, ...]] = []
     for one in found:
+        if one.error:
+            rows.append((one.label, "-", "-", "-"))
+            continue
         beyond = {"at least": ">= ", "below": "< "}.get(one.bound, "")
         above = [bracket.above for bracket in one.brackets]
         holds = ["-" if b.bound == "below" else number(b.value, 4) for b in one.brackets]
@@ -58,7 +76,7 @@ def find_lines(spec: ExperimentSpec, found: Sequence[Found]) -> list[str]:
     asked = spec.find
     assert asked is not None
     bars = " and ".join(map(str, bars_of(asked.at_most, asked.at_least)))
-    lines = [f"largest {asked.maximize} at which {bars} ({_requests(spec)})"]
+    lines = [f"largest {asked.maximize} at which {bars} ({_requests(spec, found)})"]
     if spec.replications > 1:
         lines.append(
             f"mean ± 95 % interval over {spec.replications} seeds, each searched alone to within "
@@ -69,7 +87,10 @@ def find_lines(spec: ExperimentSpec, found: Sequence[Found]) -> list[str]:
             f"one seed, searched to within {100 * asked.tolerance:g} %: no interval; set "
             "replications to 5 or more"
         )
-    return lines + [f"{one.label}: {remark}" for one in found for remark in one.remarks]
+    for one in found:
+        said = (one.error,) if one.error else one.remarks
+        lines += [f"{one.label}: {line}" for line in said]
+    return lines
 
 
 def find_data(
@@ -86,8 +107,10 @@ def find_data(
         "settings": [
             {
                 "label": one.label,
-                "mean": one.value.mean,
-                "ci95": one.value.half_width,
+                "error": one.error or None,
+                "num_requests": one.num_requests,
+                "mean": None if one.error else one.value.mean,
+                "ci95": None if one.error else one.value.half_width,
                 "bound": one.bound or None,
                 "replications": [
                     {
@@ -174,7 +197,8 @@ def write_json(data: Data, path: Path) -> None:
     write_text(path, json_text(data) + "\n")
 
 
-def _requests(spec: ExperimentSpec) -> str:
-    asked = spec.workload.num_requests
+def _requests(spec: ExperimentSpec, found: Sequence[Found] = ()) -> str:
+    lengths = [one.num_requests for one in found if not one.error]
+    asked = lengths[0] if lengths else spec.workload.num_requests
     length = "the whole trace" if asked is None else f"{asked} requests a run"
     return length if spec.measure is None else f"{length}, a part measured"

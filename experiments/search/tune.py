@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schedlab.experiments.search.bars import Metrics, bars_of, label_of, with_values
-from schedlab.experiments.search.find import find_all
+from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find, Tune, is_key
 from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.statistics import Estimate, estimate, paired_change, verdict
+from schedlab.experiments.sweeps.jobs import Done
 from schedlab.experiments.sweeps.runs import Runs
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SchedlabError, SpecError
+
+_SETTLED = 0.02
 
 Values = tuple[float, ...]
 """A value for each key of `over`, in its order."""
@@ -168,7 +171,13 @@ class _Search:
             self.is_cut = True
             allowed = dict(list(allowed.items())[:room])
         trials = evaluate(list(allowed.values()), self._asked, self._runs)
-        self.trials |= dict(zip(allowed, trials, strict=True))
+        for values, trial in zip(allowed, trials, strict=True):
+            if isinstance(trial, Trial):
+                self.trials[values] = trial
+            else:
+                self._invalid.add(values)
+                self.num_invalid += 1
+                self.last_error = trial
 
     def _rounded(self, combination: Values) -> Values:
         bounded = [
@@ -187,7 +196,7 @@ class _Search:
         }
 
 
-def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[Trial]:
+def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[Trial | str]:
     """Run settings with all replications and weigh them.
 
     Parameters
@@ -201,8 +210,8 @@ def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[T
 
     Returns
     -------
-    list of Trial
-        One a setting.
+    list of Trial or str
+        One a setting; why there is none, where a run of it failed.
     """
     values = [{key: _value(spec, key) for key in asked.over} for spec in specs]
     expanded = [
@@ -211,18 +220,29 @@ def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[T
         for point in points(spec)
     ]
     bars = bars_of(asked.at_most, asked.at_least)
+    if not expanded:
+        return []
     if is_key(asked.maximize):
-        found = find_all(expanded, _as_find(asked), runs) if expanded else []
+        found = find_all(expanded, _as_find(asked), runs)
         # Within the bars by construction, but for a setting that breaks one at the least value.
         return [
-            Trial(v, tuple(one.values), (1.0 if one.bound == "below" else 0.0,))
+            one.error or Trial(v, tuple(one.values), (1.0 if one.bound == "below" else 0.0,))
             for v, one in zip(values, found, strict=True)
         ]
-    metrics = [p.metrics for p in runs.points([(p.spec, p.label) for p in expanded])]
-    num = len(expanded) // max(len(specs), 1)
-    trials = []
+    tried = runs.tried([(point.spec, point.label) for point in expanded])
+    num = len(expanded) // len(specs)
+    trials: list[Trial | str] = []
     for i, v in enumerate(values):
-        own: Sequence[Metrics] = metrics[i * num : (i + 1) * num]
+        own: list[Metrics] = []
+        failed = ""
+        for one in tried[i * num : (i + 1) * num]:
+            if isinstance(one, Done):
+                failed = failed or f"{one.job.label}: {one.error}"
+            else:
+                own.append(one.metrics)
+        if failed:
+            trials.append(failed)
+            continue
         goals = tuple(float(one[asked.maximize]) for one in own)
         excess = tuple(
             math.fsum(bar.excess(one) for one in own) / num / (abs(bar.bound) or 1.0)
@@ -238,10 +258,7 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -
     own = {key: _value(spec, key) for key in asked.over}
     winner = dict(ordered[0].values)
     settings = [winner] if own == winner else [winner, own]
-    best, *others = evaluate(
-        [with_values(fresh, {k: _plain(v) for k, v in one.items()}) for one in settings],
-        asked, runs,
-    )  # fmt: skip
+    (best, *others), told_length = _settled(fresh, asked, settings, runs)
     given = others[0] if others else None
     told = "the experiment's own values are the best found"
     if given is not None:
@@ -251,7 +268,7 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -
             told = verdict(*names, asked.maximize, paired_change(best.goals, given.goals), True)
         if not given.holds:
             told += " (which breaks a bar)"
-    remarks = []
+    remarks = [told_length] if told_length else []
     if not ordered[0].holds:
         remarks.append("NO SETTING HOLDS ALL BARS; this one breaks them least")
     elif not best.holds:
@@ -268,6 +285,53 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -
     if search.is_cut:
         remarks.append(f"stopped after {asked.max_settings} settings (tune.max_settings)")
     return Tuned(tuple(ordered), search.num_invalid, best, given, told, tuple(remarks))
+
+
+def _settled(
+    fresh: ExperimentSpec, asked: Tune, settings: Sequence[Mapping[str, float]], runs: Runs
+) -> tuple[list[Trial], str]:
+    """Run settings with ever more requests until their goals stay; say how the first moved."""
+    length = fresh.workload.num_requests
+    history: list[tuple[int | None, list[Trial]]] = []
+    for _ in range(MOST_DOUBLINGS + 1):
+        spec = fresh if length is None else with_values(fresh, {"workload.num_requests": length})
+        specs = [with_values(spec, {k: _plain(v) for k, v in one.items()}) for one in settings]
+        try:
+            found = evaluate(specs, asked, runs)
+        except SchedlabError:
+            if not history:
+                raise
+            break
+        failed = [one for one in found if isinstance(one, str)]
+        if failed and history:
+            break  # a trace file that is not so long
+        if failed:
+            raise SchedlabError(failed[0])
+        history.append((length, [one for one in found if isinstance(one, Trial)]))
+        if not asked.settle or length is None or _moves(history) <= _SETTLED:
+            break
+        length *= 2
+    if len(history) < 2:
+        return history[-1][1], ""
+    path = ", ".join(f"{trials[0].goal.mean:.4g} with {n}" for n, trials in history)
+    ends = f"settled to within {_SETTLED:.0%}"
+    if _moves(history) > _SETTLED:
+        ends = "STILL MOVING: take it for more than a long run would hold"
+    searched = history[0][0]
+    return history[-1][1], (
+        f"the best by requests a run: {path}; {ends} (settings were tried with {searched})"
+    )
+
+
+def _moves(history: Sequence[tuple[int | None, list[Trial]]]) -> float:
+    """Return by what share the goals moved with the last doubling; infinity before one."""
+    if len(history) < 2:
+        return math.inf
+    pairs = zip(history[-2][1], history[-1][1], strict=True)
+    return max(
+        abs(after.goal.mean / before.goal.mean - 1.0) if before.goal.mean else math.inf
+        for before, after in pairs
+    )
 
 
 def _alike(best: Trial, other: Trial) -> bool:

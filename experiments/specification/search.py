@@ -83,6 +83,11 @@ class Find(Section):
         description="Search ends when the next larger value tried, at which a bar breaks, is "
         "no more than this share above the answer.",
     )
+    settle: Annotated[bool, Field(strict=True)] = Field(
+        default=True,
+        description="Whether to double `workload.num_requests`, three times at most, until the "
+        "answer moves by less than the tolerance.",
+    )
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Find:
@@ -154,6 +159,11 @@ class Tune(Section):
         "share.",
     )
     max_settings: Count = Field(default=100, description="Most settings tried.")
+    settle: Annotated[bool, Field(strict=True)] = Field(
+        default=True,
+        description="Whether to double `workload.num_requests`, three times at most, until the "
+        "answer moves by less than 2 %.",
+    )
 
     @model_validator(mode="after")
     def _ranges_rise(self) -> Tune:
@@ -207,4 +217,4 @@ def check_search(find: Find | None, tune: Tune | None, swept: list[str], fail: F
         keys = [goal, *(section.over if isinstance(section, Tune) else ())]
         for key in keys:
             if key in swept:
-                fail((name,), f"{key} is swept as well; take it out of the sweep")
+                fail((name,), f"{key} is swept as well; set {key} to one value, and it is not")

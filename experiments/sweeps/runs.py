@@ -37,6 +37,8 @@ class Runs:
         self._asked: set[str] = set()
         self.cost_models: list[Mapping[str, Any]] = []
         """Descriptions of the cost models behind the points returned so far, each once."""
+        self.extrapolated: dict[str, str] = {}
+        """Content hash of points that left the measured range of their cost model, and how far."""
 
     @property
     def num_asked(self) -> int:
@@ -70,10 +72,30 @@ class Runs:
         SchedlabError
             If a run fails: nobody can go on without it. Finished runs are kept.
         """
+        found = self.tried(wanted)
+        check([one for one in found if isinstance(one, Done)])
+        return [one for one in found if isinstance(one, PointMetrics)]
+
+    def tried(self, wanted: Sequence[tuple[ExperimentSpec, str]]) -> list[PointMetrics | Done]:
+        """Return what points gave, in order, and of those that failed how they ended.
+
+        Parameters
+        ----------
+        wanted : sequence of (ExperimentSpec, str)
+            Points, and what to call them.
+        """
         jobs = [self.store.job(spec, label) for spec, label in wanted]
-        check(self.run(jobs))
-        found = [self.store.load(job) for job in jobs]
-        for point in found:
+        failed = {done.job.content_hash: done for done in self.run(jobs)}
+        found: list[PointMetrics | Done] = []
+        for job in jobs:
+            if job.content_hash in failed:
+                found.append(failed[job.content_hash])
+                continue
+            point = self.store.load(job)
+            found.append(point)
+            for line in point.warnings:
+                if "cost model was measured in" in line:
+                    self.extrapolated[job.content_hash] = f"{job.label}: {line}"
             if point.cost_model not in self.cost_models:
                 self.cost_models.append(point.cost_model)
         return found

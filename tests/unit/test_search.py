@@ -13,12 +13,14 @@ from schedlab.experiments.search import tune as tuning
 from schedlab.experiments.search.bars import Bar
 from schedlab.experiments.search.bracket import Bracket, Probe, bracket
 from schedlab.experiments.search.find import Found, _remarks, find, verdicts
+from schedlab.experiments.search.search_report import find_data, find_lines, find_rows
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.search import Find
+from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SchedlabError, SpecError
 
 
 def searched(excess, between=None, start=1.0, tolerance=0.02, whole=False):
@@ -122,6 +124,30 @@ def test_remark_tells_the_metric_where_it_is_not_monotone(bar, said):
 def test_bracket_takes_what_cannot_be_measured_as_a_break():
     found = searched(lambda value: math.inf if value > 5 else -1.0, (1.0, 40.0))
     assert found.value <= 5 < found.above
+
+
+def test_bracket_near_a_value_looks_elsewhere_where_it_is_not_there():
+    def near(value):
+        tried = []
+
+        def excess(at):
+            tried.append(at)
+            return at - 7.0
+
+        search = bracket((1.0, 40.0), 1.0, 0.02, False, value)
+        asked = next(search)
+        try:
+            while True:
+                asked = search.send([Probe(at, (excess(at),)) for at in asked])
+        except StopIteration as end:
+            return end.value, tried
+
+    found, tried = near(7.2)
+    assert found.value <= 7.0 < found.above <= 1.02 * found.value
+    assert min(tried) == 7.2 / 1.25
+    found, tried = near(20.0)
+    assert found.value <= 7.0 < found.above
+    assert min(tried) == 1.0
 
 
 # -- the section -------------------------------------------------------------------------------
@@ -239,7 +265,7 @@ class Surface:
 
     num_asked = 0
 
-    def points(self, wanted):
+    def tried(self, wanted):
         self.num_asked += len(wanted)
         return [PointMetrics(label, {}, 0, "", self._metrics(one)) for one, label in wanted]
 
@@ -255,6 +281,7 @@ class Surface:
 
 def tuned(**keys):
     section = {
+        "settle": False,
         "maximize": "output_throughput",
         "over": {"engine.max_num_seqs": [8, 512], "engine.max_num_batched_tokens": [64, 8192]},
         "at_most": {"p99_itl_ms": 100},
@@ -345,3 +372,80 @@ def test_tune_of_a_rate_searches_it_at_every_setting(tmp_path):
 def test_tune_that_makes_no_sense_raises(section, message):
     with pytest.raises(SpecError, match=message):
         spec(tune=section)
+
+
+class Lengths:
+    """Stands for runs: latency grows with rate and with the length of a run, and static fails."""
+
+    cost_models = ()
+
+    def __init__(self, grows=1.0, longest=10**9):
+        self.grows, self.longest = grows, longest
+        self.lengths = []
+
+    def tried(self, wanted):
+        return [self._one(*pair) for pair in wanted]
+
+    def points(self, wanted):
+        return self.tried(wanted)
+
+    def _one(self, one, label):
+        length = one.workload.num_requests
+        self.lengths.append(length)
+        job = Job(one, "", Path(), label)
+        if one.policy.name == "static":
+            return Done(job, 0.0, "static does not run here")
+        if length > self.longest:
+            return Done(job, 0.0, "the trace has not so many rows")
+        rate = one.workload.request_rate
+        p99_ms = 100 * rate * (1 + self.grows * math.log2(length / 60))
+        metrics = {"p99_ttft_ms": p99_ms, "offered_request_rate": rate, "request_throughput": rate,
+                   "median_e2el_ms": 0.0, "median_queue_time_ms": 0.0, "duration_s": 1.0,
+                   "completed": 1e9}  # fmt: skip
+        return PointMetrics(label, {}, 0, "", metrics)
+
+
+LIMITED = {"find": "max workload.request_rate between 1 and 40 subject to p99_ttft_ms <= 1000"}
+
+
+@pytest.mark.parametrize(
+    ("grows", "lengths", "said"),
+    [(0.0, [60, 120], "settled to within 2%"), (0.3, [60, 120, 240, 480], "STILL MOVING")],
+)
+def test_find_doubles_its_runs_until_the_answer_stays(grows, lengths, said):
+    runs = Lengths(grows)
+    (one,) = find(spec(**LIMITED), runs)
+    assert sorted(set(runs.lengths)) == lengths
+    assert one.num_requests == lengths[-1]
+    assert said in one.remarks[0]
+
+
+def test_find_of_a_short_trace_keeps_what_it_has():
+    (one,) = find(spec(**LIMITED), Lengths(0.3, longest=120))
+    assert one.num_requests == 120
+
+
+def test_find_that_is_not_to_settle_takes_the_first_answer():
+    asked = {"maximize": "workload.request_rate", "at_most": {"p99_ttft_ms": 1000}, "settle": False}
+    runs = Lengths(0.3)
+    find(spec(find=asked), runs)
+    assert set(runs.lengths) == {60}
+
+
+def test_setting_that_cannot_run_does_not_keep_the_others_from_their_answer():
+    asked = spec(**LIMITED, sweep={"policy": ["static", "fcfs"]}, replications=5)
+    failed, fine = find(asked, Lengths(0.0))
+    assert failed.error == "cannot run: static does not run here"
+    assert fine.value.mean == pytest.approx(10, rel=0.03)
+    assert verdicts(asked.find, [failed, fine]) == []
+    rows, lines = find_rows([failed, fine]), find_lines(asked, [failed, fine])
+    assert rows[0] == ("static", "-", "-", "-")
+    assert "static: cannot run: static does not run here" in lines
+    (told, _) = find_data(asked, [failed, fine], [], 1)["settings"]
+    assert told["error"]
+    assert told["mean"] is None
+
+
+def test_search_of_which_no_setting_runs_is_an_error():
+    with pytest.raises(SchedlabError, match="static does not run here"):
+        find(spec(**LIMITED, policy="static"), Lengths())
