@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from schedlab.experiments.results.selection import FOLDER
 from schedlab.experiments.results.tables import Row
 from schedlab.sim.errors import SchedlabError
 
@@ -18,7 +19,7 @@ SATURATED = 1.05
 def curve_name(row: Row) -> str:
     """Return what tells a row's curve from the others: its settings but the rate."""
     rest = [
-        value if key == "policy" else f"{key.rsplit('.', 1)[-1]}={value}"
+        value if key in ("policy", FOLDER) else f"{key.rsplit('.', 1)[-1]}={value}"
         for key, value in row.settings.items()
         if key not in RATE_KEYS
     ]

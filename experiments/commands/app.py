@@ -15,6 +15,17 @@ from schedlab.experiments.commands.exit_codes import INTERRUPTED, USER_ERROR
 from schedlab.experiments.commands.experiment import with_experiment
 from schedlab.sim.errors import SchedlabError
 
+_EXTRAS = {
+    "torch": "schedlab[gpu]",
+    "triton": "schedlab[gpu]",
+    "safetensors": "safetensors",
+    "sklearn": "schedlab[predictors]",
+    "ray": "schedlab[ray]",
+    "vllm": "schedlab[vllm]",
+    "aiconfigurator_core": "schedlab[aiconfigurator]",
+}
+"""Packages that some commands need, and what brings them along."""
+
 
 class _OnDemand(Mapping[str, Any]):
     """Commands by name, each imported when it is asked for."""
@@ -67,6 +78,12 @@ class _Commands(TyperGroup):
             raise typer.Exit(1) from None
         except OSError as error:
             _complain(f"error: {error}")
+            raise typer.Exit(USER_ERROR) from None
+        except ModuleNotFoundError as error:
+            name = (error.name or "").partition(".")[0]
+            if name not in _EXTRAS:
+                raise
+            _complain(f"error: {name} is not installed: pip install '{_EXTRAS[name]}'")
             raise typer.Exit(USER_ERROR) from None
         except MemoryError as error:
             _complain(f"error: {with_experiment(f'not enough memory: {error}')}")

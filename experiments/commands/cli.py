@@ -12,12 +12,20 @@ import sys
 
 COMMANDS = {
     "run": ("run", "Run an experiment: all points of its sweep."),
+    "check": (
+        "check",
+        "Check an experiment, every point of its sweep included, and run nothing.",
+    ),
     "sweep": ("sweep", "Run a sweep by many workers; run it again and only what is missing runs."),
     "find": (
         "sweep",
         "Find the largest value within bars (the section `find`), e.g. the highest request rate.",
     ),
     "tune": ("sweep", "Find the best values of engine limits within bars (the section `tune`)."),
+    "recommend": (
+        "recommend",
+        "Search how to serve a model within latency targets: a vllm serve line, what to expect.",
+    ),
     "batch-means": ("results", "Say how sure the mean latencies of one long run are."),
     "by-class": (
         "results",
@@ -27,8 +35,15 @@ COMMANDS = {
         "results",
         "Say which policy beats which, by how much and how surely, over the seeds they share.",
     ),
-    "plot": ("results", "Draw figures of a finished run into its folder."),
-    "report": ("results", "Write one HTML page of a finished run or sweep, that needs no network."),
+    "plot": (
+        "results",
+        "Draw figures of finished runs and searches: all that suit, or those asked for.",
+    ),
+    "report": (
+        "results",
+        "Write one HTML page of finished runs or a search, that needs no network.",
+    ),
+    "log": ("results", "Send finished runs to MLflow or Weights & Biases."),
     "compare": (
         "compare",
         "Run an experiment on the real backend and in simulation, and say how far they differ.",

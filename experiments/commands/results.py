@@ -16,27 +16,106 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def plot(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="DIR...", help="Results folders; several are drawn as one."),
+    ] = None,
+    figure: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A figure by name (--list); may be repeated."),
+    ] = None,
+    metric: Metrics = None,
+    x: Annotated[
+        str | None,
+        typer.Option("--x", metavar="KEY", help="Along the x axis: a swept key, or a metric."),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A swept key whose values make the curves."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--filter", metavar="KEY=A[,B]", help="Show these values of a swept key."),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="POLICY=NAME", help="What to call a policy, or a swept value."),
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option(help="Instead of the experiment's name; may be empty.")
+    ] = None,
+    file_format: Annotated[
+        list[str] | None,
+        typer.Option("--format", metavar="FORMAT", help="pdf, svg or png; png and svg."),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Of a paper: column (3.4 inches) or page (7 inches)."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FOLDER", help="Where to; the first DIR."),
+    ] = None,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List the figures, and draw nothing.")
+    ] = False,
 ) -> None:
-    """Draw figures of a finished run into its folder."""
-    from schedlab.experiments.figures.figures import draw
+    """Draw figures of finished runs and searches: all that suit, or those asked for."""
+    from schedlab.experiments.figures.chosen import FIGURES, SEARCHES, Chosen, draw_chosen
+    from schedlab.experiments.figures.style import FORMATS, SIZES
+    from schedlab.sim.errors import SpecError, nearest
 
-    for path in draw(folder):
+    if show_list:
+        rows = [(name, kind.caption) for name, kind in FIGURES.items()]
+        rows += [(name, kind.caption) for name, kind in SEARCHES.items()]
+        print_table("", ("figure", "shows"), rows, num_keys=2)
+        return
+    if not folders:
+        raise SpecError("name a results folder, or --list the figures")
+    for one in file_format or []:
+        if one not in FORMATS:
+            raise SpecError(f"--format {one}: {nearest(one, FORMATS)}")
+    if size is not None and size not in SIZES:
+        raise SpecError(f"--size {size}: {nearest(size, SIZES)}")
+    wanted = {key: value.split(",") for key, value in _pairs("--filter", only)}
+    names = [name.replace("-", "_") for name in figure or []]
+    # The metric of a distribution is a latency by its short name, which is no metric of a run.
+    metrics = (metric or []) if names == ["cdf"] else known_metrics(metric)
+    chosen = Chosen(names, metrics, x, by or [], wanted, dict(_pairs("--label", label)), title)
+    written, left_out = draw_chosen(folders, chosen, output, file_format or ("png", "svg"), size)
+    for path in written:
         typer.echo(path)
+    for line in left_out:
+        typer.echo(f"left out: {line}", err=True)
+
+
+def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:
+    """Split what is written as KEY=VALUE, at the last sign: a policy may have knobs in its name."""
+    from schedlab.sim.errors import SpecError
+
+    pairs = []
+    for text in given or []:
+        key, sign, value = text.rpartition("=") if option == "--label" else text.partition("=")
+        if not sign or not key:
+            raise SpecError(f"{option} {text}: write it as {option} KEY=VALUE")
+        pairs.append((key, value))
+    return pairs
 
 
 @app.command("report")
 def report_page(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A results folder.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Results; several are shown as one.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE.html", help="DIR/report.html if not given."),
     ] = None,
 ) -> None:
-    """Write one HTML page of a finished run or sweep, that needs no network."""
+    """Write one HTML page of finished runs or a search, that needs no network."""
     from schedlab.experiments.report.page import write_page
 
-    typer.echo(write_page(folder, output))
+    typer.echo(write_page(folders[0], output, folders[1:]))
 
 
 @app.command("compare-policies")
@@ -129,3 +208,22 @@ def by_class_command(
 
     header, lines = class_table(folder, column, known_metrics(metric) or tuple(METRICS))
     print_table("", header, lines, num_keys=2)
+
+
+@app.command("log")
+def log_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of a run or sweep.")],
+    to: Annotated[str, typer.Option(metavar="TRACKER", help="mlflow or wandb.")],
+    project: Annotated[
+        str | None, typer.Option(help="Experiment (MLflow) or project (W&B); the name by default.")
+    ] = None,
+) -> None:
+    """Send finished runs to MLflow or Weights & Biases."""
+    from schedlab.experiments.results.saved_results import read_results
+    from schedlab.experiments.results.trackers import TRACKERS, log_runs
+    from schedlab.sim.errors import SpecError, nearest
+
+    if to not in TRACKERS:
+        raise SpecError(f"--to {to}: {nearest(to, TRACKERS)}")
+    count = log_runs(read_results(folder), to, project)
+    typer.echo(f"{count} runs sent to {to}")

@@ -171,15 +171,22 @@ def _search_command(
         check_backend(spec, jobs, ray)
         with opened_runs(folder, choose_workers(jobs, ray), quiet) as runs:
             found = search(spec, runs)
-        basis = basis_lines(runs.cost_models)
-        data = {**found.data, "cost_models": runs.cost_models, "basis": basis}
+        basis = basis_lines(runs.cost_models, list(runs.extrapolated.values()))
+        table = {"header": found.header, "rows": found.rows, "num_text": 1}
+        data = {
+            **found.data,
+            "cost_models": runs.cost_models,
+            "basis": basis,
+            "table": table,
+            "lines": [*found.lines, *basis],
+        }
         write_json(data, folder / f"{name}.json")
         if as_json:
             typer.echo(json_text(data))
         elif not quiet:
             print_table("", found.header, found.rows)
             print_lines(["", *found.lines, *basis])
-            print_lines([f"{runs.num_asked} runs in {folder}"])
+            print_lines([f"{runs.num_asked} runs in {folder} (schedlab plot, schedlab report)"])
 
     command.__doc__ = search.__doc__
     return command

@@ -10,6 +10,7 @@ from schedlab.experiments.figures.figures import shown_load
 from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
 from schedlab.experiments.figures.style import show_in_notebooks
 from schedlab.experiments.results.saved_results import SavedResults
+from schedlab.experiments.results.selection import num_gpus
 from schedlab.experiments.results.tables import Row
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ class Plots:
     def pareto(self, x: str = "output_throughput", y: str = "p99_ttft_ms") -> Figure:
         """Draw all settings by two metrics, with those that no other beats."""
         return plots.pareto(self._rows, self._results.name, x, y)
+
+    def gpu_frontier(self) -> Figure:
+        """Draw output tokens a second of a GPU against those that a user sees."""
+        gpus = [num_gpus(self._results.of(row)[0]) for row in self._rows]
+        return plots.gpu_frontier(self._rows, self._results.name, gpus)
+
+    def lines(self, *metrics: str, x: str | None = None, by: Sequence[str] = ()) -> Figure:
+        """Draw metrics over a swept key or over another metric, a curve a setting."""
+        return plots.lines(self._rows, self._results.name, metrics or ("p99_ttft_ms",), x, by)
 
     def heat_map(
         self, metrics: Sequence[str] = DEFAULT_METRICS, rate: float | None = None

@@ -18,9 +18,13 @@ from schedlab.experiments.figures.style import (
     GREY,
     PALE,
     Look,
+    fit_beside,
     house_style,
     looks,
+    name_below,
     new_figure,
+    note,
+    panels,
     plain_numbers,
     spread,
 )
@@ -172,7 +176,7 @@ def attainment_against_rate(
         axes.axhline(100 * target, color=GREY, linewidth=0.9, linestyle=(0, (6, 2)), zorder=1)
         axes.set_ylim(0, 102)
         drawn = _arrange(results, highlight)
-        ends = []
+        ends: Ends = []
         for curve in drawn:
             end = _draw_curve(axes, curve, rate, metric, 100.0, lowest=0.0)
             if curve.look is None:
@@ -186,7 +190,7 @@ def attainment_against_rate(
         axes.set_ylabel(metric_named(metric).axis)
         axes.set_xlabel(_RATE_NAMES[key])
         axes.set_title(title)
-        _label_ends(axes, ends)
+        _name(figure, [(axes, ends)])
         _explain(
             figure,
             drawn,
@@ -212,10 +216,11 @@ def _latency_panels(
 ) -> Figure:
     drawn = _arrange(results, highlight)
     with house_style():
-        figure = new_figure(10.4, 4.2)
-        for axes, latency in zip(figure.subplots(1, 2, sharex=True), metrics, strict=True):
+        figure, both = panels(10.4, 4.2, 2)
+        named = []
+        for axes, latency in zip(both, metrics, strict=True):
             metric = f"p99_{latency}_ms"
-            ends = []
+            ends: Ends = []
             for curve in drawn:
                 end = _draw_curve(axes, curve, x, metric, metric_named(metric).scale)
                 if curve.look is not None:
@@ -226,7 +231,8 @@ def _latency_panels(
             axes.set_xlabel(x_name)
             axes.set_xlim(left=0)
             plain_numbers(axes, "y")
-            _label_ends(axes, ends)
+            named.append((axes, ends))
+        _name(figure, named)
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         _explain(figure, drawn, _SATURATION_NOTE if any(map(is_saturated, results)) else "")
     return figure
@@ -278,6 +284,18 @@ def _draw_curve(
     return drawn[-1] if drawn else (math.nan, math.nan)
 
 
+Ends = list[tuple[str, Look, float, float]]
+
+
+def _name(figure: Figure, ends: Sequence[tuple[Axes, Ends]]) -> None:
+    """Name curves beside their ends, or under the figure where names are long or room is short."""
+    if fit_beside(name for _, some in ends for name, *_ in some):
+        for axes, some in ends:
+            _label_ends(axes, some)
+    else:
+        name_below(figure, [(name, look) for _, some in ends for name, look, *_ in some])
+
+
 def _label_ends(axes: Axes, ends: Sequence[tuple[str, Look, float, float]]) -> None:
     """Write each curve's name beside its end, moved up or down so that names do not overlap."""
     found = [end for end in ends if math.isfinite(end[2]) and math.isfinite(end[3])]
@@ -297,13 +315,11 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[str, Look, float, float]]) -> N
         )  # fmt: skip
 
 
-def _explain(figure: Figure, drawn: Sequence[_Curve], note: str) -> None:
+def _explain(figure: Figure, drawn: Sequence[_Curve], text: str) -> None:
     """Write under a figure what its reader has to know."""
     num_grey = sum(curve.look is None for curve in drawn)
     grey = f"grey: the other {num_grey} settings" if num_grey else ""
-    text = "; ".join(part for part in (note, grey) if part)
-    if text:
-        figure.supxlabel(text, fontsize=8, color=GREY)
+    note(figure, "; ".join(part for part in (text, grey) if part))
 
 
 def _bracket_text(held: float, broken: float) -> str:

@@ -17,6 +17,7 @@ from schedlab.experiments.figures.style import (
     legend_width,
     looks,
     new_figure,
+    note,
     plain_numbers,
 )
 
@@ -146,7 +147,7 @@ def slowdown_against_length(results: Mapping[str, RunResult], alone: Floats, tit
         axes.set_ylabel("slowdown (end-to-end latency / alone)")
         axes.set_title(title)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        figure.supxlabel("thick: median; thin: 90th percentile", fontsize=8, color=GREY)
+        note(figure, "thick: median; thin: 90th percentile")
     return figure
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedlab.experiments.analysis.frontier import on_frontier
 from schedlab.experiments.analysis.rate_curves import curves, rate
 from schedlab.experiments.figures import plots
 from schedlab.experiments.figures.style import save
-from schedlab.experiments.results.results_folder import add_to_marker
-from schedlab.experiments.results.saved_results import SavedResults, read_results
+from schedlab.experiments.results.saved_results import SavedResults
+from schedlab.experiments.results.selection import num_gpus
 from schedlab.experiments.results.tables import Row
 from schedlab.sim.errors import SchedlabError
 
@@ -41,32 +41,6 @@ class Drawing(NamedTuple):
     draw: Callable[[], Figure]
 
 
-def draw(folder: Path) -> list[Path]:
-    """Draw the figures that suit a results folder, into that folder.
-
-    Parameters
-    ----------
-    folder : Path
-        What `schedlab run` or `schedlab sweep` wrote.
-
-    Returns
-    -------
-    list of Path
-        The files written; see `drawings`.
-
-    Raises
-    ------
-    SchedlabError
-        If the folder holds no results, or too little to draw.
-    """
-    todo = drawings(read_results(folder))
-    if not todo:
-        raise SchedlabError(f"{folder}: one setting and no tables of its run: nothing to draw")
-    written = [path for item in todo for path in save(item.draw(), folder / item.name)]
-    add_to_marker(folder, [path.name for path in written])
-    return written
-
-
 def draw_throughput(results: SavedResults) -> None:
     """Draw throughput against tail latency into the folder, where a request rate is swept."""
     if _sweeps_rate(results.rows):
@@ -76,13 +50,15 @@ def draw_throughput(results: SavedResults) -> None:
         )
 
 
-def drawings(results: SavedResults) -> list[Drawing]:
+def drawings(results: SavedResults, title: str | None = None) -> list[Drawing]:
     """Return the figures that suit results.
 
     Parameters
     ----------
     results : SavedResults
         A results folder.
+    title : str, optional
+        Above them; the experiment's name if absent.
 
     Returns
     -------
@@ -92,6 +68,8 @@ def drawings(results: SavedResults) -> list[Drawing]:
         the `shown_load`. For a single run: latency distributions, time series and the first
         requests.
     """
+    if title is not None:
+        results = replace(results, name=title)
     rows = results.rows
     found: list[Drawing] = []
     if _sweeps_rate(rows):
@@ -180,6 +158,14 @@ def _between_settings(results: SavedResults) -> Iterator[Drawing]:
             "pareto",
             "All settings by output throughput and tail latency, with those that no other beats.",
             lambda: plots.pareto(rows, results.name),
+        )
+    if _sweeps_rate(rows) and any(row.mean("median_tpot_ms") > 0 for row in rows):
+        yield Drawing(
+            "gpu_frontier",
+            "Output tokens a second of a GPU against those that a user sees.",
+            lambda: plots.gpu_frontier(
+                rows, results.name, [num_gpus(results.of(row)[0]) for row in rows]
+            ),
         )
     there, load = shown_load(rows)
     title = f"{results.name} {load}".rstrip()

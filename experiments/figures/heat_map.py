@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from schedlab.experiments.figures.style import GREY, house_style, legend_width, new_figure
+from schedlab.experiments.figures.style import house_style, legend_width, new_figure, note
+from schedlab.experiments.results.selection import FOLDER
 from schedlab.experiments.results.tables import Row
 from schedlab.experiments.statistics import with_interval
 from schedlab.sim.errors import SpecError
@@ -64,9 +65,8 @@ def heat_map(
     worse = np.stack([times_worse([row.mean(m) for row in results], m) for m in shown], axis=1)
     shade = np.log(np.clip(worse, 1.0, _WORST)) / math.log(_WORST)
     with house_style():
-        figure = new_figure(
-            legend_width(_labels(results), 0.9 + 1.12 * len(shown)), 1.0 + 0.27 * len(results)
-        )
+        width = legend_width(_labels(results), 0.9 + 1.12 * len(shown))
+        figure = new_figure(width, 1.0 + 0.27 * len(results), least=0.75 * width)
         axes = figure.subplots()
         image = axes.imshow(
             np.ma.masked_invalid(shade), cmap=_shades(), vmin=0, vmax=1, aspect="auto"
@@ -98,10 +98,10 @@ def heat_map(
         bar.set_label("worse than the best", fontsize=8)
         bar.outline.set_visible(False)
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-        note = "bold: the best, and what its interval does not tell from it"
+        text = "bold: the best, and what its interval does not tell from it"
         if any(row.num_replications > 1 for row in results):
-            note += "; ± is the 95 % confidence interval over replications"
-        figure.supxlabel(note, fontsize=8, color=GREY)
+            text += "; ± is the 95 % confidence interval over replications"
+        note(figure, text)
     return figure
 
 
@@ -168,7 +168,7 @@ def _labels(results: Sequence[Row]) -> list[str]:
     return [
         ", ".join(
             row.settings[key]
-            if key == "policy"
+            if key in ("policy", FOLDER)
             else f"{key.rsplit('.', 1)[-1]}={row.settings[key]}"
             for key in varying
             if key in row.settings

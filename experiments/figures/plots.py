@@ -25,9 +25,10 @@ from schedlab.experiments.figures.distributions import (
 )
 from schedlab.experiments.figures.gantt import batching, gantt, seats
 from schedlab.experiments.figures.heat_map import heat_map
+from schedlab.experiments.figures.lines import lines
 from schedlab.experiments.figures.theory import TheoryCheck, theory_against_simulation
 from schedlab.experiments.figures.timelines import time_series
-from schedlab.experiments.figures.trade_off import pareto
+from schedlab.experiments.figures.trade_off import gpu_frontier, pareto
 
 __all__ = [
     "RATE_KEYS",
@@ -37,10 +38,12 @@ __all__ = [
     "claim",
     "curve_name",
     "gantt",
+    "gpu_frontier",
     "heat_map",
     "is_saturated",
     "latency_against_rate",
     "latency_cdf",
+    "lines",
     "measured_against_simulated",
     "pareto",
     "predictability",

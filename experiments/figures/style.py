@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import itertools
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import replacing
 
 if TYPE_CHECKING:
@@ -63,7 +66,34 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "schedlab",
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,
 }
+_ON_PAPER: dict[Any, Any] = {
+    "savefig.dpi": 300,
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "figure.titlesize": 8.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4.0,
+}
+
+SIZES = {"column": 3.4, "page": 7.0}
+"""Widths in inches of a column and of a page of a paper in two columns."""
+
+FORMATS = ("png", "svg", "pdf")
+"""What figures can be written as."""
+
+_METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "ModDate": None},
+}
+"""What makes the same figure the same bytes."""
+
+_paper: ContextVar[str | None] = ContextVar("_paper", default=None)
+_LEAST_HEIGHT = 2.3
+_CHARACTERS_PER_INCH = 19
+_LONGEST_AT_END = 20
 
 
 def legend_width(labels: Iterable[str], panel: float) -> float:
@@ -71,11 +101,93 @@ def legend_width(labels: Iterable[str], panel: float) -> float:
     return panel + 0.3 + 0.075 * max((len(label) for label in labels), default=0)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of a size in inches, free of pyplot's global state."""
+@contextmanager
+def paper(size: str | None) -> Iterator[None]:
+    """Draw figures inside the block for a paper: `size` is of `SIZES`, None as on a screen."""
+    token = _paper.set(size)
+    try:
+        yield
+    finally:
+        _paper.reset(token)
+
+
+def new_figure(width: float, height: float, least: float = 0.0) -> Figure:
+    """Return an empty figure, free of pyplot's global state.
+
+    Parameters
+    ----------
+    width, height : float
+        Inches on a screen. On a `paper` it is as wide as that, and lower in proportion.
+    least : float
+        The width below which nobody can read it.
+
+    Raises
+    ------
+    SchedlabError
+        If the paper is narrower than that.
+    """
     from matplotlib.figure import Figure
 
+    size = _paper.get()
+    if size is not None:
+        given = SIZES[size]
+        if given < least:
+            raise SchedlabError(
+                f"needs {least:.1f} inches and a {size} has {given:g}: show less of it (--metric, "
+                "--filter), or choose another size"
+            )
+        width, height = given, max(height * given / width, min(height, _LEAST_HEIGHT))
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def panels(width: float, height: float, num: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels side by side, below each other on a column of a paper."""
+    if _paper.get() == "column":
+        figure = new_figure(SIZES["column"], 2.1 * num)
+        return figure, list(figure.subplots(num, 1, sharex=True, squeeze=False)[:, 0])
+    figure = new_figure(width, height)
+    return figure, list(figure.subplots(1, num, sharex=True, squeeze=False)[0])
+
+
+def note(figure: Figure, text: str) -> None:
+    """Write under a figure what its reader has to know, in as many lines as its width asks for."""
+    if not text:
+        return
+    width = round(_CHARACTERS_PER_INCH * float(figure.get_size_inches()[0]))
+    text = "\n".join(textwrap.wrap(text, width))
+    size = 8 if _paper.get() is None else 6.5
+    if figure.legends:  # there is one room below, and a legend has taken it
+        legend = figure.legends[0]
+        legend.set_title(text, {"size": size})
+        legend.get_title().set_color(GREY)
+    else:
+        figure.supxlabel(text, fontsize=size, color=GREY)
+
+
+def fit_beside(names: Iterable[str]) -> bool:
+    """Say whether names are short enough to stand beside the ends of curves."""
+    return _paper.get() != "column" and max(map(len, names), default=0) <= _LONGEST_AT_END
+
+
+def name_below(figure: Figure, names: Iterable[tuple[str, Look]]) -> None:
+    """Name curves in a legend under the figure."""
+    from matplotlib.lines import Line2D
+
+    once = dict(names)
+    handles = [
+        Line2D(
+            [], [], color=look.color, marker=look.marker, label=name,
+            linestyle=look.line,  # type: ignore[arg-type]
+        )
+        for name, look in once.items()
+    ]  # fmt: skip
+    longest = max((len(name) for name in once), default=0)
+    room = float(figure.get_size_inches()[0]) * 14
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(max(1, int(room // (longest + 7))), len(handles) or 1),
+    )
 
 
 @contextmanager
@@ -83,7 +195,7 @@ def house_style() -> Iterator[None]:
     """Draw or write figures in the house style inside the block."""
     import matplotlib as mpl
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(_STYLE if _paper.get() is None else {**_STYLE, **_ON_PAPER}):
         yield
 
 
@@ -140,8 +252,8 @@ def show_in_notebooks() -> None:
     shell.display_formatter.formatters["image/png"].for_type(Figure, png)
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure as PNG and SVG, each whole or not at all.
+def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write a figure, each file whole or not at all.
 
     Parameters
     ----------
@@ -149,6 +261,8 @@ def save(figure: Figure, path: Path) -> list[Path]:
         The figure.
     path : Path
         Name of the files without a suffix.
+    formats : sequence of str
+        Of `FORMATS`.
 
     Returns
     -------
@@ -156,9 +270,9 @@ def save(figure: Figure, path: Path) -> list[Path]:
         What was written; the same figure gives the same bytes.
     """
     written = []
-    for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
-        target = path.with_name(path.name + suffix)
+    for kind in formats:
+        target = path.with_name(f"{path.name}.{kind}")
         with house_style(), replacing(target) as temporary:
-            figure.savefig(temporary, format=suffix[1:], metadata=metadata)
+            figure.savefig(temporary, format=kind, metadata=_METADATA[kind])
         written.append(target)
     return written

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from schedlab.experiments.analysis.frontier import on_frontier
 from schedlab.experiments.analysis.rate_curves import RATE_KEYS, curve_name, curves
 from schedlab.experiments.figures.style import (
     GREY,
     PALE,
+    fit_beside,
     house_style,
     looks,
+    name_below,
     new_figure,
+    note,
     plain_numbers,
 )
 from schedlab.experiments.results.tables import Row
@@ -24,6 +29,9 @@ from schedlab.sim.metrics.registry import metric_named
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_MOST_NAMED = 8
 
 
 def pareto(
@@ -68,13 +76,66 @@ def pareto(
     best = on_frontier(values, upwards)
     if not best.any():
         raise SchedlabError(f"no setting has both {x} and {y}")
-    names = list(
-        dict.fromkeys(curve_name(row) for row, on in zip(results, best, strict=True) if on)
+    return _frontier(results, title, scaled, best, upwards, (_axis(x), _axis(y)))
+
+
+def gpu_frontier(results: Sequence[Row], title: str, num_gpus: Sequence[int]) -> Figure:
+    """Draw output tokens a second a GPU over those a second a user, and the frontier of both.
+
+    Parameters
+    ----------
+    results : sequence of Row
+        The settings; usually a request rate or a concurrency is swept among them.
+    title : str
+        Name of the experiment.
+    num_gpus : sequence of int
+        GPUs of each setting.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        As `pareto`; a user sees ``1000 / median TPOT`` tokens a second, and a GPU makes
+        ``output throughput / GPUs`` of them.
+
+    Raises
+    ------
+    SchedlabError
+        If no setting has both.
+    """
+    scaled = np.array(
+        [
+            [1e3 / (row.mean("median_tpot_ms") or math.nan), row.mean("output_throughput") / gpus]
+            for row, gpus in zip(results, num_gpus, strict=True)
+        ]
     )
+    best = on_frontier(scaled, (True, True))
+    if not best.any():
+        raise SchedlabError("no setting has a time between tokens: answers of one token have none")
+    names = ("speed for a user (output tokens/s, 1 / median TPOT)", "output tokens/s per GPU")
+    return _frontier(results, title, scaled, best, (True, True), names, _MOST_NAMED)
+
+
+def _frontier(
+    results: Sequence[Row],
+    title: str,
+    scaled: npt.NDArray[np.float64],
+    best: npt.NDArray[np.bool_],
+    upwards: Sequence[bool],
+    axis_names: tuple[str, str],
+    most_named: int = 0,
+) -> Figure:
+    """Draw points in the units shown; those that are `best` in colour, joined and named.
+
+    So many curves at most are in colour all along, hollow where they are beaten.
+    """
+    whole = curves(results)
+    shown_whole = len(whole) <= most_named
+    on_it = dict.fromkeys(curve_name(row) for row, on in zip(results, best, strict=True) if on)
+    names = list(whole if shown_whole else on_it)
     with house_style():
         figure = new_figure(7.6, 4.4)
         axes = figure.subplots()
-        for rows in curves(results).values():
+        for rows in whole.values():
             line = [results.index(row) for row in rows]
             axes.plot(*scaled[line].T, "-", color=PALE, linewidth=0.7, zorder=1)
         axes.plot(*scaled[~best].T, ".", color="#B0B0B0", markersize=5, zorder=2)
@@ -83,6 +144,7 @@ def pareto(
             *scaled[order].T, color=GREY, linewidth=1.1, zorder=3,
             drawstyle="steps-pre" if upwards[0] else "steps-post",
         )  # fmt: skip
+        named = []
         for k, (name, look) in enumerate(zip(names, looks(), strict=False)):
             there = [i for i in order if curve_name(results[i]) == name]
             # Points that coincide stay visible: the later ones are drawn smaller.
@@ -91,22 +153,41 @@ def pareto(
                 *scaled[there].T, look.marker, color=look.color, markersize=size, zorder=4,
                 label=name,
             )  # fmt: skip
-        if scaled[:, 1].min() > 0:
+            if shown_whole:
+                along = [i for i, row in enumerate(results) if curve_name(row) == name]
+                beaten = [i for i in along if not best[i]]
+                axes.plot(*scaled[along].T, look.line, color=look.color, linewidth=1.0, zorder=2)
+                axes.plot(*scaled[beaten].T, look.marker, color=look.color, markersize=size,
+                          markerfacecolor="white", zorder=4)  # fmt: skip
+            named.append((name, look._replace(line="")))
+        known = scaled[np.isfinite(scaled).all(axis=1)]
+        if not upwards[1] and known[:, 1].min() > 0:
             axes.set_yscale("log")
             plain_numbers(axes, "y")
-        low, high = np.nanmin(scaled[:, 0]), np.nanmax(scaled[:, 0])
+        elif upwards[1] and known[:, 1].min() >= 0:
+            axes.set_ylim(0, 1.06 * known[:, 1].max())
+        low, high = known[:, 0].min(), known[:, 0].max()
         # From zero, unless that would squeeze what there is to see into a corner.
         if 0 <= low <= 0.7 * high:
             axes.set_xlim(0, 1.04 * high)
         _write_rates(axes, [(results[i], tuple(scaled[i])) for i in order])
-        axes.set_xlabel(_axis(x))
-        axes.set_ylabel(_axis(y))
+        axes.set_xlabel(axis_names[0])
+        axes.set_ylabel(axis_names[1])
         axes.set_title(title)
-        axes.legend(title="on the frontier", loc="upper left", bbox_to_anchor=(1.01, 1.0))
-        figure.supxlabel(
-            f"{int(best.sum())} of {len(results)} settings are on the frontier; grey ones are "
-            "beaten in one metric by another that is no worse in the other", fontsize=8, color=GREY,
-        )  # fmt: skip
+        if fit_beside(names):
+            axes.legend(
+                title="" if shown_whole else "on the frontier",
+                loc="upper left",
+                bbox_to_anchor=(1.01, 1.0),
+            )
+        else:
+            name_below(figure, named)
+        note(
+            figure,
+            f"{int(best.sum())} of {len(results)} settings are on the frontier; "
+            f"{'hollow' if shown_whole else 'grey'} ones are beaten in one metric by another that "
+            "is no worse in the other",
+        )
     return figure
 
 

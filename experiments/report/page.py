@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.experiments.analysis.by_class import class_table
-from schedlab.experiments.figures.figures import drawings, shown_load
+from schedlab.experiments.figures.figures import Drawing, drawings, shown_load
 from schedlab.experiments.figures.style import house_style
+from schedlab.experiments.report.live import live, plotly_script
 from schedlab.experiments.results import tables as report
 from schedlab.experiments.results.saved_results import SavedResults, read_results
+from schedlab.experiments.results.selection import FOLDER, merged
 from schedlab.experiments.results.tables import Row
 from schedlab.experiments.statistics import (
     LEAST_SEEDS,
@@ -24,6 +26,7 @@ from schedlab.experiments.statistics import (
     verdict,
     with_interval,
 )
+from schedlab.sim.errors import SpecError
 from schedlab.sim.files import write_text
 from schedlab.sim.metrics.registry import metric_named
 
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _JUDGED = ("request_throughput", "request_goodput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
+_SECTIONS = (
+    "verdicts", "by_class", "figures", "cost_models", "provenance", "all_metrics", "live",
+)  # fmt: skip
 _LARGEST_SVG_BYTES = 700_000
 _ERRORS = {
     "mape": "mean absolute",
@@ -68,15 +74,17 @@ class PageTable(NamedTuple):
     note: str = ""
 
 
-def write_page(folder: Path, output: Path | None = None) -> Path:
+def write_page(folder: Path, output: Path | None = None, others: Sequence[Path] = ()) -> Path:
     """Write the report of a results folder.
 
     Parameters
     ----------
     folder : Path
-        What `schedlab run` or `schedlab sweep` wrote.
+        What `schedlab run`, `sweep`, `find`, `tune` or `recommend` wrote.
     output : Path, optional
         The file; report.html in the folder if absent.
+    others : sequence of Path
+        Results of runs or sweeps to show beside them, as one sweep over the folders.
 
     Returns
     -------
@@ -88,23 +96,30 @@ def write_page(folder: Path, output: Path | None = None) -> Path:
     SchedlabError
         If the folder holds no results.
     """
+    from schedlab.experiments.report.search_page import is_search, write_search_page
     from schedlab.experiments.results.results_folder import add_to_marker
 
+    if is_search(folder):
+        if others:
+            raise SpecError(f"{folder} is of a search: it is shown alone")
+        return write_search_page(folder, output)
     path = output or folder / "report.html"
-    text = report_page(read_results(folder))
+    text = report_page(merged([read_results(one) for one in (folder, *others)]), plotly_script())
     write_text(path, text)
     if output is None:
         add_to_marker(folder, [path.name])
     return path
 
 
-def report_page(results: SavedResults) -> str:
+def report_page(results: SavedResults, library: str | None = None) -> str:
     """Return the report of results as HTML.
 
     Parameters
     ----------
     results : SavedResults
-        A results folder.
+        A results folder, or several as one.
+    library : str, optional
+        Plotly's JavaScript, which makes the page alive; without it, it has no script.
 
     Returns
     -------
@@ -113,13 +128,8 @@ def report_page(results: SavedResults) -> str:
         requests got (where the workload has classes), figures, the cost model
         and its accuracy, provenance and all metrics. Styles and images are inside of it.
     """
-    from jinja2 import Environment, StrictUndefined
-
     heads = [run.head() for run in results.runs]
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+    return render(
         name=results.name,
         lead=_lead(results, heads),
         notes=report.notes(results.cost_models, [], results.predictors),
@@ -127,11 +137,49 @@ def report_page(results: SavedResults) -> str:
         results=_results_table(results),
         verdicts=_verdicts(results),
         by_class=_by_class(results),
-        figures=_figures(results),
+        figures=images(drawings(results)),
         cost_models=_cost_models(results, heads),
         provenance=_provenance(results, heads),
         all_metrics=_all_metrics(results.rows),
+        live=live(results.rows, results.name, library),
     )
+
+
+def render(
+    name: str,
+    lead: str,
+    notes: Sequence[str],
+    results: PageTable,
+    *,
+    warnings: Sequence[str] = (),
+    command: str = "",
+    **sections: object,
+) -> str:
+    """Return a page of what was found, escaped and laid out.
+
+    Parameters
+    ----------
+    name, lead : str
+        Title, and a line below it.
+    notes, warnings : sequence of str
+        What to mind, in boxes above all else.
+    results : PageTable
+        The main table.
+    command : str
+        What to run, shown before the table; may be empty.
+    **sections
+        Others of the template, by name; those that are absent are left out.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    absent = dict.fromkeys(_SECTIONS)
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        **{**absent, **sections},
+        name=name, lead=lead, notes=notes, results=results, warnings=warnings, command=command,
+    )  # fmt: skip
 
 
 def _lead(results: SavedResults, heads: Sequence[Mapping[str, Any]]) -> str:
@@ -180,7 +228,8 @@ def _results_table(results: SavedResults) -> PageTable:
 
 def _by_class(results: SavedResults) -> PageTable | None:
     """Say what each class of requests got, where the workload has classes."""
-    if not results.runs or "tenant" not in results.runs[0].load().requests:
+    several = any(FOLDER in row.settings for row in results.rows)
+    if several or not results.runs or "tenant" not in results.runs[0].load().requests:
         return None
     note = "Goodput of a class: its good requests over the time of the whole run; classes add up."
     return PageTable(*class_table(results.folder), 2, note)
@@ -215,14 +264,11 @@ def _verdicts(results: SavedResults) -> dict[str, Any] | None:
     return {"intro": intro, "table": PageTable(("verdict", "effect size", "pairs"), lines)}
 
 
-def _figures(results: SavedResults) -> list[dict[str, object]]:
+def images(found: Iterable[Drawing]) -> list[dict[str, object]]:
+    """Return figures as the template shows them."""
     return [
-        {
-            "caption": drawing.caption,
-            "alt": drawing.name.replace("_", " "),
-            **_image(drawing.draw()),
-        }
-        for drawing in drawings(results)
+        {"caption": one.caption, "alt": one.name.replace("_", " "), **_image(one.draw())}
+        for one in found
     ]
 
 

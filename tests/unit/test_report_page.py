@@ -83,7 +83,7 @@ def test_page_has_results_verdicts_figures_cost_model_and_provenance(page):
     text = " ".join(reader.text)
     for section in ("Results", "Verdicts", "Figures", "Cost model", "Provenance", "All metrics"):
         assert section in reader.text
-    assert reader.tags.count("figure") == 7
+    assert reader.tags.count("figure") == 8
     assert "UNCALIBRATED" in text
     assert "Accuracy: not known" in text
     assert "requests rejected" in text, "warnings are shown"
@@ -192,7 +192,7 @@ def test_page_looks_right_in_a_browser(folder, tmp_path):
                 })"""
             )
             assert seen["width"] <= width, "the page scrolls sideways"
-            assert len(seen["images"]) == 7
+            assert len(seen["images"]) == 8
             assert all(natural > 100 and 0 < client <= width for natural, client in seen["images"])
             assert len(seen["shown"]) == 6
             assert all(seen["shown"])

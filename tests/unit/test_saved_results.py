@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from schedlab.experiments.figures.figures import draw, drawings, shown_load
+from schedlab.experiments.figures.chosen import Chosen, draw_chosen
+from schedlab.experiments.figures.figures import drawings, shown_load
 from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
 from schedlab.experiments.results.saved_results import read_points, read_results
 from schedlab.experiments.results.tables import Estimate, Row
@@ -119,8 +120,8 @@ def test_a_folder_without_results_says_what_is_wrong(tmp_path, files, message):
 
 def test_figures_suit_what_is_there(swept, single):
     assert [item.name for item in drawings(swept[1])] == [
-        "throughput_p99", "latency_rate", "slo_attainment", "pareto", "heat_map", "ttft_cdf",
-        "e2el_cdf",
+        "throughput_p99", "latency_rate", "slo_attainment", "pareto", "gpu_frontier", "heat_map",
+        "ttft_cdf", "e2el_cdf",
     ]  # fmt: skip
     assert [item.name for item in drawings(single[1])] == [
         "ttft_cdf", "e2el_cdf", "time_series", "gantt",
@@ -161,6 +162,6 @@ def test_shown_load_is_the_highest_that_is_not_all_saturated(achieved, expected)
 @pytest.mark.slow
 def test_drawing_leaves_a_folder_that_can_be_replaced(single):
     folder = single[1].folder
-    written = {path.name for path in draw(folder)}
+    written = {path.name for path in draw_chosen([folder], Chosen())[0]}
     assert {"time_series.png", "time_series.svg", "gantt.png"} <= written
     check_replaceable(folder)

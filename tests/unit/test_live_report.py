@@ -1,0 +1,120 @@
+"""The page that is alive: its data, that nothing breaks out of it, what a browser makes of it."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+import schedlab as sl
+from schedlab.experiments.report.live import live, live_data, plotly_script
+from schedlab.experiments.report.page import report_page, write_page
+from schedlab.experiments.results.saved_results import read_results
+
+BROWSER = next((shutil.which(name) for name in ("chromium", "google-chrome", "chrome")
+                if shutil.which(name)), None)  # fmt: skip
+STUB = "window.Plotly = {react: (div, traces) => { div.dataset.traces = JSON.stringify(traces); }};"
+SWEPT = {
+    "name": "<b>alive</b>",
+    "workload": {"trace": "fixed", "num_requests": 12},
+    "sweep": {"policy": ["fcfs", "static"], "workload.request_rate": [1, 4, 16]},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("results") / "one"
+    sl.run(SWEPT, folder=place)
+    return place
+
+
+def test_page_without_plotly_has_no_script(folder):
+    page = report_page(read_results(folder))
+    assert "<script" not in page
+    assert "schedlab[report]" in page
+
+
+def test_data_has_every_setting_with_means_and_intervals(folder):
+    results = read_results(folder)
+    data = live_data(results.rows, results.name)
+    assert data["keys"]["policy"] == ["fcfs", "static"]
+    assert data["rate"] == "workload.request_rate"
+    assert [row["label"] for row in data["rows"]] == [row.label for row in results.rows]
+    for shown, row in zip(data["rows"], results.rows, strict=True):
+        assert shown["metrics"]["p99_ttft_ms"] == [row.mean("p99_ttft_ms"), None]
+
+
+def test_nothing_in_the_data_ends_its_script(folder):
+    results = read_results(folder)
+    found = live(results.rows, "</script><script>alert(1)</script>", "1</script>2")
+    assert "<" not in found["data"]
+    assert json.loads(found["data"])["name"] == "</script><script>alert(1)</script>"
+    assert found["library"] == "1<\\/script>2"
+
+
+def test_page_escapes_a_name_that_is_markup(folder):
+    page = report_page(read_results(folder), STUB)
+    assert "<b>alive</b>" not in page
+    assert html.escape("<b>alive</b>") in page
+
+
+def test_folders_are_shown_side_by_side(folder, tmp_path):
+    other = tmp_path / "two"
+    sl.run({**SWEPT, "sweep": {"workload.request_rate": [1, 4]}}, folder=other)
+    page = write_page(folder, tmp_path / "both.html", [other]).read_text()
+    assert "two: request_rate=4" in page
+    assert "one: static, request_rate=4" in page
+
+
+def browsed(page, tmp_path, actions):
+    """Return the page as a browser has it after it ran, and then `actions` (JavaScript)."""
+    path = tmp_path / "page.html"
+    path.write_text(page.replace("</body>", f"<script>{actions}</script></body>"))
+    ran = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", path.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_clicks_sort_the_table_and_choose_what_is_drawn(folder, tmp_path):
+    actions = """
+      const heading = [...document.querySelectorAll("#results ~ .scroll th")]
+        .find((one) => one.textContent.includes("P99 TTFT"));
+      heading.click(); heading.click();
+      const only = document.getElementById("only-policy");
+      only.value = "fcfs"; only.dispatchEvent(new Event("change"));
+      const y = document.getElementById("y");
+      y.value = "mean_e2el_ms"; y.dispatchEvent(new Event("change"));
+      const rows = [...document.querySelectorAll("#results ~ .scroll table")][0].tBodies[0].rows;
+      document.title = JSON.stringify([...rows].filter((row) => !row.hidden)
+        .map((row) => row.dataset.row)) + "|" + schedlabCsv().split("\\n").length;
+    """
+    results = read_results(folder)
+    dom = browsed(report_page(results, STUB), tmp_path, actions)
+    shown, lines = html.unescape(re.search(r"<title>(.*?)</title>", dom)[1]).split("|")
+    fcfs = [i for i, row in enumerate(results.rows) if row.policy == "fcfs"]
+    slowest_first = sorted(fcfs, key=lambda i: -results.rows[i].mean("p99_ttft_ms"))
+    assert [int(i) for i in json.loads(shown)] == slowest_first
+    assert int(lines) == 1 + len(fcfs) + 1
+    traces = json.loads(html.unescape(re.search(r'data-traces="(.*?)"', dom)[1]))
+    assert [trace["name"] for trace in traces] == ["fcfs"]
+    rows = [results.rows[i] for i in fcfs]
+    assert traces[0]["x"] == [1, 4, 16]
+    scale = 1e-3 if "(s)" in dom else 1.0
+    assert traces[0]["y"] == pytest.approx([row.mean("mean_e2el_ms") * scale for row in rows])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_real_plotly_draws_in_the_page(folder, tmp_path):
+    library = plotly_script()
+    if library is None:
+        pytest.skip("Plotly is not installed")
+    dom = browsed(report_page(read_results(folder), library), tmp_path, "")
+    assert "main-svg" in dom
+    assert 'id="explore" hidden' not in dom
