@@ -175,7 +175,11 @@ def find(
         found = search(asked, runs)
         assert asked.find is not None
         told = verdicts(asked.find, found)
-        lines = [*find_lines(asked, found), *told, *basis_lines(runs.cost_models)]
+        lines = [
+            *find_lines(asked, found),
+            *told,
+            *basis_lines(runs.cost_models, list(runs.extrapolated.values())),
+        ]
     return Findings(asked.find.maximize, found, lines)
 
 

@@ -1,0 +1,180 @@
+"""What is recommended to an operator, against vLLM's own defaults, with a line to paste."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schedlab.experiments.commands.cli import app
+from schedlab.experiments.search.recommend import (
+    NOT_IN_VLLM,
+    Candidate,
+    Question,
+    recommend,
+    serve_line,
+)
+from schedlab.experiments.search.recommend_report import recommend_lines
+from schedlab.experiments.search.vllm_defaults import RELEASES, default_limits, release
+from schedlab.experiments.sweeps.runs import Runs
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.workers import InProcess
+from schedlab.policies import registry
+from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.hardware.gpus import gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKLOAD = {"trace": "fixed", "num_requests": 16}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Let searches try two values of a limit and double runs once: seconds instead of a minute."""
+    monkeypatch.setattr("schedlab.experiments.search.recommend._MOST_SEQS", (16, 256))
+    monkeypatch.setattr("schedlab.experiments.search.recommend._MOST_TOKENS", (1024, 2048))
+    monkeypatch.setattr("schedlab.experiments.search.find.MOST_DOUBLINGS", 1)
+
+
+def question(**keys):
+    asked = {
+        "model": "llama-3-8b", "hardware": "a100-80gb", "num_gpus": 1, "workload": WORKLOAD,
+        "slo": {"ttft_ms": 2000.0}, "policies": ("fcfs",), "served": "llama-3-8b",
+    }  # fmt: skip
+    return Question(**asked | keys)
+
+
+def answered(tmp_path, **keys):
+    runs = Runs(Store(tmp_path / "runs", light=True), InProcess())
+    return recommend(question(**keys), runs), runs
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("b200", (1024, 16384)),
+        ("h100", (1024, 8192)),
+        ("rtx-pro-6000", (1024, 8192)),
+        ("a100", (256, 2048)),
+        ("l40s", (256, 2048)),
+    ],
+)
+def test_default_limits_are_those_of_vllms_source(name, limits):
+    found = default_limits(gpu(name), release("0.32"))
+    assert found[:2] == limits
+    assert re.search(r"arg_utils\.py.*lines \d+-\d+ of 0\.32", found.source)
+    assert f"| {limits[0]} | {limits[1]} |" in (ROOT / "docs/recommend.md").read_text()
+
+
+def test_release_that_nobody_read_is_refused():
+    with pytest.raises(SpecError, match=re.escape("no defaults of vLLM 0.1 are known")):
+        release("0.1")
+    assert all(0 < one.gpu_memory_utilization < 1 for one in RELEASES.values())
+
+
+def test_policies_that_vllm_refuses_are_those_of_its_page():
+    page = (ROOT / "docs/vllm.md").read_text()
+    refused = [line for line in page.splitlines() if "| refused:" in line]
+    named = {
+        name for line in refused for name in re.findall(r"`(\w+)`", line.split("| refused")[0])
+    }
+    assert set(NOT_IN_VLLM) == named <= set(registry.names())
+    with pytest.raises(SpecError, match="static does not run in vLLM"):
+        recommend(question(policies=("static",)), None)
+
+
+@pytest.mark.slow
+def test_recommendation_is_confirmed_on_new_seeds_and_given_as_a_line(tmp_path):
+    found, runs = answered(tmp_path)
+    best = found.best
+    assert best.rate > 0
+    assert len(best.found.values) == 5
+    seeds = {
+        int(path.name.split("-s")[-1].split("-")[0]) for path in runs.store.folder.glob("TP*-s*")
+    }
+    assert seeds == set(range(7))
+    line = serve_line(found)
+    assert line.startswith("vllm serve llama-3-8b")
+    assert ("--max-num-seqs" in line) == (best.candidate.max_num_seqs != 256)
+    told = "\n".join(recommend_lines(found, runs.cost_models))
+    assert "UNCALIBRATED" in told
+    assert "lines 2943-2952 of 0.32.0" in told
+    assert found.usd_per_million_tokens > 0
+
+
+@pytest.mark.slow
+def test_recommendation_for_a_rate_takes_as_few_gpus_as_do(tmp_path):
+    found, _ = answered(tmp_path, num_gpus=2, rate=1.0)
+    assert found.best.candidate.num_gpus == 1
+    assert found.at_rate == 1.0
+    tried = {(one.candidate.tensor_parallel_size, one.candidate.replicas)
+             for one in found.tried if one.stage == "deployment"}  # fmt: skip
+    assert tried == {(1, 1), (1, 2), (2, 1)}
+
+
+def test_model_that_fits_nowhere_is_refused_with_the_reasons():
+    with pytest.raises(SpecError, match=r"tensor parallel 1: .*GiB"):
+        recommend(question(model="llama-3.1-70b"), None)
+
+
+def test_targets_that_nothing_holds_are_told(tmp_path):
+    with pytest.raises(SchedlabError, match="nothing tried holds the targets"):
+        answered(tmp_path, slo={"ttft_ms": 0.001})
+
+
+def test_serve_line_names_only_what_differs_from_vllms_defaults():
+    candidate = Candidate(2, 2, 256, 4096, "edf")
+
+    class Found:
+        question = question()
+        limits = RELEASES["0.32"].other
+        best = type("Best", (), {"candidate": candidate})
+        is_cut = False
+
+    line = serve_line(Found)
+    assert "--tensor-parallel-size 2" in line
+    assert "--data-parallel-size 2" in line
+    assert "--max-num-batched-tokens 4096" in line
+    assert "--max-num-seqs" not in line
+    assert json.loads(line.split("--additional-config ")[1].strip("'")) == {
+        "schedlab": {"policy": {"name": "edf"}}
+    }
+
+
+@pytest.mark.slow
+def test_recommend_command_writes_json_line_page_and_figure(tmp_path):
+    out = tmp_path / "out"
+    argv = [
+        "recommend",
+        "--model",
+        "llama-3-8b",
+        "--gpu",
+        "a100",
+        "--ttft-ms",
+        "2000",
+        "-j",
+        "1",
+        "--workload",
+        "fixed",
+        "--num-requests",
+        "20",
+        "--policy",
+        "fcfs",
+        "-o",
+        str(out),
+    ]
+    result = CliRunner().invoke(app, argv)
+    assert result.exit_code == 0, result.output
+    assert "vllm serve llama-3-8b" in result.output
+    data = json.loads((out / "recommend.json").read_text())
+    assert data["best"]["replications"]
+    assert data["serve"] + "\n" == (out / "serve.sh").read_text()
+    assert "vllm serve" in (out / "report.html").read_text()
+    drawn = CliRunner().invoke(app, ["plot", str(out), "--format", "svg"])
+    assert drawn.output.strip().endswith("recommended.svg")
+
+
+def test_recommend_without_a_target_is_refused():
+    result = CliRunner().invoke(app, ["recommend", "--model", "llama-3-8b", "--gpu", "h100"])
+    assert result.exit_code == 2
+    assert "--ttft-ms" in result.output
