@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from schedlab.experiments.commands.experiment import AsJson
 from schedlab.experiments.commands.terminal import print_table
+from schedlab.sim.text import json_text
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+Part = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="Show those whose name has this in it.")
+]
+
+
+class _Listed(NamedTuple):
+    """A list of things that go by names, which stand in the first column."""
+
+    kind: str
+    title: str
+    header: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
 
 
 @app.command("metrics")
 def list_metrics(
+    part: Part = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the tables of docs/metrics.md.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List what can be measured of a run: unit, better, parameters, definition."""
     from schedlab.experiments.results.metric_table import metric_rows, metric_tables
@@ -23,28 +41,40 @@ def list_metrics(
     if markdown:
         typer.echo(metric_tables(), nl=False)
         return
-    print_table(
+    listed = _Listed(
+        "metrics",
         "metrics (NAME, NAME(parameter=value), or module:function)",
         ("name", "unit", "better", "definition"),
         [row for rows in metric_rows().values() for row in rows],
     )
+    _show([listed], part, as_json)
 
 
 @app.command()
-def policies() -> None:
+def policies(part: Part = None, as_json: AsJson = False) -> None:
     """List policies and predictors: purpose, source, knobs."""
+    from schedlab.experiments.search.recommend import NOT_IN_VLLM
     from schedlab.policies import registry
     from schedlab.policies.predictors import registry as predictors
 
-    print_table(
+    classes = {name: registry.policy_class(name) for name in registry.names()}
+    known = _Listed(
+        "policies",
         "policies (policy: NAME, or policy: {name: NAME, knob: value})",
-        ("name", "purpose", "source", "knobs"),
+        ("name", "purpose", "source", "in vLLM", "knobs"),
         [
-            (name, _purpose(cls) + _needs(cls.needs_prediction), cls.source, _knobs(cls.knobs()))
-            for name, cls in ((name, registry.policy_class(name)) for name in registry.names())
+            (
+                name,
+                _purpose(cls) + _needs(cls.needs_prediction),
+                cls.source,
+                "no" if name in NOT_IN_VLLM else "yes",
+                _knobs(cls.knobs()),
+            )
+            for name, cls in classes.items()
         ],
     )
-    print_table(
+    predicting = _Listed(
+        "predictors",
         "predictors (policy: {name: NAME, predictor: NAME})",
         ("name", "purpose", "source", "knobs"),
         [
@@ -52,14 +82,16 @@ def policies() -> None:
             for name, cls in ((n, predictors.predictor_class(n)) for n in predictors.names())
         ],
     )
+    _show([known, predicting], part, as_json)
 
 
 @app.command("cost-models")
-def cost_models() -> None:
+def cost_models(part: Part = None, as_json: AsJson = False) -> None:
     """List cost models: what they go by, and their knobs."""
     from schedlab.sim.cost import registry
 
-    print_table(
+    listed = _Listed(
+        "cost models",
         "cost models (cost_model: NAME, or {name: NAME, knob: value}; those read from a profile: "
         "cost_model: FOLDER, or {profile: FOLDER, knob: value})",
         ("name", "purpose", "profile", "knobs"),
@@ -73,14 +105,16 @@ def cost_models() -> None:
             for name in registry.names()
         ],
     )
+    _show([listed], part, as_json)
 
 
 @app.command()
-def models() -> None:
+def models(part: Part = None, as_json: AsJson = False) -> None:
     """List known models (a config.json works, too)."""
     from schedlab.sim.hardware.models import model, model_names
 
-    print_table(
+    listed = _Listed(
+        "models",
         "models (model: NAME)",
         ("name", "parameters", "layers", "KV B/token (bf16)", "max_model_len", "source"),
         [
@@ -95,27 +129,50 @@ def models() -> None:
             for name, shape in ((name, model(name)) for name in model_names())
         ],
     )
+    _show([listed], part, as_json)
 
 
 @app.command()
-def gpus() -> None:
+def gpus(part: Part = None, as_json: AsJson = False) -> None:
     """List known GPUs (a YAML of datasheet numbers works, too)."""
     from schedlab.sim.hardware.gpus import gpu, gpu_names
 
-    print_table(
+    listed = _Listed(
+        "GPUs",
         "GPUs (hardware: NAME)",
-        ("name", "memory GiB", "bandwidth TB/s", "dense bf16 TFLOP/s", "source"),
+        ("name", "memory GiB", "bandwidth TB/s", "dense bf16 TFLOP/s", "USD/hour", "source"),
         [
             (
                 name,
                 f"{device.memory_bytes / 2**30:.1f}",
                 f"{device.memory_bytes_per_s / 1e12:.2f}",
                 f"{device.flops_per_s['bf16'] / 1e12:.0f}" if "bf16" in device.flops_per_s else "-",
+                "-" if device.usd_per_hour is None else f"{device.usd_per_hour:.2f}",
                 device.source,
             )
             for name, device in ((name, gpu(name)) for name in gpu_names())
         ],
     )
+    _show([listed], part, as_json)
+
+
+def _show(lists: Sequence[_Listed], part: str | None, as_json: bool) -> None:
+    """Print lists, or what of them has a part of a name in its name."""
+    from schedlab.sim.errors import SpecError, nearest
+
+    wanted = (part or "").lower()
+    found = [one._replace(rows=[r for r in one.rows if wanted in r[0].lower()]) for one in lists]
+    found = [one for one in found if one.rows]
+    if not found:
+        names = [row[0] for one in lists for row in one.rows]
+        raise SpecError(f"none of the {lists[0].kind} is called {part!r}; {nearest(part, names)}")
+    if as_json:
+        data = {one.kind: [dict(zip(one.header, row, strict=True)) for row in one.rows]
+                for one in found}  # fmt: skip
+        typer.echo(json_text(data, indent=2))
+        return
+    for one in found:
+        print_table(one.title, one.header, one.rows)
 
 
 def _purpose(maker: object) -> str:

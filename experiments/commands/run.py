@@ -24,6 +24,7 @@ from schedlab.experiments.commands.running import (
     print_results,
 )
 from schedlab.experiments.commands.terminal import print_lines
+from schedlab.sim.errors import SchedlabError
 from schedlab.sim.text import json_text
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -74,3 +75,5 @@ def run(
         # Further metrics are computed from the tables, which are at their place now.
         print_results(read_results(folder) if asked else results, spec.name, asked)
         print_lines([f"results: {folder}"])
+    if not any(row.mean("completed") for row in results.rows):
+        raise SchedlabError("no request was answered, in any setting: see the warnings")

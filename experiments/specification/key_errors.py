@@ -18,6 +18,19 @@ _BOUNDS = {
     "less_than": ("<", "lt"),
     "less_than_equal": ("<=", "le"),
 }
+_ELSEWHERE = {
+    "scheduling_policy": "policy, at the top",
+    "scheduler_cls": "policy, at the top",
+    "gpu": "hardware, at the top",
+    "tp": "engine.tensor_parallel_size",
+    "tp_size": "engine.tensor_parallel_size",
+    "dp": "engine.data_parallel_size, or cluster for engines that do not wait for each other",
+    "replicas": "cluster, at the top",
+    "qps": "workload.request_rate",
+    "request_rates": "sweep: {workload.request_rate: [...]}",
+}
+"""What other programs call keys, and where they are here."""
+_SHOWN = 2
 _KINDS = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -51,8 +64,10 @@ def describe_error(error: ValidationError, model: type[BaseModel]) -> tuple[KeyP
     # A misspelt key explains the missing one, so it is told first.
     errors.sort(key=lambda e: e["type"] != "extra_forbidden")
     first = errors[0]
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return first["loc"], sentence(first, model) + more
+    others = [error for error in errors[1:] if error["loc"] != first["loc"]]
+    more = [f"also {_dotted(error['loc'])}: {sentence(error, model)}" for error in others[:_SHOWN]]
+    more += [f"and {len(others) - _SHOWN} more"] if len(others) > _SHOWN else []
+    return first["loc"], sentence(first, model) + (f" ({'; '.join(more)})" if more else "")
 
 
 def sentence(error: ErrorDetails, model: type[BaseModel] = BaseModel) -> str:
@@ -89,12 +104,20 @@ def sentence(error: ErrorDetails, model: type[BaseModel] = BaseModel) -> str:
         return "must not be empty"
     if kind in ("too_long", "too_short") or (kind == "missing_argument"):
         return f"has the wrong number of values: {value!r}"
+    if isinstance(value, list) and kind != "list_type":
+        return f"takes one value, got {value!r:.60}; to run several, put them under sweep"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, got {value!r}"
     return f"{error['msg']}, got {value!r}"
 
 
+def _dotted(path: KeyPath) -> str:
+    return ".".join(map(str, path))
+
+
 def _nearest_key(path: KeyPath, model: type[BaseModel]) -> str:
+    if path[-1] in _ELSEWHERE:
+        return f"here it is {_ELSEWHERE[str(path[-1])]}"
     for name in model.model_fields:
         inner = section_at((name,), model)
         if inner is not model and path[-1] in inner.model_fields:

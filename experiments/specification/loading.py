@@ -203,6 +203,8 @@ def _replace(
         if not isinstance(data.get("sweep"), dict):
             data["sweep"] = {}
         data["sweep"][path[1]] = value
+        if value is None:  # as an override or in a file that extends another: swept no more
+            del data["sweep"][path[1]]
     else:
         if path[0] != "sweep" and isinstance(data.get("sweep"), dict):
             data["sweep"].pop(key, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -113,6 +114,7 @@ def run_point(job: Job, progress: RequestsDone | None = None) -> Done:
     from schedlab.experiments.results.point_folder import write_point
     from schedlab.experiments.running.point_hash import point_hash
     from schedlab.experiments.running.run import run
+    from schedlab.sim.cost.pricing import ExtrapolationWarning
 
     if point_hash(job.spec) != job.content_hash:
         raise SchedlabError(
@@ -120,7 +122,10 @@ def run_point(job: Job, progress: RequestsDone | None = None) -> Done:
             "changed while it runs, or are not the same on both machines"
         )
     begin = time.perf_counter()
-    result = run(job.spec, progress)
+    with warnings.catch_warnings():
+        # The result itself says so, once; a worker would say it again in the midst of everything.
+        warnings.simplefilter("ignore", ExtrapolationWarning)
+        result = run(job.spec, progress)
     seconds = time.perf_counter() - begin
     with fresh_folder(job.folder) as new:
         write_point(result, job.spec, new, job.content_hash, seconds, job.light)

@@ -63,7 +63,9 @@ def read_config(path: Path) -> ModelShape:
     kind = config.data.get("model_type")
     if kind not in _KNOWN:
         hint = nearest(kind, _KNOWN)
-        raise SpecError(f"{path}: model_type {kind!r} is not supported; {hint}")
+        raise SpecError(
+            f"{path}: model_type {kind!r} is not supported; {hint} (no MLA, no mixed attention)"
+        )
     return _opt(config) if kind == "opt" else _gated(config, kind)
 
 

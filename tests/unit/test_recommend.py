@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands.cli import app
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.search.recommend import (
     NOT_IN_VLLM,
     Candidate,
