@@ -158,7 +158,8 @@ def note(figure: Figure, text: str) -> None:
     size = 8 if _paper.get() is None else 6.5
     if figure.legends:  # there is one room below, and a legend has taken it
         legend = figure.legends[0]
-        legend.set_title(text, {"size": size})
+        legend.set_title(text)
+        legend.get_title().set_fontsize(size)
         legend.get_title().set_color(GREY)
     else:
         figure.supxlabel(text, fontsize=size, color=GREY)
