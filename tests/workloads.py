@@ -1,10 +1,17 @@
 """Random workloads and limits for property tests."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.request import Refinement
 from tests.laws import arrival
+
+
+def share(part):
+    """Return so many of the examples of the profile in use: for laws that cost a lot a run."""
+    return max(1, round(part * settings.default.max_examples))
+
 
 KV_ALLOCATORS = ("paged", "contiguous_max", "contiguous_pow2", "contiguous_exact")
 

@@ -15,7 +15,7 @@ from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import simulate_cluster
 from tests import laws
 from tests.laws import LinearCost
-from tests.workloads import configs, workloads
+from tests.workloads import configs, share, workloads
 
 POLICIES = ("fcfs", "sjf", "static", "srtf", "vtc", "fastserve")
 
@@ -54,7 +54,7 @@ def run(workload, limits, policies, slowness, router, staleness_ns, max_concurre
 
 
 @given(fleets())
-@settings(max_examples=40)
+@settings(max_examples=share(0.8))
 def test_requests_leave_one_engine_once_and_every_engine_keeps_the_laws(fleet):
     log = run(**fleet)
     requests = log.requests()
@@ -79,7 +79,7 @@ def sent_at(arrival, sent_ns):
 
 
 @given(fleets())
-@settings(max_examples=40)
+@settings(max_examples=share(0.8))
 def test_fleet_gives_the_same_bytes_again_and_step_by_step(fleet):
     one, again, slow = run(**fleet), run(**fleet), run(**fleet, fast=False)
     for other in (again, slow):
@@ -88,7 +88,7 @@ def test_fleet_gives_the_same_bytes_again_and_step_by_step(fleet):
 
 
 @given(fleets())
-@settings(max_examples=30)
+@settings(max_examples=share(0.6))
 def test_no_more_requests_are_in_flight_than_clients(fleet):
     most = fleet["max_concurrency"]
     if most is None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from schedlab.policies import registry
 from schedlab.testing import POLICY_LAWS, Case
-from tests.workloads import configs, workloads
+from tests.workloads import configs, share, workloads
 
 # Knobs for workloads of microseconds and a few tokens; "name/variant" is one more case.
 PARAMS = {
@@ -109,6 +109,7 @@ def law(name, policy, workload, config):
 
 
 @pytest.mark.parametrize("name", CASES)
+@settings(max_examples=share(0.5))
 @given(workload=workloads(), config=configs())
 def test_policy_on_random_work_keeps_the_laws(name, workload, config):
     # All on each workload: drawing one takes half as long as a law on it.
@@ -121,7 +122,7 @@ def test_policy_on_random_work_keeps_the_laws(name, workload, config):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=8)
+@settings(max_examples=share(0.25))
 @given(workload=workloads(), config=configs())
 def test_policy_writes_to_nothing_sees_no_lengths_and_repeats_itself(name, workload, config):
     for other in (

@@ -22,7 +22,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.record.columns import REJECTED
 from tests import laws
 from tests.laws import LinearCost, arrival
-from tests.workloads import workloads
+from tests.workloads import share, workloads
 
 CONFIG = EngineConfig(num_blocks=200, max_model_len=100, block_size=4, max_num_seqs=4)
 BYTES_PER_TOKEN = 1000
@@ -164,7 +164,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(max_examples=30)
+@settings(max_examples=share(0.5))
 def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(case):
     log = run(**case)
     requests = log.requests()
@@ -188,7 +188,7 @@ def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(
 
 
 @given(cases())
-@settings(max_examples=30)
+@settings(max_examples=share(0.5))
 def test_disaggregated_fleet_gives_the_same_bytes_step_by_step(case):
     fast, slow = run(**case), run(**case, fast=False)
     assert fast.transfers == slow.transfers
