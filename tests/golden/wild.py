@@ -94,6 +94,8 @@ class Wild(Policy):
         for state in view.running:
             if state not in builder.preempted and draw.random() < 0.7:
                 builder.grant(state, draw.choice((None, 3)))
+        if len(view.running) > 2 and draw.random() < 0.2:  # what it was granted is there again
+            builder.preempt(draw.choice(list(builder.running())))
         self._admit_some(builder, waiting, draw)
 
     def _admitted(self, view: Any, builder: Any, waiting: list[Any], draw: Random) -> None:

