@@ -38,7 +38,7 @@ show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
 rates = [2, 10] if fast else [2, 4, 6, 8, 10, 12]
 replications = 2 if fast else 5
-num_requests = 40 if fast else 300
+num_requests = 25 if fast else 300
 
 # %% [markdown]
 # All registered policies with their default knobs; those that order by output length get a

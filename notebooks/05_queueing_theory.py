@@ -40,7 +40,7 @@ from schedlab.sim.drive.simulation import simulate
 show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
 replications = 4 if fast else 10
-num_requests = 300 if fast else 4_000
+num_requests = 120 if fast else 4_000
 warm_up = num_requests // 10
 MEAN_TOKENS, TOKEN_NS = 100, 1_000
 
