@@ -52,9 +52,16 @@ def write(path, rows):
     return path
 
 
-@pytest.fixture
-def data(tmp_path):
-    return write(tmp_path / "answers.jsonl", answered())
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "answers.jsonl", answered())
+
+
+@pytest.fixture(scope="module")
+def pointwise(data, tmp_path_factory):
+    """Train once for those who ask something of a trained model: its folder and report."""
+    folder = tmp_path_factory.mktemp("pointwise") / "model"
+    return folder, trained(data, folder, "pointwise")
 
 
 def schedlab(*arguments):
@@ -127,22 +134,22 @@ def test_train_learning_curve_counts_what_learning_costs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_evaluate_on_the_own_file_uses_the_prompts_kept_out(data, tmp_path):
-    report = trained(data, tmp_path / "model", "pointwise")
-    done = schedlab("evaluate", tmp_path / "model", data, "--json")
+def test_evaluate_on_the_own_file_uses_the_prompts_kept_out(data, pointwise, tmp_path):
+    folder, report = pointwise
+    done = schedlab("evaluate", folder, data, "--json")
     assert json.loads(done.stdout)["test"] == report["test"]
     other = write(tmp_path / "other.jsonl", answered(100, seed=5))
-    found = json.loads(schedlab("evaluate", tmp_path / "model", other, "--json").stdout)
+    found = json.loads(schedlab("evaluate", folder, other, "--json").stdout)
     assert found["test"]["num_prompts"] == 100
     assert "application_mean" not in found["test"]
     assert "tested on all of other.jsonl" in found["notes"][0]
 
 
 @pytest.mark.slow
-def test_held_out_writes_a_trace_of_the_test_prompts(data, tmp_path):
-    trained(data, tmp_path / "model", "pointwise")
+def test_held_out_writes_a_trace_of_the_test_prompts(data, pointwise, tmp_path):
+    folder, _ = pointwise
     out = tmp_path / "test.jsonl.gz"
-    done = schedlab("held-out", tmp_path / "model", data, "-o", out)
+    done = schedlab("held-out", folder, data, "-o", out)
     assert done.exit_code == 0, done.output
     read = read_dataset(data)
     written = [json.loads(line) for line in gzip.decompress(out.read_bytes()).splitlines()]
@@ -151,13 +158,13 @@ def test_held_out_writes_a_trace_of_the_test_prompts(data, tmp_path):
         {
             "policy": {
                 "name": "sjf",
-                "predictor": {"name": "trained", "model": str(tmp_path / "model")},
+                "predictor": {"name": "trained", "model": str(folder)},
             },
             "workload": {"trace": str(out), "request_rate": "inf"},
         }
     )
     assert run(spec).provenance["prediction"]["kendall_tau"] > 0.6
-    done = schedlab("held-out", tmp_path / "model", out, "-o", tmp_path / "again.jsonl")
+    done = schedlab("held-out", folder, out, "-o", tmp_path / "again.jsonl")
     assert "learned from answers.jsonl" in done.output
 
 

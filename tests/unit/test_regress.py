@@ -430,8 +430,7 @@ def test_unknown_folder_names_the_matrix(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("factor", "code", "verdict"), [("1.3", 1, "worse"), ("0.7", 0, "better")])
-def test_planted_change_of_the_sources_is_found_end_to_end(folder, factor, code, verdict):
+def test_planted_change_of_the_sources_is_found_end_to_end(folder):
     """Edit the cost model in a copy of the program, as a commit would."""
     copy = folder / "checkout"
     for package in ("sim", "policies", "traces", "gpu_backend", "experiments"):
@@ -442,7 +441,7 @@ def test_planted_change_of_the_sources_is_found_end_to_end(folder, factor, code,
         return subprocess.run(
             [sys.executable, "-m", "schedlab", "regress", command, "--baseline", folder],
             cwd=copy, capture_output=True, text=True,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)},
+            env={**os.environ, "PYTHONPATH": str(copy)},
         )  # fmt: skip
 
     assert run("update").returncode == 0
@@ -451,11 +450,11 @@ def test_planted_change_of_the_sources_is_found_end_to_end(folder, factor, code,
         file.write(
             "\n_true = RooflineCostModel.step_ns\n"
             "RooflineCostModel.step_ns = (\n"
-            f"    lambda self, *given: [round(ns * {factor}) for ns in _true(self, *given)]\n)\n"
+            "    lambda self, *given: [round(ns * 1.3) for ns in _true(self, *given)]\n)\n"
         )
     done = run("check")
-    assert done.returncode == code, done.stdout + done.stderr
-    assert f"2 {verdict}" in done.stdout
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "2 worse" in done.stdout
 
 
 def test_workflow_calls_the_check_with_options_it_has(tmp_path):
