@@ -9,13 +9,16 @@ is perfect), not as a test.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from schedlab.traces.prefix_statistics import describe_prefixes
+from schedlab.traces.session_statistics import describe_sessions
 from schedlab.traces.trace import Trace
+from schedlab.traces.turns import session_starts
 
 Float64 = npt.NDArray[np.float64]
 
@@ -49,8 +52,12 @@ def describe(trace: Trace) -> dict[str, Any]:
     dict
         ``num_requests``; ``arrivals`` (see `describe_arrivals`) or `None`; ``prompt_tokens`` and
         ``output_tokens`` (see `describe_lengths`); ``correlation`` (see `describe_correlation`);
-        ``prefix`` (see `schedlab.traces.prefix_statistics.describe_prefixes`) or `None`.
+        ``prefix`` (see `schedlab.traces.prefix_statistics.describe_prefixes`) or `None`. Of
+        sessions ``arrivals`` are those of their starts, and there is ``sessions`` (see
+        `schedlab.traces.session_statistics.describe_sessions`).
     """
+    if trace.turns is not None:
+        return _describe_sessions(trace)
     return {
         "num_requests": len(trace),
         "arrivals": None if trace.arrival_ns is None else describe_arrivals(trace),
@@ -58,6 +65,23 @@ def describe(trace: Trace) -> dict[str, Any]:
         "output_tokens": describe_lengths(trace.output_tokens),
         "correlation": describe_correlation(trace),
         "prefix": None if trace.prefix is None else describe_prefixes(trace),
+    }
+
+
+def _describe_sessions(trace: Trace) -> dict[str, Any]:
+    """Describe a trace whose requests wait for answers."""
+    assert trace.session is not None
+    starts = session_starts(trace.session)
+    timed = trace.arrival_ns is not None and len(starts) > 1
+    first = replace(trace, turns=None).take(starts)
+    return {
+        "num_requests": len(trace),
+        "arrivals": describe_arrivals(first) if timed else None,
+        "prompt_tokens": describe_lengths(trace.prompt_tokens),
+        "output_tokens": describe_lengths(trace.output_tokens),
+        "correlation": describe_correlation(trace),
+        "prefix": None,
+        "sessions": describe_sessions(trace),
     }
 
 

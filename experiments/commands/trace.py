@@ -53,8 +53,12 @@ def describe_command(
     tokenizer: Tokenizer = "auto",
     default_output_tokens: OutputTokens = None,
     drop_empty: DropEmpty = False,
+    sessions: Annotated[
+        bool,
+        typer.Option("--sessions", help="Let requests wait for the answers before them."),
+    ] = False,
 ) -> None:
-    """Show what a trace holds: rate, burstiness, lengths, correlation, shared prefixes."""
+    """Show what a trace holds: rate, burstiness, lengths, correlation, prefixes, sessions."""
     from schedlab import traces
 
     find_own_modules()
@@ -64,6 +68,7 @@ def describe_command(
         tokenizer=tokenizer,
         default_output_tokens=default_output_tokens,
         drop_empty=drop_empty,
+        sessions=sessions,
     )
     _print_description(trace, as_json)
 
@@ -152,8 +157,8 @@ def _print_description(trace: Trace, as_json: bool) -> None:
         return
     _print_report(trace)
     print_table(f"{stats['num_requests']:,} requests", *_lengths_table(stats))
-    for title in ("arrivals", "correlation", "prefix"):
-        if stats[title] is not None:
+    for title in ("arrivals", "correlation", "prefix", "sessions"):
+        if stats.get(title) is not None:
             typer.echo()
             print_table("", (title, ""), _number_rows(stats[title]))
 

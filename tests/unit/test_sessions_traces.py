@@ -1,0 +1,288 @@
+"""Sessions in files, linked from traces, and drawn."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.running.workload import load_workload
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.errors import SpecError, TraceError
+from schedlab.traces import read, write
+from schedlab.traces.statistics import describe
+from schedlab.traces.workload import workload as requests_of
+from tests.trace_samples import BAILIAN, BURSTGPT_8, MOONCAKE, SESSIONS, SHAREGPT
+from tests.unit.test_sessions import exact_hits
+
+
+@pytest.fixture
+def file(tmp_path):
+    def written(text, name="trace.txt"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return written
+
+
+FIRST = '{"session": "a", "arrival_s": 0, "turn": 1, "new_tokens": 5, "output_tokens": 2}\n'
+MISTAKES = [
+    ('"turn": 2, "parents": [2]', ":2: turn 2 of session a needs its own answer"),
+    ('"turn": 2, "parents": [7]', r":2: session a has no turn 7; choose from 1"),
+    ('"turn": 1', ":2: session a has a turn 1 already"),
+    ('"turn": 2, "think_s": -1', ":2: think_s and tool_s must be >= 0, got -1"),
+    ('"turn": 2, "think_s": 1, "tool_s": 1', ":2: give think_s or tool_s"),
+    ('"turn": 2, "thinks_s": 1', ":2: unknown key 'thinks_s'; did you mean think_s"),
+    ('"turn": 2, "arrival_s": 5', ":2: arrival_s is when a session starts"),
+    ('"turn": 2, "shared": [["x", 4]]', ":2: shared is how a session begins"),
+    ('"turn": 2, "parents": 1', ":2: parents must be a list of turns"),
+    ('"turn": 2, "parents": [[1]]', ":2: parents must be a list of turns"),
+    ('"turn": 2, "parents": [3]', ":2: turn 2 needs turn 3, which stands behind it.*cycle"),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), MISTAKES)
+def test_mistake_in_a_session_is_named_with_its_line(keys, message, file):
+    second = f'{{"session": "a", {keys}, "new_tokens": 5, "output_tokens": 2}}\n'
+    third = FIRST.replace('"arrival_s": 0, "turn": 1', '"turn": 3, "parents": [1]')
+    with pytest.raises(TraceError, match=message):
+        read(file(FIRST + second + third))
+
+
+def test_session_that_goes_on_behind_another_is_refused(file):
+    other = FIRST.replace('"a"', '"b"')
+    with pytest.raises(TraceError, match=r":3: session a goes on behind another one"):
+        read(file(FIRST + other + FIRST))
+
+
+def test_sessions_are_cut_scaled_and_dropped_as_a_whole(file):
+    trace = read(file(SESSIONS))
+    assert trace.prompt_tokens.tolist() == [48, 60, 9, 14, 15, 22]
+    assert trace.slice(1).session.tolist() == ["b"] * 4
+    assert trace.scale(2).arrival_ns.tolist() == [250_000_000] * 2 + [10**9] * 4
+    assert trace.head(4).turns.rows() == [([], 0), ([0], 1_500_000_000), ([], 0), ([2], 0)]
+    # 15 + 6 tokens are too many: so is who joins that answer.
+    kept = trace.fit(20, "drop")
+    assert kept.prompt_tokens.tolist() == [9, 14]
+    assert kept.report.rows_dropped == {"longer than 20 tokens, or later in the session of one": 4}
+    with pytest.raises(TraceError, match="row 3 needs the answer of row 2, which is left out"):
+        trace.take([3, 4])
+    with pytest.raises(TraceError, match="clip_prompt"):
+        trace.fit(20, "clip_prompt")
+
+
+def test_sessions_cannot_be_written_as_a_table(file, tmp_path):
+    with pytest.raises(TraceError, match="a table has no place"):
+        write(read(file(SESSIONS)), tmp_path / "out.csv")
+
+
+def test_bailian_chat_waits_for_its_parent_and_finds_its_answer(file):
+    rows = [
+        {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.0, "input_length": 20,
+         "output_length": 14, "hash_ids": [10, 11]},
+        {"chat_id": 2, "parent_chat_id": -1, "timestamp": 1.0, "input_length": 16,
+         "output_length": 1, "hash_ids": [12]},
+        {"chat_id": 3, "parent_chat_id": 1, "timestamp": 5.0, "input_length": 50,
+         "output_length": 2, "hash_ids": [10, 13, 14, 15]},
+    ]  # fmt: skip
+    path = file("".join(json.dumps(row | {"type": "text", "turn": 1}) + "\n" for row in rows))
+    assert read(path).turns is None
+    trace = read(path, sessions=True)
+    assert trace.session.tolist() == ["1", "1", "2"]
+    assert trace.turns.rows() == [([], 0), ([0], 5_000_000_000), ([], 0)]
+    one, two, _ = requests_of(trace, max_model_len=100, hash_block_tokens=16)
+    # 34 tokens fill two blocks, of which the second is the next prompt's second.
+    assert one.turn.answer_hash_ids == two.request.prefix_hash_ids[1:2]
+    assert two.request.prefix_hash_ids[:1] == one.request.prefix_hash_ids
+
+
+def test_bailian_chat_whose_parent_comes_later_is_refused(file):
+    with pytest.raises(TraceError, match="chat 7 has a later chat as its parent"):
+        read(file(BAILIAN.replace('"parent_chat_id": -1', '"parent_chat_id": 9')), sessions=True)
+
+
+def test_burstgpt_requests_of_a_session_wait_for_each_other(file):
+    rows = "5,s,1,GPT-4,90,10,100,API log\n7,t,1,GPT-4,9,1,10,API log\n9,s,1,GPT-4,120,5,125,API\n"
+    trace = read(file(BURSTGPT_8.partition("\n")[0] + "\n" + rows), sessions=True)
+    assert trace.session.tolist() == ["s", "s", "t"]
+    assert trace.turns.rows() == [([], 0), ([0], 4_000_000_000), ([], 0)]
+    assert trace.arrival_ns.tolist() == [0, 0, 2_000_000_000]
+
+
+def test_sharegpt_conversations_are_sessions_only_when_asked(file):
+    turns = [{"value": text} for text in ("a" * 42, "b" * 84, "c" * 21, "d" * 42)]
+    path = file(json.dumps([{"conversations": turns}, *json.loads(SHAREGPT)]))
+    assert read(path, tokenizer="estimate").turns is None
+    trace = read(path, tokenizer="estimate", sessions=True)
+    assert trace.prompt_tokens.tolist()[:2] == [10, 35]
+    assert trace.turns.rows()[:3] == [([], 0), ([0], 0), ([], 0)]
+
+
+def test_format_without_sessions_says_which_have_some(file):
+    with pytest.raises(TraceError, match=r"mooncake names no sessions; .*bailian, burstgpt"):
+        read(file(MOONCAKE), sessions=True)
+
+
+def test_sub_requests_are_named_by_their_tokens(file):
+    ids = list(range(60))
+    calls = [
+        {"input_toks": 20, "output_toks": 15, "tool_duration_ns": 7, "input_tok_ids": ids[:20],
+         "output_tok_ids": ids[20:35]},
+        {"input_toks": 37, "output_toks": 5, "tool_duration_ns": 0, "input_tok_ids": ids[:37]},
+    ]  # fmt: skip
+    session = {"session_id": "t", "arrival_time_ns": 5, "sub_requests": calls}
+    flat = {"arrival_time_ns": 9, **calls[0]}
+    trace = read(file(json.dumps(session) + "\n" + json.dumps(flat)))
+    assert trace.turns.rows() == [([], 0), ([0], 7), ([], 0)]
+    assert trace.turns.tool.tolist() == ["tool", None, None]
+    one, two, _ = requests_of(trace, max_model_len=100)
+    whole = one.request.prefix_hash_ids + one.turn.answer_hash_ids
+    assert whole == two.request.prefix_hash_ids
+    assert len(whole) == 2
+
+
+def test_description_counts_turns_times_and_reuse(file):
+    found = describe(read(file(SESSIONS)))["sessions"]
+    assert found["sessions"] == 2
+    assert found["requests_per_session_max"] == 4
+    assert (found["turns_max"], found["fan_out_max"], found["joins"]) == (3, 3, 1)
+    assert (found["tool_p50_s"], found["think_p50_s"]) == (1.5, 0.0)
+    # Of 168 prompt tokens the second prompt finds 48: three blocks of 16.
+    assert found["reuse_with_answers"] == found["reuse_prompts_only"] == 48 / 168
+
+
+# -- drawn -------------------------------------------------------------------------------------
+
+AGENTS = {
+    "session_rate": 0.5,
+    "sessions": {
+        "count": 60,
+        "turns": {"distribution": "uniform", "low": 1, "high": 3},
+        "new_tokens": {"distribution": "uniform", "low": 5, "high": 60},
+        "output_tokens": {"distribution": "uniform", "low": 1, "high": 40},
+        "think_s": {"distribution": "exponential", "mean_s": 2.0},
+        "tools": {"search": {"share": 0.4, "seconds": 0.25, "tokens": 33}},
+        "fan_out": {"share": 0.2, "width": 3, "tokens": 7},
+        "shared_prefix": {"tokens": 50, "groups": 2},
+    },
+}
+
+
+def drawn(seed=0, **changes):
+    sessions = {**AGENTS["sessions"], **changes.pop("sessions", {})}
+    return make_spec(
+        {"name": "s", "seed": seed, "workload": {**AGENTS, "sessions": sessions}} | changes
+    )
+
+
+def test_drawn_sessions_are_as_the_specification_says():
+    trace = load_workload(drawn(sessions={"count": 3000}), 8192)
+    assert int((np.diff(trace.turns.offsets) == 0).sum()) == 3000
+    tools = Counter(trace.turns.tool.tolist())
+    calls = len(trace)
+    # The last of 16 calls may call nothing, and joins and sub-agents answer: shares are of others.
+    asked = calls - 4 * tools["sub_agents"]
+    assert tools["search"] / asked == pytest.approx(0.4, abs=0.02)
+    assert tools["sub_agents"] / asked == pytest.approx(0.2, abs=0.02)
+    behind_search = [
+        row
+        for row in range(calls)
+        if (n := trace.turns.needs(row)) and trace.turns.tool[n[-1]] == "search"
+    ]
+    assert set(trace.turns.delay_ns[behind_search].tolist()) == {250_000_000}
+    row = behind_search[0]
+    before = trace.turns.needs(row)[0]
+    assert (
+        trace.prompt_tokens[row] == trace.prompt_tokens[before] + trace.output_tokens[before] + 33
+    )
+    rate = 3000 / (trace.arrival_ns[-1] / 1e9)
+    assert rate == pytest.approx(0.5, rel=0.06)
+
+
+def test_fewer_sessions_of_a_seed_are_the_first_of_more():
+    few, more = (load_workload(drawn(sessions={"count": n}), 8192) for n in (20, 60))
+    n = len(few)
+    assert few.turns.rows() == more.turns.rows()[:n]
+    assert few.prompt_tokens.tolist() == more.prompt_tokens.tolist()[:n]
+    other = load_workload(drawn(seed=1, sessions={"count": 20}), 8192)
+    assert other.prompt_tokens.tolist() != few.prompt_tokens.tolist()
+
+
+def test_run_of_sessions_gives_the_same_bytes_and_finds_what_was_counted(tmp_path):
+    spec = drawn(engine={"enable_prefix_caching": True}, sessions={"count": 40})
+    results = [run(spec), run(spec)]
+    for result, name in zip(results, "ab", strict=True):
+        result.save(tmp_path / name)
+    for table in ("requests", "sessions", "steps"):
+        one, two = (tmp_path / name / f"{table}.parquet" for name in "ab")
+        assert one.read_bytes() == two.read_bytes()
+    # Sessions that come one after another find all there is.
+    alone = drawn(engine={"enable_prefix_caching": True}, sessions={"count": 40})
+    alone = make_spec(
+        alone.to_data() | {"workload": alone.to_data()["workload"] | {"session_rate": 1e-3}}
+    )
+    result = run(alone)
+    trace = load_workload(alone, 8192)
+    hits = result.requests["prefix_hit_tokens"]
+    exact = np.array(exact_hits(trace, 16))
+    # Sub-agents start together: what they share is the spawning call, which all find.
+    assert hits.tolist() == exact.tolist()
+    reuse = describe(trace)["sessions"]["reuse_with_answers"]
+    assert hits.sum() / trace.prompt_tokens.sum() == reuse
+
+
+def test_metrics_of_sessions_are_those_of_their_requests():
+    result = run(drawn())
+    metrics, requests = result.metrics(), result.requests
+    by_session = {}
+    for i, name in enumerate(requests["session"].tolist()):
+        by_session.setdefault(name, []).append(i)
+    times, away = [], []
+    for rows in by_session.values():
+        spans = sorted(
+            (int(requests["arrival_ns"][i]), int(requests["finish_ns"][i])) for i in rows
+        )
+        until, gap = spans[0][1], 0
+        for start, end in spans[1:]:
+            gap += max(start - until, 0)
+            until = max(until, end)
+        times.append(until - spans[0][0])
+        away.append(gap)
+    assert metrics["num_sessions"] == metrics["completed_sessions"] == len(times) == 60
+    assert metrics["mean_session_s"] == pytest.approx(np.mean(times) / 1e9)
+    assert metrics["p99_session_s"] == pytest.approx(np.percentile(times, 99) / 1e9)
+    assert metrics["mean_session_away_s"] == pytest.approx(np.mean(away) / 1e9)
+
+
+REFUSED = [
+    ({"workload": {"request_rate": 1.0}}, "request_rate"),
+    ({"workload": {"session_rate": None}}, "session_rate or by arrivals"),
+    ({"workload": {"sessions": {"tools": {"x": {"share": 0.9, "seconds": 1, "tokens": 1}}}}},
+     "the shares of tools and fan_out add up to 1.1, more than 1"),
+    ({"workload": {"sessions": {"think_s": {"distribution": "lognorml"}}}}, "mean lognormal"),
+    ({"workload": {"sessions": {"think_s": {"distribution": "fixed", "seconds": -1}}}}, "seconds"),
+    ({"workload": {"sessions": {"turn": 3}}}, "turns"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_specification_that_contradicts_sessions_is_refused(changes, message):
+    data = {"name": "s", "workload": json.loads(json.dumps(AGENTS))}
+    for key, value in changes["workload"].items():
+        if isinstance(value, dict):
+            data["workload"][key] |= value
+        elif value is None:
+            del data["workload"][key]
+        else:
+            data["workload"][key] = value
+    with pytest.raises(SpecError, match=message):
+        make_spec(data)
+
+
+def test_what_needs_to_know_arrivals_beforehand_is_refused():
+    with pytest.raises(SpecError, match="frontend: not with sessions"):
+        run(drawn(frontend={"latency_s": 0.1}))
+    plain = {"trace": "azure-conv", "num_requests": 9, "session_rate": 1.0}
+    with pytest.raises(SpecError, match="session_rate: the workload has no sessions"):
+        run(make_spec({"name": "s", "workload": plain}))
