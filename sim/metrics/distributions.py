@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -100,9 +101,12 @@ def mean_max_waiting(run: Observation) -> float:
 
 
 def _of(run: Observation, statistic: str, latency: Latency) -> float:
-    if latency == "itl":
-        return _of_pairs(statistic, run.gap_sample)
-    return _of_values(statistic, _values(run, latency))
+    if latency not in run.statistics:  # all at once: to find one percentile costs as much as four
+        pooled = latency == "itl"
+        run.statistics[latency] = (
+            _of_pairs(run.gap_sample) if pooled else _of_values(_values(run, latency))
+        )
+    return run.statistics[latency][statistic]
 
 
 def _values(run: Observation, latency: str) -> Floats:
@@ -111,18 +115,25 @@ def _values(run: Observation, latency: str) -> Floats:
     return values[~np.isnan(values)]
 
 
-def _of_values(statistic: str, values: Floats) -> float:
+def _of_values(values: Floats) -> dict[str, float]:
     if not len(values):
-        return float("nan")
-    if statistic.startswith("p"):
-        return float(np.percentile(values, int(statistic[1:])))
-    if statistic == "median":
-        return float(np.median(values))
-    return float(np.mean(values) if statistic == "mean" else np.std(values))
+        return dict.fromkeys(_STATISTICS, float("nan"))
+    return {
+        "mean": float(np.mean(values)),
+        "median": float(np.median(values)),
+        "std": float(np.std(values)),
+        **_named(np.percentile(values, PERCENTILES).tolist()),
+    }
 
 
-def _of_pairs(statistic: str, sample: WeightedSample) -> float:
-    if statistic.startswith("p"):
-        return sample.percentiles([int(statistic[1:])])[0]
-    value: float = getattr(sample, statistic)()
-    return value
+def _of_pairs(sample: WeightedSample) -> dict[str, float]:
+    return {
+        "mean": sample.mean(),
+        "median": sample.median(),
+        "std": sample.std(),
+        **_named(sample.percentiles(PERCENTILES)),
+    }
+
+
+def _named(percentiles: Sequence[float]) -> dict[str, float]:
+    return {f"p{p}": value for p, value in zip(PERCENTILES, percentiles, strict=True)}

@@ -57,6 +57,8 @@ class Observation:
         Size of the KV cache of each engine, and how many engines there are.
     engines : tuple of EngineFacts
         What the engines of a fleet are; empty if nobody said.
+    statistics : dict of str to dict of str to float
+        Latency to what is known of its distribution; kept by `sim.metrics.distributions`.
     """
 
     def __init__(self, result: RunResult, chosen: Bools | None = None) -> None:
@@ -66,6 +68,7 @@ class Observation:
         self.kv_capacity_tokens = result.kv_capacity_tokens
         self.num_engines = result.num_engines
         self.engines = result.engines
+        self.statistics: dict[str, dict[str, float]] = {}
         rows = result.requests if chosen is None else rows_of(result.requests, chosen)
         self.requests = self.leaving = rows
         if self.window is not None:
