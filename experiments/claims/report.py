@@ -268,11 +268,17 @@ def _why(measured: MeasuredFigure) -> Iterator[str]:
         return
     yield f"* *Why:* {cause.sentence}"
     for variation, again in zip(cause.shown_by, measured.shown_by, strict=True):
-        changes = ", ".join(f"{key}={shown(value)}" for key, value in variation.change.items())
+        changes = ", ".join(f"{key}={_changed(value)}" for key, value in variation.change.items())
         varied = f" (`{changes}`)" if changes else ""
         _, _, expected, found, _ = cells(again)
         holds = "as it says" if again.verdict == "reproduced" else f"but {expected} was expected"
         yield f"  * {variation.name}{varied}: {found}, {holds}."
+
+
+def _changed(value: object) -> str:
+    """Return a changed value as text; of a file its name, which is the same on every machine."""
+    is_file = isinstance(value, str) and Path(value).is_absolute()
+    return Path(str(value)).name if is_file else shown(value)
 
 
 def _sentence(spec: ExperimentSpec, measured: MeasuredFigure) -> str:

@@ -98,6 +98,8 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
             else items
             for swept, items in value.items()
         }
+    if key == "claim":
+        return _paths_in_changes(value, folder)
     if isinstance(value, dict):
         return {
             name: absolute_paths(item, folder, f"{key}.{name}" if key else name)
@@ -115,6 +117,23 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
         except (OSError, RuntimeError, ValueError) as error:
             raise SpecError(f"{key}: {value!r} is no path: {error}") from None
     return value
+
+
+def _paths_in_changes(value: Value, folder: Path) -> Value:
+    """Return a claim with the paths absolute that the variations of its figures change."""
+    if isinstance(value, list):
+        return [_paths_in_changes(part, folder) for part in value]
+    if not isinstance(value, dict):
+        return value
+    found = {name: _paths_in_changes(item, folder) for name, item in value.items()}
+    if isinstance(change := found.get("change"), dict):
+        for name, item in change.items():
+            swept = name.removeprefix("sweep.")
+            if swept == name:
+                change[name] = absolute_paths(item, folder, name)
+            elif isinstance(item, list):
+                change[name] = [_swept_paths(each, folder, swept) for each in item]
+    return found
 
 
 def _swept_paths(item: Value, folder: Path, key: str) -> Value:

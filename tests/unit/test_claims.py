@@ -22,6 +22,7 @@ from schedlab.experiments.claims.claims import (
 from schedlab.experiments.claims.report import band_text, figure_text, markdown
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.specification.claim import Figure
+from schedlab.experiments.specification.claim_settings import varied_spec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.specification.schema import json_schema
@@ -213,6 +214,22 @@ def test_variation_is_the_figure_in_the_changed_experiment(tmp_path):
     assert (again.of, again.against) == (expected.of, expected.against)
     assert again.estimate != found.estimate
     assert again.verdict == "reproduced"
+
+
+def test_variation_with_a_trace_reads_it_from_the_folder_of_the_experiment(tmp_path, monkeypatch):
+    (tmp_path / "traces").mkdir()
+    rows = "\n".join(f"{i / 10},40,{5 + i % 7}" for i in range(40))
+    trace = tmp_path / "traces" / "short.csv"
+    trace.write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{rows}\n")
+    data = explained(
+        {"workload": {"trace": "traces/short.csv"}, "sweep.workload.request_rate": [20]}
+    )
+    (tmp_path / "x.yaml").write_text(json.dumps(data))
+    monkeypatch.chdir(tmp_path / "traces")
+    spec = load_spec(tmp_path / "x.yaml")
+    (figure,) = spec.claim.figures
+    changed = varied_spec(spec, figure.why.shown_by[0].change)
+    assert Path(changed.workload.trace) == trace
 
 
 def test_cause_of_a_figure_that_is_reproduced_is_neither_measured_nor_shown(tmp_path):
