@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from schedlab.gpu_backend.device_timer import Timer, Timing
-from schedlab.sim.hardware.models import ModelShape
+from schedlab.sim.hardware.model_shape import ModelShape
 
 
 class Ceiling(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any
 
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import read_json_object
-from schedlab.sim.hardware.models import ModelShape, model
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

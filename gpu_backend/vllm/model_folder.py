@@ -8,7 +8,8 @@ from pathlib import Path
 
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import write_text
-from schedlab.sim.hardware.models import ModelShape, model
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import model
 
 
 def model_folder(name: str, scratch: Path) -> Path:

@@ -92,19 +92,13 @@ class KernelTimes:
             self._product(hidden, q_width + 2 * kv_width),
             self._product(q_width, hidden),
         ]
-        self._other_products: list[Product] = []
         self._router: Product | None = None
-        fan = m.num_mlp_matrices - 1  # gate and up are one product
-        width = m.intermediate_size / workers
         if m.num_experts:
             self._router = self._product(hidden, m.num_experts, is_wide=True)
-        else:
-            self._other_products = [
-                self._product(hidden, fan * width),
-                self._product(width, hidden),
-            ]
-        self._mlp_width: float = width
-        self._num_activated: int = fan + 1
+        self._mlp_width: float = m.intermediate_size / workers
+        self._shared_width: float = m.shared_intermediate_size / workers
+        self._mlp_products: list[Product] = self._mlp(self._mlp_width)
+        self._shared_products: list[Product] = self._mlp(self._shared_width)
         norms = 8 * hidden + (2 * (q_width + kv_width) if m.qk_norm else 0)
         rope = 0 if m.num_position_embeddings else 2 * (q_width + kv_width)
         kv_bytes = dtype_bytes(dtype_name(deployment.kv_dtype))
@@ -114,6 +108,16 @@ class KernelTimes:
             KERNELS_PER_LAYER * self._kernels.elementwise.latency_s * 1e9
         )
         self._head = self._product(hidden, m.vocab_size / workers, is_wide=True)
+
+    def _mlp(self, width: float) -> list[Product]:
+        """Return the products of an MLP; gate and up are one."""
+        hidden, fan = (
+            self._deployment.model.hidden_size,
+            self._deployment.model.num_mlp_matrices - 1,
+        )
+        if not width:
+            return []
+        return [self._product(hidden, fan * width), self._product(width, hidden)]
 
     def _product(self, inputs: float, outputs: float, *, is_wide: bool = False) -> Product:
         """Return one projection; wide ones keep their weights in 16 bits."""
@@ -201,17 +205,21 @@ class KernelTimes:
     def _price_tokens(self, tokens: int) -> float:
         """Price all that depends on the number of new tokens only, and remember it."""
         deployment, size = self._deployment, self._activation_bytes
-        workers, hidden = deployment.tensor_parallel_size, deployment.model.hidden_size
+        workers, model = deployment.tensor_parallel_size, deployment.model
+        hidden, dense = model.hidden_size, 0.0
         layer = 0.0
         for product in self._first_products:
             layer += 1e9 * product.seconds(tokens)
         if self._router is not None:
             router = 1e9 * self._router.seconds(tokens)
-            layer += router if self._gathers else router + self._moe(tokens)
+            mixture = router if self._gathers else router + self._moe(tokens)
+            if self._shared_products:
+                mixture += self._price_mlp(self._shared_products, self._shared_width, tokens)
+            layer += mixture
+            if model.num_dense_layers:
+                dense = self._price_mlp(self._mlp_products, self._mlp_width, tokens) - mixture
         else:
-            for product in self._other_products:
-                layer += 1e9 * product.seconds(tokens)
-            layer += self._traffic_ns(tokens * self._num_activated * self._mlp_width * size)
+            layer += self._price_mlp(self._mlp_products, self._mlp_width, tokens)
         layer += self._traffic_ns(tokens * self._elementwise_bytes)
         layer += self._elementwise_start_ns
         if workers > 1:
@@ -219,9 +227,17 @@ class KernelTimes:
             layer += 2 * self._link_ns(workers, share * tokens * hidden * size)
         # Embedding and last norm.
         ends = self._traffic_ns(tokens * hidden * 4 * size)
-        cost: float = deployment.model.num_layers * layer + ends
+        cost: float = model.num_layers * layer + model.num_dense_layers * dense + ends
         self._token_ns[tokens] = cost
         return cost
+
+    def _price_mlp(self, products: list[Product], width: float, tokens: int) -> float:
+        """Return what the products and the activation of one layer's MLP take."""
+        cost = 0.0
+        for product in products:
+            cost += 1e9 * product.seconds(tokens)
+        activated = self._deployment.model.num_mlp_matrices * width * self._activation_bytes
+        return cost + self._traffic_ns(tokens * activated)
 
     def _price_head(self, rows: int) -> float:
         """Price the language-model head and the sampler, and remember it."""
@@ -264,6 +280,6 @@ class KernelTimes:
 
     def _price_experts(self, tokens: int) -> float:
         """Price the experts of all layers, and remember it."""
-        cost: float = self._deployment.model.num_layers * self._moe(tokens)
+        cost: float = self._deployment.model.num_moe_layers * self._moe(tokens)
         self._expert_ns[tokens] = cost
         return cost

@@ -41,8 +41,8 @@ def least_step_s(
     engines share experts.
     """
     model, gpu, dtype = deployment.model, deployment.gpu, deployment.dtype
-    experts = max(model.experts_per_token, 1) / deployment.data_parallel_size
-    per_token = model.num_layers * (model.attention_parameters + experts * model.expert_parameters)
+    experts = model.num_moe_layers * model.experts_per_token / deployment.data_parallel_size
+    per_token = model.matrix_parameters(0) + experts * model.expert_parameters
     tokens = whole_numbers(steps, "num_decodes") + whole_numbers(steps, "prefill_tokens")
     flops_s = 2.0 * per_token * tokens / gpu.peak_flops_per_s(dtype)
     kv_bytes = model.kv_bytes_per_token(deployment.kv_dtype, 1)

@@ -9,7 +9,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
 from schedlab.sim.hardware.gpus import Gpu
 from schedlab.sim.hardware.memory import default_kv_dtype
-from schedlab.sim.hardware.models import ModelShape
+from schedlab.sim.hardware.model_shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_bytes
 from schedlab.sim.hardware.gpus import Gpu
-from schedlab.sim.hardware.models import ModelShape
+from schedlab.sim.hardware.model_shape import ModelShape
 
 _GIB = 1024**3
 
@@ -86,11 +86,15 @@ def activation_reserve_bytes(
 
     with T = max_num_batched_tokens and S = max_num_seqs: the residual stream and the widest MLP
     tensors live together, then the logits, once in `dtype` and twice in fp32 for the sampler.
-    For a mixture of experts the MLP width is ``experts_per_token * moe_intermediate_size``.
+    For a mixture of experts the MLP width is ``experts_per_token * moe_intermediate_size`` and that
+    of the shared expert, or the width of its dense layers where that is more.
     """
     width = model.intermediate_size
     if model.num_experts:
         width = model.experts_per_token * model.moe_intermediate_size
+        width += model.shared_intermediate_size
+        if model.num_dense_layers:
+            width = max(width, model.intermediate_size)
     size = max(dtype_bytes(dtype), 2.0)  # 8-bit and 4-bit models keep 16-bit activations
     tokens = 4 * model.hidden_size + model.num_mlp_matrices * width / tensor_parallel_size
     logits = model.vocab_size * (size + 8)

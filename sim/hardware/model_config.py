@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from schedlab.sim.errors import SpecError, look_alike, nearest
 from schedlab.sim.files import read_json_object
-from schedlab.sim.hardware.models import ModelShape
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import UNSUPPORTED
 
-_GATED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen3_moe")
-_KNOWN = (*_GATED, "opt")
+_MIXTURES = ("mixtral", "qwen3_moe", "glm4_moe", "llama4_text")
+_KNOWN = ("llama", "mistral", "qwen2", "qwen3", "phi3", "opt", "mistral3", "llama4", *_MIXTURES)
+_AROUND_TEXT = ("mistral3", "llama4")
+"""Models of text and images: `text_config` is the decoder, which is all that is read."""
 
 
 class _Config:
@@ -33,6 +37,13 @@ class _Config:
             raise SpecError(f"{self.path}: {key} must be a whole number >= 1, got {value!r}")
         return value
 
+    def section(self, key: str) -> dict[str, Any]:
+        """Return an object of the file, which must be there."""
+        value = self.data.get(key)
+        if not isinstance(value, dict):
+            raise SpecError(f"{self.path}: {key} must be an object, got {value!r}")
+        return value
+
     def require(self, key: str, expected: object, why: str) -> None:
         """Refuse a variant of the architecture that the shape cannot express."""
         value = self.data.get(key, expected)
@@ -46,8 +57,8 @@ def read_config(path: Path) -> ModelShape:
     Parameters
     ----------
     path : Path
-        The file. `model_type` must be one of llama, mistral, qwen2, qwen3, phi3, mixtral,
-        qwen3_moe, opt.
+        The file. `model_type` must be one of llama, mistral, mistral3, qwen2, qwen3, phi3, opt,
+        mixtral, qwen3_moe, glm4_moe, llama4.
 
     Raises
     ------
@@ -61,6 +72,11 @@ def read_config(path: Path) -> ModelShape:
     """
     config = _Config(path)
     kind = config.data.get("model_type")
+    if kind in _AROUND_TEXT:
+        config.data = {"_name_or_path": _name(config), **config.section("text_config")}
+        kind = config.data.get("model_type")
+    if kind in UNSUPPORTED:
+        raise SpecError(f"{path}: model_type {kind!r} is not supported: {UNSUPPORTED[kind]}")
     if kind not in _KNOWN:
         hint = nearest(kind, _KNOWN)
         raise SpecError(
@@ -82,26 +98,15 @@ def _gated(config: _Config, kind: str) -> ModelShape:
     if kind == "qwen3_moe":
         config.require("mlp_only_layers", [], "some layers are dense")
         config.require("decoder_sparse_step", 1, "some layers are dense")
-    moe: tuple[int, int, int] = (0, 0, 0)
-    if kind == "qwen3_moe":
-        moe = (
-            config.integer("num_experts"),
-            config.integer("num_experts_per_tok"),
-            config.integer("moe_intermediate_size"),
-        )
-    elif kind == "mixtral":
-        moe = (
-            config.integer("num_local_experts"),
-            config.integer("num_experts_per_tok"),
-            config.integer("intermediate_size"),
-        )
     # Only the llama and phi3 classes fall back to one KV head per query head.
     kv_default = heads if kind in ("llama", "phi3") else None
     window = config.data.get("sliding_window")
     if kind.startswith("qwen") and not config.data.get("use_sliding_window"):
         window = None
+    if kind == "llama4_text":
+        window = config.integer("attention_chunk_size", 8192)
     qwen3 = kind.startswith("qwen3")
-    return ModelShape(
+    shape = ModelShape(
         name=_name(config),
         num_layers=config.integer("num_hidden_layers"),
         hidden_size=hidden,
@@ -112,12 +117,38 @@ def _gated(config: _Config, kind: str) -> ModelShape:
         vocab_size=config.integer("vocab_size"),
         max_model_len=config.integer("max_position_embeddings"),
         tied_embeddings=bool(config.data.get("tie_word_embeddings", False)),
-        qk_norm=qwen3,
+        qk_norm=qwen3 or (kind == "glm4_moe" and bool(config.data.get("use_qk_norm"))),
         sliding_window=window,
-        num_experts=moe[0],
-        experts_per_token=moe[1],
-        moe_intermediate_size=moe[2],
         source=str(config.path),
+    )
+    return _with_experts(shape, config, kind) if kind in _MIXTURES else shape
+
+
+def _with_experts(shape: ModelShape, config: _Config, kind: str) -> ModelShape:
+    """Return a shape with the mixture that its kind of config describes."""
+    count, width = "num_experts", "moe_intermediate_size"
+    shared_width = num_dense = 0
+    dense_width = shape.intermediate_size
+    if kind == "mixtral":
+        count, width = "num_local_experts", "intermediate_size"
+    elif kind == "glm4_moe":
+        count = "n_routed_experts"
+        shared_width = config.integer("n_shared_experts") * config.integer(width)
+        num_dense = config.integer("first_k_dense_replace")
+    elif kind == "llama4_text":
+        # One of so many layers has experts, and a shared one as wide as they are.
+        count, width = "num_local_experts", "intermediate_size"
+        shared_width, dense_width = config.integer(width), config.integer("intermediate_size_mlp")
+        step = config.integer("interleave_moe_layer_step", 1)
+        num_dense = shape.num_layers - shape.num_layers // step
+    return replace(
+        shape,
+        intermediate_size=dense_width,
+        num_experts=config.integer(count),
+        experts_per_token=config.integer("num_experts_per_tok"),
+        moe_intermediate_size=config.integer(width),
+        shared_intermediate_size=shared_width,
+        num_dense_layers=num_dense,
     )
 
 

@@ -1,169 +1,14 @@
-"""Shapes of language models: what memory and step time depend on, not their weights."""
+"""The models that are known by name, and how a name is looked up."""
 
 # ruff: noqa: E501  (a table reads best as a table)
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from schedlab.sim.errors import SpecError, nearest
-from schedlab.sim.hardware.dtypes import dtype_bytes, stored_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The dimensions of a decoder-only transformer.
-
-    Biases are ignored: they are less than 0.1 % of the parameters of any model in the table.
-
-    Attributes
-    ----------
-    name : str
-        How results name the model.
-    num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, vocab_size : int
-        Dimensions, with Hugging Face's meaning. `intermediate_size` is that of a dense MLP.
-    max_model_len : int
-        Longest sequence (prompt + output) the model was built for, tokens.
-    source : str
-        Where the numbers come from.
-    mlp : {"gated", "plain"}
-        Three matrices (gate, up, down) or two (up, down).
-    tied_embeddings : bool
-        Whether the language-model head is the embedding matrix.
-    qk_norm : bool
-        Whether queries and keys are normalised per head (Qwen3).
-    num_position_embeddings : int
-        Rows of a learned position table (OPT); 0 for rotary positions.
-    num_norm_vectors : int
-        Vectors of `hidden_size` in one normalisation: 1 for RMSNorm, 2 for LayerNorm.
-    sliding_window : int or None
-        Attention window in tokens, if every layer has one.
-    num_experts, experts_per_token, moe_intermediate_size : int
-        Mixture of experts in every layer; all 0 for a dense model.
-    """
-
-    name: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_model_len: int
-    source: str
-    mlp: Literal["gated", "plain"] = "gated"
-    tied_embeddings: bool = False
-    qk_norm: bool = False
-    num_position_embeddings: int = 0
-    num_norm_vectors: int = 1
-    sliding_window: int | None = None
-    num_experts: int = 0
-    experts_per_token: int = 0
-    moe_intermediate_size: int = 0
-
-    def __post_init__(self) -> None:
-        for key in (
-            "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim",
-            "vocab_size", "max_model_len",
-        ):  # fmt: skip
-            if getattr(self, key) < 1:
-                raise SpecError(f"model {self.name}: {key} must be >= 1, got {getattr(self, key)}")
-        if self.num_heads % self.num_kv_heads:
-            raise SpecError(
-                f"model {self.name}: num_heads {self.num_heads} is not a multiple of "
-                f"num_kv_heads {self.num_kv_heads}"
-            )
-        moe = (self.num_experts, self.experts_per_token, self.moe_intermediate_size)
-        if any(moe) and not (all(n > 0 for n in moe) and moe[1] <= moe[0]):
-            raise SpecError(
-                f"model {self.name}: num_experts, experts_per_token and moe_intermediate_size go "
-                f"together, experts_per_token <= num_experts; got {moe}"
-            )
-        if not self.num_experts and self.intermediate_size < 1:
-            raise SpecError(f"model {self.name}: intermediate_size must be >= 1")
-
-    @property
-    def num_mlp_matrices(self) -> int:
-        """Matrices of one MLP (or expert): 3 gated, 2 plain."""
-        return 3 if self.mlp == "gated" else 2
-
-    @property
-    def attention_parameters(self) -> int:
-        """Parameters of the q, k, v and o projections of one layer."""
-        width = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        return self.hidden_size * width
-
-    @property
-    def expert_parameters(self) -> int:
-        """Parameters of one expert, or of the dense MLP of one layer."""
-        width = self.moe_intermediate_size if self.num_experts else self.intermediate_size
-        return self.num_mlp_matrices * self.hidden_size * width
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters without biases: embeddings, layers, normalisations and an untied head."""
-        experts = max(self.num_experts, 1) * self.expert_parameters
-        router = self.num_experts * self.hidden_size
-        norms = 2 * self.num_norm_vectors * self.hidden_size
-        norms += 2 * self.head_dim if self.qk_norm else 0
-        layer = self.attention_parameters + experts + router + norms
-        tables = self.vocab_size * (1 if self.tied_embeddings else 2) + self.num_position_embeddings
-        final_norm = self.num_norm_vectors * self.hidden_size
-        return self.num_layers * layer + tables * self.hidden_size + final_norm
-
-    def weight_bytes(self, weight_dtype: str = "bf16") -> int:
-        """Return the bytes of all weights.
-
-        Parameters
-        ----------
-        weight_dtype : str
-            Format of the matrices of the layers. Where it has less than 16 bits, the scales of 4-bit
-            formats are counted, and all other weights have 16 bits, as in quantised checkpoints.
-
-        Examples
-        --------
-        >>> model("llama-3-8b").weight_bytes("bf16"), model("llama-3-8b").weight_bytes("int4")
-        (16060522496, 5701115904)
-        """
-        if dtype_bytes(weight_dtype) >= 2:
-            return math.ceil(self.num_parameters * dtype_bytes(weight_dtype))
-        experts = max(self.num_experts, 1) * self.expert_parameters
-        matrices = self.num_layers * (self.attention_parameters + experts)
-        others = 2 * (self.num_parameters - matrices)
-        return math.ceil(matrices * stored_bytes(weight_dtype) + others)
-
-    def routed_expert_bytes(self, weight_dtype: str = "bf16") -> int:
-        """Return the bytes of the experts of all layers; 0 for a dense model."""
-        experts = self.num_layers * self.num_experts * self.expert_parameters
-        return math.ceil(experts * stored_bytes(weight_dtype)) if self.num_experts else 0
-
-    def kv_bytes_per_token(self, dtype: str = "bf16", tensor_parallel_size: int = 1) -> int:
-        """Return the KV cache bytes of one token on one GPU.
-
-        Parameters
-        ----------
-        dtype : str
-            Format of the cache.
-        tensor_parallel_size : int
-            GPUs that share the heads. With fewer KV heads than GPUs the heads are replicated.
-
-        Notes
-        -----
-        ``2 * num_layers * ceil(num_kv_heads / tp) * head_dim * bytes``; scales of a quantised
-        cache are not counted.
-
-        Examples
-        --------
-        >>> model("llama-2-7b").kv_bytes_per_token("fp16")
-        524288
-        """
-        heads = math.ceil(self.num_kv_heads / tensor_parallel_size)
-        return math.ceil(2 * self.num_layers * heads * self.head_dim * dtype_bytes(dtype))
+from schedlab.sim.hardware.model_shape import ModelShape
 
 
 def _llama(
@@ -250,6 +95,7 @@ _TABLE = {shape.name: shape for shape in (
     _llama("llama-3-70b",    80,  8192,  64,   8, 28672, 128256,   8192, "Meta-Llama-3-70B"),
     _llama("llama-3.1-8b",   32,  4096,  32,   8, 14336, 128256, 131072, "Llama-3.1-8B"),
     _llama("llama-3.1-70b",  80,  8192,  64,   8, 28672, 128256, 131072, "Llama-3.1-70B"),
+    _llama("llama-3.1-405b",126, 16384, 128,  8, 53248, 128256, 131072, "Llama-3.1-405B"),
     _llama("llama-3.2-1b",   16,  2048,  32,   8,  8192, 128256, 131072, "Llama-3.2-1B", tied=True),
     _llama("llama-3.2-3b",   28,  3072,  24,   8,  8192, 128256, 131072, "Llama-3.2-3B", tied=True),
     _llama("qwen2.5-0.5b",   24,   896,  14,   2,  4864, 151936,  32768, "Qwen2.5-0.5B-Instruct", tied=True),
@@ -270,11 +116,27 @@ _TABLE = {shape.name: shape for shape in (
     _qwen3("qwen3-30b-a3b-instruct-2507", 48, 2048, 32, 4, 6144, 151936, 262144,
            "Qwen3-30B-A3B-Instruct-2507",
            num_experts=128, experts_per_token=8, moe_intermediate_size=768),
+    _qwen3("qwen3-235b-a22b",94,  4096,  64,   4, 12288, 151936,  40960, "Qwen3-235B-A22B",
+           num_experts=128, experts_per_token=8, moe_intermediate_size=1536),
+    _llama("llama-4-scout",  48,  5120,  40,   8, 16384, 202048, 10485760, "Llama-4-Scout-17B-16E-Instruct",
+           num_experts=16, experts_per_token=1, moe_intermediate_size=8192,
+           shared_intermediate_size=8192, sliding_window=8192),
+    _llama("llama-4-maverick", 48, 5120, 40,   8, 16384, 202048, 1048576, "Llama-4-Maverick-17B-128E-Instruct",
+           num_experts=128, experts_per_token=1, moe_intermediate_size=8192,
+           shared_intermediate_size=8192, num_dense_layers=24, sliding_window=8192),
+    _llama("glm-4.5-air",    46,  4096,  96,   8, 10944, 151552, 131072, "GLM-4.5-Air", head_dim=128,
+           num_experts=128, experts_per_token=8, moe_intermediate_size=1408,
+           shared_intermediate_size=1408, num_dense_layers=1),
+    _llama("phi-4",          40,  5120,  40,  10, 17920, 100352,  16384, "phi-4"),
     _llama("mistral-7b-v0.1",32, 4096,  32,   8, 14336,  32000,  32768, "Mistral-7B-v0.1",
            sliding_window=4096),
     _llama("mistral-7b",     32,  4096,  32,   8, 14336,  32768,  32768, "Mistral-7B-v0.3"),
     _llama("mistral-nemo-12b", 40, 5120, 32,   8, 14336, 131072, 131072, "Mistral-Nemo-Instruct-2407",
            head_dim=128),
+    _llama("mistral-small-24b", 40, 5120, 32,  8, 32768, 131072,  32768, "Mistral-Small-24B-Instruct-2501",
+           head_dim=128),
+    _llama("mistral-small-3.2-24b", 40, 5120, 32, 8, 32768, 131072, 131072,
+           "Mistral-Small-3.2-24B-Instruct-2506", head_dim=128),
     _llama("yi-34b",         60,  7168,  56,   8, 20480,  64000,   4096, "Yi-34B"),
     _llama("mixtral-8x7b",   32,  4096,  32,   8, 14336,  32000,  32768, "Mixtral-8x7B-v0.1",
            num_experts=8, experts_per_token=2, moe_intermediate_size=14336),
@@ -293,12 +155,37 @@ _TABLE = {shape.name: shape for shape in (
 
 _ALIASES = {
     "llama-3.3-70b": "llama-3.1-70b",
+    "llama-4-scout-17b-16e": "llama-4-scout",
+    "llama-4-maverick-17b-128e": "llama-4-maverick",
+    "mistral-small-24b-instruct-2501": "mistral-small-24b",
+    "mistral-small-3.2-24b-instruct-2506": "mistral-small-3.2-24b",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
     "mistral-7b-v0.3": "mistral-7b",
     "mistral-nemo-base-2407": "mistral-nemo-12b",
     "mistral-nemo-instruct-2407": "mistral-nemo-12b",
     "mixtral-8x7b-v0.1": "mixtral-8x7b",
     "mixtral-8x22b-v0.1": "mixtral-8x22b",
 }
+
+
+UNSUPPORTED = {
+    "deepseek_v2": "multi-head latent attention has another cache",
+    "deepseek_v3": "multi-head latent attention has another cache",
+    "kimi_k2": "multi-head latent attention has another cache",
+    "gemma2": "half of its layers read the last 4,096 tokens only",
+    "gemma3": "five of six layers read the last 1,024 tokens only",
+    "gemma3_text": "five of six layers read the last 1,024 tokens only",
+    "gpt_oss": "every other layer reads the last 128 tokens only",
+    "qwen3_next": "three of four layers keep a state and no cache",
+}
+"""Architectures, as config.json names them, that a shape cannot express, and why."""
+
+_UNSUPPORTED_NAMES = {
+    "deepseek-v2": "deepseek_v2", "deepseek-v3": "deepseek_v3", "deepseek-r1": "deepseek_v3",
+    "kimi-k2": "kimi_k2", "gemma-2": "gemma2", "gemma-3": "gemma3", "gpt-oss": "gpt_oss",
+    "qwen3-next": "qwen3_next",
+}  # fmt: skip
 
 
 def model_names() -> list[str]:
@@ -318,7 +205,8 @@ def model(name: str) -> ModelShape:
     Raises
     ------
     SpecError
-        If the name is unknown (with the nearest name), or the file is unusable (naming the key).
+        If the name is unknown (with the nearest name) or of an architecture that a shape cannot
+        express, or the file is unusable (naming the key).
 
     Examples
     --------
@@ -333,6 +221,9 @@ def model(name: str) -> ModelShape:
         from schedlab.sim.hardware.model_config import read_config
 
         return read_config(path / "config.json" if path.is_dir() else path)
+    for prefix, kind in _UNSUPPORTED_NAMES.items():
+        if key.startswith(prefix) and "distill" not in key:
+            raise SpecError(f"model {name!r} is not supported: {UNSUPPORTED[kind]}")
     hint = nearest(key, [*_TABLE, *_ALIASES])
     raise SpecError(f"model {name!r} is unknown; {hint} (or the path of a config.json)")
 

@@ -1,12 +1,14 @@
 """The model table and the reader of Hugging Face configs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
-from schedlab.sim.hardware.models import ModelShape, model, model_names
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import model, model_names
 from tests.data_folder import data_folder
 
 # Parameter counts as Hugging Face shows them for the safetensors files. Models with biases
@@ -31,6 +33,10 @@ EXACT = {
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_630_071_296,
     "yi-34b": 34_388_917_248,
+    "llama-3.1-405b": 405_853_388_800,
+    "mistral-small-24b": 23_572_403_200,
+    "phi-4": 14_659_507_200,
+    "qwen3-235b-a22b": 235_093_634_560,
 }
 WITH_BIASES = {
     "qwen2.5-0.5b": 494_032_768,
@@ -79,6 +85,20 @@ def test_num_parameters_of_a_model_with_biases_is_within_a_thousandth(name, expe
     assert expected * 0.999 < count < expected
 
 
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    # Billions, as their makers say; of Llama 4 without its 0.9 of images, of GLM without the layer
+    # that predicts a second token.
+    [("llama-4-scout", 108, 17), ("llama-4-maverick", 401, 17), ("glm-4.5-air", 107, 13)],
+)
+def test_a_mixture_with_shared_experts_has_the_parameters_its_makers_say(name, total, active):
+    shape = model(name)
+    unused = shape.num_experts - shape.experts_per_token
+    idle = shape.num_moe_layers * unused * shape.expert_parameters
+    assert shape.num_parameters == pytest.approx(total * 1e9, rel=0.006)
+    assert shape.num_parameters - idle == pytest.approx(active * 1e9, rel=0.04)
+
+
 @pytest.mark.parametrize(("name", "expected"), KV_BYTES.items())
 def test_kv_bytes_per_token_in_16_bits_equals_the_published_figure(name, expected):
     assert model(name).kv_bytes_per_token("fp16") == expected
@@ -116,6 +136,59 @@ def test_every_name_in_the_table_finds_itself():
 def test_model_with_unknown_name_names_the_nearest():
     with pytest.raises(SpecError, match=r"lama3-8b.*did you mean llama-3-8b\?"):
         model("lama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("openai/gpt-oss-20b", "last 128 tokens"),
+        ("deepseek-ai/DeepSeek-V3", "multi-head latent attention"),
+        ("google/gemma-3-27b-it", "last 1,024 tokens"),
+    ],
+)
+def test_model_of_an_architecture_that_has_no_shape_says_why(name, why):
+    with pytest.raises(SpecError, match=f"is not supported: .*{why}"):
+        model(name)
+
+
+def test_model_from_config_json_of_an_unsupported_kind_says_why(tmp_path):
+    with pytest.raises(SpecError, match=r"model_type 'deepseek_v3' is not supported: multi-head"):
+        model(write(tmp_path / "config.json", model_type="deepseek_v3"))
+
+
+_LLAMA_4 = {
+    "model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": 48,
+    "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_experts_per_tok": 1,
+    "vocab_size": 202048, "attention_chunk_size": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+_GLM = {
+    "model_type": "glm4_moe", "hidden_size": 4096, "num_hidden_layers": 46,
+    "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1,
+    "vocab_size": 151552, "max_position_embeddings": 131072, "use_qk_norm": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("llama-4-scout", {"model_type": "llama4", "text_config": {
+            **_LLAMA_4, "interleave_moe_layer_step": 1, "num_local_experts": 16,
+            "max_position_embeddings": 10485760}}),
+        ("llama-4-maverick", {"model_type": "llama4", "text_config": {
+            **_LLAMA_4, "interleave_moe_layer_step": 2, "num_local_experts": 128,
+            "max_position_embeddings": 1048576}}),
+        ("glm-4.5-air", _GLM),
+    ],
+)  # fmt: skip
+def test_config_json_of_a_mixture_with_shared_experts_equals_the_table_entry(
+    tmp_path, name, config
+):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = model(str(tmp_path))
+    assert replace(read, name=name, source=model(name).source) == model(name)
 
 
 def test_model_from_config_json_equals_the_table_entry(tmp_path):

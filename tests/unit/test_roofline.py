@@ -21,7 +21,8 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import Gpu, gpu
-from schedlab.sim.hardware.models import ModelShape, model
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import model
 
 TINY = ModelShape(
     name="tiny", num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4,
@@ -177,6 +178,26 @@ def test_roofline_moe_of_two_experts_a_token_reads_three_of_four_for_two_tokens(
     # An expert is 768 bytes; 1, 2 and 200 tokens touch 2, 4*(1 - 0.5**2) = 3 and 4 experts.
     per_token = (ns[2] - ns[0] - 2 * 768) / 199
     assert ns[1] - ns[0] == pytest.approx(768 + per_token, abs=1.0)
+
+
+def test_roofline_shared_experts_are_read_in_every_step_and_dense_layers_have_none():
+    routed = ModelShape(
+        name="moe", num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4,
+        intermediate_size=16, vocab_size=32, max_model_len=1024, source="test",
+        num_experts=4, experts_per_token=1, moe_intermediate_size=16,
+    )  # fmt: skip
+    shared = replace(routed, shared_intermediate_size=16)
+    half = replace(shared, num_dense_layers=1)
+    ns = [
+        RooflineCostModel(Deployment(shape, SLOW_MEMORY), IDEAL).step_ns(decode(1, 10))[0]
+        for shape in (routed, shared, half)
+    ]
+    # An MLP of 16: 768 bytes of weights; products (8+32) + (16+8) and activation 3*16 elements.
+    mlp = 768 + 2 * (40 + 24 + 48)
+    assert ns[1] - ns[0] == 2 * mlp
+    # The dense layer has that MLP and no router (32 weights, 8+4 elements), chosen expert (768
+    # bytes; 2*8 + 3*16 elements) or shared one.
+    assert ns[2] - ns[1] == mlp - (2 * (32 + 12) + 768 + 2 * 64 + mlp)
 
 
 def test_roofline_engines_that_share_experts_price_their_share_of_all_tokens_and_the_exchange():

@@ -21,7 +21,8 @@ from schedlab.sim.cost.table_profile import TableProfile
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import write_text
 from schedlab.sim.hardware.gpus import canonical_gpu
-from schedlab.sim.hardware.models import ModelShape, canonical_model, model_names
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import canonical_model, model_names
 from schedlab.sim.hardware.models import model as find_model
 
 SYSTEMS = {
@@ -117,7 +118,7 @@ def import_aiconfigurator(
         engine = _open(model, system, *opened, sizes)
     except SpecError:
         # The package finds configurations of few models; ours says the same.
-        if shape is None or shape.mlp != "gated" or Path(model).is_dir():
+        if shape is None or not _is_plain(shape) or Path(model).is_dir():
             raise
         engine = _open_config(_config(shape), system, *opened, sizes)
     narrow = None
@@ -212,6 +213,12 @@ def _narrowed(shape: ModelShape) -> ModelShape:
         num_kv_heads=_MOST_KV_HEADS,
         hidden_size=heads * shape.head_dim,
     )
+
+
+def _is_plain(shape: ModelShape) -> bool:
+    """Say whether `_config` can describe a model."""
+    layers = shape.num_moe_layers in (0, shape.num_layers)
+    return shape.mlp == "gated" and layers and not shape.shared_intermediate_size
 
 
 def _config(shape: ModelShape) -> dict[str, object]:

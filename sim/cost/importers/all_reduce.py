@@ -7,7 +7,7 @@ from pathlib import Path
 from schedlab.sim.cost.importers.csv_table import CsvTable, medians, read_csv
 from schedlab.sim.cost.table_profile import Curve
 from schedlab.sim.errors import SpecError
-from schedlab.sim.hardware.models import ModelShape
+from schedlab.sim.hardware.model_shape import ModelShape
 
 _BYTES = 2.0  # activations are 16 bits wide
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from schedlab.sim.cost.attention import line_us
 from schedlab.sim.cost.importers.csv_table import read_csv
 from schedlab.sim.cost.table_profile import Curve
-from schedlab.sim.hardware.models import ModelShape
+from schedlab.sim.hardware.model_shape import ModelShape
 
 _BYTES = 2.0  # activations are 16 bits wide
 

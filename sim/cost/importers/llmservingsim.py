@@ -22,7 +22,8 @@ from schedlab.sim.cost.table_profile import Curve, RingAllReduce, TableProfile
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object
 from schedlab.sim.hardware.gpus import canonical_gpu
-from schedlab.sim.hardware.models import ModelShape, canonical_model, model
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import canonical_model, model
 from schedlab.sim.yaml_lines import read_yaml
 
 # Layers behind which tensor parallelism sums over devices.
@@ -180,14 +181,17 @@ def read_link(path: Path) -> tuple[float, float]:
 def _layer_calls(sequence: Mapping[str, Sequence[str]], shape: ModelShape) -> dict[str, float]:
     """Return how often each layer runs in a step."""
     calls: dict[str, float] = {}
-    mlp = "mlp_moe" if shape.num_experts else "mlp_dense"
-    if not sequence.get(mlp):
-        raise SpecError(f"the layer list has no {mlp}, which {shape.name} needs")
+    mlps = {
+        "mlp_moe": shape.num_moe_layers,
+        "mlp_dense": shape.num_layers - shape.num_moe_layers,
+    }
     for part, times in (
         ("prologue", 1), ("pre_attn", shape.num_layers), ("post_attn", shape.num_layers),
-        (mlp, shape.num_layers), ("head", 1),
+        *mlps.items(), ("head", 1),
     ):  # fmt: skip
-        for name in sequence.get(part) or ():
+        if part in mlps and times and not sequence.get(part):
+            raise SpecError(f"the layer list has no {part}, which {shape.name} needs")
+        for name in (sequence.get(part) or ()) if times else ():
             calls[name] = calls.get(name, 0) + times
     if "attention" not in calls:
         raise SpecError("the layer list has no attention")

@@ -19,7 +19,8 @@ from schedlab.sim.cost.table_profile import Curve, TableProfile
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import Gpu, gpu
 from schedlab.sim.hardware.memory import check_tensor_parallel
-from schedlab.sim.hardware.models import ModelShape, model
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import model
 
 _PER_LAYER = (
     "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "post_attention_layernorm",

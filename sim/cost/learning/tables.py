@@ -17,7 +17,8 @@ import numpy.typing as npt
 from schedlab.sim.cost.importers.csv_table import read_csv
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import canonical_gpu, gpu_names
-from schedlab.sim.hardware.models import ModelShape, canonical_model, model, model_names
+from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.models import canonical_model, model, model_names
 
 Columns = Mapping[str, npt.NDArray[np.float64]]
 
