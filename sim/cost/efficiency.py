@@ -58,6 +58,9 @@ class Attention:
         Share of that which reading the cache does not hide.
     bandwidth_share : float
         Share of the bandwidth at which the cache is read.
+    ramp_s : float
+        How long decodes read at half of that rate before they reach it: the first thread blocks
+        wait for memory, and the last ones do not use all of it.
     query_block : int
         Query tokens that prompts are padded to.
     block_s : float
@@ -77,6 +80,7 @@ class Attention:
     row_s: float
     row_share: float
     bandwidth_share: float
+    ramp_s: float
     query_block: int
     block_s: float
     flops_share: float

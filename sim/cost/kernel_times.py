@@ -71,6 +71,7 @@ class KernelTimes:
         self._call_ns: float = 1e9 * m.num_layers * kernel.latency_s
         self._row_ns: float = per_sm * kv_heads * kernel.row_s
         self._row_share: float = kernel.row_share
+        self._ramp_ns: float = 1e9 * m.num_layers * kernel.ramp_s
         self._kv_ns: float = 1e9 * m.kv_bytes_per_token(kv_dtype, workers) / bandwidth
         self._query_ns: float = per_sm * heads * kernel.block_s / TILE
         pair_flops = 4.0 * m.num_layers * heads * m.head_dim
@@ -167,17 +168,21 @@ class KernelTimes:
             rows_ns = self._row_ns * attending
             least += self._call_ns + rows_ns
             base += self._call_ns + self._row_share * rows_ns
-        cost = base + self._kv_ns * context
+        at_rate = base + self._ramp_ns
+        read = self._kv_ns * context
+        cost = at_rate + read if read > self._ramp_ns else base + 2.0 * read
         if k == 1:
             return [int((cost if cost > least else least) + 0.5) or 1]
         if k < 1 or swapped:
             raise ValueError(f"k = {k}: only a step without chunks and swapping can be repeated")
-        if cost >= least:
-            return segment_ns(base, self._kv_ns, context, num_decodes, 0.0, 0, k)
-        return [  # contexts so short that they hide behind the rows, for a while
-            int(max(base + self._kv_ns * (context + num_decodes * j), least) + 0.5) or 1
-            for j in range(k)
-        ]
+        if cost >= least and read > self._ramp_ns:
+            return segment_ns(at_rate, self._kv_ns, context, num_decodes, 0.0, 0, k)
+        costs = []  # contexts so short that they hide behind the rows, or never reach the rate
+        for j in range(k):
+            read = self._kv_ns * (context + num_decodes * j)
+            cost = at_rate + read if read > self._ramp_ns else base + 2.0 * read
+            costs.append(int((cost if cost > least else least) + 0.5) or 1)
+        return costs
 
     def _mixed_attention(
         self, chunks: tuple[tuple[int, int], ...], num_rows: int, context: int, longest: int
@@ -188,7 +193,8 @@ class KernelTimes:
         work, keys = 0.0, longest if num_rows else 0
         if num_rows or context:
             rows_ns = self._row_ns * num_rows
-            read = self._row_share * rows_ns + kv_ns * context
+            read = kv_ns * context
+            read += self._row_share * rows_ns + (read if read < self._ramp_ns else self._ramp_ns)
             alone = rows_ns if rows_ns > read else read
             padded = self._mixed_row_ns * num_rows + self._mixed_kv_ns * context
             work = padded if padded > alone else alone

@@ -44,9 +44,10 @@ class RooflineCostModel(CostModel):
     experts reads the expected number of distinct experts, ``E * (1 - (1 - k/E)**T)`` under uniform
     routing, and takes ``latency + traffic + arithmetic``.
 
-    Attention of decodes costs ``latency + max(rows, share * rows + KV bytes / bandwidth)``: a row
-    with context c reads c + 1 tokens, and reading hides all but a share of what rows cost. A chunk
-    of q tokens after c adds its blocks of queries and ``q*(c + (q+1)/2)`` pairs, or the cache it
+    Attention of decodes costs ``latency + max(rows, share * rows + read + min(read, ramp))`` with
+    ``read = KV bytes / bandwidth``: a row with context c reads c + 1 tokens, reading hides all but
+    a share of what rows cost, and is at half its rate while the call fills and drains. A chunk of q
+    tokens after c adds its blocks of queries and ``q*(c + (q+1)/2)`` pairs, or the cache it
     reads if that takes longer; decodes beside it are computed as `Attention.mixed_rows` queries,
     and the call takes at least as long as its longest sequence keeps one thread block.
 

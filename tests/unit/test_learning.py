@@ -45,8 +45,8 @@ from tests.data_folder import data_folder
 H100 = gpu("h100-80gb")
 GEMM = Gemm(4e-6, 0.85, 0.7, 0.4, 0.1)
 ATTENTION = Attention(
-    latency_s=9e-6, row_s=3e-6, row_share=0.4, bandwidth_share=0.9, query_block=64, block_s=8e-6,
-    flops_share=0.6, key_s=2e-8, mixed_rows=60.0,
+    latency_s=9e-6, row_s=3e-6, row_share=0.4, bandwidth_share=0.9, ramp_s=7e-6,
+    query_block=64, block_s=8e-6, flops_share=0.6, key_s=2e-8, mixed_rows=60.0,
 )  # fmt: skip
 
 

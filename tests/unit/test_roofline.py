@@ -41,7 +41,8 @@ SLOW_COMPUTE = Gpu(
 IDEAL = Efficiency(
     gemm={"bf16": Gemm(0.0, 1.0, 1.0)},
     attention=Attention(
-        latency_s=0.0, row_s=0.0, row_share=0.0, bandwidth_share=1.0, query_block=1, block_s=0.0,
+        latency_s=0.0, row_s=0.0, row_share=0.0, bandwidth_share=1.0, ramp_s=0.0, query_block=1,
+        block_s=0.0,
         flops_share=1.0, key_s=0.0, mixed_rows=0.0,
     ),
     elementwise=Elementwise(0.0, 1.0), sampler=Sampler(0.0, 4.0), experts=Experts(0.0, 1.0, 1.0),
@@ -74,6 +75,20 @@ def test_roofline_when_compute_bound_costs_the_flops():
     # layer with 6*4 + 6*7/2 = 45 pairs; head 2 * 8 * 32.
     chunk = BatchShape(0, 0, 0, chunks=((6, 4),), rows_sampled=1)
     assert cost.step_ns(chunk) == [2 * (6 * 2 * 576 + 32 * 45) + 512]
+
+
+def test_roofline_reads_at_half_its_rate_until_the_ramp_is_over():
+    # A call of each of 2 layers: 32 bytes a token in both, 100 ns of ramp in each.
+    ramped = replace(IDEAL, attention=replace(IDEAL.attention, ramp_s=100e-9))
+    plain = RooflineCostModel(Deployment(TINY, SLOW_MEMORY), IDEAL)
+    cost = RooflineCostModel(Deployment(TINY, SLOW_MEMORY), ramped)
+    more = [
+        slow - fast
+        for slow, fast in zip(
+            cost.step_ns(decode(1, 3), 6), plain.step_ns(decode(1, 3), 6), strict=True
+        )
+    ]
+    assert more == [4 * 32, 5 * 32, 6 * 32, 200, 200, 200]
 
 
 def test_roofline_chunk_of_one_token_reads_what_a_decode_row_reads():

@@ -153,10 +153,13 @@ def _usual(columns: Columns) -> npt.NDArray[np.bool_]:
 def fit_attention(tables: Sequence[Table], device: Gpu) -> Attention:
     """Return attention: decodes first, then prompts, then decodes beside prompts."""
     decode = [taught(table, device) for table in of(tables, "decode")]
-    bounds: Bounds = ((1.0, 9.0, 30.0), (0.0, 3.0, 30.0), (0.0, 0.5, 1.0), _SHARE)
+    bounds: Bounds = (
+        (1.0, 9.0, 30.0), (0.0, 3.0, 30.0), (0.0, 0.5, 1.0), _SHARE, (0.0, 8.0, 60.0)
+    )  # fmt: skip
 
     def decodes(x: Floats) -> Attention:
-        return Attention(x[0] * _SCALE_US, x[1] * _SCALE_US, x[2], x[3], 1, 0.0, 1.0, 0.0, 0.0)
+        latency_s, row_s, ramp_s = (_SCALE_US * float(x[i]) for i in (0, 1, 4))
+        return Attention(latency_s, row_s, x[2], x[3], ramp_s, 1, 0.0, 1.0, 0.0, 0.0)
 
     def decode_us(x: Floats, rows: Columns) -> Floats:
         return PREDICT["decode"](decodes(x), rows, device)

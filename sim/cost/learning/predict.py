@@ -121,7 +121,8 @@ def _alone_us(kernel: Attention, table: Columns, gpu: Gpu) -> Floats:
     rows = _us(kernel.row_s) * table["rows"] * table["kv_heads"] / gpu.num_sms
     moved = 1e6 * _kv_bytes(table) * table["rows"] * (table["context"] + 1.0)
     read = moved / (gpu.memory_bytes_per_s * kernel.bandwidth_share)
-    return np.maximum(rows, kernel.row_share * rows + read)
+    ramped = read + np.minimum(read, _us(kernel.ramp_s))
+    return np.maximum(rows, kernel.row_share * rows + ramped)
 
 
 def _chunk_us(kernel: Attention, table: Columns, gpu: Gpu) -> Floats:
