@@ -86,7 +86,8 @@ _PROMPTS_APART = {
         "pools": {
             "prompts": {"count": 2, "role": "prefill", "engine": {"tensor_parallel_size": 2}},
             "whole": {"hardware": "h100"},
-            "answers": {"count": 2, "role": "decode", "engine": {"max_model_len": 5000}},
+            "answers": {"count": 2, "role": "decode",
+                        "engine": {"max_model_len": 5000, "num_gpu_blocks_override": 400}},
         },
     },
     "frontend": {"latency_s": 0.002, "request_s": 0.001, "output_token_s": 20e-6, "servers": 2},

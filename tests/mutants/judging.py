@@ -134,8 +134,19 @@ def every_mutant(subjects: list[str]) -> list[Mutant]:
 
 
 def slip_mutants(subjects: list[str]) -> list[Mutant]:
-    """Return the slips planted by hand in files whose path begins with one of `subjects`."""
-    return [Mutant(s.path, s) for s in every_slip() if s.path.startswith(tuple(subjects))]
+    """Return the slips planted by hand in files whose path begins with one of `subjects`.
+
+    Those whose line is no longer there are named on standard error, and left out.
+    """
+    found = []
+    for slip in every_slip():
+        if slip.path.startswith(tuple(subjects)):
+            try:
+                slip.place((ROOT / slip.path).read_text(encoding="utf-8"))
+                found.append(Mutant(slip.path, slip))
+            except (ValueError, FileNotFoundError) as error:
+                print(error, file=sys.stderr)
+    return found
 
 
 def asked_of(module: str, briefly: bool) -> list[list[str]]:

@@ -19,8 +19,10 @@ from schedlab.experiments.claims.claims import (
     source_sha256,
     verdict,
 )
+from schedlab.experiments.claims.readings import Readings
 from schedlab.experiments.claims.report import band_text, figure_text, markdown
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.specification.claim import Figure
 from schedlab.experiments.specification.claim_settings import varied_spec
 from schedlab.experiments.specification.identity import spec_hash
@@ -383,6 +385,30 @@ def test_capacity_is_interpolated_between_the_loads_around_the_bar(tmp_path):
     broken = min(rate for rate, wait in found.items() if rate > held)
     share = (700 - found[held]) / (found[broken] - found[held])
     assert reading.value == pytest.approx(held + share * (broken - held))
+
+
+def test_capacity_under_two_bars_is_where_the_first_of_them_breaks():
+    # TTFT crosses 100 ms half way from 4 to 20 requests/s; attainment falls from 1 to 0.5 and
+    # crosses 0.9 after a fifth of the way.
+    ttft_ms, attainment = {0.5: 20.0, 4.0: 50.0, 20.0: 150.0}, {0.5: 1.0, 4.0: 1.0, 20.0: 0.5}
+
+    class Known:
+        def points(self, wanted):
+            rates = [spec.workload.request_rate for spec, _ in wanted]
+            return [
+                PointMetrics("", {}, 0, "fcfs", {
+                    "mean_ttft_ms": ttft_ms[rate], "slo_attainment": attainment[rate],
+                })
+                for rate in rates
+            ]  # fmt: skip
+
+    given = experiment()
+    bars = {"at_most": {"mean_ttft_ms": 100}, "at_least": {"slo_attainment": 0.9}}
+    given["claim"]["figures"][1]["capacity"].update(bars)
+    spec = make_spec(given)
+    read = Readings(spec, Known()).read([spec.claim.figures[1]])
+    assert [r.value for r in read["capacity", "of"]] == [pytest.approx(4 + 16 / 5)] * 3
+    assert not any(r.is_bound for r in read["capacity", "against"])
 
 
 def test_capacity_beyond_the_sweep_is_called_a_bound(tmp_path):
