@@ -45,6 +45,20 @@ def workloads(trace: Path | None) -> dict[str, Row]:
         engine = {**base["engine"], **changes.pop("engine", {})}  # type: ignore[dict-item]
         return {"name": "bench", **base, "engine": engine, "workload": workload, **changes}
 
+    def sessions(count: int) -> Row:
+        drawn = {
+            "count": count,
+            "turns": {"distribution": "uniform", "low": 1, "high": 5},
+            "new_tokens": 200,
+            "output_tokens": {"distribution": "exponential", "mean": 150},
+            "think_s": {"distribution": "exponential", "mean_s": 10},
+            "tools": {"search": {"share": 0.4, "seconds": 1.0, "tokens": 300}},
+            "shared_prefix": {"tokens": 512, "groups": 8},
+        }
+        engine = {**base["engine"], "enable_prefix_caching": True}  # type: ignore[dict-item]
+        workload = {"session_rate": 1.2, "sessions": drawn}
+        return {"name": "bench", **base, "engine": engine, "workload": workload}
+
     many = {"resample": True} if trace else {}
     return {
         "all at once": spec(workload={"request_rate": "inf"}),
@@ -58,6 +72,8 @@ def workloads(trace: Path | None) -> dict[str, Row]:
         "16 engines, in turn": spec(
             workload={"request_rate": 96.0, **many}, cluster={"count": 16, "router": "round_robin"}
         ),
+        "2,000 sessions": sessions(2_000),
+        "200,000 sessions": sessions(200_000),
         "100,000 at 6 req/s": spec(workload={"request_rate": 6.0, "num_requests": 100_000, **many}),
         "1,000,000 at 6 req/s": spec(
             workload={"request_rate": 6.0, "num_requests": 1_000_000, **many}

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,15 @@ import pytest
 from schedlab.experiments.running.run import run
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces import read, write
+from schedlab.traces.linking import NOBODY, linked
 from schedlab.traces.statistics import describe
 from schedlab.traces.workload import workload as requests_of
+from tests import laws
+from tests.data_folder import data_folder
 from tests.trace_samples import BAILIAN, BURSTGPT_8, MOONCAKE, SESSIONS, SHAREGPT
 from tests.unit.test_sessions import exact_hits
 
@@ -286,3 +292,41 @@ def test_what_needs_to_know_arrivals_beforehand_is_refused():
     plain = {"trace": "azure-conv", "num_requests": 9, "session_rate": 1.0}
     with pytest.raises(SpecError, match="session_rate: the workload has no sessions"):
         run(make_spec({"name": "s", "workload": plain}))
+
+
+@pytest.mark.slow
+def test_conversations_of_a_real_trace_find_exactly_what_was_said_before():
+    path = data_folder() / "traces" / "mooncake" / "conversation_trace.jsonl"
+    trace = read(path).head(400)
+    size, ids = trace.prefix.block_tokens, trace.prefix.rows()
+    prompt, output = trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
+    # A request goes on from the latest one whose full blocks it begins with, answer included.
+    parents = []
+    for row in range(len(trace)):
+        before = [
+            b
+            for b in range(row)
+            if prompt[b] >= 2 * size
+            and prompt[row] >= prompt[b] + output[b]
+            and ids[row][: prompt[b] // size] == ids[b][: prompt[b] // size]
+        ]
+        parents.append(before[-1] if before else NOBODY)
+    session = []
+    for row, parent in enumerate(parents):
+        session.append(f"{row}" if parent == NOBODY else session[parent])
+    named = replace(trace, session=np.array(session, dtype=object))
+    linked_trace = linked(named, np.array(parents))
+    found = describe(linked_trace)["sessions"]
+    assert found["sessions"] < 390
+    assert found["reuse_with_answers"] > found["reuse_prompts_only"] > 0.05
+    config = EngineConfig(
+        num_blocks=100_000,
+        max_model_len=200_000,
+        block_size=size,
+        max_num_batched_tokens=200_000,
+        enable_prefix_caching=True,
+    )
+    work = list(requests_of(linked_trace, max_model_len=200_000, hash_block_tokens=size))
+    log = laws.run(registry.make("fcfs"), work, config, max_concurrency=1, prove=False)
+    hits = log.requests()["prefix_hit_tokens"].sum()
+    assert hits / linked_trace.prompt_tokens.sum() == found["reuse_with_answers"]
