@@ -125,6 +125,10 @@ class TorchExecutor:
     def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
         """Do nothing: the batch is read when it is executed."""
 
+    def look_ahead(self, state: RequestState) -> None:
+        """Refuse: drafts are known when they are verified."""
+        raise NotImplementedError("this executor does not speculate")
+
     def cut(self, num_steps: int) -> None:
         """Do nothing: steps are run one by one."""
 

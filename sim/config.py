@@ -85,6 +85,11 @@ class EngineConfig:
     cudagraph_capture_sizes : tuple of int
         Batch sizes of captured CUDA graphs, increasing: the tokens of a step are padded to the
         next one. Empty = no padding.
+    num_speculative_tokens : int
+        Most tokens drafted for a request in one step, which verifies them; 0 = no speculation.
+    num_lookahead_tokens : int
+        KV slots given to a verification beyond its tokens, as vLLM gives them to drafts made with a
+        cache of their own.
     first_launch_ns : int
         How long the engine is busy launching its first step (no warm-up): the step planned ahead
         meanwhile is planned only then, and knows who came until then.
@@ -121,6 +126,8 @@ class EngineConfig:
     async_scheduling: bool = False
     arrivals_between_steps: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
+    num_speculative_tokens: int = 0
+    num_lookahead_tokens: int = 0
     first_launch_ns: int = 0
     fast_forward: bool = True
     check_horizon: bool = False
@@ -133,13 +140,24 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_num_resident is not None and self.max_num_resident < 1:
             raise ValueError(f"max_num_resident must be at least 1, got {self.max_num_resident}")
-        for name in ("swap_space_blocks", "kv_block_bytes", "first_launch_ns", "null_blocks"):
+        for name in (
+            "swap_space_blocks", "kv_block_bytes", "first_launch_ns", "null_blocks",
+            "num_speculative_tokens", "num_lookahead_tokens",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
         if self.preemption_mode == "swap" and not self.swap_space_blocks:
             raise ValueError("preemption_mode swap needs room: set swap_space above 0")
         if self.enable_prefix_caching and self.kv_allocator != "paged":
             raise ValueError(f"prefix caching needs paged memory, not {self.kv_allocator}")
+        if self.num_speculative_tokens:
+            if self.kv_allocator != "paged":
+                raise ValueError(f"speculation needs paged memory, not {self.kv_allocator}")
+            if self.async_scheduling:
+                raise ValueError(
+                    "speculation is not simulated with async_scheduling, which plans a step before "
+                    "it is known how many drafts were accepted; set async_scheduling: false"
+                )
         sizes = self.cudagraph_capture_sizes
         if sizes and (sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes))):
             raise ValueError("cudagraph_capture_sizes must be >= 1 and strictly increasing")

@@ -287,6 +287,16 @@ class RequestState:
         return self._generated if batch is None else self._generated + batch.steps
 
     @property
+    def spare_tokens(self) -> int:
+        """Tokens beyond its context that its KV blocks were allocated for."""
+        return 0
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens that it computes when it decodes next."""
+        return 1
+
+    @property
     def num_tokens(self) -> int:
         """Prompt plus generated tokens: what the cache must hold before the next token."""
         return self.request.prompt_tokens + self.num_output_tokens

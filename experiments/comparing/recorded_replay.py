@@ -13,6 +13,7 @@ from schedlab.experiments.comparing.recorded_engines import RecordedRouter
 from schedlab.experiments.comparing.validate import check_same, timeline
 from schedlab.experiments.comparing.vllm_recording import Floats, Timeline
 from schedlab.experiments.running.backend import SimBackend
+from schedlab.experiments.running.fleet import Kind
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.core.engine import Engine
@@ -141,10 +142,10 @@ class _Backend(SimBackend):
         queued_ns = _ns(recording.queued_s - recording.queued_s[0])
         self._ready_ns = [max(ns - _STAMP_NS, 0) for ns in queued_ns]
 
-    def executors(self, pricings: Sequence[Pricing]) -> list[Executor]:
+    def executors(self, kinds: Sequence[Kind]) -> list[Executor]:
         """Return a GPU for each engine; of several, the joint step goes by the recording."""
-        if len(pricings) > 1:
-            return super().executors(pricings)
+        if sum(kind.num_engines for kind in kinds) > 1:
+            return super().executors(kinds)
         return [_Executor(self._pricing, self.clock)]
 
     def drive(

@@ -12,7 +12,7 @@ from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
 from schedlab.policies.routers.vllm import Vllm
 from schedlab.sim.core.engine import Engine
-from schedlab.sim.core.executor import Executor, SimExecutor
+from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
@@ -78,8 +78,8 @@ class Backend(Protocol):
 class Engines(Protocol):
     """What a backend made of our own engines says of itself."""
 
-    def executors(self, pricings: Sequence[Pricing]) -> list[Executor]:
-        """Return what runs steps, one for each engine, given what steps take on it."""
+    def executors(self, kinds: Sequence[Kind]) -> list[Executor]:
+        """Return what runs steps, one for each engine of each kind."""
 
     def drive(
         self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None
@@ -95,8 +95,7 @@ def serve_on_engines(backend: Engines, task: Task) -> Served:
     SpecError
         If the steps of several engines are to be recorded.
     """
-    pricings = [kind.pricing for kind in task.kinds for _ in range(kind.num_engines)]
-    executors = backend.executors(pricings)
+    executors = backend.executors(task.kinds)
     if task.record is not None:
         if len(executors) > 1:
             several = "engine.data_parallel_size" if task.spec.cluster is None else "cluster"
@@ -108,7 +107,9 @@ def serve_on_engines(backend: Engines, task: Task) -> Served:
         for executor in executors[len(engines) : len(engines) + kind.num_engines]:
             policy = kind.point.spec.policy
             made = registry.make(policy.name, **policy.knobs)
-            engines.append(Engine(kind.point.config, made, executor))
+            drafting = kind.point.speculation
+            length = None if drafting is None else drafting.draft_length()
+            engines.append(Engine(kind.point.config, made, executor, draft_length=length))
     if (tell := task.progress) is not None:
 
         def observe(_: Engine) -> None:
@@ -151,9 +152,13 @@ class SimBackend:
         self._staleness_ns = staleness_ns
         self._disaggregation = disaggregation
 
-    def executors(self, pricings: Sequence[Pricing]) -> list[Executor]:
+    def executors(self, kinds: Sequence[Kind]) -> list[Executor]:
         """Return a simulated GPU for each engine."""
-        return [SimExecutor(pricing) for pricing in pricings]
+        return [
+            kind.point.simulated_gpu(kind.pricing)
+            for kind in kinds
+            for _ in range(kind.num_engines)
+        ]
 
     def serve(self, task: Task) -> Served:
         """Run a workload to its end."""
@@ -207,6 +212,8 @@ def open_backend(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Backend:
         staleness_ns = round(chosen.staleness_ms * 1e6)
         return SimBackend(pricing, False, router, staleness_ns, disaggregation(spec, kinds))
     if spec.backend == "vllm":
+        if spec.engine.speculation is not None:
+            raise SpecError("engine.speculation: not with backend: vllm; set backend: sim")
         from schedlab.experiments.running.vllm_backend import open_vllm  # takes seconds
 
         return open_vllm(point, pricing)
@@ -220,6 +227,8 @@ def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
     for switch in ("enable_prefix_caching", "async_scheduling", "cuda_graph_padding"):
         if getattr(spec.engine, switch):
             raise SpecError(f"engine.{switch}: the real backend does not do that; set it to false")
+    if spec.engine.speculation is not None:
+        raise SpecError("engine.speculation: only the simulation has it; set backend: sim")
     if spec.cluster is not None:
         raise SpecError("cluster: the real backend runs one engine")
     if spec.engine.data_parallel_size > 1:

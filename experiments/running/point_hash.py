@@ -90,7 +90,9 @@ def _own_modules(spec: ExperimentSpec) -> dict[str, str]:
     """Return the SHA-256 of each module outside this project of policy, reader and cost model."""
     found: dict[str, str] = {}
     cluster = None if spec.cluster is None else spec.cluster.model_dump()
-    named = (spec.policy.model_dump(), spec.workload.format, spec.cost_model.model_dump(), cluster)
+    drafts = None if spec.engine.speculation is None else spec.engine.speculation.model_dump()
+    chosen = spec.policy.model_dump(), spec.cost_model.model_dump()
+    named = (*chosen, spec.workload.format, cluster, drafts)
     todo = [text.partition(":")[0] for text in _texts(named)]
     while todo:
         name = todo.pop()

@@ -16,6 +16,7 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
+from schedlab.sim.config import EngineConfig
 
 
 def provenance(spec: ExperimentSpec, kinds: Sequence[Kind]) -> dict[str, object]:
@@ -56,9 +57,17 @@ def provenance(spec: ExperimentSpec, kinds: Sequence[Kind]) -> dict[str, object]
         "scheduling_overhead": asdict(point.overhead),
         **between,
         **pools,
-        "engine": asdict(point.config),
+        "engine": _limits(point.config),
         "memory": asdict(point.memory),
     }
+
+
+def _limits(config: EngineConfig) -> dict[str, object]:
+    """Return the limits of an engine, those of speculation only where it speculates."""
+    limits = asdict(config)
+    if not config.num_speculative_tokens:
+        del limits["num_speculative_tokens"], limits["num_lookahead_tokens"]
+    return limits
 
 
 def _of_engines(kind: Kind) -> dict[str, object]:
@@ -69,7 +78,7 @@ def _of_engines(kind: Kind) -> dict[str, object]:
         "policy_source": registry.policy_class(point.spec.policy.name).source,
         "cost_model": point.cost_model.describe(),
         "scheduling_overhead": asdict(point.overhead),
-        "engine": asdict(point.config),
+        "engine": _limits(point.config),
         "memory": asdict(point.memory),
     }
 

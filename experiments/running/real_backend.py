@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedlab.experiments.running.backend import Served, Task, serve_on_engines
+from schedlab.experiments.running.fleet import Kind
 from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.specification.experiment import Real
 from schedlab.sim.config import EngineConfig
@@ -33,9 +34,9 @@ class RealBackend:
         self._clock = clock
         self._real = real
 
-    def executors(self, pricings: Sequence[Pricing]) -> list[Executor]:
+    def executors(self, kinds: Sequence[Kind]) -> list[Executor]:
         """Return the device's; several engines are refused before."""
-        assert len(pricings) == 1
+        assert len(kinds) == 1
         return [self._executor]
 
     def serve(self, task: Task) -> Served:

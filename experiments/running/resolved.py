@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from schedlab.experiments.running.speculation import (
+    Speculation,
+    resolve_speculation,
+    simulated_gpu,
+)
 from schedlab.experiments.specification.deployment import deployment
 from schedlab.experiments.specification.engine import EngineSpec
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies.registry import policy_class
 from schedlab.sim.config import EngineConfig, vllm_capture_sizes
+from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost import registry
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.frontend import Frontend
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
@@ -40,6 +47,8 @@ class Resolved:
         What the CPU adds: as the specification says, else as the profile does, else nothing.
     frontend : Frontend or None
         What stands between clients and engine.
+    speculation : Speculation or None
+        Who drafts tokens.
     """
 
     spec: ExperimentSpec
@@ -49,6 +58,11 @@ class Resolved:
     cost_model: CostModel
     overhead: SchedulingOverhead
     frontend: Frontend | None = None
+    speculation: Speculation | None = None
+
+    def simulated_gpu(self, pricing: Pricing) -> SimExecutor:
+        """Return a simulated GPU for an engine of this point."""
+        return simulated_gpu(pricing, self.config, self.speculation, self.spec.seed)
 
 
 def resolve(spec: ExperimentSpec) -> Resolved:
@@ -69,13 +83,14 @@ def resolve(spec: ExperimentSpec) -> Resolved:
     overhead = None if stated is None else SchedulingOverhead(**stated.model_dump())
     where = deployment(spec)
     memory = _memory(spec, where)
-    config = _config(spec, where, memory, overhead or SchedulingOverhead())
+    speculation = resolve_speculation(spec, where)
+    config = _config(spec, where, memory, overhead or SchedulingOverhead(), speculation)
     where = replace(where, config=config)
     cost_model = make_cost_model(spec, where)
     if overhead is None:
         overhead = cost_model.scheduling_overhead or SchedulingOverhead()
     frontend = None if spec.frontend is None else spec.frontend.frontend()
-    return Resolved(spec, where, memory, config, cost_model, overhead, frontend)
+    return Resolved(spec, where, memory, config, cost_model, overhead, frontend, speculation)
 
 
 def make_cost_model(spec: ExperimentSpec, where: Deployment | None = None) -> CostModel:
@@ -116,11 +131,16 @@ def _memory(spec: ExperimentSpec, where: Deployment) -> MemoryBudget:
 
 
 def _config(
-    spec: ExperimentSpec, where: Deployment, memory: MemoryBudget, overhead: SchedulingOverhead
+    spec: ExperimentSpec,
+    where: Deployment,
+    memory: MemoryBudget,
+    overhead: SchedulingOverhead,
+    speculation: Speculation | None,
 ) -> EngineConfig:
     """Return the engine's limits: those of the same name, and those that follow from memory."""
     engine = spec.engine
-    num_blocks = engine.num_gpu_blocks_override or memory.num_blocks
+    beside = memory.num_blocks if speculation is None else speculation.num_blocks(memory)
+    num_blocks = engine.num_gpu_blocks_override or beside
     num_blocks -= engine.reserve_null_block
     block_bytes = memory.kv_bytes_per_token * engine.block_size
     longest = min(where.model.max_model_len, num_blocks * engine.block_size)
@@ -133,6 +153,9 @@ def _config(
         "kv_block_bytes": block_bytes,
         "first_launch_ns": int(overhead.first_step_s * 1e9 + 0.5),
     }
+    if speculation is not None:
+        limits["num_speculative_tokens"] = speculation.spec.num_speculative_tokens
+        limits["num_lookahead_tokens"] = speculation.num_lookahead_tokens
     if engine.cuda_graph_padding:
         limits["cudagraph_capture_sizes"] = vllm_capture_sizes(engine.max_num_seqs)
     try:

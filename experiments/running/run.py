@@ -20,7 +20,6 @@ from schedlab.experiments.running.trial import try_policy
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies import registry
-from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan_log import RecordedStep
 from schedlab.sim.cost.limits import check_limits
 from schedlab.sim.cost.pricing import Pricing
@@ -222,7 +221,7 @@ def _try(point: Resolved, arrivals: Callable[[], Iterable[Arrival]]) -> None:
     try_policy(
         spec.policy.name,
         partial(registry.make, spec.policy.name, **spec.policy.knobs),
-        lambda: SimExecutor(Pricing(point.cost_model, point.overhead)),
+        lambda: point.simulated_gpu(Pricing(point.cost_model, point.overhead)),
         point.config,
         arrivals,
         spec.engine.trial_requests,

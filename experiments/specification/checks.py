@@ -68,6 +68,37 @@ def _check_engine(spec: ExperimentSpec, fail: Fail) -> None:
         fail(("hardware",), str(error))
     _check_cost_model(spec, fail)
     _check_policy(spec, fail)
+    _check_speculation(spec, fail)
+
+
+def _check_speculation(spec: ExperimentSpec, fail: Fail) -> None:
+    from schedlab.policies.speculation import registry
+    from schedlab.sim.hardware.models import model
+    from schedlab.sim.speculation.drafters import draft_model
+
+    asked, path = spec.engine.speculation, ("engine", "speculation")
+    if asked is None:
+        return
+    chosen = asked.draft_length
+    try:
+        known = list(registry.draft_length_class(chosen.name).knobs())
+    except SpecError as error:
+        fail((*path, "draft_length", "name"), str(error))
+    _check_knobs((*path, "draft_length"), chosen.name, chosen.knobs, known, fail)
+    try:
+        registry.make(chosen.name, **chosen.knobs)
+    except SpecError as error:
+        fail((*path, "draft_length"), str(error))
+    if asked.model is not None:
+        try:
+            draft_model(deployment(spec), model(asked.model))
+        except SpecError as error:
+            fail((*path, "model"), str(error))
+    if asked.acceptance is None and spec.backend == "sim":
+        fail(
+            path,
+            "the simulation does not know which drafts are accepted; say, e.g., acceptance: 0.7",
+        )
 
 
 def _check_cluster(spec: ExperimentSpec, fail: Fail) -> None:

@@ -17,6 +17,7 @@ from schedlab.experiments.specification.fields import (
     Section,
     whole,
 )
+from schedlab.experiments.specification.speculation import SpeculationSpec
 from schedlab.sim.config import EngineConfig, KVAllocator, PreemptionMode
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_name
@@ -199,6 +200,12 @@ class EngineSpec(Section):
     scheduling_overhead: SchedulingOverheadSpec | None = Field(
         default=None,
         description="CPU time of scheduling a step; if absent that of the profile, or none.",
+    )
+
+    speculation: SpeculationSpec | None = Field(
+        default=None,
+        description="Draft tokens and verify several in a step (speculative decoding); none if "
+        "absent.",
     )
 
     @model_validator(mode="before")

@@ -53,6 +53,10 @@ _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "model": lambda value, folder: value.endswith(".json") or (folder / value).is_dir(),
     "frontend": lambda *_: True,
     "frontend.file": lambda *_: True,
+    "engine.speculation.acceptance.recording": lambda *_: True,
+    "engine.speculation.model": lambda value, folder: (
+        value.endswith(".json") or (folder / value).is_dir()
+    ),
     "hardware": lambda value, _: value.endswith((".yaml", ".yml", ".json")),
     "cost_model": lambda value, _: key_of(value) == "profile",
     "cost_model.profile": lambda *_: True,

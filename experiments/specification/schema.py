@@ -172,7 +172,7 @@ def _values(schema: Schema) -> str:
         "number": "number",
         "boolean": "`true` \\| `false`",
         "string": "text",
-        "array": "[number, number]",
+        "array": "[number, number]" if "maxItems" in form else "list of numbers",
         "object": {"array": "mapping of lists", "number": "mapping of numbers"}.get(
             str(mapped.get("type")) if isinstance(mapped, dict) else "", "mapping"
         ),

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.draft_length import DraftLength
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER
@@ -89,6 +90,8 @@ def run(
     observer: Callable[[Engine], None] | None = None,
     prove: bool = True,
     drive: Callable[..., RunLog] = simulate,
+    make_executor: Callable[[Pricing], SimExecutor] = SimExecutor,
+    draft_length: DraftLength | None = None,
     **options: Any,  # noqa: ANN401 - those of `drive`
 ) -> RunLog:
     """Simulate to the end, proving conservation after every committed segment unless told not to.
@@ -105,8 +108,8 @@ def run(
         if observer is not None:
             observer(engine)
 
-    executor = SimExecutor(Pricing(cost or LinearCost(), overhead))
-    engine = Engine(config, policy, executor, observer=observe)
+    executor = make_executor(Pricing(cost or LinearCost(), overhead))
+    engine = Engine(config, policy, executor, observer=observe, draft_length=draft_length)
     log = drive(engine, workload, **options)
     check_conservation(engine)
     require(engine.requests.num_in_flight == 0, "the run ended with requests in flight")
@@ -168,7 +171,7 @@ def check(
         (requests["generated_tokens"][done] == requests["output_tokens"][done]).all(),
         "each answer is as long as it is",
     )
-    computed = int((steps["num_decodes"] + steps["prefill_tokens"]).sum())
+    computed = int((steps["num_decodes"] + steps["prefill_tokens"] + _accepted(steps)).sum())
     lengths = [requests[name][done] for name in ("prompt_tokens", "output_tokens")]
     needed = sum(int(column.sum()) for column in lengths) - int(done.sum())
     reused = int(requests["cached_tokens"].sum())
@@ -209,7 +212,8 @@ def check(
     for row in np.flatnonzero(done):
         token_ns = times[int(requests["id"][row])]
         require(len(token_ns) == requests["output_tokens"][row], "each output token has a time")
-        require((np.diff(token_ns) > 0).all(), "two tokens of a request at one instant")
+        alone = (np.diff(token_ns) > 0).all() or config.num_speculative_tokens
+        require(alone, "two tokens of a request at one instant")
         require(
             token_ns[0] == requests["first_token_ns"][row],
             "the first token comes at first_token_ns",
@@ -218,7 +222,7 @@ def check(
             token_ns[-1] == requests["last_token_ns"][row], "the last token comes at last_token_ns"
         )
     gaps, counts = pairs(log.token_gaps())
-    expected = np.sort(np.concatenate([np.diff(t) for t in times.values()]))
+    expected = np.sort(np.concatenate([np.diff(np.unique(t)) for t in times.values()]))
     require(
         np.array_equal(np.sort(np.repeat(gaps, counts)), expected),
         "gaps between tokens are those of token times",
@@ -231,6 +235,11 @@ def check(
 
     # Limits, and memory.
     budget = steps["num_decodes"] + steps["prefill_tokens"]
+    if config.num_speculative_tokens:
+        budget = budget + steps["draft_tokens"]
+        require(
+            (_accepted(steps) <= steps["draft_tokens"]).all(), "no more is accepted than drafted"
+        )
     require((budget <= config.max_num_batched_tokens).all(), "no step exceeds the token budget")
     rows = steps["num_decodes"] + steps["num_prefills"]
     require((rows <= config.max_num_seqs).all(), "no step computes more requests than rows")
@@ -245,6 +254,11 @@ def check(
         require((steps[part] >= 0).all(), f"{part} is never negative")
     if not may_wait:
         check_never_idle(log)
+
+
+def _accepted(steps: _Columns) -> npt.NDArray[Any]:
+    """Return how many drafted tokens came out of each step."""
+    return steps["accepted_tokens"] if "accepted_tokens" in steps else 0 * steps["num_decodes"]
 
 
 def check_never_idle(log: RunLog) -> None:

@@ -44,7 +44,7 @@ def check_conservation(engine: Engine) -> None:
     assert batch.context_sum_tokens == sum(contexts), "the context sum is off"
     assert batch.context_max_tokens == max(contexts, default=0), "the longest context is off"
     assert batch.context_min_tokens == min(contexts, default=0), "the shortest context is off"
-    opening = sum(context % batch.block_size == 0 for context in contexts)
+    opening = sum(batch.blocks_of(state) for state in batch.members.values())
     assert batch.blocks_next_step() == opening, "the count of new blocks is off"
 
 

@@ -87,9 +87,22 @@ class DecodeBatch:
         negative_offset, _, state = entry
         return state._batch is self and state._computed == -negative_offset
 
-    def opens_block(self, state: RequestState) -> bool:
-        """Whether the member's next token is the first of a new block."""
-        return (state._computed + self.steps) % self.block_size == 0
+    def advance(self, num_steps: int) -> int:
+        """Take steps of all members; return the tokens that came out."""
+        self.steps += num_steps
+        return self.size * num_steps
+
+    def blocks_of(self, state: RequestState) -> int:
+        """Count the new blocks that a decode of a request needs, a member or not."""
+        return int(state.num_computed_tokens % self.block_size == 0)
+
+    def tokens_next_step(self) -> int:
+        """Count the tokens that the next step of all members computes."""
+        return self.size
+
+    def drafts_next_step(self) -> int:
+        """Count the drafted ones of them, none here."""
+        return 0
 
     def blocks_next_step(self) -> int:
         """Count the new blocks that the next step of all members needs."""

@@ -6,15 +6,18 @@ from collections.abc import Callable
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import stalled
+from schedlab.sim.core.draft_length import Drafting, DraftLength
 from schedlab.sim.core.executor import Executor, Work
 from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.promise import PromiseCheck
 from schedlab.sim.core.scheduling import SchedulingPolicy
+from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.step import Segment, batch_shape, segment_row
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SchedlabError
+from schedlab.sim.record.steps import SegmentRow
 from schedlab.sim.request import Arrival
 
 _MOST_WAITS = 100_000
@@ -36,6 +39,9 @@ class Engine:
         The decisions.
     executor : Executor
         The GPU, simulated or real.
+    draft_length : DraftLength, optional
+        How many tokens to draft, where `config.num_speculative_tokens` is not 0; always so many if
+        not given.
     observer : callable, optional
         Called with the engine after every committed segment (tests, progress).
 
@@ -60,6 +66,7 @@ class Engine:
         policy: SchedulingPolicy,
         executor: Executor,
         observer: Callable[[Engine], None] | None = None,
+        draft_length: DraftLength | None = None,
     ) -> None:
         self.config = config = config.for_policy(policy.pauses)
         self.policy = policy
@@ -74,6 +81,10 @@ class Engine:
         self.log = self.requests.log
         self.view = EngineView(self)
         self.builder = PlanBuilder(self.requests)
+        self._drafting: Drafting | None = None
+        if draft_length is not None and config.num_speculative_tokens:
+            estimate_ns = executor.estimate_step_ns
+            self._drafting = Drafting(self.requests, draft_length, estimate_ns)
         self._promise = PromiseCheck(self) if config.check_horizon else None
         self._segment: Segment | None = None
         self._preemptions_without_token = 0
@@ -123,6 +134,8 @@ class Engine:
             requests.expire(now_ns)
         if requests.leaving and intake.is_idle(now_ns):
             requests.let_go()
+        if self._drafting is not None:
+            self._drafting.choose(now_ns)
         has_changed = False
         for _ in range(requests.num_in_flight + 2):
             plan = self.make_plan() if self._promise is None else self._promise.make_plan()
@@ -266,6 +279,8 @@ class Engine:
         end_ns = self.now_ns = segment.end_ns
         requests.step_decoded = segment.row.num_decodes > 0
         requests.intake.step_done(end_ns - durations_ns[-1], end_ns)
+        if self.config.num_speculative_tokens:
+            self._log_verifications(segment.row)
         new_blocks = self._advance_decodes(segment)
         self.log.add_segment(segment.row, durations_ns, new_blocks)
         for state, n in plan.chunks:
@@ -278,6 +293,16 @@ class Engine:
         if self.observer is not None:
             self.observer(self)
 
+    def _log_verifications(self, row: SegmentRow) -> None:
+        """Write down what is drafted and accepted in the steps under way."""
+        num_steps, num_decodes, batch = row.num_steps, row.num_decodes, self.requests.decodes
+        if not num_decodes:
+            self.log.add_verifications(*[[0] * num_steps] * 3)
+            return
+        assert isinstance(batch, SpeculativeBatch)
+        tokens, drafted, num_drafts = batch.verifications(num_steps)
+        self.log.add_verifications(drafted, [n - num_decodes for n in tokens], num_drafts)
+
     def _advance_decodes(self, segment: Segment) -> list[int]:
         """Let every member of the decode batch step; return the blocks opened in each step."""
         num_steps, num_decodes = segment.row.num_steps, segment.row.num_decodes
@@ -288,7 +313,6 @@ class Engine:
         new_blocks = batch.blocks_per_step(num_steps) if kv.grows else [0] * num_steps
         if num_steps > 1:
             kv.free_blocks -= sum(new_blocks) - segment.first_step_blocks
-        batch.steps += num_steps
-        requests.resident_tokens += num_decodes * num_steps
+        requests.resident_tokens += batch.advance(num_steps)
         self._preemptions_without_token = 0
         return new_blocks

@@ -44,6 +44,9 @@ class Executor(Protocol):
     def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
         """Learn that a request entered the decode batch."""
 
+    def look_ahead(self, state: RequestState) -> None:
+        """Set the track of a request with drafts that is in no batch: what comes of them."""
+
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Run up to `max_steps` steps of the same plan.
 
@@ -116,7 +119,7 @@ class SimExecutor:
 
     def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
         """Schedule the request's end on the clock of the decode batch."""
-        step = decodes.steps + self._tokens_left(state)
+        step = decodes.steps + self._steps_left(state)
         if self._due_at.get(state.id) == step:
             return
         self._due_at[state.id] = step
@@ -127,9 +130,20 @@ class SimExecutor:
         else:
             due.append(state)
 
+    def look_ahead(self, state: RequestState) -> None:
+        """Refuse: see `SpeculativeExecutor`."""
+        raise NotImplementedError("this executor does not speculate")
+
+    def _steps_left(self, state: RequestState) -> int:
+        """Return in how many decode steps a request about to join the batch finishes."""
+        return self._tokens_left(state)
+
     def _tokens_left(self, state: RequestState) -> int:
-        length = min(self._output_tokens[state.id], state.request.max_tokens, self.most_tokens)
-        return length - state.num_output_tokens
+        return self._length(state) - state.num_output_tokens
+
+    def _length(self, state: RequestState) -> int:
+        """Return how many tokens a request has generated when it ends."""
+        return min(self._output_tokens[state.id], state.request.max_tokens, self.most_tokens)
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Price up to `max_steps` steps; see `Executor.execute`."""
@@ -145,7 +159,7 @@ class SimExecutor:
             within = max(0, horizon_ns - now_ns) // self._last_step_ns + 2
             if within < max_steps:
                 max_steps = within
-        durations = pricing.cost_model.step_ns(shape, max_steps)
+        durations = self._durations_ns(shape, decodes, max_steps)
         overhead_ns = pricing.overhead_ns(shape)
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]
@@ -160,8 +174,7 @@ class SimExecutor:
                     del durations[i:]
                     break
                 start_ns += duration
-        self._last = shape, len(durations)
-        pricing.carried_out(shape, len(durations))
+        self._carried_out(shape, len(durations))
         finished: list[RequestState] = []
         if len(durations) == steps_to_finish:
             finished = self._due_in(decodes, decodes.steps + steps_to_finish)
@@ -169,6 +182,15 @@ class SimExecutor:
             if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
                 finished.append(state)
         return Steps(durations, overhead_ns, finished)
+
+    def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
+        """Price successive steps, without overhead."""
+        return self.pricing.cost_model.step_ns(shape, num_steps)
+
+    def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
+        """Count steps, the first of those priced last."""
+        self._last = shape, num_steps
+        self.pricing.carried_out(shape, num_steps)
 
     def _next_finish(self, decodes: DecodeBatch) -> int:
         """Return the count of decode steps at which the next member of the batch finishes."""

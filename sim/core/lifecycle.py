@@ -11,6 +11,8 @@ from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.plan import BatchPlan, Finished
 from schedlab.sim.core.population import Population, seat_number
 from schedlab.sim.core.session_table import SessionTable
+from schedlab.sim.core.speculative_batch import SpeculativeBatch
+from schedlab.sim.core.track import SpeculatingState
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.allocators import make_kv_cache
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
@@ -74,7 +76,7 @@ class Lifecycle(Population):
         )
         self._hooks = hooks
         self._executor = executor
-        self.log = RunLog(config.block_size, self.kv.grows)
+        self.log = RunLog(config.block_size, self.kv.grows, config.num_speculative_tokens > 0)
         self.on_gone: Callable[[RequestState, int], None] | None = None
         self.hands_over: Callable[[RequestState, int], bool] | None = None
         self._num_seats_given = 0
@@ -95,7 +97,8 @@ class Lifecycle(Population):
         self._executor.add(request, output_tokens)
         if turn is not None:
             self._turns[request.id] = turn
-        state = RequestState(request)
+        num_drafts = self.config.num_speculative_tokens
+        state = SpeculatingState(request, num_drafts) if num_drafts else RequestState(request)
         state.queued_ns = now_ns
         if self.intake.holds_back:
             self.intake.add(state)
@@ -214,6 +217,7 @@ class Lifecycle(Population):
                 del self.kept_until_ns[state.id]
             self._let_go(state)
             return
+        self.num_turnovers += 1
         if state in self.decodes:
             self._leave_decodes(state)
         self.paused.pop(state.id, None)
@@ -233,6 +237,8 @@ class Lifecycle(Population):
             self.step_recomputed_tokens += state._computed
             state._computed = 0
         state.status = Status.WAITING
+        if isinstance(state, SpeculatingState):
+            state.lost_memory()
         self._executor.released(state)
         self.waiting.add(state, now_ns)
 
@@ -249,6 +255,9 @@ class Lifecycle(Population):
             self._count_swapped(state, 1)
             self._executor.swapped_in(state)
         (self.paused if state.is_decoding else self.prefilling)[state.id] = state
+        if isinstance(state, SpeculatingState) and state.is_decoding:
+            self.num_turnovers += 1
+            self._draft(state, 0)  # nobody has drafted for it yet
         if cached_tokens:
             state._computed = cached_tokens
             state.cached_tokens += cached_tokens
@@ -313,7 +322,24 @@ class Lifecycle(Population):
             for state in chosen:
                 if self.paused.pop(state.id, None) is not None:
                     self._join_decodes(state)
+        for state, drafts in plan.trimmed:
+            self.draft_anew(state, drafts)
         return len(chosen)
+
+    def draft_anew(self, state: RequestState, drafts: int) -> None:
+        """Draft another number of tokens for the next verification of a running request."""
+        is_member = state in self.decodes
+        if is_member:
+            self._leave_decodes(state)
+        self._draft(state, drafts)
+        if is_member:
+            self._join_decodes(state)
+
+    def _draft(self, state: RequestState, drafts: int) -> None:
+        """Draft for the next verification of a request that is in no batch."""
+        assert isinstance(state, SpeculatingState)
+        state.draft_once = drafts
+        self._executor.look_ahead(state)
 
     def advance_prefill(
         self, state: RequestState, num_tokens: int, end_ns: int, is_last: bool
@@ -349,6 +375,9 @@ class Lifecycle(Population):
         # One token left after a recomputation is a decode like any other.
         del self.prefilling[state.id]
         if not is_last:
+            if isinstance(state, SpeculatingState):
+                self.num_turnovers += 1
+                self._draft(state, 0 if left else -1)
             self._join_decodes(state)
         return left == 0
 
@@ -357,8 +386,11 @@ class Lifecycle(Population):
         self.decodes.join(state)
 
     def _leave_decodes(self, state: RequestState) -> None:
-        self.decodes.leave(state)
-        self.log.add_stint(state.id, state._entry_ns, state._stint_start, self.decodes.steps)
+        batch = self.decodes
+        batch.leave(state)
+        self.log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
+        if isinstance(batch, SpeculativeBatch):
+            self.log.add_bursts(batch.last_tokens)
         state._entry_ns = -1
 
     # -- out -----------------------------------------------------------------------------------
@@ -378,6 +410,7 @@ class Lifecycle(Population):
         self.num_events += 1
         if self.config.enable_prefix_caching:
             states = sorted(states, key=seat_number)  # blocks come free in this order
+        self.num_turnovers += 1
         for state in states:
             if state in self.decodes:
                 self._leave_decodes(state)
@@ -455,7 +488,8 @@ class Lifecycle(Population):
         turn = self._turns.pop(state.id, None)
         if turn is not None and isinstance(self.kv, PrefixCachingKVCache):
             self.kv.name_answer(state, turn.answer_hash_ids)
-        self.kv.release(state)
+        spare = state.spare_tokens
+        self.kv.release(state, False, spare, spare)
         self._let_go(state)
 
     def _let_go(self, state: RequestState) -> None:

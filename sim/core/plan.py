@@ -48,6 +48,8 @@ class BatchPlan(NamedTuple):
         When its first step starts.
     list_decodes : callable
         Lists every decoding request, where `decodes` is `None`.
+    trimmed : tuple of (RequestState, int)
+        Requests with fewer drafts than they have elsewhere, for want of budget, and how many.
     """
 
     decodes: tuple[RequestState, ...] | None
@@ -63,10 +65,12 @@ class BatchPlan(NamedTuple):
     until_ns: int
     start_ns: int
     list_decodes: Callable[[], tuple[RequestState, ...]]
+    trimmed: tuple[tuple[RequestState, int], ...] = ()
 
     def num_scheduled_tokens(self) -> dict[int, int]:
         """Write the plan out as vLLM does: {request id: tokens}. O(batch), so only on demand."""
-        tokens = {state.id: 1 for state in self.decoding()}
+        tokens = {state.id: state.decode_tokens for state in self.decoding()}
+        tokens.update((state.id, 1 + drafts) for state, drafts in self.trimmed)
         tokens.update((state.id, 1) for state in self.admitted if state.swapped)
         tokens.update((state.id, n) for state, n in self.chunks)
         return tokens

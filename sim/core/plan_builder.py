@@ -45,17 +45,19 @@ class PlanBuilder(StepLedger):
         if gone:
             prefills = [s for s in prefills if s not in gone]
         num_decodes = self._count_decodes()
-        if not prefills and num_decodes <= min(self.tokens_left, self.rows_left):  # most steps
-            self._all_decodes = self._take_decodes(num_decodes)
+        tokens = self._decode_tokens() if self._speculates else num_decodes
+        if not prefills and num_decodes <= self.rows_left and tokens <= self.tokens_left:
+            # Most steps.
+            self._all_decodes = self._take_decodes(num_decodes, tokens)
             return self._all_decodes
-        wanted = num_decodes + sum([self._chunk_limit(s, None) for s in prefills])
+        wanted = tokens + sum([self._chunk_limit(s, None) for s in prefills])
         if num_decodes + len(prefills) > self.rows_left or (
             wanted > self.tokens_left
-            and not (num_decodes <= self.tokens_left and self._are_last(prefills))
+            and not (tokens <= self.tokens_left and self._are_last(prefills))
         ):
             return self._grant_in_order(requests.running.values())
         mark, left = self._kv.mark(), (self.tokens_left, self.rows_left)
-        if not self._take_decodes(num_decodes):
+        if not self._take_decodes(num_decodes, tokens):
             return False
         granted: list[RequestState] = []
         for state in prefills:
@@ -96,9 +98,10 @@ class PlanBuilder(StepLedger):
         """
         self._require_no_decodes("grant_decodes")
         num_decodes = self._count_decodes()
-        if num_decodes > min(self.tokens_left, self.rows_left):
+        tokens = self._decode_tokens() if self._speculates else num_decodes
+        if num_decodes > self.rows_left or tokens > self.tokens_left:
             return self._grant_in_order(self._list_decodes())
-        if not self._take_decodes(num_decodes):
+        if not self._take_decodes(num_decodes, tokens):
             return False
         self._all_decodes = num_decodes > 0
         return True
@@ -131,6 +134,11 @@ class PlanBuilder(StepLedger):
         num_decodes = len(decodes)
         if num_decodes > self.tokens_left or num_decodes > self.rows_left:
             return False
+        tokens = num_decodes
+        if self._speculates:
+            tokens = sum([state.decode_tokens for state in decodes if state.is_decoding])
+            if tokens > self.tokens_left:
+                return False
         granted, batch = self._decodes, self._batch
         chosen = {state.id: state for state in decodes}
         if (
@@ -146,13 +154,13 @@ class PlanBuilder(StepLedger):
             for state in decodes:
                 if not state.is_decoding or state in self.preempted:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
-                need += state.num_computed_tokens % batch.block_size == 0
+                need += batch.blocks_of(state)
         if self._kv.grows:
             if need > self._kv.free_blocks:
                 return False
             self._kv.free_blocks -= need
         granted.update(chosen)
-        self.tokens_left -= num_decodes
+        self.tokens_left -= tokens
         self.rows_left -= num_decodes
         return True
 
@@ -167,19 +175,30 @@ class PlanBuilder(StepLedger):
             num_decodes -= sum([s.is_decoding for s in self.preempted])
         return num_decodes
 
-    def _take_decodes(self, num_decodes: int) -> bool:
+    def _decode_tokens(self) -> int:
+        """Count the tokens of all decodes, with those drafted for them."""
+        batch, gone = self._batch, self.preempted
+        tokens = batch.tokens_next_step()
+        tokens -= sum([state.decode_tokens for state in gone if state in batch])
+        for state in self._requests.paused.values():
+            if state not in gone:
+                tokens += state.decode_tokens
+        return tokens
+
+    def _take_decodes(self, num_decodes: int, num_tokens: int) -> bool:
         """Take tokens and blocks for one token of every decode; False if blocks do not suffice."""
         kv, batch, gone = self._kv, self._batch, self.preempted
         if kv.grows and num_decodes:
             need = batch.blocks_next_step()
             if gone:
-                need -= sum(s in batch and batch.opens_block(s) for s in gone)
+                need -= sum([batch.blocks_of(s) for s in gone if s in batch])
             for state in self._requests.paused.values():
-                need += state not in gone and state.num_computed_tokens % batch.block_size == 0
+                if state not in gone:
+                    need += batch.blocks_of(state)
             if need > kv.free_blocks:
                 return False
             kv.free_blocks -= need
-        self.tokens_left -= num_decodes
+        self.tokens_left -= num_tokens
         self.rows_left -= num_decodes
         return True
 
@@ -203,6 +222,7 @@ class PlanBuilder(StepLedger):
         for state in granted:
             self._chunks.pop(state.id, None)
             self._decodes.pop(state.id, None)
+            self._trimmed.pop(state, None)
 
     def running(self) -> Iterator[RequestState]:
         """Iterate over the running requests, latest admission first, less those preempted."""
@@ -243,6 +263,11 @@ class PlanBuilder(StepLedger):
             preempted = tuple(self.preempted)
             swapped = tuple([s for s, mode in self.preempted.items() if mode == "swap"])
         rejected = tuple(self._rejected.items()) if self._rejected else ()
+        trimmed: tuple[tuple[RequestState, int], ...] = ()
+        if self._speculates:
+            trimmed = tuple(self._trimmed.items())
+            if trimmed or max_steps < FOREVER:
+                max_steps = 1  # a promise of some steps counts tokens, one a step
         self.plan = plan = BatchPlan(
             decodes,
             chunks,
@@ -257,6 +282,7 @@ class PlanBuilder(StepLedger):
             until_ns,
             self._start_ns,
             self._list_decodes,
+            trimmed,
         )
         return plan
 

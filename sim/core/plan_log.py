@@ -89,6 +89,10 @@ class RecordingExecutor:
         """Pass on; see `Executor`."""
         self.inner.joined(state, decodes)
 
+    def look_ahead(self, state: RequestState) -> None:
+        """Pass on; see `Executor`."""
+        self.inner.look_ahead(state)
+
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Run a single step, whatever the plan promises, and record it."""
         tokens = work.plan.num_scheduled_tokens()

@@ -6,6 +6,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.intake import Intake
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.contiguous import ContiguousKVCache
 from schedlab.sim.kv.paged import PagedKVCache
@@ -66,6 +67,8 @@ class Population:
         Requests submitted; answered; turned away; gone on to another engine.
     num_events : int
         Arrivals, finishes and releases so far: what ends the promise of a plan.
+    num_turnovers : int
+        How often a request began to decode or ceased to; being paused is neither.
     step_decoded : bool
         Whether the decode batch took part in the last step.
     step_preempted, step_recomputed_tokens, step_swapped_bytes : int
@@ -82,7 +85,11 @@ class Population:
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
         self.paused: dict[int, RequestState] = {}
-        self.decodes = DecodeBatch(config.block_size)
+        self.decodes: DecodeBatch = (
+            SpeculativeBatch(config)
+            if config.num_speculative_tokens
+            else DecodeBatch(config.block_size)
+        )
         self.held: dict[int, RequestState] = {}
         self.unanswered: list[RequestState] = []
         self.leaving: list[RequestState] = []
@@ -99,6 +106,7 @@ class Population:
         self.num_rejected = 0
         self.num_handed_over = 0
         self.num_events = 0
+        self.num_turnovers = 0
         self.step_decoded = False
         self.step_preempted = 0
         self.step_recomputed_tokens = 0

@@ -20,6 +20,8 @@ class _Promise(NamedTuple):
     until_ns: int
     num_events: int
     """Events before it was given; one more, and it is void."""
+    decode_tokens: int
+    """Tokens of the decodes, drafts among them; other ones leave another room, and it is void."""
 
 
 class PromiseCheck:
@@ -57,7 +59,10 @@ class PromiseCheck:
                 self._refuse("broke its skip-ahead promise", promise.decision, decision)
             self._promise = promise._replace(steps_left=promise.steps_left - 1)
         elif not (plan.chunks or plan.admitted or plan.preempted or plan.rejected):
-            self._promise = _Promise(decision, plan.max_steps - 1, plan.until_ns, num_events)
+            tokens = engine.requests.decodes.tokens_next_step()
+            self._promise = _Promise(
+                decision, plan.max_steps - 1, plan.until_ns, num_events, tokens
+            )
         return plan
 
     def _open_promise(self) -> _Promise | None:
@@ -69,6 +74,7 @@ class PromiseCheck:
             or promise.num_events != requests.num_events
             or promise.steps_left < 1
             or promise.until_ns <= self._engine.now_ns
+            or promise.decode_tokens != requests.decodes.tokens_next_step()
             or (requests.kv.grows and requests.decodes.blocks_next_step() > requests.kv.free_blocks)
         ):
             return None  # running out of memory ends a promise as well

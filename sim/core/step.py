@@ -84,6 +84,10 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
         decode_context_max_tokens = batch.context_max_tokens
         decode_context_min_tokens = batch.context_min_tokens
     num_tokens = rows_sampled = num_decodes
+    draft_tokens = 0
+    if num_decodes and requests.config.num_speculative_tokens:
+        draft_tokens = batch.drafts_next_step()
+        num_tokens += draft_tokens
     chunks: tuple[tuple[int, int], ...] = ()
     if plan.chunks:
         chunks = tuple([(n, state.num_computed_tokens) for state, n in plan.chunks])
@@ -115,6 +119,7 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
         decode_context_min_tokens,
         gathered_tokens,
         padding_rows,
+        draft_tokens,
     )
 
 

@@ -9,6 +9,7 @@ from typing import SupportsIndex, get_args
 from schedlab.sim.config import PreemptionMode
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.population import Population
+from schedlab.sim.core.track import slots
 from schedlab.sim.errors import InfeasiblePlan
 from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.request import RequestState, Status
@@ -49,6 +50,7 @@ class StepLedger:
         self._config = requests.config
         self._kv = requests.kv
         self._batch = requests.decodes
+        self._speculates = requests.config.num_speculative_tokens > 0
         self.reset(0)
 
     def reset(self, now_ns: int) -> None:
@@ -67,6 +69,7 @@ class StepLedger:
         self._rejected: dict[RequestState, str] = {}
         self._chunks: dict[int, tuple[RequestState, int]] = {}
         self._decodes: dict[int, RequestState] = {}
+        self._trimmed: dict[RequestState, int] = {}
         self._all_decodes = False
         self._padding_tokens = 0
         self._set_aside: list[RequestState] = []
@@ -87,7 +90,8 @@ class StepLedger:
         Parameters
         ----------
         state : RequestState
-            Running (a decode gets one token, a prefill a chunk) or waiting (it is admitted).
+            Running (a decode gets one token and those drafted for it, as far as they fit; a prefill
+            a chunk) or waiting (it is admitted).
         want : int, optional
             Most tokens to compute; all that are left by default.
 
@@ -123,12 +127,27 @@ class StepLedger:
             return self._deny(state, self._why_no_room())
         if state.id in self._requests.fetching:
             return self._deny(state, "its KV is on its way from another engine")
+        if self._speculates:
+            return self._grant_verification(state, most)
         if self._kv.grows and not self._kv.allocate(state, 1):
             return self._deny(state, "no KV block is free")
         self._decodes[state.id] = state
         self.tokens_left -= 1
         self.rows_left -= 1
         return 1
+
+    def _grant_verification(self, state: RequestState, want: int | None) -> int:
+        """Schedule a decode with its drafts; of them only those that the budget has room for."""
+        tokens = state.decode_tokens
+        n = min(tokens, self.tokens_left) if want is None else min(tokens, self.tokens_left, want)
+        if not self._kv.allocate(state, slots(self._config, state.num_computed_tokens, n - 1)):
+            return self._deny(state, "its token and drafts do not fit the free KV blocks")
+        self._decodes[state.id] = state
+        if n < tokens:
+            self._trimmed[state] = n - 1
+        self.tokens_left -= n
+        self.rows_left -= 1
+        return n
 
     def _has_room_for_one(self) -> bool:
         return self.tokens_left > 0 and self.rows_left > 0
@@ -284,6 +303,10 @@ class StepLedger:
             raise InfeasiblePlan(f"{state!r} cannot be preempted after all decodes were granted")
         granted = self._withdraw(state)
         unnamed = requests.unnamed_tokens(state, granted, self._start_ns)
+        if self._speculates and (state.is_decoding or state.spare_tokens):
+            # Drafts are no content that anybody finds again; the token to compute is.
+            slots_held = max(granted, state.spare_tokens)
+            granted, unnamed = slots_held, slots_held - min(granted, 1)
         self._kv.release(state, True, granted, unnamed)
         if not is_kept:
             self.residents_left += 1
@@ -314,11 +337,16 @@ class StepLedger:
         return -(-state.num_tokens // size) <= room
 
     def _withdraw(self, state: RequestState) -> int:
-        """Give a request's tokens back to the budget and count them; it keeps their memory."""
+        """Give a request's tokens back to the budget and count those it has memory for."""
         if state.id in self._chunks:
             granted = self._chunks.pop(state.id)[1]
         elif self._decodes.pop(state.id, None) is not None:
             granted = 1
+            if self._speculates:
+                drafts = self._trimmed.pop(state, state.decode_tokens - 1)
+                self.tokens_left += 1 + drafts
+                self.rows_left += 1
+                return slots(self._config, state.num_computed_tokens, drafts)
         else:
             return 0
         self.tokens_left += granted

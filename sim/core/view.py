@@ -143,4 +143,14 @@ class EngineView:
             How many steps of its decodes, each with a token more in every context, of which the
             longest is told; more than one only without chunks.
         """
+        if self.config.num_speculative_tokens:
+            shape = self._with_drafts(shape)
         return self._engine.executor.estimate_step_ns(shape, num_steps)
+
+    def _with_drafts(self, shape: BatchShape) -> BatchShape:
+        """Let as many tokens be drafted for each decode as for those that run now."""
+        decodes = self._requests.decodes
+        each = float(self.config.num_speculative_tokens)
+        if decodes.size:
+            each = decodes.drafts_next_step() / decodes.size
+        return shape._replace(draft_tokens=round(shape.num_decodes * each))

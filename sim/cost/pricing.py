@@ -96,6 +96,11 @@ class Pricing:
         self._count(self.cost_model.outside(shape, num_steps), -1)
         self._count(self.cost_model.outside(shape, kept), 1)
 
+    def take_back(self, shape: BatchShape) -> None:
+        """Count a step as not carried out that was counted before."""
+        if self._can_be_outside:
+            self._count(self.cost_model.outside(shape), -1)
+
     def _count(self, outside: Mapping[str, Sequence[int]], sign: int) -> None:
         self.extrapolated_steps += sign * len(set().union(*outside.values()))
         for feature, steps in outside.items():

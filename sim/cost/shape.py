@@ -1,5 +1,7 @@
 """What a step costs by: the shape of its batch."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 
@@ -36,8 +38,25 @@ class BatchShape(NamedTuple):
     """New tokens of all engines that share experts in this step; 0 where there is one engine."""
     padding_rows: int = 0
     """Rows of finished requests computed along; each one of the `padding_tokens`."""
+    draft_tokens: int = 0
+    """Tokens drafted for the decode rows, to be verified with them; cost models never see any, see
+    `verification`."""
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens computed: decodes, chunks and padding."""
-        return self.num_decodes + self.padding_tokens + sum(q for q, _ in self.chunks)
+        """Tokens computed: decodes and their drafts, chunks and padding."""
+        tokens = self.num_decodes + self.draft_tokens + self.padding_tokens
+        return tokens + sum(q for q, _ in self.chunks)
+
+    def verification(self) -> BatchShape:
+        """Return the shape that prices a step with drafts.
+
+        A drafted token goes through every product of weights, and through the head, like any other
+        row; the context of its request is read once for all of them.
+        """
+        drafts = self.draft_tokens
+        return self._replace(
+            padding_tokens=self.padding_tokens + drafts,
+            rows_sampled=self.rows_sampled + drafts,
+            draft_tokens=0,
+        )

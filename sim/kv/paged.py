@@ -61,10 +61,11 @@ class PagedKVCache:
         computed = state.num_computed_tokens
         need = -(-(computed + num_tokens) // self.block_size)
         if not state.swapped:
-            need += -computed // self.block_size
+            need += -(computed + state.spare_tokens) // self.block_size
         if need > self.free_blocks - keep_free_blocks:
             return False
-        self.free_blocks -= need
+        if need > 0:
+            self.free_blocks -= need
         return True
 
     def release(
@@ -91,5 +92,6 @@ class PagedKVCache:
 
     def check(self, resident: Iterable[RequestState]) -> None:
         """Prove that free and held blocks add up, or raise AssertionError."""
-        held = sum(-(-s.num_computed_tokens // self.block_size) for s in resident)
+        tokens = [s.num_computed_tokens + s.spare_tokens for s in resident]
+        held = sum(-(-held_tokens // self.block_size) for held_tokens in tokens)
         check_total(self.free_blocks, held, self.num_blocks)

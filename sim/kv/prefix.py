@@ -197,7 +197,8 @@ class PrefixCachingKVCache(PagedKVCache):
             held = self._held.get(state.id, ())
             num_held = sum(run.count for run in held)
             held_blocks += num_held
-            nameless += -(-state.num_computed_tokens // self.block_size) - num_held
+            tokens = state.num_computed_tokens + state.spare_tokens
+            nameless += -(-tokens // self.block_size) - num_held
             for run in held:
                 holders.setdefault(run, set()).add(state.id)
         assert ids >= {i for i, held in self._held.items() if held}, "blocks held by nobody"

@@ -13,7 +13,10 @@ _MEANS = (
     "num_running", "num_waiting", "kv_tokens", "kv_allocated_tokens", "kv_reserved_unused_tokens",
     "kv_fragmentation_tokens",
 )  # fmt: skip
-_SUMS = ("overhead_ns", "num_decodes", "prefill_tokens", "padding_tokens", "swapped_bytes")
+_SUMS = (
+    "overhead_ns", "num_decodes", "prefill_tokens", "padding_tokens", "swapped_bytes",
+    "draft_tokens", "accepted_tokens", "num_drafts",
+)  # fmt: skip
 
 
 @dataclass

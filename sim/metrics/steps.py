@@ -75,9 +75,10 @@ def mean_num_waiting(run: Observation) -> float:
 
 @register(better="neither", about="engine", every_run=True)
 def computed_tokens(run: Observation) -> int:
-    """Return the tokens computed, padding included."""
+    """Return the tokens computed, padding and drafts included."""
     sums = run.step_totals.sums
-    return sums["num_decodes"] + sums["prefill_tokens"] + sums["padding_tokens"]
+    tokens = sums["num_decodes"] + sums["prefill_tokens"] + sums["padding_tokens"]
+    return tokens + sums.get("draft_tokens", 0)
 
 
 @register(about="engine", every_run=True)

@@ -167,15 +167,21 @@ class ClusterLog:
 
     def token_times_of_all(self) -> TokenTimes:
         """Return when all tokens came out; decode steps are counted engine by engine."""
-        stints, decodes_before = [], 0
+        stints: list[Int64] = []
+        bursts: list[Int64] = []
+        decodes_before = 0
         for log in self.of_engines:
             # First and last decode of a stint are counted over the steps of its own engine.
             shift = np.array([0, 0, decodes_before, decodes_before])
-            of_engine = log.token_times_of_all().stints()
-            columns = [whole_numbers(of_engine, name) for name in STINT_COLUMNS]
+            of_engine = log.token_times_of_all()
+            table = of_engine.stints()
+            columns = [whole_numbers(table, name) for name in STINT_COLUMNS]
             stints.append(np.column_stack(columns) + shift)
             decodes_before += int(np.count_nonzero(log.steps()["num_decodes"]))
-        return TokenTimes.of_steps(np.concatenate(stints), self.steps())
+            if of_engine.bursts is not None:
+                bursts.append(of_engine.bursts)
+        tokens = np.concatenate(bursts) if bursts else None
+        return TokenTimes.of_steps(np.concatenate(stints), self.steps(), tokens)
 
     def preemptions(self) -> dict[str, Int64]:
         """Return one row a preemption, by request id and time; columns as of `RunLog`."""

@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from schedlab.sim.record.columns import REJECTED, Columns, LazyTable
 from schedlab.sim.record.spool import Spool
-from schedlab.sim.record.steps import Int64, SegmentRow, StepTable, StoredSteps
+from schedlab.sim.record.steps import (
+    VERIFICATION_COLUMNS,
+    Int64,
+    SegmentRow,
+    StepTable,
+    StoredSteps,
+)
 from schedlab.sim.record.stored_token_times import StoredTokenTimes
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
 from schedlab.sim.request import RequestState
@@ -72,11 +78,14 @@ class RunLog:
         Tokens in a KV block.
     grows : bool
         Whether decoding requests take blocks as they go.
+    speculates : bool
+        Whether decode steps verify drafts, so that each may yield several tokens of a request.
     """
 
-    def __init__(self, block_size: int, grows: bool) -> None:
+    def __init__(self, block_size: int, grows: bool, speculates: bool = False) -> None:
         self.block_size = block_size
         self.grows = grows
+        self.speculates = speculates
         self.reject_reasons: dict[int, str] = {}
         self._requests = array("q")
         self._targets = array("d")
@@ -84,6 +93,8 @@ class RunLog:
         self._durations_ns = array("q")
         self._new_blocks = array("q")
         self._stints = array("q")
+        self._verifications = array("q")
+        self._bursts = array("q")
         self._evictions = array("q")
         self._resumptions = array("q")
         self._spools: dict[str, Spool] = {}
@@ -149,6 +160,17 @@ class RunLog:
         if last > first or entry_ns >= 0:
             self._stints.extend((request_id, entry_ns, first, last))
 
+    def add_bursts(self, tokens: list[int]) -> None:
+        """Record how many tokens each decode step of the stint added last yielded."""
+        self._bursts.extend(tokens)
+
+    def add_verifications(
+        self, drafted: list[int], accepted: list[int], num_drafts: list[int]
+    ) -> None:
+        """Record of steps how many tokens they verified, how many came out, of how many drafts."""
+        for row in zip(drafted, accepted, num_drafts, strict=True):
+            self._verifications.extend(row)
+
     def add_eviction(self, request_id: int, now_ns: int) -> None:
         """Record that a running request lost its memory."""
         self._evictions.extend((request_id, now_ns))
@@ -166,6 +188,10 @@ class RunLog:
         self._spill_table("durations_ns", self._durations_ns, 1)
         self._spill_table("new_blocks", self._new_blocks, 1)
         self._spill_table("stints", self._stints, len(STINT_COLUMNS))
+        if self.speculates:
+            self._spill_table("verifications", self._verifications, len(VERIFICATION_COLUMNS))
+            self._spill_table("bursts", self._bursts, 1)
+            self._verifications, self._bursts = array("q"), array("q")
         self._requests, self._targets = array("q"), array("d")
         self._segments, self._stints = array("q"), array("q")
         self._durations_ns, self._new_blocks = array("q"), array("q")
@@ -222,6 +248,7 @@ class RunLog:
                 self._spool("new_blocks", self._new_blocks),
                 self.block_size,
                 self.grows,
+                self._spool("verifications", self._verifications) if self.speculates else None,
             )
         return StepTable(
             _matrix(self._segments, len(SegmentRow._fields)),
@@ -229,6 +256,9 @@ class RunLog:
             _matrix(self._new_blocks, 1)[:, 0],
             self.block_size,
             self.grows,
+            verifications=_matrix(self._verifications, len(VERIFICATION_COLUMNS))
+            if self.speculates
+            else None,
         )
 
     def token_gaps(self, ids: Int64 | None = None) -> Columns:
@@ -258,10 +288,12 @@ class RunLog:
         if self._token_times is None or self._token_times[0] != so_far:
             if self._spools:
                 stints = self._spool("stints", self._stints)
-                self._token_times = so_far, StoredTokenTimes(stints, self.steps())
+                spilled = self._spool("bursts", self._bursts) if self.speculates else None
+                self._token_times = so_far, StoredTokenTimes(stints, self.steps(), spilled)
             else:
                 rows = _matrix(self._stints, len(STINT_COLUMNS)).copy()
-                self._token_times = so_far, TokenTimes.of_steps(rows, self.steps())
+                bursts = _matrix(self._bursts, 1)[:, 0].copy() if self.speculates else None
+                self._token_times = so_far, TokenTimes.of_steps(rows, self.steps(), bursts)
         return self._token_times[1]
 
     def preemptions(self) -> dict[str, Int64]:

@@ -42,6 +42,7 @@ _NEEDED = {
     "gaps": ("gap_ns", "count"),
     "tokens": ("time_ns", "count"),
     "stints": STINT_COLUMNS,
+    "bursts": ("tokens",),
 }  # fmt: skip
 """What no table can be read without; what others of its columns hold is checked, too."""
 
@@ -121,18 +122,34 @@ class SavedLog:
                     "version that made this run; run the experiment again to get them"
                 )
             stints, steps = read_table(path), self.steps()
+            bursts = self._bursts()
             if isinstance(stints, LazyTable) and "engine" not in steps:
                 spool = Spool(len(STINT_COLUMNS))
                 for some in batches(stints):
                     spool.append(_stint_rows(some))
-                self._token_times = StoredTokenTimes(spool, steps)
+                self._token_times = StoredTokenTimes(spool, steps, _one_column(bursts))
             else:
-                self._token_times = TokenTimes.of_steps(_stint_rows(stints), steps)
+                tokens = None if bursts is None else whole_numbers(bursts, "tokens")
+                self._token_times = TokenTimes.of_steps(_stint_rows(stints), steps, tokens)
         return self._token_times
+
+    def _bursts(self) -> Columns | None:
+        """Return how many tokens decode steps of stints yielded, of a run with drafts."""
+        path = self._folder / "bursts.parquet"
+        return read_table(path) if path.is_file() else None
 
 
 def _stint_rows(columns: Columns) -> Ints:
     return np.column_stack([whole_numbers(columns, name) for name in STINT_COLUMNS])
+
+
+def _one_column(bursts: Columns | None) -> Spool | None:
+    if bursts is None:
+        return None
+    spool = Spool(1)
+    for some in batches(bursts):
+        spool.append(whole_numbers(some, "tokens")[:, np.newaxis])
+    return spool
 
 
 def save_tables(folder: Path, requests: Columns, log: ResultLog) -> None:
@@ -147,7 +164,10 @@ def _tables(requests: Columns, log: ResultLog) -> Iterator[tuple[str, Columns]]:
     yield "preemptions", log.preemptions()
     yield "gaps", log.token_gaps()
     yield "tokens", log.token_counts()
-    yield "stints", log.token_times_of_all().stints()
+    token_times = log.token_times_of_all()
+    yield "stints", token_times.stints()
+    if (bursts := token_times.bursts) is not None:
+        yield "bursts", {"tokens": bursts}
     if has_sessions(requests):
         yield "sessions", session_columns(requests)
 

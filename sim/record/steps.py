@@ -42,6 +42,10 @@ class SegmentRow(NamedTuple):
     """In the first step."""
 
 
+VERIFICATION_COLUMNS = ("draft_tokens", "accepted_tokens", "num_drafts")
+"""Of a step that verifies drafts: tokens drafted, those of them that came out, and requests that
+had any."""
+
 _COLUMN = {name: i for i, name in enumerate(SegmentRow._fields)}
 _FIRST_STEP_ONLY = ("num_preempted", "recomputed_tokens", "swapped_bytes")
 
@@ -68,6 +72,8 @@ class StepTable(Mapping[str, Int64]):
         Whether decodes open blocks as they go, or use what was reserved at admission.
     wanted : slice
         Which of these steps the table has.
+    verifications : ndarray of int64, shape (num_steps, len(VERIFICATION_COLUMNS)), optional
+        Columns that only a run with drafts has: more of the table.
     """
 
     _NAMES: tuple[str, ...] = (
@@ -85,6 +91,7 @@ class StepTable(Mapping[str, Int64]):
         block_size: int,
         grows: bool,
         wanted: slice = slice(None),
+        verifications: Int64 | None = None,
     ) -> None:
         self._segments = segments
         self._durations_ns = durations_ns
@@ -92,14 +99,19 @@ class StepTable(Mapping[str, Int64]):
         self._block_size = block_size
         self._grows = grows
         self._wanted = wanted
+        self._verifications = verifications
         self._counts = self._segment("num_steps")
         self._first = np.cumsum(self._counts) - self._counts
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self._NAMES if self._verifications is None else self._NAMES + VERIFICATION_COLUMNS
+
     def __len__(self) -> int:
-        return len(self._NAMES)
+        return len(self._names)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._NAMES)
+        return iter(self._names)
 
     @property
     def num_rows(self) -> int:
@@ -122,6 +134,7 @@ class StepTable(Mapping[str, Int64]):
             self._block_size,
             self._grows,
             slice(start - first, stop - first),
+            None if self._verifications is None else self._verifications[first:last],
         )
 
     def __getitem__(self, name: str) -> Int64:
@@ -132,7 +145,7 @@ class StepTable(Mapping[str, Int64]):
         KeyError
             If there is no such column.
         """
-        if name not in self._NAMES:
+        if name not in self._names:
             raise KeyError(name)
         return self._column(name)[self._wanted]
 
@@ -148,7 +161,8 @@ class StepTable(Mapping[str, Int64]):
             return self._spread(self._segment(name)) + self._decoded_before()
         if name == "kv_tokens":
             start = self._segment("kv_tokens") + self._segment("prefill_tokens")
-            return self._spread(start + self._segment("num_decodes")) + self._decoded_before()
+            column = self._spread(start + self._segment("num_decodes")) + self._decoded_before()
+            return column if self._verifications is None else column + self._accepted()
         if name == "kv_allocated_tokens":
             grown = np.cumsum(self._new_blocks)
             before = (grown - self._new_blocks)[self._first]
@@ -163,6 +177,8 @@ class StepTable(Mapping[str, Int64]):
         if name == "kv_fragmentation_tokens":
             used = self._column("kv_tokens") + self._column("kv_reserved_unused_tokens")
             return self._column("kv_allocated_tokens") - used
+        if name in VERIFICATION_COLUMNS and self._verifications is not None:
+            return self._verifications[:, VERIFICATION_COLUMNS.index(name)]
         if name in _FIRST_STEP_ONLY:
             column = np.zeros(len(self._durations_ns), dtype=np.int64)
             column[self._first] = self._segment(name)
@@ -172,6 +188,8 @@ class StepTable(Mapping[str, Int64]):
     def tokens_out(self) -> Int64:
         """Return how many tokens came out at the end of each step."""
         out = self._spread(self._segment("num_decodes") + self._segment("prefills_done"))
+        if self._verifications is not None:
+            out = out + self._accepted()
         return out[self._wanted]
 
     def _segment(self, name: str) -> Int64:
@@ -184,7 +202,14 @@ class StepTable(Mapping[str, Int64]):
     def _decoded_before(self) -> Int64:
         """Return the tokens that each step's segment decoded before it."""
         index = np.arange(len(self._durations_ns)) - self._spread(self._first)
-        return self._spread(self._segment("num_decodes")) * index
+        decoded = self._spread(self._segment("num_decodes")) * index
+        if self._verifications is not None:
+            before = np.cumsum(self._accepted()) - self._accepted()
+            decoded = decoded + before - self._spread(before[self._first])
+        return decoded
+
+    def _accepted(self) -> Int64:
+        return self._column("accepted_tokens")
 
 
 _MARKED = 65_536
@@ -198,27 +223,36 @@ class StoredSteps(Mapping[str, Int64]):
     ----------
     segments, durations_ns, new_blocks : Spool
         As the arrays of `StepTable`.
-    block_size, grows
+    block_size, grows, verifications
         As there.
     """
 
     def __init__(
-        self, segments: Spool, durations_ns: Spool, new_blocks: Spool, block_size: int, grows: bool
+        self,
+        segments: Spool,
+        durations_ns: Spool,
+        new_blocks: Spool,
+        block_size: int,
+        grows: bool,
+        verifications: Spool | None = None,
     ) -> None:
         self._segments = segments
         self._durations_ns = durations_ns
         self._new_blocks = new_blocks
         self._block_size = block_size
         self._grows = grows
+        self._verifications = verifications
         counts = segments.column(_COLUMN["num_steps"])
         before = np.add.reduceat(counts, np.arange(0, len(counts), _MARKED))
         self._marks = np.concatenate([[0], np.cumsum(before)])
 
     def __len__(self) -> int:
-        return len(StepTable._NAMES)
+        return len(list(iter(self)))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(StepTable._NAMES)
+        yield from StepTable._NAMES
+        if self._verifications is not None:
+            yield from VERIFICATION_COLUMNS
 
     @property
     def num_rows(self) -> int:
@@ -236,6 +270,9 @@ class StoredSteps(Mapping[str, Int64]):
             self._new_blocks.column(0, first, last),
             self._block_size,
             self._grows,
+            verifications=None
+            if self._verifications is None
+            else self._verifications.rows(first, last),
         )
         return steps.rows(start - first, stop - first)
 

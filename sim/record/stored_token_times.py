@@ -8,7 +8,7 @@ import numpy as np
 
 from schedlab.sim.record.columns import BATCH_ROWS, Bools, Columns, Ints, batches, whole_numbers
 from schedlab.sim.record.spool import Spool
-from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
+from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes, burst_starts
 
 _WINDOW_STEPS = 8_000_000
 """Decode steps whose gaps are counted in one pass over the stints: 8 bytes each."""
@@ -24,10 +24,13 @@ class StoredTokenTimes:
         Columns as in `token_times.STINT_COLUMNS`; those of one request in order of time.
     steps : Columns
         The steps of one engine.
+    bursts : Spool, optional
+        Tokens of each decode step of each stint, one column; see `TokenTimes`.
     """
 
-    def __init__(self, stints: Spool, steps: Columns) -> None:
+    def __init__(self, stints: Spool, steps: Columns, bursts: Spool | None = None) -> None:
         self._stints = stints
+        self._bursts = bursts
         self._decode_ends_ns = Spool(1)
         for some in batches(steps):
             ends_ns = whole_numbers(some, "end_ns")[whole_numbers(some, "num_decodes") > 0]
@@ -37,14 +40,23 @@ class StoredTokenTimes:
         """Return the stints, in the order in which they ended."""
         return self._stints.table(STINT_COLUMNS)
 
+    @property
+    def bursts(self) -> Ints | None:
+        """Tokens of each decode step of each stint, if they are not one."""
+        return None if self._bursts is None else self._bursts.column(0)
+
     def of(self, request_id: int) -> Ints:
         """Return when each token of a request came out, in ns, in order."""
-        low, high = np.searchsorted(self._ids, [request_id, request_id + 1])
+        low, high = np.searchsorted(self._ids, [request_id, request_id + 1]).tolist()
         times: list[Ints] = [np.zeros(0, dtype=np.int64)]
-        for _, entry, first, last in self._by_id.rows(int(low), int(high)).tolist():
+        for row, (_, entry, first, last) in enumerate(self._by_id.rows(low, high).tolist(), low):
             if entry >= 0:
                 times.append(np.array([entry]))
-            times.append(self._decode_ends_ns.column(0, first, last))
+            ends_ns = self._decode_ends_ns.column(0, first, last)
+            if self._bursts is not None:
+                begin = int(self._bursts_by_id[row])
+                ends_ns = np.repeat(ends_ns, self._bursts.column(0, begin, begin + last - first))
+            times.append(ends_ns)
         return np.concatenate(times)
 
     def gaps(self, ids: Ints | None = None) -> Columns:
@@ -58,7 +70,7 @@ class StoredTokenTimes:
     def counts(self, ids: Ints | None = None) -> Columns:
         """Return what `TokenTimes.counts` does; of this stints and steps are held in memory."""
         stints = self._stints.rows(0, self._stints.num_rows)
-        return TokenTimes(stints, self._decode_ends_ns.column(0)).counts(ids)
+        return TokenTimes(stints, self._decode_ends_ns.column(0), self.bursts).counts(ids)
 
     def _add_gaps_inside(self, found: Spool, ids: Ints | None) -> None:
         """Add the gaps between the decode steps of a stint, in order of time."""
@@ -118,8 +130,17 @@ class StoredTokenTimes:
         return ends_ns
 
     @cached_property
+    def _order(self) -> Ints:
+        order: Ints = np.argsort(self._stints.column(0), kind="stable")
+        return order
+
+    @cached_property
     def _by_id(self) -> Spool:
-        return self._stints.in_order(np.argsort(self._stints.column(0), kind="stable"))
+        return self._stints.in_order(self._order)
+
+    @cached_property
+    def _bursts_by_id(self) -> Ints:
+        return burst_starts(self._stints.rows(0, self._stints.num_rows))[self._order]
 
     @cached_property
     def _ids(self) -> Ints:

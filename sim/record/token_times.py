@@ -10,7 +10,8 @@ from schedlab.sim.record.columns import Columns, Ints, whole_numbers
 
 STINT_COLUMNS = ("id", "entry_ns", "first_decode", "last_decode")
 """A request got a token at `entry_ns` from its prefill (-1: it did not), and then one in each of
-the decode steps first..last-1, counted over the whole run."""
+the decode steps first..last-1, counted over the whole run; where steps verify drafts one or more,
+as `bursts` say."""
 
 
 class TokenTimes:
@@ -22,14 +23,18 @@ class TokenTimes:
         Columns as in `STINT_COLUMNS`; those of one request in order of time.
     decode_ends_ns : ndarray of int64, shape (num_decode_steps,)
         When each step that decodes anything ends.
+    bursts : ndarray of int64, optional
+        Tokens that came out in each decode step of each stint, stint by stint; one in each if not
+        given.
     """
 
-    def __init__(self, stints: Ints, decode_ends_ns: Ints) -> None:
+    def __init__(self, stints: Ints, decode_ends_ns: Ints, bursts: Ints | None = None) -> None:
         self._stints = stints
         self._decode_ends_ns = decode_ends_ns
+        self.bursts = bursts
 
     @classmethod
-    def of_steps(cls, stints: Ints, steps: Columns) -> TokenTimes:
+    def of_steps(cls, stints: Ints, steps: Columns, bursts: Ints | None = None) -> TokenTimes:
         """Return the times of tokens that came out in steps, one row each.
 
         Of several engines the steps are counted engine by engine, in the order of each.
@@ -38,7 +43,7 @@ class TokenTimes:
         if "engine" in steps:
             engine = whole_numbers(steps, "engine")[whole_numbers(steps, "num_decodes") > 0]
             ends_ns = ends_ns[np.argsort(engine, kind="stable")]
-        return cls(stints, ends_ns)
+        return cls(stints, ends_ns, bursts)
 
     def stints(self) -> Columns:
         """Return the stints, in the order in which they ended."""
@@ -48,14 +53,21 @@ class TokenTimes:
         """Return when each token of a request came out, in ns, in order."""
         low, high = np.searchsorted(self._by_id[:, 0], [request_id, request_id + 1])
         times: list[Ints] = []
-        for _, entry, first, last in self._by_id[low:high].tolist():
+        for row, (_, entry, first, last) in enumerate(self._by_id[low:high].tolist(), int(low)):
             if entry >= 0:
                 times.append(np.array([entry]))
-            times.append(self._decode_ends_ns[first:last])
+            ends_ns = self._decode_ends_ns[first:last]
+            if self.bursts is not None:
+                begin = self._bursts_by_id[row]
+                ends_ns = np.repeat(ends_ns, self.bursts[begin : begin + last - first])
+            times.append(ends_ns)
         return np.concatenate(times) if times else np.zeros(0, dtype=np.int64)
 
     def gaps(self, ids: Ints | None = None) -> Columns:
         """Return all gaps between tokens of the same request: gap_ns, and count, how many.
+
+        Tokens that come out together arrive together: there is no gap between them, as there is
+        none for a client that receives them in one piece.
 
         A decode step gives the same gap to every request that also took part in the one before,
         so the rows are about as many as the steps. With `ids` only of those requests.
@@ -97,6 +109,8 @@ class TokenTimes:
         np.add.at(change, first[last > first], 1)
         np.add.at(change, last[last > first], -1)
         decoded = np.cumsum(change)[:-1]
+        if self.bursts is not None:
+            decoded = self._decoded(ids)
         entered = entry[entry >= 0]
         times, place = np.unique(
             np.concatenate([self._decode_ends_ns[decoded > 0], entered]), return_inverse=True
@@ -109,7 +123,36 @@ class TokenTimes:
     def _some(self, ids: Ints | None) -> Ints:
         return self._stints if ids is None else self._stints[np.isin(self._stints[:, 0], ids)]
 
+    def _decoded(self, ids: Ints | None) -> Ints:
+        """Return how many tokens came out of each decode step, shape (num_decode_steps,)."""
+        assert self.bursts is not None
+        wanted = slice(None) if ids is None else np.isin(self._stints[:, 0], ids)
+        first, last = self._stints[wanted, 2], self._stints[wanted, 3]
+        lengths = last - first
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        steps = np.repeat(first, lengths) + within
+        places = np.repeat(burst_starts(self._stints)[wanted], lengths) + within
+        decoded = np.zeros(len(self._decode_ends_ns), dtype=np.int64)
+        np.add.at(decoded, steps, self.bursts[places])
+        return decoded
+
+    @cached_property
+    def _order(self) -> Ints:
+        order: Ints = np.argsort(self._stints[:, 0], kind="stable")
+        return order
+
     @cached_property
     def _by_id(self) -> Ints:
-        rows: Ints = self._stints[np.argsort(self._stints[:, 0], kind="stable")]
+        rows: Ints = self._stints[self._order]
         return rows
+
+    @cached_property
+    def _bursts_by_id(self) -> Ints:
+        return burst_starts(self._stints)[self._order]
+
+
+def burst_starts(stints: Ints) -> Ints:
+    """Return where in `bursts` each stint begins, shape (num_stints,)."""
+    steps = stints[:, 3] - stints[:, 2]
+    starts: Ints = np.cumsum(steps) - steps
+    return starts

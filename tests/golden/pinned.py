@@ -113,6 +113,20 @@ RUNS: dict[str, dict[str, Any]] = {
         "workload": _CROWD,
         "engine": {**_SHORT, "preemption_mode": "swap", "swap_space": 1},
     },
+    "drafts": {
+        "policy": "sarathi",
+        "workload": _CROWD,
+        "engine": {
+            **_SHORT,
+            "enable_prefix_caching": True,
+            "speculation": {
+                "method": "ngram",
+                "num_speculative_tokens": 3,
+                "acceptance": {"rate": 0.6, "spread": 0.2},
+                "draft_length": "goodput",
+            },
+        },
+    },
     "engines": {
         "policy": {"name": "static", "max_batch_size": 6},
         "workload": _CROWD,
@@ -161,6 +175,8 @@ METRICS = (
     "queue_growth", "of_class(metric=mean_ttft_ms, column=tenant, value=paying)",
     "of_class(metric=output_throughput, column=prompt_tokens, low=100, high=700)",
     "finished_within(seconds=6)", "tokens_within(seconds=6)", "time_to_finish(num_requests=30)",
+    "mean_tokens_per_step", "mean_acceptance_length", "draft_acceptance_share",
+    "wasted_draft_tokens",
     "jain_fairness", "jain_fairness(column=tenant)", "longest_wait", "service_gap",
     "service_gap(input_weight=0.5, output_weight=3)",
     *(f"{name}(latency={one})" for name in ("largest", "tail_ratio", "worst_ratio")

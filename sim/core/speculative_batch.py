@@ -1,0 +1,198 @@
+"""Requests that decode with drafts, advanced together at a cost that does not grow with them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.decode_batch import DecodeBatch
+from schedlab.sim.core.track import SpeculatingState
+from schedlab.sim.request import RequestState
+
+MOST_STEPS = 64
+"""Steps looked at, and so run, at once."""
+
+
+class Verifications(NamedTuple):
+    """What some successive steps of the batch are, a value a step."""
+
+    tokens: list[int]
+    """Tokens that come out."""
+    drafted: list[int]
+    """Tokens drafted."""
+    num_drafts: list[int]
+    """Requests with drafts."""
+
+
+class SpeculativeBatch(DecodeBatch):
+    """The running decodes where each step verifies drafts, so that it may yield several tokens.
+
+    How many is drawn by request and place in the answer (`Track`), and known when a member joins:
+    it adds what its verifications yield and need to the steps in which they will take place, and
+    takes away what is left of it when it leaves. So a step of all members costs a column of sums.
+
+    Attributes
+    ----------
+    last_tokens : list of int
+        Tokens of each step of the member that left last.
+    num_accepted, num_cut_short : int
+        Drafted tokens that came out so far, and drafts that ended with a rejection.
+    """
+
+    __slots__ = (
+        "_ahead", "_base", "_context_sum", "_lengths", "last_tokens", "num_accepted",
+        "num_cut_short",
+    )  # fmt: skip
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config.block_size)
+        most = config.num_speculative_tokens
+        self.num_accepted = 0
+        self.num_cut_short = 0
+        self.last_tokens: list[int] = []
+        self._context_sum = 0
+        self._ahead: Any = np.zeros((3 + most, 1024), dtype=np.int64)
+        self._base = 0  # the step of its first column
+        self._lengths: Any = np.arange(1, most + 1)
+
+    def join(self, state: RequestState) -> None:
+        """Add a request whose track is known."""
+        assert isinstance(state, SpeculatingState)
+        self._context_sum += state._computed
+        state._stint_start = self.steps
+        state._batch = self
+        self.members[state.id] = state
+        self.size += 1
+        self._add(state, 1)
+
+    def leave(self, state: RequestState) -> None:
+        """Take a member out; its counters become absolute again."""
+        assert isinstance(state, SpeculatingState)
+        self.last_tokens = state.left_batch(self.steps - state._stint_start)
+        self._context_sum -= state._computed
+        del self.members[state.id]
+        self.size -= 1
+        self._add(state, -1)
+
+    def _add(self, state: SpeculatingState, sign: int) -> None:
+        """Count a request's verifications in, from the next step on, or out (-1)."""
+        track = state.track
+        assert track is not None
+        count = len(track.drafted) - track.first
+        if count:
+            column = self._column(count)
+            self._ahead[:, column : column + count] += sign * track.ahead[:, track.first :]
+
+    def _column(self, count: int) -> int:
+        """Return the column of the next step, with room for `count` steps from there on."""
+        column = self.steps - self._base
+        if column + count > self._ahead.shape[1]:
+            kept = self._ahead[:, column:]
+            width = max(2 * (kept.shape[1] + count), 1024)
+            self._ahead = np.zeros((len(kept), width), dtype=np.int64)
+            self._ahead[:, : kept.shape[1]] = kept
+            self._base = self.steps
+            column = 0
+        return column
+
+    def advance(self, num_steps: int) -> int:
+        """Take steps of all members; return the tokens that came out."""
+        column = self._column(num_steps)
+        done = self._ahead[:, column : column + num_steps].sum(axis=1).tolist()
+        self._context_sum += done[0]
+        self.num_accepted += done[0] - self.size * num_steps
+        self.num_cut_short += done[2]
+        self.steps += num_steps
+        return int(done[0])
+
+    def verifications(self, num_steps: int) -> Verifications:
+        """Return what the next steps are; `num_steps` is at most `MOST_STEPS`."""
+        column = self._column(num_steps)
+        ahead = self._ahead[:, column : column + num_steps]
+        return Verifications(
+            ahead[0].tolist(), (self._lengths @ ahead[3:]).tolist(), ahead[3:].sum(axis=0).tolist()
+        )
+
+    def contexts(self, num_steps: int) -> list[tuple[int, int, int, int]]:
+        """Return tokens drafted, longest, shortest and sum of contexts of each of the next steps.
+
+        Those of the first are known elsewhere, and 0 here.
+        """
+        if num_steps == 1:
+            return [(0, 0, 0, 0)]
+        column = self._column(num_steps)
+        ahead = self._ahead[:, column : column + num_steps]
+        drafted: list[int] = (self._lengths @ ahead[3:]).tolist()
+        sums = self._context_sum + np.cumsum(ahead[0]) - ahead[0]
+        rows = [state.contexts(num_steps) for state in self.speculating()]
+        table: Any = np.array(rows, dtype=np.int64)
+        longest: list[int] = table.max(axis=0).tolist()
+        shortest: list[int] = table.min(axis=0).tolist()
+        return list(zip(drafted, longest, shortest, sums.tolist(), strict=True))
+
+    def speculating(self) -> list[SpeculatingState]:
+        """List the members."""
+        return [state for state in self.members.values() if isinstance(state, SpeculatingState)]
+
+    def drafting_rows(self, step: int = 0) -> list[int]:
+        """Count the members for which a 1st, 2nd, .. token is drafted, `step` steps from now."""
+        column = self._column(step + 1) + step
+        rows: list[int] = np.cumsum(self._ahead[:2:-1, column])[::-1].tolist()
+        return rows
+
+    @property
+    def context_sum_tokens(self) -> int:
+        """Sum of the members' tokens in the cache."""
+        return self._context_sum
+
+    @property
+    def context_max_tokens(self) -> int:
+        """Largest number of cached tokens of a member, 0 if there is none."""
+        return max([state.num_computed_tokens for state in self.members.values()], default=0)
+
+    @property
+    def context_min_tokens(self) -> int:
+        """Smallest number of cached tokens of a member, 0 if there is none."""
+        return min([state.num_computed_tokens for state in self.members.values()], default=0)
+
+    def blocks_of(self, state: RequestState) -> int:
+        """Count the new blocks that a decode of a request needs, a member or not."""
+        assert isinstance(state, SpeculatingState)
+        track = state.track
+        assert track is not None
+        return int(track.ahead[1, state._verification()])
+
+    def tokens_next_step(self) -> int:
+        """Count the tokens that the next step of all members computes."""
+        return self.size + self.drafts_next_step()
+
+    def drafts_next_step(self) -> int:
+        """Count the drafted ones of them."""
+        return int(self._lengths @ self._ahead[3:, self._column(1)])
+
+    def blocks_next_step(self) -> int:
+        """Count the new blocks that the next step of all members needs."""
+        return int(self._ahead[1, self._column(1)])
+
+    def blocks_per_step(self, k: int) -> list[int]:
+        """Count the new blocks of each of the next `k` steps."""
+        column = self._column(k)
+        blocks: list[int] = self._ahead[1, column : column + k].tolist()
+        return blocks
+
+    def steps_within(self, free_blocks: int, at_most: int) -> int:
+        """Return how many of the next steps `free_blocks` more blocks can carry.
+
+        No more than `at_most`, than `MOST_STEPS`, and than compute as many tokens as the first: the
+        token budget leaves the same room in each of them.
+        """
+        count = min(at_most, MOST_STEPS)
+        column = self._column(count)
+        ahead = self._ahead[:, column : column + count]
+        carried = int(np.searchsorted(np.cumsum(ahead[1]), free_blocks, side="right"))
+        computed = self._lengths @ ahead[3:]
+        other = np.flatnonzero(computed != computed[0])
+        alike = int(other[0]) if len(other) else count
+        return min(carried, alike)

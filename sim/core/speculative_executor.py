@@ -1,0 +1,128 @@
+"""A simulated GPU that verifies drafts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.decode_batch import DecodeBatch
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.speculative_batch import SpeculativeBatch
+from schedlab.sim.core.track import Outcome, SpeculatingState, look_ahead
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.request import Request, RequestState
+
+
+class Acceptance(Protocol):
+    """What becomes of drafts, request by request, whatever the schedule."""
+
+    def outcome(self, request: Request, output_tokens: int) -> Outcome:
+        """Return what becomes of the drafts of a request with an answer of so many tokens."""
+
+
+class Drafter(Protocol):
+    """What making drafts takes."""
+
+    def step_ns(self, shape: BatchShape, rows: list[int]) -> int:
+        """Return what a step spends on drafts.
+
+        Parameters
+        ----------
+        shape : BatchShape
+            The step.
+        rows : list of int
+            Requests for which a 1st, 2nd, .. token is drafted.
+        """
+
+
+class SpeculativeExecutor(SimExecutor):
+    """A GPU whose decode steps verify drafts, and make those of the next step.
+
+    Parameters
+    ----------
+    pricing : Pricing
+        What the steps of the model take.
+    config : EngineConfig
+        The limits of the engine.
+    acceptance : Acceptance
+        What becomes of drafts.
+    drafter : Drafter
+        What they take.
+
+    Notes
+    -----
+    The time of a step is that of its verification (`BatchShape.verification`), and that of drafting
+    as many tokens as it verifies. Steps are priced one by one: contexts grow unevenly.
+    """
+
+    def __init__(
+        self, pricing: Pricing, config: EngineConfig, acceptance: Acceptance, drafter: Drafter
+    ) -> None:
+        super().__init__(pricing)
+        self._config = config
+        self._acceptance = acceptance
+        self._drafter = drafter
+        self._outcomes: dict[int, Outcome] = {}
+        self._priced: list[BatchShape] = []
+
+    def add(self, request: Request, output_tokens: int) -> None:
+        """Learn of a request and its true output length."""
+        super().add(request, output_tokens)
+        length = min(output_tokens, request.max_tokens)
+        self._outcomes[request.id] = self._acceptance.outcome(request, length)
+
+    def remove(self, state: RequestState) -> None:
+        """Forget a request that finished or was rejected."""
+        super().remove(state)
+        self._outcomes.pop(state.id, None)
+
+    def look_ahead(self, state: RequestState) -> None:
+        """Set the track of a request that is in no batch."""
+        assert isinstance(state, SpeculatingState)
+        outcome = self._outcomes[state.id]
+        state.track = look_ahead(self._config, state, outcome, self._length(state))
+
+    def _steps_left(self, state: RequestState) -> int:
+        assert isinstance(state, SpeculatingState)
+        track = state.track
+        assert track is not None
+        return len(track.drafted) - track.first
+
+    def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
+        price = self.pricing.cost_model.step_ns
+        if not shape.num_decodes:
+            self._priced = [shape]
+            return [price(shape)[0] + self._drafter.step_ns(shape, [])]
+        assert isinstance(decodes, SpeculativeBatch)
+        self._priced = []
+        durations: list[int] = []
+        for i, (drafted, longest, shortest, context) in enumerate(decodes.contexts(num_steps)):
+            if i:
+                shape = shape._replace(
+                    decode_context_sum_tokens=context,
+                    decode_context_max_tokens=longest,
+                    decode_context_min_tokens=shortest,
+                    draft_tokens=drafted,
+                )
+            verified = shape.verification()
+            self._priced.append(verified)
+            rows = decodes.drafting_rows(i)
+            durations.append(price(verified)[0] + self._drafter.step_ns(shape, rows))
+        return durations
+
+    def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
+        del self._priced[num_steps:]
+        for one in self._priced:
+            self.pricing.carried_out(one)
+
+    def cut(self, num_steps: int) -> None:
+        """Count the steps behind the first `num_steps` as not executed."""
+        for one in self._priced[num_steps:]:
+            self.pricing.take_back(one)
+
+    def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
+        """Price a step, or the longest of so many like it; its decodes share its drafts evenly."""
+        each = -(-shape.draft_tokens // shape.num_decodes) if shape.num_decodes else 0
+        drafting_ns = self._drafter.step_ns(shape, [shape.num_decodes] * each)
+        return self.pricing.estimate_ns(shape.verification(), num_steps) + drafting_ns

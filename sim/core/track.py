@@ -1,0 +1,211 @@
+"""What comes of a request's drafts: its verifications to come, one by one, and its state then."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.request import Request, RequestState
+
+
+class Outcome(Protocol):
+    """What becomes of the drafts of one request."""
+
+    def verify(self, place: int, most: int) -> tuple[int, int]:
+        """Draft the answer from a place on, and verify that.
+
+        Parameters
+        ----------
+        place : int
+            Tokens of the answer that are there.
+        most : int
+            Most tokens to draft, >= 0.
+
+        Returns
+        -------
+        drafted, accepted : int
+            Tokens drafted, and how many of the first of them are those that the model generates.
+        """
+
+
+class Track:
+    """The verifications of a request, from where it stands to the end of its answer.
+
+    Attributes
+    ----------
+    first : int
+        The next one; the others are counted from the same place, 0-based.
+    came : list of int
+        Tokens that have come out before each of them, and after the last.
+    held : list of int
+        Tokens that its KV blocks were allocated for before each of them, and after the last: its
+        context, and slots of drafts that were rejected.
+    drafted : list of int
+        Tokens drafted for each of them.
+    ahead : ndarray of int64, shape (3 + num_speculative_tokens, len(drafted))
+        What each adds to a step: tokens that come out, KV blocks opened, drafts cut short by a
+        rejection, and, in row 2 + d, verifications of d drafted tokens.
+    """
+
+    __slots__ = ("ahead", "came", "drafted", "first", "held")
+
+    def __init__(
+        self,
+        came: list[int],
+        held: list[int],
+        drafted: list[int],
+        ahead: Any,  # noqa: ANN401
+    ) -> None:
+        self.first = 0
+        self.came = came
+        self.held = held
+        self.drafted = drafted
+        self.ahead = ahead
+
+
+class SpeculatingState(RequestState):
+    """A request with drafts; while it decodes with the others, its counters are those at joining.
+
+    Attributes
+    ----------
+    drafts : int
+        Tokens to draft for each verification.
+    draft_once : int
+        Tokens to draft for the next one only; -1 = as for all.
+    track : Track or None
+        Its verifications; None before its first token, and while it lacks its KV.
+    """
+
+    __slots__ = ("_spare", "draft_once", "drafts", "track")
+
+    def __init__(self, request: Request, drafts: int) -> None:
+        super().__init__(request)
+        self.drafts = drafts
+        self.draft_once = -1
+        self.track: Track | None = None
+        self._spare = 0
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose keys and values are in the cache, those of rejected drafts not counted."""
+        return self._computed if self._batch is None else self._computed + self._came()
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._generated if self._batch is None else self._generated + self._came()
+
+    @property
+    def spare_tokens(self) -> int:
+        """Slots beyond its context that its blocks were allocated for: of rejected drafts."""
+        if self._batch is None:
+            return self._spare
+        track = self.track
+        assert track is not None
+        return track.held[self._verification()] - self._computed - self._came()
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens that it computes when it decodes next: one, and those drafted."""
+        track = self.track
+        return 1 if track is None else 1 + track.drafted[self._verification()]
+
+    def _verification(self) -> int:
+        track, batch = self.track, self._batch
+        assert track is not None
+        return track.first if batch is None else track.first + batch.steps - self._stint_start
+
+    def _came(self) -> int:
+        track = self.track
+        assert track is not None
+        return track.came[self._verification()] - track.came[track.first]
+
+    def contexts(self, num_steps: int) -> list[int]:
+        """Return the context before each of the next steps; at the end of the track the last."""
+        track = self.track
+        assert track is not None
+        start = self._verification()
+        base = self._computed - track.came[track.first]
+        came = [base + tokens for tokens in track.came[start : start + num_steps]]
+        return came + came[-1:] * (num_steps - len(came))
+
+    def left_batch(self, steps: int) -> list[int]:
+        """Make the counters absolute after some steps of a batch; return the tokens of each."""
+        track = self.track
+        assert track is not None
+        first, last = track.first, track.first + steps
+        came = track.came[last] - track.came[first]
+        self._computed += came
+        self._generated += came
+        self._spare = track.held[last] - self._computed
+        self._batch = None
+        track.first = last
+        return [after - before for before, after in pairwise(track.came[first : last + 1])]
+
+    def lost_memory(self) -> None:
+        """Forget what it held: its KV is recomputed, or comes back from the host."""
+        self._spare = 0
+        self.track = None
+
+
+def slots(config: EngineConfig, context_tokens: int, drafted: int) -> int:
+    """Count the KV slots beyond its context that a verification is given.
+
+    The token to compute, those drafted, and where drafts are made with a cache of their own as
+    many more (vLLM's lookahead); none beyond the longest sequence.
+    """
+    lookahead = config.num_lookahead_tokens if drafted else 0
+    return min(1 + drafted + lookahead, config.max_model_len - context_tokens)
+
+
+def look_ahead(
+    config: EngineConfig, state: SpeculatingState, outcome: Outcome, length: int
+) -> Track:
+    """Work out the verifications of a request that is in no batch, up to the end of its answer.
+
+    Parameters
+    ----------
+    config : EngineConfig
+        The limits.
+    state : SpeculatingState
+        Past its prompt. `draft_once` is spent.
+    outcome : Outcome
+        What becomes of its drafts.
+    length : int
+        Tokens that it will have generated at its end.
+
+    Notes
+    -----
+    As in vLLM, drafts may reach beyond the end of the answer, but not beyond `max_model_len`; what
+    comes out is cut off at the end.
+    """
+    place, context = state.num_output_tokens, state.num_computed_tokens
+    most = state.drafts if state.draft_once < 0 else state.draft_once
+    state.draft_once = -1
+    came, held = [0], [context + state.spare_tokens]
+    drafted: list[int] = []
+    cut_short: list[int] = []
+    done = 0
+    while place < length:
+        most = min(most, max(config.max_model_len - 2 - context, 0))
+        num_drafted, accepted = outcome.verify(place, most) if most else (0, 0)
+        held.append(max(held[-1], context + slots(config, context, num_drafted)))
+        drafted.append(num_drafted)
+        cut_short.append(int(accepted < num_drafted))
+        out = min(accepted + 1, length - place)
+        place += out
+        context += out
+        done += out
+        came.append(done)
+        most = state.drafts
+    ahead: Any = np.zeros((3 + config.num_speculative_tokens, len(drafted)), dtype=np.int64)
+    ahead[0] = np.diff(came)
+    ahead[1] = np.diff(-(-np.array(held) // config.block_size))
+    ahead[2] = cut_short
+    counts: Any = np.array(drafted, dtype=np.int64)
+    speculated = np.flatnonzero(counts)
+    ahead[2 + counts[speculated], speculated] = 1
+    return Track(came, held, drafted, ahead)

@@ -1,0 +1,1 @@
+"""Drafts: what becomes of them, and what making them takes."""

@@ -1,0 +1,159 @@
+"""What making drafts takes: time in each step, and memory beside the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.memory import MemoryBudget
+from schedlab.sim.hardware.models import ModelShape
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class NgramDrafter:
+    """Looks for the last tokens in what came before them, on the host (prompt lookup).
+
+    Parameters
+    ----------
+    request_s : float
+        Seconds of CPU for each request with drafts, one after the other.
+    """
+
+    request_s: float
+
+    weight_bytes = 0
+    kv_bytes_per_token = 0
+
+    def step_ns(self, shape: BatchShape, rows: list[int]) -> int:
+        """Return what a step spends on drafts; see `speculative_executor.Drafter`."""
+        return int(self.request_s * 1e9 + 0.5) * (rows[0] if rows else 0)
+
+
+@dataclass(frozen=True)
+class ModelDrafter:
+    """A smaller model, or layers on top of the model, with a KV cache of their own.
+
+    Parameters
+    ----------
+    cost_model : CostModel
+        What it takes.
+    weight_bytes, kv_bytes_per_token : int
+        Its memory on one device.
+
+    Notes
+    -----
+    As in vLLM, its first pass computes all tokens of the step, prompts and drafts to be verified
+    among them, so that its KV cache follows that of the model; each further one a token a request.
+    All passes of a step follow each other and nothing else runs meanwhile. While nothing is drafted
+    it does not run; what it then lacks in its cache is not made up for.
+    """
+
+    cost_model: CostModel
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+    def step_ns(self, shape: BatchShape, rows: list[int]) -> int:
+        """Return what a step spends on drafts; see `speculative_executor.Drafter`."""
+        price = self.cost_model.step_ns
+        context, num_decodes = shape.decode_context_sum_tokens, shape.num_decodes
+        total = 0
+        if shape.chunks or (rows and rows[0]):
+            first = shape.verification()._replace(swapped_bytes=0, rows_sampled=shape.rows_sampled)
+            total = price(first)[0]
+        for i, count in enumerate(rows[1:], 1):
+            if not count:
+                break
+            read = context * count // num_decodes + i * count
+            total += price(
+                BatchShape(
+                    count,
+                    read,
+                    shape.decode_context_max_tokens + i,
+                    rows_sampled=count,
+                    decode_context_min_tokens=shape.decode_context_min_tokens + i,
+                )
+            )[0]
+        return total
+
+
+def draft_model(target: Deployment, draft: ModelShape) -> ModelDrafter:
+    """Return a drafter that is a model of its own, on the devices of the other.
+
+    Raises
+    ------
+    SpecError
+        If their vocabularies differ.
+    """
+    if draft.vocab_size != target.model.vocab_size:
+        raise SpecError(
+            f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, {target.model.name} one "
+            f"of {target.model.vocab_size}: its drafts cannot be verified"
+        )
+    weights = draft.weight_bytes(target.stored_dtype) / target.tensor_parallel_size
+    return _drafter(target, draft, int(weights))
+
+
+def draft_head(target: Deployment, num_layers: int, layers_per_pass: int) -> ModelDrafter:
+    """Return a drafter of layers on top of the model (EAGLE, multi-token prediction).
+
+    Parameters
+    ----------
+    target : Deployment
+        The model, on its devices.
+    num_layers : int
+        Layers like those of the model.
+    layers_per_pass : int
+        How many of them a pass computes: all (EAGLE), or the one of the token to draft (MTP).
+
+    Notes
+    -----
+    Each pass joins two hidden vectors to one, computes its layers and the head of the model, which
+    it shares, as it shares the embeddings. The joining product of 2 h^2 weights is counted as a
+    wider MLP of the same size.
+    """
+    model = target.model
+    wider = -(-2 * model.hidden_size // model.num_mlp_matrices)
+    width = model.intermediate_size + (0 if model.num_experts else wider)
+    layer = replace(
+        model,
+        name=f"{model.name} draft head",
+        num_layers=layers_per_pass,
+        intermediate_size=width,
+    )
+    bare = replace(layer, num_layers=num_layers)
+    tables = model.vocab_size * (1 if model.tied_embeddings else 2) + model.num_position_embeddings
+    shared = 2.0 * tables * model.hidden_size
+    weights = (bare.weight_bytes(target.stored_dtype) - shared) / target.tensor_parallel_size
+    drafter = _drafter(target, layer, int(weights))
+    kv = bare.kv_bytes_per_token(target.kv_dtype, target.tensor_parallel_size)
+    return replace(drafter, kv_bytes_per_token=kv)
+
+
+def _drafter(target: Deployment, model: ModelShape, weight_bytes: int) -> ModelDrafter:
+    where = replace(target, model=model, data_parallel_size=1, config=None)
+    kv = model.kv_bytes_per_token(target.kv_dtype, target.tensor_parallel_size)
+    return ModelDrafter(RooflineCostModel(where), weight_bytes, kv)
+
+
+def blocks_beside(drafter: NgramDrafter | ModelDrafter, memory: MemoryBudget) -> int:
+    """Count the KV blocks that fit beside a drafter; each holds its KV of the same tokens, too.
+
+    Raises
+    ------
+    SpecError
+        If none does.
+    """
+    per_token = memory.kv_bytes_per_token + drafter.kv_bytes_per_token
+    num_blocks = (memory.kv_bytes - drafter.weight_bytes) // (per_token * memory.block_size)
+    if num_blocks < 1:
+        raise SpecError(
+            f"the draft does not fit: its weights take {drafter.weight_bytes / _GIB:.1f} GiB on a "
+            f"device, and the model leaves {memory.kv_bytes / _GIB:.1f} GiB for them and for KV"
+        )
+    return num_blocks

@@ -1,0 +1,237 @@
+"""Speculation as an experiment asks for it: what is refused, what it takes, what is kept."""
+
+import json
+
+import numpy as np
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.policies.speculation.by_batch_size import ByBatchSize
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.errors import SpecError
+from schedlab.sim.record import log as run_log
+from schedlab.sim.result import RunResult
+from schedlab.sim.speculation.acceptance import DrawnAcceptance
+from schedlab.sim.speculation.drafters import NgramDrafter
+from schedlab.sim.speculation.recording import RecordedAcceptance, read_drafts, write_drafts
+from tests import laws
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.7}
+
+
+def spec_of(speculation, **keys):
+    workload = {"trace": "azure-conv", "num_requests": 12, "request_rate": 4.0}
+    engine = {"speculation": speculation, **keys.pop("engine", {})}
+    return make_spec({"name": "drafts", "workload": workload, "engine": engine, **keys})
+
+
+@pytest.mark.parametrize(
+    ("speculation", "message"),
+    [
+        ({**NGRAM, "acceptance": 1.1}, r"speculation\.acceptance.*less than or equal to 1|<= 1"),
+        ({**NGRAM, "acceptance": {"rate": 0.5, "rates": [0.5]}}, "give one of rate, rates and"),
+        ({**NGRAM, "acceptance": {"rate": 0.9, "spread": 0.4}}, "spread of acceptance must be"),
+        ({**NGRAM, "num_speculative_tokens": 0}, r"num_speculative_tokens.*(>= 1|at least 1)"),
+        ({**NGRAM, "num_layers": 2}, "num_layers is of eagle and mtp, not of ngram"),
+        ({**NGRAM, "acceptance": None}, "does not know which drafts are accepted"),
+        ({**NGRAM, "method": "ngrams"}, "ngram"),
+        ({**NGRAM, "draft_length": "godput"}, "did you mean goodput"),
+        ({**NGRAM, "draft_length": {"name": "by_batch_size", "schedule": [[4, 1], [2, 0]]}},
+         "must ascend"),
+        ({**NGRAM, "method": "draft_model"}, "draft_model needs a model"),
+        ({**NGRAM, "method": "draft_model", "model": "llama-2-7b"},
+         "llama-2-7b has a vocabulary of 32000 tokens, llama-3-8b one of 128256"),
+        ({**NGRAM, "method": "draft_model", "model": "llama-3-70b"}, "the draft does not fit"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value,
+)  # fmt: skip
+def test_wrong_speculation_is_refused_by_name(speculation, message):
+    with pytest.raises(SpecError, match=message):
+        run(spec_of(speculation))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"engine": {"async_scheduling": True}}, "not simulated with async_scheduling"),
+        ({"engine": {"kv_allocator": "contiguous_max"}}, "speculation needs paged memory"),
+        ({"engine": {"data_parallel_size": 2}}, "data_parallel_lockstep: false"),
+        ({"backend": "real", "model": "schedlab-tiny", "hardware": "cpu"}, "engine.speculation"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value,
+)
+def test_engine_that_cannot_speculate_says_so(keys, message):
+    with pytest.raises(SpecError, match=message):
+        run(spec_of(NGRAM, **keys))
+
+
+def test_fixed_length_of_no_load_is_what_a_table_without_rows_below_says():
+    fixed = run(spec_of(NGRAM))
+    table = {"name": "by_batch_size", "schedule": [[1000, 0]]}
+    same = run(spec_of({**NGRAM, "draft_length": table}))
+    assert laws.signature(fixed.log) == laws.signature(same.log)
+
+
+def test_draft_model_takes_memory_of_its_weights_and_of_its_cache():
+    drafts = {**NGRAM, "method": "draft_model", "model": "llama-3.2-1b"}
+    alone, beside = run(spec_of(None)), run(spec_of(drafts))
+
+    def blocks(result):
+        return result.provenance["engine"]["num_blocks"]
+
+    per_token, draft = 131072, 32768  # bytes of KV: 2 * 32 * 8 * 128 * 2, and 2 * 16 * 8 * 64 * 2
+    free = alone.provenance["memory"]["kv_bytes"] - 2 * 1_235_814_400  # parameters of Llama 3.2 1B
+    assert blocks(beside) == free // ((per_token + draft) * 16)
+    assert "num_speculative_tokens" not in alone.provenance["engine"]
+
+
+def test_saved_run_keeps_bursts_and_columns(tmp_path):
+    result = run(spec_of(NGRAM))
+    result.save(tmp_path / "run")
+    again = RunResult.load(tmp_path / "run")
+    for name in ("draft_tokens", "accepted_tokens", "num_drafts", "kv_tokens"):
+        assert np.array_equal(again.log.steps()[name], result.log.steps()[name])
+    for number in range(12):
+        assert np.array_equal(again.log.token_times(number), result.log.token_times(number))
+    some = np.array([1, 5])
+    assert again.log.token_counts(some)["count"].sum() == sum(
+        len(result.log.token_times(i)) for i in some
+    )
+
+
+def test_log_of_a_long_run_on_disk_has_the_same_bursts(monkeypatch):
+    whole = run(spec_of(NGRAM)).log
+    monkeypatch.setattr(run_log, "MOST_NUMBERS_IN_MEMORY", 300)
+    spilled = run(spec_of(NGRAM)).log
+    assert spilled._spools
+    assert laws.signature(whole) == laws.signature(spilled)
+    for table in ("token_counts", "token_gaps"):
+        one, other = getattr(whole, table)(), getattr(spilled, table)()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# -- recordings ----------------------------------------------------------------------------------
+
+
+def run_recorded(tmp_path, drafts, workload, k=4):
+    path = tmp_path / "drafts.jsonl"
+    write_drafts(path, drafts)
+    config = EngineConfig(num_blocks=200, max_model_len=400, num_speculative_tokens=k)
+    return laws.run(
+        registry.make("fcfs"), workload, config,
+        make_executor=lambda pricing: SpeculativeExecutor(
+            pricing, config, RecordedAcceptance(path), NgramDrafter(0.0)
+        ),
+    )  # fmt: skip
+
+
+def test_recorded_drafts_are_replayed_verification_by_verification(tmp_path):
+    # Tokens: 1 of the prompt, then 2 + 1, 0 + 1, 1, 3 of 4 + 1.
+    drafts = {0: [(4, 2), (3, 0), (0, 0), (4, 3)]}
+    log = run_recorded(tmp_path, drafts, [laws.arrival(0, 0, 10, 10)])
+    times, counts = np.unique(log.token_times(0), return_counts=True)
+    assert counts.tolist() == [1, 3, 1, 1, 4]
+    steps = log.steps()
+    assert steps["draft_tokens"].tolist() == [0, 4, 3, 0, 4]
+    assert steps["accepted_tokens"].tolist() == [0, 2, 0, 0, 3]
+    assert steps["num_drafts"].tolist() == [0, 1, 1, 0, 1]
+
+
+def test_shorter_drafts_than_recorded_continue_in_the_middle_of_one(tmp_path):
+    log = run_recorded(tmp_path, {0: [(4, 4), (4, 0)]}, [laws.arrival(0, 0, 10, 7)], k=2)
+    _, counts = np.unique(log.token_times(0), return_counts=True)
+    assert counts.tolist() == [1, 3, 2, 1]  # 2 + 1, then what is left of the draft: 1 + 1
+    assert log.steps()["draft_tokens"].tolist() == [0, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1: no JSON"),
+        ('{"id": 0, "drafted": [1], "accepted": []}', "of one length"),
+        ('{"id": 0, "drafted": [1], "accepted": [2]}', "2 tokens accepted of 1 drafted"),
+        ('{"id": 0, "drafted": [-1], "accepted": [0]}', "whole numbers >= 0"),
+        ('{"drafted": [1], "accepted": [0]}', '"id"'),
+    ],
+)
+def test_wrong_recording_names_the_line(tmp_path, line, message):
+    path = tmp_path / "drafts.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(SpecError, match=message):
+        read_drafts(path)
+
+
+def test_request_that_was_not_recorded_is_named(tmp_path):
+    with pytest.raises(SpecError, match="no drafts of request 1 were recorded"):
+        run_recorded(tmp_path, {0: [(1, 1)]}, [laws.arrival(1, 0, 10, 3)])
+
+
+def test_recording_that_was_written_reads_back(tmp_path):
+    drafts = {3: [(4, 2), (0, 0)], 1: []}
+    write_drafts(tmp_path / "d.jsonl", drafts)
+    assert read_drafts(tmp_path / "d.jsonl") == drafts
+    first = json.loads((tmp_path / "d.jsonl").read_text().splitlines()[0])
+    assert first == {"id": 1, "drafted": [], "accepted": []}
+
+
+# -- by hand -------------------------------------------------------------------------------------
+
+
+def hand_run(config, workload, rates=(1.0,), length=None):
+    return laws.run(
+        registry.make("fcfs"), workload, config, draft_length=length,
+        make_executor=lambda pricing: SpeculativeExecutor(
+            pricing, config, DrawnAcceptance(rates), NgramDrafter(5e-9)
+        ),
+    )  # fmt: skip
+
+
+def test_steps_of_one_request_cost_what_the_arithmetic_says():
+    config = EngineConfig(num_blocks=100, max_model_len=400, num_speculative_tokens=2)
+    log = hand_run(config, [laws.arrival(0, 0, 10, 6)])
+    # 1000 + 10 a token + 1 a token of context, 5 for the look-up: 10 prompt tokens; then 3 tokens
+    # on a context of 10, of which 3 come out; then 3 on 13, of which 2 are still wanted.
+    assert log.steps()["end_ns"].tolist() == [1100, 1100 + 1045, 1100 + 1045 + 1048]
+    assert log.steps()["accepted_tokens"].tolist() == [0, 2, 1]
+    assert log.steps()["kv_tokens"].tolist() == [10, 13, 15]
+
+
+def test_short_budget_cuts_drafts_and_not_requests():
+    config = EngineConfig(
+        num_blocks=100, max_model_len=40, max_num_batched_tokens=40, num_speculative_tokens=15,
+        max_num_seqs=4,
+    )  # fmt: skip
+    log = hand_run(config, [laws.arrival(i, 0, 10, 20) for i in range(3)], rates=(0.0,))
+    steps = log.steps()
+    full = steps["num_decodes"] == 3
+    assert full.any()
+    assert (steps["draft_tokens"] + steps["num_decodes"])[full].max() == 40
+
+
+def test_drafts_do_not_reach_beyond_the_longest_sequence():
+    config = EngineConfig(num_blocks=4, max_model_len=16, block_size=4, num_speculative_tokens=8)
+    log = hand_run(config, [laws.arrival(0, 0, 10, 6)], rates=(0.0,))
+    # The last token is never computed, so a context of c has room for 16 - 2 - c drafted ones.
+    assert log.steps()["draft_tokens"].tolist() == [0, 4, 3, 2, 1, 0]
+
+
+def test_slots_of_rejected_drafts_stay_with_their_request():
+    config = EngineConfig(num_blocks=40, max_model_len=40, block_size=1, num_speculative_tokens=3)
+    log = hand_run(config, [laws.arrival(0, 0, 10, 4)], rates=(0.0,))
+    # 10 of the prompt; then context + 1 + 3 while one token of them stays.
+    assert log.steps()["kv_allocated_tokens"].tolist() == [10, 14, 15, 16]
+    assert log.steps()["kv_tokens"].tolist() == [10, 11, 12, 13]
+
+
+def test_table_of_batch_sizes_switches_drafts_off_under_load():
+    config = EngineConfig(num_blocks=100, max_model_len=400, num_speculative_tokens=3)
+    workload = [laws.arrival(i, 0, 10, 5 + 10 * i) for i in range(3)]
+    log = hand_run(config, workload, (0.0,), ByBatchSize([[2, 1], [3, 0]]))
+    each = log.steps()["draft_tokens"] / np.maximum(log.steps()["num_decodes"], 1)
+    decodes = log.steps()["num_decodes"]
+    assert set(each[decodes == 3]) == {0.0}
+    assert set(each[decodes == 2]) == {1.0}
+    assert set(each[decodes == 1]) == {3.0}
