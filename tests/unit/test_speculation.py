@@ -132,7 +132,7 @@ def test_recorded_drafts_are_replayed_verification_by_verification(tmp_path):
     # Tokens: 1 of the prompt, then 2 + 1, 0 + 1, 1, 3 of 4 + 1.
     drafts = {0: [(4, 2), (3, 0), (0, 0), (4, 3)]}
     log = run_recorded(tmp_path, drafts, [laws.arrival(0, 0, 10, 10)])
-    times, counts = np.unique(log.token_times(0), return_counts=True)
+    _, counts = np.unique(log.token_times(0), return_counts=True)
     assert counts.tolist() == [1, 3, 1, 1, 4]
     steps = log.steps()
     assert steps["draft_tokens"].tolist() == [0, 4, 3, 0, 4]
