@@ -23,7 +23,7 @@ from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.record.columns import FINISHED, REJECTED, pairs
+from schedlab.sim.record.columns import FINISHED, REJECTED, Columns, Ints, pairs, whole_numbers
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Request
 
@@ -256,9 +256,11 @@ def check(
         check_never_idle(log)
 
 
-def _accepted(steps: _Columns) -> npt.NDArray[Any]:
+def _accepted(steps: Columns) -> Ints:
     """Return how many drafted tokens came out of each step."""
-    return steps["accepted_tokens"] if "accepted_tokens" in steps else 0 * steps["num_decodes"]
+    if "accepted_tokens" in steps:
+        return whole_numbers(steps, "accepted_tokens")
+    return np.zeros_like(whole_numbers(steps, "num_decodes"))
 
 
 def check_never_idle(log: RunLog) -> None:
