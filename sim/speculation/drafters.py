@@ -10,7 +10,7 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.memory import MemoryBudget
-from schedlab.sim.hardware.models import ModelShape
+from schedlab.sim.hardware.model_shape import ModelShape
 
 _GIB = 1024**3
 
