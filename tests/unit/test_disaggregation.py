@@ -103,6 +103,16 @@ def test_kv_is_held_where_the_prompt_was_computed_until_it_is_delivered():
     assert requests["first_scheduled_ns"].tolist() == [0, 6440]
 
 
+def test_request_preempted_before_it_goes_on_is_told_of_as_preempted():
+    # Two prompts of 10 blocks grow in the memory for 15, in steps of 16 tokens.
+    small = replace(CONFIG, num_blocks=15, max_model_len=60, max_num_batched_tokens=16)
+    log = run([arrival(0, 0, 40, 3), arrival(1, 0, 40, 3)], configs=[small, CONFIG])
+    requests = log.requests()
+    assert requests["num_preemptions"].tolist() == [0, 1]
+    assert requests["recomputed_tokens"][1] > 0
+    assert requests["engine"].tolist() == [1, 1]
+
+
 def test_kv_waits_for_room_where_the_answer_is_computed():
     small = replace(CONFIG, num_blocks=15, max_model_len=60)
     log = run([arrival(0, 0, 40, 5), arrival(1, 0, 40, 5)], configs=[CONFIG, small])

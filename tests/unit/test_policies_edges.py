@@ -245,3 +245,14 @@ def test_request_that_is_given_up_after_a_preemption_keeps_its_books():
     gone = {name: column.tolist() for name, column in log.preemptions().items()}
     assert (gone["id"], gone["resumed_tokens"]) == ([1], [0])
     assert gone["resumed_ns"] == [-1], "never"
+
+
+# -- slai --------------------------------------------------------------------------------------
+
+
+def test_slai_decode_due_at_this_very_instant_goes_before_prompts():
+    # A target below half a nanosecond and no offset: due when the step that gave its token ended.
+    knobs = {"order": "fcfs", "token_budget": 4, "tbt_s": 4e-10, "offset": 0}
+    work = [arrival(0, 0, 2, 5), arrival(1, 0, 9, 1)]
+    got, _ = batches("slai", work, limits(), dynamic_offset=False, **knobs)
+    assert got[:2] == [{0: 2, 1: 2}, {0: 1, 1: 3}]
