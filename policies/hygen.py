@@ -84,11 +84,15 @@ class HyGen(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan the online requests, then the offline ones within the budget."""
+        first_offline = self.offline_priority
+        offline = [s for s in view.running if s.request.priority >= first_offline]
+        if not (offline or view.prefilling or len(view.waiting)) and builder.grant_all(
+            view.running
+        ):
+            return builder.build(max_steps=FOREVER)
+        online = [s for s in view.running if s.request.priority < first_offline]
         load = StepLoad(view)
         floor = max(builder.tokens_left - self.chunk_size, 0)
-        first_offline = self.offline_priority
-        online = [s for s in view.running if s.request.priority < first_offline]
-        offline = [s for s in view.running if s.request.priority >= first_offline]
         num_decodes, load = self._serve_online(online, offline, load, builder, floor)
         is_open = self._admit_online(offline, load, view, builder, floor)
         num_offline, load = self._serve_offline(offline, load, builder, floor)

@@ -66,6 +66,17 @@ def workloads(trace: Path | None) -> dict[str, Row]:
         "6 req/s, step by step": spec(
             workload={"request_rate": 6.0}, engine={"fast_forward": False}
         ),
+        "6 req/s, 1,500 blocks": spec(
+            workload={"request_rate": 6.0}, engine={"num_gpu_blocks_override": 1_500}
+        ),
+        "6 req/s, vllm-0.19": spec(workload={"request_rate": 6.0}, engine={"profile": "vllm-0.19"}),
+        "all at once, 1,500 blocks": spec(
+            workload={"request_rate": "inf"}, engine={"num_gpu_blocks_override": 1_500}
+        ),
+        "all at once, 1,024 seats": spec(
+            workload={"request_rate": "inf"},
+            engine={"max_num_seqs": 1_024, "num_gpu_blocks_override": 8_000},
+        ),
         "16 engines, 6 req/s each": spec(
             workload={"request_rate": 96.0, **many}, cluster={"count": 16, "router": "vllm"}
         ),
@@ -141,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
         "workloads": {},
     }
     print(f"trace: {found['trace']}; {found['machine']}; CPU seconds, one process each")
-    print(f"{'workload':24} {'requests/CPU-s':>14} {'loop s':>8} {'process s':>10} {'MB':>6}"
+    print(f"{'workload':26} {'requests/CPU-s':>14} {'loop s':>8} {'process s':>10} {'MB':>6}"
           f" {'plans':>10} {'steps':>11}")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         for name, spec in workloads(trace).items():
@@ -152,7 +163,7 @@ def main(argv: list[str] | None = None) -> None:
             )
             row = {**json.loads(out), "process_cpu_s": process_s}
             found["workloads"][name] = row
-            print(f"{name:24} {row['requests_per_cpu_s']:14,.0f} {row['loop_cpu_s']:8.2f}"
+            print(f"{name:26} {row['requests_per_cpu_s']:14,.0f} {row['loop_cpu_s']:8.2f}"
                   f" {process_s:10.2f} {row['peak_rss_mb']:6.0f} {row['num_plans']:10,}"
                   f" {row['num_steps']:11,}", flush=True)  # fmt: skip
         found["start_up"] = _start_up(Path(folder))
