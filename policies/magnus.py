@@ -30,7 +30,8 @@ class Magnus(Static):
     lack of memory form a batch of their own, where the original splits the batch in two.
 
     Times are those of the cost model, or, with `serving_time`, the paper's: nearest neighbours
-    among observed batches. The decision to run a batch is linear in the queue.
+    among observed batches. An arrival, and the decision to run a batch, are linear in the queued
+    batches, and vectorised.
 
     Skip-ahead is honest: between events the members of a sealed batch do not change.
 

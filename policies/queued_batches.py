@@ -9,7 +9,9 @@ from schedlab.policies.sjf import predicted_tokens
 from schedlab.sim.request import RequestState, Status
 
 _ROWS = 64
-_SIZE, _LONGEST, _LAST, _PRODUCTS, _TRIANGLES, _TIME_NS = range(6)
+_PRODUCTS, _TIME_NS = 3, 5
+
+_Floats = npt.NDArray[np.float64]
 
 
 class QueuedBatch:
@@ -61,7 +63,8 @@ class QueuedBatches:
 
     def __init__(self) -> None:
         self._batches: list[QueuedBatch] = []
-        self._sums: npt.NDArray[np.float64] = np.zeros((6, _ROWS))
+        # Size, longest prompt, longest answer, products, triangles, serving time in ns.
+        self._sums: _Floats = np.zeros((6, _ROWS))
         self._arrivals_ns: npt.NDArray[np.int64] = np.zeros((2, _ROWS), dtype=np.int64)
 
     def open(self, batch: QueuedBatch) -> None:
@@ -108,29 +111,23 @@ class QueuedBatches:
         for table in (self._sums, self._arrivals_ns):
             table[:, row : end - 1] = table[:, row + 1 : end]
 
-    def peak_tokens(self, state: RequestState) -> npt.NDArray[np.float64]:
-        """Return the memory that each would take at its end, with one more request."""
-        size, longest, last, *_ = self._with(state)
-        return np.asarray(size * (longest + last))
-
-    def wasted_tokens(self, state: RequestState) -> npt.NDArray[np.float64]:
+    def wasted_tokens(self, state: RequestState) -> _Floats:
         r"""Return the tokens that each would read for nothing, with one more request.
 
         Every row reads from its prompt, padded to the longest, to the batch's last step:
         :math:`n (G L + G(G-1)/2)` tokens with the largest G and L. Useful are
         :math:`\sum_i G_i L_i + G_i (G_i - 1) / 2`.
         """
-        prompt, output = state.request.prompt_tokens, predicted_tokens(state)
-        size, longest, last, products, triangles = self._with(state)
-        read = size * last * (longest + (last - 1.0) / 2.0)
-        return np.asarray(read - (products + triangles) - output * (prompt + (output - 1.0) / 2.0))
+        return self._with(state)[2]
 
-    def _with(self, state: RequestState) -> list[npt.NDArray[np.float64]]:
-        """Return size, longest prompt and answer with one more request, and the sums without."""
+    def _with(self, state: RequestState) -> tuple[_Floats, _Floats, _Floats]:
+        """Return the size of each with one more request, its memory at its end, and its waste."""
         size, longest, last, products, triangles, _ = self._sums[:, : len(self._batches)]
         prompt, output = state.request.prompt_tokens, predicted_tokens(state)
-        longest, last = np.maximum(longest, prompt), np.maximum(last, output)
-        return [size + 1.0, longest, last, products, triangles]
+        size, longest, last = size + 1.0, np.maximum(longest, prompt), np.maximum(last, output)
+        read = size * last * (longest + (last - 1.0) / 2.0)
+        useful = output * (prompt + (output - 1.0) / 2.0)
+        return size, size * (longest + last), read - (products + triangles) - useful
 
     def least_waste(
         self, state: RequestState, most: int, capacity_tokens: int, limit_tokens: float
@@ -150,9 +147,8 @@ class QueuedBatches:
         """
         if not self._batches:
             return None
-        waste = self.wasted_tokens(state)
-        size = self._sums[_SIZE, : len(self._batches)]
-        waste[(size >= most) | (self.peak_tokens(state) > capacity_tokens)] = np.inf
+        size, peak_tokens, waste = self._with(state)
+        waste[(size > most) | (peak_tokens > capacity_tokens)] = np.inf
         best = int(waste.argmin())
         return self._batches[best] if waste[best] < limit_tokens else None
 
