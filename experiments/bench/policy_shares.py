@@ -73,7 +73,9 @@ def _run(name: str, num_requests: int) -> tuple[float, int]:
     begun_s = time.process_time()
     result = run(made)
     result.metrics()
-    return time.process_time() - begun_s, int(result.provenance["num_plans"])
+    seconds, num_plans = time.process_time() - begun_s, result.provenance["num_plans"]
+    assert isinstance(num_plans, int)
+    return seconds, num_plans
 
 
 def main(argv: list[str] | None = None) -> None:
