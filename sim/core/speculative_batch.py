@@ -42,8 +42,8 @@ class SpeculativeBatch(DecodeBatch):
     """
 
     __slots__ = (
-        "_ahead", "_base", "_context_sum", "_lengths", "last_tokens", "num_accepted",
-        "num_cut_short",
+        "_ahead", "_base", "_context_sum", "_contexts_at", "_joined", "_lengths", "_of_members",
+        "last_tokens", "num_accepted", "num_cut_short",
     )  # fmt: skip
 
     def __init__(self, config: EngineConfig) -> None:
@@ -53,6 +53,9 @@ class SpeculativeBatch(DecodeBatch):
         self.num_cut_short = 0
         self.last_tokens: list[int] = []
         self._context_sum = 0
+        self._joined = 0
+        self._contexts_at = -1, 0
+        self._of_members: list[int] = []
         self._ahead: Any = np.zeros((3 + most, 1024), dtype=np.int64)
         self._base = 0  # the step of its first column
         self._lengths: Any = np.arange(1, most + 1)
@@ -65,6 +68,7 @@ class SpeculativeBatch(DecodeBatch):
         state._batch = self
         self.members[state.id] = state
         self.size += 1
+        self._joined += 1
         self._add(state, 1)
 
     def leave(self, state: RequestState) -> None:
@@ -74,6 +78,7 @@ class SpeculativeBatch(DecodeBatch):
         self._context_sum -= state._computed
         del self.members[state.id]
         self.size -= 1
+        self._joined += 1
         self._add(state, -1)
 
     def _add(self, state: SpeculatingState, sign: int) -> None:
@@ -150,12 +155,20 @@ class SpeculativeBatch(DecodeBatch):
     @property
     def context_max_tokens(self) -> int:
         """Largest number of cached tokens of a member, 0 if there is none."""
-        return max([state.num_computed_tokens for state in self.members.values()], default=0)
+        return max(self._contexts(), default=0)
 
     @property
     def context_min_tokens(self) -> int:
         """Smallest number of cached tokens of a member, 0 if there is none."""
-        return min([state.num_computed_tokens for state in self.members.values()], default=0)
+        return min(self._contexts(), default=0)
+
+    def _contexts(self) -> list[int]:
+        """List the members' tokens in the cache; asked for twice a step, and the same then."""
+        seen = self.steps, self._joined
+        if self._contexts_at != seen:
+            self._contexts_at = seen
+            self._of_members = [s.num_computed_tokens for s in self.members.values()]
+        return self._of_members
 
     def blocks_of(self, state: RequestState) -> int:
         """Count the new blocks that a decode of a request needs, a member or not."""

@@ -189,13 +189,27 @@ def look_ahead(
     drafted: list[int] = []
     cut_short: list[int] = []
     done = 0
+    lookahead, longest, last_held = config.num_lookahead_tokens, config.max_model_len, held[0]
     while place < length:
-        most = min(most, max(config.max_model_len - 2 - context, 0))
-        num_drafted, accepted = outcome.verify(place, most) if most else (0, 0)
-        held.append(max(held[-1], context + slots(config, context, num_drafted)))
+        room = longest - 2 - context
+        if most > room:
+            most = room if room > 0 else 0
+        num_drafted = accepted = 0
+        end = context + 1
+        if most:
+            num_drafted, accepted = outcome.verify(place, most)
+            if num_drafted:
+                end += num_drafted + lookahead  # as `slots` counts them
+        if end > longest:
+            end = longest
+        if end > last_held:
+            last_held = end
+        held.append(last_held)
         drafted.append(num_drafted)
-        cut_short.append(int(accepted < num_drafted))
-        out = min(accepted + 1, length - place)
+        cut_short.append(1 if accepted < num_drafted else 0)
+        out = accepted + 1
+        if out > length - place:
+            out = length - place
         place += out
         context += out
         done += out
