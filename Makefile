@@ -20,7 +20,7 @@ AISIMULATE ?= aisimulate==0.13.0.dev202610270000000085
 VLLM_RELEASE ?= 0.32.0
 VLLM_TORCH   ?= torch==2.13.0
 
-.PHONY: demo core bench-peers test fast unit mutants torture oldest test-vllm lint format bench golden notebooks lock clean
+.PHONY: demo core bench-peers test fast unit mutants torture oldest test-vllm docs lint format bench golden notebooks lock clean
 
 demo: $(VENV)/installed          ## install, then run the quick start
 	$(BIN)/schedlab run quickstart -o runs/quickstart
@@ -73,6 +73,15 @@ golden: $(VENV)/tested           ## accept the present results as the expected o
 notebooks: $(VENV)/tested        ## write each notebook anew from its .py, without outputs
 	$(BIN)/jupytext --to ipynb --update notebooks/*.py
 
+# Notebooks are run as copies: what they write beside themselves is no part of the checkout.
+docs: $(VENV)/documented         ## run the notebooks, then build the site strictly: build/site
+	rm -rf build/notebooks build/site
+	mkdir -p build/notebooks
+	cp notebooks/*.ipynb build/notebooks
+	cd build/notebooks && FAST=1 $(abspath $(BIN))/jupyter nbconvert --log-level=ERROR --to markdown \
+		--execute --ExecutePreprocessor.timeout=900 *.ipynb
+	$(BIN)/mkdocs build --strict $(ARGS)
+
 lock:                            ## write requirements.lock: what installing today gives
 	$(PYTHON) -m venv --clear $(LOCK)
 	$(LOCK)/bin/python -m pip install --quiet --disable-pip-version-check '.[dev]'
@@ -92,6 +101,10 @@ $(VENV)/bin/python:
 
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/documented: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs,notebooks]'
 	@touch $@
 
 $(VENV)/tested: pyproject.toml | $(VENV)/bin/python
