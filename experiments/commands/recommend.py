@@ -60,6 +60,10 @@ def recommend(
     num_requests: Annotated[
         int, typer.Option(min=10, help="Of a run to begin with; the answer asks for longer ones.")
     ] = 500,
+    serve_as: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What vllm serve calls the model, if not MODEL."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Folder for all of it; results/recommend-MODEL-GPU."),
@@ -93,7 +97,8 @@ def recommend(
     asked = Question(
         model=model, hardware=hardware, num_gpus=gpus, workload=_workload(workload, num_requests),
         slo=slo, attainment=attainment, vllm=vllm, policies=tuple(policy or ()),
-        cost_model=cost_model, rate=rate or None, usd_per_hour=usd_per_hour or None, served=model,
+        cost_model=cost_model, rate=rate or None, usd_per_hour=usd_per_hour or None,
+        served=serve_as or model,
     )  # fmt: skip
     folder = output or Path("results") / f"recommend-{shape.name}-{Path(hardware).stem}"
     with opened_runs(folder, local_workers(jobs, []), quiet, light=True) as runs:

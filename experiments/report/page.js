@@ -138,7 +138,10 @@
       xaxis: { title: title(x.value), gridcolor: "#ddd" },
       yaxis: { title: title(y.value), gridcolor: "#ddd", type: logarithmic.checked ? "log" : "linear" },
       legend: { orientation: "h", y: -0.2 }, showlegend: true,
-    }, { displaylogo: false, responsive: true, toImageButtonOptions: { format: "svg" } });
+    }, {
+      displaylogo: false, responsive: true, toImageButtonOptions: { format: "svg" },
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],  // nothing that asks a server
+    });
   };
   for (const control of [x, y, logarithmic]) control.addEventListener("change", draw);
 

@@ -152,7 +152,7 @@ def _plain(one: Tried) -> Data:
         "error": found.error or None,
         "bound": found.bound or None,
         "mean": found.value.mean if has_answer else None,
-        "ci95": found.value.half_width if has_answer else None,
+        "ci95": found.value.half_width if has_answer and one.stage == "confirmed" else None,
         "replications": [{"value": bracket.value} for bracket in found.brackets],
         "num_requests": found.num_requests,
         "remarks": list(found.remarks),
@@ -165,4 +165,6 @@ def _served(one: Tried) -> str:
     if one.found.bound == "below":
         return "none"
     sign = ">= " if one.found.bound else ""
-    return sign + with_interval(*one.found.value)
+    mean, half_width = one.found.value
+    # Two seeds choose well enough, but their interval says nothing.
+    return sign + with_interval(mean, half_width if one.stage == "confirmed" else None)

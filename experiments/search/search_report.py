@@ -35,7 +35,7 @@ def basis_lines(
     extrapolated : sequence of str
         A line for each run that left the range one was measured in.
     """
-    lines = notes(cost_models, [])
+    lines = list(dict.fromkeys(notes(cost_models, [])))
     if extrapolated:
         lines.append(
             f"warning: {len(extrapolated)} runs left the range that the cost model was measured "
