@@ -60,6 +60,7 @@ _VLLM_0_19: Data = {
 }
 ENGINE_PROFILES: dict[str, Data] = {
     "vllm-0.19": _VLLM_0_19,
+    "vllm-0.24": {**_VLLM_0_19, "free_uncached_first": True},
     "vllm-0.32": {
         **_VLLM_0_19,
         "threshold_spares_lone_request": True,
@@ -80,7 +81,7 @@ def _limit(name: str, description: str) -> Any:  # noqa: ANN401 - as `Field`
 class EngineSpec(Section):
     """Limits and memory of the serving engine; vLLM's names mean what they mean in vLLM."""
 
-    profile: Literal["vllm-0.19", "vllm-0.32"] | None = Field(
+    profile: Literal["vllm-0.19", "vllm-0.24", "vllm-0.32"] | None = Field(
         default=None, description="Switches of a released engine at once; see cost-models.md."
     )
     max_num_seqs: Count = _limit("max_num_seqs", "Most requests in one step.")

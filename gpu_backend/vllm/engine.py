@@ -265,7 +265,7 @@ def require_same(ours: EngineConfig, theirs: EngineConfig) -> None:
         differing.append("vLLM's memory is paged, and it recomputes who is preempted")
     if differing:
         raise SpecError(
-            f"engine: {'; '.join(differing)} (engine.profile: vllm-0.32 sets what is vLLM's own)"
+            f"engine: {'; '.join(differing)} (engine.profile sets what is vLLM's own: vllm-0.32)"
         )
 
 

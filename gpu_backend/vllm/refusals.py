@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from schedlab.gpu_backend.vllm import release
 from schedlab.policies.policy import Policy
 from schedlab.policies.static import Static
 from schedlab.sim.errors import SpecError
@@ -38,10 +39,7 @@ def refuse_server(scheduler: Any) -> None:  # noqa: ANN401 - vLLM's
         "a multimodal model": model.supports_multimodal_inputs,
         "several groups of KV cache": len(scheduler.kv_cache_config.kv_cache_groups) != 1,
         "Mamba layers": scheduler.has_mamba_layers,
-        "an adaptive long_prefill_token_threshold": scheduler.adaptive_long_prefill_threshold,
-        "prefills in turns (prefill_schedule_interval)": (
-            (scheduler.scheduler_config.prefill_schedule_interval or 1) > 1
-        ),
+        **release.features(scheduler),
     }
     for feature, is_on in found.items():
         if is_on:

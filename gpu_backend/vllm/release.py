@@ -11,29 +11,72 @@ from vllm.v1.core.sched.output import NewRequestData
 
 from schedlab.sim.config import EngineConfig
 
-TESTED = ("0.32",)
-"""Releases with which the tests of the adapter pass."""
+_RULES: dict[str, tuple[str, ...]] = {
+    "0.24": ("preempt_in_order", "free_uncached_first"),
+    "0.32": ("preempt_in_order", "free_uncached_first", "threshold_spares_lone_request"),
+}
+"""What each release with which the tests of the adapter pass schedules by, oldest first."""
 
 
 def with_switches(config: EngineConfig) -> EngineConfig:
     """Return limits with the rules of this release, warning of one that was not tested."""
-    release = ".".join(vllm.__version__.split(".")[:2])
-    if release not in TESTED:
+    major, minor = (int(part) for part in vllm.__version__.split(".")[:2])
+    release = f"{major}.{minor}"
+    if release not in _RULES:
         warnings.warn(
-            f"schedlab was not tested with vLLM {vllm.__version__}, only with {', '.join(TESTED)}",
+            f"schedlab was not tested with vLLM {vllm.__version__}, only with {', '.join(_RULES)}",
             stacklevel=2,
         )
+    known = [name for name in _RULES if _numbers(name) <= (major, minor)]
+    rules = _RULES[known[-1] if known else min(_RULES, key=_numbers)]
     return replace(
         config,
-        preempt_in_order=True,
-        threshold_spares_lone_request=True,
-        free_uncached_first=True,
+        preempt_in_order="preempt_in_order" in rules,
+        threshold_spares_lone_request="threshold_spares_lone_request" in rules,
+        free_uncached_first="free_uncached_first" in rules,
     )
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
 
 
 def is_ready(scheduler: Any, request: Any) -> bool:  # noqa: ANN401 - vLLM's
     """Whether a waiting request may be admitted: its grammar, if any, is compiled."""
-    return bool(scheduler._handle_blocked_waiting_request(request))
+    if hasattr(scheduler, "_handle_blocked_waiting_request"):
+        return bool(scheduler._handle_blocked_waiting_request(request))
+    return bool(scheduler._try_promote_blocked_waiting_request(request))  # 0.24
+
+
+def most_resident(scheduler: Any) -> int:  # noqa: ANN401 - vLLM's
+    """Most requests with KV memory; 0.24 has only the limit of a step."""
+    return int(getattr(scheduler, "max_num_active_reqs", scheduler.max_num_running_reqs))
+
+
+def preempted_ids(scheduler: Any, by_plan: set[str]) -> set[str]:  # noqa: ANN401 - vLLM's
+    """Whom workers are to forget: 0.32 notes them itself, also those of a reset."""
+    noted: set[str] = getattr(scheduler, "reset_preempted_req_ids", by_plan)
+    return noted
+
+
+def blocks_to_zero(scheduler: Any) -> Any:  # noqa: ANN401 - vLLM's
+    """Blocks that workers must clear before use, or None."""
+    if hasattr(scheduler, "_get_new_block_ids_to_zero"):
+        return scheduler._get_new_block_ids_to_zero()
+    if scheduler.needs_kv_cache_zeroing:  # 0.24
+        return scheduler.kv_cache_manager.take_new_block_ids() or None
+    return None
+
+
+def features(scheduler: Any) -> dict[str, bool]:  # noqa: ANN401 - vLLM's
+    """Features that only some releases have and a plan does not know: name to whether it is on."""
+    interval = getattr(scheduler.scheduler_config, "prefill_schedule_interval", None) or 1
+    return {
+        "an adaptive long_prefill_token_threshold": bool(
+            getattr(scheduler, "adaptive_long_prefill_threshold", False)
+        ),
+        "prefills in turns (prefill_schedule_interval)": interval > 1,
+    }
 
 
 def new_request_data(scheduler: Any, request: Any) -> Any:  # noqa: ANN401 - vLLM's

@@ -72,6 +72,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         self._blocked: list[RequestState] = []
         self._plans_ahead = config.async_scheduling
         self._rejected: list[Any] = []
+        self._preempted: set[str] = set()
         if self._policy.on_start is not None:
             self._policy.on_start(self._view)
 
@@ -96,7 +97,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
             max_model_len=min(self.max_model_len, num_blocks * self.block_size),
             block_size=self.block_size,
             max_num_seqs=self.max_num_running_reqs,
-            max_num_resident=self.max_num_active_reqs,
+            max_num_resident=release.most_resident(self),
             max_num_batched_tokens=self.max_num_scheduled_tokens,
             enable_chunked_prefill=limits.enable_chunked_prefill,
             long_prefill_token_threshold=limits.long_prefill_token_threshold,
@@ -139,6 +140,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
 
     def _take_memory(self, request: Any) -> None:  # noqa: ANN401 - vLLM's
         self.running.remove(request)
+        self._preempted.add(request.request_id)
         self._preempt_request(request, time.monotonic())
 
     @property
@@ -237,7 +239,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         blocks = self.plan_requests.kv.new_blocks
         for request in resumed:
             blocks[request.request_id] = self.kv_cache_manager.get_blocks(request.request_id)
-        return step_output(self, new, resumed, running, tokens, blocks)
+        preempted, self._preempted = self._preempted, set()
+        return step_output(self, new, resumed, running, tokens, blocks, preempted)
 
     def update_from_output(
         self,

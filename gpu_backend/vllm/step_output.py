@@ -16,6 +16,7 @@ def step_output(
     running: list[Any],
     tokens: dict[str, int],
     blocks: dict[str, Any],
+    preempted: set[str],
 ) -> SchedulerOutput:
     """Write a step down as vLLM does; what is not set here keeps the release's default.
 
@@ -30,6 +31,8 @@ def step_output(
         vLLM's id of each to the tokens it computes.
     blocks : dict of str to KVCacheBlocks
         The blocks that the step gives to those that workers know.
+    preempted : set of str
+        Whose memory the plan took.
     """
     output = SchedulerOutput.make_empty()
     output.scheduled_new_reqs = [release.new_request_data(scheduler, one) for one in new]
@@ -38,9 +41,9 @@ def step_output(
     )
     output.num_scheduled_tokens = tokens
     output.total_num_scheduled_tokens = sum(tokens.values())
-    output.preempted_req_ids = scheduler.reset_preempted_req_ids
+    output.preempted_req_ids = release.preempted_ids(scheduler, preempted)
     output.finished_req_ids = scheduler.finished_req_ids
-    output.new_block_ids_to_zero = scheduler._get_new_block_ids_to_zero()
+    output.new_block_ids_to_zero = release.blocks_to_zero(scheduler)
     if not scheduler.use_v2_model_runner:
         scheduler.prev_step_scheduled_req_ids.clear()
         scheduler.prev_step_scheduled_req_ids.update(tokens)

@@ -56,7 +56,7 @@ class DesignedScheduler(AsyncScheduler):  # type: ignore[misc]
                 new.append(request)
             else:
                 running.append(request)
-        output = step_output(self, new, [], running, tokens, blocks)
+        output = step_output(self, new, [], running, tokens, blocks, preempted=set())
         self.launched_ns = read_ns()
         return output
 

@@ -52,3 +52,17 @@ def test_fcfs_and_priority_take_the_steps_of_vllm(first):
         for where, steps in ours.items():
             difference = first_difference(steps, theirs)
             assert difference is None, f"{where}, workload {seed} ({workload.kind}): {difference}"
+
+
+@pytest.mark.parametrize("first", range(0, WORKLOADS // 4, CHUNK))
+def test_answers_that_end_early_leave_the_batch_as_in_vllm(first):
+    for seed in range(first, min(first + CHUNK, WORKLOADS // 4)):
+        workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")
+        workload = workloads.cut_short(workload, seed, may_abort=bool(seed % 2))
+        theirs = vllm_steps.steps_of(workload)
+        ours = {"inside vLLM": vllm_steps.steps_of(workload, Virtual)}
+        if not workload.aborts and not workload.config.async_scheduling:
+            ours["simulated"] = schedlab_steps.steps_of(workload)
+        for where, steps in ours.items():
+            difference = first_difference(steps, theirs)
+            assert difference is None, f"{where}, workload {seed} ({workload.kind}): {difference}"

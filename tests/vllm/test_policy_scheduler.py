@@ -59,7 +59,7 @@ def test_policies_that_ask_for_times_are_refused_by_name(name):
 )
 def test_server_with_a_feature_that_plans_do_not_know_is_refused(setting, feature):
     value = vllm_steps.Nothing(max_num_new_slots_for_drafting=0, use_eagle=lambda: False)
-    value.use_eagle_block_drop = lambda: False
+    value.use_eagle_block_drop = value.uses_draft_model = lambda: False
     with pytest.raises(SpecError, match=f"do not run in vLLM with {feature}"):
         scheduler("fcfs", **{setting: value})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request as VllmRequest
+from vllm.v1.request import RequestStatus
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.request import Request
@@ -23,6 +25,9 @@ from tests.vllm.schedlab_steps import Step
 from tests.vllm.workloads import STEP_NS, Workload
 
 init_none_hash(sha256)
+
+STOP = 63
+"""The token that ends an answer; no prompt has it."""
 
 
 class Nothing(SimpleNamespace):
@@ -103,7 +108,12 @@ def vllm_request(request: Request, output_tokens: int, block_size: int) -> VllmR
     return VllmRequest(
         str(request.id),
         tokens,
-        SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args={"schedlab": carried}),
+        SamplingParams(
+            max_tokens=request.max_tokens,
+            ignore_eos=True,
+            stop_token_ids=[STOP] if output_tokens < request.max_tokens else [],
+            extra_args={"schedlab": carried},
+        ),
         None,
         arrival_time=float(request.arrival_ns),
         priority=request.priority,
@@ -121,22 +131,33 @@ class _Batch(NamedTuple):
 
 
 class Model:
-    """Made-up tokens, all different, so that no block is found but by who wrote it."""
+    """Made-up tokens, all different, so that no block is found but by who wrote it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    lengths : mapping of str to int, optional
+        After how many tokens a request's answer ends by a token.
+    """
+
+    def __init__(self, lengths: Mapping[str, int] | None = None) -> None:
+        self._lengths = lengths or {}
         self._next = 1 << 40
 
     def run_nothing(self) -> ModelRunnerOutput:
         """Return the output of a step without requests."""
         return ModelRunnerOutput(req_ids=[], req_id_to_index={})
 
-    def run(self, batch: _Batch) -> ModelRunnerOutput:
-        """Return the output of a batch."""
+    def run(self, batch: _Batch, known: Mapping[str, VllmRequest]) -> ModelRunnerOutput:
+        """Return the output of a batch; `known` are the requests that vLLM still has."""
         ids = list(batch.scheduled.num_scheduled_tokens)
         tokens: list[list[int]] = []
         for request_id in ids:
             self._next += 1
-            tokens.append([self._next] if request_id in batch.sampled else [])
+            request = known.get(request_id)
+            length = request.num_output_tokens + 1 if request else 0
+            is_last = length == self._lengths.get(request_id)
+            token = STOP if is_last else self._next
+            tokens.append([token] if request_id in batch.sampled else [])
         return ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
@@ -165,13 +186,17 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
 
     scheduler._preempt_request = preempt
     coming = deque(workload.arrivals)
+    aborts = deque(workload.aborts)
     batches: deque[_Batch] = deque()
-    model, steps, now_ns, idle = Model(), [], 0, 0
+    model = Model({str(a.request.id): a.output_tokens for a in workload.arrivals})
+    steps, now_ns, idle = [], 0, 0
     while True:
         while coming and coming[0].ready_ns <= now_ns:
             request, output_tokens, _ = coming.popleft()
             scheduler.virtual_ns = request.arrival_ns
             scheduler.add_request(vllm_request(request, output_tokens, block_size))
+        while aborts and aborts[0][0] <= now_ns:
+            scheduler.finish_requests(str(aborts.popleft()[1]), RequestStatus.FINISHED_ABORTED)
         if not batches and not scheduler.has_requests():
             if not coming:
                 return steps
@@ -194,4 +219,4 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
                 continue
         batch = batches.popleft()
         now_ns = max(now_ns, batch.end_ns)
-        scheduler.update_from_output(batch.scheduled, model.run(batch))
+        scheduler.update_from_output(batch.scheduled, model.run(batch, scheduler.requests))

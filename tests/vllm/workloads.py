@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ class Workload(NamedTuple):
     config: EngineConfig
     arrivals: list[Arrival]
     policy: str
+    aborts: tuple[tuple[int, int], ...] = ()
+    """When whose client goes away, in order of time."""
 
     @property
     def kind(self) -> str:
@@ -60,6 +63,22 @@ def draw(seed: int, switches: dict[str, bool], has_watermark: bool) -> Workload:
     )
     policy = rng.choice(("fcfs", "priority"))
     return Workload(config, _arrivals(rng, config), policy)
+
+
+def cut_short(workload: Workload, seed: int, may_abort: bool) -> Workload:
+    """Let most answers end by a token before their limit, and a few clients go away."""
+    rng = Random(f"cut short {seed}")
+    arrivals, aborts = [], []
+    for arrival in workload.arrivals:
+        request = arrival.request
+        left = workload.config.max_model_len - request.prompt_tokens - arrival.output_tokens
+        limit = arrival.output_tokens + rng.choice((0, 1, 5, 40)) if left > 0 else 0
+        limit = max(arrival.output_tokens, min(limit, arrival.output_tokens + left))
+        arrivals.append(arrival._replace(request=replace(request, max_tokens=limit)))
+        if may_abort and rng.random() < 0.2:
+            stays_ns = rng.choice((1, STEP_NS, 5 * STEP_NS, 40 * STEP_NS))
+            aborts.append((request.arrival_ns + stays_ns, request.id))
+    return workload._replace(arrivals=arrivals, aborts=tuple(sorted(aborts)))
 
 
 def _arrivals(rng: Random, config: EngineConfig) -> list[Arrival]:
