@@ -178,7 +178,7 @@ class RunResult:
         if self.num_engines > 1:
             ours["num_engines"] = self.num_engines
         if self.engines:
-            ours["engines"] = [facts._asdict() for facts in self.engines]
+            ours["engines"] = [facts.to_data() for facts in self.engines]
         if self.window is not None:
             ours["window"] = self.window._asdict()
         result["schedlab"] = ours
@@ -243,7 +243,7 @@ class RunResult:
                 provenance=dict(ours["provenance"]),
                 window=_window(**ours["window"]) if "window" in ours else None,
                 num_engines=int(ours.get("num_engines", 1)),
-                engines=tuple(EngineFacts(**facts) for facts in ours.get("engines", ())),
+                engines=tuple(EngineFacts.from_data(facts) for facts in ours.get("engines", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SchedlabError(f"{path}: not a whole schedlab result: {error!r}") from None

@@ -58,6 +58,9 @@ class RecordedRouter:
         self._engine: dict[int, int] = {}
         self._vllm = Vllm()
 
+    def engine_is_gone(self, index: int) -> None:
+        """Do nothing: no engine of a recording dies."""
+
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Return the index of the engine for a request; see the notes of the class."""
         likely = self._vllm.route(request, engines)

@@ -12,7 +12,7 @@ import numpy as np
 from schedlab.experiments.comparing.recorded_engines import RecordedRouter
 from schedlab.experiments.comparing.validate import check_same, timeline
 from schedlab.experiments.comparing.vllm_recording import Floats, Timeline
-from schedlab.experiments.running.backend import SimBackend
+from schedlab.experiments.running.backend import SimBackend, Task
 from schedlab.experiments.running.fleet import Kind
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -25,7 +25,7 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.lockstep import joint_steps_ns
 from schedlab.sim.record.cluster_log import ClusterLog
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.request import Arrival, RequestState
+from schedlab.sim.request import RequestState
 
 ErrorMs = Callable[[BatchShape], float]
 
@@ -149,17 +149,17 @@ class _Backend(SimBackend):
         return [_Executor(self._pricing, self.clock)]
 
     def drive(
-        self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None
+        self, engines: Sequence[Engine], task: Task, new_engine: Callable[[int], Engine]
     ) -> RunLog | ClusterLog:
         """Run the workload to its end."""
         moved = []
-        for arrival in arrivals:
+        for arrival in task.arrivals:
             ready_ns = self._ready_ns[arrival.request.id]
             request = replace(arrival.request, arrival_ns=ready_ns)
             # What a session waited for is in its recorded times.
             moved.append(arrival._replace(request=request, ready_ns=ready_ns, turn=None))
         moved.sort(key=lambda arrival: (arrival.ready_ns, arrival.request.id))
-        return super().drive(engines, moved, max_concurrency)
+        return super().drive(engines, replace(task, arrivals=moved), new_engine)
 
     def _joint_step_ns(self, segments: Sequence[Segment]) -> int:
         clock = self.clock

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from schedlab.experiments.running.fleet import Kind, disaggregation
+from schedlab.experiments.running.fleet import Kind, changes, disaggregation, interconnect
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
@@ -17,7 +17,6 @@ from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import simulate_cluster
-from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.lockstep import joint_steps_ns
 from schedlab.sim.drive.router import Router
 from schedlab.sim.drive.simulation import simulate
@@ -82,9 +81,9 @@ class Engines(Protocol):
         """Return what runs steps, one for each engine of each kind."""
 
     def drive(
-        self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None
+        self, engines: Sequence[Engine], task: Task, new_engine: Callable[[int], Engine]
     ) -> RunLog | ClusterLog:
-        """Run a workload to its end."""
+        """Run the workload of a task to its end; `new_engine` makes one more of a kind."""
 
 
 def serve_on_engines(backend: Engines, task: Task) -> Served:
@@ -102,23 +101,33 @@ def serve_on_engines(backend: Engines, task: Task) -> Served:
             raise SpecError(f"{several}: steps can be recorded of one engine only")
         executors = [recorder := RecordingExecutor(*executors)]
         recorder.steps = task.record
-    engines: list[Engine] = []
-    for kind in task.kinds:
-        for executor in executors[len(engines) : len(engines) + kind.num_engines]:
-            policy = kind.point.spec.policy
-            made = registry.make(policy.name, **policy.knobs)
-            drafting = kind.point.speculation
-            length = None if drafting is None else drafting.draft_length()
-            engines.append(Engine(kind.point.config, made, executor, draft_length=length))
-    if (tell := task.progress) is not None:
+    made: list[Engine] = []
 
-        def observe(_: Engine) -> None:
-            tell(sum(e.requests.num_finished + e.requests.num_rejected for e in engines))
+    def observe(_: Engine) -> None:
+        assert task.progress is not None
+        task.progress(sum(e.requests.num_finished + e.requests.num_rejected for e in made))
 
-        for engine in engines:
-            engine.observer = observe
-    log = backend.drive(engines, task.arrivals, task.spec.workload.max_concurrency)
-    return Served(log, sum(engine.num_plans for engine in engines))
+    def make(kind: Kind, executor: Executor) -> Engine:
+        policy, drafting = kind.point.spec.policy, kind.point.speculation
+        engine = Engine(
+            kind.point.config,
+            registry.make(policy.name, **policy.knobs),
+            executor,
+            None if task.progress is None else observe,
+            None if drafting is None else drafting.draft_length(),
+        )
+        made.append(engine)
+        return engine
+
+    of_engine = [kind for kind in task.kinds for _ in range(kind.num_engines)]
+    engines = [make(kind, executor) for kind, executor in zip(of_engine, executors, strict=True)]
+
+    def new_engine(pool: int) -> Engine:
+        kind = task.kinds[pool]
+        return make(kind, *backend.executors([kind._replace(num_engines=1)]))
+
+    log = backend.drive(engines, task, new_engine)
+    return Served(log, sum(engine.num_plans for engine in made))
 
 
 class SimBackend:
@@ -129,28 +138,17 @@ class SimBackend:
     pricing : Pricing
         What steps take.
     lockstep : bool
-        Whether several engines run every step together.
+        Whether several engines that are no cluster run every step together.
     router : Router, optional
-        Chooses among several engines; vLLM's if none is given.
-    staleness_ns : int
-        How often engines report to the router; 0 = it sees them as they are.
-    disaggregation : Disaggregation, optional
-        Which engines compute prompts, and which go on from there.
+        Chooses among them; vLLM's if none is given.
     """
 
     def __init__(
-        self,
-        pricing: Pricing,
-        lockstep: bool = True,
-        router: Router | None = None,
-        staleness_ns: int = 0,
-        disaggregation: Disaggregation | None = None,
+        self, pricing: Pricing, lockstep: bool = True, router: Router | None = None
     ) -> None:
         self._pricing = pricing
         self._lockstep = lockstep
-        self._router = router
-        self._staleness_ns = staleness_ns
-        self._disaggregation = disaggregation
+        self._router = router or Vllm()
 
     def executors(self, kinds: Sequence[Kind]) -> list[Executor]:
         """Return a simulated GPU for each engine."""
@@ -165,19 +163,27 @@ class SimBackend:
         return serve_on_engines(self, task)
 
     def drive(
-        self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None
+        self, engines: Sequence[Engine], task: Task, new_engine: Callable[[int], Engine]
     ) -> RunLog | ClusterLog:
-        """Run a workload to its end."""
-        if len(engines) == 1 and self._router is None:
-            return simulate(engines[0], arrivals, max_concurrency)
+        """Run the workload of a task to its end."""
+        spec, cluster = task.spec, task.spec.cluster
+        arrivals, max_concurrency = task.arrivals, spec.workload.max_concurrency
+        if cluster is None:
+            if len(engines) == 1:
+                return simulate(engines[0], arrivals, max_concurrency)
+            together = self._joint_step_ns if self._lockstep else None
+            return simulate_cluster(engines, self._router, arrivals, max_concurrency, together)
+        chosen = cluster.router
         return simulate_cluster(
             engines,
-            self._router or Vllm(),
+            routers.make(chosen.name, spec.seed, **chosen.knobs),
             arrivals,
             max_concurrency,
-            self._joint_step_ns if self._lockstep else None,
-            self._staleness_ns,
-            self._disaggregation,
+            staleness_ns=round(chosen.staleness_ms * 1e6),
+            disaggregation=disaggregation(spec, task.kinds),
+            interconnect=interconnect(cluster, task.kinds),
+            pools=[pool for pool, kind in enumerate(task.kinds) for _ in range(kind.num_engines)],
+            changes=changes(spec, task.kinds, new_engine),
         )
 
     def _joint_step_ns(self, segments: Sequence[Segment]) -> int:
@@ -205,12 +211,7 @@ def open_backend(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Backend:
     """
     point, pricing = kinds[0].point, kinds[0].pricing
     if spec.backend == "sim":
-        if spec.cluster is None:
-            return SimBackend(pricing, spec.engine.data_parallel_lockstep)
-        chosen = spec.cluster.router
-        router = routers.make(chosen.name, spec.seed, **chosen.knobs)
-        staleness_ns = round(chosen.staleness_ms * 1e6)
-        return SimBackend(pricing, False, router, staleness_ns, disaggregation(spec, kinds))
+        return SimBackend(pricing, spec.engine.data_parallel_lockstep)
     if spec.backend == "vllm":
         if spec.engine.speculation is not None:
             raise SpecError("engine.speculation: not with backend: vllm; set backend: sim")

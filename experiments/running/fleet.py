@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from schedlab.experiments.running.resolved import Resolved, resolve
-from schedlab.experiments.specification.cluster import Role
+from schedlab.experiments.specification.cluster import Cluster, Role
 from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.failures import StartUp
 from schedlab.experiments.specification.pools import engine_pools, pool_path
+from schedlab.policies.autoscalers import registry as autoscalers
+from schedlab.policies.migrators import registry as migrators
 from schedlab.policies.routers import registry as routers
+from schedlab.sim.core.engine import Engine
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import Changes
 from schedlab.sim.drive.handover import Disaggregation
-from schedlab.sim.drive.links import LINKS, Link
+from schedlab.sim.drive.links import LINKS, Interconnect, Link
+from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.migration import MigrationPlan
+from schedlab.sim.drive.scaling import PoolScaling
 from schedlab.sim.errors import SpecError
+from schedlab.sim.record.cluster_log import Place
 from schedlab.sim.record.fleet import EngineFacts
 from schedlab.sim.yaml_lines import dotted
 
@@ -58,7 +67,7 @@ def resolve_fleet(spec: ExperimentSpec) -> list[Kind]:
                 pool.role,
             )
         )
-    if spec.cluster is not None and spec.cluster.is_disaggregated:
+    if spec.cluster is not None and (spec.cluster.is_disaggregated or spec.cluster.migration):
         kinds = _limited_alike(kinds)
     sizes = {k.point.config.block_size for k in kinds if k.point.config.enable_prefix_caching}
     if len(sizes) > 1:
@@ -92,46 +101,133 @@ def disaggregation(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Disaggregatio
     if cluster is None or not cluster.is_disaggregated:
         return None
     parts = [kind.point for kind in kinds if kind.role != "mixed"]
-    formats = sorted({part.deployment.kv_dtype for part in parts})
+    _one_kv_format(parts)
+    chosen, local = cluster.decode_router, cluster.local
+    return Disaggregation(
+        roles=[kind.role for kind in kinds for _ in range(kind.num_engines)],
+        router=routers.make(chosen.name, spec.seed, **chosen.knobs),
+        local_prompt_tokens=0 if local is None else local.max_prompt_tokens,
+        local_queue_tokens=None if local is None else local.max_queued_tokens,
+    )
+
+
+def _one_kv_format(points: Sequence[Resolved]) -> None:
+    formats = sorted({point.deployment.kv_dtype for point in points})
     if len(formats) > 1:
         raise SpecError(
             f"cluster.pools: kv_cache_dtype must be one where KV goes from engine to engine, got "
             f"{' and '.join(formats)}"
         )
-    shape = parts[0].deployment.model
-    chosen, own = cluster.decode_router, cluster.link
+
+
+def interconnect(cluster: Cluster, kinds: Sequence[Kind]) -> Interconnect:
+    """Return what joins the engines of one point."""
+    own = cluster.link
     link = LINKS[own.name] if own.name is not None else Link(0.0, 0.0, "the experiment")
     if own.gb_per_s is not None:
         link = replace(link, bytes_per_s=own.gb_per_s * 1e9)
     if own.latency_us is not None:
         link = replace(link, latency_s=own.latency_us * 1e-6)
-    return Disaggregation(
-        roles=[kind.role for kind in kinds for _ in range(kind.num_engines)],
-        router=routers.make(chosen.name, spec.seed, **chosen.knobs),
+    where = kinds[0].point.deployment
+    return Interconnect(
         link=link,
-        kv_bytes_per_token=shape.kv_bytes_per_token(formats[0], 1),
-        num_devices=[
-            kind.point.deployment.tensor_parallel_size
-            for kind in kinds
-            for _ in range(kind.num_engines)
-        ],
+        kv_bytes_per_token=where.model.kv_bytes_per_token(where.kv_dtype, 1),
+        num_devices=[kind.point.deployment.tensor_parallel_size for kind in kinds],
     )
 
 
-def engine_facts(kinds: Sequence[Kind]) -> tuple[EngineFacts, ...]:
-    """Return what is told of each engine of a fleet, in order."""
-    facts: list[EngineFacts] = []
-    for kind in kinds:
-        where, config = kind.point.deployment, kind.point.config
-        facts += [
-            EngineFacts(
-                pool=kind.name,
-                hardware=where.gpu.name,
-                policy=kind.point.spec.policy.name,
-                role=kind.role,
-                num_gpus=where.tensor_parallel_size,
-                kv_capacity_tokens=config.num_blocks * config.block_size,
-                usd_per_gpu_hour=where.gpu.usd_per_hour,
-            )
-        ] * kind.num_engines
-    return tuple(facts)
+def changes(
+    spec: ExperimentSpec, kinds: Sequence[Kind], new_engine: Callable[[int], Engine]
+) -> Changes | None:
+    """Return what becomes of the engines of one point while it runs, None if nothing does.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        One point.
+    kinds : sequence of Kind
+        Its engines.
+    new_engine : callable
+        Takes the number of a kind and returns a fresh engine of it.
+    """
+    cluster = spec.cluster
+    if cluster is None:
+        return None
+    plans = scaling(cluster, kinds)
+    moves = migration(cluster, kinds)
+    if cluster.failures is None and not plans and moves is None:
+        return None
+    start_up = cluster.start_up or StartUp()
+    return Changes(
+        Supply(
+            new_engine,
+            [kind.role for kind in kinds],
+            [start_up.ns(kind.point.memory.weight_bytes) for kind in kinds],
+        ),
+        None if cluster.failures is None else cluster.failures.failures(spec.seed),
+        plans,
+        moves,
+    )
+
+
+def migration(cluster: Cluster, kinds: Sequence[Kind]) -> MigrationPlan | None:
+    """Return which requests of a cluster move while they decode, None if none does.
+
+    Raises
+    ------
+    SpecError
+        If the KV of one engine is of no use to another.
+    """
+    chosen = cluster.migration
+    if chosen is None:
+        return None
+    _one_kv_format([kind.point for kind in kinds])
+    return MigrationPlan(
+        migrators.make(chosen.name, **chosen.knobs),
+        round(chosen.every_ms * 1e6),
+        chosen.last_stage_blocks,
+        chosen.max_stages,
+    )
+
+
+def scaling(cluster: Cluster, kinds: Sequence[Kind]) -> list[PoolScaling]:
+    """Return how the pools of a cluster grow and shrink, of those that do."""
+    plans = []
+    pools = cluster.kinds()
+    for number, kind in enumerate(kinds):
+        chosen = pools[kind.name].autoscaler or cluster.autoscaler
+        if chosen is not None:
+            made = autoscalers.make(chosen.name, **chosen.knobs)
+            every_ns = round(chosen.every_s * 1e9)
+            plans.append(PoolScaling(number, made, every_ns, chosen.min, chosen.max))
+    return plans
+
+
+def engine_facts(kinds: Sequence[Kind], places: Sequence[Place] = ()) -> tuple[EngineFacts, ...]:
+    """Return what is told of each engine of a fleet, in order.
+
+    Parameters
+    ----------
+    kinds : sequence of Kind
+        The engines that are there from the start.
+    places : sequence of Place
+        All that ever were, if that changes.
+    """
+    if not places:
+        return tuple(_facts(kind) for kind in kinds for _ in range(kind.num_engines))
+    return tuple(
+        _facts(kinds[place.pool])._replace(paid=place.paid, served=place.served) for place in places
+    )
+
+
+def _facts(kind: Kind) -> EngineFacts:
+    where, config = kind.point.deployment, kind.point.config
+    return EngineFacts(
+        pool=kind.name,
+        hardware=where.gpu.name,
+        policy=kind.point.spec.policy.name,
+        role=kind.role,
+        num_gpus=where.tensor_parallel_size,
+        kv_capacity_tokens=config.num_blocks * config.block_size,
+        usd_per_gpu_hour=where.gpu.usd_per_hour,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.request import Arrival
 
 if TYPE_CHECKING:
     from schedlab.gpu_backend.clock import Clock
@@ -44,10 +43,11 @@ class RealBackend:
         return serve_on_engines(self, task)
 
     def drive(
-        self, engines: Sequence[Engine], arrivals: Iterable[Arrival], max_concurrency: int | None
+        self, engines: Sequence[Engine], task: Task, new_engine: Callable[[int], Engine]
     ) -> RunLog:
-        """Run a workload to its end."""
+        """Run the workload of a task to its end."""
         (engine,) = engines
+        arrivals, max_concurrency = task.arrivals, task.spec.workload.max_concurrency
         from schedlab.gpu_backend.clock import WallClock
         from schedlab.gpu_backend.replay import replay
 

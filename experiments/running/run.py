@@ -121,6 +121,7 @@ def _run(
         seen = point.frontend.columns(requests, pairs(log.token_counts()))
         requests = with_columns(requests, {name: held(column) for name, column in seen.items()})
     requests = with_columns(requests, _origins(requests, trace))
+    places = log.places if isinstance(log, ClusterLog) else ()
     window = None
     if spec.measure is not None:
         window = measured_window(requests, **spec.measure.model_dump())
@@ -131,8 +132,8 @@ def _run(
         log=log,
         window=window,
         kv_capacity_tokens=point.config.num_blocks * point.config.block_size,
-        num_engines=sum(kind.num_engines for kind in kinds),
-        engines=() if spec.cluster is None else engine_facts(kinds),
+        num_engines=len(places) or sum(kind.num_engines for kind in kinds),
+        engines=() if spec.cluster is None else engine_facts(kinds, places),
         reject_reasons=log.reject_reasons,
         provenance={
             **provenance(spec, kinds),
@@ -231,13 +232,14 @@ def _try(point: Resolved, arrivals: Callable[[], Iterable[Arrival]]) -> None:
 
 def _check_limits(kinds: Sequence[Kind], log: Log) -> None:
     """Refuse a profile that is faster than its device; a nominal CPU has no datasheet."""
-    first = 0
-    for kind in kinds:
+    of_engine = [pool for pool, kind in enumerate(kinds) for _ in range(kind.num_engines)]
+    for pool, kind in enumerate(kinds):
         point = kind.point
         own = log
         if isinstance(log, ClusterLog):
-            own = ClusterLog(log.of_engines[first : first + kind.num_engines])
-        first += kind.num_engines
+            pools = [place.pool for place in log.places] or of_engine
+            logs = zip(log.of_engines, log.engines, strict=True)
+            own = ClusterLog([one for one, engine in logs if pools[engine] == pool])
         if point.cost_model.is_measured and point.deployment.gpu.name != "cpu":
             chosen = point.spec.cost_model
             for steps in batches(own.steps()):

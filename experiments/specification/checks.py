@@ -11,6 +11,7 @@ from typing import NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from schedlab.experiments.specification.arrivals import Arrivals
+from schedlab.experiments.specification.cluster import AutoscalerKeys, MigratorKeys
 from schedlab.experiments.specification.deployment import deployment
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.key_errors import sentence
@@ -143,8 +144,44 @@ def _check_cluster(spec: ExperimentSpec, fail: Fail) -> None:
             fail(where, str(error))
         if cls.needs_prediction and spec.policy.predictor is None:
             fail(where, f"{chosen.name} needs predictions; add policy.predictor: oracle")
+    _check_migrator(("cluster", "migration"), spec.cluster.migration, fail)
+    _check_autoscaler(("cluster", "autoscaler"), spec.cluster.autoscaler, fail)
+    for name, kind in spec.cluster.pools.items():
+        _check_autoscaler(("cluster", "pools", name, "autoscaler"), kind.autoscaler, fail)
     if spec.cluster.decode_router.staleness_ms:
         fail(("cluster", "decode_router", "staleness_ms"), "is that of cluster.router")
+
+
+def _check_migrator(where: KeyPath, chosen: MigratorKeys | None, fail: Fail) -> None:
+    from schedlab.policies.migrators import registry as migrators
+
+    if chosen is None:
+        return
+    try:
+        cls = migrators.migrator_class(chosen.name)
+    except SpecError as error:
+        fail((*where, "name"), str(error))
+    _check_knobs(where, chosen.name, chosen.knobs, list(cls.knobs()), fail)
+    try:
+        migrators.make(chosen.name, **chosen.knobs)
+    except SpecError as error:
+        fail(where, str(error))
+
+
+def _check_autoscaler(where: KeyPath, chosen: AutoscalerKeys | None, fail: Fail) -> None:
+    from schedlab.policies.autoscalers import registry as autoscalers
+
+    if chosen is None:
+        return
+    try:
+        cls = autoscalers.autoscaler_class(chosen.name)
+    except SpecError as error:
+        fail((*where, "name"), str(error))
+    _check_knobs(where, chosen.name, chosen.knobs, list(cls.knobs()), fail)
+    try:
+        autoscalers.make(chosen.name, **chosen.knobs)
+    except SpecError as error:
+        fail(where, str(error))
 
 
 def _check_cost_model(spec: ExperimentSpec, fail: Fail) -> None:

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.cost_model import CostModelField
 from schedlab.experiments.specification.engine import EngineSpec
+from schedlab.experiments.specification.failures import FailureKeys, StartUp
 from schedlab.experiments.specification.fields import (
     Data,
     Named,
@@ -35,6 +36,48 @@ class Router(Named):
     )
 
 
+class AutoscalerKeys(Named):
+    """Who adds and drains engines, e.g. `{name: hpa, max: 8, target: 5}`."""
+
+    name: str = Field(min_length=1, description="A registered autoscaler, or `module:Class`.")
+    min: EngineCount = Field(default=1, description="Engines that there are at least.")
+    max: EngineCount = Field(default=16, description="Engines that there are at most.")
+    every_s: Positive = Field(default=15.0, description="How often it is asked.")
+
+    @model_validator(mode="after")
+    def _has_range(self) -> AutoscalerKeys:
+        if self.min > self.max:
+            raise ValueError(f"min must be at most max, got {self.min} and {self.max}")
+        return self
+
+
+class MigratorKeys(Named):
+    """Who moves while it decodes, e.g. `llumnix` or `{name: llumnix, leave_below: 5}`."""
+
+    name: str = Field(min_length=1, description="A registered migrator, or `module:Class`.")
+    every_ms: Positive = Field(default=100.0, description="How often it is asked.")
+    last_stage_blocks: EngineCount = Field(
+        default=16,
+        description="A request stops when no more KV blocks than these are left to send.",
+    )
+    max_stages: EngineCount = Field(
+        default=3, description="After so many stages a move that does not end is given up."
+    )
+
+
+class Local(Section):
+    """Requests that are served whole where others go on: `decode` engines compute their prompts."""
+
+    max_prompt_tokens: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
+        default=0, description="Those with no longer a prompt."
+    )
+    max_queued_tokens: Annotated[int, Field(ge=0), BeforeValidator(whole)] | None = Field(
+        default=None,
+        description="Those that would find more prompt tokens before them wherever prompts are "
+        "computed; none if absent.",
+    )
+
+
 class Pool(Section):
     """Engines that are alike; a key that is absent is that of the experiment."""
 
@@ -52,6 +95,9 @@ class Pool(Section):
     )
     policy: Annotated[PolicySpec, shorthand("name")] | None = Field(
         default=None, description="As the key of the experiment; predictions are of its `policy`."
+    )
+    autoscaler: Annotated[AutoscalerKeys, shorthand("name")] | None = Field(
+        default=None, description="As the key of the cluster, for this pool."
     )
     engine: dict[str, Any] = Field(
         default_factory=dict, description="Keys of `engine` that differ from the experiment's."
@@ -107,7 +153,6 @@ class Cluster(Section):
         default_factory=lambda: Router(name="least_outstanding_requests"),
         description="Which engine a request goes to: a name, or a mapping with its knobs.",
     )
-
     decode_router: Annotated[Router, shorthand("name")] = Field(
         default_factory=lambda: Router(name="least_outstanding_requests"),
         description="Which engine of role `decode` goes on with a request whose prompt is "
@@ -117,6 +162,27 @@ class Cluster(Section):
         default_factory=lambda: Link(name="infiniband-ndr"),
         description="What KV is sent over: a name, or a mapping.",
     )
+    start_up: StartUp | None = Field(
+        default=None, description="How long an engine takes to start; see its keys."
+    )
+    autoscaler: Annotated[AutoscalerKeys, shorthand("name")] | None = Field(
+        default=None,
+        description="Who adds and drains engines, in every pool by itself: a name, or a mapping "
+        "with its knobs. The count of a pool is that at the start.",
+    )
+    migration: Annotated[MigratorKeys, shorthand("name")] | None = Field(
+        default=None,
+        description="Which requests move from engine to engine while they decode: a name, or a "
+        "mapping with its knobs; none if absent.",
+    )
+    local: Local | None = Field(
+        default=None,
+        description="Which requests are served whole though prompts have engines of their own; "
+        "none if absent.",
+    )
+    failures: FailureKeys | None = Field(
+        default=None, description="Engines that die, slow down or are cut off; none if absent."
+    )
 
     @model_validator(mode="after")
     def _can_serve(self) -> Cluster:
@@ -125,6 +191,35 @@ class Cluster(Section):
             raise ValueError("pools of role prefill need a pool of role decode to go on")
         if "decode" in roles and "prefill" not in roles:
             raise ValueError("pools of role decode need a pool of role prefill before them")
+        return self
+
+    @model_validator(mode="after")
+    def _starts_within_limits(self) -> Cluster:
+        for name, pool in self.kinds().items():
+            limits = pool.autoscaler or self.autoscaler
+            if limits is not None and not limits.min <= pool.count <= limits.max:
+                where = f"pools.{name}.count" if self.pools else "count"
+                raise ValueError(
+                    f"{where}: must be between min ({limits.min}) and max ({limits.max}) of the "
+                    f"autoscaler, got {pool.count}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _has_named_engines(self) -> Cluster:
+        failures = self.failures or FailureKeys()
+        size = sum(pool.count for pool in self.kinds().values())
+        for key in ("engines", "stragglers", "links"):
+            for place, failing in enumerate(getattr(failures, key)):
+                if failing.engine >= size:
+                    raise ValueError(
+                        f"failures.{key}[{place}].engine: there are engines 0 to {size - 1}, got "
+                        f"{failing.engine}"
+                    )
+        if self.local is not None and not self.is_disaggregated:
+            raise ValueError("local: only where prompts have engines of their own (role prefill)")
+        if failures.links and not (self.is_disaggregated or self.migration):
+            raise ValueError("failures.links: nothing is sent from engine to engine")
         return self
 
     @model_validator(mode="after")

@@ -70,13 +70,26 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
     except ValidationError as error:
         key, message = describe_error(error, EngineSpec)
         raise SpecError(f"{dotted((*path, 'engine', *key))}: {message}") from None
-    if pool.role != "mixed":
+    cluster = spec.cluster
+    moves = cluster is not None and cluster.migration is not None
+    changes = cluster is not None and (moves or cluster.failures or cluster.autoscaler)
+    if engine.speculation is not None and (changes or pool.autoscaler):
+        raise SpecError(
+            f"{dotted((*path, 'engine', 'speculation'))}: not where engines of a cluster fail, "
+            "come and go, or requests move: who goes on elsewhere has no drafts"
+        )
+    if pool.role != "mixed" or moves:
         for switch, value in _NOT_DISAGGREGATED.items():
             if getattr(engine, switch) != value:
                 raise SpecError(
                     f"{dotted((*path, 'engine', switch))}: must be {str(value).lower()} in a pool "
-                    f"of role {pool.role}"
+                    + ("whose requests move" if moves else f"of role {pool.role}")
                 )
+    if moves and pool.role == "mixed" and engine.enable_prefix_caching:
+        raise SpecError(
+            f"{dotted((*path, 'engine', 'enable_prefix_caching'))}: must be false in a pool whose "
+            "requests move: the blocks of one that comes from elsewhere have no names"
+        )
     if pool.role == "decode":  # its prompts come from elsewhere
         engine = engine.model_copy(update={"enable_prefix_caching": False})
     if pool.policy is not None and pool.policy.predictor is not None:

@@ -54,6 +54,10 @@ class LlmD(Router):
             self._trees[engines[place].index].add(request.prefix_hash_ids)
         return place
 
+    def engine_is_gone(self, index: int) -> None:
+        """Forget what it was sent."""
+        self._trees.pop(index, None)
+
     def _known_tokens(self, request: Request, engine: EngineState) -> int:
         if self.precise:
             return engine.cached_tokens(request)

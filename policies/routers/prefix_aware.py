@@ -73,6 +73,10 @@ class PrefixAware(Router):
             self._tree(engines[place]).add(request.prefix_hash_ids)
         return place
 
+    def engine_is_gone(self, index: int) -> None:
+        """Forget what it was sent."""
+        self._trees.pop(index, None)
+
     def _by_prefix(
         self, request: Request, engines: Sequence[EngineState], loads: Sequence[int]
     ) -> int:

@@ -47,9 +47,12 @@ class Router(Knobs):
         request : Request
             What a server knows of it when it arrives.
         engines : sequence of EngineState
-            All engines that can take it, at least one.
+            All engines that are up and can take it, at least one.
         """
         raise NotImplementedError(f"{type(self).__name__} does not override route()")
+
+    def engine_is_gone(self, index: int) -> None:
+        """Learn that an engine died, with its cache; one that starts there later is fresh."""
 
     def least(self, loads: Sequence[Any]) -> int:
         """Return the place of the least load; among equals engines take turns.

@@ -40,6 +40,6 @@ class SessionAffinity(Router):
                 if engine.index == chosen:
                     return place
         place = self.least([engine.num_in_flight for engine in engines])
-        if session is not None:
+        if session is not None:  # new, or its engine is down
             self._engine[session] = engines[place].index
         return place

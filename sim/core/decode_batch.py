@@ -46,7 +46,8 @@ class DecodeBatch:
         self._phases[-offset % self.block_size] += 1
         if len(self._longest) > 2 * self.size + 64:
             self._longest = sorted(entry for entry in self._longest if self._is_current(entry))
-        heappush(self._longest, (-offset, state.id, state))
+        # By seat, not by id: who went to another engine and came back is another state.
+        heappush(self._longest, (-offset, state._seat, state))
 
     def leave(self, state: RequestState) -> None:
         """Take a member out; its counters become absolute again."""

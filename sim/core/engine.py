@@ -18,7 +18,7 @@ from schedlab.sim.core.step import Segment, batch_shape, segment_row
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SchedlabError
 from schedlab.sim.record.steps import SegmentRow
-from schedlab.sim.request import Arrival
+from schedlab.sim.request import Arrival, RequestState
 
 _MOST_WAITS = 100_000
 
@@ -268,6 +268,27 @@ class Engine:
         if segment.cut(now_ns):
             self.executor.cut(segment.row.num_steps)
         return segment.end_ns
+
+    def die(self, now_ns: int) -> list[RequestState]:
+        """Stop for good: the step under way never ends, and all memory is lost.
+
+        Steps that ended by `now_ns` count.
+
+        Returns
+        -------
+        list of RequestState
+            Who was neither answered nor rejected, nor is on its way from or to another engine, in
+            order of arrival.
+        """
+        segment = self._segment
+        if segment is not None:
+            if segment.break_off(now_ns):
+                self.executor.cut(segment.row.num_steps)
+            if segment.row.num_steps:
+                self.commit()
+            self._segment = None
+        self.now_ns = now_ns
+        return self.requests.abandon(now_ns)
 
     def commit(self) -> None:
         """Account for the segment under way; the clock moves to its end."""

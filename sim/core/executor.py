@@ -92,13 +92,16 @@ class SimExecutor:
     Attributes
     ----------
     most_tokens : int
-        Output tokens after which a request ends here, even if its answer goes on: 1 where prompts
-        alone are computed.
+        So many more tokens come out of a request that begins to decode here, even if its answer
+        goes on: 1 where prompts alone are computed.
+    slowness : float
+        Every step takes so many times as long as it is priced; who estimates steps does not know.
     """
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
         self.most_tokens = FOREVER
+        self.slowness = 1.0
         self._last: tuple[BatchShape, int] = (BatchShape(0, 0, 0), 0)
         self._output_tokens: dict[int, int] = {}
         # Finishing requests by the count of decode steps at which they finish. Entries of
@@ -139,11 +142,11 @@ class SimExecutor:
         return self._tokens_left(state)
 
     def _tokens_left(self, state: RequestState) -> int:
-        return self._length(state) - state.num_output_tokens
+        return min(self._length(state) - state.num_output_tokens, self.most_tokens)
 
     def _length(self, state: RequestState) -> int:
         """Return how many tokens a request has generated when it ends."""
-        return min(self._output_tokens[state.id], state.request.max_tokens, self.most_tokens)
+        return min(self._output_tokens[state.id], state.request.max_tokens)
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Price up to `max_steps` steps; see `Executor.execute`."""
@@ -163,6 +166,8 @@ class SimExecutor:
         overhead_ns = pricing.overhead_ns(shape)
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]
+        if self.slowness != 1.0:
+            durations = [int(d * self.slowness + 0.5) for d in durations]
         self._last_step_ns = durations[-1]
         if self._first_step_ns:
             durations[0] += self._first_step_ns
@@ -198,7 +203,7 @@ class SimExecutor:
         while True:
             step = self._due_steps[0]
             for state in self._due[step]:
-                if state.id in members and self._due_at.get(state.id) == step:
+                if members.get(state.id) is state and self._due_at.get(state.id) == step:
                     return step
             heappop(self._due_steps)
             for state in self._due.pop(step):
@@ -211,12 +216,13 @@ class SimExecutor:
         return [
             state
             for state in dict.fromkeys(self._due[step])
-            if state.id in members and self._due_at.get(state.id) == step
+            if members.get(state.id) is state and self._due_at.get(state.id) == step
         ]
 
     def cut(self, num_steps: int) -> None:
         """Count the steps behind the first `num_steps` as not executed."""
         self.pricing.cut(*self._last, num_steps)
+        self._last = self._last[0], num_steps
 
     def released(self, state: RequestState) -> None:
         """Do nothing: simulated memory is counted by the engine alone."""

@@ -87,19 +87,44 @@ class Lifecycle(Population):
 
     def submit(self, arrival: Arrival, now_ns: int) -> None:
         """Take a request in, or reject it with a reason if it can never run."""
-        request, output_tokens, _, turn = arrival
+        request, output_tokens = arrival.request, arrival.output_tokens
         self.num_events += 1
         reason = too_long(request, output_tokens, self.config.max_model_len)
         if reason is not None:
             self.num_arrived += 1
             self._turn_away(RequestState(request), output_tokens, reason, now_ns)
             return
-        self._executor.add(request, output_tokens)
-        if turn is not None:
-            self._turns[request.id] = turn
         num_drafts = self.config.num_speculative_tokens
         state = SpeculatingState(request, num_drafts) if num_drafts else RequestState(request)
         state.queued_ns = now_ns
+        self._take(state, arrival, now_ns)
+
+    def resume(self, state: RequestState, arrival: Arrival, now_ns: int) -> None:
+        """Take in a request that another engine began: what that had computed is computed again.
+
+        Parameters
+        ----------
+        state : RequestState
+            New here, with the tokens of its answer that came out elsewhere.
+        arrival : Arrival
+            The request, with its true output length.
+        now_ns : int
+            The time.
+        """
+        self.num_events += 1
+        reason = too_long(state.request, arrival.output_tokens, self.config.max_model_len)
+        if reason is not None:
+            self.num_arrived += 1
+            self._turn_away(state, arrival.output_tokens, reason, now_ns)
+            return
+        if state.first_scheduled_ns < 0:
+            state.queued_ns = now_ns
+        self._take(state, arrival, now_ns)
+
+    def _take(self, state: RequestState, arrival: Arrival, now_ns: int) -> None:
+        self._executor.add(state.request, arrival.output_tokens)
+        if arrival.turn is not None:
+            self._turns[state.id] = arrival.turn
         if self.intake.holds_back:
             self.intake.add(state)
         else:
@@ -120,7 +145,8 @@ class Lifecycle(Population):
             self._enqueue(state, now_ns)
 
     def _enqueue(self, state: RequestState, now_ns: int) -> None:
-        if state.id in self._turns and state.request.session is not None:
+        is_new = state.session is None  # another engine may have had it
+        if is_new and state.id in self._turns and state.request.session is not None:
             self.sessions.arrived(state, now_ns)
         if self._hooks.on_arrival is not None:
             self._hooks.on_arrival(state, now_ns)
@@ -128,39 +154,71 @@ class Lifecycle(Population):
 
     # -- from and to other engines -------------------------------------------------------------
 
-    def reserve(self, state: RequestState, arrival: Arrival, now_ns: int) -> None:
-        """Give a seat, and memory that is there, to a request whose prompt was computed elsewhere.
+    def reserve(self, state: RequestState, arrival: Arrival, num_tokens: int, now_ns: int) -> None:
+        """Give a seat, and memory that is there, to a request whose KV comes from elsewhere.
 
         Parameters
         ----------
         state : RequestState
-            New here; its first token came out elsewhere.
+            New here; tokens of its answer came out elsewhere.
         arrival : Arrival
             The request, with its true output length.
+        num_tokens : int
+            How much of it is computed.
         now_ns : int
             The time.
         """
-        tokens = state.request.prompt_tokens
-        has_room = self.kv.allocate(state, tokens)
+        has_room = self.kv.allocate(state, num_tokens)
         assert has_room, "memory is reserved only where it is free"
         self._executor.add(state.request, arrival.output_tokens)
         if arrival.turn is not None:
             self._turns[state.id] = arrival.turn
         state.status = Status.RUNNING
         state._seated_ns = now_ns
-        state._computed = tokens
-        state._generated = 1
-        self.resident_tokens += tokens
+        state._computed = num_tokens
+        self.resident_tokens += num_tokens
         self.fetching[state.id] = state
         self.num_arrived += 1
         self.num_events += 1
-        if self._hooks.on_arrival is not None:
-            self._hooks.on_arrival(state, now_ns)
 
-    def arrive(self, state: RequestState) -> None:
+    def extend(self, state: RequestState, num_tokens: int) -> None:
+        """Take memory that is there for more KV of a request that `reserve` let in."""
+        has_room = self.kv.allocate(state, num_tokens)
+        assert has_room, "memory is reserved only where it is free"
+        state._computed += num_tokens
+        self.resident_tokens += num_tokens
+        self.num_events += 1
+
+    def withdraw(self, state: RequestState, now_ns: int) -> None:
+        """Stop a request that decodes, between two steps: it goes on elsewhere.
+
+        It gives its seat up; its KV is held until `delivered`.
+        """
+        if state in self.decodes:
+            self._leave_decodes(state)
+        self.paused.pop(state.id, None)
+        del self.running[state.id]
+        state.served_ns += now_ns - state._seated_ns
+        self.num_events += 1
+        self._hand_over(state, now_ns)
+        if self.held and not self.running:
+            self._end_sealed_batch(now_ns)
+
+    def call_off(self, state: RequestState) -> None:
+        """Take back `reserve`: the KV does not come."""
+        del self.fetching[state.id]
+        state.status = Status.FINISHED
+        self.num_handed_over += 1
+        self.num_events += 1
+        self._release(state)
+        self._executor.remove(state)
+
+    def arrive(self, state: RequestState, now_ns: int) -> None:
         """Let a request run whose KV has come, from the next plan on."""
         self.arrived.append(state)
         self.num_events += 1
+        if self._hooks.on_arrival is not None:
+            self._hooks.on_arrival(state, now_ns)
 
     def seat_arrived(self) -> None:
         """Let those run whose KV has come."""
@@ -184,6 +242,22 @@ class Lifecycle(Population):
         self._executor.remove(state)
         if self._hooks.on_finish is not None:
             self._hooks.on_finish(state, end_ns)
+
+    def abandon(self, now_ns: int) -> list[RequestState]:
+        """Give up everyone at once, with all that is in memory; see `Engine.die`.
+
+        Who has its whole answer, and only waits to be told, is answered.
+        """
+        for state in list(self.decodes.members.values()):
+            self._leave_decodes(state)
+        for state in self.unanswered:
+            self._answer(state, now_ns)
+        self.unanswered.clear()
+        for state in self.running.values():
+            state.served_ns += now_ns - state._seated_ns
+        left = [*self.waiting, *self.intake.requests, *self.running.values(), *self.arrived]
+        left.sort(key=lambda state: (state.request.arrival_ns, state.id))
+        return left
 
     # -- a plan's changes ----------------------------------------------------------------------
 
@@ -245,6 +319,7 @@ class Lifecycle(Population):
     def _admit(self, state: RequestState, cached_tokens: int, now_ns: int) -> None:
         self.waiting.remove(state, now_ns)
         state.status = Status.RUNNING
+        was_here = state._seat >= 0
         state._seat = self._num_seats_given
         self._num_seats_given += 1
         self.running[state.id] = state
@@ -265,7 +340,7 @@ class Lifecycle(Population):
         if state.first_scheduled_ns < 0:
             state.first_scheduled_ns = now_ns
             state.prefix_hit_tokens = cached_tokens
-        else:
+        elif was_here:
             self.log.add_resumption(state.id, now_ns, state.num_uncomputed_tokens)
         if self.kept and state.session is not None:  # what it can use of it, it holds now itself
             own = [i for i, other in self.kept.items() if other.session is state.session]

@@ -58,11 +58,24 @@ class Segment:
         durations, start_ns = self.steps.durations_ns, self.start_ns
         for i, duration in enumerate(durations):
             if i and start_ns >= now_ns:
-                self.steps = Steps(durations[:i], self.steps.overhead_ns, [])
-                self.row = self.row._replace(num_steps=i)
+                self._keep(i)
                 return True
             start_ns += duration
         return False
+
+    def break_off(self, now_ns: int) -> bool:
+        """Drop the steps that have not ended by `now_ns`, perhaps all; False if there are none."""
+        durations, end_ns = self.steps.durations_ns, self.start_ns
+        for i, duration in enumerate(durations):
+            end_ns += duration
+            if end_ns > now_ns:
+                self._keep(i)
+                return True
+        return False
+
+    def _keep(self, num_steps: int) -> None:
+        self.steps = Steps(self.steps.durations_ns[:num_steps], self.steps.overhead_ns, [])
+        self.row = self.row._replace(num_steps=num_steps)
 
 
 def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> BatchShape:

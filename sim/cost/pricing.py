@@ -94,7 +94,8 @@ class Pricing:
     def cut(self, shape: BatchShape, num_steps: int, kept: int) -> None:
         """Count only the first `kept` of `num_steps` steps that were counted before."""
         self._count(self.cost_model.outside(shape, num_steps), -1)
-        self._count(self.cost_model.outside(shape, kept), 1)
+        if kept:
+            self._count(self.cost_model.outside(shape, kept), 1)
 
     def take_back(self, shape: BatchShape) -> None:
         """Count a step as not carried out that was counted before."""

@@ -5,27 +5,49 @@ Engines run on their own, or every step together (in lockstep), as those must th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from functools import partial
-
-import simpy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.core.step import Segment
-from schedlab.sim.drive.collector import collector_off
-from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState, note_sent
+from schedlab.sim.drive.engine_state import LiveState
+from schedlab.sim.drive.failures import Failures, start_failures
+from schedlab.sim.drive.fleet import Fleet
 from schedlab.sim.drive.handover import Disaggregation, Handover
-from schedlab.sim.drive.instant import COMES, FOLLOWS, REPORTS, at
-from schedlab.sim.drive.lockstep import JointStep, Lockstep
+from schedlab.sim.drive.links import Interconnect, Links
+from schedlab.sim.drive.lockstep import JointStep
+from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.migration import Migration, MigrationPlan
 from schedlab.sim.drive.router import Router, chosen
-from schedlab.sim.drive.server import Server
-from schedlab.sim.drive.sessions import open_source, peeked
+from schedlab.sim.drive.scaling import PoolScaling, start_scaling
+from schedlab.sim.drive.sessions import peeked
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.record.cluster_log import ClusterLog, Transfer
-from schedlab.sim.request import Arrival, RequestState
+from schedlab.sim.record.cluster_log import ClusterLog, Place
+from schedlab.sim.request import Arrival
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What becomes of engines while a fleet runs.
+
+    Attributes
+    ----------
+    supply : Supply
+        Where fresh engines come from.
+    failures : Failures, optional
+        Which die, slow down or are cut off, and when.
+    scaling : sequence of PoolScaling
+        How pools grow and shrink.
+    migration : MigrationPlan, optional
+        Which requests move while they decode.
+    """
+
+    supply: Supply
+    failures: Failures | None = None
+    scaling: Sequence[PoolScaling] = ()
+    migration: MigrationPlan | None = None
 
 
 def simulate_cluster(
@@ -36,6 +58,9 @@ def simulate_cluster(
     lockstep: JointStep | None = None,
     staleness_ns: int = 0,
     disaggregation: Disaggregation | None = None,
+    interconnect: Interconnect | None = None,
+    pools: Sequence[int] | None = None,
+    changes: Changes | None = None,
 ) -> ClusterLog:
     """Run a workload to its end on several engines.
 
@@ -59,6 +84,12 @@ def simulate_cluster(
     disaggregation : Disaggregation, optional
         Which engines compute prompts alone, and which go on from there; those that compute prompts
         come first.
+    interconnect : Interconnect, optional
+        What KV is sent over, where it is.
+    pools : sequence of int, optional
+        Of which kind each engine is; each of its own, if not given.
+    changes : Changes, optional
+        What becomes of the engines meanwhile.
 
     Returns
     -------
@@ -70,9 +101,9 @@ def simulate_cluster(
     Stalled
         If requests wait and nothing can ever happen.
     PolicyError
-        If the router fails, or names no engine.
+        If the router fails, or names no engine that is up.
     ValueError
-        If `arrivals` go back in time, or engines that hand requests over run in lockstep.
+        If `arrivals` go back in time, or engines in lockstep hand requests over or change.
 
     Notes
     -----
@@ -83,17 +114,54 @@ def simulate_cluster(
     """
     has_sessions, arrivals = peeked(arrivals)
     is_closed = max_concurrency is not None or has_sessions
-    if not (router.looks_at_engines or is_closed or lockstep or disaggregation):
+    if not (router.looks_at_engines or is_closed or lockstep or disaggregation or changes):
         return _one_by_one(engines, router, arrivals)
-    if lockstep is not None and disaggregation is not None:
-        raise ValueError("engines in lockstep do not hand requests over")
-    fleet = _Fleet(engines, router, is_closed, lockstep, staleness_ns, disaggregation)
+    if lockstep is not None and (disaggregation is not None or changes is not None):
+        raise ValueError("engines in lockstep do not hand requests over, and do not change")
+    fleet = Fleet(
+        engines,
+        ["mixed"] * len(engines) if disaggregation is None else disaggregation.roles,
+        router,
+        is_closed,
+        staleness_ns,
+        lockstep,
+        pools,
+        None if changes is None else changes.supply,
+        settles=disaggregation is not None or changes is not None,
+    )
+    links = None if interconnect is None else Links(fleet.clock, interconnect)
+    handover = None
+    if disaggregation is not None:
+        assert links is not None
+        handover = Handover(fleet, links, disaggregation)
+        fleet.watchers.append(handover)
+    migration = None
+    if changes is not None and changes.migration is not None:
+        assert links is not None
+        migration = Migration(fleet, links, changes.migration)
+        fleet.watchers.append(migration)
+    if changes is not None and changes.failures is not None:
+        start_failures(fleet, links, changes.failures)
+    if changes is not None and changes.scaling:
+        start_scaling(fleet, changes.scaling)
     fleet.run(arrivals, max_concurrency)
-    for engine in engines:
-        if engine.requests.num_in_flight:
-            raise stalled(engine, "the policy waits and nothing is left to happen")
-        engine.requests.expire(FOREVER)  # nobody comes for what is kept
-    return ClusterLog([engine.log for engine in engines], fleet.transfers)
+    for member in fleet.members:
+        if member.is_up and member.engine.requests.num_in_flight:
+            raise stalled(member.engine, "the policy waits and nothing is left to happen")
+        member.engine.requests.expire(FOREVER)  # nobody comes for what is kept
+    if fleet.num_pending:
+        raise stalled(fleet.members[0].engine, "requests wait for an engine that does not come")
+    logs = sorted(fleet.logs, key=lambda log: log[0])  # the lives of an engine in order
+    return ClusterLog(
+        [log for _, log in logs],
+        transfers=[] if handover is None else handover.transfers,
+        moves=[] if migration is None else migration.moves,
+        losses=fleet.retries.losses,
+        engines=[index for index, _ in logs],
+        places=[]
+        if changes is None
+        else [Place(m.pool, tuple(m.paid), tuple(m.served)) for m in fleet.members],
+    )
 
 
 def _one_by_one(
@@ -107,128 +175,5 @@ def _one_by_one(
     return ClusterLog([simulate(e, share) for e, share in zip(engines, shares, strict=True)])
 
 
-def _nothing_runs() -> tuple[None, int]:
+def _nothing_runs() -> tuple[Segment | None, int]:
     return None, 0
-
-
-class _Fleet:
-    """Engines behind a router, and the clock on which everything happens."""
-
-    def __init__(
-        self,
-        engines: Sequence[Engine],
-        router: Router,
-        is_closed: bool,
-        lockstep: JointStep | None,
-        staleness_ns: int,
-        disaggregation: Disaggregation | None,
-    ) -> None:
-        self._clock = simpy.Environment()
-        self._is_closed = is_closed
-        self._engines = engines
-        self._router = router
-        self._staleness_ns = staleness_ns
-        own = [
-            Server(
-                self._clock,
-                engine,
-                None if disaggregation is None else partial(self._settle, i),
-                is_closed,
-            )
-            for i, engine in enumerate(engines)
-        ]
-        self._servers: Sequence[Server | Lockstep] = own
-        if lockstep is not None:
-            self._servers = [Lockstep(self._clock, engines, lockstep)] * len(engines)
-        self._live = [
-            LiveState(i, engine, partial(self._under_way, i)) for i, engine in enumerate(engines)
-        ]
-        self._known: Sequence[EngineState] = self._live
-        self._sessions = SessionTable()  # a session may go from engine to engine
-        for engine, state in zip(engines, self._live, strict=True):
-            engine.cache_is_watched = router.looks_at_caches
-            engine.requests.sessions = self._sessions
-            engine.requests.on_gone = partial(self._is_gone, state)
-        self._takes_requests = list(range(len(engines)))
-        self._handover: Handover | None = None
-        if disaggregation is not None:
-            self._handover = Handover(
-                self._clock, engines, own, self._live, lambda: self._known, disaggregation
-            )
-            self._takes_requests = self._handover.takes_requests
-
-    @property
-    def transfers(self) -> list[Transfer]:
-        """KV that went from engine to engine."""
-        return [] if self._handover is None else self._handover.transfers
-
-    def run(self, arrivals: Iterable[Arrival], max_concurrency: int | None) -> None:
-        """Let everything happen, to the end."""
-        self._source = open_source(
-            arrivals, self._submit, self._cancel, self._sessions.forget, max_concurrency
-        )
-        self._next_call_ns = FOREVER
-        self._call_clients()
-        if self._staleness_ns:
-            self._clock.process(self._report())
-        with collector_off():
-            self._clock.run()  # until nothing is left to happen
-
-    def _under_way(self, index: int) -> tuple[Segment | None, int]:
-        return self._servers[index].segment(index), int(self._clock.now)
-
-    # -- clients -------------------------------------------------------------------------------
-
-    def _call_clients(self) -> None:
-        """Let clients send when the next request comes."""
-        next_ns = self._source.next_ns
-        if next_ns < self._next_call_ns:
-            self._next_call_ns = next_ns
-            wait_ns = next_ns - int(self._clock.now)
-            at(self._clock, wait_ns, COMES if wait_ns else FOLLOWS, self._send)
-
-    def _send(self, _: simpy.Event) -> None:
-        now_ns = int(self._clock.now)
-        if now_ns >= self._next_call_ns:
-            self._next_call_ns = FOREVER
-        self._source.send_until(now_ns)
-        self._call_clients()
-
-    def _submit(self, arrival: Arrival, now_ns: int) -> None:
-        request = arrival.request
-        index = chosen(self._router, request, [self._known[i] for i in self._takes_requests])
-        note_sent(request, self._live[index], self._known[index])
-        if self._handover is not None:
-            self._handover.expect(arrival, index)
-        self._engines[index].submit(arrival, now_ns)
-        self._servers[index].wake()
-
-    def _cancel(self, arrival: Arrival, now_ns: int) -> None:
-        """Let the first engine's log have a request that goes to none."""
-        self._engines[0].requests.cancel(arrival, now_ns)
-
-    def _is_gone(self, engine: LiveState, state: RequestState, now_ns: int) -> None:
-        """Learn of an answer, or of a refusal: a client of a closed loop may send."""
-        engine.count(state.request, -1)
-        if self._is_closed:
-            self._source.request_is_gone(state, now_ns)
-            self._call_clients()
-
-    def _settle(self, index: int) -> None:
-        if self._handover is not None:
-            self._handover.settle_soon(index)
-
-    # -- reports -------------------------------------------------------------------------------
-
-    def _report(self) -> Generator[simpy.Event, None, None]:
-        """Let the engines report to the router, as long as there is anything to route."""
-        clock, every_ns = self._clock, self._staleness_ns
-        while True:
-            self._known = [ReportedState(state) for state in self._live]
-            wait_ns = every_ns
-            if not any(state.num_in_flight for state in self._live):
-                if self._source.next_ns >= FOREVER:
-                    return
-                # Nothing changes until the next request comes.
-                wait_ns *= max((self._source.next_ns - int(clock.now)) // every_ns, 1)
-            yield at(clock, wait_ns, REPORTS)

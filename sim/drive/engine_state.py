@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from schedlab.sim.request import Request, RequestState
 
@@ -101,6 +101,21 @@ class LiveState:
         opened = sum(self._requests.decodes.blocks_per_step(begun))
         return used + opened - segment.first_step_blocks
 
+    @property
+    def first_waiting_blocks(self) -> int:
+        """KV blocks that the request without a seat which came first needs; 0 if there is none."""
+        requests = self._requests
+        waiting = [*requests.waiting, *requests.intake.requests]
+        if not waiting:
+            return 0
+        first: RequestState = min(waiting, key=lambda s: (s.request.arrival_ns, s.id))
+        return -(-first.num_tokens // self.block_size)
+
+    @property
+    def num_urgent(self) -> int:
+        """Unfinished requests with a seat whose priority is below 0."""
+        return sum([state.request.priority < 0 for state in self._requests.running.values()])
+
     def cached_tokens(self, request: Request) -> int:
         """Count the leading prompt tokens that the prefix cache holds."""
         return self._requests.kv.lookup(RequestState(request)).tokens
@@ -120,9 +135,9 @@ class ReportedState:
     """
 
     __slots__ = (
-        "_live", "backlog_tokens", "block_size", "index", "num_blocks", "num_in_flight",
-        "num_running", "num_waiting", "predicted_tokens_in_flight", "prompt_tokens_in_flight",
-        "used_blocks",
+        "_live", "backlog_tokens", "block_size", "first_waiting_blocks", "index", "num_blocks",
+        "num_in_flight", "num_running", "num_urgent", "num_waiting", "predicted_tokens_in_flight",
+        "prompt_tokens_in_flight", "used_blocks",
     )  # fmt: skip
 
     def __init__(self, live: LiveState) -> None:
@@ -137,6 +152,8 @@ class ReportedState:
         self.num_running = live.num_running
         self.backlog_tokens = live.backlog_tokens
         self.used_blocks = live.used_blocks
+        self.first_waiting_blocks = live.first_waiting_blocks
+        self.num_urgent = live.num_urgent
 
     def is_sent(self, request: Request) -> None:
         """Count a request that the router sends there: that it knows without a report."""
@@ -158,6 +175,13 @@ class ReportedState:
 
 EngineState = LiveState | ReportedState
 """What a router knows of an engine."""
+
+
+class Candidate(NamedTuple):
+    """An engine that requests can leave, or go to unless it drains."""
+
+    engine: LiveState
+    is_draining: bool
 
 
 def note_sent(request: Request, live: LiveState, known: EngineState) -> None:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING
 
-import simpy
-
-from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
-from schedlab.sim.drive.engine_state import EngineState, LiveState, note_sent
-from schedlab.sim.drive.instant import FOLLOWS, at
-from schedlab.sim.drive.links import Link, Links
+from schedlab.sim.drive.engine_state import note_sent
+from schedlab.sim.drive.links import Links, Moving
+from schedlab.sim.drive.members import Member, Role
+from schedlab.sim.drive.retries import as_received
 from schedlab.sim.drive.router import Router, chosen
-from schedlab.sim.drive.server import Server
 from schedlab.sim.record.cluster_log import Transfer
-from schedlab.sim.request import Arrival, RequestState
+from schedlab.sim.request import RequestState
 
-Role = Literal["mixed", "prefill", "decode"]
+if TYPE_CHECKING:
+    from schedlab.sim.drive.fleet import Fleet
+    from schedlab.sim.request import Request
 
 
 @dataclass(frozen=True)
 class Disaggregation:
-    """Which engines do what, and what joins them.
+    """Which engines do what, and who goes on.
 
     Attributes
     ----------
@@ -33,30 +32,32 @@ class Disaggregation:
         Of each engine: serves requests whole, computes their prompts, or goes on from there.
     router : Router
         Says which engine goes on with a request whose prompt is computed.
-    link : Link
-        What joins the engines.
-    kv_bytes_per_token : int
-        Size of the keys and values of a token, over all devices of an engine.
-    num_devices : sequence of int
-        Of each engine.
+    local_prompt_tokens : int
+        A request with no longer a prompt is served whole by an engine that goes on with others.
+    local_queue_tokens : int, optional
+        So is one that would find more prompt tokens before it wherever prompts are computed.
     """
 
     roles: Sequence[Role]
     router: Router
-    link: Link
-    kv_bytes_per_token: int
-    num_devices: Sequence[int]
+    local_prompt_tokens: int = 0
+    local_queue_tokens: int | None = None
 
 
 @dataclass(eq=False)
 class _Delivery:
     """A request between two engines."""
 
-    state: RequestState
-    arrival: Arrival
-    sender: int
-    receiver: int
+    sent: RequestState
+    sender: Member
     ready_ns: int
+    counted_by: Member | None
+    """Whose requests it is one of, as routers see it."""
+    receiver: Member | None = None
+    """Who goes on; None while nobody can."""
+    received: RequestState | None = None
+    """The request there, once it has seat and memory."""
+    moving: Moving | None = None
 
 
 class Handover:
@@ -65,154 +66,201 @@ class Handover:
     When a prompt is computed a router chooses the engine that goes on. There requests queue for a
     seat and for memory (of the prompt and the next token), first come, first served, behind those
     of its own that were preempted. Who has both is sent its KV, all of it, after the whole prompt;
-    until then the sender holds it. Then it decodes with the others.
+    until then the sender holds it. Then it decodes with the others. If the engine that goes on dies
+    before it has the KV another one is chosen; if the sender does the KV is lost.
 
     Parameters
     ----------
-    clock : simpy.Environment
-        The time, in ns.
-    engines : sequence of Engine
-        All.
-    servers : sequence of Server
-        What drives each.
-    live : sequence of LiveState
-        Each as it is now.
-    known : callable
-        Returns what routers know of each.
+    fleet : Fleet
+        All engines.
+    links : Links
+        What joins them.
     plan : Disaggregation
-        Who does what.
+        Who goes on.
 
     Attributes
     ----------
-    takes_requests : list of int
-        Engines that new requests can be sent to.
     transfers : list of Transfer
         What was delivered so far.
     """
 
-    def __init__(
-        self,
-        clock: simpy.Environment,
-        engines: Sequence[Engine],
-        servers: Sequence[Server],
-        live: Sequence[LiveState],
-        known: Callable[[], Sequence[EngineState]],
-        plan: Disaggregation,
-    ) -> None:
-        self._clock = clock
-        self._engines = engines
-        self._servers = servers
-        self._live = live
-        self._known = known
+    def __init__(self, fleet: Fleet, links: Links, plan: Disaggregation) -> None:
+        self._fleet = fleet
+        self._links = links
+        self._router = plan.router
         self._plan = plan
-        self._links = Links(clock, plan.link)
-        self._expected: dict[int, Arrival] = {}
-        self._prompts_done: list[_Delivery] = []
-        self._to_settle: set[int] = set()
+        if plan.local_prompt_tokens or plan.local_queue_tokens is not None:
+            fleet.stays_local = self._stays_local
+        self._under_way: dict[int, _Delivery] = {}
+        self._unplaced: list[_Delivery] = []
         self._queues: dict[int, deque[_Delivery]] = {}
-        self.takes_requests: list[int] = []
         self.transfers: list[Transfer] = []
-        for index, (engine, role) in enumerate(zip(engines, plan.roles, strict=True)):
-            if role == "decode":
-                self._queues[index] = deque()
-            else:
-                self.takes_requests.append(index)
-            if role == "prefill":
-                engine.requests.hands_over = partial(self._prompt_is_done, index)
-                assert isinstance(engine.executor, SimExecutor)
-                engine.executor.most_tokens = 1
+        for member in fleet.members:
+            self.started(member)
 
-    def expect(self, arrival: Arrival, sender: int) -> None:
-        """Learn all of a request, its true length too, and where its prompt is computed."""
-        if self._plan.roles[sender] == "prefill":
-            self._expected[arrival.request.id] = arrival
+    @property
+    def is_moving(self) -> bool:
+        """Whether KV is on its way, or waits for an engine to come."""
+        return bool(self._unplaced) or any(
+            delivery.moving is not None for delivery in self._under_way.values()
+        )
 
-    def _prompt_is_done(self, sender: int, state: RequestState, now_ns: int) -> bool:
+    # -- what becomes of engines -------------------------------------------------------------------
+
+    def started(self, member: Member) -> None:
+        """Let a fresh engine hand over, or take over who waits for one."""
+        if member.role == "decode":
+            self._queues[member.index] = deque()
+            self._fleet.settle_soon(member)
+        elif member.role == "prefill":
+            member.engine.requests.hands_over = partial(self._prompt_is_done, member)
+            assert isinstance(member.engine.executor, SimExecutor)
+            member.engine.executor.most_tokens = 1
+
+    def died(self, member: Member) -> list[RequestState]:
+        """Give up what was held there, and choose anew for those that were to go on there."""
+        self._router.engine_is_gone(member.index)
+        lost = []
+        for delivery in list(self._under_way.values()):
+            if delivery.sender is member:
+                self._call_off(delivery)
+                lost.append(delivery.sent)
+            elif delivery.receiver is member:
+                if delivery.moving is not None:
+                    self._links.cancel(delivery.moving)
+                delivery.counted_by = delivery.receiver = None
+                delivery.received = delivery.moving = None
+                self._unplaced.append(delivery)
+        self._queues.pop(member.index, None)
+        self._fleet.settle_soon(member)
+        return lost
+
+    def _call_off(self, delivery: _Delivery) -> None:
+        """Undo what was done for a request whose KV is lost."""
+        del self._under_way[delivery.sent.id]
+        receiver = delivery.receiver
+        if receiver is None:
+            self._unplaced.remove(delivery)
+            return
+        receiver.live.count(delivery.sent.request, -1)
+        if delivery.received is None:
+            self._queues[receiver.index].remove(delivery)
+        else:
+            assert delivery.moving is not None
+            self._links.cancel(delivery.moving)
+            receiver.server.interrupt()
+            receiver.engine.requests.call_off(delivery.received)
+            receiver.server.wake()
+        self._fleet.settle_soon(receiver)
+
+    def _stays_local(self, request: Request) -> tuple[Router, list[Member]] | None:
+        """Say who serves a request whole: its prompt is short, or would wait for long."""
+        receivers = self._fleet.serving("decode")
+        queues = [m.known.backlog_tokens for m in self._fleet.serving("prefill", "mixed")]
+        most = self._plan.local_queue_tokens
+        is_long = not queues or (most is not None and min(queues) > most)
+        if receivers and (is_long or request.prompt_tokens <= self._plan.local_prompt_tokens):
+            return self._router, receivers
+        return None
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _prompt_is_done(self, sender: Member, state: RequestState, now_ns: int) -> bool:
         """Let a request go on elsewhere, unless it has all its tokens."""
-        arrival = self._expected.pop(state.id)
-        if min(arrival.output_tokens, state.request.max_tokens) == 1:
+        output_tokens = self._fleet.arrivals[state.id].output_tokens
+        if min(output_tokens, state.request.max_tokens) <= state.num_output_tokens:
             return False
-        delivery = _Delivery(state, arrival, sender, -1, now_ns)
-        self._prompts_done.append(delivery)
+        delivery = _Delivery(state, sender, now_ns, sender)
+        self._under_way[state.id] = delivery
+        self._unplaced.append(delivery)
         return True
 
-    def settle_soon(self, index: int) -> None:
-        """Look, after all steps that end at this instant, who goes on, and who of an engine can."""
-        if not self._to_settle:
-            at(self._clock, 0, FOLLOWS, self._settle)
-        self._to_settle.add(index)
-
-    def _settle(self, _: simpy.Event) -> None:
-        changed, self._to_settle = self._to_settle, set()
-        for delivery in sorted(self._prompts_done, key=lambda delivery: delivery.state.id):
-            self._choose_receiver(delivery)
-            changed.add(delivery.receiver)
-        self._prompts_done.clear()
+    def settle(self, changed: set[int]) -> None:
+        """Look who goes on where, and who of an engine can."""
+        if self._unplaced:
+            changed = changed | self._place()
         for index in sorted(changed & self._queues.keys()):
-            queue = self._queues[index]
-            while queue and self._has_room(index, queue[0]):
-                self._begin(queue.popleft())
+            queue, receiver = self._queues[index], self._fleet.members[index]
+            while queue and has_room(receiver, queue[0].sent.num_computed_tokens):
+                self._begin(queue.popleft(), receiver)
 
-    def _choose_receiver(self, delivery: _Delivery) -> None:
-        request, known = delivery.state.request, self._known()
-        receivers = [known[index] for index in self._queues]
-        delivery.receiver = chosen(self._plan.router, request, receivers)
-        self._live[delivery.sender].count(request, -1)
-        note_sent(request, self._live[delivery.receiver], known[delivery.receiver])
-        self._queues[delivery.receiver].append(delivery)
+    def _place(self) -> set[int]:
+        """Let the router choose for those without an engine to go on; return the chosen ones."""
+        receivers = self._fleet.serving("decode")
+        if not receivers:
+            if not self._fleet.expects("decode"):
+                for delivery in self._unplaced:
+                    self._give_up(delivery)
+                self._unplaced.clear()
+            return set()
+        chosen_ones = set()
+        for delivery in sorted(self._unplaced, key=lambda delivery: delivery.sent.id):
+            request = delivery.sent.request
+            index = chosen(self._router, request, [member.known for member in receivers])
+            receiver = delivery.receiver = self._fleet.members[index]
+            if delivery.counted_by is not None:
+                delivery.counted_by.live.count(request, -1)
+            delivery.counted_by = receiver
+            note_sent(request, receiver.live, receiver.known)
+            self._queues[index].append(delivery)
+            chosen_ones.add(index)
+        self._unplaced.clear()
+        return chosen_ones
 
-    def _has_room(self, index: int, delivery: _Delivery) -> bool:
-        engine = self._engines[index]
-        requests, config = engine.requests, engine.config
-        if requests.num_waiting or requests.num_seated >= config.most_resident:
-            return False
-        need = -(-(delivery.state.request.prompt_tokens + 1) // config.block_size)
-        free_blocks = config.num_blocks - self._live[index].used_blocks
-        # As at any admission, an engine with nobody else need not keep free blocks.
-        keep = config.watermark_blocks if requests.num_seated else 0
-        return need <= free_blocks - keep
+    def _give_up(self, delivery: _Delivery) -> None:
+        del self._under_way[delivery.sent.id]
+        sender = delivery.sender
+        if delivery.counted_by is not None:
+            delivery.counted_by.live.count(delivery.sent.request, -1)
+        sender.server.interrupt()
+        sender.engine.requests.delivered(delivery.sent.id)
+        sender.server.wake()
+        self._fleet.retries.fail(delivery.sent, "no engine is left that could go on", sender)
 
-    def _begin(self, delivery: _Delivery) -> None:
+    def _begin(self, delivery: _Delivery, receiver: Member) -> None:
         """Take seat and memory, and let the KV be sent."""
-        self._servers[delivery.receiver].interrupt()
-        delivery.state = _as_received(delivery.state)
-        engine = self._engines[delivery.receiver]
-        now_ns = int(self._clock.now)
-        engine.requests.reserve(delivery.state, delivery.arrival, now_ns)
-        num_bytes = delivery.state.request.prompt_tokens * self._plan.kv_bytes_per_token
-        devices = self._plan.num_devices
-        self._links.send(
-            delivery.sender,
-            delivery.receiver,
-            num_bytes,
-            min(devices[delivery.sender], devices[delivery.receiver]),
-            partial(self._is_delivered, delivery, now_ns, num_bytes),
+        receiver.server.interrupt()
+        state = delivery.received = as_received(delivery.sent)
+        now_ns, tokens = self._fleet.now_ns, delivery.sent.num_computed_tokens
+        receiver.engine.requests.reserve(state, self._fleet.arrivals[state.id], tokens, now_ns)
+        delivery.moving = self._links.send_kv(
+            delivery.sender, receiver, tokens, partial(self._is_delivered, delivery, now_ns)
         )
 
-    def _is_delivered(self, delivery: _Delivery, start_ns: int, num_bytes: int) -> None:
-        now_ns, state = int(self._clock.now), delivery.state
-        for index in (delivery.sender, delivery.receiver):
-            self._servers[index].interrupt()
-        self._engines[delivery.sender].requests.delivered(state.id)
-        self._engines[delivery.receiver].requests.arrive(state)
-        for index in (delivery.sender, delivery.receiver):
-            self._servers[index].wake()
+    def _is_delivered(self, delivery: _Delivery, start_ns: int) -> None:
+        sender, receiver, state = delivery.sender, delivery.receiver, delivery.received
+        assert receiver is not None
+        assert state is not None
+        assert delivery.moving is not None
+        del self._under_way[state.id]
+        for member in (sender, receiver):
+            member.server.interrupt()
+        sender.engine.requests.delivered(state.id)
+        receiver.engine.requests.arrive(state, self._fleet.now_ns)
+        for member in (sender, receiver):
+            member.server.wake()
         self.transfers.append(
-            Transfer(state.id, delivery.sender, delivery.ready_ns, start_ns, now_ns, num_bytes)
+            Transfer(
+                state.id,
+                sender.index,
+                delivery.ready_ns,
+                start_ns,
+                self._fleet.now_ns,
+                delivery.moving.num_bytes,
+            )
         )
 
 
-def _as_received(sent: RequestState) -> RequestState:
-    """Return a request as the engine has it that goes on: with all that happened so far."""
-    state = RequestState(sent.request)
-    state.queued_ns = sent.queued_ns
-    state.first_scheduled_ns = sent.first_scheduled_ns
-    state.first_token_ns = sent.first_token_ns
-    state.num_preemptions = sent.num_preemptions
-    state.recomputed_tokens = sent.recomputed_tokens
-    state.cached_tokens = sent.cached_tokens
-    state.prefix_hit_tokens = sent.prefix_hit_tokens
-    state.session = sent.session
-    state.critical_ns = sent.critical_ns
-    state.served_ns = sent.served_ns
-    return state
+def has_room(receiver: Member, num_tokens: int) -> bool:
+    """Whether a request finds a seat and memory for its KV and the next token, before all others.
+
+    It does not while requests wait there that were preempted.
+    """
+    requests, config = receiver.engine.requests, receiver.engine.config
+    if requests.num_waiting or requests.num_seated >= config.most_resident:
+        return False
+    need = -(-(num_tokens + 1) // config.block_size)
+    free_blocks = config.num_blocks - receiver.live.used_blocks
+    # As at any admission, an engine with nobody else need not keep free blocks.
+    keep = config.watermark_blocks if requests.num_seated else 0
+    return need <= free_blocks - keep

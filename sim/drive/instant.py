@@ -12,9 +12,11 @@ COMES = NORMAL
 """Requests, and KV from other engines."""
 ENDS = EventPriority(2)
 """Steps, and with them answers."""
-FOLLOWS = EventPriority(3)
-"""What clients and other engines do because of that."""
-PLANS = EventPriority(4)
+FAILS = EventPriority(3)
+"""Engines: a step that ends at that very instant has ended."""
+FOLLOWS = EventPriority(4)
+"""What clients and other engines do because of all that."""
+PLANS = EventPriority(5)
 """Of the next steps: whoever comes at that very instant has come."""
 
 

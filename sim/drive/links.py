@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 import simpy
 
 from schedlab.sim.drive.instant import COMES, at
+
+if TYPE_CHECKING:
+    from schedlab.sim.drive.members import Member
 
 _NS_PER_S = 1e9
 
@@ -32,29 +36,69 @@ class Link:
     source: str
 
 
-_LATENCY = "latency: order of magnitude, not measured"
 LINKS = {
-    "nvlink": Link(450e9, 2e-6, f"NVIDIA H100 datasheet: NVLink 4, 900 GB/s both ways; {_LATENCY}"),
-    "pcie-4": Link(31.5e9, 5e-6, f"PCI Express 4.0, 16 lanes, 128b/130b; {_LATENCY}"),
-    "pcie-5": Link(63e9, 5e-6, f"PCI Express 5.0, 16 lanes, 128b/130b; {_LATENCY}"),
-    "infiniband-ndr": Link(
-        50e9, 5e-6, f"NVIDIA ConnectX-7 datasheet: NDR, 400 Gb/s a port; {_LATENCY}"
+    "nvlink": Link(
+        450e9,
+        2e-6,
+        "bandwidth: NVIDIA H100 datasheet, NVLink 4, 900 GB/s both ways; latency: 1-2 us, "
+        "fridayswithfaraday.com/posts/gpu-hw-nvlink-nvswitch-interconnect",
     ),
-    "ethernet-100g": Link(12.5e9, 20e-6, f"IEEE 802.3: 100 Gb/s; {_LATENCY}"),
+    "pcie-4": Link(
+        31.5e9, 5e-6, "bandwidth: PCI Express 4.0, 16 lanes, 128b/130b; latency: as PCIe 5"
+    ),
+    "pcie-5": Link(
+        63e9,
+        5e-6,
+        "bandwidth: PCI Express 5.0, 16 lanes, 128b/130b; latency: 4.1 us alone and 6.1 us under "
+        "load, measured between GPUs, github.com/lukealonso/p2pmark",
+    ),
+    "infiniband-ndr": Link(
+        50e9,
+        5e-6,
+        "bandwidth: NVIDIA ConnectX-7 datasheet, NDR, 400 Gb/s a port; latency: 1-5 us, "
+        "fridayswithfaraday.com/posts/gpu-hw-nvlink-nvswitch-interconnect",
+    ),
+    "ethernet-100g": Link(
+        12.5e9,
+        20e-6,
+        "bandwidth: IEEE 802.3, 100 Gb/s; latency: 10-30 us one way through a kernel's TCP/IP "
+        "(with RDMA about 1), kentino.com, Latency Dissection",
+    ),
 }
-"""By name: nominal bandwidth, so what comes out is a lower bound of times."""
+"""By name: nominal bandwidth in one direction, so what comes out is a lower bound of times."""
+
+
+@dataclass(frozen=True)
+class Interconnect:
+    """What joins the engines of a fleet, and how much a token is.
+
+    Attributes
+    ----------
+    link : Link
+        What each device has.
+    kv_bytes_per_token : int
+        Size of the keys and values of a token, over all devices of an engine.
+    num_devices : sequence of int
+        Of an engine of each pool.
+    """
+
+    link: Link
+    kv_bytes_per_token: int
+    num_devices: Sequence[int]
 
 
 @dataclass(eq=False)
-class _Moving:
+class Moving:
     """Bytes on their way."""
 
     sender: int
     receiver: int
-    left_bytes: float
+    num_bytes: int
     num_devices: int
     done: Callable[[], None]
+    left_bytes: float = 0.0
     bytes_per_ns: float = 0.0
+    is_cancelled: bool = False
 
 
 class Links:
@@ -64,32 +108,70 @@ class Links:
     ----------
     clock : simpy.Environment
         The time, in ns.
-    link : Link
+    joins : Interconnect
         What each device of each engine has.
 
     Notes
     -----
     A transfer goes out of all devices of the sender and into those of the receiver, as many as the
     engine with the fewer has. It gets ``bandwidth / n``, where n is the greater of the numbers of
-    transfers that leave its sender and that enter its receiver.
+    transfers that leave its sender and that enter its receiver. While the links of either are down
+    it waits, and begins anew when they are up again.
     """
 
-    def __init__(self, clock: simpy.Environment, link: Link) -> None:
+    def __init__(self, clock: simpy.Environment, joins: Interconnect) -> None:
         self._clock = clock
-        self._link = link
+        self._joins = joins
+        self._link = link = joins.link
         self._latency_ns = round(link.latency_s * _NS_PER_S)
-        self._moving: list[_Moving] = []
+        self._moving: list[Moving] = []
+        self._down: dict[int, int] = {}
         self._since_ns = 0
         self._next: simpy.Event | None = None
 
     def send(
         self, sender: int, receiver: int, num_bytes: int, num_devices: int, done: Callable[[], None]
-    ) -> None:
+    ) -> Moving:
         """Move bytes from engine to engine; `done` is called when the last one is there."""
-        moving = _Moving(sender, receiver, float(num_bytes), num_devices, done)
+        moving = Moving(sender, receiver, num_bytes, num_devices, done, float(num_bytes))
         at(self._clock, self._latency_ns, COMES, lambda _: self._begin(moving))
+        return moving
 
-    def _begin(self, moving: _Moving) -> None:
+    def send_kv(
+        self, sender: Member, receiver: Member, num_tokens: int, done: Callable[[], None]
+    ) -> Moving:
+        """Move keys and values of tokens, over as many devices as the smaller engine has."""
+        devices = self._joins.num_devices
+        num_devices = min(devices[sender.pool], devices[receiver.pool])
+        num_bytes = num_tokens * self._joins.kv_bytes_per_token
+        return self.send(sender.index, receiver.index, num_bytes, num_devices, done)
+
+    def cancel(self, moving: Moving) -> None:
+        """Stop a transfer that is not done."""
+        moving.is_cancelled = True
+        if moving in self._moving:
+            self._advance()
+            self._moving.remove(moving)
+            self._share()
+
+    def fail(self, engine: int) -> None:
+        """Let all links of an engine go down: what is on them is lost, and sent again later."""
+        self._advance()
+        self._down[engine] = self._down.get(engine, 0) + 1
+        for moving in self._moving:
+            if engine in (moving.sender, moving.receiver):
+                moving.left_bytes = float(moving.num_bytes)
+        self._share()
+
+    def repair(self, engine: int) -> None:
+        """Take back one `fail`; the links are up if there is none left."""
+        self._advance()
+        self._down[engine] -= 1
+        self._share()
+
+    def _begin(self, moving: Moving) -> None:
+        if moving.is_cancelled:
+            return
         self._advance()
         self._moving.append(moving)
         self._share()
@@ -101,18 +183,26 @@ class Links:
             moving.left_bytes -= moving.bytes_per_ns * (now_ns - self._since_ns)
         self._since_ns = now_ns
 
+    def _is_down(self, moving: Moving) -> bool:
+        return self._down.get(moving.sender, 0) > 0 or self._down.get(moving.receiver, 0) > 0
+
     def _share(self) -> None:
         """Share the bandwidth anew, and wait for whoever ends first."""
         leaving: dict[int, int] = {}
         entering: dict[int, int] = {}
+        flowing = []
         for moving in self._moving:
+            moving.bytes_per_ns = 0.0
+            if self._down and self._is_down(moving):
+                continue
+            flowing.append(moving)
             leaving[moving.sender] = leaving.get(moving.sender, 0) + 1
             entering[moving.receiver] = entering.get(moving.receiver, 0) + 1
         self._next = None
-        if not self._moving:
+        if not flowing:
             return
         waits_ns = []
-        for moving in self._moving:
+        for moving in flowing:
             most = max(leaving[moving.sender], entering[moving.receiver])
             bandwidth = self._link.bytes_per_s * moving.num_devices
             moving.bytes_per_ns = bandwidth / most / _NS_PER_S
@@ -124,8 +214,9 @@ class Links:
             return
         self._advance()
         # Whole nanoseconds are waited for, so that of those that are done nothing is left.
-        ended = [moving for moving in self._moving if moving.left_bytes <= 1e-6]
-        self._moving = [moving for moving in self._moving if moving.left_bytes > 1e-6]
+        ended = [m for m in self._moving if m.left_bytes <= 1e-6 and not self._is_down(m)]
+        self._moving = [moving for moving in self._moving if moving not in ended]
         self._share()
         for moving in ended:
-            moving.done()
+            if not moving.is_cancelled:
+                moving.done()

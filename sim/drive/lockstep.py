@@ -38,6 +38,18 @@ class Lockstep:
         if not self._is_under_way:
             self._plan_soon()
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether a step is under way, or is to be planned."""
+        return self._next is not None
+
+    def stop(self) -> None:
+        """Do nothing any more."""
+        self._next = None
+
+    def interrupt(self) -> None:
+        """Do nothing: every step is planned by itself."""
+
     def _plan_soon(self) -> None:
         self._next = at(self._clock, 0, PLANS, self._plan)
 

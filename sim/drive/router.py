@@ -27,8 +27,11 @@ class Router(Protocol):
         request : Request
             What a server knows of it when it arrives; its true length is not known.
         engines : sequence of EngineState
-            All engines that can take it.
+            All engines that can take it; those that are down are not among them.
         """
+
+    def engine_is_gone(self, index: int) -> None:
+        """Learn that an engine died, with its cache; one that starts there later is fresh."""
 
 
 def chosen(router: Router, request: Request, states: Sequence[EngineState]) -> int:
@@ -37,7 +40,7 @@ def chosen(router: Router, request: Request, states: Sequence[EngineState]) -> i
     Raises
     ------
     PolicyError
-        If it fails, or names no engine.
+        If it fails, or names no engine that is up.
     """
     try:
         # What a router returns may be anything.
@@ -49,9 +52,16 @@ def chosen(router: Router, request: Request, states: Sequence[EngineState]) -> i
     if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < len(states):
         raise PolicyError(
             f"{_of(router, request)}: route() returned {place!r}, and there are engines 0 to "
-            f"{len(states) - 1}"
+            f"{len(states) - 1}{_who(states)}"
         )
     return states[place].index
+
+
+def _who(states: Sequence[EngineState]) -> str:
+    indices = [state.index for state in states]
+    if indices == list(range(len(indices))):
+        return ""
+    return f" in its list: places of engines {', '.join(map(str, indices))}, the others are down"
 
 
 def _of(router: Router, request: Request) -> str:

@@ -61,6 +61,15 @@ class Server:
             if cut_ns < end_ns:
                 self._next = at(self._clock, cut_ns - now_ns, ENDS, self._end)
 
+    def stop(self) -> None:
+        """Do nothing any more: the engine is dead, or gone."""
+        self._segment = self._next = None
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a step is under way, or is to be planned."""
+        return self._next is not None
+
     def _plan_soon(self) -> None:
         """Plan when everything else has happened at this instant."""
         self._next = at(self._clock, 0, PLANS, self._plan)

@@ -1,10 +1,13 @@
 """How evenly several engines are used, and what they cost.
 
-Engines are those of a `cluster`. The time of a fleet is that of its run: every engine is there, and
-paid for, from the first arrival to the last answer.
+Engines are those of a `cluster`. The time of a fleet is that of its run, from the first arrival to
+the last answer: an engine is paid for as long as its devices are there, also while it is down or
+starts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,6 +16,7 @@ from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
 from schedlab.sim.metrics.weighted import ratio
 from schedlab.sim.record.columns import Floats, Ints, whole_numbers
+from schedlab.sim.record.fleet import STILL, Span
 
 _NS_PER_S = 1e9
 _S_PER_HOUR = 3600.0
@@ -68,20 +72,61 @@ def busy_share_of(run: Observation, engine: int) -> float:
 
 @register(about="fleet", unit="GPU s")
 def gpu_seconds(run: Observation) -> float:
-    """Return the GPUs of all engines * time of the run."""
-    gpus = [engine.num_gpus for engine in run.engines]
-    return sum(gpus) * run.duration_s if gpus else float("nan")
+    """Return the GPUs of all engines * time for which they were there."""
+    if not run.engines:
+        return float("nan")
+    if not any(engine.paid for engine in run.engines):
+        return sum(engine.num_gpus for engine in run.engines) * run.duration_s
+    return float(sum(engine.num_gpus * _span_s(run, engine.paid) for engine in run.engines))
 
 
 @register(about="fleet", unit="USD")
 def cost_usd(run: Observation) -> float:
     """Return the GPU hours of the run at their prices; not a number where one has no price."""
     prices = [engine.usd_per_gpu_hour for engine in run.engines]
-    usd_per_hour = sum(
+    usd_per_hour = [
         float("nan") if price is None else price * engine.num_gpus
         for price, engine in zip(prices, run.engines, strict=True)
-    )
-    return usd_per_hour * run.duration_s / _S_PER_HOUR if run.engines else float("nan")
+    ]
+    if not run.engines:
+        return float("nan")
+    if not any(engine.paid for engine in run.engines):
+        return sum(usd_per_hour) * run.duration_s / _S_PER_HOUR
+    paid_s = [_span_s(run, engine.paid) for engine in run.engines]
+    return float(np.dot(usd_per_hour, paid_s)) / _S_PER_HOUR
+
+
+@register(about="fleet", better="higher", unit="%")
+def availability_share(run: Observation) -> float:
+    """Return the time for which engines were up / time for which their devices were there."""
+    if not any(engine.paid for engine in run.engines):
+        return 1.0
+    up_s = sum(_span_s(run, engine.served) for engine in run.engines)
+    return ratio(up_s, sum(_span_s(run, engine.paid) for engine in run.engines))
+
+
+@register(about="fleet", better="neither")
+def mean_engines_up(run: Observation) -> float:
+    """Return the mean number of engines that were up."""
+    if not any(engine.paid for engine in run.engines):
+        return float(_num_engines(run))
+    return ratio(sum(_span_s(run, engine.served) for engine in run.engines), run.duration_s)
+
+
+@register(about="fleet", better="lower", unit="")
+def requests_retried(run: Observation) -> int:
+    """Return how many requests lost their engine, which died."""
+    if "num_losses" not in run.requests:
+        return 0
+    return int(np.count_nonzero(run.requests["num_losses"]))
+
+
+@register(about="fleet", better="lower")
+def lost_tokens(run: Observation) -> int:
+    """Return the computed tokens whose keys and values were lost with their engine."""
+    if "lost_tokens" not in run.requests:
+        return 0
+    return int(whole_numbers(run.requests, "lost_tokens").sum())
 
 
 @register(about="fleet", unit="USD")
@@ -110,6 +155,34 @@ def mean_handover_ms(run: Observation) -> float:
     end_ns = whole_numbers(run.requests, "transfer_end_ns")
     took_ns = (end_ns - whole_numbers(run.requests, "first_token_ns"))[end_ns >= 0]
     return float(took_ns.mean()) / 1e6 if len(took_ns) else float("nan")
+
+
+@register(about="fleet", better="neither", unit="")
+def num_moves(run: Observation) -> int:
+    """Return how often requests went from engine to engine while they decoded."""
+    if "num_moves" not in run.requests:
+        return 0
+    return int(whole_numbers(run.requests, "num_moves").sum())
+
+
+@register(about="fleet")
+def mean_move_stop_ms(run: Observation) -> float:
+    """Return the mean time for which a request stopped each time that it moved."""
+    if "num_moves" not in run.requests:
+        return float("nan")
+    stop_ns = whole_numbers(run.requests, "moved_stop_ns").sum()
+    return ratio(float(stop_ns) / 1e6, float(num_moves(run)))
+
+
+def _span_s(run: Observation, spans: Sequence[Span]) -> float:
+    """Return how much of the time of the run spans of it cover."""
+    begin_ns = run.begin_ns
+    end_ns = begin_ns + round(run.duration_s * _NS_PER_S)
+    covered_ns = 0
+    for from_ns, until_ns in spans:
+        until_ns = end_ns if until_ns == STILL else min(until_ns, end_ns)
+        covered_ns += max(until_ns - max(from_ns, begin_ns), 0)
+    return covered_ns / _NS_PER_S
 
 
 def _num_engines(run: Observation) -> int:

@@ -130,6 +130,14 @@ class Observation:
         return float(finish_ns.max() - whole_numbers(everyone, "arrival_ns").min()) / _NS_PER_S
 
     @cached_property
+    def begin_ns(self) -> int:
+        """When the time that `duration_s` is of begins."""
+        if self.window is not None:
+            return self.window.begin_ns
+        arrival_ns = whole_numbers(self._result.requests, "arrival_ns")
+        return int(arrival_ns.min()) if len(arrival_ns) else 0
+
+    @cached_property
     def first_arrival_ns(self) -> int:
         """When the first of `requests` arrives; 0 if there is none."""
         arrival_ns = whole_numbers(self.requests, "arrival_ns")

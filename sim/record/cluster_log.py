@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.record.columns import Columns, whole_numbers
+from schedlab.sim.record.fleet import Span
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.record.steps import Int64, StepTable, StoredSteps
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
@@ -30,6 +31,42 @@ class Transfer(NamedTuple):
     num_bytes: int
 
 
+class Move(NamedTuple):
+    """A request that went from engine to engine while it decoded."""
+
+    id: int
+    from_engine: int
+    to_engine: int
+    start_ns: int
+    """When the first of its KV was sent."""
+    stop_ns: int
+    """When it stopped, for the last of it."""
+    end_ns: int
+    """When all of it was there."""
+    num_bytes: int
+    num_stages: int
+
+
+class Place(NamedTuple):
+    """One engine of a fleet whose engines come and go."""
+
+    pool: int
+    paid: tuple[Span, ...]
+    """When its devices were there."""
+    served: tuple[Span, ...]
+    """When it was up."""
+
+
+class Loss(NamedTuple):
+    """A request that lost its engine, which died."""
+
+    id: int
+    engine: int
+    at_ns: int
+    lost_tokens: int
+    """Computed tokens whose keys and values are gone."""
+
+
 class ClusterSteps(Mapping[str, Int64]):
     """The steps of all engines in order of their start; steps of different engines overlap.
 
@@ -38,22 +75,25 @@ class ClusterSteps(Mapping[str, Int64]):
 
     Parameters
     ----------
-    of_engines : sequence of StepTable or StoredSteps
-        The steps of each engine.
+    of_logs : sequence of StepTable or StoredSteps
+        Steps that were logged together.
+    engines : sequence of int
+        Which engine took them.
     """
 
-    def __init__(self, of_engines: Sequence[StepTable | StoredSteps]) -> None:
-        self._of_engines = of_engines
-        engine = np.repeat(np.arange(len(of_engines)), [steps.num_rows for steps in of_engines])
-        start_ns = np.concatenate([steps["start_ns"] for steps in of_engines])
-        self._order = np.lexsort((engine, start_ns))
-        self._engine: Int64 = engine[self._order]
+    def __init__(self, of_logs: Sequence[StepTable | StoredSteps], engines: Sequence[int]) -> None:
+        self._of_logs = of_logs
+        log = np.repeat(np.arange(len(of_logs)), [steps.num_rows for steps in of_logs])
+        start_ns = np.concatenate([steps["start_ns"] for steps in of_logs])
+        self._order = np.lexsort((log, start_ns))
+        self._log: Int64 = log[self._order]
+        self._engine: Int64 = np.array(engines, dtype=np.int64)[self._log]
 
     def __len__(self) -> int:
-        return len(self._of_engines[0]) + 1
+        return len(self._of_logs[0]) + 1
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._of_engines[0]
+        yield from self._of_logs[0]
         yield "engine"
 
     @property
@@ -71,17 +111,17 @@ class ClusterSteps(Mapping[str, Int64]):
         """
         if name == "engine":
             return self._engine
-        column: Int64 = np.concatenate([steps[name] for steps in self._of_engines])[self._order]
+        column: Int64 = np.concatenate([steps[name] for steps in self._of_logs])[self._order]
         return column
 
     def rows(self, start: int, stop: int) -> Table:
-        """Return some of the steps; each engine's own follow each other, so it is asked for few."""
-        engine = self._engine[start:stop]
-        found: Table = {name: np.empty(len(engine), dtype=np.int64) for name in self}
-        found["engine"] = engine
-        for number, steps in enumerate(self._of_engines):
-            first = int(np.count_nonzero(self._engine[:start] == number))
-            here = engine == number
+        """Return some of the steps; those of a log follow each other, so it is asked for few."""
+        log = self._log[start:stop]
+        found: Table = {name: np.empty(len(log), dtype=np.int64) for name in self}
+        found["engine"] = self._engine[start:stop]
+        for number, steps in enumerate(self._of_logs):
+            first = int(np.count_nonzero(self._log[:start] == number))
+            here = log == number
             part = steps.rows(first, first + int(np.count_nonzero(here)))
             for name in steps:
                 found[name][here] = part[name]
@@ -94,14 +134,35 @@ class ClusterLog:
     Parameters
     ----------
     of_engines : sequence of RunLog
-        Their logs. Each request is in one of them: that of the engine which answered it.
+        Their logs, by engine; of one that died and was replaced one after the other. Each request
+        is in one of them: that of the engine which answered it, or turned it away.
     transfers : sequence of Transfer
-        KV that went from engine to engine.
+        KV of prompts that went from engine to engine.
+    moves : sequence of Move
+        Requests that went from engine to engine while they decoded.
+    losses : sequence of Loss
+        Requests that lost their engine.
+    engines : sequence of int, optional
+        Which engine each log is of; each of its own, if not given.
+    places : sequence of Place
+        What each engine was and when it was there; empty if all were there all the time.
     """
 
-    def __init__(self, of_engines: Sequence[RunLog], transfers: Sequence[Transfer] = ()) -> None:
+    def __init__(
+        self,
+        of_engines: Sequence[RunLog],
+        transfers: Sequence[Transfer] = (),
+        moves: Sequence[Move] = (),
+        losses: Sequence[Loss] = (),
+        engines: Sequence[int] | None = None,
+        places: Sequence[Place] = (),
+    ) -> None:
         self.of_engines = of_engines
         self.transfers = transfers
+        self.moves = moves
+        self.losses = losses
+        self.engines = range(len(of_engines)) if engines is None else engines
+        self.places = places
 
     @property
     def reject_reasons(self) -> dict[int, str]:
@@ -116,16 +177,48 @@ class ClusterLog:
     def requests(self) -> Table:
         """Return one row a request, by id, with the column `engine`: where it was answered.
 
-        Where KV went from engine to engine also `prefill_engine`, `transfer_start_ns`,
-        `transfer_end_ns` and `transferred_bytes`; -1, and 0 bytes, of requests whose KV did not.
+        Where KV of prompts went from engine to engine also `prefill_engine`, `transfer_start_ns`,
+        `transfer_end_ns` and `transferred_bytes` (the last time that it did); -1, and 0 bytes, of
+        requests whose KV did not. Where engines died also `num_losses`, how often the request lost
+        its engine, and `lost_tokens`, what it had in memory then. Where requests moved while they
+        decoded also `num_moves`, `moved_bytes` and `moved_stop_ns`, for how long it stopped.
         """
         tables = [dict(log.requests()) for log in self.of_engines]
-        for engine, table in enumerate(tables):
+        for engine, table in zip(self.engines, tables, strict=True):
             table["engine"] = np.full(len(table["id"]), engine, dtype=np.int64)
         merged = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
         order = np.argsort(merged["id"], kind="stable")
         table = {name: column[order] for name, column in merged.items()}
-        return table | self._moved(table["id"]) if self.transfers else table
+        if self.transfers:
+            table |= self._moved(table["id"])
+        if self.moves:
+            table |= self._migrated(table["id"])
+        if self.losses:
+            table |= self._lost(table["id"])
+        return table
+
+    def _migrated(self, ids: npt.NDArray[np.generic]) -> Table:
+        rows = np.array(self.moves, dtype=np.int64)
+        place = np.searchsorted(ids, rows[:, 0])
+        values = {
+            "num_moves": np.ones(len(rows), dtype=np.int64),
+            "moved_bytes": rows[:, 6],
+            "moved_stop_ns": rows[:, 5] - rows[:, 4],
+        }
+        found: Table = {}
+        for name, value in values.items():
+            column = np.zeros(len(ids), dtype=np.int64)
+            np.add.at(column, place, value)
+            found[name] = column
+        return found
+
+    def _lost(self, ids: npt.NDArray[np.generic]) -> Table:
+        rows = np.array(self.losses, dtype=np.int64)
+        place = np.searchsorted(ids, rows[:, 0])
+        found = {name: np.zeros(len(ids), dtype=np.int64) for name in ("num_losses", "lost_tokens")}
+        np.add.at(found["num_losses"], place, 1)
+        np.add.at(found["lost_tokens"], place, rows[:, 3])
+        return {**found}
 
     def _moved(self, ids: npt.NDArray[np.generic]) -> Table:
         rows = np.array(self.transfers, dtype=np.int64)
@@ -142,7 +235,7 @@ class ClusterLog:
 
     def steps(self) -> ClusterSteps:
         """Return one row a step of an engine."""
-        return ClusterSteps([log.steps() for log in self.of_engines])
+        return ClusterSteps([log.steps() for log in self.of_engines], self.engines)
 
     def token_gaps(self, ids: Int64 | None = None) -> Columns:
         """Return all gaps between tokens of the same request; see `TokenTimes.gaps`."""
@@ -181,7 +274,9 @@ class ClusterLog:
             if of_engine.bursts is not None:
                 bursts.append(of_engine.bursts)
         tokens = np.concatenate(bursts) if bursts else None
-        return TokenTimes.of_steps(np.concatenate(stints), self.steps(), tokens)
+        times = TokenTimes.of_steps(np.concatenate(stints), self.steps(), tokens)
+        # Else requests go from one engine to one behind it, if at all.
+        return times.in_order_of_time() if self.places else times
 
     def preemptions(self) -> dict[str, Int64]:
         """Return one row a preemption, by request id and time; columns as of `RunLog`."""

@@ -45,6 +45,14 @@ class TokenTimes:
             ends_ns = ends_ns[np.argsort(engine, kind="stable")]
         return cls(stints, ends_ns, bursts)
 
+    def in_order_of_time(self) -> TokenTimes:
+        """Return the same with the stints of every request in order of time."""
+        entry, first = self._stints[:, 1], self._stints[:, 2]
+        ends = np.append(self._decode_ends_ns, -1)  # stints may end before any decode
+        begins = np.where(entry >= 0, entry, ends[first])
+        order = np.lexsort((begins, self._stints[:, 0]))
+        return TokenTimes(self._stints[order], self._decode_ends_ns)
+
     def stints(self) -> Columns:
         """Return the stints, in the order in which they ended."""
         return dict(zip(STINT_COLUMNS, self._stints.T, strict=True))

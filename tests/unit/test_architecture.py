@@ -36,6 +36,7 @@ POLICY_VIEW = {
     "schedlab.sim.cost.shape",
     "schedlab.sim.drive.engine_state",
     "schedlab.sim.core.draft_length",
+    "schedlab.sim.drive.pool_state",
     "schedlab.sim.rng",
 }
 

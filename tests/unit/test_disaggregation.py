@@ -17,7 +17,7 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.drive.handover import Disaggregation
-from schedlab.sim.drive.links import LINKS, Link
+from schedlab.sim.drive.links import LINKS, Interconnect, Link
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record.columns import REJECTED
 from tests import laws
@@ -43,12 +43,11 @@ def run(
         )
         for config, policy in zip(configs, policies or ["fcfs"] * len(roles), strict=True)
     ]
-    plan = Disaggregation(
-        roles, routers.make(decode_router), link, BYTES_PER_TOKEN, devices or [1] * len(roles)
-    )
+    plan = Disaggregation(roles, routers.make(decode_router))
+    joins = Interconnect(link, BYTES_PER_TOKEN, devices or [1] * len(roles))
     router = routers.make("jsq")
     log = simulate_cluster(
-        engines, router, workload, max_concurrency, None, staleness_ns, disaggregation=plan
+        engines, router, workload, max_concurrency, None, staleness_ns, plan, joins
     )
     for engine in engines:
         assert engine.kv.free_blocks == engine.kv.num_blocks, "the run ended with blocks held"

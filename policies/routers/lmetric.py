@@ -1,0 +1,31 @@
+"""The product of what is to be computed and of how many are there."""
+
+from collections.abc import Sequence
+
+from schedlab.policies.routers.registry import register
+from schedlab.policies.routers.router import Router
+from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.request import Request
+
+
+@register("lmetric")
+class LMetric(Router):
+    """The least product of prompt tokens to compute and of requests, with nothing to tune.
+
+    To compute are the prompts that wait there and what of this one the cache does not hold;
+    requests are those waiting and running. What one factor weighs against the other cancels out in
+    a comparison. Where nothing runs or waits the product is 0: such an engine always takes it.
+    """
+
+    source = "LMetric, Zhang et al. 2026 (arXiv:2603.15202): new prefill tokens * batch size"
+    looks_at_caches = True
+
+    def route(self, request: Request, engines: Sequence[EngineState]) -> int:
+        """Take the least product, then the most that is cached, in turn among equals."""
+
+        def score(engine: EngineState) -> tuple[int, int]:
+            new_tokens = request.prompt_tokens - engine.cached_tokens(request)
+            batch = engine.num_waiting + engine.num_running
+            return (engine.backlog_tokens + new_tokens) * batch, new_tokens
+
+        return self.least([score(engine) for engine in engines])

@@ -1,0 +1,192 @@
+import numpy as np
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.policies.routers import registry as routers
+from schedlab.policies.routers.router import Router
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.failures import Failures, Outage, Slowdown
+from schedlab.sim.drive.handover import Disaggregation
+from schedlab.sim.drive.links import Interconnect, Link
+from schedlab.sim.drive.members import Supply
+from schedlab.sim.errors import PolicyError, SpecError
+from schedlab.sim.record.columns import REJECTED
+from schedlab.sim.record.fleet import Span
+from schedlab.sim.result import RunResult
+from tests.laws import LinearCost, arrival
+
+CONFIG = EngineConfig(num_blocks=200, max_model_len=100, block_size=4, max_num_seqs=4)
+
+
+def simulate(workload, failures, roles=("mixed", "mixed"), start_up_ns=0, router="round_robin"):
+    def new_engine(pool):
+        return Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
+
+    size = len(roles)
+    return simulate_cluster(
+        [new_engine(i) for i in range(size)],
+        routers.make(router) if isinstance(router, str) else router,
+        workload,
+        disaggregation=Disaggregation(roles, routers.make("jsq")) if "decode" in roles else None,
+        interconnect=Interconnect(Link(1e12, 50e-9, "a test"), 1000, [1] * size),
+        changes=Changes(Supply(new_engine, roles, [start_up_ns] * size), failures),
+    )
+
+
+def test_request_goes_on_elsewhere_with_the_tokens_that_came_out():
+    # Prompt: 1000 + 20 * 10 ns; then a token every 1010 ns. Two are out when the engine dies.
+    log = simulate([arrival(0, 0, 20, 4)], Failures([Outage(0, 2_500)]))
+    assert log.token_times(0).tolist() == [
+        1200,
+        2210,
+        2500 + 1000 + 22 * 10,
+        2500 + 1000 + 22 * 10 + 1010,
+    ]
+    row = {name: column[0] for name, column in log.requests().items()}
+    # In memory: the prompt and the first token; the second was to be computed next.
+    assert (row["engine"], row["num_losses"], row["lost_tokens"]) == (1, 1, 21)
+    assert (row["first_token_ns"], row["generated_tokens"]) == (1200, 4)
+    assert log.steps()["end_ns"].tolist() == [1200, 2210, 3720, 4730]
+
+
+def test_step_that_ends_when_the_engine_dies_counts():
+    log = simulate([arrival(0, 0, 20, 4)], Failures([Outage(0, 2_210)]))
+    assert log.token_times(0).tolist()[:3] == [1200, 2210, 2210 + 1000 + 22 * 10]
+
+
+def test_request_waits_for_an_engine_that_starts_again():
+    log = simulate(
+        [arrival(0, 0, 20, 2), arrival(1, 5_000, 20, 1)],
+        Failures([Outage(0, 500, 6_000)]),
+        roles=("mixed",),
+        start_up_ns=1_000,
+    )
+    assert log.places[0].served == (Span(0, 500), Span(7_500, -1))
+    assert log.places[0].paid == (Span(0, -1),)
+    requests = log.requests()
+    assert requests["first_scheduled_ns"].tolist() == [0, 7_500]
+    assert requests["num_losses"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("failures", "reason"),
+    [
+        (Failures([Outage(0, 500)]), "no engine is left"),
+        (Failures([Outage(0, 500, 9_000)], deadline_ns=3_000), "before its deadline"),
+        (Failures([Outage(0, 500, 10)], max_retries=0), "it lost its engine 1 times"),
+    ],
+)
+def test_request_that_cannot_be_sent_again_fails_with_a_reason(failures, reason):
+    log = simulate([arrival(0, 0, 20, 2)], failures, roles=("mixed",))
+    assert log.requests()["status"].tolist() == [REJECTED]
+    assert reason in log.reject_reasons[0]
+
+
+def test_router_is_never_offered_a_dead_engine_and_cannot_name_one():
+    class Second(Router):
+        def route(self, request, engines):
+            return 1
+
+    workload = [arrival(0, 0, 20, 1), arrival(1, 5_000, 20, 1)]
+    with pytest.raises(PolicyError, match="places of engines 1, the others are down"):
+        simulate(workload, Failures([Outage(0, 1)]), router=Second())
+
+
+def test_straggler_takes_longer_for_steps_that_begin_while_it_is_slow():
+    log = simulate(
+        [arrival(0, 0, 20, 5)], Failures(slowdowns=[Slowdown(0, 1_500, 4_000, 3.0)]), ("mixed",)
+    )
+    # The second step began before; the third is slow; the fourth begins after.
+    assert np.diff(log.token_times(0)).tolist() == [1010, 3030, 1010, 1010]
+
+
+def test_transfer_begins_anew_when_its_link_is_up_again():
+    # The prompt is there at 1200; 20 tokens take 50 + 20 ns. The link fails when ten are sent.
+    failures = Failures(link_outages=[Outage(1, 1_260, 500)])
+    requests = simulate([arrival(0, 0, 20, 2)], failures, ("prefill", "decode")).requests()
+    assert requests["transfer_end_ns"].tolist() == [1_760 + 20]
+
+
+def test_kv_held_for_a_dead_engine_goes_to_another_one():
+    failures = Failures([Outage(1, 1_260)])
+    log = simulate([arrival(0, 0, 20, 2)], failures, ("prefill", "decode", "decode"))
+    requests = log.requests()
+    assert requests["engine"].tolist() == [2]
+    assert requests["transfer_start_ns"].tolist() == [1_260]
+    assert not log.losses
+
+
+def test_kv_lost_with_its_sender_is_computed_again():
+    failures = Failures([Outage(0, 1_260)])
+    log = simulate([arrival(0, 0, 20, 3)], failures, ("prefill", "prefill", "decode"))
+    row = {name: column[0] for name, column in log.requests().items()}
+    # 21 tokens are computed again, with which the second token comes out.
+    assert log.token_times(0).tolist()[:2] == [1200, 1_260 + 1000 + 210]
+    assert (row["prefill_engine"], row["engine"], row["lost_tokens"]) == (1, 2, 20)
+
+
+def experiment(**cluster):
+    workload = {"trace": "azure-conv", "num_requests": 60, "request_rate": 20.0}
+    engine = {"num_gpu_blocks_override": 400, "max_model_len": 4000, "max_num_seqs": 6}
+    return make_spec({"workload": workload, "engine": engine, "cluster": cluster})
+
+
+def test_experiment_tells_of_failures(tmp_path):
+    failures = {"engines": [{"engine": 0, "at_s": 1.0, "down_s": 0.5}]}
+    start_up = {"load_gb_per_s": 100, "warm_up_s": 0.25}
+    result = run(experiment(count=2, failures=failures, start_up=start_up))
+    metrics = result.metrics()
+    assert result.num_engines == 2
+    assert metrics["completed"] == run(experiment(count=2)).metrics()["completed"]
+    assert metrics["requests_retried"] == np.count_nonzero(result.requests["num_losses"]) > 0
+    assert metrics["lost_tokens"] == result.requests["lost_tokens"].sum() > 0
+    # Llama 3 8B in bf16: 16.06 GB over 100 GB/s.
+    first, second = result.engines[0].served
+    down_s = (second.from_ns - first.until_ns) / 1e9
+    assert down_s == pytest.approx(0.5 + 0.1606 + 0.25, abs=1e-3)
+    duration_s = metrics["duration_s"]
+    assert metrics["availability_share"] == pytest.approx(1 - down_s / (2 * duration_s))
+    assert metrics["gpu_seconds"] == pytest.approx(2 * duration_s)
+    result.save(tmp_path)
+    again = RunResult.load(tmp_path)
+    assert again.engines == result.engines
+    assert again.metrics() == pytest.approx(metrics, nan_ok=True)
+
+
+def test_engine_dies_at_the_same_times_whatever_is_asked_of_the_fleet():
+    failures = {"mtbf_s": 1.5, "mttr_s": 0.2}
+
+    def deaths(rate):
+        data = experiment(count=3, failures=failures, start_up={"warm_up_s": 0}).to_data()
+        data["workload"]["request_rate"] = rate
+        engines = run(make_spec(data)).engines
+        return [[span.until_ns for span in e.served if span.until_ns >= 0] for e in engines]
+
+    slow, fast = deaths(5.0), deaths(20.0)
+    assert any(fast)
+    for many, few in zip(slow, fast, strict=True):
+        assert many[: len(few)] == few[: len(many)]
+
+
+@pytest.mark.parametrize(
+    ("failures", "message"),
+    [
+        ({"engines": [{"engine": 2, "at_s": 1}]}, r"engines\[0\].engine: there are engines 0 to 1"),
+        ({"mtbf_s": 5}, "mtbf_s and mttr_s: give both"),
+        ({"links": [{"engine": 0, "at_s": 1, "down_s": 1}]}, "nothing is sent"),
+        (
+            {"stragglers": [{"engine": 0, "from_s": 2, "to_s": 1, "slowdown": 2}]},
+            "to_s must be after from_s",
+        ),
+        ({"engine": []}, "failures.engine: .*did you mean engines"),
+    ],
+)
+def test_failures_that_cannot_be_are_told(failures, message):
+    with pytest.raises(SpecError, match=message):
+        experiment(count=2, failures=failures)

@@ -1,0 +1,181 @@
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.policies.migrators import registry as migrators
+from schedlab.policies.migrators.migrator import Migrator
+from schedlab.policies.routers import registry as routers
+from schedlab.policies.routers.llumnix import freeness
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.engine_state import Candidate
+from schedlab.sim.drive.handover import Disaggregation
+from schedlab.sim.drive.links import Interconnect, Link
+from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.migration import MigrationPlan
+from schedlab.sim.errors import PolicyError, SpecError
+from schedlab.sim.record.cluster_log import Move
+from tests.laws import LinearCost, arrival
+
+FLEETS = Path(__file__).resolve().parents[2] / "docs" / "fleets.md"
+CONFIG = EngineConfig(num_blocks=200, max_model_len=100, block_size=4, max_num_seqs=4)
+JOINS = Interconnect(Link(1e12, 50e-9, "a test"), 1000, [1, 1])  # a token a nanosecond
+
+
+class FromFirst(Migrator):
+    def pairs(self, candidates):
+        return [(0, 1)]
+
+
+def simulate(workload, migrator=None, every_ns=2_000, last_stage_blocks=1):
+    def new_engine(pool):
+        executor = SimExecutor(Pricing(LinearCost(1000, 10, 0)))
+        return Engine(CONFIG, registry.make("fcfs"), executor, check_conservation)
+
+    plan = MigrationPlan(migrator or FromFirst(), every_ns, last_stage_blocks)
+    return simulate_cluster(
+        [new_engine(0), new_engine(1)],
+        routers.make("round_robin"),
+        workload,
+        interconnect=JOINS,
+        changes=Changes(Supply(new_engine, ["mixed"] * 2, [0, 0]), migration=plan),
+    )
+
+
+def test_stages_of_a_move_add_up():
+    log = simulate([arrival(0, 0, 20, 5)], every_ns=2_000)
+    # Asked at 2000; the step ends at 2210 with 21 tokens computed: 50 + 21 ns. The next one ends
+    # at 3220: it stops, for 50 + 1 ns, and goes on with 1010 ns a token.
+    assert log.moves == [Move(0, 0, 1, 2_210, 3_220, 3_271, 22_000, 2)]
+    assert log.token_times(0).tolist() == [1_200, 2_210, 3_220, 4_281, 5_291]
+    row = {name: column[0] for name, column in log.requests().items()}
+    assert (row["engine"], row["num_moves"], row["moved_stop_ns"]) == (1, 1, 51)
+    assert row["moved_bytes"] == 22_000
+
+
+def test_move_of_a_request_that_ends_meanwhile_is_given_up():
+    log = simulate([arrival(0, 0, 20, 3)])
+    assert log.moves == []
+    assert log.requests()["engine"].tolist() == [0]
+
+
+class Nowhere(Migrator):
+    def pairs(self, candidates):
+        return [(0, 2)]
+
+
+def test_migrator_that_names_no_engine_is_blamed():
+    with pytest.raises(PolicyError, match=r"Nowhere: pairs\(\) named \(0, 2\)"):
+        simulate([arrival(0, 0, 20, 5)], Nowhere())
+
+
+def engine(used_blocks=0, running=1, first_waiting_blocks=0, num_urgent=0):
+    return SimpleNamespace(
+        used_blocks=used_blocks, num_blocks=100, num_running=running, num_urgent=num_urgent,
+        first_waiting_blocks=first_waiting_blocks,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "blocks"),
+    [
+        (engine(40, 4), 15.0),
+        (engine(40, 4, first_waiting_blocks=20), 10.0),
+        (engine(90, 5, first_waiting_blocks=20), -2.0),
+        (engine(40, 4, num_urgent=1), 2.5),
+        (engine(0, 0), 100.0),
+    ],
+)
+def test_freeness_counts_what_waits_and_headroom_for_the_urgent(state, blocks):
+    assert freeness(state, headroom=0.5) == blocks
+
+
+def test_llumnix_pairs_the_least_free_with_the_freest_and_empties_who_drains():
+    states = [engine(90, 5), engine(10, 2), engine(97, 3), engine(20, 4), engine(50, 2)]
+    drains = [False, False, False, False, True]
+    candidates = [Candidate(s, d) for s, d in zip(states, drains, strict=True)]
+    # Free: 2, 45, 1, 20 blocks a request, and the last one drains.
+    assert migrators.make("llumnix").pairs(candidates) == [(4, 1), (2, 3)]
+
+
+def test_least_urgent_and_then_shortest_request_moves():
+    def state(id_, priority, tokens):
+        request = SimpleNamespace(priority=priority)
+        return SimpleNamespace(id=id_, request=request, num_computed_tokens=tokens)
+
+    decoding = [state(0, 0, 10), state(1, 5, 30), state(2, 5, 20)]
+    assert migrators.make("llumnix").victim(decoding) == 2
+
+
+def experiment(workload=None, engine=None, **cluster):
+    workload = {"trace": "azure-conv", "num_requests": 60, "request_rate": 20.0, **(workload or {})}
+    sizes = {"num_gpu_blocks_override": 400, "max_model_len": 4000, "max_num_seqs": 8}
+    return make_spec({"workload": workload, "engine": sizes | (engine or {}), "cluster": cluster})
+
+
+def test_migration_empties_an_engine_that_drains():
+    scaler = {"name": "schedule", "times": [[1, 1]], "every_s": 0.5}
+    few = {"num_requests": 12, "request_rate": 10.0}
+    gone_ns = []
+    for migration in (None, {"name": "llumnix", "every_ms": 10}):
+        spec = experiment(few, count=2, autoscaler=scaler, migration=migration)
+        result = run(spec)
+        gone_ns.append(min(e.paid[0].until_ns for e in result.engines if e.paid[0].until_ns > 0))
+        assert result.metrics()["completed"] == 12
+    assert result.metrics()["num_moves"] == result.requests["num_moves"].sum() > 0
+    assert 0 < result.metrics()["mean_move_stop_ms"] < 5
+    assert gone_ns[1] < gone_ns[0]
+
+
+def test_short_prompts_stay_where_answers_are_computed():
+    def new_engine():
+        return Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
+
+    def engines(local):
+        plan = Disaggregation(["prefill", "decode"], routers.make("jsq"), *local)
+        workload = [arrival(0, 0, 20, 2), arrival(1, 100, 8, 2), arrival(2, 200, 20, 2)]
+        log = simulate_cluster(
+            [new_engine(), new_engine()],
+            routers.make("jsq"),
+            workload,
+            disaggregation=plan,
+            interconnect=JOINS,
+        )
+        return log.requests()["prefill_engine"].tolist()
+
+    assert engines((0, None)) == [0, 0, 0]
+    assert engines((8, None)) == [0, -1, 0]
+    # The second finds the first one's 20 tokens under way, and 20 are not more than 20.
+    assert engines((0, 20)) == [0, 0, -1]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "engine", "message"),
+    [
+        ({"migration": "lumnix"}, {}, "unknown migrator 'lumnix'.*llumnix"),
+        ({"migration": {"name": "llumnix", "headroom": 2}}, {}, "headroom must be in"),
+        ({"migration": "llumnix"}, {"enable_prefix_caching": True}, "have no names"),
+        ({"migration": "llumnix"}, {"async_scheduling": True}, "a pool whose requests move"),
+        ({"local": {"max_prompt_tokens": 9}}, {}, "local: only where prompts have engines"),
+    ],
+)
+def test_moves_that_cannot_be_are_told(cluster, engine, message):
+    with pytest.raises(SpecError, match=message):
+        experiment(engine=engine, count=2, **cluster)
+
+
+def test_document_lists_every_migrator_and_knob():
+    text = FLEETS.read_text(encoding="utf-8")
+    for name in migrators.names():
+        row = re.search(rf"^\| `{name}` \| (.*leave.*)$", text, re.M)
+        for knob in migrators.migrator_class(name).knobs():
+            assert f"`{knob}`" in row[1], f"docs/fleets.md does not name {knob} of {name}"

@@ -1,0 +1,155 @@
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies.autoscalers import registry
+from schedlab.policies.autoscalers.autoscaler import Autoscaler
+from schedlab.sim.drive.pool_state import Answer, PoolState
+from schedlab.sim.errors import PolicyError, SpecError
+from schedlab.sim.record.fleet import Span
+
+FLEETS = Path(__file__).resolve().parents[2] / "docs" / "fleets.md"
+
+
+def engine(waiting=0, running=1, used_blocks=0, step_ns=lambda shape: 10_000_000):
+    return SimpleNamespace(
+        num_waiting=waiting, num_in_flight=waiting + running, num_running=running,
+        used_blocks=used_blocks, num_blocks=100, block_size=16, estimate_step_ns=step_ns,
+    )  # fmt: skip
+
+
+def pool(*engines, now_s=15.0, num_engines=None, role="mixed", came=(), answers=()):
+    size = len(engines) if num_engines is None else num_engines
+    return PoolState(now_s, 15.0, role, size, engines, came, answers)
+
+
+def test_hpa_scales_by_the_ratio_and_remembers_the_larger_number():
+    hpa = registry.make("hpa", metric="num_waiting", target=5, stabilization_s=60)
+    assert hpa.num_engines(pool(engine(10), engine(9))) == 4  # ceil(2 * 9.5 / 5)
+    assert hpa.num_engines(pool(engine(5), engine(5.4), now_s=30)) == 2  # within the tolerance
+    assert hpa.num_engines(pool(*[engine(0)] * 4, now_s=60)) == 4  # it asked for 4 at 15 s
+    assert hpa.num_engines(pool(*[engine(0)] * 4, now_s=95)) == 0
+
+
+def test_kv_thresholds_move_one_engine_at_a_time():
+    scaler = registry.make("kv_thresholds")
+    assert scaler.num_engines(pool(engine(used_blocks=95), engine(used_blocks=90))) == 3
+    assert scaler.num_engines(pool(engine(used_blocks=95), engine(used_blocks=20))) == 2
+    assert scaler.num_engines(pool(engine(used_blocks=50), engine(used_blocks=20))) == 1
+
+
+def test_attainment_adds_at_once_and_takes_away_with_patience():
+    scaler = registry.make("slo_attainment", target=0.9, patience=2)
+    good, bad = (Answer(10, 10, 1.0, 1.0, holds) for holds in (True, False))
+    assert scaler.num_engines(pool(engine(), answers=[good] * 8 + [bad] * 2)) == 2
+    assert scaler.num_engines(pool(engine(), engine(), answers=[good])) == 2
+    assert scaler.num_engines(pool(engine(), engine(), answers=[good])) == 1
+
+
+def test_schedule_follows_its_timetable_and_repeats_it():
+    scaler = registry.make("schedule", times=[[10, 2], [60, 5]], period_s=100)
+    asked = [scaler.num_engines(pool(num_engines=1, now_s=t)) for t in (5, 15, 60, 105, 110)]
+    assert asked == [1, 2, 5, 1, 2]
+
+
+def test_planner_divides_the_load_by_what_an_engine_does_within_its_targets():
+    def step_ns(shape):  # a millisecond, and one for each token of a prompt and each decode
+        return 1_000_000 * (1 + shape.num_new_tokens)
+
+    planner = registry.make("dynamo_planner", ttft_ms=500, itl_ms=21)
+    came = [SimpleNamespace(prompt_tokens=99)] * 150  # 10 a second
+    # Decoded as expected: 5 running, 6 ms a step. Prompts of 99 tokens take 100 ms.
+    answers = [Answer(99, 100, 100.0, 6.0, True)]
+    one = engine(running=5, step_ns=step_ns)
+    asked = {
+        role: planner.num_engines(pool(one, role=role, came=came, answers=answers))
+        for role in ("prefill", "decode", "mixed")
+    }
+    # 990 tokens a second over 990; 1000 over 16 (memory: 1600 / 149 = 10) in 11 ms = 909.
+    assert asked == {"prefill": 1, "decode": 2, "mixed": 3}
+
+
+def experiment(workload=None, **cluster):
+    workload = {"trace": "azure-conv", "num_requests": 60, "request_rate": 20.0, **(workload or {})}
+    sizes = {"num_gpu_blocks_override": 400, "max_model_len": 4000, "max_num_seqs": 6}
+    return make_spec({"workload": workload, "engine": sizes, "cluster": cluster})
+
+
+TIMETABLE = {"name": "schedule", "times": [[1, 3], [2, 1]], "every_s": 0.5, "max": 3}
+START_UP = {"load_gb_per_s": 100, "warm_up_s": 0.2}
+
+
+def test_engines_are_paid_for_from_their_start_and_until_they_have_drained():
+    result = run(experiment(count=1, autoscaler=TIMETABLE, start_up=START_UP))
+    first, *added = result.engines
+    assert len(added) == 2
+    assert result.num_engines == 3
+    start_up_ns = round((16.06 / 100 + 0.2) * 1e9)
+    for facts in added:
+        (paid,), (served,) = facts.paid, facts.served
+        assert paid.from_ns == 1_000_000_000
+        assert served.from_ns == pytest.approx(paid.from_ns + start_up_ns, rel=1e-3)
+        assert paid.until_ns == served.until_ns > 2_000_000_000 or paid.until_ns == -1
+    metrics, requests = result.metrics(), result.requests
+    drained = next(i for i, facts in enumerate(result.engines) if facts.paid[0].until_ns > 0)
+    last_ns = requests["finish_ns"][requests["engine"] == drained].max()
+    assert last_ns == result.engines[drained].paid[0].until_ns
+    assert requests["queued_ns"][requests["engine"] == drained].max() <= 2_000_000_000
+    assert metrics["duration_s"] < metrics["gpu_seconds"] < 3 * metrics["duration_s"]
+    assert metrics["completed"] == run(experiment(count=1)).metrics()["completed"]
+    assert first.paid == (Span(0, first.paid[0].until_ns),)
+
+
+def test_fleet_grows_under_load_and_shrinks_after_it():
+    scaler = {
+        "name": "hpa", "metric": "num_in_flight", "target": 6, "max": 6, "every_s": 1,
+        "stabilization_s": 3,
+    }  # fmt: skip
+    burst = {"num_requests": 120, "request_rate": 30.0}
+    result = run(experiment(burst, count=1, autoscaler=scaler, start_up=START_UP))
+    assert result.num_engines > 2
+    alone = run(experiment(burst, count=1)).metrics()
+    metrics = result.metrics()
+    assert metrics["mean_ttft_ms"] < alone["mean_ttft_ms"] / 2
+    assert metrics["completed"] == alone["completed"]
+
+
+class Silent(Autoscaler):
+    def num_engines(self, pool):
+        return "two"
+
+
+def test_autoscaler_of_ones_own_is_asked_and_blamed():
+    with pytest.raises(PolicyError, match=r"Silent.*num_engines\(\) returned 'two'"):
+        run(experiment(count=1, autoscaler=f"{__name__}:Silent"))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ({"count": 1, "autoscaler": "hpaa"}, "unknown autoscaler 'hpaa'.*hpa"),
+        ({"count": 1, "autoscaler": {"name": "hpa", "aim": 3}}, "autoscaler.aim"),
+        ({"count": 1, "autoscaler": {"name": "hpa", "target": 0}}, "target must be > 0"),
+        ({"count": 9, "autoscaler": {"name": "hpa", "max": 8}}, "count: must be between min .1."),
+        ({"count": 2, "autoscaler": {"name": "hpa", "min": 5, "max": 4}}, "min must be at most"),
+    ],
+)
+def test_scaling_that_cannot_be_is_told(cluster, message):
+    with pytest.raises(SpecError, match=message):
+        experiment(**cluster)
+
+
+def test_document_lists_every_autoscaler_and_knob():
+    text = FLEETS.read_text(encoding="utf-8")
+    table = re.search(r"^\| `dynamo_planner` \|.*\n(?:\|.*\n)+", text, re.M)
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)$", table[0], re.M))
+    assert sorted(rows) == registry.names()
+    for name in registry.names():
+        cls = registry.autoscaler_class(name)
+        assert cls.source, f"{name} says no source"
+        for knob in cls.knobs():
+            assert f"`{knob}`" in rows[name], f"docs/fleets.md does not name {knob} of {name}"
