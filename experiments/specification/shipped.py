@@ -22,7 +22,8 @@ def shipped_experiments() -> dict[str, Path]:
         systems and claims against their papers.
     """
     folder = shipped_folder("experiments")
-    patterns = ("*.yaml", "papers/policies/*.yaml", "papers/claims/*.yaml")
+    papers = [f"papers/{room}/*.yaml" for room in ("policies", "claims", "speculation")]
+    patterns = ("*.yaml", *papers)
     return {path.stem: path for pattern in patterns for path in sorted(folder.glob(pattern))}
 
 
