@@ -50,9 +50,9 @@ class Decoding:
         count = len(contexts)
         return self._estimate_ns(
             BatchShape(
-                count,
-                sum(contexts),
-                max(contexts),
+                num_decodes=count,
+                decode_context_sum_tokens=sum(contexts),
+                decode_context_max_tokens=max(contexts),
                 rows_sampled=count,
                 num_running=count,
                 decode_context_min_tokens=min(contexts),

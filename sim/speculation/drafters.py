@@ -72,9 +72,9 @@ class ModelDrafter:
             read = context * count // num_decodes + i * count
             total += price(
                 BatchShape(
-                    count,
-                    read,
-                    shape.decode_context_max_tokens + i,
+                    num_decodes=count,
+                    decode_context_sum_tokens=read,
+                    decode_context_max_tokens=shape.decode_context_max_tokens + i,
                     rows_sampled=count,
                     decode_context_min_tokens=shape.decode_context_min_tokens + i,
                 )
