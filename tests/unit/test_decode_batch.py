@@ -7,7 +7,7 @@ from tests.laws import arrival
 
 def decoding(request_id, computed, generated=1):
     state = RequestState(arrival(request_id, prompt=max(1, computed)).request)
-    state._computed, state._generated = computed, generated
+    state._computed, state._generated, state._seat = computed, generated, request_id
     return state
 
 
