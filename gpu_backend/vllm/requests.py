@@ -68,6 +68,7 @@ class Requests:
         self.held: dict[int, RequestState] = {}
         self.leaving: list[RequestState] = []
         self.fetching: dict[int, RequestState] = {}
+        self.kept: dict[int, RequestState] = {}
         self.decodes = SimpleNamespace(size=0)
         self.admits_nobody = False
         self._scheduler = scheduler
