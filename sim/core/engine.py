@@ -12,6 +12,7 @@ from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.promise import PromiseCheck
+from schedlab.sim.core.reception import seat_arrived
 from schedlab.sim.core.scheduling import SchedulingPolicy
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.step import Segment, batch_shape, segment_row
@@ -129,7 +130,7 @@ class Engine:
         if intake.requests:
             requests.take_in(now_ns)
         if requests.arrived:
-            requests.seat_arrived()
+            seat_arrived(requests)
         if requests.kept:
             requests.expire(now_ns)
         if requests.leaving and intake.is_idle(now_ns):

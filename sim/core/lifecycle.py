@@ -1,87 +1,25 @@
-"""Requests from their submission to their answer, and the seats and memory they take meanwhile."""
+"""Requests from their submission to their last token: who waits, who runs, what is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol
 
-from schedlab.sim.config import EngineConfig
-from schedlab.sim.core.executor import Executor
-from schedlab.sim.core.plan import BatchPlan, Finished
-from schedlab.sim.core.population import Population, seat_number
-from schedlab.sim.core.session_table import SessionTable
-from schedlab.sim.core.speculative_batch import SpeculativeBatch
+from schedlab.sim.core.departures import Departures
+from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.track import SpeculatingState
-from schedlab.sim.core.waiting_queue import WaitingQueue
-from schedlab.sim.kv.allocators import make_kv_cache
-from schedlab.sim.kv.prefix import PrefixCachingKVCache
-from schedlab.sim.record.columns import FINISHED, TRUNCATED
-from schedlab.sim.record.log import RunLog
-from schedlab.sim.request import Arrival, Request, RequestState, Status, Turn
+from schedlab.sim.request import Arrival, Request, RequestState, Status
 
 CANCELLED = "never sent: an earlier request of its session was rejected"
 
 
-class RequestHooks(Protocol):
-    """What a policy is told of requests that come and go, and how it orders those that wait."""
-
-    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
-        """Return the place of a request in the waiting queue, smaller = sooner."""
-
-    on_arrival: Callable[[RequestState, int], None] | None
-    """Called with a request about to enter the queue for the first time, and the time."""
-    on_finish: Callable[[RequestState, int], None] | None
-    """Called with a request whose answer is complete, and the time."""
-    on_reject: Callable[[RequestState, int], None] | None
-    """Called with a request that a plan rejected, and the time."""
-    keeps_until: Callable[[RequestState, int], int] | None
-    """Called with a request of a session that has its last token, and the time; returns until when
-    its memory is kept for the next requests of the session. The time itself: not at all."""
-
-
-class Lifecycle(Population):
+class Lifecycle(Departures):
     """What happens to requests: from one state to the next, and what they hold with them.
 
     A request is submitted, perhaps held back (`intake`), waits, is admitted to a seat, prefills
-    and decodes, loses its memory and waits again if it is preempted, and finishes. A finished
-    request is answered; it may keep its seat and memory, and even its answer may wait, until
-    no unfinished request of its sealed batch runs.
-
-    Parameters
-    ----------
-    config : EngineConfig
-        The limits.
-    hooks : RequestHooks
-        Who is told.
-    executor : Executor
-        The GPU; it alone knows true lengths.
-
-    Attributes
-    ----------
-    log : RunLog
-        What happened.
-    on_gone : callable, optional
-        Set by who drives the engine: called with a request that is answered or rejected, and the
-        time. It must not call the engine, which is in the middle of something.
-    hands_over : callable, optional
-        Set by who drives the engine: called, under the same condition, with a request whose last
-        token here came out, and the time. If it returns True the request goes on elsewhere, and its
-        KV is held until `delivered`.
+    and decodes, loses its memory and waits again if it is preempted, and leaves (`Departures`,
+    which also says of what a lifecycle is made). One whose KV comes from another engine comes in
+    by `schedlab.sim.core.reception`.
     """
-
-    def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
-        super().__init__(
-            config, WaitingQueue(hooks.key), make_kv_cache(config, self._num_answer_tokens)
-        )
-        self._hooks = hooks
-        self._executor = executor
-        self.log = RunLog(config.block_size, self.kv.grows, config.num_speculative_tokens > 0)
-        self.on_gone: Callable[[RequestState, int], None] | None = None
-        self.hands_over: Callable[[RequestState, int], bool] | None = None
-        self._num_seats_given = 0
-        self._turns: dict[int, Turn] = {}
-        self.sessions = SessionTable()
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -122,9 +60,9 @@ class Lifecycle(Population):
         self._take(state, arrival, now_ns)
 
     def _take(self, state: RequestState, arrival: Arrival, now_ns: int) -> None:
-        self._executor.add(state.request, arrival.output_tokens)
+        self.executor.add(state.request, arrival.output_tokens)
         if arrival.turn is not None:
-            self._turns[state.id] = arrival.turn
+            self.turns[state.id] = arrival.turn
         if self.intake.holds_back:
             self.intake.add(state)
         else:
@@ -146,118 +84,11 @@ class Lifecycle(Population):
 
     def _enqueue(self, state: RequestState, now_ns: int) -> None:
         is_new = state.session is None  # another engine may have had it
-        if is_new and state.id in self._turns and state.request.session is not None:
+        if is_new and state.id in self.turns and state.request.session is not None:
             self.sessions.arrived(state, now_ns)
-        if self._hooks.on_arrival is not None:
-            self._hooks.on_arrival(state, now_ns)
+        if self.hooks.on_arrival is not None:
+            self.hooks.on_arrival(state, now_ns)
         self.waiting.add(state, now_ns)
-
-    # -- from and to other engines -------------------------------------------------------------
-
-    def reserve(self, state: RequestState, arrival: Arrival, num_tokens: int, now_ns: int) -> None:
-        """Give a seat, and memory that is there, to a request whose KV comes from elsewhere.
-
-        Parameters
-        ----------
-        state : RequestState
-            New here; tokens of its answer came out elsewhere.
-        arrival : Arrival
-            The request, with its true output length.
-        num_tokens : int
-            How much of it is computed.
-        now_ns : int
-            The time.
-        """
-        has_room = self.kv.allocate(state, num_tokens)
-        assert has_room, "memory is reserved only where it is free"
-        self._executor.add(state.request, arrival.output_tokens)
-        if arrival.turn is not None:
-            self._turns[state.id] = arrival.turn
-        state.status = Status.RUNNING
-        state._seated_ns = now_ns
-        state._computed = num_tokens
-        self.resident_tokens += num_tokens
-        self.fetching[state.id] = state
-        self.num_arrived += 1
-        self.num_events += 1
-
-    def extend(self, state: RequestState, num_tokens: int) -> None:
-        """Take memory that is there for more KV of a request that `reserve` let in."""
-        has_room = self.kv.allocate(state, num_tokens)
-        assert has_room, "memory is reserved only where it is free"
-        state._computed += num_tokens
-        self.resident_tokens += num_tokens
-        self.num_events += 1
-
-    def withdraw(self, state: RequestState, now_ns: int) -> None:
-        """Stop a request that decodes, between two steps: it goes on elsewhere.
-
-        It gives its seat up; its KV is held until `delivered`.
-        """
-        if state in self.decodes:
-            self._leave_decodes(state)
-        self.paused.pop(state.id, None)
-        del self.running[state.id]
-        state.served_ns += now_ns - state._seated_ns
-        self.num_events += 1
-        self._hand_over(state, now_ns)
-        if self.held and not self.running:
-            self._end_sealed_batch(now_ns)
-
-    def call_off(self, state: RequestState) -> None:
-        """Take back `reserve`: the KV does not come."""
-        del self.fetching[state.id]
-        state.status = Status.FINISHED
-        self.num_handed_over += 1
-        self.num_events += 1
-        self._release(state)
-        self._executor.remove(state)
-
-    def arrive(self, state: RequestState, now_ns: int) -> None:
-        """Let a request run whose KV has come, from the next plan on."""
-        self.arrived.append(state)
-        self.num_events += 1
-        if self._hooks.on_arrival is not None:
-            self._hooks.on_arrival(state, now_ns)
-
-    def seat_arrived(self) -> None:
-        """Let those run whose KV has come."""
-        for state in self.arrived:
-            del self.fetching[state.id]
-            state._seat = self._num_seats_given
-            self._num_seats_given += 1
-            self.running[state.id] = state
-            self.paused[state.id] = state
-        self.arrived.clear()
-
-    def delivered(self, request_id: int) -> None:
-        """Release the memory of a request that was handed over: its KV is where it goes on."""
-        self._release(self.handed_over.pop(request_id))
-        self.num_events += 1
-
-    def _hand_over(self, state: RequestState, end_ns: int) -> None:
-        state.status = Status.FINISHED
-        self.handed_over[state.id] = state
-        self.num_handed_over += 1
-        self._executor.remove(state)
-        if self._hooks.on_finish is not None:
-            self._hooks.on_finish(state, end_ns)
-
-    def abandon(self, now_ns: int) -> list[RequestState]:
-        """Give up everyone at once, with all that is in memory; see `Engine.die`.
-
-        Who has its whole answer, and only waits to be told, is answered.
-        """
-        for state in list(self.decodes.members.values()):
-            self._leave_decodes(state)
-        for state in self.unanswered:
-            self._answer(state, now_ns)
-        self.unanswered.clear()
-        for state in self.running.values():
-            state.served_ns += now_ns - state._seated_ns
-        left = [*self.waiting, *self.intake.requests, *self.running.values(), *self.arrived]
-        left.sort(key=lambda state: (state.request.arrival_ns, state.id))
-        return left
 
     # -- a plan's changes ----------------------------------------------------------------------
 
@@ -286,7 +117,7 @@ class Lifecycle(Population):
         if state.status is Status.FINISHED:  # answered already: only its memory is taken
             if self.kept.pop(state.id, None) is None:
                 self.leaving.remove(state)
-                self._turns.pop(state.id, None)
+                self.turns.pop(state.id, None)
             else:
                 del self.kept_until_ns[state.id]
             self._let_go(state)
@@ -303,7 +134,7 @@ class Lifecycle(Population):
         self.log.add_eviction(state.id, now_ns)
         self.resident_tokens -= state._computed
         if swap:
-            self._executor.swapped_out(state)
+            self.executor.swapped_out(state)
             self._count_swapped(state, -1)
             state.swapped = True
         else:
@@ -313,22 +144,22 @@ class Lifecycle(Population):
         state.status = Status.WAITING
         if isinstance(state, SpeculatingState):
             state.lost_memory()
-        self._executor.released(state)
+        self.executor.released(state)
         self.waiting.add(state, now_ns)
 
     def _admit(self, state: RequestState, cached_tokens: int, now_ns: int) -> None:
         self.waiting.remove(state, now_ns)
         state.status = Status.RUNNING
         was_here = state._seat >= 0
-        state._seat = self._num_seats_given
-        self._num_seats_given += 1
+        state._seat = self.num_seats_given
+        self.num_seats_given += 1
         self.running[state.id] = state
         state._seated_ns = now_ns
         if state.swapped:
             state.swapped = False
             self.resident_tokens += state._computed
             self._count_swapped(state, 1)
-            self._executor.swapped_in(state)
+            self.executor.swapped_in(state)
         (self.paused if state.is_decoding else self.prefilling)[state.id] = state
         if isinstance(state, SpeculatingState) and state.is_decoding:
             self.num_turnovers += 1
@@ -352,19 +183,10 @@ class Lifecycle(Population):
         if state.swapped:
             self.free_swap_blocks += self._num_blocks(state)
             state.recomputed_tokens += state._computed  # thrown away, though not by an eviction
-        self._turn_away(state, self._executor.output_tokens(state.request), reason, now_ns)
-        self._executor.remove(state)
-        if self._hooks.on_reject is not None:
-            self._hooks.on_reject(state, now_ns)
-
-    def _turn_away(self, state: RequestState, output_tokens: int, reason: str, now_ns: int) -> None:
-        state.status = Status.REJECTED
-        self._turns.pop(state.id, None)
-        self.sessions.rejected(state)
-        self.num_rejected += 1
-        self.log.reject(state, output_tokens, reason)
-        if self.on_gone is not None:
-            self.on_gone(state, now_ns)
+        self._turn_away(state, self.executor.output_tokens(state.request), reason, now_ns)
+        self.executor.remove(state)
+        if self.hooks.on_reject is not None:
+            self.hooks.on_reject(state, now_ns)
 
     def _count_swapped(self, state: RequestState, sign: int) -> None:
         """Count a request's blocks as moved to the host (-1) or back (+1)."""
@@ -414,7 +236,7 @@ class Lifecycle(Population):
         """Draft for the next verification of a request that is in no batch."""
         assert isinstance(state, SpeculatingState)
         state.draft_once = drafts
-        self._executor.look_ahead(state)
+        self.executor.look_ahead(state)
 
     def advance_prefill(
         self, state: RequestState, num_tokens: int, end_ns: int, is_last: bool
@@ -457,136 +279,8 @@ class Lifecycle(Population):
         return left == 0
 
     def _join_decodes(self, state: RequestState) -> None:
-        self._executor.joined(state, self.decodes)
+        self.executor.joined(state, self.decodes)
         self.decodes.join(state)
-
-    def _leave_decodes(self, state: RequestState) -> None:
-        batch = self.decodes
-        batch.leave(state)
-        self.log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
-        if isinstance(batch, SpeculativeBatch):
-            self.log.add_bursts(batch.last_tokens)
-        state._entry_ns = -1
-
-    # -- out -----------------------------------------------------------------------------------
-
-    def finish(self, states: Iterable[RequestState], how: Finished, end_ns: int) -> None:
-        """Let requests finish whose last token came out.
-
-        Parameters
-        ----------
-        states : iterable of RequestState
-            Who.
-        how : {"leave", "hold", "hold_answer"}
-            What becomes of them; see `BatchPlan.finished`.
-        end_ns : int
-            When the step ended.
-        """
-        self.num_events += 1
-        if self.config.enable_prefix_caching:
-            states = sorted(states, key=seat_number)  # blocks come free in this order
-        self.num_turnovers += 1
-        for state in states:
-            if state in self.decodes:
-                self._leave_decodes(state)
-            else:  # its last token came out of a prefill
-                steps = self.decodes.steps
-                self.log.add_stint(state.id, state._entry_ns, steps, steps)
-            del self.running[state.id]
-            state.served_ns += end_ns - state._seated_ns
-            if self.hands_over is not None and self.hands_over(state, end_ns):
-                self._hand_over(state, end_ns)
-                continue
-            state.last_token_ns = end_ns
-            if state.session is not None:
-                state.tool = self._turns[state.id].tool
-            if how != "leave":
-                state.status = Status.HELD
-                self.held[state.id] = state
-                self.held_tokens += state._computed
-            elif self.config.async_scheduling:
-                state.status = Status.FINISHED
-                self.leaving.append(state)
-            else:
-                state.status = Status.FINISHED
-                if not self._keep(state, end_ns):
-                    self._release(state)
-            if how == "hold_answer":
-                self.unanswered.append(state)
-            else:
-                self._answer(state, end_ns)
-        if self.held and not self.running:
-            self._end_sealed_batch(end_ns)
-
-    def _keep(self, state: RequestState, now_ns: int) -> bool:
-        """Keep the memory of a request for the next ones of its session, if the policy wants."""
-        if self._hooks.keeps_until is None or state.session is None:
-            return False
-        if not isinstance(self.kv, PrefixCachingKVCache):
-            return False  # nobody would find it
-        until_ns = self._hooks.keeps_until(state, now_ns)
-        if until_ns <= now_ns:
-            return False
-        self.kv.name_answer(state, self._turns.pop(state.id).answer_hash_ids)
-        self.kept[state.id] = state
-        self.kept_until_ns[state.id] = until_ns
-        return True
-
-    def expire(self, now_ns: int) -> None:
-        """Release the memory that was to be kept until now."""
-        for request_id in [i for i, until in self.kept_until_ns.items() if until <= now_ns]:
-            self._drop_kept(request_id)
-
-    def _drop_kept(self, request_id: int) -> None:
-        del self.kept_until_ns[request_id]
-        self._release(self.kept.pop(request_id))
-        self.num_events += 1
-
-    def let_go(self) -> None:
-        """Release what finished before the step that the last plan was made in."""
-        for state in self.leaving:
-            self._release(state)
-        self.leaving.clear()
-        self.num_events += 1
-
-    def _end_sealed_batch(self, now_ns: int) -> None:
-        for state in self.held.values():
-            self._release(state)
-            state.status = Status.FINISHED
-        self.held.clear()
-        self.held_tokens = 0
-        for state in self.unanswered:
-            self._answer(state, now_ns)
-        self.unanswered.clear()
-
-    def _release(self, state: RequestState) -> None:
-        turn = self._turns.pop(state.id, None)
-        if turn is not None and isinstance(self.kv, PrefixCachingKVCache):
-            self.kv.name_answer(state, turn.answer_hash_ids)
-        spare = state.spare_tokens
-        self.kv.release(state, False, spare, spare)
-        self._let_go(state)
-
-    def _let_go(self, state: RequestState) -> None:
-        self._executor.released(state)
-        self.resident_tokens -= state._computed
-
-    def _answer(self, state: RequestState, now_ns: int) -> None:
-        request = state.request
-        output_tokens = self._executor.output_tokens(request)
-        status = TRUNCATED if output_tokens > request.max_tokens else FINISHED
-        self.log.add_request(state, output_tokens, now_ns, status)
-        self._executor.remove(state)
-        self.num_finished += 1
-        self.sessions.answered(state, now_ns)
-        if self._hooks.on_finish is not None:
-            self._hooks.on_finish(state, now_ns)
-        if self.on_gone is not None:
-            self.on_gone(state, now_ns)
-
-    def _num_answer_tokens(self, request: Request) -> int:
-        """Count the tokens that a request will generate: an oracle, for allocators that reserve."""
-        return min(self._executor.output_tokens(request), request.max_tokens)
 
 
 def too_long(request: Request, output_tokens: int, max_model_len: int) -> str | None:

@@ -69,6 +69,8 @@ class Population:
         Arrivals, finishes and releases so far: what ends the promise of a plan.
     num_turnovers : int
         How often a request began to decode or ceased to; being paused is neither.
+    num_seats_given : int
+        Admissions so far: the place of the next one in their order.
     step_decoded : bool
         Whether the decode batch took part in the last step.
     step_preempted, step_recomputed_tokens, step_swapped_bytes : int
@@ -107,6 +109,7 @@ class Population:
         self.num_handed_over = 0
         self.num_events = 0
         self.num_turnovers = 0
+        self.num_seats_given = 0
         self.step_decoded = False
         self.step_preempted = 0
         self.step_recomputed_tokens = 0

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from schedlab.sim.core.lifecycle import RequestHooks
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.request_hooks import RequestHooks
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 

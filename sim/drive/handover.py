@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from schedlab.sim.core import reception
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.drive.engine_state import note_sent
 from schedlab.sim.drive.links import Links, Moving
@@ -149,7 +150,7 @@ class Handover:
             assert delivery.moving is not None
             self._links.cancel(delivery.moving)
             receiver.server.interrupt()
-            receiver.engine.requests.call_off(delivery.received)
+            reception.call_off(receiver.engine.requests, delivery.received)
             receiver.server.wake()
         self._fleet.settle_soon(receiver)
 
@@ -222,7 +223,8 @@ class Handover:
         receiver.server.interrupt()
         state = delivery.received = as_received(delivery.sent)
         now_ns, tokens = self._fleet.now_ns, delivery.sent.num_computed_tokens
-        receiver.engine.requests.reserve(state, self._fleet.arrivals[state.id], tokens, now_ns)
+        arrival = self._fleet.arrivals[state.id]
+        reception.reserve(receiver.engine.requests, state, arrival, tokens, now_ns)
         delivery.moving = self._links.send_kv(
             delivery.sender, receiver, tokens, partial(self._is_delivered, delivery, now_ns)
         )
@@ -236,7 +238,7 @@ class Handover:
         for member in (sender, receiver):
             member.server.interrupt()
         sender.engine.requests.delivered(state.id)
-        receiver.engine.requests.arrive(state, self._fleet.now_ns)
+        reception.arrive(receiver.engine.requests, state, self._fleet.now_ns)
         for member in (sender, receiver):
             member.server.wake()
         self.transfers.append(

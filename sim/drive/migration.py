@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import simpy
 
+from schedlab.sim.core import reception
 from schedlab.sim.drive.engine_state import Candidate
 from schedlab.sim.drive.handover import has_room
 from schedlab.sim.drive.instant import REPORTS, at
@@ -200,7 +201,7 @@ class Migration:
         move.start_ns = self._fleet.now_ns
         target.server.interrupt()
         arrival, now_ns = self._fleet.arrivals[state.id], self._fleet.now_ns
-        target.engine.requests.reserve(move.received, arrival, tokens, now_ns)
+        reception.reserve(target.engine.requests, move.received, arrival, tokens, now_ns)
         self._send(move, tokens, _Phase.COPIES)
 
     def _go_on(self, move: _Move) -> None:
@@ -221,7 +222,7 @@ class Migration:
             self._call_off(move)
             return
         target.server.interrupt()
-        target.engine.requests.extend(received, tokens)
+        reception.extend(target.engine.requests, received, tokens)
         if is_last:
             received._generated = state.num_output_tokens
             now_ns = move.stop_ns = self._fleet.now_ns
@@ -251,7 +252,7 @@ class Migration:
         for member in (source, target):
             member.server.interrupt()
         source.engine.requests.delivered(received.id)
-        target.engine.requests.arrive(received, self._fleet.now_ns)
+        reception.arrive(target.engine.requests, received, self._fleet.now_ns)
         source.live.count(received.request, -1)
         target.live.count(received.request, 1)
         for member in (source, target):
@@ -299,7 +300,7 @@ class Migration:
         if move.received is not None:
             target = move.target
             target.server.interrupt()
-            target.engine.requests.call_off(move.received)
+            reception.call_off(target.engine.requests, move.received)
             target.server.wake()
         self._drop(move)
 

@@ -1,0 +1,251 @@
+"""How requests leave an engine, and how long they hold seats and memory after their last token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.executor import Executor
+from schedlab.sim.core.plan import Finished
+from schedlab.sim.core.population import Population, seat_number
+from schedlab.sim.core.request_hooks import RequestHooks
+from schedlab.sim.core.session_table import SessionTable
+from schedlab.sim.core.speculative_batch import SpeculativeBatch
+from schedlab.sim.core.waiting_queue import WaitingQueue
+from schedlab.sim.kv.allocators import make_kv_cache
+from schedlab.sim.kv.prefix import PrefixCachingKVCache
+from schedlab.sim.record.columns import FINISHED, TRUNCATED
+from schedlab.sim.record.log import RunLog
+from schedlab.sim.request import Request, RequestState, Status, Turn
+
+
+class Departures(Population):
+    """How requests leave: answered, turned away, or to go on in another engine.
+
+    A finished request is answered; it may keep its seat and memory, and even its answer may wait,
+    until no unfinished request of its sealed batch runs. Its memory alone may be kept for the next
+    requests of its session.
+
+    Parameters
+    ----------
+    config : EngineConfig
+        The limits.
+    hooks : RequestHooks
+        Who is told.
+    executor : Executor
+        The GPU; it alone knows true lengths.
+
+    Attributes
+    ----------
+    log : RunLog
+        What happened.
+    sessions : SessionTable
+        The sessions that they belong to.
+    turns : dict of int to Turn
+        What the client knows of a request of a session, by id, while it is needed here.
+    on_gone : callable, optional
+        Set by who drives the engine: called with a request that is answered or rejected, and the
+        time. It must not call the engine, which is in the middle of something.
+    hands_over : callable, optional
+        Set by who drives the engine: called, under the same condition, with a request whose last
+        token here came out, and the time. If it returns True the request goes on elsewhere, and its
+        KV is held until `delivered`.
+    """
+
+    def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
+        super().__init__(
+            config, WaitingQueue(hooks.key), make_kv_cache(config, self._num_answer_tokens)
+        )
+        self.hooks = hooks
+        self.executor = executor
+        self.log = RunLog(config.block_size, self.kv.grows, config.num_speculative_tokens > 0)
+        self.on_gone: Callable[[RequestState, int], None] | None = None
+        self.hands_over: Callable[[RequestState, int], bool] | None = None
+        self.turns: dict[int, Turn] = {}
+        self.sessions = SessionTable()
+
+    # -- with an answer, or without ------------------------------------------------------------
+
+    def finish(self, states: Iterable[RequestState], how: Finished, end_ns: int) -> None:
+        """Let requests finish whose last token came out.
+
+        Parameters
+        ----------
+        states : iterable of RequestState
+            Who.
+        how : {"leave", "hold", "hold_answer"}
+            What becomes of them; see `BatchPlan.finished`.
+        end_ns : int
+            When the step ended.
+        """
+        self.num_events += 1
+        if self.config.enable_prefix_caching:
+            states = sorted(states, key=seat_number)  # blocks come free in this order
+        self.num_turnovers += 1
+        for state in states:
+            if state in self.decodes:
+                self._leave_decodes(state)
+            else:  # its last token came out of a prefill
+                steps = self.decodes.steps
+                self.log.add_stint(state.id, state._entry_ns, steps, steps)
+            del self.running[state.id]
+            state.served_ns += end_ns - state._seated_ns
+            if self.hands_over is not None and self.hands_over(state, end_ns):
+                self._hand_over(state, end_ns)
+                continue
+            state.last_token_ns = end_ns
+            if state.session is not None:
+                state.tool = self.turns[state.id].tool
+            if how != "leave":
+                state.status = Status.HELD
+                self.held[state.id] = state
+                self.held_tokens += state._computed
+            elif self.config.async_scheduling:
+                state.status = Status.FINISHED
+                self.leaving.append(state)
+            else:
+                state.status = Status.FINISHED
+                if not self._keep(state, end_ns):
+                    self.release(state)
+            if how == "hold_answer":
+                self.unanswered.append(state)
+            else:
+                self._answer(state, end_ns)
+        if self.held and not self.running:
+            self._end_sealed_batch(end_ns)
+
+    def _answer(self, state: RequestState, now_ns: int) -> None:
+        request = state.request
+        output_tokens = self.executor.output_tokens(request)
+        status = TRUNCATED if output_tokens > request.max_tokens else FINISHED
+        self.log.add_request(state, output_tokens, now_ns, status)
+        self.executor.remove(state)
+        self.num_finished += 1
+        self.sessions.answered(state, now_ns)
+        if self.hooks.on_finish is not None:
+            self.hooks.on_finish(state, now_ns)
+        if self.on_gone is not None:
+            self.on_gone(state, now_ns)
+
+    def _turn_away(self, state: RequestState, output_tokens: int, reason: str, now_ns: int) -> None:
+        state.status = Status.REJECTED
+        self.turns.pop(state.id, None)
+        self.sessions.rejected(state)
+        self.num_rejected += 1
+        self.log.reject(state, output_tokens, reason)
+        if self.on_gone is not None:
+            self.on_gone(state, now_ns)
+
+    def _num_answer_tokens(self, request: Request) -> int:
+        """Count the tokens that a request will generate: an oracle, for allocators that reserve."""
+        return min(self.executor.output_tokens(request), request.max_tokens)
+
+    # -- what they hold ------------------------------------------------------------------------
+
+    def _leave_decodes(self, state: RequestState) -> None:
+        batch = self.decodes
+        batch.leave(state)
+        self.log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
+        if isinstance(batch, SpeculativeBatch):
+            self.log.add_bursts(batch.last_tokens)
+        state._entry_ns = -1
+
+    def _end_sealed_batch(self, now_ns: int) -> None:
+        for state in self.held.values():
+            self.release(state)
+            state.status = Status.FINISHED
+        self.held.clear()
+        self.held_tokens = 0
+        for state in self.unanswered:
+            self._answer(state, now_ns)
+        self.unanswered.clear()
+
+    def let_go(self) -> None:
+        """Release what finished before the step that the last plan was made in."""
+        for state in self.leaving:
+            self.release(state)
+        self.leaving.clear()
+        self.num_events += 1
+
+    def _keep(self, state: RequestState, now_ns: int) -> bool:
+        """Keep the memory of a request for the next ones of its session, if the policy wants."""
+        if self.hooks.keeps_until is None or state.session is None:
+            return False
+        if not isinstance(self.kv, PrefixCachingKVCache):
+            return False  # nobody would find it
+        until_ns = self.hooks.keeps_until(state, now_ns)
+        if until_ns <= now_ns:
+            return False
+        self.kv.name_answer(state, self.turns.pop(state.id).answer_hash_ids)
+        self.kept[state.id] = state
+        self.kept_until_ns[state.id] = until_ns
+        return True
+
+    def expire(self, now_ns: int) -> None:
+        """Release the memory that was to be kept until now."""
+        for request_id in [i for i, until in self.kept_until_ns.items() if until <= now_ns]:
+            self._drop_kept(request_id)
+
+    def _drop_kept(self, request_id: int) -> None:
+        del self.kept_until_ns[request_id]
+        self.release(self.kept.pop(request_id))
+        self.num_events += 1
+
+    def release(self, state: RequestState) -> None:
+        """Give a request's memory back, and name what the next ones of its session may find."""
+        turn = self.turns.pop(state.id, None)
+        if turn is not None and isinstance(self.kv, PrefixCachingKVCache):
+            self.kv.name_answer(state, turn.answer_hash_ids)
+        spare = state.spare_tokens
+        self.kv.release(state, False, spare, spare)
+        self._let_go(state)
+
+    def _let_go(self, state: RequestState) -> None:
+        self.executor.released(state)
+        self.resident_tokens -= state._computed
+
+    # -- to other engines ----------------------------------------------------------------------
+
+    def withdraw(self, state: RequestState, now_ns: int) -> None:
+        """Stop a request that decodes, between two steps: it goes on elsewhere.
+
+        It gives its seat up; its KV is held until `delivered`.
+        """
+        if state in self.decodes:
+            self._leave_decodes(state)
+        self.paused.pop(state.id, None)
+        del self.running[state.id]
+        state.served_ns += now_ns - state._seated_ns
+        self.num_events += 1
+        self._hand_over(state, now_ns)
+        if self.held and not self.running:
+            self._end_sealed_batch(now_ns)
+
+    def _hand_over(self, state: RequestState, end_ns: int) -> None:
+        state.status = Status.FINISHED
+        self.handed_over[state.id] = state
+        self.num_handed_over += 1
+        self.executor.remove(state)
+        if self.hooks.on_finish is not None:
+            self.hooks.on_finish(state, end_ns)
+
+    def delivered(self, request_id: int) -> None:
+        """Release the memory of a request that was handed over: its KV is where it goes on."""
+        self.release(self.handed_over.pop(request_id))
+        self.num_events += 1
+
+    def abandon(self, now_ns: int) -> list[RequestState]:
+        """Give up everyone at once, with all that is in memory; see `Engine.die`.
+
+        Who has its whole answer, and only waits to be told, is answered.
+        """
+        for state in list(self.decodes.members.values()):
+            self._leave_decodes(state)
+        for state in self.unanswered:
+            self._answer(state, now_ns)
+        self.unanswered.clear()
+        for state in self.running.values():
+            state.served_ns += now_ns - state._seated_ns
+        left = [*self.waiting, *self.intake.requests, *self.running.values(), *self.arrived]
+        left.sort(key=lambda state: (state.request.arrival_ns, state.id))
+        return left

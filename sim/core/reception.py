@@ -1,0 +1,76 @@
+"""Requests whose KV comes from another engine: their seats and memory until it is there."""
+
+from __future__ import annotations
+
+from schedlab.sim.core.departures import Departures
+from schedlab.sim.request import Arrival, RequestState, Status
+
+
+def reserve(
+    requests: Departures, state: RequestState, arrival: Arrival, num_tokens: int, now_ns: int
+) -> None:
+    """Give a seat, and memory that is there, to a request whose KV comes from elsewhere.
+
+    Parameters
+    ----------
+    requests : Departures
+        Those of the engine where it goes on.
+    state : RequestState
+        New here; tokens of its answer came out elsewhere.
+    arrival : Arrival
+        The request, with its true output length.
+    num_tokens : int
+        How much of it is computed.
+    now_ns : int
+        The time.
+    """
+    has_room = requests.kv.allocate(state, num_tokens)
+    assert has_room, "memory is reserved only where it is free"
+    requests.executor.add(state.request, arrival.output_tokens)
+    if arrival.turn is not None:
+        requests.turns[state.id] = arrival.turn
+    state.status = Status.RUNNING
+    state._seated_ns = now_ns
+    state._computed = num_tokens
+    requests.resident_tokens += num_tokens
+    requests.fetching[state.id] = state
+    requests.num_arrived += 1
+    requests.num_events += 1
+
+
+def extend(requests: Departures, state: RequestState, num_tokens: int) -> None:
+    """Take memory that is there for more KV of a request that `reserve` let in."""
+    has_room = requests.kv.allocate(state, num_tokens)
+    assert has_room, "memory is reserved only where it is free"
+    state._computed += num_tokens
+    requests.resident_tokens += num_tokens
+    requests.num_events += 1
+
+
+def call_off(requests: Departures, state: RequestState) -> None:
+    """Take back `reserve`: the KV does not come."""
+    del requests.fetching[state.id]
+    state.status = Status.FINISHED
+    requests.num_handed_over += 1
+    requests.num_events += 1
+    requests.release(state)
+    requests.executor.remove(state)
+
+
+def arrive(requests: Departures, state: RequestState, now_ns: int) -> None:
+    """Let a request run whose KV has come, from the next plan on."""
+    requests.arrived.append(state)
+    requests.num_events += 1
+    if requests.hooks.on_arrival is not None:
+        requests.hooks.on_arrival(state, now_ns)
+
+
+def seat_arrived(requests: Departures) -> None:
+    """Let those run whose KV has come."""
+    for state in requests.arrived:
+        del requests.fetching[state.id]
+        state._seat = requests.num_seats_given
+        requests.num_seats_given += 1
+        requests.running[state.id] = state
+        requests.paused[state.id] = state
+    requests.arrived.clear()
