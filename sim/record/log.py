@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -278,9 +278,9 @@ class RunLog:
         out = steps.tokens_out()
         return {"time_ns": steps["end_ns"][out > 0], "count": out[out > 0]}
 
-    def token_times(self, request_id: int) -> Int64:
+    def token_times(self, request_id: SupportsIndex) -> Int64:
         """Return when each token of a request came out, in ns."""
-        return self.token_times_of_all().of(request_id)
+        return self.token_times_of_all().of(int(request_id))
 
     def token_times_of_all(self) -> TokenTimes | StoredTokenTimes:
         """Return when all tokens came out, as far as the run has come."""
