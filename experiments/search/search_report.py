@@ -44,7 +44,7 @@ def basis_lines(
     if any(described.get("name") == "roofline" for described in cost_models):
         lines.append(
             "the answer is as good as these times: on recorded runs of GPUs whose kernels it knows "
-            "the roofline was 3 to 9 % off, 6 to 63 % on others (docs/cost-models.md)"
+            "the roofline was 2 to 9 % off, 6 to 63 % on others (docs/cost-models.md)"
         )
     return lines
 
