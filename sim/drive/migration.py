@@ -229,6 +229,7 @@ class Migration:
             move.source.engine.requests.withdraw(state, now_ns)
             received.served_ns, received._seated_ns = state.served_ns, now_ns
             move.source.server.wake()
+            self._fleet.settle_soon(move.source)  # its seat is free for who waits to come there
         self._send(move, tokens, _Phase.STOPPED if is_last else _Phase.COPIES)
 
     def _send(self, move: _Move, tokens: int, phase: _Phase) -> None:
@@ -257,6 +258,7 @@ class Migration:
         target.live.count(received.request, 1)
         for member in (source, target):
             member.server.wake()
+        self._fleet.settle_soon(source)
         self.moves.append(
             Move(
                 received.id, source.index, target.index, move.start_ns, move.stop_ns,
@@ -288,6 +290,7 @@ class Migration:
                     move.source.engine.requests.delivered(move.state.id)
                     move.source.live.count(move.state.request, -1)
                     move.source.server.wake()
+                    self._fleet.settle_soon(move.source)
             if has_stopped:
                 assert move.state is not None
                 lost.append(move.state)
@@ -302,6 +305,7 @@ class Migration:
             target.server.interrupt()
             reception.call_off(target.engine.requests, move.received)
             target.server.wake()
+            self._fleet.settle_soon(target)
         self._drop(move)
 
     def _drop(self, move: _Move) -> None:
