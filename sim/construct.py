@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
@@ -113,6 +114,9 @@ def construct(
         if name not in known:
             hint = nearest(name, known) if known else "it takes none"
             raise SpecError(f"{what} has no parameter {name!r}; {hint}")
+    for name in known:
+        if name not in params and name in _required(cls):
+            raise SpecError(f"{what} needs a parameter {name!r}")
     try:
         return cls(*given, **params)
     except SchedlabError:
@@ -121,6 +125,15 @@ def construct(
         raise SpecError(f"{what}: {error}") from error
     except (Exception, SystemExit) as error:
         raise SpecError(f"{what}: its constructor raised {described(error)}") from error
+
+
+def _required(cls: Callable[..., object]) -> list[str]:
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except ValueError:  # some that are written in C have none
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.default is p.empty and p.kind in kinds]
 
 
 def import_class(what: str, path: str, base: type[T]) -> type[T]:

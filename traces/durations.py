@@ -49,7 +49,8 @@ def lognormal(median_s: float, sigma: float, cap_s: float | None = None) -> Dura
     def quantile(u: Float64) -> Float64:
         from scipy.special import ndtri
 
-        result: Float64 = median_s * np.exp(sigma * ndtri(np.maximum(u, 1e-300)))
+        with np.errstate(over="ignore"):  # too long for a float is beyond every cap
+            result: Float64 = median_s * np.exp(sigma * ndtri(np.maximum(u, 1e-300)))
         return result
 
     return _capped(quantile, cap_s)

@@ -89,8 +89,6 @@ def resolve_speculation(spec: ExperimentSpec, where: Deployment) -> Speculation 
             "engine.speculation: not simulated with engines that run every step together; set "
             "engine.data_parallel_lockstep: false"
         )
-    if spec.cluster is not None and (spec.cluster.is_disaggregated or spec.cluster.pools):
-        raise SpecError("engine.speculation: not simulated with cluster.pools, only with one kind")
     try:
         return Speculation(asked, _drafter(asked, where))
     except SpecError as error:
@@ -129,7 +127,11 @@ def _acceptance(asked: SpeculationSpec, seed: int) -> Acceptance:
             "engine.speculation: the simulation does not know which drafts are accepted; say, "
             "e.g., acceptance: 0.7"
         )
-    if chosen.recording is not None:
-        return RecordedAcceptance(Path(chosen.recording))
-    rates = [chosen.rate] if chosen.rate is not None else chosen.rates
-    return DrawnAcceptance(rates or [], chosen.spread, seed)
+    key = "recording" if chosen.recording is not None else "spread"
+    try:
+        if chosen.recording is not None:
+            return RecordedAcceptance(Path(chosen.recording))
+        rates = [chosen.rate] if chosen.rate is not None else chosen.rates
+        return DrawnAcceptance(rates or [], chosen.spread, seed)
+    except SpecError as error:
+        raise SpecError(f"engine.speculation.acceptance.{key}: {error}") from None

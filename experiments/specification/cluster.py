@@ -11,6 +11,7 @@ from schedlab.experiments.specification.engine import EngineSpec
 from schedlab.experiments.specification.failures import FailureKeys, StartUp
 from schedlab.experiments.specification.fields import (
     Data,
+    Finite,
     Named,
     NonNegative,
     Positive,
@@ -42,7 +43,9 @@ class AutoscalerKeys(Named):
     name: str = Field(min_length=1, description="A registered autoscaler, or `module:Class`.")
     min: EngineCount = Field(default=1, description="Engines that there are at least.")
     max: EngineCount = Field(default=16, description="Engines that there are at most.")
-    every_s: Positive = Field(default=15.0, description="How often it is asked.")
+    every_s: Annotated[Finite, Field(ge=1e-3, le=1e9)] = Field(
+        default=15.0, description="How often it is asked; every millisecond at most."
+    )
 
     @model_validator(mode="after")
     def _has_range(self) -> AutoscalerKeys:
@@ -55,7 +58,9 @@ class MigratorKeys(Named):
     """Who moves while it decodes, e.g. `llumnix` or `{name: llumnix, leave_below: 5}`."""
 
     name: str = Field(min_length=1, description="A registered migrator, or `module:Class`.")
-    every_ms: Positive = Field(default=100.0, description="How often it is asked.")
+    every_ms: Annotated[Finite, Field(ge=1e-2, le=1e12)] = Field(
+        default=100.0, description="How often it is asked; every 10 microseconds at most."
+    )
     last_stage_blocks: EngineCount = Field(
         default=16,
         description="A request stops when no more KV blocks than these are left to send.",

@@ -58,7 +58,7 @@ def pool_path(spec: ExperimentSpec, name: str) -> KeyPath:
 
 
 def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
-    path = ("cluster", "pools", name)
+    path: KeyPath = ("cluster", "pools", name)
     try:
         engine = EngineSpec.model_validate(
             {
@@ -71,6 +71,14 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
         key, message = describe_error(error, EngineSpec)
         raise SpecError(f"{dotted((*path, 'engine', *key))}: {message}") from None
     cluster = spec.cluster
+    if cluster is None or not cluster.pools:
+        path = ()  # equal engines have the keys of the experiment
+    if engine.speculation is not None and path:
+        where = path if "speculation" in pool.engine else ()
+        raise SpecError(
+            f"{dotted((*where, 'engine', 'speculation'))}: not simulated with cluster.pools; give "
+            "cluster.count equal engines"
+        )
     moves = cluster is not None and cluster.migration is not None
     changes = cluster is not None and (moves or cluster.failures or cluster.autoscaler)
     if engine.speculation is not None and (changes or pool.autoscaler):

@@ -159,8 +159,9 @@ class Workload(Section):
             raise ValueError("arrivals: closed_loop needs max_concurrency")
         if self.session_rate is not None and (self.request_rate or self.arrivals):
             raise ValueError("give session_rate, request_rate or arrivals, not two of them")
-        if self.think_s is not None and self.trace is None:
-            raise ValueError("think_s is of the sessions of a trace")
+        if self.trace is None and (self.think_s is not None or self.follow_sessions):
+            key = "follow_sessions" if self.follow_sessions else "think_s"
+            raise ValueError(f"{key}: is of the sessions of a trace; give trace, or sessions")
         if self.rate_scale is not None and process not in (None, "replay"):
             raise ValueError(f"rate_scale speeds up the trace's own times, not {process}")
         if self.rate_scale is not None and self.request_rate is not None:

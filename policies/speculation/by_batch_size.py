@@ -26,6 +26,8 @@ class ByBatchSize(DraftLength):
     source = "vLLM, speculative_config.disable_by_batch_size"
 
     def __init__(self, schedule: Sequence[Sequence[int]]) -> None:
+        if any(type(number) is not int for row in schedule for number in row):
+            raise ValueError(f"schedule must be pairs of whole numbers, got {schedule!r}")
         sizes = [row[0] for row in schedule if len(row) == 2]
         if not sizes or len(sizes) < len(schedule):
             raise ValueError(f"schedule must be pairs of requests and tokens, got {schedule!r}")

@@ -167,7 +167,7 @@ class SimExecutor:
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]
         if self.slowness != 1.0:
-            durations = [int(d * self.slowness + 0.5) for d in durations]
+            durations = [max(1, int(d * self.slowness + 0.5)) for d in durations]
         self._last_step_ns = durations[-1]
         if self._first_step_ns:
             durations[0] += self._first_step_ns

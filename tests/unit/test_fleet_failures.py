@@ -190,3 +190,12 @@ def test_engine_dies_at_the_same_times_whatever_is_asked_of_the_fleet():
 def test_failures_that_cannot_be_are_told(failures, message):
     with pytest.raises(SpecError, match=message):
         experiment(count=2, failures=failures)
+
+
+def test_engine_much_faster_than_its_clock_still_takes_time():
+    fast = {"engine": 0, "from_s": 0, "to_s": 10, "slowdown": 1e-12}
+    answered = [
+        run(experiment(count=1, failures={"stragglers": slow})).metrics()["completed"]
+        for slow in ([fast], [])
+    ]
+    assert answered[0] == answered[1] > 0

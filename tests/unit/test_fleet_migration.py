@@ -162,6 +162,7 @@ def test_short_prompts_stay_where_answers_are_computed():
     ("cluster", "engine", "message"),
     [
         ({"migration": "lumnix"}, {}, "unknown migrator 'lumnix'.*llumnix"),
+        ({"migration": {"name": "llumnix", "every_ms": 1e-9}}, {}, "every_ms: must be >= 0.01"),
         ({"migration": {"name": "llumnix", "headroom": 2}}, {}, "headroom must be in"),
         ({"migration": "llumnix"}, {"enable_prefix_caching": True}, "have no names"),
         ({"migration": "llumnix"}, {"async_scheduling": True}, "a pool whose requests move"),

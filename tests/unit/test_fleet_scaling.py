@@ -134,6 +134,11 @@ def test_autoscaler_of_ones_own_is_asked_and_blamed():
         ({"count": 1, "autoscaler": "hpaa"}, "unknown autoscaler 'hpaa'.*hpa"),
         ({"count": 1, "autoscaler": {"name": "hpa", "aim": 3}}, "autoscaler.aim"),
         ({"count": 1, "autoscaler": {"name": "hpa", "target": 0}}, "target must be > 0"),
+        (
+            {"count": 1, "autoscaler": {"name": "hpa", "every_s": 1e-12}},
+            "every_s: must be >= 0.001",
+        ),
+        ({"count": 1, "autoscaler": "schedule"}, "needs a parameter 'times'"),
         ({"count": 9, "autoscaler": {"name": "hpa", "max": 8}}, "count: must be between min .1."),
         ({"count": 2, "autoscaler": {"name": "hpa", "min": 5, "max": 4}}, "min must be at most"),
     ],

@@ -330,3 +330,10 @@ def test_conversations_of_a_real_trace_find_exactly_what_was_said_before():
     log = laws.run(registry.make("fcfs"), work, config, max_concurrency=1, prove=False)
     hits = log.requests()["prefix_hit_tokens"].sum()
     assert hits / linked_trace.prompt_tokens.sum() == found["reuse_with_answers"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("follow_sessions", True), ("think_s", 3)])
+def test_lengths_that_are_drawn_have_no_sessions_to_follow(key, value):
+    workload = {"num_requests": 3, "request_rate": 1, "prompt_tokens": 9, "output_tokens": 9}
+    with pytest.raises(SpecError, match=f"workload: {key}: is of the sessions of a trace"):
+        make_spec({"workload": {**workload, key: value}})

@@ -33,7 +33,13 @@ def spec_of(speculation, **keys):
     [
         ({**NGRAM, "acceptance": 1.1}, r"speculation\.acceptance.*less than or equal to 1|<= 1"),
         ({**NGRAM, "acceptance": {"rate": 0.5, "rates": [0.5]}}, "give one of rate, rates and"),
-        ({**NGRAM, "acceptance": {"rate": 0.9, "spread": 0.4}}, "spread of acceptance must be"),
+        ({**NGRAM, "acceptance": {"rate": 0.9, "spread": 0.4}},
+         r"engine\.speculation\.acceptance\.spread: the spread of acceptance must be"),
+        ({**NGRAM, "acceptance": {"recording": "none.jsonl"}},
+         r"engine\.speculation\.acceptance\.recording: .*none.jsonl: no such file"),
+        ({**NGRAM, "draft_length": "by_batch_size"}, "needs a parameter 'schedule'"),
+        ({**NGRAM, "draft_length": {"name": "by_batch_size", "schedule": [[1, float("nan")]]}},
+         r"engine\.speculation\.draft_length: .*pairs of whole numbers"),
         ({**NGRAM, "num_speculative_tokens": 0}, r"num_speculative_tokens.*(>= 1|at least 1)"),
         ({**NGRAM, "num_layers": 2}, "num_layers is of eagle and mtp, not of ngram"),
         ({**NGRAM, "acceptance": None}, "does not know which drafts are accepted"),
@@ -59,13 +65,22 @@ def test_wrong_speculation_is_refused_by_name(speculation, message):
         ({"engine": {"async_scheduling": True}}, "not simulated with async_scheduling"),
         ({"engine": {"kv_allocator": "contiguous_max"}}, "speculation needs paged memory"),
         ({"engine": {"data_parallel_size": 2}}, "data_parallel_lockstep: false"),
+        ({"cluster": {"pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}}}},
+         r"engine\.speculation: not simulated with cluster\.pools"),
+        ({"cluster": {"count": 2, "failures": {}}}, "^engine.speculation: not where"),
         ({"backend": "real", "model": "schedlab-tiny", "hardware": "cpu"}, "engine.speculation"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value,
-)
+)  # fmt: skip
 def test_engine_that_cannot_speculate_says_so(keys, message):
     with pytest.raises(SpecError, match=message):
         run(spec_of(NGRAM, **keys))
+
+
+def test_one_pool_that_speculates_is_refused_with_its_key():
+    pools = {"a": {"engine": {"speculation": NGRAM}}, "b": {}}
+    with pytest.raises(SpecError, match=r"cluster\.pools\.a\.engine\.speculation: not simulated"):
+        run(spec_of(None, cluster={"pools": pools}))
 
 
 def test_fixed_length_of_no_load_is_what_a_table_without_rows_below_says():
