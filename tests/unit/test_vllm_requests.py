@@ -4,15 +4,21 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-from schedlab.gpu_backend.vllm.requests import Requests
+import pytest
+
+from schedlab import core
 from schedlab.policies import registry
-from schedlab.sim import core
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core import plan_builder, step_ledger
+
+if core.running() != "python":
+    pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
+
+from schedlab.gpu_backend.vllm.requests import Requests
 
 
 def test_requests_inside_vllm_have_all_that_plans_ask_of_a_population():
-    folder = Path(core.__path__[0])
-    source = "".join((folder / name).read_text() for name in ("step_ledger.py", "plan_builder.py"))
+    source = "".join(Path(module.__file__).read_text() for module in (step_ledger, plan_builder))
     asked = set(re.findall(r"\b_?requests\.([a-z_]+)", source))
     scheduler = SimpleNamespace(
         running=[], kv_cache_manager=None, num_waiting_for_streaming_input=0,
