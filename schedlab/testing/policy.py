@@ -261,12 +261,14 @@ class _Guard(_Around):
     def _snapshot(self, given: Sequence[RequestState]) -> dict[str, object]:
         view = self._view
         known = [] if view is None else [*view.waiting, *view.running, *view.held]
+        # What mypyc compiles has no slots by that name.
+        slots = getattr(RequestState, "__mypyc_attrs__", None) or RequestState.__slots__
         found: dict[str, object] = {}
         if view is not None:
             found["the queue"] = [state.id for state in view.waiting]
             found["the running"] = [state.id for state in view.running]
         for state in (*given, *known):
-            for name in RequestState.__slots__:
+            for name in slots:
                 found[f"{name} of request {state.id}"] = getattr(state, name)
         return found
 
