@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,7 +90,10 @@ def recommend(
     from schedlab.sim.hardware.models import model as known_model
 
     targets = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2el_ms": e2el_ms}
-    slo = {key: value for key, value in targets.items() if value}
+    slo = {key: value for key, value in targets.items() if value is not None}
+    for key, value in {**slo, "rate": rate, "usd_per_hour": usd_per_hour}.items():
+        if value is not None and not 0 < value < math.inf:
+            raise SpecError(f"--{key.replace('_', '-')} is {value:g}; it must be more than 0")
     if not slo:
         raise SpecError("say what is fast enough: --ttft-ms, --tpot-ms or --e2el-ms")
     shape = known_model(model)
@@ -97,7 +101,7 @@ def recommend(
     asked = Question(
         model=model, hardware=hardware, num_gpus=gpus, workload=_workload(workload, num_requests),
         slo=slo, attainment=attainment, vllm=vllm, policies=tuple(policy or ()),
-        cost_model=cost_model, rate=rate or None, usd_per_hour=usd_per_hour or None,
+        cost_model=cost_model, rate=rate, usd_per_hour=usd_per_hour,
         served=serve_as or model,
     )  # fmt: skip
     folder = output or Path("results") / f"recommend-{shape.name}-{Path(hardware).stem}"

@@ -178,3 +178,12 @@ def test_recommend_without_a_target_is_refused():
     result = CliRunner().invoke(app, ["recommend", "--model", "llama-3-8b", "--gpu", "h100"])
     assert result.exit_code == 2
     assert "--ttft-ms" in result.output
+
+
+@pytest.mark.parametrize("option", ["--tpot-ms", "--rate", "--usd-per-hour"])
+@pytest.mark.parametrize("value", ["0", "nan", "inf"])
+def test_recommend_with_a_target_rate_or_price_of_nothing_is_refused(option, value):
+    asked = ["recommend", "--model", "llama-3-8b", "--gpu", "h100", "--ttft-ms", "1000"]
+    result = CliRunner().invoke(app, [*asked, option, value])
+    assert result.exit_code == 2
+    assert option in result.output
