@@ -99,6 +99,8 @@ def draw_chosen(
     if not found:
         raise SchedlabError(f"{folders[0]}: one setting and no tables of its run: nothing to draw")
     place = output or folders[0]
+    if place.exists() and not place.is_dir():
+        raise SpecError(f"{place} is a file; figures are written into a folder")
     place.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     left_out = []

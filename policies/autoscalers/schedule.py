@@ -23,16 +23,21 @@ class Schedule(Autoscaler):
     source = "cron triggers, e.g. keda.sh, Cron scaler"
 
     def __init__(self, times: Sequence[Sequence[float]], period_s: float | None = None) -> None:
-        rows = [tuple(row) for row in times]
-        if not rows or any(len(row) != 2 for row in rows) or rows != sorted(rows):
+        try:
+            rows = [(float(from_s), count) for from_s, count in times]
+            in_order = bool(rows) and rows == sorted(rows) and all(r[0] >= 0 for r in rows)
+            whole = all(count == int(count) and count >= 0 for _, count in rows)
+        except (TypeError, ValueError, OverflowError):
+            in_order = whole = False
+        if not in_order:
             raise ValueError(f"times must be [seconds, engines] in order of time, got {times!r}")
-        if any(count != int(count) or count < 0 for _, count in rows):
+        if not whole:
             raise ValueError(f"times: engines must be whole numbers >= 0, got {times!r}")
         if period_s is not None and not period_s > 0:
             raise ValueError(f"period_s must be > 0, got {period_s!r}")
         self.times = times
         self.period_s = period_s
-        self._rows = [(float(from_s), int(count)) for from_s, count in rows]
+        self._rows = [(from_s, int(count)) for from_s, count in rows]
 
     def num_engines(self, pool: PoolState) -> int:
         """Look up the time."""

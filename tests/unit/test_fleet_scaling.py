@@ -139,6 +139,14 @@ def test_autoscaler_of_ones_own_is_asked_and_blamed():
             "every_s: must be >= 0.001",
         ),
         ({"count": 1, "autoscaler": "schedule"}, "needs a parameter 'times'"),
+        (
+            {"count": 1, "autoscaler": {"name": "schedule", "times": [[0, 2], "noon"]}},
+            "in order of time, got",
+        ),
+        (
+            {"count": 1, "autoscaler": {"name": "schedule", "times": [[0, 1.5]]}},
+            "whole numbers >= 0, got",
+        ),
         ({"count": 9, "autoscaler": {"name": "hpa", "max": 8}}, "count: must be between min .1."),
         ({"count": 2, "autoscaler": {"name": "hpa", "min": 5, "max": 4}}, "min must be at most"),
     ],
