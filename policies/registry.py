@@ -4,33 +4,10 @@ from __future__ import annotations
 
 import inspect
 from types import FunctionType
-from typing import Any
 
 from schedlab.policies.policy import Policy
-from schedlab.sim.construct import Registry, construct, import_class
+from schedlab.sim.construct import ClassRegistry, check_call
 from schedlab.sim.errors import SpecError, look_alike
-
-_POLICIES: Registry[type[Policy]] = Registry("policy", "schedlab.policies", "my_module:MyPolicy")
-
-register = _POLICIES.register
-names = _POLICIES.names
-
-
-def policy_class(name: str) -> type[Policy]:
-    """Return the class of a registered name or of a ``module:Class`` path.
-
-    Raises
-    ------
-    SpecError
-        If there is no such policy; names the nearest one.
-    """
-    if ":" in name:
-        cls = import_class("policy", name, Policy)
-        _check_overrides(name, cls)
-        _check_purpose(name, cls)
-        return cls
-    return _POLICIES.get(name)
-
 
 _HOOKS = {"on_start": 1, "on_arrival": 2, "on_tokens": 3, "on_finish": 2, "on_reject": 2}
 """How many arguments the engine calls them with; the base class has none of them."""
@@ -58,13 +35,7 @@ def _check_overrides(name: str, cls: type[Policy]) -> None:
         num_arguments = (
             _HOOKS[attribute] if is_hook else len(inspect.signature(theirs).parameters) - 1
         )
-        try:
-            inspect.signature(own).bind(*range(num_arguments + 1))
-        except TypeError:
-            raise SpecError(
-                f"{what}() is called with {num_arguments} arguments, and takes "
-                f"{inspect.signature(own)}"
-            ) from None
+        check_call(what, own, num_arguments)
 
 
 def _check_purpose(name: str, cls: type[Policy]) -> None:
@@ -104,13 +75,14 @@ def _check_purpose(name: str, cls: type[Policy]) -> None:
         )
 
 
-def make(name: str, **params: Any) -> Policy:  # noqa: ANN401 - whatever the policy takes
-    """Construct a policy by name.
+def _check(name: str, cls: type[Policy]) -> None:
+    _check_overrides(name, cls)
+    _check_purpose(name, cls)
 
-    Raises
-    ------
-    SpecError
-        If there is no such policy, or it does not take these parameters.
-    """
-    cls = policy_class(name)
-    return construct(f"policy {name!r}", cls, cls.knobs(), params)
+
+_POLICIES = ClassRegistry("policy", "schedlab.policies", "my_module:MyPolicy", Policy, _check)
+
+register = _POLICIES.register
+names = _POLICIES.names
+policy_class = _POLICIES.class_of
+make = _POLICIES.make

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from schedlab.sim.errors import SchedlabError, SpecError, described, nearest
 
@@ -75,6 +75,91 @@ class Registry(Generic[Named]):
             hint = nearest(name, sorted(self.found))
             raise SpecError(f"unknown {self._what} {name!r}; {hint} (or a path like {self._own})")
         return self.found[name]
+
+
+class HasKnobs(Protocol):
+    """What a user may name and give parameters."""
+
+    @classmethod
+    def knobs(cls) -> Mapping[str, inspect.Parameter]:
+        """Return the parameters of the constructor, by name."""
+
+
+Knobbed = TypeVar("Knobbed", bound=HasKnobs)
+
+
+class ClassRegistry(Registry[type[Knobbed]]):
+    """Classes of one kind by name, or by ``module:Class`` for those that live elsewhere.
+
+    Parameters
+    ----------
+    what, package, own : str
+        As of `Registry`.
+    base : type
+        What a class that lives elsewhere must derive from.
+    check : callable, optional
+        Is given the path of such a class and the class, and raises SpecError if it cannot be used.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        package: str,
+        own: str,
+        base: type[Knobbed],
+        check: Callable[[str, type[Knobbed]], None] | None = None,
+    ) -> None:
+        super().__init__(what, package, own)
+        self._base = base
+        self._check = check
+
+    def class_of(self, name: str) -> type[Knobbed]:
+        """Return the class of a registered name or of a ``module:Class`` path.
+
+        Raises
+        ------
+        SpecError
+            If there is none, or it cannot be used; names the nearest one.
+        """
+        if ":" not in name:
+            return self.get(name)
+        cls = import_class(self._what, name, self._base)
+        if self._check is not None:
+            self._check(name, cls)
+        return cls
+
+    def make(self, name: str, /, **params: Any) -> Knobbed:  # noqa: ANN401 - whatever it takes
+        """Construct one by name.
+
+        Raises
+        ------
+        SpecError
+            If there is none of that name, or it does not take these parameters.
+        """
+        cls = self.class_of(name)
+        return construct(f"{self._what} {name!r}", cls, cls.knobs(), params)
+
+
+def check_call(what: str, method: Callable[..., Any], num_arguments: int, given: str = "") -> None:
+    """Raise SpecError if a method cannot be called with so many arguments.
+
+    Parameters
+    ----------
+    what : str
+        How the message calls it, e.g. ``"router 'mine:Own': route"``.
+    method : callable
+        It, of the class, so that `self` is not among the arguments.
+    num_arguments : int
+        How many it is called with.
+    given : str, optional
+        What they are; their number if not said.
+    """
+    signature = inspect.signature(method)
+    try:
+        signature.bind(*range(num_arguments + 1))
+    except TypeError:
+        given = given or f"{num_arguments} arguments"
+        raise SpecError(f"{what}() is called with {given}, and takes {signature}") from None
 
 
 def construct(
