@@ -9,24 +9,12 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan import FOREVER
 from tests import laws
 from tests.laws import arrival
+from tests.refusing import Refusing
 
 CONFIG = EngineConfig(
     num_blocks=100, max_model_len=100, block_size=4, max_num_seqs=4, max_num_batched_tokens=64
 )
 COST = laws.LinearCost(base_ns=100, token_ns=0, context_ns=0)  # every step takes 100 ns
-
-
-class Refusing(ContinuousBatching):
-    """Rejects requests of priority 1 whenever it sees them."""
-
-    def plan(self, view, builder):
-        builder.grant_running()
-        for state in view.waiting:
-            if state.request.priority:
-                builder.reject(state, "not today")
-            else:
-                builder.grant(state)
-        return builder.build(max_steps=FOREVER)
 
 
 def run(policy, workload, clients, config=CONFIG, **options):

@@ -5,30 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schedlab.policies import ContinuousBatching, registry
+from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
-from schedlab.sim.core.plan import FOREVER
 from schedlab.traces import read
 from schedlab.traces.workload import workload as requests_of
 from tests import laws, sessions
+from tests.refusing import Refusing
 
 CONFIG = EngineConfig(
     num_blocks=60, max_model_len=100, block_size=4, max_num_seqs=5, max_num_batched_tokens=64
 )
 COST = laws.LinearCost(base_ns=100, token_ns=0, context_ns=0)  # every step takes 100 ns
-
-
-class Refusing(ContinuousBatching):
-    """Rejects requests of priority 1 whenever it sees them."""
-
-    def plan(self, view, builder):
-        builder.grant_running()
-        for state in view.waiting:
-            if state.request.priority:
-                builder.reject(state, "not today")
-            else:
-                builder.grant(state)
-        return builder.build(max_steps=FOREVER)
 
 
 def test_next_turn_comes_its_delay_after_the_last_answer_it_needs():
