@@ -1,4 +1,4 @@
-"""What `import schedlab as sl` offers, for notebooks and scripts: run, sweep, compare, find, load.
+"""What `import schedlab as sl` offers for notebooks and scripts: run, sweep, find, compare, ...
 
 Thin functions over the rooms of this package; what they return shows itself as a table.
 """
@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.analysis.policy_comparison import METRICS
-from schedlab.experiments.outcomes import Comparison, Findings, Results
+from schedlab.experiments.outcomes import Claims, Comparison, Findings, Measurement, Results
 from schedlab.experiments.results.results_folder import replacing_folder
 from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.policies import Policy, registry
+from schedlab.policies.predictors.predictor import Predictor
+from schedlab.policies.routers.router import Router
+from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import read_json_object
 
 if TYPE_CHECKING:
     from schedlab.experiments.sweeps.workers import Workers
@@ -28,6 +32,8 @@ Spec = str | Path | Mapping[str, Any] | ExperimentSpec
 """An experiment: its file, the name of one that comes with schedlab, its data, or itself."""
 
 _SECTIONS = ("engine", "workload", "slo", "sweep")
+_BY_CLASS = (Policy, Router, Predictor, CostModel)
+"""What an experiment may hold as a class of one's own."""
 
 
 def spec(experiment: Spec, /, **overrides: Any) -> ExperimentSpec:  # noqa: ANN401 - YAML values
@@ -37,7 +43,8 @@ def spec(experiment: Spec, /, **overrides: Any) -> ExperimentSpec:  # noqa: ANN4
     ----------
     experiment : str, Path, mapping or ExperimentSpec
         Its file, the name of one that comes with schedlab, or what a YAML would say. A policy in
-        it may be a class, or an object whose constructor's parameters are plain values.
+        it may be a class, or an object whose constructor's parameters are plain values; a router,
+        a predictor or a cost model may be a class.
     **overrides
         Keys to change: ``policy="fcfs"``, ``engine={"max_num_seqs": 64}``, which leaves the other
         keys of the section as they are, or ``**{"workload.request_rate": 4}``.
@@ -47,12 +54,7 @@ def spec(experiment: Spec, /, **overrides: Any) -> ExperimentSpec:  # noqa: ANN4
     SpecError
         If anything is wrong; the message names the key and the nearest valid choice.
     """
-    changes: dict[str, Any] = {}
-    for key, value in overrides.items():
-        if key in _SECTIONS and isinstance(value, Mapping):
-            changes |= {f"{key}.{inner}": _plain(item) for inner, item in value.items()}
-        else:
-            changes[key] = _plain(value)
+    changes = _changes(overrides)
     if isinstance(experiment, ExperimentSpec):
         experiment = experiment.to_data()
     if isinstance(experiment, Mapping):
@@ -95,7 +97,7 @@ def run(
     from schedlab.experiments.sweeps.sweep_all import run_into
 
     asked = spec(experiment, **overrides)
-    with _workers(asked, jobs) as workers:
+    with _workers([asked], jobs) as workers:
         if folder is None:
             scratch = Path(tempfile.mkdtemp(dir=_scratch().name))
             return Results(run_into(asked, scratch, workers))
@@ -138,7 +140,7 @@ def sweep(
             "sweep() keeps results by the source of a policy, which one that is defined in a "
             "notebook has not: put it into a module of its own, or use run()"
         )
-    with _workers(asked, jobs) as workers:
+    with _workers([asked], jobs) as workers:
         check(sweep_all(asked, Store(Path(folder)), workers).failures)
     return load(folder)
 
@@ -170,7 +172,7 @@ def find(
     from schedlab.experiments.sweeps.store import Store
 
     asked = spec(experiment, **overrides)
-    with tempfile.TemporaryDirectory() as scratch, _workers(asked, jobs) as workers:
+    with tempfile.TemporaryDirectory() as scratch, _workers([asked], jobs) as workers:
         runs = Runs(Store(Path(scratch if folder is None else folder)), workers)
         found = search(asked, runs)
         assert asked.find is not None
@@ -207,15 +209,104 @@ def compare(
     return results.compare(*metrics, against=against, key=key)
 
 
+def measure(
+    experiment: Spec,
+    /,
+    *,
+    check: bool | None = None,
+    **overrides: Any,  # noqa: ANN401 - YAML values
+) -> Measurement:
+    """Run an experiment on the real backend and in simulation, and say how far they differ.
+
+    Parameters
+    ----------
+    experiment, **overrides
+        As for `spec`; its ``real`` section says on which device, and how often.
+    check : bool, optional
+        Also run by the modelled clock: do both decide alike? On a CPU by default.
+
+    Raises
+    ------
+    SchedlabError
+        If PyTorch, the device or the model's memory is missing.
+    """
+    from schedlab.experiments.comparing.compare import compare as measured
+    from schedlab.experiments.comparing.comparison_files import to_data
+
+    asked = spec(experiment, **overrides)
+    return Measurement(to_data(measured(asked, check=check), asked))
+
+
+def load_measurement(folder: str | Path) -> Measurement:
+    """Return what `schedlab compare` wrote into a folder."""
+    return Measurement(_written(Path(folder) / "comparison.json", "points", "compare"))
+
+
+def claims(
+    *files: str | Path,
+    jobs: int = 1,
+    **overrides: Any,  # noqa: ANN401 - YAML values
+) -> Claims:
+    """Hold what is claimed against simulations: a verdict for each figure.
+
+    Parameters
+    ----------
+    *files : str or Path
+        Experiments with a claim; those of all systems that come with schedlab if none are given,
+        which takes minutes.
+    jobs : int
+        Processes.
+    **overrides
+        Keys to change, e.g. ``replications=2``.
+    """
+    from schedlab.experiments.claims.claims import examine
+    from schedlab.experiments.claims.claims import load_claims as load
+    from schedlab.experiments.claims.report import data
+    from schedlab.experiments.sweeps.runs import Runs
+    from schedlab.experiments.sweeps.store import Store
+
+    asked = load([Path(file) for file in files], _changes(overrides))
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        _workers([one for _, one in asked], jobs) as them,
+    ):
+        runs = Runs(Store(Path(scratch)), them)
+        return Claims(data([examine(path, one, runs) for path, one in asked]))
+
+
+def load_claims(file: str | Path) -> Claims:
+    """Return what `schedlab claims -o FOLDER` wrote into FOLDER/policies.json or claims.json."""
+    return Claims(_written(Path(file), "experiments", "claims"))
+
+
 def load(folder: str | Path) -> Results:
     """Return what `run`, `sweep` or the commands of these names wrote into a folder."""
     return Results(read_results(Path(folder)))
+
+
+def _written(file: Path, key: str, command: str) -> dict[str, Any]:
+    """Return what a command wrote as JSON."""
+    data = read_json_object(file)
+    if not isinstance(data.get(key), list):
+        raise SpecError(f"{file}: was not written by schedlab {command}: it has no list {key}")
+    return data
 
 
 @cache
 def _scratch() -> tempfile.TemporaryDirectory[str]:
     """Return the folder of this process for what nobody keeps."""
     return tempfile.TemporaryDirectory(prefix="schedlab-")
+
+
+def _changes(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments as changes of keys: a section changes what it mentions."""
+    changes: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if key in _SECTIONS and isinstance(value, Mapping):
+            changes |= {f"{key}.{inner}": _plain(item) for inner, item in value.items()}
+        else:
+            changes[key] = _plain(value)
+    return changes
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - what YAML holds
@@ -230,35 +321,45 @@ def _plain(value: object) -> Any:  # noqa: ANN401 - what YAML holds
         return str(value)
     if isinstance(value, Policy):
         return _named(type(value)) | _plain(value.get_params())
-    if isinstance(value, type) and issubclass(value, Policy):
+    if isinstance(value, type) and issubclass(value, _BY_CLASS):
         return _named(value)
     return value
 
 
-def _named(cls: type[Policy]) -> dict[str, Any]:
+def _named(cls: type) -> dict[str, Any]:
+    """Return a class as YAML would name it; that of a policy is its label, too."""
     for name in registry.names():
         if registry.policy_class(name) is cls:
             return {"name": name}
     if "." in cls.__qualname__:
         raise SpecError(
-            f"policy {cls.__qualname__}: a class inside a function or a class cannot be found by "
-            "name; define it at the top of a module or notebook"
+            f"{cls.__qualname__}: a class inside a function or a class cannot be found by name; "
+            "define it at the top of a module or notebook"
         )
-    return {"name": f"{cls.__module__}:{cls.__name__}", "label": cls.__name__}
+    path = {"name": f"{cls.__module__}:{cls.__name__}"}
+    return path | {"label": cls.__name__} if issubclass(cls, Policy) else path
 
 
 def _is_interactive(asked: ExperimentSpec) -> bool:
-    """Say whether a policy is defined in the session itself, where no other process finds it."""
-    data = asked.to_data()
-    policies = [data["policy"], *data.get("sweep", {}).get("policy", ())]
-    names = [one["name"] if isinstance(one, Mapping) else str(one) for one in policies]
-    return any(name.startswith("__main__:") for name in names)
+    """Say whether a class is defined in the session itself, where no other process finds it."""
+    return any(text.startswith("__main__:") for text in _texts(asked.to_data()))
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
 
 
 @contextmanager
-def _workers(asked: ExperimentSpec, jobs: int) -> Iterator[Workers]:
+def _workers(asked: Sequence[ExperimentSpec], jobs: int) -> Iterator[Workers]:
     from schedlab.experiments.sweeps.workers import InProcess, Processes
 
-    alone = jobs == 1 or _is_interactive(asked)
+    alone = jobs == 1 or any(map(_is_interactive, asked))
     with InProcess(raising=True) if alone else Processes(jobs) as workers:
         yield workers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +16,12 @@ from schedlab.experiments.results.saved_results import SavedResults
 from schedlab.experiments.results.tables import Row, notes, result_table
 from schedlab.experiments.results.text_table import html_table, text_table
 from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.metrics.registry import metric_named
+from schedlab.sim.text import number, percent
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from schedlab.experiments.search.find import Found
     from schedlab.sim.result import RunResult
 
@@ -206,6 +212,133 @@ class Findings(_Shown):
 
         header = ("setting", self.maximized, "holds at", "breaks at")
         return "", header, find_rows(self.found), 1, self.lines
+
+
+@dataclass(repr=False)
+class Measurement(_Shown):
+    """Runs on a device beside the simulation of them.
+
+    Attributes
+    ----------
+    data : mapping
+        What `schedlab compare` writes into comparison.json.
+    """
+
+    data: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Of the experiment."""
+        return str(self.data["name"])
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """One a setting: runs, decisions, errors by metric, errors of the cost model by step."""
+        return list(self.data["points"])
+
+    @property
+    def ranking(self) -> dict[str, dict[str, float | None]]:
+        """Kendall's tau of the measured and the simulated order of policies, by load and metric."""
+        return dict(self.data["rank_agreement_kendall_tau"])
+
+    def plot(self) -> Figure:
+        """Draw the error of the simulation for each metric, policy and load."""
+        from schedlab.experiments.figures.plots import measured_against_simulated
+        from schedlab.experiments.figures.style import show_in_notebooks
+
+        show_in_notebooks()
+        return measured_against_simulated(self.data, self.name)
+
+    def to_frame(self) -> DataFrame:
+        """Return a pandas DataFrame, a row a setting and metric."""
+        return _pandas().DataFrame(
+            [
+                {
+                    "label": point["label"], "policy": point["policy"], "load": point["load"],
+                    **metric,
+                }
+                for point in self.points
+                for metric in point["metrics"]
+            ]
+        )  # fmt: skip
+
+    def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]], int, list[str]]:
+        shown = (
+            "request_throughput",
+            "mean_ttft_ms",
+            "p99_ttft_ms",
+            "mean_tpot_ms",
+            "mean_e2el_ms",
+        )
+        header = (
+            "setting", "decisions", "step error", "step bias",
+            *(metric_named(name).label for name in shown),
+        )  # fmt: skip
+        rows = []
+        for point in self.points:
+            errors = {metric["metric"]: metric["error"] for metric in point["metrics"]}
+            steps = point["cost_error_by_step"]
+            rows.append(
+                [
+                    point["label"], point["decisions"]["same_step_times"],
+                    percent(steps["mape"]), percent(steps["bias"], signed=True),
+                    *(percent(_finite(errors.get(name)), signed=True) for name in shown),
+                ]
+            )  # fmt: skip
+        lines = ["errors: simulated / measured - 1; decisions: with equal step times"]
+        return self.name, header, rows, 1, lines
+
+
+@dataclass(repr=False)
+class Claims(_Shown):
+    """What sources say of serving systems, and what came out.
+
+    Attributes
+    ----------
+    data : mapping
+        What `schedlab claims -o` writes into its JSON.
+    """
+
+    data: Mapping[str, Any]
+
+    @property
+    def experiments(self) -> list[dict[str, Any]]:
+        """One a claim: the claim as stated, its figures with readings and verdicts."""
+        return list(self.data["experiments"])
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """How many figures came to each verdict."""
+        return Counter(figure["verdict"] for one in self.experiments for figure in one["figures"])
+
+    def plot(self) -> Iterator[Figure]:
+        """Draw the claims, a figure each: a strip a number, with its band and its source."""
+        from schedlab.experiments.figures.plots import claim
+        from schedlab.experiments.figures.style import show_in_notebooks
+
+        show_in_notebooks()
+        return (claim(one) for one in self.experiments)
+
+    def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]], int, list[str]]:
+        rows = [
+            [one["claim"]["system"], figure["name"], _with_interval(figure), figure["verdict"]]
+            for one in self.experiments
+            for figure in one["figures"]
+        ]
+        told = ", ".join(f"{n} {verdict}" for verdict, n in self.verdicts.most_common())
+        return "", ("claim", "figure", "measured", "verdict"), rows, 1, [told]
+
+
+def _finite(value: float | None) -> float:
+    """Return a number of JSON, which has no NaN."""
+    return math.nan if value is None else value
+
+
+def _with_interval(figure: Mapping[str, Any]) -> str:
+    if figure["estimate"] is None:
+        return "-"
+    ends = ", ".join("-" if end is None else number(end) for end in figure["interval"])
+    return f"{number(figure['estimate'])} [{ends}]"
 
 
 def _of_setting(row: Row) -> dict[str, Any]:

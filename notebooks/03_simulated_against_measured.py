@@ -19,51 +19,34 @@
 # were measured (`schedlab compare`), and measures a very small one itself if PyTorch is there.
 
 # %%
-import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from schedlab import experiments
-from schedlab.experiments.figures import plots
-from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.figures.style import show_in_notebooks
+import schedlab as sl
 
-show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
 
 # %% [markdown]
 # ## Recorded comparisons
 #
 # One folder a machine under `docs/results`: this laboratory's CPU, and a GPU where one was
-# measured.
-
-# %%
-root = Path(experiments.__file__).resolve().parent.parent
-found = {}
-for path in sorted((root / "docs" / "results").glob("compare-*/comparison.json")):
-    found[path.parent.name] = json.loads(path.read_text())
-if not found:
-    print("no recorded comparison here: schedlab compare experiments/compare-cpu.yaml makes one")
-
-# %% [markdown]
+# measured. Errors are simulated / measured - 1.
+#
 # A latency is off for two reasons: a step takes another time than predicted, and because of that
 # a decision falls differently. The first is the error of the cost model alone, on the steps of
 # the measured run. The second cannot be blamed on the policy: with equal step times both
-# backends must decide alike.
+# backends must decide alike, which the column of decisions tells.
 
 # %%
-for name, comparison in found.items():
-    print(name)
-    for point in comparison["points"]:
-        error, decisions = point["cost_error_by_step"], point["decisions"]
-        print(
-            f"  {point['label']:34} steps: mean error {error['mape']:6.1%}, bias {error['bias']:+6.1%}"
-            f" | decisions with equal step times: {decisions['same_step_times']}"
-        )
+results = Path(sl.__file__).resolve().parents[1] / "docs" / "results"
+recorded = [sl.load_measurement(folder) for folder in sorted(results.glob("compare-*"))]
+if not recorded:
+    print("no recorded comparison here: schedlab compare experiments/compare-cpu.yaml makes one")
+recorded[0] if recorded else None
 
 # %%
-figures = [plots.measured_against_simulated(data, name) for name, data in found.items()]
+figures = [measurement.plot() for measurement in recorded]
 figures[0] if figures else None
 
 # %%
@@ -74,51 +57,47 @@ figures[1] if len(figures) > 1 else None
 # does. Kendall's tau of the two rankings is 1 if they agree.
 
 # %%
-for name, comparison in found.items():
-    for load, taus in comparison["rank_agreement_kendall_tau"].items():
+for measurement in recorded:
+    for load, taus in measurement.ranking.items():
         said = ", ".join(f"{metric} {tau:.2f}" for metric, tau in taus.items() if tau is not None)
-        print(f"{name}, {load}: {said}")
+        print(f"{measurement.name}, {load}: {said}")
 
 # %% [markdown]
 # ## One made here
 #
-# A model so small that it takes seconds. `clock: modelled` runs the kernels but takes the step
-# times of the cost model: decisions, tokens and times must then be equal to the last digit. A
+# A model so small that it takes seconds. The run is repeated by a modelled clock, which executes
+# the kernels but takes the step times of the cost model: decisions must then be identical. A
 # roofline of a CPU is not calibrated, so with measured times the errors are large, and the
 # comparison says so.
 
 # %%
-tiny = make_spec(
-    {
-        "name": "tiny, on this CPU",
-        "model": "schedlab-tiny",
-        "hardware": "cpu",
-        "engine": {
-            "dtype": "fp32",
-            "max_num_seqs": 4,
-            "max_num_batched_tokens": 32,
-            "max_model_len": 64,
-            "num_gpu_blocks_override": 12,
-        },
-        "workload": {
-            "prompt_tokens": {"distribution": "uniform", "low": 4, "high": 40},
-            "output_tokens": {"distribution": "uniform", "low": 2, "high": 20},
-            "num_requests": 12 if fast else 40,
-            "request_rate": "inf",
-        },
-        "real": {"repeats": 2},
-        "sweep": {"policy": ["fcfs", "prefill_first", {"name": "static", "max_batch_size": 3}]},
-    }
-)
-figure = None
+tiny = {
+    "name": "tiny, on this CPU",
+    "model": "schedlab-tiny",
+    "hardware": "cpu",
+    "engine": {
+        "dtype": "fp32",
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "max_model_len": 64,
+        "num_gpu_blocks_override": 12,
+    },
+    "workload": {
+        "prompt_tokens": {"distribution": "uniform", "low": 4, "high": 40},
+        "output_tokens": {"distribution": "uniform", "low": 2, "high": 20},
+        "num_requests": 12 if fast else 40,
+        "request_rate": "inf",
+    },
+    "real": {"repeats": 2},
+    "sweep": {"policy": ["fcfs", "prefill_first", {"name": "static", "max_batch_size": 3}]},
+}
+here = None
 if find_spec("torch") is None:
     print("PyTorch is not installed: pip install 'schedlab[gpu]' to run this part")
 else:
-    from schedlab.experiments.comparing.compare import compare
-    from schedlab.experiments.comparing.comparison_files import to_data
+    here = sl.measure(tiny)
+    assert all(point["decisions"]["same_step_times"] == "identical" for point in here.points)
+here
 
-    points = compare(tiny)
-    assert all(point.modelled_difference is None for point in points)
-    print("with equal step times, all decisions are equal")
-    figure = plots.measured_against_simulated(to_data(points, tiny), tiny.name)
-figure
+# %%
+here.plot() if here is not None else None

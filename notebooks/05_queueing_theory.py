@@ -24,29 +24,15 @@ import os
 
 import numpy as np
 
-from schedlab.experiments.figures import plots
-from schedlab.experiments.figures.style import show_in_notebooks
-from schedlab.experiments.statistics import estimate
-from schedlab.policies import registry
-from schedlab.sim.config import EngineConfig
-from schedlab.sim.core.engine import Engine
-from schedlab.sim.core.executor import SimExecutor
+import schedlab as sl
 from schedlab.sim.cost.cost_model import CostModel
-from schedlab.sim.cost.pricing import Pricing
-from schedlab.sim.request import Arrival, Request
-from schedlab.sim.rng import stream
-from schedlab.sim.drive.simulation import simulate
 
-show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
-replications = 4 if fast else 10
-num_requests = 120 if fast else 4_000
-warm_up = num_requests // 10
-MEAN_TOKENS, TOKEN_NS = 100, 1_000
+MEAN_TOKENS = 100
 
 # %% [markdown]
-# A cost model is an object that prices a batch. This one takes one unit of time for each step,
-# or for each token of it: then the more requests run, the slower each one is, which is processor
+# A cost model is a class that prices a batch. This one takes a millisecond for each step, or for
+# each token of it: then the more requests run, the slower each one is, which is processor
 # sharing.
 
 
@@ -54,43 +40,46 @@ MEAN_TOKENS, TOKEN_NS = 100, 1_000
 class Unit(CostModel):
     name = "unit"
 
-    def __init__(self, per_step_ns, per_token_ns):
-        self.per_step_ns, self.per_token_ns = per_step_ns, per_token_ns
+    def __init__(self, deployment, step_ms: int = 0, token_ms: int = 0):
+        self.step_ms, self.token_ms = step_ms, token_ms
 
     def step_ns(self, shape, k=1):
         tokens = shape.num_decodes + sum(n for n, _ in shape.chunks)
-        return [self.per_step_ns + self.per_token_ns * tokens] * k
+        return [1_000_000 * (self.step_ms + self.token_ms * tokens)] * k
 
     def describe(self):
         return {"name": self.name}
 
 
-def served(draw, load, seed, seats=1, cost=None):
-    """Simulate Poisson arrivals; return the requests after the warm-up, times in tokens."""
-    tokens = np.maximum(1, np.rint(draw(stream(seed, "lengths"), num_requests))).astype(int)
-    gaps = stream(seed, "arrivals").exponential(MEAN_TOKENS * TOKEN_NS / load, num_requests)
-    at_ns = np.cumsum(gaps).astype(int).tolist()
-    work = [
-        Arrival(Request(i, at_ns[i], 1, max_tokens=1 << 20), int(tokens[i]), at_ns[i])
-        for i in range(num_requests)
-    ]
-    config = EngineConfig(
-        num_blocks=10_000_000, max_model_len=1_000_000, max_num_seqs=seats,
-        max_num_batched_tokens=2 * seats,
-    )  # fmt: skip
-    executor = SimExecutor(Pricing(cost or Unit(TOKEN_NS, 0)))
-    log = simulate(Engine(config, registry.make("fcfs"), executor), work, None)
-    columns = log.requests()
-    return {name: columns[name][warm_up:] / TOKEN_NS for name in columns if name.endswith("_ns")}
+# %% [markdown]
+# Three distributions of the length of answers with the same mean of 100 tokens, so of the time in
+# service, 0.1 s (the prompt, one token long, is read in the step that gives the first token), at
+# 30, 50 and 70 % of what the server can do: 10 requests a second.
 
-
-def wait(requests):
-    return float(np.mean(requests["first_scheduled_ns"] - requests["arrival_ns"]))
-
-
-def sojourn(requests):
-    return float(np.mean(requests["finish_ns"] - requests["arrival_ns"]))
-
+# %%
+lengths = {
+    "M/D/1": MEAN_TOKENS,
+    "M/M/1": {"distribution": "exponential", "mean": MEAN_TOKENS},
+    "M/G/1": {"distribution": "lognormal", "mu": math.log(MEAN_TOKENS) - 0.5, "sigma": 1.0},
+}
+one_server = {
+    "name": "one server",
+    "cost_model": {"name": Unit, "step_ms": 1},
+    "engine": {
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 2,
+        "max_model_len": 8192,
+        "num_gpu_blocks_override": 10_000,
+    },
+    "workload": {"prompt_tokens": 1, "num_requests": 120 if fast else 4_000},
+    "measure": {"warm_up_requests": 12 if fast else 400},
+    "replications": 5 if fast else 10,
+    "sweep": {"workload.request_rate": [3, 5, 7]},
+}
+served = {
+    name: sl.run(one_server, **{"workload.output_tokens": distribution})
+    for name, distribution in lengths.items()
+}
 
 # %% [markdown]
 # ## One server: Pollaczek and Khinchine
@@ -99,29 +88,41 @@ def sojourn(requests):
 # constant service, and heavy tails wait longer still.
 
 # %%
-services = {
-    "M/D/1": (lambda rng, n: np.full(n, MEAN_TOKENS), 0.5),
-    "M/M/1": (lambda rng, n: rng.exponential(MEAN_TOKENS, n), 1.0),
-    "M/G/1, lognormal": (
-        lambda rng, n: rng.lognormal(math.log(MEAN_TOKENS) - 0.5, 1.0, n),
-        math.e / 2,
-    ),
-}
-loads = [0.3, 0.5, 0.7]
-curve = np.linspace(0.02, 0.75, 60)
-checks = {}
-for name, (draw, factor) in services.items():
-    simulated = [
-        estimate([wait(served(draw, load, r)) / MEAN_TOKENS for r in range(replications)])
-        for load in loads
-    ]
-    checks[name] = plots.TheoryCheck(curve, factor * curve / (1 - curve), loads, simulated)
-    for load, found in zip(loads, simulated):
-        theory = factor * load / (1 - load)
-        print(f"{name:18} load {load}: theory {theory:.3f}, simulated {found.mean:.3f} ± {found.half_width:.3f}")
-plots.theory_against_simulation(
-    checks, "time in the queue of one server", "load", "mean wait / mean service"
-)
+factors = {"M/D/1": 0.5, "M/M/1": 1.0, "M/G/1": math.e / 2}
+
+
+def against_theory(results, metric, theory_s, title):
+    """Draw a metric over the rate, and what theory says of it."""
+    figure = results.plot.lines(metric)
+    rates = np.linspace(0.2, 7.5, 60)
+    axes = figure.axes[0]
+    (theory,) = axes.plot(rates, theory_s(rates / 10), color="black", linewidth=0.8)
+    axes.set_ylim(0, 1.5 * theory_s(0.7))
+    axes.set_title(title)
+    axes.legend([axes.lines[0], theory], ["simulated", "theory"])
+    for row in results.rows:
+        rate = float(row.settings["workload.request_rate"])
+        mean_ms, half_width_ms = row.metrics[metric]
+        print(
+            f"{title}, {rate:g}/s: theory {1000 * theory_s(rate / 10):.1f} ms,"
+            f" simulated {mean_ms:.1f} ± {half_width_ms:.1f} ms"
+        )
+    return figure
+
+
+figures = [
+    against_theory(
+        served[name], "mean_queue_time_ms", lambda load: factor * load / (1 - load) / 10, name
+    )
+    for name, factor in factors.items()
+]
+figures[0]
+
+# %%
+figures[1]
+
+# %%
+figures[2]
 
 # %% [markdown]
 # ## Shared server: the distribution does not matter
@@ -130,22 +131,21 @@ plots.theory_against_simulation(
 # tokens takes B units, so a lone arrival still has to wait for the step under way: a few units.
 
 # %%
-checks = {}
-for name in ("M/M/1", "M/G/1, lognormal"):
-    draw, _ = services[name]
-    simulated = [
-        estimate(
-            [
-                sojourn(served(draw, load, r, seats=2_000, cost=Unit(0, TOKEN_NS))) / MEAN_TOKENS
-                for r in range(replications)
-            ]
-        )
-        for load in loads
-    ]
-    checks[f"{name} - PS"] = plots.TheoryCheck(curve, 1 / (1 - curve), loads, simulated)
-plots.theory_against_simulation(
-    checks, "processor sharing", "load", "mean time in system / mean service"
-)
+shared = {
+    "cost_model": {"name": Unit, "token_ms": 1},
+    "engine": {"max_num_seqs": 2_000, "max_num_batched_tokens": 4_000},
+}
+figures = [
+    against_theory(
+        sl.run(one_server, **shared, **{"workload.output_tokens": lengths[name]}),
+        "mean_e2el_ms", lambda load: 0.1 / (1 - load), f"{name}, processor sharing",
+    )
+    for name in ("M/M/1", "M/G/1")
+]  # fmt: skip
+figures[0]
+
+# %%
+figures[1]
 
 # %% [markdown]
 # ## Little's law, exactly
@@ -154,12 +154,12 @@ plots.theory_against_simulation(
 # the times in the system. No statistics, no tolerance.
 
 # %%
-requests = served(services["M/M/1"][0], 0.7, seed=0)
+requests = served["M/M/1"].run.requests
 arrivals, finishes = requests["arrival_ns"], requests["finish_ns"]
 events = np.concatenate([arrivals, finishes])
 change = np.repeat([1, -1], len(arrivals))
 order = np.argsort(events, kind="stable")
-area = np.dot(np.cumsum(change[order])[:-1], np.diff(events[order]))
-print("area under the number in system:", round(float(area), 3))
-print("sum of times in system:         ", round(float((finishes - arrivals).sum()), 3))
-assert math.isclose(area, (finishes - arrivals).sum(), rel_tol=1e-9)
+area_ns = np.dot(np.cumsum(change[order])[:-1], np.diff(events[order]))
+print("area under the number in system:", area_ns, "ns")
+print("sum of times in system:         ", (finishes - arrivals).sum(), "ns")
+assert area_ns == (finishes - arrivals).sum()

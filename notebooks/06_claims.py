@@ -23,58 +23,47 @@
 # the reports beside the JSON.
 
 # %%
-import json
 import os
-from collections import Counter
+from itertools import islice
 from pathlib import Path
 
-from schedlab import experiments
-from schedlab.experiments.figures import plots
-from schedlab.experiments.claims.claims import examine, load_claims
-from schedlab.experiments.figures.style import show_in_notebooks
+import schedlab as sl
 
 try:
     from IPython.display import display
 except ImportError:  # run as a plain script
     display = print
 
-show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
-root = Path(experiments.__file__).resolve().parent.parent
+shown = 3 if fast else None
+results = Path(sl.__file__).resolve().parents[1] / "docs" / "results"
 
 # %%
 told = {}
 for name in ("claims", "policies"):
-    path = root / "docs" / "results" / f"{name}.json"
-    if path.exists():
-        told[name] = json.loads(path.read_text())["experiments"]
-for name, found in told.items():
-    verdicts = Counter(figure["verdict"] for one in found for figure in one["figures"])
-    print(f"{name}.json: {len(found)} claims,", ", ".join(f"{n} {v}" for v, n in verdicts.most_common()))
+    if (results / f"{name}.json").exists():
+        told[name] = sl.load_claims(results / f"{name}.json")
+for name, claims in told.items():
+    verdicts = ", ".join(f"{n} {verdict}" for verdict, n in claims.verdicts.most_common())
+    print(f"{name}: {len(claims.experiments)} claims, {verdicts}")
 if not told:
     print("no recorded claims here: schedlab claims -o docs/results makes them")
 
 # %% [markdown]
 # Each strip is one figure of a claim, on a scale of its own. The band was fixed before the run.
-
-
-# %%
-def draw_all(name):
-    for one in told.get(name, []):
-        display(plots.claim(one))
-
-
-# %% [markdown]
+#
 # ## What is said of serving in general
 
 # %%
-draw_all("claims")
+for figure in islice(told["claims"].plot(), shown) if "claims" in told else ():
+    display(figure)
 
 # %% [markdown]
 # ## What papers say of their systems
 
 # %%
-draw_all("policies")
+for figure in islice(told["policies"].plot(), shown) if "policies" in told else ():
+    display(figure)
 
 # %% [markdown]
 # ## One of them, measured again
@@ -83,10 +72,6 @@ draw_all("policies")
 # counts as reproduced.
 
 # %%
-(path, spec), = load_claims([Path(experiments.__file__).parent / "papers" / "policies" / "aged.yaml"])
-if fast:
-    spec = spec.model_copy(update={"replications": 2})
-finding = examine(path, spec)
-print(spec.claim.statement)
-for one in finding.measured:
-    print(f"  {one.figure.name}: {one.estimate:.3f} [{one.low:.3f}, {one.high:.3f}], {one.verdict}")
+again = sl.claims("aged", **({"replications": 2} if fast else {}))
+print(again.experiments[0]["claim"]["statement"])
+again

@@ -15,9 +15,23 @@ from typing import TYPE_CHECKING, Any
 from schedlab import core
 
 if TYPE_CHECKING:
-    from schedlab.experiments.facade import compare, find, load, run, spec, sweep
+    from schedlab.experiments.facade import (
+        claims,
+        compare,
+        find,
+        load,
+        load_claims,
+        load_measurement,
+        measure,
+        run,
+        spec,
+        sweep,
+    )
 
-__all__ = ["compare", "find", "load", "run", "spec", "sweep"]
+__all__ = [
+    "claims", "compare", "find", "load", "load_claims", "load_measurement", "measure", "run",
+    "spec", "sweep",
+]  # fmt: skip
 
 core.choose()
 

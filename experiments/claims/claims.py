@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from schedlab.experiments.claims.readings import Reading, Readings
 from schedlab.experiments.specification.claim import Cause, Figure
@@ -112,13 +113,17 @@ def shipped(folder: str) -> list[Path]:
     return sorted((Path(__file__).resolve().parents[1] / "papers" / folder).glob("*.yaml"))
 
 
-def load_claims(paths: Sequence[Path] | None = None) -> list[tuple[Path, ExperimentSpec]]:
+def load_claims(
+    paths: Sequence[Path] | None = None, changes: Mapping[str, Any] | None = None
+) -> list[tuple[Path, ExperimentSpec]]:
     """Load experiments with claims, all before any is run.
 
     Parameters
     ----------
     paths : sequence of Path, optional
         Their files or names; if none are given, those of `shipped("policies")`.
+    changes : mapping, optional
+        Keys to change in each, e.g. ``{"replications": 2}``.
 
     Returns
     -------
@@ -131,7 +136,7 @@ def load_claims(paths: Sequence[Path] | None = None) -> list[tuple[Path, Experim
         If a file is wrong, or has no claim.
     """
     files = [experiment_file(path) for path in paths or shipped("policies")]
-    loaded = [(path, load_spec(path)) for path in files]
+    loaded = [(path, load_spec(path, changes or {})) for path in files]
     for path, spec in loaded:
         if spec.claim is None:
             raise SpecError(f"{path}: claim: is required here; see experiments/policies")

@@ -26,13 +26,11 @@ from schedlab.experiments.figures.distributions import (
 from schedlab.experiments.figures.gantt import batching, gantt, seats
 from schedlab.experiments.figures.heat_map import heat_map
 from schedlab.experiments.figures.lines import lines
-from schedlab.experiments.figures.theory import TheoryCheck, theory_against_simulation
 from schedlab.experiments.figures.timelines import time_series
 from schedlab.experiments.figures.trade_off import gpu_frontier, pareto
 
 __all__ = [
     "RATE_KEYS",
-    "TheoryCheck",
     "attainment_against_rate",
     "batching",
     "claim",
@@ -50,7 +48,6 @@ __all__ = [
     "rate_bracket",
     "seats",
     "slowdown_against_length",
-    "theory_against_simulation",
     "throughput_against_p99",
     "time_series",
 ]

@@ -90,6 +90,11 @@ def knobs(name: str) -> dict[str, inspect.Parameter]:
     parameters = list(signature.parameters.values())
     if not parameters:
         raise SpecError(f"cost model {name!r}: must take a Deployment as its first argument")
+    if parameters[0].default not in (inspect.Parameter.empty, None):  # a knob, by its looks
+        raise SpecError(
+            f"cost model {name!r}: its first parameter, {parameters[0].name}, is given the "
+            "Deployment; write __init__(self, deployment, ...) and knobs after it"
+        )
     return {parameter.name: parameter for parameter in parameters[1:]}
 
 

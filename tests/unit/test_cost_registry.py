@@ -194,3 +194,11 @@ def test_cost_models_document_lists_every_cost_model_and_knob():
         for knob in registry.knobs(name):
             if knob != "profile":
                 assert f"`{knob}`" in rows[name], f"docs/cost-models.md does not name {knob}"
+
+
+def test_cost_model_that_forgets_the_deployment_is_told_where_it_goes(tmp_path, monkeypatch):
+    forgetful = SOURCE.format(decorator="").replace("deployment: Deployment, ", "")
+    (tmp_path / "forgetful_cost.py").write_text(forgetful)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SpecError, match=r"its first parameter, step_s, is given the Deployment"):
+        make_spec({**SPEC, "cost_model": {"name": "forgetful_cost:Constant", "step_s": 0.1}})

@@ -1,5 +1,6 @@
 """`import schedlab as sl`: what a notebook needs, in a line each."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import schedlab as sl
 from schedlab.policies import ContinuousBatching
 from schedlab.policies.static import Static
+from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.errors import SchedlabError, SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,3 +188,63 @@ def test_policy_in_a_script_runs_but_is_not_swept_into_a_folder(tmp_path):
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )  # fmt: skip
     assert "put it into a module" in done.stdout
+
+
+class Ticks(CostModel):
+    """A millisecond a step."""
+
+    name = "ticks"
+
+    def __init__(self, deployment, step_ms: int = 1):
+        self.step_ms = step_ms
+
+    def step_ns(self, shape, k=1):
+        return [self.step_ms * 1_000_000] * k
+
+    def describe(self):
+        return {"name": self.name}
+
+
+def test_cost_model_of_ones_own_is_passed_as_a_class():
+    alone = {"num_requests": 1, "prompt_tokens": 1, "output_tokens": 5, "request_rate": "inf"}
+    results = sl.run({"workload": alone}, cost_model={"name": Ticks, "step_ms": 3})
+    assert results.rows[0].mean("mean_e2el_ms") == 15.0
+
+
+def test_claim_is_held_against_a_simulation_again():
+    claims = sl.claims("aged", replications=2, **{"workload.num_requests": 20})
+    assert claims.experiments[0]["claim"]["system"] == "Ageing"
+    assert sum(claims.verdicts.values()) == len(claims.experiments[0]["figures"]) == 4
+    assert "Ageing" in repr(claims)
+    assert "mean latency, SJF without ageing" in claims._repr_html_()
+
+
+POINT = {
+    "label": "fcfs",
+    "policy": "fcfs",
+    "load": "2",
+    "decisions": {"same_step_times": "identical"},
+    "cost_error_by_step": {"mape": 0.02, "bias": -0.01},
+    "metrics": [
+        {"metric": "p99_ttft_ms", "error": 0.125},
+        {"metric": "mean_ttft_ms", "error": None},
+    ],
+}
+
+
+def test_measurement_is_read_from_its_folder(tmp_path):
+    data = {"name": "cpu", "points": [POINT], "rank_agreement_kendall_tau": {"2": {"ttft": 1.0}}}
+    (tmp_path / "comparison.json").write_text(json.dumps(data))
+    found = sl.load_measurement(tmp_path)
+    assert found.name == "cpu"
+    assert found.ranking["2"] == {"ttft": 1.0}
+    line = next(line for line in repr(found).splitlines() if line.startswith("fcfs"))
+    assert line.split() == ["fcfs", "identical", "2.0%", "-1.0%", "-", "-", "+12.5%", "-", "-"]
+
+
+def test_json_that_another_wrote_is_no_measurement(tmp_path):
+    (tmp_path / "comparison.json").write_text('{"points": 3}')
+    with pytest.raises(
+        SpecError, match="was not written by schedlab compare: it has no list point"
+    ):
+        sl.load_measurement(tmp_path)

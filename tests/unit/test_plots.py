@@ -416,14 +416,7 @@ def test_predictability_figure_is_in_percent(small_run):
     assert axes.lines[0].get_xdata() == pytest.approx(100 / math.sqrt(2) / 1.5)
 
 
-# -- theory, measurements, claims --------------------------------------------------------------
-
-
-def test_theory_figure_draws_lines_and_points():
-    check = plots.TheoryCheck([0, 1], [0, 2], [0.5], [Estimate(1.1, 0.2)])
-    axes = plots.theory_against_simulation({"M/M/1": check}, "t", "x", "y").axes[0]
-    assert list(axes.lines[0].get_ydata()) == [0, 2]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["M/M/1"]
+# -- measurements, claims ----------------------------------------------------------------------
 
 
 def test_claim_figure_shows_estimate_band_and_source():
