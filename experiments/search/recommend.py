@@ -316,7 +316,7 @@ class _Search:
             asked, self._limits, self.excluded, [*self.tried, *finals], best, default, change,
             expected, at_rate, config.max_model_len,
             config.max_model_len < model(asked.model).max_model_len,
-            usd * best.candidate.num_gpus / 3600 / tokens_per_s * 1e6,
+            usd_per_million_tokens(usd, best.candidate.num_gpus, tokens_per_s),
         )  # fmt: skip
 
     def _try(
@@ -385,6 +385,11 @@ class _Search:
             data["cluster"] = {"count": candidate.replicas, "router": router}
         spec = make_spec(data)
         return spec if length is None else with_values(spec, {"workload.num_requests": length})
+
+
+def usd_per_million_tokens(usd_per_hour: float, num_gpus: int, tokens_per_s: float) -> float:
+    """Return what a million output tokens cost on GPUs of that price an hour each."""
+    return usd_per_hour * num_gpus / 3600 / tokens_per_s * 1e6
 
 
 def serve_line(found: Recommendation) -> str:

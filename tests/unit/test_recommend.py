@@ -1,6 +1,7 @@
 """What is recommended to an operator, against vLLM's own defaults, with a line to paste."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from schedlab.experiments.search.recommend import (
     Question,
     recommend,
     serve_line,
+    usd_per_million_tokens,
 )
 from schedlab.experiments.search.recommend_report import recommend_lines
 from schedlab.experiments.search.vllm_defaults import RELEASES, default_limits, release
@@ -99,7 +101,9 @@ def test_recommendation_is_confirmed_on_new_seeds_and_given_as_a_line(tmp_path):
     told = "\n".join(recommend_lines(found, runs.cost_models))
     assert "UNCALIBRATED" in told
     assert "lines 2943-2952 of 0.32.0" in told
-    assert found.usd_per_million_tokens > 0
+    usd_per_hour = gpu("a100-80gb").usd_per_hour
+    tokens_per_s = found.expected["output_throughput"].mean
+    assert found.usd_per_million_tokens == usd_per_million_tokens(usd_per_hour, 1, tokens_per_s)
 
 
 @pytest.mark.slow
@@ -139,6 +143,12 @@ def test_serve_line_names_only_what_differs_from_vllms_defaults():
     assert json.loads(line.split("--additional-config ")[1].strip("'")) == {
         "schedlab": {"policy": {"name": "edf"}}
     }
+
+
+def test_cost_of_a_million_tokens_counts_every_gpu():
+    # Two GPUs at 3.60 an hour are 0.002 a second, for 4,000 tokens.
+    assert usd_per_million_tokens(3.6, 2, 4000.0) == pytest.approx(0.5)
+    assert math.isnan(usd_per_million_tokens(math.nan, 1, 10.0))
 
 
 @pytest.mark.slow
