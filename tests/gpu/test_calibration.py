@@ -15,7 +15,7 @@ from schedlab.experiments.running.resolved import make_cost_model  # noqa: E402
 from schedlab.experiments.running.run import run  # noqa: E402
 from schedlab.experiments.specification.cost_model import CostModelSpec  # noqa: E402
 from schedlab.experiments.specification.loading import make_spec  # noqa: E402
-from schedlab.gpu_backend import calibration  # noqa: E402
+from schedlab.gpu_backend import calibration, calibration_fit  # noqa: E402
 from schedlab.gpu_backend.calibration_design import (  # noqa: E402
     BatchPoint,
     batch_kind,
@@ -157,6 +157,49 @@ def test_held_out_batches_are_a_third_of_each_kind():
     assert found == laboratory.replayed_points(LIMITS, "schedlab-small", "cpu", "fp32", 30, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("point", "fits"),
+    [
+        (BatchPoint("decode", (16, 15), ()), True),
+        (BatchPoint("decode", (16, 16), ()), False),  # 17 tokens each: 4 blocks of 3
+        (BatchPoint("decode", (31,), ()), True),
+        (BatchPoint("decode", (32,), ()), False),  # the next token is one too many
+        (BatchPoint("prefill", (), ((8, 24),)), True),
+        (BatchPoint("prefill", (), ((8, 25),)), False),
+        (BatchPoint("mixed", (1,), ((8, 0),)), False),  # nine new tokens of eight
+        (BatchPoint("mixed", (1,), ((7, 0),)), True),
+        (BatchPoint("decode", (1, 1, 1, 1), ()), False),
+        (BatchPoint("decode", (), ()), False),
+    ],
+)
+def test_batch_fits_the_limits_up_to_their_edges(point, fits):
+    limits = EngineConfig(
+        num_blocks=3, max_model_len=32, block_size=16, max_num_seqs=3, max_num_batched_tokens=8
+    )
+    assert point.fits(limits) is fits
+
+
+def test_coefficients_lie_within_the_middle_95_percent_of_what_is_drawn(monkeypatch):
+    drawn = iter(range(200))
+
+    def regime(points, buckets):
+        return Regime((1, 2), (0.0, 0.0), {"num_decodes": float(next(drawn))})
+
+    monkeypatch.setattr(calibration_fit, "_fit_regime", regime)
+    point = MeasuredBatch(BatchPoint("decode", (8,), ()).shape, 0.01)
+    found = coefficient_intervals([point], (), seed=0)
+    assert found["num_decodes"] == pytest.approx((199 * 0.025, 199 * 0.975))
+    assert found["num_prefills"] == (0.0, 0.0)
+
+
+def test_validity_of_a_feature_is_from_the_least_to_the_most_there_was_of_it():
+    points = [BatchPoint("decode", (8, 20), ()), BatchPoint("prefill", (), ((32, 0),))]
+    fit = fit_profile(measured_by(truth(), points), [])
+    assert fit.validity["new_tokens"] == (2.0, 32.0)
+    assert fit.validity["decode_context_sum_tokens"] == (28.0, 28.0)
+    assert fit.validity["num_prefills"] == (1.0, 1.0)
+
+
 def test_fit_of_one_batch_size_is_flat():
     point = MeasuredBatch(BatchPoint("decode", (8, 8), ()).shape, 0.01)
     fit = fit_profile([point], [point])
@@ -167,6 +210,9 @@ def test_fit_of_one_batch_size_is_flat():
 def test_swapped_byte_costs_the_mean_of_both_directions():
     times = [SwapTime("out", 1, 1000, 1e-6), SwapTime("in", 1, 1000, 1e-6)]
     assert swapped_byte_s(times) == pytest.approx(1e-9)
+    # Relative errors (x - 1) and (x - 2) / 2, in ns a byte, are least squares at x = 1.2.
+    uneven = [times[0], SwapTime("in", 1, 1000, 2e-6)]
+    assert swapped_byte_s(uneven) == pytest.approx(1.2e-9)
     fit = fit_profile(measured_by(truth(), design(LIMITS, 20, seed=0)), [])
     swapping = FittedCostModel(with_swapping(fit, times), {})
     shape = BatchPoint("decode", (64,), ()).shape
@@ -200,6 +246,15 @@ def test_measure_visits_every_point_once_a_round_with_sentinels(tmp_path):
     assert seen[-1] == (8, 8, "done")
     assert all(taken.median_s(i) > 0 for i in range(len(points)))
     assert len(taken.drift) == 2
+
+
+def test_drift_is_the_largest_deviation_of_a_sentinel_whichever_way():
+    def visits(number, *seconds):
+        return [calibration.Visit(number, -1 - k, (s,), (s,)) for k, s in enumerate(seconds)]
+
+    readings = [*visits(0, 1.0, 2.0), *visits(1, 0.9, 2.0), *visits(2, 1.0, 2.1)]
+    readings.append(calibration.Visit(0, 0, (9.0,), (9.0,)))
+    assert calibration._drift(readings, 2, 3) == pytest.approx([0.0, 0.1, 0.05])
 
 
 def test_measure_that_runs_out_of_time_ends_after_a_whole_round_and_goes_on_later(tmp_path):

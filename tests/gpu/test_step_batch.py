@@ -67,3 +67,11 @@ def test_launch_order_puts_chunks_first_and_the_longest_decode_last():
     contexts = np.array([90, 7, 4000, 0, 500])
     new = np.array([1, 300, 1, 40, 1])
     assert launch_order(contexts, new).tolist() == [1, 3, 0, 4, 2]
+
+
+def test_longest_chunk_of_a_batch_is_found_wherever_it_lies():
+    batch = make()
+    for new in ([5, 2], [2, 5], [1, 5, 3]):
+        seats = np.arange(len(new))
+        batch.fill(HISTORY, TABLES, 4, seats, np.zeros_like(seats), np.array(new))
+        assert batch.max_query_tokens == 5
