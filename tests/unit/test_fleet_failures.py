@@ -1,5 +1,8 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import simpy
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
@@ -10,6 +13,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive import failures
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.failures import Failures, Outage, Slowdown
 from schedlab.sim.drive.handover import Disaggregation
@@ -19,6 +23,7 @@ from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.record.columns import REJECTED
 from schedlab.sim.record.fleet import Span
 from schedlab.sim.result import RunResult
+from schedlab.sim.rng import stream
 from tests.laws import LinearCost, arrival
 
 CONFIG = EngineConfig(num_blocks=200, max_model_len=100, block_size=4, max_num_seqs=4)
@@ -172,6 +177,21 @@ def test_engine_dies_at_the_same_times_whatever_is_asked_of_the_fleet():
     assert any(fast)
     for many, few in zip(slow, fast, strict=True):
         assert many[: len(few)] == few[: len(many)]
+
+
+@pytest.mark.parametrize(("is_up", "later_ns"), [(True, 0), (False, 5_000)])
+def test_engine_that_still_starts_begins_to_age_when_it_serves(is_up, later_ns):
+    clock, died_ns = simpy.Environment(), []
+    fleet = SimpleNamespace(
+        clock=clock, has_work=True, start_up_ns=lambda member: 5_000, repair=print,
+        fail=lambda member, comes_back: died_ns.append(clock.now),
+    )  # fmt: skip
+    member = SimpleNamespace(index=3, is_up=is_up, is_there=True)
+    plan = Failures(mtbf_ns=1e6, mttr_ns=1e18, seed=4)
+    clock.process(failures._die_at_random(fleet, member, plan))
+    clock.run(until=10**9)
+    first_ns = int(stream(4, "failures of engine 3").exponential() * 1e6) + 1
+    assert died_ns == [first_ns + later_ns]
 
 
 @pytest.mark.parametrize(

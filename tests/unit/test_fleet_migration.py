@@ -16,6 +16,7 @@ from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive import migration as moving
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.engine_state import Candidate
 from schedlab.sim.drive.handover import Disaggregation
@@ -36,7 +37,7 @@ class FromFirst(Migrator):
         return [(0, 1)]
 
 
-def simulate(workload, migrator=None, every_ns=2_000, last_stage_blocks=1):
+def simulate(workload, migrator=None, every_ns=2_000, last_stage_blocks=1, joins=JOINS):
     def new_engine(pool):
         executor = SimExecutor(Pricing(LinearCost(1000, 10, 0)))
         return Engine(CONFIG, registry.make("fcfs"), executor, check_conservation)
@@ -46,7 +47,7 @@ def simulate(workload, migrator=None, every_ns=2_000, last_stage_blocks=1):
         [new_engine(0), new_engine(1)],
         routers.make("round_robin"),
         workload,
-        interconnect=JOINS,
+        interconnect=joins,
         changes=Changes(Supply(new_engine, ["mixed"] * 2, [0, 0]), migration=plan),
     )
 
@@ -60,6 +61,26 @@ def test_stages_of_a_move_add_up():
     row = {name: column[0] for name, column in log.requests().items()}
     assert (row["engine"], row["num_moves"], row["moved_stop_ns"]) == (1, 1, 51)
     assert row["moved_bytes"] == 22_000
+
+
+def test_last_stage_of_a_move_is_measured_in_blocks():
+    # 150 ns a token: the 21 tokens of the first stage take three steps, of a token each.
+    slow = Interconnect(Link(1e12 / 150, 50e-9, "a test"), 1000, [1, 1])
+    (move,) = simulate([arrival(0, 0, 20, 12)], joins=slow).moves
+    assert (move.num_stages, move.num_bytes) == (2, 25_000)
+    assert simulate([arrival(0, 0, 20, 12)], joins=slow, last_stage_blocks=0).moves == []
+
+
+@pytest.mark.parametrize(
+    ("has_tokens", "tokens", "fits"), [(4, 3, True), (4, 4, False), (5, 2, True), (5, 6, True),
+                                       (5, 7, False), (3, 0, True), (4, 0, True)]
+)  # fmt: skip
+def test_move_needs_room_for_its_tokens_and_for_the_next_one(has_tokens, tokens, fits):
+    config = SimpleNamespace(block_size=4, num_blocks=10)
+    target = SimpleNamespace(
+        engine=SimpleNamespace(config=config), live=SimpleNamespace(used_blocks=9)
+    )
+    assert moving._can_grow(target, has_tokens, tokens) is fits
 
 
 def test_move_of_a_request_that_ends_meanwhile_is_given_up():
@@ -105,6 +126,10 @@ def test_llumnix_pairs_the_least_free_with_the_freest_and_empties_who_drains():
     candidates = [Candidate(s, d) for s, d in zip(states, drains, strict=True)]
     # Free: 2, 45, 1, 20 blocks a request, and the last one drains.
     assert migrators.make("llumnix").pairs(candidates) == [(4, 1), (2, 3)]
+    # Of equals the first ones; who has nobody running has nobody to send.
+    states = [engine(10, 2), engine(97, 3), engine(97, 3), engine(10, 2), engine(98, 0)]
+    even = [Candidate(s, is_draining=False) for s in states]
+    assert migrators.make("llumnix").pairs(even) == [(1, 0), (2, 3)]
 
 
 def test_least_urgent_and_then_shortest_request_moves():

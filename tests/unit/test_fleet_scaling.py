@@ -8,9 +8,11 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.autoscalers import registry
 from schedlab.policies.autoscalers.autoscaler import Autoscaler
+from schedlab.sim.drive import scaling
 from schedlab.sim.drive.pool_state import Answer, PoolState
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.record.fleet import Span
+from schedlab.sim.request import Slo
 
 FLEETS = Path(__file__).resolve().parents[2] / "docs" / "fleets.md"
 
@@ -32,6 +34,7 @@ def test_hpa_scales_by_the_ratio_and_remembers_the_larger_number():
     assert hpa.num_engines(pool(engine(10), engine(9))) == 4  # ceil(2 * 9.5 / 5)
     assert hpa.num_engines(pool(engine(5), engine(5.4), now_s=30)) == 2  # within the tolerance
     assert hpa.num_engines(pool(*[engine(0)] * 4, now_s=60)) == 4  # it asked for 4 at 15 s
+    assert hpa.num_engines(pool(*[engine(0)] * 4, now_s=75)) == 4  # that was 60 s ago: still
     assert hpa.num_engines(pool(*[engine(0)] * 4, now_s=95)) == 0
 
 
@@ -48,6 +51,9 @@ def test_attainment_adds_at_once_and_takes_away_with_patience():
     assert scaler.num_engines(pool(engine(), answers=[good] * 8 + [bad] * 2)) == 2
     assert scaler.num_engines(pool(engine(), engine(), answers=[good])) == 2
     assert scaler.num_engines(pool(engine(), engine(), answers=[good])) == 1
+    # What was held before a miss does not count behind it.
+    asked = [scaler.num_engines(pool(engine(), engine(), answers=[a])) for a in (good, bad, good)]
+    assert asked == [2, 3, 2]
 
 
 def test_schedule_follows_its_timetable_and_repeats_it():
@@ -71,6 +77,52 @@ def test_planner_divides_the_load_by_what_an_engine_does_within_its_targets():
     }
     # 990 tokens a second over 990; 1000 over 16 (memory: 1600 / 149 = 10) in 11 ms = 909.
     assert asked == {"prefill": 1, "decode": 2, "mixed": 3}
+    # Half an answer is in memory in the mean; with all of it 8 would fit, and 900 need two.
+    nine = pool(one, role="decode", came=came[:135], answers=answers)
+    assert planner.num_engines(nine) == 1
+
+
+def member(index, in_flight=0, is_up=True, is_draining=True):
+    live = SimpleNamespace(num_in_flight=in_flight)
+    return SimpleNamespace(index=index, pool=0, is_up=is_up, is_draining=is_draining, live=live)
+
+
+@pytest.mark.parametrize(
+    ("count", "kept", "added"), [(1, [2], 0), (2, [2, 0], 0), (3, [2, 0], 1), (5, [2, 0], 3)]
+)
+def test_pool_that_grows_keeps_who_was_to_leave_before_it_adds_engines(count, kept, added):
+    told = []
+    fleet = SimpleNamespace(
+        members=[member(0), member(1, is_draining=False), member(2), member(3, is_up=False)],
+        keep=lambda one: told.append(one.index),
+        add=lambda pool: told.append("new"),
+    )
+    scaling._grow(fleet, 0, count)
+    assert told == [*kept, *["new"] * added]
+
+
+def test_pool_that_shrinks_drains_who_starts_then_who_has_least_to_do_then_the_youngest():
+    members = [member(0, 2), member(1, 5), member(2, 2), member(3, is_up=False), member(4, 1)]
+    assert [one.index for one in scaling._to_spare(members, 4)] == [3, 4, 2, 0]
+    assert scaling._to_spare(members, -1) == []
+
+
+@pytest.mark.parametrize(
+    ("slo", "holds"),
+    [
+        (None, True),
+        (Slo(ttft_ms=2.0, tpot_ms=3.0, e2el_ms=14.0), True),
+        (Slo(ttft_ms=1.9), False),
+        (Slo(tpot_ms=2.9), False),
+        (Slo(e2el_ms=13.9), False),
+    ],
+)
+def test_answer_holds_its_targets_if_it_meets_each_of_them(slo, holds):
+    request = SimpleNamespace(arrival_ns=1_000_000, prompt_tokens=7, slo=slo)
+    state = SimpleNamespace(
+        request=request, num_output_tokens=5, first_token_ns=3_000_000, last_token_ns=15_000_000
+    )
+    assert scaling._answer(state) == Answer(7, 5, 2.0, 3.0, holds)
 
 
 def experiment(workload=None, **cluster):

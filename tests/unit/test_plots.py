@@ -307,6 +307,10 @@ def test_pareto_draws_the_frontier_in_colour_and_the_rest_faint():
     (front,) = [line for line in axes.lines if line.get_label() == "good"]
     assert list(front.get_xdata()) == [100, 200]
     assert list(front.get_ydata()) == [0.1, 0.2]
+    # Along a step nothing is reached that is not: left of a point with more throughput its P99.
+    assert [line.get_drawstyle() for line in axes.lines].count("steps-pre") == 1
+    turned = plots.pareto(rows, "title", x="p99_ttft_ms", y="output_throughput").axes[0]
+    assert [line.get_drawstyle() for line in turned.lines].count("steps-post") == 1
     assert [text.get_text() for text in axes.texts] == ["1/s", "2/s"]
 
 

@@ -139,6 +139,24 @@ def test_continuum_keeps_memory_for_its_time_to_live_and_no_longer():
     assert held[900][1_400] == held[1_100][1_400] - 24
 
 
+@pytest.mark.parametrize(
+    ("past_ns", "saved_ns", "price", "kept_ns"),
+    [
+        # Gains are (calls back by then) * saved less the time that all of them wait until then.
+        ([10, 20, 90], 30, 1.0, 21),  # 30 - 30, 60 - 50, 90 - 120: the second
+        ([10, 20, 90], 35, 0.1, 91),  # 35 - 3, 70 - 5, 105 - 12
+        ([10, 20, 90], 9, 1.0, 0),  # nothing pays
+        ([10, 10, 10], 10, 1.0, 0),  # 30 - 30 is no gain
+        ([10, 10, 10], 11, 1.0, 11),
+    ],
+)
+def test_continuum_keeps_for_the_time_of_the_past_that_gains_most(
+    past_ns, saved_ns, price, kept_ns
+):
+    policy = registry.make("continuum", memory_price=price)
+    assert policy._best_ttl_ns(past_ns, saved_ns) == kept_ns
+
+
 def test_infercept_keeps_until_recomputing_would_have_wasted_as_much():
     policy = registry.make("infercept")
     until = {}

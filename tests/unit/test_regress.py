@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.regression import baseline as regress_baseline
 from schedlab.experiments.regression import check as regress
-from schedlab.experiments.regression.matrix import load_matrix
+from schedlab.experiments.regression.matrix import Tolerance, load_matrix
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
@@ -397,6 +397,23 @@ def test_means_over_the_seeds_are_what_tolerance_judges(folder):
     worse = shifted({"0": 0.0, "1": -1e5})
     assert {case.status for case in worse} == {"worse"}
     assert [move.metric for move in worse[0].moves] == ["mean_ttft_ms"]
+
+
+@pytest.mark.parametrize(
+    ("now", "status"),
+    [(105.0, "same"), (105.2, "worse"), (95.0, "same"), (94.8, "better"), (100.0, "same")],
+)
+def test_tolerance_is_a_share_of_what_was_kept(now, status):
+    kept, found = (
+        regress_baseline.MeasuredPoint("q", name, {"m": value}, name)
+        for name, value in (("old", 100.0), ("new", now))
+    )
+    case = regress.CaseVerdict("w", "p")
+    tolerance = Tolerance(better="lower", relative=0.05)
+    regress._judge_by_tolerance(case, {"m": tolerance}, [(kept, found)])
+    assert case.status == status
+    assert case.num_within == (now in (95.0, 105.0))
+    assert [move.allowed for move in case.moves] == [5.0] * (status != "same")
 
 
 def test_workload_with_policies_of_its_own_is_run_with_these_only(folder):

@@ -23,12 +23,14 @@ from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SchedlabError, SpecError
 
 
-def searched(excess, between=None, start=1.0, tolerance=0.02, whole=False):
+def searched(excess, between=None, start=1.0, tolerance=0.02, whole=False, near=None, tried=None):
     """Drive a search with a function in place of runs."""
-    search = bracket(between, start, tolerance, whole)
+    search = bracket(between, start, tolerance, whole, near)
     asked = next(search)
     try:
         while True:
+            if tried is not None:
+                tried += asked
             asked = search.send([Probe(value, (excess(value),)) for value in asked])
     except StopIteration as end:
         return end.value
@@ -119,6 +121,15 @@ def test_remark_tells_the_metric_where_it_is_not_monotone(bar, said):
     metrics = [{"offered_request_rate": 1.0, "request_throughput": 1.0}]
     (remark,) = _remarks([bar], [bracket], metrics, is_part=True)
     assert remark == f"completed is not monotone over what was tried: {said}"
+
+
+@pytest.mark.parametrize(("near", "first"), [(10.0, (8.0, 12.5)), (39.0, (31.2, 40.0)),
+                                             (1.1, (1.0, 1.375))])  # fmt: skip
+def test_bracket_near_a_value_looks_a_quarter_around_it_and_within_its_range(near, first):
+    tried = []
+    found = searched(lambda value: value - near, (1.0, 40.0), near=near, tried=tried)
+    assert found.value <= near * (1 + 1e-12) < found.above <= found.value * 1.02
+    assert (min(tried), max(tried)) == pytest.approx(first)
 
 
 def test_bracket_takes_what_cannot_be_measured_as_a_break():

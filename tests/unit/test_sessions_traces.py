@@ -114,6 +114,9 @@ def test_burstgpt_requests_of_a_session_wait_for_each_other(file):
     assert trace.session.tolist() == ["s", "s", "t"]
     assert trace.turns.rows() == [([], 0), ([0], 4_000_000_000), ([], 0)]
     assert trace.arrival_ns.tolist() == [0, 0, 2_000_000_000]
+    more = rows + "15,s,1,GPT-4,130,5,135,API log\n"
+    trace = read(file(BURSTGPT_8.partition("\n")[0] + "\n" + more), sessions=True)
+    assert trace.turns.rows()[2] == ([1], 6_000_000_000), "from the one before, not from the first"
 
 
 def test_sharegpt_conversations_are_sessions_only_when_asked(file):
@@ -123,6 +126,15 @@ def test_sharegpt_conversations_are_sessions_only_when_asked(file):
     trace = read(path, tokenizer="estimate", sessions=True)
     assert trace.prompt_tokens.tolist()[:2] == [10, 35]
     assert trace.turns.rows()[:3] == [([], 0), ([0], 0), ([], 0)]
+
+
+@pytest.mark.parametrize("empty", [2, 3])
+def test_sharegpt_conversation_ends_before_a_pair_of_which_a_turn_is_empty(empty, file):
+    texts = ["a" * 42, "b" * 84, "c" * 21, "d" * 42, "e" * 42, "f" * 42]
+    texts[empty] = ""
+    path = file(json.dumps([{"conversations": [{"value": text} for text in texts]}]))
+    trace = read(path, tokenizer="estimate", sessions=True)
+    assert trace.output_tokens.tolist() == [20]
 
 
 def test_format_without_sessions_says_which_have_some(file):
@@ -156,6 +168,23 @@ def test_description_counts_turns_times_and_reuse(file):
     assert (found["tool_p50_s"], found["think_p50_s"]) == (1.5, 0.0)
     # Of 168 prompt tokens the second prompt finds 48: three blocks of 16.
     assert found["reuse_with_answers"] == found["reuse_prompts_only"] == 48 / 168
+
+
+def test_reuse_of_a_session_never_counts_the_last_token_of_a_prompt(file):
+    rows = [
+        {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.0, "input_length": 32,
+         "output_length": 17, "hash_ids": [10, 11]},
+        {"chat_id": 2, "parent_chat_id": -1, "timestamp": 1.0, "input_length": 32,
+         "output_length": 1, "hash_ids": [10, 11]},
+        {"chat_id": 3, "parent_chat_id": 1, "timestamp": 5.0, "input_length": 49,
+         "output_length": 1, "hash_ids": [10, 11, 12, 13]},
+    ]  # fmt: skip
+    path = file("".join(json.dumps(row | {"type": "text", "turn": 1}) + "\n" for row in rows))
+    found = describe(read(path, sessions=True))["sessions"]
+    # Chats 1, 3 and 2: the third finds two blocks of the first, and a third one that is its
+    # answer's; the second one finds one block, for its last token is in the other.
+    assert found["reuse_prompts_only"] == (32 + 16) / 113
+    assert found["reuse_with_answers"] == (48 + 16) / 113
 
 
 # -- drawn -------------------------------------------------------------------------------------

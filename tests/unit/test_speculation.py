@@ -1,6 +1,7 @@
 """Speculation as an experiment asks for it: what is refused, what it takes, what is kept."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,14 +9,18 @@ import pytest
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
+from schedlab.policies.speculation import registry as registry_of_lengths
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.draft_length import Decoding
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record import log as run_log
+from schedlab.sim.request import Slo
 from schedlab.sim.result import RunResult
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
-from schedlab.sim.speculation.drafters import NgramDrafter
+from schedlab.sim.speculation.drafters import ModelDrafter, NgramDrafter
 from schedlab.sim.speculation.recording import RecordedAcceptance, read_drafts, write_drafts
 from tests import laws
 
@@ -141,6 +146,66 @@ def run_recorded(tmp_path, drafts, workload, k=4):
             pricing, config, RecordedAcceptance(path), NgramDrafter(0.0)
         ),
     )  # fmt: skip
+
+
+class Priced:
+    """Notes the steps that it prices."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def step_ns(self, shape):
+        self.shapes.append(shape)
+        return 100, True
+
+
+def test_passes_of_a_draft_model_read_what_those_before_them_wrote():
+    drafter = ModelDrafter(Priced(), 0, 0)
+    shape = BatchShape(
+        4, 1000, 400, ((7, 3),), rows_sampled=5, num_running=5, decode_context_min_tokens=100,
+        draft_tokens=6, swapped_bytes=8,
+    )  # fmt: skip
+    assert drafter.step_ns(shape, [4, 4, 2, 0]) == 300
+    first, second, third = drafter.cost_model.shapes
+    # All of the step, then a token a request: of all four, then of the two that draft two more.
+    assert first == shape._replace(swapped_bytes=0, draft_tokens=0, padding_tokens=6)
+    assert second == BatchShape(4, 1000 + 4, 401, rows_sampled=4, decode_context_min_tokens=101)
+    assert third == BatchShape(2, 500 + 2 * 2, 402, rows_sampled=2, decode_context_min_tokens=102)
+    assert drafter.step_ns(shape._replace(chunks=()), [0, 0]) == 0
+
+
+def decoding(tokens, targets_ms, now_ms, most=3):
+    batch = SimpleNamespace(num_accepted=0, num_cut_short=0)
+    requests = [
+        SimpleNamespace(
+            num_computed_tokens=100 + n, num_output_tokens=n, first_token_ns=0,
+            request=SimpleNamespace(slo=None if target is None else Slo(tpot_ms=target)),
+        )
+        for n, target in zip(tokens, targets_ms, strict=True)
+    ]  # fmt: skip
+    return Decoding(round(now_ms * 1e6), requests, most, batch, lambda shape: 10_000_000)
+
+
+@pytest.mark.parametrize(
+    ("budget", "drafts"),
+    [
+        # At 110 ms the first has 6 tokens where 11 are due, the second 10: who lacks most is first.
+        (5, [3, 0]),
+        (6, [3, 1]),
+        (8, [3, 3]),
+        (3, [1, 0]),
+        (2, [0, 0]),
+    ],
+)
+def test_drafts_by_targets_go_first_to_who_is_owed_most(budget, drafts):
+    length = registry_of_lengths.make("slo", budget_tokens=budget, prior_rate=0.5)
+    assert length.choose(decoding([6, 10], [10.0, 10.0], 100)) == drafts
+    assert length.choose(decoding([10, 6], [10.0, 10.0], 100)) == drafts[::-1]
+
+
+def test_drafts_beyond_what_targets_ask_are_spread_evenly():
+    length = registry_of_lengths.make("slo", budget_tokens=7, prior_rate=0.5)
+    assert length.choose(decoding([10, 10, 10], [None, None, 1e6], 100)) == [2, 1, 1]
 
 
 def test_recorded_drafts_are_replayed_verification_by_verification(tmp_path):

@@ -331,3 +331,19 @@ def test_llmservingsim_full_and_lean_share_the_same_prefixes():
     np.testing.assert_array_equal(full.prefix.offsets, start.offsets)
     pairs = set(zip(full.prefix.ids.tolist(), start.ids.tolist(), strict=True))
     assert len(pairs) == len(set(start.ids.tolist())) == len(set(full.prefix.ids.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_ids", "block_tokens"),
+    [([9], 1, 512), ([513], 2, 512), ([9, 33], 3, 16), ([48], 3, 16), ([40], 2, 16)],
+)
+def test_mooncake_blocks_are_as_large_as_the_first_row_that_tells_says(
+    tokens, num_ids, block_tokens, file
+):
+    ids = [[*range(1)]] * (len(tokens) - 1) + [[*range(num_ids)]]
+    rows = [
+        {"timestamp": 0, "input_length": n, "output_length": 1, "hash_ids": of}
+        for n, of in zip(tokens, ids, strict=True)
+    ]
+    trace = read(file("".join(json.dumps(row) + "\n" for row in rows)))
+    assert trace.prefix.block_tokens == block_tokens
