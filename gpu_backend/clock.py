@@ -1,10 +1,14 @@
-"""What a step's duration means on the real backend: three clocks, and their names in results.
+"""What a step's duration means on the real backend: four clocks, and their names in results.
 
 ``wall``
     Time as it passes. Requests arrive while the engine works and waits.
 ``virtual``
     Steps take as long as they were measured to take, and waiting takes no time: the discrete-event
     loop skips it. Durations differ from run to run, and so may decisions.
+``reference``
+    As `virtual`, but a step takes its CPU time at the speed that the machine had when its profile
+    was measured: a machine that is shared does not keep its speed; see
+    `schedlab.gpu_backend.stopwatch.ReferenceTime`.
 ``modelled``
     The kernels run, but a step takes what a cost model says. Decisions are then the simulator's
     own, step by step, and repeatable.
@@ -15,6 +19,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from schedlab.gpu_backend.stopwatch import ElapsedTime, Stopwatch
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 
@@ -74,27 +79,38 @@ class WallClock:
 class VirtualClock:
     """Time in which only steps take time, as long as they really take.
 
+    Parameters
+    ----------
+    stopwatch : Stopwatch, optional
+        Says how long; time as it passes by default.
+    mode : str
+        Name in results.
+
     Notes
     -----
     What lies between two steps (accounting, arrivals, planning) is counted as scheduling overhead
     of the second one. Before the first step nothing is counted.
     """
 
-    mode = "virtual"
-
-    def __init__(self) -> None:
+    def __init__(self, stopwatch: Stopwatch | None = None, mode: str = "virtual") -> None:
+        self.mode = mode
+        self.stopwatch = stopwatch or ElapsedTime()
         self._begun_ns = 0
         self._ended_ns: int | None = None
 
     def step_begins(self, now_ns: int) -> None:
         """Note the time."""
-        self._begun_ns = time.perf_counter_ns()
+        if self._ended_ns is None:
+            self.stopwatch.between_steps()
+        self._begun_ns = self.stopwatch()
 
     def step_ends(self, shape: BatchShape) -> tuple[int, int]:
         """Return (now - end of the last step, begun - end of the last step)."""
         last_ns = self._begun_ns if self._ended_ns is None else self._ended_ns
-        self._ended_ns = time.perf_counter_ns()
-        return self._ended_ns - last_ns, self._begun_ns - last_ns
+        self._ended_ns = self.stopwatch()
+        duration_ns = self._ended_ns - last_ns
+        self.stopwatch.between_steps()
+        return duration_ns, self._begun_ns - last_ns
 
 
 class ModelledClock:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from schedlab.gpu_backend.block_pool import BlockPool
 from schedlab.gpu_backend.calibration_design import BatchPoint
 from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.step_batch import launch_order
+from schedlab.gpu_backend.stopwatch import ElapsedTime, Stopwatch
 from schedlab.sim.config import EngineConfig
 
 WARM_UPS = 3
@@ -26,10 +25,19 @@ class StepTimer:
         The limits that `runner` was opened with.
     seed : int
         Of the order in which blocks are handed out.
+    stopwatch : Stopwatch, optional
+        Reads the host's time; time as it passes by default.
     """
 
-    def __init__(self, runner: ModelRunner, config: EngineConfig, seed: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        config: EngineConfig,
+        seed: int,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
         self._runner = runner
+        self._stopwatch = stopwatch or ElapsedTime()
         self._pool = BlockPool(
             config.num_blocks, config.block_size, config.max_num_seqs, config.max_model_len, seed
         )
@@ -45,6 +53,7 @@ class StepTimer:
         The host's time includes laying the batch out, except for decode batches on a GPU: the
         executor does that while the step before runs.
         """
+        self._stopwatch.between_steps()
         warm_ups = 0 if point in self._warm else WARM_UPS
         self._warm.add(point)
         lengths = [(1, c) for c in point.decodes] + list(point.chunks)
@@ -63,7 +72,7 @@ class StepTimer:
 
     def _run(self, seats: list[int], lengths: list[tuple[int, int]], decode_only: bool) -> int:
         """Run the batch once; return nanoseconds."""
-        begun = time.perf_counter_ns()
+        begun = self._stopwatch()
         num_new = np.array([n for n, _ in lengths], dtype=np.int64)
         contexts = np.array([c for _, c in lengths], dtype=np.int64)
         rows = np.array(seats, dtype=np.int64)
@@ -75,7 +84,7 @@ class StepTimer:
         last = np.cumsum(num_new) - 1
         self._batch.sample(last, np.arange(len(last)))
         if decode_only and self._runner.is_cuda:
-            begun = time.perf_counter_ns()
+            begun = self._stopwatch()
         self._runner.launch(self._batch)
         self._runner.wait()
-        return time.perf_counter_ns() - begun
+        return self._stopwatch() - begun

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from schedlab.gpu_backend.runner import ModelRunner
+from schedlab.gpu_backend.stopwatch import ElapsedTime, Stopwatch
 from schedlab.gpu_backend.swap import SwapSpace
 
 _LARGEST_BLOCKS = 256
@@ -27,12 +27,13 @@ class SwapTime(NamedTuple):
     seconds: float
 
 
-def swap_times(runner: ModelRunner) -> list[SwapTime]:
+def swap_times(runner: ModelRunner, stopwatch: Stopwatch | None = None) -> list[SwapTime]:
     """Time swapping 1, 4, 16, ... blocks both ways, as a preemption does it.
 
     The blocks are scattered over the cache, which is overwritten; up to 256 blocks of host memory
-    are taken for the time being.
+    are taken for the time being. The time is that of `stopwatch`; as it passes by default.
     """
+    stopwatch = stopwatch or ElapsedTime()
     num_blocks = min(_LARGEST_BLOCKS, runner.kv_pools[0][0].shape[0] - 1)
     space = SwapSpace(runner.kv_pools, num_blocks)
     ids = np.random.default_rng(0).permutation(np.arange(1, num_blocks + 1))
@@ -43,9 +44,9 @@ def swap_times(runner: ModelRunner) -> list[SwapTime]:
         out, back = [], []
         for repetition in range(_WARM_UPS + _REPETITIONS):
             space.swap_out(0, blocks)
-            out_s = _run(space, runner)
+            out_s = _run(space, runner, stopwatch)
             space.swap_in(0, blocks)
-            in_s = _run(space, runner)
+            in_s = _run(space, runner, stopwatch)
             if repetition >= _WARM_UPS:
                 out.append(out_s)
                 back.append(in_s)
@@ -68,9 +69,10 @@ def _counts(num_blocks: int) -> Iterator[int]:
     yield num_blocks
 
 
-def _run(space: SwapSpace, runner: ModelRunner) -> float:
-    begun_ns = time.perf_counter_ns()
+def _run(space: SwapSpace, runner: ModelRunner, stopwatch: Stopwatch) -> float:
+    stopwatch.between_steps()
+    begun_ns = stopwatch()
     space.run()
     if runner.is_cuda:
         torch.cuda.synchronize(runner.device)
-    return (time.perf_counter_ns() - begun_ns) / 1e9
+    return (stopwatch() - begun_ns) / 1e9

@@ -82,6 +82,13 @@ def calibrate(
     engine: Annotated[
         str, typer.Option(help="Whose steps: schedlab's real backend, or vllm's loop.")
     ] = "schedlab",
+    clock: Annotated[
+        str,
+        typer.Option(
+            help="virtual: time as it passes; reference: CPU time, with the drift of a shared "
+            "machine's speed taken out. The same as real.clock of what is compared."
+        ),
+    ] = "virtual",
     hardware: Annotated[
         str | None, typer.Option(help="Name in the GPU table; cpu, or found from the device.")
     ] = None,
@@ -109,6 +116,8 @@ def calibrate(
 
     if engine not in ("schedlab", "vllm"):
         raise SpecError(f"--engine {engine}: unknown; schedlab or vllm")
+    if clock not in ("virtual", "reference"):
+        raise SpecError(f"--clock {clock}: a calibration knows virtual and reference")
     hardware = hardware or detected_hardware(device)
     dtype = dtype or ("fp32" if device == "cpu" else "bf16")
     config = calibration_config(
@@ -119,7 +128,7 @@ def calibrate(
     with steps_bar(quiet) as progress:
         found = run_calibration(
             output, model_name=model, hardware=hardware, device=device, dtype=dtype,
-            config=config, engine=engine, threads=threads, num_rounds=rounds,
+            config=config, engine=engine, clock=clock, threads=threads, num_rounds=rounds,
             max_s=max_s, seed=seed, progress=progress,
         )  # fmt: skip
     if not quiet:

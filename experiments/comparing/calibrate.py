@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from schedlab.gpu_backend.calibration import Measurement
     from schedlab.gpu_backend.calibration_design import BatchPoint
+    from schedlab.gpu_backend.stopwatch import Stopwatch
 
 Progress = Callable[[int, int, str], None]
 
@@ -86,6 +87,7 @@ def calibrate(
     dtype: str,
     config: EngineConfig,
     engine: str = "schedlab",
+    clock: str = "virtual",
     threads: int = 1,
     num_rounds: int = 5,
     num_random: int = 60,
@@ -109,6 +111,10 @@ def calibrate(
         Limits to calibrate within; they bound the validity of the profile.
     engine : {"schedlab", "vllm"}
         Whose steps are measured.
+    clock : {"virtual", "reference"}
+        Time as it passes, or CPU time at the speed that the machine has as the calibration begins;
+        see `schedlab.gpu_backend.stopwatch.ReferenceTime`. Runs that are held against the profile
+        are measured by the same.
     threads : int
         Of the kernels on a CPU.
     num_rounds, num_random, num_held_out : int
@@ -145,13 +151,15 @@ def calibrate(
     held_out = replayed_points(config, model_name, hardware, dtype, num_held_out, seed)
     # What does not depend on the batch is measured before the rounds, so that the first one leaves
     # a profile that is whole.
+    stopwatch = _stopwatch(folder, clock, model_name, device, threads)
     opened = {"schedlab": open_ours, "vllm": open_vllm}[engine](
-        model_name, config, device, dtype, threads, seed
+        model_name, config, device, dtype, threads, seed, stopwatch
     )
     buckets = opened.buckets
     fitted_on = design(config, num_random, seed, buckets)
     points = [*fitted_on, *held_out]
     about = f"{model_name} {hardware} {device} {dtype} kernels {opened.kernels} threads {threads}"
+    about += "" if clock == "virtual" else f" clock {clock}"
     same = {
         "model": model(model_name).name,
         "hardware": gpu(hardware).name,
@@ -178,6 +186,7 @@ def calibrate(
         spreads = [taken.spread(i) for i in range(len(points))]
         meta = {
             **same,
+            "clock": {"name": clock, **stopwatch.describe()},
             "rounds": len(taken.drift),
             "sentinel_drift_by_round": taken.drift,
             "median_repeat_spread": float(np.median(spreads)),
@@ -203,6 +212,28 @@ def calibrate(
     found, residuals = write(taken)
     _save_figure(points, residuals, folder)
     return found
+
+
+def _stopwatch(folder: Path, clock: str, model_name: str, device: str, threads: int) -> Stopwatch:
+    """Return what readings are taken by; the speed of an interrupted calibration is kept."""
+    from schedlab.gpu_backend.stopwatch import (
+        ElapsedTime,
+        ReferenceSpeed,
+        ReferenceTime,
+        sentinel_of,
+    )
+
+    if clock == "virtual":
+        return ElapsedTime()
+    if device != "cpu":
+        raise SpecError(f"--clock reference is CPU time, and {device} computes beside the CPU")
+    speed = ReferenceSpeed.read(folder)
+    stopwatch = ReferenceTime(
+        sentinel_of(model_name, threads), speed.sentinel_s * 1e9 if speed else 0
+    )
+    if speed is None:
+        ReferenceSpeed(stopwatch.reference_ns / 1e9).write(folder)
+    return stopwatch
 
 
 def calibration_config(

@@ -22,6 +22,7 @@ from schedlab.traces.workload import workload
 if TYPE_CHECKING:
     from schedlab.gpu_backend.calibration import BatchTimer
     from schedlab.gpu_backend.runner import ModelRunner
+    from schedlab.gpu_backend.stopwatch import Stopwatch
     from schedlab.gpu_backend.swap_timing import SwapTime
 
 _SLOWEST = 0.95
@@ -57,7 +58,13 @@ class CalibratedEngine:
 
 
 def open_ours(
-    model: str, config: EngineConfig, device: str, dtype: str, threads: int, seed: int
+    model: str,
+    config: EngineConfig,
+    device: str,
+    dtype: str,
+    threads: int,
+    seed: int,
+    stopwatch: Stopwatch,
 ) -> CalibratedEngine:
     """Open the real backend, and measure what does not depend on the batch.
 
@@ -75,16 +82,22 @@ def open_ours(
     torch.set_num_threads(threads)
     runner = open_runner(model, config, device=device, dtype=dtype, seed=seed)
     return CalibratedEngine(
-        StepTimer(runner, config, seed),
+        StepTimer(runner, config, seed, stopwatch),
         kernels("real", device),
         runner.graph_buckets,
-        swap_times(runner),
-        scheduling_overhead(runner, config, seed),
+        swap_times(runner, stopwatch),
+        scheduling_overhead(runner, config, seed, stopwatch),
     )
 
 
 def open_vllm(
-    model: str, config: EngineConfig, device: str, dtype: str, threads: int, seed: int
+    model: str,
+    config: EngineConfig,
+    device: str,
+    dtype: str,
+    threads: int,
+    seed: int,
+    stopwatch: Stopwatch,
 ) -> CalibratedEngine:
     """Open vLLM, and measure what its loop costs beside the model.
 
@@ -110,13 +123,13 @@ def open_vllm(
     def refuse(_: BatchShape, num_steps: int) -> int:
         raise SpecError("fcfs asks for no estimates")
 
-    replay = Replay(core, {"name": "fcfs"}, MeasuredStepClock(sleeps=False), refuse)
+    replay = Replay(core, {"name": "fcfs"}, MeasuredStepClock(stopwatch=stopwatch), refuse)
     log = replay.run(chat(config, min(_NUM_REQUESTS, 2 * config.max_num_seqs), seed), None)
     steps = log.recorded()[1:]
     overhead = overhead_of([s.shape for s in steps], [s.overhead_ns for s in steps])
     total_s = sum(log.seconds().values())
     return CalibratedEngine(
-        VllmStepTimer(core),
+        VllmStepTimer(core, stopwatch),
         kernels("vllm", device),
         core.graph_buckets,
         [],
@@ -141,7 +154,11 @@ def vllm_config(config: EngineConfig) -> EngineConfig:
 
 
 def scheduling_overhead(
-    runner: ModelRunner, config: EngineConfig, seed: int, num_requests: int = _NUM_REQUESTS
+    runner: ModelRunner,
+    config: EngineConfig,
+    seed: int,
+    stopwatch: Stopwatch | None = None,
+    num_requests: int = _NUM_REQUESTS,
 ) -> dict[str, float]:
     """Measure what the engine itself costs between two steps of the real backend.
 
@@ -150,7 +167,7 @@ def scheduling_overhead(
     from schedlab.gpu_backend.clock import VirtualClock
     from schedlab.gpu_backend.executor import TorchExecutor
 
-    executor = TorchExecutor(runner, config, VirtualClock(), seed=seed)
+    executor = TorchExecutor(runner, config, VirtualClock(stopwatch), seed=seed)
     requests = chat(config, min(num_requests, 2 * config.max_num_seqs), seed)
     simulate(Engine(config, registry.make("fcfs"), executor), requests)
     steps = executor.steps[1:]

@@ -43,6 +43,10 @@ def check_profile(
         ("hardware", canonical_gpu(str(meta["hardware"])), _hardware(real.device, name)),
         ("kernels", meta.get("kernels"), kernels(spec.backend, real.device)),
     ]
+    if real.clock != "modelled":
+        pairs.append(
+            ("clock", _unit_of(meta), "reference" if real.clock == "reference" else "time")
+        )
     if real.device == "cpu" and isinstance(there, Mapping):
         pairs += [
             ("processor", there.get("processor"), name),
@@ -51,11 +55,19 @@ def check_profile(
     differing = [f"{k} is {a!r} in the profile, {b!r} here" for k, a, b in pairs if a != b]
     if differing and not spec.cost_model.knobs.get("allow_mismatch"):
         engine = "--engine vllm " if spec.backend == "vllm" else ""
+        engine += "--clock reference " if real.clock == "reference" else ""
         raise SpecError(
             f"{profile.source}: {'; '.join(differing)}. Measure this machine: schedlab calibrate "
             f"{engine}--device {real.device} --model {spec.model} -o FOLDER, then "
             "cost_model=FOLDER; or compare all the same with cost_model.allow_mismatch=true"
         )
+
+
+def _unit_of(meta: Mapping[str, object]) -> str:
+    """Return what the seconds of a profile are: time as it passes, or reference time."""
+    clock = meta.get("clock")
+    is_reference = isinstance(clock, Mapping) and clock.get("name") == "reference"
+    return "reference" if is_reference else "time"
 
 
 def detected_hardware(device: str) -> str:

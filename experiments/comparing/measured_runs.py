@@ -112,8 +112,11 @@ class MeasuredRuns:
         about = {
             "machine": measured.machine,
             "kernels": kernels(spec.backend, spec.real.device),
-            # A run by its own measured times depends on a cost model only where a policy asks it.
-            "cost_model": _cost_model_hash(spec) if _asked_for_estimates(measured) else None,
+            # A run by its own measured times depends on a cost model only where a policy asks it,
+            # or where its seconds are those of the profile.
+            "cost_model": _cost_model_hash(spec)
+            if _asked_for_estimates(measured) or spec.real.clock == "reference"
+            else None,
         }
         write_text(new / _ABOUT, json.dumps(about) + "\n")
         shutil.rmtree(folder, ignore_errors=True)

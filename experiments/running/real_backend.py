@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from schedlab.experiments.running.backend import Served, Task, serve_on_engines
 from schedlab.experiments.running.fleet import Kind
 from schedlab.experiments.running.resolved import Resolved
-from schedlab.experiments.specification.experiment import Real
+from schedlab.experiments.specification.experiment import ExperimentSpec, Real
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from schedlab.gpu_backend.clock import Clock
     from schedlab.gpu_backend.executor import TorchExecutor
     from schedlab.gpu_backend.runner import ModelRunner
+    from schedlab.gpu_backend.stopwatch import Stopwatch
 
 
 class RealBackend:
-    """Kernels on a device under one of three clocks; see `schedlab.gpu_backend.clock`."""
+    """Kernels on a device under one of four clocks; see `schedlab.gpu_backend.clock`."""
 
-    def __init__(self, executor: TorchExecutor, clock: Clock, real: Real) -> None:
+    def __init__(
+        self, executor: TorchExecutor, clock: Clock, stopwatch: Stopwatch, real: Real
+    ) -> None:
         self._executor = executor
+        self._stopwatch = stopwatch
         self._clock = clock
         self._real = real
 
@@ -62,6 +66,7 @@ class RealBackend:
             "device": self._real.device,
             **({"threads": self._real.threads} if self._real.device == "cpu" else {}),
             "clock": self._clock.mode,
+            **self._stopwatch.describe(),
             "weights": self._real.weights or "seeded random",
             "graph_buckets": list(self._executor.runner.graph_buckets),
             "estimates": self._executor.num_estimates,
@@ -90,11 +95,12 @@ def open_device(point: Resolved, pricing: Pricing) -> RealBackend:
     from schedlab.gpu_backend.executor import TorchExecutor
 
     spec, config, real = point.spec, point.config, point.spec.real
+    stopwatch = open_stopwatch(spec)
     clock: Clock
     if real.clock == "modelled":
         clock = ModelledClock(pricing)
     else:
-        clock = WallClock() if real.clock == "wall" else VirtualClock()
+        clock = WallClock() if real.clock == "wall" else VirtualClock(stopwatch, real.clock)
     torch.set_num_threads(real.threads)
     runner = _runner(
         spec.model, config, spec.engine.dtype, spec.seed, real.device, real.weights,
@@ -103,7 +109,42 @@ def open_device(point: Resolved, pricing: Pricing) -> RealBackend:
     executor = TorchExecutor(
         runner, config, clock, estimate_step_ns=pricing.estimate_ns, seed=spec.seed
     )
-    return RealBackend(executor, clock, real)
+    return RealBackend(executor, clock, stopwatch, real)
+
+
+def open_stopwatch(spec: ExperimentSpec) -> Stopwatch:
+    """Return what the clock of an experiment is read from.
+
+    Raises
+    ------
+    SpecError
+        If it is the machine at its reference speed, and there is none, or not on this device.
+    """
+    from schedlab.gpu_backend.stopwatch import ElapsedTime, ReferenceSpeed, ReferenceTime
+
+    real, profile = spec.real, spec.cost_model.profile
+    if real.clock != "reference":
+        return ElapsedTime()
+    if real.device != "cpu":
+        raise SpecError(
+            f"real.clock: reference is CPU time, and {real.device} computes beside the CPU; "
+            "virtual or wall"
+        )
+    speed = None if profile is None else ReferenceSpeed.read(Path(profile))
+    if speed is None:
+        raise SpecError(
+            f"real.clock: reference is the speed that the machine had when its profile was "
+            f"measured, and cost_model {profile or spec.cost_model.name!r} tells none; measure "
+            "one with schedlab calibrate --clock reference, then cost_model=FOLDER"
+        )
+    return ReferenceTime(_sentinel(spec.model, real.threads), speed.sentinel_s * 1e9)
+
+
+@lru_cache(maxsize=1)
+def _sentinel(model: str, threads: int) -> Callable[[], int]:
+    from schedlab.gpu_backend.stopwatch import sentinel_of
+
+    return sentinel_of(model, threads)
 
 
 @lru_cache(maxsize=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedlab.experiments.running.backend import Served, Task
+from schedlab.experiments.running.real_backend import open_stopwatch
 from schedlab.experiments.running.resolved import Resolved
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.cost.pricing import Pricing
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class VllmBackend:
-    """vLLM's engine core under one of three clocks; see `schedlab.gpu_backend.vllm.clock`.
+    """vLLM's engine core under one of four clocks; see `schedlab.gpu_backend.vllm.clock`.
 
     Parameters
     ----------
@@ -67,6 +68,7 @@ class VllmBackend:
             "device": real.device,
             **({"threads": real.threads} if real.device == "cpu" else {}),
             "clock": self._clock.mode,
+            **self._clock.read_ns.describe(),
             "weights": real.weights or "seeded random",
             **self._told,
         }
@@ -105,7 +107,7 @@ def open_vllm(point: Resolved, pricing: Pricing) -> VllmBackend:
     if real.clock == "modelled":
         clock = ModelledStepClock(pricing)
     else:
-        clock = MeasuredStepClock(sleeps=real.clock == "wall")
+        clock = MeasuredStepClock(real.clock, open_stopwatch(spec))
     return VllmBackend(core, clock, pricing, spec)
 
 

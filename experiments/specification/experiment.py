@@ -35,10 +35,12 @@ class Real(Section):
     """The real backend: where the kernels run, and what its clock shows."""
 
     device: str = Field(default="cpu", min_length=1, description="`cpu`, `cuda` or `cuda:INDEX`.")
-    clock: Literal["virtual", "wall", "modelled"] = Field(
+    clock: Literal["virtual", "wall", "reference", "modelled"] = Field(
         default="virtual",
         description="`virtual`: steps take as long as measured, waiting takes no time; `wall`: "
-        "time as it passes; `modelled`: kernels run, steps take what the cost model says.",
+        "time as it passes; `reference`: `virtual` in CPU time, at the speed that the machine had "
+        "when the profile was measured; `modelled`: kernels run, steps take what the cost model "
+        "says.",
     )
     weights: str | None = Field(
         default=None, description="Folder with safetensors; seeded random weights if absent."

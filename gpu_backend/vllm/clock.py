@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple, Protocol
 
+from schedlab.gpu_backend.stopwatch import ElapsedTime, Stopwatch
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 
@@ -40,6 +41,8 @@ class StepClock(Protocol):
     """Times the steps of a run; the names of its modes are those of the real backend."""
 
     mode: str
+    read_ns: Stopwatch
+    """Reads the time from which steps are timed."""
     now_ns: int
     """Time of the run, as driver and policies know it: it moves from step to step."""
 
@@ -59,18 +62,20 @@ class StepClock(Protocol):
         """Let nothing happen until then."""
 
 
-def read_ns() -> int:
-    """Read the machine's clock."""
-    return time.perf_counter_ns()
-
-
 class MeasuredStepClock:
     """Steps take what they take.
 
     Parameters
     ----------
-    sleeps : bool
-        Wait as long as a run is idle (mode ``wall``), or pass over it (``virtual``).
+    mode : str
+        ``wall`` waits as long as a run is idle; ``virtual`` and ``reference`` pass over it.
+    stopwatch : Stopwatch, optional
+        Says how long; time as it passes by default.
+
+    Attributes
+    ----------
+    read_ns : Stopwatch
+        The one given.
 
     Notes
     -----
@@ -78,16 +83,18 @@ class MeasuredStepClock:
     the launch of the next is scheduling overhead of the second.
     """
 
-    def __init__(self, sleeps: bool) -> None:
-        self.mode = "wall" if sleeps else "virtual"
+    def __init__(self, mode: str = "virtual", stopwatch: Stopwatch | None = None) -> None:
+        self.mode = mode
+        self.read_ns: Stopwatch = stopwatch or ElapsedTime()
         self.now_ns = 0
-        self._sleeps = sleeps
+        self._sleeps = mode == "wall"
         self._origin_ns = 0
 
     def start(self) -> None:
         """Set the clock to zero."""
         self.now_ns = 0
-        self._origin_ns = read_ns()
+        self.read_ns.between_steps()
+        self._origin_ns = self.read_ns()
 
     def planning_ns(self) -> int:
         """Return the time of the run."""
@@ -95,16 +102,17 @@ class MeasuredStepClock:
 
     def planned(self, begun_ns: int, shape: BatchShape) -> Planned:
         """Note that a step was planned."""
-        launched_ns = read_ns()
+        launched_ns = self.read_ns()
         return Planned(self.now_ns, launched_ns - begun_ns, launched_ns - self._origin_ns, 0, 0)
 
     def ended(self, step: Planned, ready_ns: int) -> StepTimes:
         """Note that a step is over: now."""
-        ended_ns = read_ns()
+        ended_ns = self.read_ns()
         start_ns, end_ns = max(self.now_ns, step.start_ns), ended_ns - self._origin_ns
         model_ns = ready_ns - self._origin_ns - max(start_ns, step.launched_ns)
         self.now_ns = end_ns
         overhead_ns = end_ns - start_ns - model_ns
+        self.read_ns.between_steps()
         return StepTimes(
             start_ns, end_ns, overhead_ns, step.schedule_ns, model_ns, ended_ns - ready_ns
         )
@@ -112,12 +120,12 @@ class MeasuredStepClock:
     def idle_until(self, instant_ns: int) -> None:
         """Wait, or let the clock jump."""
         if self._sleeps:
-            while (left := instant_ns - (read_ns() - self._origin_ns)) > 0:
+            while (left := instant_ns - (self.read_ns() - self._origin_ns)) > 0:
                 time.sleep(left / 1e9)
-            self.now_ns = read_ns() - self._origin_ns
+            self.now_ns = self.read_ns() - self._origin_ns
         else:
             self.now_ns = max(instant_ns, self.now_ns)
-            self._origin_ns = read_ns() - self.now_ns
+            self._origin_ns = self.read_ns() - self.now_ns
 
 
 class ModelledStepClock:
@@ -132,6 +140,7 @@ class ModelledStepClock:
     mode = "modelled"
 
     def __init__(self, pricing: Pricing) -> None:
+        self.read_ns: Stopwatch = ElapsedTime()
         self.now_ns = 0
         self._pricing = pricing
         self._last_end_ns = 0
@@ -146,21 +155,21 @@ class ModelledStepClock:
 
     def planned(self, begun_ns: int, shape: BatchShape) -> Planned:
         """Price a step that was planned."""
-        schedule_ns = read_ns() - begun_ns
+        schedule_ns = self.read_ns() - begun_ns
         start_ns, duration_ns, overhead_ns = self.planning_ns(), 0, 0
         if shape.num_decodes or shape.chunks:
             self._pricing.carried_out(shape)
             duration_ns = self._pricing.estimate_ns(shape)
             overhead_ns = self._pricing.overhead_ns(shape)
         self._last_end_ns = start_ns + duration_ns
-        return Planned(start_ns, schedule_ns, read_ns(), duration_ns, overhead_ns)
+        return Planned(start_ns, schedule_ns, self.read_ns(), duration_ns, overhead_ns)
 
     def ended(self, step: Planned, ready_ns: int) -> StepTimes:
         """Let the step's time pass; where it really went is told as measured."""
         self.now_ns = end_ns = step.start_ns + step.duration_ns
         return StepTimes(
             step.start_ns, end_ns, step.overhead_ns, step.schedule_ns,
-            ready_ns - step.launched_ns, read_ns() - ready_ns,
+            ready_ns - step.launched_ns, self.read_ns() - ready_ns,
         )  # fmt: skip
 
     def idle_until(self, instant_ns: int) -> None:

@@ -10,7 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request as VllmRequest
 
-from schedlab.gpu_backend.vllm.clock import Planned, StepClock, read_ns
+from schedlab.gpu_backend.vllm.clock import Planned, StepClock
 from schedlab.gpu_backend.vllm.engine import Core
 from schedlab.gpu_backend.vllm.prompts import prompt_ids
 from schedlab.gpu_backend.vllm.recording import Batch, VllmLog
@@ -102,7 +102,7 @@ class ReplayScheduler(PolicyScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Plan a step, and note what it is and when it was planned."""
-        begun_ns = read_ns()
+        begun_ns = self.clock.read_ns()
         self.at_ns = self.clock.planning_ns()
         self._batch = None
         output = super().schedule(throttle_prefills)
@@ -177,7 +177,7 @@ class ReplayScheduler(PolicyScheduler):
         model_runner_output: Any,  # noqa: ANN401 - vLLM's
     ) -> dict[int, EngineCoreOutputs]:
         """Account for a step, and note who got a token and who is answered."""
-        ready_ns = read_ns()
+        ready_ns = self.clock.read_ns()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         batch, planned = self._under_way.pop(0)
         if batch is None:

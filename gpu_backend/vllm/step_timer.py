@@ -13,7 +13,7 @@ from vllm.v1.request import Request as VllmRequest
 from vllm.v1.request import RequestStatus
 
 from schedlab.gpu_backend.calibration_design import BatchPoint
-from schedlab.gpu_backend.vllm.clock import read_ns
+from schedlab.gpu_backend.stopwatch import ElapsedTime, Stopwatch
 from schedlab.gpu_backend.vllm.engine import Core
 from schedlab.gpu_backend.vllm.step_output import step_output
 from schedlab.sim.rng import stream
@@ -25,8 +25,13 @@ _MOST_TOKENS = 1 << 20
 class DesignedScheduler(AsyncScheduler):  # type: ignore[misc]
     """Schedules what it is told to, over a cache whose content means nothing."""
 
-    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - vLLM's
+    def __init__(
+        self,
+        stopwatch: Stopwatch,
+        **options: Any,  # noqa: ANN401 - vLLM's
+    ) -> None:
         super().__init__(**options)
+        self._stopwatch = stopwatch
         self.batch: list[tuple[Any, int, int]] = []
         """vLLM's request, tokens to compute and tokens that count as cached."""
         self.launched_ns = self.ready_ns = 0
@@ -57,7 +62,7 @@ class DesignedScheduler(AsyncScheduler):  # type: ignore[misc]
             else:
                 running.append(request)
         output = step_output(self, new, [], running, tokens, blocks, preempted=set())
-        self.launched_ns = read_ns()
+        self.launched_ns = self._stopwatch()
         return output
 
     def update_from_output(
@@ -66,7 +71,7 @@ class DesignedScheduler(AsyncScheduler):  # type: ignore[misc]
         model_runner_output: Any,  # noqa: ANN401 - vLLM's
     ) -> dict[int, EngineCoreOutputs]:
         """Account for the batch."""
-        self.ready_ns = read_ns()
+        self.ready_ns = self._stopwatch()
         outputs: dict[int, EngineCoreOutputs]
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         return outputs
@@ -82,11 +87,16 @@ class VllmStepTimer:
     ----------
     core : Core
         The engine; without async scheduling.
+    stopwatch : Stopwatch, optional
+        Reads the time; time as it passes by default.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, stopwatch: Stopwatch | None = None) -> None:
         self._core = core
-        self._scheduler: DesignedScheduler = core.new_plain_scheduler(DesignedScheduler)
+        self._stopwatch = stopwatch or ElapsedTime()
+        self._scheduler: DesignedScheduler = core.new_plain_scheduler(
+            DesignedScheduler, self._stopwatch
+        )
         self._ids = count()
         self._warm: set[BatchPoint] = set()
         self.forward_ns = 0
@@ -100,6 +110,7 @@ class VllmStepTimer:
         The first are from the launch to the sampled tokens, laying the batch out included; the
         second are those of them inside the model's forward pass.
         """
+        self._stopwatch.between_steps()
         warm_ups = 0 if point in self._warm else WARM_UPS
         self._warm.add(point)
         num_steps = warm_ups + repetitions
@@ -145,10 +156,10 @@ class VllmStepTimer:
 
         def begin(*_: object) -> None:
             nonlocal begun_ns
-            begun_ns = read_ns()
+            begun_ns = self._stopwatch()
 
         def end(*_: object) -> None:
-            self.forward_ns += read_ns() - begun_ns
+            self.forward_ns += self._stopwatch() - begun_ns
 
         model = self._core.engine.model_executor.driver_worker.worker.get_model()
         model.register_forward_pre_hook(begin)

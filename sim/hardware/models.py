@@ -149,6 +149,7 @@ _TABLE = {shape.name: shape for shape in (
     _opt("opt-30b", 48, 7168, 56),
     _opt("opt-66b", 64, 9216, 72),
     _own("schedlab-tiny", 2, 64, 4, 2, 128, 512),
+    _own("schedlab-mini", 4, 256, 4, 2, 704, 4096),
     _own("schedlab-small", 8, 512, 8, 4, 1408, 8192),
 )}
 # fmt: on

@@ -1,7 +1,9 @@
 """Calibration: what is measured, how it is fitted, and what is left when it is interrupted."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     with_swapping,
 )
 from schedlab.gpu_backend.step_timer import StepTimer  # noqa: E402
+from schedlab.gpu_backend.stopwatch import ReferenceSpeed  # noqa: E402
 from schedlab.gpu_backend.swap_timing import SwapTime, swap_times, swapped_byte_s  # noqa: E402
 from schedlab.sim.config import EngineConfig  # noqa: E402
 from schedlab.sim.cost.fitted import FittedCostModel  # noqa: E402
@@ -375,6 +378,25 @@ def test_profile_of_something_else_is_refused_with_what_to_do(
     chosen = {"profile": spec.cost_model.profile, "allow_mismatch": True}
     allowed = spec.model_copy(update={"cost_model": CostModelSpec(**chosen)})
     check_profile(allowed, cost_model)
+
+
+def test_run_by_the_reference_clock_tells_raw_seconds_and_drift(tmp_path):
+    known = Path(__file__).parents[2] / "profiles" / "cpu" / "schedlab-small" / "fp32-tp1"
+    shutil.copytree(known, tmp_path, dirs_exist_ok=True)
+    ReferenceSpeed(1e3).write(tmp_path)  # a machine a million times slower than this one
+    cost_model = {"profile": str(tmp_path), "allow_mismatch": True}
+    spec = spec_with(tmp_path, clock="reference").model_copy(
+        update={"backend": "real", "cost_model": CostModelSpec(**cost_model)}
+    )
+    result = run(spec)
+    told = result.provenance["real"]
+    assert told["clock"] == "reference"
+    assert told["sentinel_reference_s"] == 1e3
+    assert told["reference_s"] > 1e3 * told["cpu_s"] > 0
+    steps = result.log.steps()
+    assert (steps["end_ns"] - steps["start_ns"]).sum() / 1e9 == pytest.approx(
+        told["reference_s"], rel=0.1
+    )
 
 
 @pytest.mark.slow

