@@ -169,6 +169,7 @@ def main(argv: list[str] | None = None) -> None:
         found["start_up"] = _start_up(Path(folder))
     if not options.quick:
         found["decisions"] = _decisions()
+        found["fleets"] = _fleets()
     for name, seconds in found["start_up"].items():
         print(f"start-up, {name}: {seconds:.2f} s CPU")
     fast, slow = (found["workloads"][n]["loop_cpu_s"] for n in ("6 req/s", "6 req/s, step by step"))
@@ -195,6 +196,13 @@ def _decisions() -> list[Row]:
         )
         rows.append({**cost._asdict(), "slope": cost.slope})
     return rows
+
+
+def _fleets() -> list[Row]:
+    """Measure and print what fleets cost beyond their engines."""
+    from schedlab.experiments.bench.fleet_bench import FLEETS, ROUTERS, report
+
+    return [found._asdict() for found in report(ROUTERS, FLEETS, rounds=3)]
 
 
 def _start_up(folder: Path) -> dict[str, float]:

@@ -59,7 +59,10 @@ class Router(Knobs):
 
         The first to be looked at is the one behind the last that was chosen.
         """
-        turn = self.turn % len(loads)
-        place = (turn + [*loads[turn:], *loads[:turn]].index(min(loads))) % len(loads)
+        least = min(loads)
+        try:
+            place = loads.index(least, self.turn % len(loads))
+        except ValueError:  # none from there on
+            place = loads.index(least)
         self.turn = place + 1
         return place

@@ -93,6 +93,8 @@ class Pricing:
 
     def cut(self, shape: BatchShape, num_steps: int, kept: int) -> None:
         """Count only the first `kept` of `num_steps` steps that were counted before."""
+        if not self._can_be_outside:
+            return
         self._count(self.cost_model.outside(shape, num_steps), -1)
         if kept:
             self._count(self.cost_model.outside(shape, kept), 1)

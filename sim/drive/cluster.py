@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import simpy
+
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.core.step import Segment
 from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.failures import Failures, start_failures
 from schedlab.sim.drive.fleet import Fleet
@@ -168,12 +169,9 @@ def _one_by_one(
     engines: Sequence[Engine], router: Router, arrivals: Iterable[Arrival]
 ) -> ClusterLog:
     """Run each engine with its share of the requests."""
-    states = [LiveState(i, engine, _nothing_runs) for i, engine in enumerate(engines)]
+    clock = simpy.Environment()
+    states = [LiveState(i, engine, clock) for i, engine in enumerate(engines)]
     shares: list[list[Arrival]] = [[] for _ in engines]
     for arrival in arrivals:
         shares[chosen(router, arrival.request, states)].append(arrival)
     return ClusterLog([simulate(e, share) for e, share in zip(engines, shares, strict=True)])
-
-
-def _nothing_runs() -> tuple[Segment | None, int]:
-    return None, 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.request import Request, RequestState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import simpy
 
     from schedlab.sim.core.engine import Engine
     from schedlab.sim.core.step import Segment
@@ -25,8 +26,8 @@ class LiveState:
         Which engine.
     engine : Engine
         It.
-    under_way : callable
-        Returns the segment that runs now, None if there is none, and the time (ns).
+    clock : simpy.Environment
+        The time, in ns.
 
     Attributes
     ----------
@@ -38,18 +39,28 @@ class LiveState:
         Their prompt tokens.
     predicted_tokens_in_flight : float
         What is predicted of their outputs, in tokens; 0 for those without a prediction.
+    num_waiting : int
+        Requests without a seat.
+    num_running : int
+        Unfinished requests with a seat.
     num_blocks, block_size : int
         KV blocks in all, and tokens in one.
+    segment : Segment or None
+        What runs now.
+
+    Notes
+    -----
+    A router reads far more often than an engine changes. So counts are written down when whoever
+    drives the engine says that it has changed, and what takes longer is kept until then.
     """
 
     __slots__ = (
-        "_engine", "_requests", "_under_way", "block_size", "index", "num_blocks",
-        "num_in_flight", "predicted_tokens_in_flight", "prompt_tokens_in_flight",
+        "_backlog_tokens", "_clock", "_engine", "_requests", "_used_blocks", "_used_until_ns",
+        "block_size", "index", "num_blocks", "num_in_flight", "num_running", "num_waiting",
+        "predicted_tokens_in_flight", "prompt_tokens_in_flight", "segment",
     )  # fmt: skip
 
-    def __init__(
-        self, index: int, engine: Engine, under_way: Callable[[], tuple[Segment | None, int]]
-    ) -> None:
+    def __init__(self, index: int, engine: Engine, clock: simpy.Environment) -> None:
         self.index = index
         self.num_blocks = engine.config.num_blocks
         self.block_size = engine.config.block_size
@@ -58,7 +69,23 @@ class LiveState:
         self.predicted_tokens_in_flight = 0.0
         self._engine = engine
         self._requests = engine.requests
-        self._under_way = under_way
+        self._clock = clock
+        self._used_blocks = 0
+        self.has_changed(None)
+
+    def has_changed(self, segment: Segment | None) -> None:
+        """Look anew: something came, went, began or ended.
+
+        Parameters
+        ----------
+        segment : Segment or None
+            What runs now.
+        """
+        requests = self._requests
+        self.segment = segment
+        self.num_waiting = requests.num_waiting
+        self.num_running = len(requests.running)
+        self._backlog_tokens = self._used_until_ns = -1
 
     def count(self, request: Request, sign: int) -> None:
         """Count a request that is sent there (+1), or is answered or rejected (-1)."""
@@ -68,38 +95,38 @@ class LiveState:
             self.predicted_tokens_in_flight += sign * request.predicted_tokens
 
     @property
-    def num_waiting(self) -> int:
-        """Requests without a seat."""
-        return self._requests.num_waiting
-
-    @property
-    def num_running(self) -> int:
-        """Unfinished requests with a seat."""
-        return len(self._requests.running)
-
-    @property
     def backlog_tokens(self) -> int:
         """Prompt (or recomputed) tokens that are not computed yet."""
-        requests = self._requests
-        waiting = [*requests.waiting, *requests.intake.requests, *requests.prefilling.values()]
-        return sum([state.num_uncomputed_tokens for state in waiting])
+        if self._backlog_tokens < 0:
+            requests = self._requests
+            waiting = [*requests.waiting, *requests.intake.requests, *requests.prefilling.values()]
+            self._backlog_tokens = sum([state.num_uncomputed_tokens for state in waiting])
+        return self._backlog_tokens
 
     @property
     def used_blocks(self) -> int:
         """KV blocks that requests hold, those of the step under way included."""
-        kv = self._requests.kv
-        used = kv.num_blocks - kv.free_blocks
-        segment, now_ns = self._under_way()
+        now_ns = self._clock.now
+        if now_ns > self._used_until_ns:
+            self._count_blocks(int(now_ns))
+        return self._used_blocks
+
+    def _count_blocks(self, now_ns: int) -> None:
+        """Count the blocks in use, and say until when that holds."""
+        kv, segment = self._requests.kv, self.segment
+        self._used_blocks = kv.num_blocks - kv.free_blocks
+        self._used_until_ns = FOREVER
         if segment is None or not kv.grows or not segment.row.num_decodes:
-            return used
+            return
         begun, start_ns = 0, segment.start_ns
         for duration_ns in segment.steps.durations_ns:
             if begun and start_ns >= now_ns:
+                self._used_until_ns = start_ns
                 break
             begun += 1
             start_ns += duration_ns
         opened = sum(self._requests.decodes.blocks_per_step(begun))
-        return used + opened - segment.first_step_blocks
+        self._used_blocks += opened - segment.first_step_blocks
 
     @property
     def first_waiting_blocks(self) -> int:

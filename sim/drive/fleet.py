@@ -11,7 +11,7 @@ import simpy
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.drive.collector import collector_off
-from schedlab.sim.drive.engine_state import ReportedState, note_sent
+from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState, note_sent
 from schedlab.sim.drive.instant import COMES, FOLLOWS, REPORTS, at
 from schedlab.sim.drive.lockstep import JointStep, Lockstep
 from schedlab.sim.drive.members import Member, Role, Supply
@@ -131,15 +131,17 @@ class Fleet:
         self._supply = supply
         self._settles = settles
         self._takers: list[Member] = []
+        self._known_takers: list[EngineState] = []
         self._changed: set[int] = set()
         pools = range(len(engines)) if pools is None else pools
         self.members = [
             Member(self.clock, index, role, pool)
             for index, (role, pool) in enumerate(zip(roles, pools, strict=True))
         ]
-        joint = None if lockstep is None else Lockstep(self.clock, engines, lockstep)
-        for member, engine in zip(self.members, engines, strict=True):
-            self._start(member, engine, joint)
+        lives = [LiveState(index, engine, self.clock) for index, engine in enumerate(engines)]
+        joint = None if lockstep is None else Lockstep(self.clock, engines, lives, lockstep)
+        for member, engine, live in zip(self.members, engines, lives, strict=True):
+            self._start(member, engine, live, joint)
 
     def run(self, arrivals: Iterable[Arrival], max_concurrency: int | None) -> None:
         """Let everything happen, to the end."""
@@ -252,14 +254,18 @@ class Fleet:
             return
         assert self._supply is not None
         member.start_up = None
-        self._start(member, self._supply.new_engine(member.pool))
+        engine = self._supply.new_engine(member.pool)
+        self._start(member, engine, LiveState(member.index, engine, self.clock))
         for watcher in self.watchers:
             watcher.started(member)
         self.retries.send_parked()
 
-    def _start(self, member: Member, engine: Engine, joint: Lockstep | None = None) -> None:
+    def _start(
+        self, member: Member, engine: Engine, live: LiveState, joint: Lockstep | None = None
+    ) -> None:
         settles = partial(self.settle_soon, member) if self._settles else None
-        member.start(engine, joint or Server(self.clock, engine, settles, self._is_closed))
+        server = joint or Server(self.clock, engine, live, settles, self._is_closed)
+        member.start(engine, live, server)
         if self._staleness_ns:
             member.known = ReportedState(member.live)
         engine.cache_is_watched = self._router.looks_at_caches
@@ -272,6 +278,7 @@ class Fleet:
 
     def _find_takers(self) -> None:
         self._takers = self.serving("mixed", "prefill")
+        self._known_takers = [member.known for member in self._takers]
 
     def settle_soon(self, member: Member) -> None:
         """Look, after all steps that end at this instant, what follows for an engine."""
@@ -336,12 +343,13 @@ class Fleet:
         return True
 
     def _choose(self, request: Request) -> Member | None:
-        router, among = self._router, self._takers
+        router, known = self._router, self._known_takers
         if self.stays_local is not None and (local := self.stays_local(request)) is not None:
             router, among = local
-        if not among:
+            known = [member.known for member in among]
+        if not known:
             return None
-        member = self.members[chosen(router, request, [member.known for member in among])]
+        member = self.members[chosen(router, request, known)]
         note_sent(request, member.live, member.known)
         return member
 
@@ -369,6 +377,7 @@ class Fleet:
             for member in self.members:
                 if member.is_up:
                     member.known = ReportedState(member.live)
+            self._find_takers()
             if not self.has_work:
                 return
             wait_ns = every_ns

@@ -10,6 +10,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.instant import ENDS, PLANS, at
 
 JointStep = Callable[[Sequence[Segment]], int]
@@ -20,21 +21,22 @@ class Lockstep:
     """Engines that begin and end every step together."""
 
     def __init__(
-        self, clock: simpy.Environment, engines: Sequence[Engine], joint_step_ns: JointStep
+        self,
+        clock: simpy.Environment,
+        engines: Sequence[Engine],
+        lives: Sequence[LiveState],
+        joint_step_ns: JointStep,
     ) -> None:
         self._clock = clock
         self._engines = engines
+        self._lives = lives
         self._joint_step_ns = joint_step_ns
-        self._segments: list[Segment | None] = [None] * len(engines)
         self._is_under_way = False
         self._next: simpy.Event | None = None
 
-    def segment(self, index: int) -> Segment | None:
-        """Return what an engine runs now."""
-        return self._segments[index]
-
     def wake(self) -> None:
         """Plan now, if no step is under way."""
+        self.interrupt()
         if not self._is_under_way:
             self._plan_soon()
 
@@ -48,7 +50,9 @@ class Lockstep:
         self._next = None
 
     def interrupt(self) -> None:
-        """Do nothing: every step is planned by itself."""
+        """Look anew at who changes; every step is planned by itself anyway."""
+        for live in self._lives:
+            live.has_changed(live.segment)
 
     def _plan_soon(self) -> None:
         self._next = at(self._clock, 0, PLANS, self._plan)
@@ -57,8 +61,10 @@ class Lockstep:
         if event is not self._next:
             return
         now_ns = int(self._clock.now)
-        self._segments = [engine.begin(now_ns, now_ns + 1) for engine in self._engines]
-        active = [segment for segment in self._segments if segment is not None]
+        segments = [engine.begin(now_ns, now_ns + 1) for engine in self._engines]
+        for live, segment in zip(self._lives, segments, strict=True):
+            live.has_changed(segment)
+        active = [segment for segment in segments if segment is not None]
         self._is_under_way = bool(active)
         if active:
             duration_ns = self._joint_step_ns(active)
@@ -72,11 +78,11 @@ class Lockstep:
             self._next = at(self._clock, wait_until_ns - now_ns, PLANS, self._plan)
 
     def _end(self, _: simpy.Event) -> None:
-        segments, self._segments = self._segments, [None] * len(self._engines)
         self._is_under_way = False
-        for engine, segment in zip(self._engines, segments, strict=True):
-            if segment is not None:
+        for engine, live in zip(self._engines, self._lives, strict=True):
+            if live.segment is not None:
                 engine.commit()
+                live.has_changed(None)
         self._plan_soon()
 
 

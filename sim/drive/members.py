@@ -15,7 +15,6 @@ from schedlab.sim.record.fleet import Span
 
 if TYPE_CHECKING:
     from schedlab.sim.core.engine import Engine
-    from schedlab.sim.core.step import Segment
     from schedlab.sim.drive.lockstep import Lockstep
     from schedlab.sim.drive.server import Server
 
@@ -97,17 +96,13 @@ class Member:
         self.paid = [Span(int(clock.now))]
         self.served: list[Span] = []
 
-    def start(self, engine: Engine, server: Server | Lockstep) -> None:
+    def start(self, engine: Engine, live: LiveState, server: Server | Lockstep) -> None:
         """Let a fresh engine serve."""
         self.engine = engine
+        self.live = self.known = live
         self.server = server
-        self.live = LiveState(self.index, engine, self._under_way)
-        self.known = self.live
         self.is_up = True
         self.served.append(Span(int(self._clock.now)))
-
-    def _under_way(self) -> tuple[Segment | None, int]:
-        return self.server.segment(self.index), int(self._clock.now)
 
     def keep_pace(self) -> None:
         """Let the steps that have not begun take as long as they do now."""
@@ -124,7 +119,7 @@ class Member:
     @property
     def is_stepping(self) -> bool:
         """Whether a step is under way."""
-        return self.server.segment(self.index) is not None
+        return self.live.segment is not None
 
     @property
     def is_moving(self) -> bool:

@@ -8,7 +8,7 @@ import simpy
 
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.core.step import Segment
+from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.instant import ENDS, PLANS, at
 
 
@@ -21,6 +21,8 @@ class Server:
         The time, in ns.
     engine : Engine
         It.
+    live : LiveState
+        The engine as others see it; told of every change.
     settles : callable, optional
         Called when its memory may have become free; where there is one, or if `is_closed`, what
         follows from the end of a step happens before the next one is planned.
@@ -32,38 +34,37 @@ class Server:
         self,
         clock: simpy.Environment,
         engine: Engine,
+        live: LiveState,
         settles: Callable[[], None] | None = None,
         is_closed: bool = False,
     ) -> None:
         self._clock = clock
         self._engine = engine
+        self._live = live
         self._settles = settles
         self._plans_at_once = not is_closed and settles is None
-        self._segment: Segment | None = None
         self._next: simpy.Event | None = None  # the only one that still counts
-
-    def segment(self, _: int) -> Segment | None:
-        """Return what runs now."""
-        return self._segment
 
     def wake(self) -> None:
         """Plan anew as soon as the step under way ends; now, if there is none."""
-        if self._segment is None:
+        self.interrupt()
+        if self._live.segment is None:
             self._plan_soon()
-        else:
-            self.interrupt()
 
     def interrupt(self) -> None:
-        """Let the step under way be the last one of its plan."""
-        if self._segment is not None and len(self._segment.steps.durations_ns) > 1:
-            now_ns, end_ns = int(self._clock.now), self._segment.end_ns
+        """Let the step under way be the last one of its plan: something changes here."""
+        segment = self._live.segment
+        self._live.has_changed(segment)
+        if segment is not None and len(segment.steps.durations_ns) > 1:
+            now_ns, end_ns = int(self._clock.now), segment.end_ns
             cut_ns = self._engine.cut(now_ns)
             if cut_ns < end_ns:
                 self._next = at(self._clock, cut_ns - now_ns, ENDS, self._end)
 
     def stop(self) -> None:
         """Do nothing any more: the engine is dead, or gone."""
-        self._segment = self._next = None
+        self._live.has_changed(None)
+        self._next = None
 
     @property
     def is_moving(self) -> bool:
@@ -80,7 +81,8 @@ class Server:
 
     def _plan_now(self) -> None:
         now_ns, engine = int(self._clock.now), self._engine
-        segment = self._segment = engine.begin(now_ns)
+        segment = engine.begin(now_ns)
+        self._live.has_changed(segment)
         if segment is not None:
             self._next = at(self._clock, segment.end_ns - now_ns, ENDS, self._end)
             return
@@ -93,11 +95,11 @@ class Server:
 
     def _end(self, event: simpy.Event) -> None:
         if event is self._next:
-            self._segment = None
             self._engine.commit()
-            if self._settles is not None:
-                self._settles()
             if self._plans_at_once:
                 self._plan_now()
-            else:
-                self._plan_soon()
+                return
+            self._live.has_changed(None)
+            if self._settles is not None:
+                self._settles()
+            self._plan_soon()
