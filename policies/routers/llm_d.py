@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from schedlab.policies.routers.prefix_aware import PrefixTree
+from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
@@ -36,32 +36,31 @@ class LlmD(Router):
         self.kv = kv
         self.precise = precise
         self.looks_at_caches = precise
-        self._trees: dict[int, PrefixTree] = {}
+        self._tree = PrefixTree()
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the one with the greatest score, in turn among equals."""
         queues = [engine.num_waiting for engine in engines]
-        shortest, span = min(queues), max(queues) - min(queues)
-
-        def loss(engine: EngineState) -> float:
-            queue = (engine.num_waiting - shortest) / span if span else 0.0
-            kv = engine.used_blocks / engine.num_blocks
-            prefix = 1 - self._known_tokens(request, engine) / request.prompt_tokens
-            return self.prefix * prefix + self.queue * queue + self.kv * kv
-
-        place = self.least([loss(engine) for engine in engines])
+        shortest = min(queues)
+        span = max(queues) - shortest or 1  # all as short: all lose nothing
+        if self.precise:
+            known = [engine.cached_tokens(request) for engine in engines]
+        else:
+            known = self._tree.tokens(request, engines)
+        prompt_tokens = request.prompt_tokens
+        by_prefix, by_queue, by_kv = self.prefix, self.queue, self.kv
+        losses = [
+            by_prefix * (1 - tokens / prompt_tokens)
+            + by_queue * ((waiting - shortest) / span)
+            + by_kv * (engine.used_blocks / engine.num_blocks)
+            for engine, waiting, tokens in zip(engines, queues, known, strict=True)
+        ]
+        place = self.least(losses)
         if not self.precise:
-            self._trees[engines[place].index].add(request.prefix_hash_ids)
+            chosen = engines[place]
+            self._tree.add(chosen.index, request.prefix_hash_ids, chosen.num_blocks)
         return place
 
     def engine_is_gone(self, index: int) -> None:
         """Forget what it was sent."""
-        self._trees.pop(index, None)
-
-    def _known_tokens(self, request: Request, engine: EngineState) -> int:
-        if self.precise:
-            return engine.cached_tokens(request)
-        tree = self._trees.get(engine.index)
-        if tree is None:
-            tree = self._trees[engine.index] = PrefixTree(engine.num_blocks)
-        return tree.match(request.prefix_hash_ids) * engine.block_size
+        self._tree.forget(index)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
@@ -59,7 +60,7 @@ class PrefixAware(Router):
         self.precise = precise
         self.max_tree_tokens = max_tree_tokens
         self.looks_at_caches = precise
-        self._trees: dict[int, PrefixTree] = {}
+        self._tree = PrefixTree()
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Choose by balance, then by prefix, then by the size of what is known."""
@@ -70,79 +71,30 @@ class PrefixAware(Router):
         else:
             place = self._by_prefix(request, engines, loads)
         if not self.precise:
-            self._tree(engines[place]).add(request.prefix_hash_ids)
+            chosen = engines[place]
+            max_blocks = chosen.num_blocks
+            if self.max_tree_tokens is not None:
+                max_blocks = max(self.max_tree_tokens // chosen.block_size, 1)
+            self._tree.add(chosen.index, request.prefix_hash_ids, max_blocks)
         return place
 
     def engine_is_gone(self, index: int) -> None:
         """Forget what it was sent."""
-        self._trees.pop(index, None)
+        self._tree.forget(index)
 
     def _by_prefix(
         self, request: Request, engines: Sequence[EngineState], loads: Sequence[int]
     ) -> int:
         if self.precise:
             tokens = [engine.cached_tokens(request) for engine in engines]
-            sizes = [engine.used_blocks for engine in engines]
         else:
-            trees = [self._tree(engine) for engine in engines]
-            ids = request.prefix_hash_ids
-            tokens = [
-                tree.match(ids) * engine.block_size
-                for tree, engine in zip(trees, engines, strict=True)
-            ]
-            sizes = [len(tree) for tree in trees]
+            tokens = self._tree.tokens(request, engines)
         longest = max(tokens)
         if longest > self.cache_threshold * request.prompt_tokens:
             holders = [place for place, n in enumerate(tokens) if n == longest]
             return min(holders, key=lambda place: (loads[place], place))
-        return min(range(len(engines)), key=lambda place: (sizes[place], loads[place], place))
-
-    def _tree(self, engine: EngineState) -> "PrefixTree":
-        tree = self._trees.get(engine.index)
-        if tree is None:
-            most = engine.num_blocks
-            if self.max_tree_tokens is not None:
-                most = max(self.max_tree_tokens // engine.block_size, 1)
-            tree = self._trees[engine.index] = PrefixTree(most)
-        return tree
-
-
-class PrefixTree:
-    """Prefixes that an engine was sent, the least recently used forgotten first.
-
-    The names of blocks are chained: equal names mean equal prefixes. So a tree is a set of names
-    in which the beginnings of a prompt are always younger than its end.
-
-    Parameters
-    ----------
-    max_blocks : int
-        Most names that are remembered.
-    """
-
-    def __init__(self, max_blocks: int) -> None:
-        self._max_blocks = max_blocks
-        self._names: dict[int, None] = {}  # oldest first
-
-    def __len__(self) -> int:
-        """Count the blocks remembered."""
-        return len(self._names)
-
-    def match(self, ids: Sequence[int]) -> int:
-        """Count the leading blocks of a prompt that are remembered."""
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            if ids[middle] in self._names:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def add(self, ids: Sequence[int]) -> None:
-        """Remember a prompt."""
-        names = self._names
-        for name in reversed(ids):
-            names.pop(name, None)
-            names[name] = None
-        while len(names) > self._max_blocks:
-            del names[next(iter(names))]
+        if self.precise:
+            sizes = [engine.used_blocks for engine in engines]
+        else:
+            sizes = self._tree.sizes(engines)
+        return min(zip(sizes, loads, range(len(engines)), strict=True))[2]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from schedlab.policies.routers import registry
-from schedlab.policies.routers.prefix_aware import PrefixTree
+from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.router import Router
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Slo
@@ -205,13 +205,18 @@ def test_precise_router_asks_the_caches():
     assert router.route(request(), engines(cached=(0, 30), used_blocks=(1, 2))) == 0
 
 
-def test_tree_forgets_the_ends_of_the_oldest_prompts():
-    tree = PrefixTree(6)
-    tree.add((1, 2, 3, 4))
-    tree.add((1, 2, 8, 9))
-    assert (len(tree), tree.match((1, 2, 3, 4)), tree.match((1, 2, 8, 9))) == (6, 4, 4)
-    tree.add((20, 21))
-    assert (len(tree), tree.match((1, 2, 3, 4)), tree.match((1, 2, 8, 9))) == (6, 2, 4)
+def test_tree_forgets_the_ends_of_the_oldest_prompts_of_each_engine():
+    tree = PrefixTree()
+    for engine in (0, 65):
+        tree.add(engine, (1, 2, 3, 4), 6)
+        tree.add(engine, (1, 2, 8, 9), 6)
+    assert tree.match((1, 2, 3, 4)) == tree.match((1, 2, 8, 9)) == {0: 4, 65: 4}
+    tree.add(0, (20, 21), 6)
+    assert tree.match((1, 2, 3, 4)) == {0: 2, 65: 4}
+    assert tree.match((1, 2, 8, 9)) == {0: 4, 65: 4}
+    tree.forget(65)
+    assert (tree.match((1, 2, 3, 4)), tree.match((7,)), tree.match(())) == ({0: 2}, {}, {})
+    assert tree.sizes(engines(num_in_flight=(0,))) == [6]
 
 
 def test_slo_aware_packs_where_targets_hold_and_else_takes_the_soonest():
