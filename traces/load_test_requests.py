@@ -1,10 +1,11 @@
 """The requests of a load test that is known by rates and quantiles, as its generator made them.
 
-Source: kubernetes-sigs/inference-perf (commit 4ad7d4b, February 2026), shared_prefix_datagen.py and
-load_timer.py. Every user of a group has one prompt, a system prompt shared by the group and a
-question of its own, with one output length; the prompts are shuffled once and then sent in turn,
-again and again. The load type "constant" draws exponential gaps and scales them so that they fill
-the duration: bursts, as of a Poisson process whose number of arrivals is known.
+Source: kubernetes-sigs/inference-perf (commits 3b6f82a, November 2025, to 4ad7d4b, February 2026),
+shared_prefix_datagen.py and load_timer.py. Every user of a group has one prompt, a system prompt
+shared by the group and a question of its own, with one output length; the prompts are shuffled once
+and then sent in turn, again and again. The load type "constant" draws exponential gaps and scales
+them so that they fill the duration: bursts, as of a Poisson process whose number of arrivals is
+known.
 """
 
 from __future__ import annotations
@@ -44,20 +45,22 @@ def load_test_requests(test: LoadTest, seed: int = 0) -> Trace:
 
     Notes
     -----
-    A client that tokenises what it received does not count what was generated: random text does not
-    survive it, and the counts then have a tail of short answers that nobody asked for. Requested
-    lengths are drawn from a normal distribution, so below the median a quantile is taken to lie no
-    farther from it than the one opposite: ``q(p) >= 2 q(1/2) - q(1 - p)``.
+    A client that tokenises what it received does not count what was generated. Its tokenizer begins
+    with a token of its own, which is taken off (inference-perf no longer counts it: commit 5857b59
+    of August 2026). And random text does not survive it: the counts have a tail of short answers
+    that nobody asked for, so below the median a quantile is taken to lie no farther from it than
+    the one opposite: ``q(p) >= 2 q(1/2) - q(1 - p)``.
     """
     rng = stream(seed, "load test")
     parts = []
     start_s = 0.0
-    which_user = _users(test.shared, rng)
+    which_user = None if test.shared is None else rng.permutation(test.shared.num_prompts)
+    extra = int(test.counts_begin_token)
     for stage in test.stages:
         duration_s = stage.num_requests / stage.rate
         gaps = rng.standard_exponential(stage.num_requests)
         arrival_s = start_s + np.cumsum(gaps) * (duration_s / gaps.sum())
-        parts.append((arrival_s, *_lengths(stage, which_user, rng)))
+        parts.append((arrival_s, *_lengths(stage, which_user, extra, rng)))
         start_s += 2 * duration_s
     arrival_s, prompt, output, users = (
         np.concatenate(column) for column in zip(*parts, strict=True)
@@ -76,15 +79,8 @@ def load_test_requests(test: LoadTest, seed: int = 0) -> Trace:
     )
 
 
-def _users(shared: SharedPrompts | None, rng: np.random.Generator) -> Int64 | None:
-    """Return the users in the order in which they send, again and again."""
-    if shared is None:
-        return None
-    return rng.permutation(shared.num_groups * shared.users_per_group)
-
-
 def _lengths(
-    stage: Stage, order: Int64 | None, rng: np.random.Generator
+    stage: Stage, order: Int64 | None, extra: int, rng: np.random.Generator
 ) -> tuple[Int64, Int64, Int64]:
     """Return prompt tokens, output tokens and user of each request of a stage."""
     n = stage.num_requests
@@ -95,7 +91,7 @@ def _lengths(
         users = np.resize(order, n)
         # The same prompts in every stage: user i has the i-th of as many quantiles.
         prompt = stage.prompt.at((users + 0.5) / len(order))
-    output = _as_requested(stage.output).at(rng.random(n))
+    output = _as_requested(stage.output).at(rng.random(n)) - extra
     return _whole(prompt), _whole(output), users.astype(np.int64)
 
 
@@ -136,9 +132,11 @@ def _report(test: LoadTest) -> ReadReport:
     if test.shared is not None:
         shared = test.shared
         report = report.noted(
-            f"{shared.num_groups} system prompts of {shared.system_prompt_tokens} tokens, "
-            f"{shared.users_per_group} users each, whose prompts are sent in turn"
+            f"{shared.num_prompts} prompts are sent in turn, which begin with "
+            f"{shared.num_groups} system prompts of {shared.system_prompt_tokens} tokens"
         )
+        if shared.note:
+            report = report.noted(shared.note)
     if test.ignored:
         report = report.noted(f"keys ignored: {', '.join(test.ignored)}")
     return report

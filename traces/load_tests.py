@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ Float64 = npt.NDArray[np.float64]
 
 _QUANTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 _NAMED = {"min": 0.0, "median": 0.5, "max": 1.0}
+_EXACT = 1e-6
+"""Farther than this from a whole number of tokens is between two of them."""
 _LIKENESS = 0.85
 """A key so much like one that is known is taken for a slip of the pen, not for another key."""
 
@@ -59,6 +61,8 @@ class Stage:
         Requests sent a second.
     num_requests : int
         Sent, failed ones included.
+    num_failed : int
+        Of these without an answer, and so in none of the distributions.
     prompt, output : Quantiles
         Tokens of prompts, and of answers as the client counted them.
     ttft_s, e2e_s : Quantiles
@@ -67,27 +71,72 @@ class Stage:
 
     rate: float
     num_requests: int
+    num_failed: int
     prompt: Quantiles
     output: Quantiles
     ttft_s: Quantiles
     e2e_s: Quantiles
 
+    def changes(self) -> list[int]:
+        """Return after how many requests, in order of prompt tokens, quantiles show a change."""
+        if self.num_failed:
+            return []  # which prompts failed is not known
+        places = zip(self.prompt.probabilities, self.prompt.values, strict=True)
+        between = [p for p, tokens in places if abs(tokens - round(tokens)) > _EXACT]
+        return [int(p * (self.num_requests - 1)) + 1 for p in between]
+
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """Users whose prompts never change, in groups with a system prompt in common.
+    """Prompts that are sent in turn, again and again, in groups with a system prompt in common.
 
     Attributes
     ----------
     system_prompt_tokens : int
         First tokens that a group has in common.
-    num_groups, users_per_group : int
+    num_groups, num_prompts : int
         How many there are.
+    note : str
+        What is to be said of it; empty if nothing.
     """
 
     system_prompt_tokens: int
     num_groups: int
-    users_per_group: int
+    num_prompts: int
+    note: str = ""
+
+    def as_counted(self, stages: Iterable[Stage]) -> SharedPrompts:
+        """Return them with as many prompts as the client's counts of prompt tokens tell of.
+
+        Notes
+        -----
+        Of n requests every one of N prompts is n / N, so in order of their lengths the number of
+        requests changes its length only after multiples of n / N. A quantile that lies between two
+        whole numbers shows such a place: after ``floor(p (n - 1)) + 1`` requests. If these deny the
+        number given, the smallest N that explains all of them was sent: inference-perf of 2025 took
+        10 groups of 10 where its configuration used names that it learnt only later.
+        """
+        seen = [(stage.num_requests, after) for stage in stages for after in stage.changes()]
+        if all(_in_turn(self.num_prompts, n, after) for n, after in seen):
+            return self
+        most = min(n for n, _ in seen)
+        for num_prompts in range(self.num_groups, most):
+            if all(n % num_prompts == 0 and after % (n // num_prompts) == 0 for n, after in seen):
+                note = (
+                    f"counts of prompt tokens tell of {num_prompts} prompts in turn, and deny the "
+                    f"{self.num_prompts} of the file"
+                )
+                return replace(self, num_prompts=num_prompts, note=note)
+        return self
+
+
+def _in_turn(num_prompts: int, num_requests: int, after: int) -> bool:
+    """Say whether a number of requests can be all those of some of the prompts."""
+    each, more = divmod(num_requests, num_prompts)
+    if not each:
+        return True
+    prompts = after // each
+    return after - prompts * each <= min(prompts, more)
 
 
 @dataclass(frozen=True)
@@ -106,6 +155,8 @@ class LoadTest:
         Settings of the server under the names that `engine` of an experiment has.
     shared : SharedPrompts or None
         Which prompts have what in common; nothing if None.
+    counts_begin_token : bool
+        Whether the client's counts of answers include the token that a tokenizer begins with.
     stages : tuple of Stage
         In order.
     ignored : tuple of str
@@ -117,6 +168,7 @@ class LoadTest:
     hardware: str | None
     engine: dict[str, Any]
     shared: SharedPrompts | None
+    counts_begin_token: bool
     stages: tuple[Stage, ...]
     ignored: tuple[str, ...] = ()
 
@@ -131,10 +183,11 @@ _COUNTS = {
 }
 _SWITCHES = ("enable_expert_parallel", "enable_prefix_caching")
 _TEXTS = ("dtype", "kv_cache_dtype")
+_BEGIN = "counts_begin_token"
 _SHARED = ("system_prompt_tokens", "num_system_prompts", "users_per_system_prompt")
 _RUN_KEYS = (
     "id", "model", "hardware", *_COUNTS, *_SWITCHES, *_TEXTS, "gpu_memory_utilization", *_SHARED,
-    "load_type", "pp", "stages",
+    _BEGIN, "load_type", "pp", "stages",
 )  # fmt: skip
 _DISTRIBUTIONS = ("prompt", "output", "ttft_s", "e2e_s")
 _STAGE_KEYS = (
@@ -263,6 +316,12 @@ class _Object:
             raise self.error(key, f"must be a whole number, got {value!r}")
         return int(value)
 
+    def truth(self, key: str) -> bool:
+        value = self.require(key)
+        if not isinstance(value, bool):
+            raise self.error(key, f"must be true or false, got {value!r}")
+        return value
+
     def inside(self, key: str | int, data: object) -> _Object:
         return _Object(self._located, (*self._path, key), data, self._source)
 
@@ -279,11 +338,7 @@ def _test(row: _Object) -> LoadTest:
             "load_type", f"{row.data['load_type']!r} is not known; choose from constant"
         )
     engine: dict[str, Any] = {_COUNTS[key]: row.count(key) for key in _COUNTS if key in row.data}
-    for key in _SWITCHES:
-        if key in row.data:
-            if not isinstance(row.data[key], bool):
-                raise row.error(key, f"must be true or false, got {row.data[key]!r}")
-            engine[key] = row.data[key]
+    engine |= {key: row.truth(key) for key in _SWITCHES if key in row.data}
     engine |= {key: row.text(key) for key in _TEXTS if key in row.data}
     if "gpu_memory_utilization" in row.data:
         engine["gpu_memory_utilization"] = row.positive("gpu_memory_utilization")
@@ -291,13 +346,16 @@ def _test(row: _Object) -> LoadTest:
     if not isinstance(stages, list) or not stages:
         raise row.error("stages", "must be a list of at least one stage")
     parent = row.inside("stages", {})
+    read = tuple(_stage(parent.inside(i, stage)) for i, stage in enumerate(stages))
+    shared = _shared(row)
     return LoadTest(
         id=row.text("id"),
         model=row.text("model"),
         hardware=row.text("hardware") if "hardware" in row.data else None,
         engine=engine,
-        shared=_shared(row),
-        stages=tuple(_stage(parent.inside(i, stage)) for i, stage in enumerate(stages)),
+        counts_begin_token=row.truth(_BEGIN) if _BEGIN in row.data else True,
+        shared=None if shared is None else shared.as_counted(read),
+        stages=read,
         ignored=tuple(ignored),
     )
 
@@ -305,9 +363,8 @@ def _test(row: _Object) -> LoadTest:
 def _shared(row: _Object) -> SharedPrompts | None:
     if not any(key in row.data for key in _SHARED):
         return None
-    return SharedPrompts(
-        row.count(_SHARED[0], least=0), row.count(_SHARED[1]), row.count(_SHARED[2])
-    )
+    tokens, groups = row.count(_SHARED[0], least=0), row.count(_SHARED[1])
+    return SharedPrompts(tokens, groups, groups * row.count(_SHARED[2]))
 
 
 def _stage(row: _Object) -> Stage:
@@ -320,7 +377,7 @@ def _stage(row: _Object) -> Stage:
     if num_requests < 1:
         raise row.error("succeeded", "no request was sent")
     found = {key: _quantiles(row.child(key)) for key in _DISTRIBUTIONS}
-    return Stage(rate=row.positive("rate"), num_requests=num_requests, **found)
+    return Stage(row.positive("rate"), num_requests, failed, **found)
 
 
 def _quantiles(row: _Object) -> Quantiles:

@@ -14,7 +14,13 @@ from schedlab.sim.files import read_json_object
 from schedlab.sim.hardware.dtypes import dtype_name
 from schedlab.sim.yaml_lines import read_yaml
 
-_GIB = 1024**3
+_MIB, _GIB = 1024**2, 1024**3
+L2_BYTES = {
+    "a100-80gb": 40 * _MIB, "a100-80gb-pcie": 40 * _MIB, "h100-80gb": 50 * _MIB,
+    "h100-80gb-pcie": 50 * _MIB, "h200": 50 * _MIB, "b200": 126 * _MIB, "l4": 48 * _MIB,
+    "l40s": 96 * _MIB, "rtx-4090": 72 * _MIB, "rtx-pro-6000": 128 * _MIB,
+}  # fmt: skip
+"""Second-level caches, by the vendor's architecture papers, of the GPUs whose tables are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,13 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing.frontend_measurement import measure_frontend
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
@@ -252,6 +255,23 @@ def test_measurement_finds_the_front_end_a_recording_was_made_with(tmp_path):
         assert one.output_token_s == pytest.approx(2e-5, rel=0.3)
     assert found.held_out.mean_absolute_errors()["TTFT median"] < 0.02
     assert set(found.without) == {"llama-3.1-8b", "qwen2.5-3b"}
+
+
+def test_command_measures_a_front_end_and_writes_its_file(tmp_path):
+    specs = recorded(tmp_path / "tests", {"latency_s": 0.004, "output_token_s": 2e-5})
+    sources = {spec.workload.load_test.file for spec in specs}
+    told = [json.loads(Path(source).read_text()) for source in sorted(sources)]
+    runs, file = tmp_path / "runs.json", tmp_path / "frontend.json"
+    runs.write_text(json.dumps(told))
+    asked = ["validate", str(runs), "cost_model=roofline", "--measure-frontend", str(file)]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert read_frontend(file).latency_s == pytest.approx(0.004, rel=0.1)
+    assert "measured on all but qwen2.5-3b" in done.output
+    experiment = tmp_path / "one.yaml"
+    experiment.write_text("workload: {trace: azure-conv, num_requests: 3}\n")
+    done = CliRunner().invoke(app, ["validate", str(experiment), *asked[3:]])
+    assert "--measure-frontend needs a file of load tests" in done.output
 
 
 def test_measurement_on_one_model_is_refused(tmp_path):

@@ -5,11 +5,13 @@ import types
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from schedlab.sim.cost.importers import aiconfigurator
 from schedlab.sim.cost.importers.aiconfigurator import (
+    ColdCache,
     NarrowAttention,
     import_aiconfigurator,
     step_grid,
@@ -562,6 +564,33 @@ def test_aiconfigurator_prices_many_kv_heads_as_more_requests_with_fewer():
 
     assert ms(5, 700) == pytest.approx(5 + 5 + 4 * 3.5)
     assert ms(5, 700, ((300, 2000),)) == pytest.approx(10 + 300 + 2 + 5 + 4 * 3.5)
+
+
+class CachedSteps(LinearSteps):
+    """The same, but timed with a cache of 10,000 tokens, whose attention takes next to nothing."""
+
+    def _saved(self, requests, context):
+        return requests * context / 1000 if requests * context <= 10_000 else 0.0
+
+    def predict_decode_latency(self, bs, isl, osl=2):
+        return super().predict_decode_latency(bs, isl) - self._saved(bs, isl)
+
+    def mixed_step_breakdown(self, ctx_tokens, gen_tokens, isl, osl):
+        total, other, _, decode = super().mixed_step_breakdown(ctx_tokens, gen_tokens, isl, osl)
+        saved = self._saved(gen_tokens, isl)
+        return total - saved, other, 0.0, decode - saved
+
+
+def test_aiconfigurator_prices_attention_that_was_timed_in_the_cache_as_outside_of_it():
+    right = step_grid(LinearSteps()).attention
+    warm = step_grid(CachedSteps()).attention["us"]
+    cold = step_grid(CachedSteps(), cold=ColdCache(bytes_per_token=4, l2_bytes=40_000))
+    found = cold.attention["us"]
+    assert max(np.subtract(right["us"], warm)) == pytest.approx(8192)
+    # The start-up, which is what the shortest contexts took, stays as it was timed.
+    missing = np.multiply(right["num_decodes"], 16)
+    assert (np.subtract(right["us"], found) <= missing + 1e-6).all()
+    assert (np.subtract(found, right["us"]) <= 1e-6).all()
 
 
 def test_aiconfigurator_asks_for_narrow_attention_only_beyond_the_measured_heads(compiled):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +21,7 @@ from schedlab.sim.cost.importers.imported import Imported
 from schedlab.sim.cost.table_profile import TableProfile
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import write_text
-from schedlab.sim.hardware.gpus import canonical_gpu
+from schedlab.sim.hardware.gpus import L2_BYTES, canonical_gpu
 from schedlab.sim.hardware.model_shape import ModelShape
 from schedlab.sim.hardware.models import canonical_model, model_names
 from schedlab.sim.hardware.models import model as find_model
@@ -32,10 +33,14 @@ SYSTEMS = {
 }  # fmt: skip
 """Our names of GPUs and theirs."""
 
+_CACHE_BYTES = 2
+"""Of a number in the KV cache: bf16, as the profile says."""
 _CHUNKS = tuple(1 << i for i in range(4, 14))
 _PREFIXES = (0, 64, 256, 1024, 4096, 16384)
 _BATCHES = tuple(1 << i for i in range(9))
 _CONTEXTS = (16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_COLD = 1.2
+"""Of the cache's size, as in what the roofline is learnt from (`learning.fit`)."""
 _MOST_KV_HEADS = 8
 """Of decode attention the package's tables have no more KV heads on a device."""
 
@@ -70,6 +75,22 @@ class NarrowAttention(NamedTuple):
     def ms(self, num_requests: int, context: int) -> float:
         """Return the attention of a step that decodes so many requests."""
         return _attention_ms(self.engine, num_requests * self.requests, context)
+
+
+class ColdCache(NamedTuple):
+    """Says which calls of decode attention were timed with their keys and values in the L2 cache.
+
+    The package's tables are of one call repeated on one cache (its collector, collect_attn.py). In
+    a step every layer reads its own, after its own weights, so nothing of them is left there.
+    """
+
+    bytes_per_token: int
+    """Keys and values of a token in one layer on one device."""
+    l2_bytes: int
+
+    def context(self, num_requests: int) -> float:
+        """Return the context from which on so many requests surely read from memory."""
+        return _COLD * self.l2_bytes / (num_requests * self.bytes_per_token)
 
 
 def import_aiconfigurator(
@@ -129,9 +150,13 @@ def import_aiconfigurator(
         narrow = NarrowAttention(
             _open_config(config, system, *opened, one), heads // _MOST_KV_HEADS
         )
+    cold = None
+    if shape is not None:
+        width = max(shape.num_kv_heads // tensor_parallel_size, 1) * shape.head_dim
+        cold = ColdCache(2 * width * _CACHE_BYTES, L2_BYTES[name])
     version = metadata.version("aiconfigurator-core")
     return Imported(
-        profile=step_grid(engine, narrow),
+        profile=step_grid(engine, narrow, cold),
         meta={
             "model": canonical_model(model) if shape is None else shape.name,
             "hardware": name,
@@ -147,6 +172,10 @@ def import_aiconfigurator(
             "and their attention",
             "formats are what the package infers from the model; bf16 is assumed of its weights",
             *_narrow_assumption(narrow, heads),
+            "decode attention that was timed in the L2 cache takes as much longer as its bytes "
+            "need from memory, by the calls that do not fit"
+            if cold is not None
+            else "decode attention is as timed, in the L2 cache if it fits",
         ),
     )
 
@@ -160,7 +189,9 @@ def _narrow_assumption(narrow: NarrowAttention | None, heads: int) -> tuple[str,
     )
 
 
-def step_grid(engine: StepPrices, narrow: NarrowAttention | None = None) -> TableProfile:
+def step_grid(
+    engine: StepPrices, narrow: NarrowAttention | None = None, cold: ColdCache | None = None
+) -> TableProfile:
     """Ask for steps of every kind and return them as one table of whole steps.
 
     Parameters
@@ -169,12 +200,18 @@ def step_grid(engine: StepPrices, narrow: NarrowAttention | None = None) -> Tabl
         Whom to ask.
     narrow : NarrowAttention, optional
         Whom to ask for the attention of decodes instead.
+    cold : ColdCache, optional
+        Which calls of it were too fast.
     """
     points: list[tuple[int, int, int, int, float]] = []
-    attention = {(n, c): _attention_ms(engine, n, c) for n in _BATCHES for c in _CONTEXTS}
-    own = attention
-    if narrow is not None:
-        attention = {(n, c): narrow.ms(n, c) for n, c in own}
+    own = {(n, c): _attention_ms(engine, n, c) for n in _BATCHES for c in _CONTEXTS}
+
+    def timed(num_requests: int, context: int) -> float:
+        if narrow is not None:
+            return narrow.ms(num_requests, context)
+        return _attention_ms(engine, num_requests, context)
+
+    attention = {(n, c): _cold_ms(timed, cold, n, c) for n, c in own}
     for n in _BATCHES:
         points += [
             (0, 0, n, c, engine.predict_decode_latency(n, c, 2) - own[n, c] + attention[n, c])
@@ -197,6 +234,18 @@ def step_grid(engine: StepPrices, narrow: NarrowAttention | None = None) -> Tabl
     )
     columns["us"] = [1e3 * ms for ms in columns["us"]]
     return TableProfile((), (), columns, attention_calls=1)
+
+
+def _cold_ms(
+    timed: Callable[[int, int], float], cold: ColdCache | None, num_requests: int, context: int
+) -> float:
+    """Return a call of decode attention as it is outside the cache: start-up, and bytes in turn."""
+    ms = timed(num_requests, context)
+    if cold is None or context >= (enough := math.ceil(cold.context(num_requests))):
+        return ms
+    least = _CONTEXTS[0]
+    start, end = timed(num_requests, least), timed(num_requests, enough)
+    return max(ms, start + (end - start) * (context - least) / (enough - least))
 
 
 def _attention_ms(engine: StepPrices, num_requests: int, context: int) -> float:

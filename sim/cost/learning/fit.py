@@ -29,15 +29,7 @@ from schedlab.sim.cost.learning.predict import (
 )
 from schedlab.sim.cost.learning.tables import Columns, Table
 from schedlab.sim.errors import SpecError
-from schedlab.sim.hardware.gpus import Gpu, gpu
-
-_MIB = 2**20
-L2_BYTES = {
-    "a100-80gb": 40 * _MIB, "h100-80gb": 50 * _MIB, "h200": 50 * _MIB, "b200": 126 * _MIB,
-    "l40s": 96 * _MIB, "rtx-4090": 72 * _MIB, "rtx-pro-6000": 128 * _MIB,
-}  # fmt: skip
-"""Caches of the GPUs: a kernel that is timed again and again finds in it what a step of a whole
-model has to read from memory, so such rows are left out."""
+from schedlab.sim.hardware.gpus import L2_BYTES, Gpu, gpu
 
 MOST_ROWS = 4000
 """Rows of a table that are fitted, drawn with a fixed seed where there are more."""
@@ -109,7 +101,11 @@ def fit_gemm(tables: Sequence[Table], device: Gpu, formats: str) -> Gemm:
 
 
 def taught(table: Table, device: Gpu) -> Columns:
-    """Return the rows of a table that kernels are learnt from."""
+    """Return the rows of a table that kernels are learnt from.
+
+    A kernel that is timed again and again finds in the cache what a step of a whole model has to
+    read from memory, so such rows are left out.
+    """
     columns = table.columns
     if table.kind.startswith("gemm "):
         m, n, k = columns["m"], columns["n"], columns["k"]
