@@ -1,7 +1,7 @@
 """``python -m tests.mutants``: plant bugs one at a time, run tests until one fails, keep score.
 
-Every bug is planted in a process of its own by an import hook; no file is changed. A bug survives
-if all tests pass; one that hangs or dies counts as caught. See docs/mutation-testing.md.
+Every bug is planted in a process of its own; no file is changed. A bug survives if all tests pass;
+one that hangs or dies counts as caught. See docs/mutation-testing.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.mutants.judging import Fate, Mutant, every_mutant, judge, slip_mutants
+import pytest
+
+from tests.mutants.judging import (
+    OPTIONS,
+    ROOT,
+    Children,
+    Fate,
+    Mutant,
+    asked_of,
+    every_mutant,
+    judge_anew,
+    runs_at_import,
+    slip_mutants,
+)
+from tests.mutants.slips import Slip
 
 SUBJECTS = ("sim", "policies")
 SAMPLE = 100
@@ -34,7 +48,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit-s", type=float, default=120.0, help="CPU time: longer is hanging")
-    parser.add_argument("--json", type=Path, help="where to write every fate")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="where to write every fate; those already there are not asked again",
+    )
     asked = parser.parse_args()
     if asked.slips:
         mutants, sample = slip_mutants(asked.subjects or [""]), asked.sample or 0
@@ -44,34 +62,42 @@ def main() -> None:
     total = len(mutants)
     if 0 < sample < total:
         mutants = random.Random(asked.seed).sample(mutants, sample)
-    _import_what_is_heavy()
-    if judge(None, asked.limit_s).caught:
-        sys.exit("tests fail, or take too long, without any bug planted")
-    fates: list[tuple[Mutant, Fate]] = []
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        for mutant, fate in pool.map(lambda m: (m, judge(m, asked.limit_s)), mutants):
-            fates.append((mutant, fate))
-            print(f"{len(fates):5d} {fate.how:8s} {fate.seconds:6.1f} s  {mutant}", flush=True)
-            if asked.json is not None:
-                rows = [{"mutant": str(m), **asdict(f)} for m, f in fates]
-                asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    _summary(fates, total)
+    fates = _kept(asked.json, mutants)
+    out = os.fdopen(os.dup(1), "w", buffering=1)  # pytest catches what is printed
+    os.environ["SCHEDLAB_DATA"] = str(ROOT / "no-data-folder")
+
+    def judge_all(children: Children) -> None:
+        bare = children.judge(mutants[0], asked.limit_s, planted=False)
+        if bare.caught:
+            pytest.exit(f"without any bug planted: {bare.how} {bare.by}", returncode=1)
+
+        def judged(mutant: Mutant) -> tuple[Mutant, Fate]:
+            judge = judge_anew if runs_at_import(mutant) else children.judge
+            return mutant, judge(mutant, asked.limit_s)
+
+        todo = [mutant for mutant in mutants if mutant not in fates]
+        with ThreadPoolExecutor(asked.jobs) as pool:
+            for mutant, fate in pool.map(judged, todo):
+                fates[mutant] = fate
+                print(f"{len(fates):5d} {fate.how:8s} {fate.seconds:6.1f} s  {mutant}", file=out)
+                if asked.json is not None:
+                    rows = [{"mutant": str(m), **asdict(f)} for m, f in fates.items()]
+                    asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+    slips = {mutant.module: isinstance(mutant.bug, Slip) for mutant in mutants}
+    files = {file for module, briefly in slips.items() for file, _ in asked_of(module, briefly)}
+    os.chdir(ROOT)
+    if code := pytest.main([*OPTIONS, *sorted(files)], plugins=[Children(judge_all)]):
+        sys.exit(int(code))
+    _summary(list(fates.items()), total)
 
 
-def _import_what_is_heavy() -> None:
-    """Import what every child needs and no mutant changes, so that children start at once."""
-    import hypothesis
-    import numpy as np
-    import pyarrow.parquet
-    import pydantic
-    import pytest
-    import scipy.stats
-    import simpy
-
-    del hypothesis, np, pyarrow, pydantic, pytest, scipy, simpy
-    assert not any(name.startswith("schedlab.") for name in sys.modules), (
-        "mutants need fresh imports"
-    )
+def _kept(path: Path | None, mutants: list[Mutant]) -> dict[Mutant, Fate]:
+    """Return the fates that an earlier run wrote down."""
+    if path is None or not path.exists():
+        return {}
+    rows = {row.pop("mutant"): Fate(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
+    return {mutant: rows[str(mutant)] for mutant in mutants if str(mutant) in rows}
 
 
 def _summary(fates: list[tuple[Mutant, Fate]], total: int) -> None:

@@ -1,20 +1,33 @@
-"""Whether a test notices a mutant: the tests to ask, and asking them in a process of its own."""
+"""Whether a test notices a mutant: the tests to ask, and asking them in a process of its own.
+
+Two ways lead there. A process that has collected the tests forks, and the child gives functions
+other code (`Children`): nothing is imported again. A bug in a line that runs at import is planted
+by an import hook in a process that begins anew (`judge_anew`).
+"""
 
 from __future__ import annotations
 
+import ast
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import multiprocessing
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 from tests.mutants.mutation import Mutation, mutations
 from tests.mutants.slips import Slip, every_slip
@@ -37,20 +50,22 @@ _OTHERS = re.compile(r"schedlab\.(experiments|gpu_backend|traces)|notebook")
 # Laws of these policies are asked whatever the mutant; and those of the policy it is in.
 LAWFUL = ("fcfs", "srtf", "static", "vtc", "sarathi")
 LAWS = "tests/property/test_laws.py"
+GOLDEN = "tests/golden/test_golden.py"
 # The golden tables that know most of a room: asked before anything else, for speed alone.
 TABLES = {
     "sim.core": "wild",
     "sim.kv": "wild",
-    "sim.cost": "prices or import",
+    "sim.cost": "prices|import",
     "sim.hardware": "memory",
-    "sim.drive": "fleet or router or front",
-    "sim.record": "fleet or metrics",
+    "sim.drive": "fleet|router|front",
+    "sim.record": "fleet|metrics",
     "sim.metrics": "metrics",
     "policies.routers": "router",
     "policies.predictors": "predictor",
-    "experiments.statistics": "verdicts or intervals",
+    "experiments.statistics": "verdicts|intervals",
 }
 MEMORY_BYTES = 6 << 30
+OPTIONS = ("-q", "-m", "not slow", "--hypothesis-profile=quick", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True)
@@ -83,14 +98,17 @@ class Fate:
     caught : bool
         Whether anything failed.
     how : str
-        "failed", "hung", "died" or "survived".
+        "failed", "hung", "died|"survived".
     seconds : float
         Wall time.
+    by : str
+        The test that failed, if that is known.
     """
 
     caught: bool
     how: str
     seconds: float
+    by: str = ""
 
 
 class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -149,12 +167,13 @@ def slip_mutants(subjects: list[str]) -> list[Mutant]:
     return found
 
 
-def asked_of(module: str, briefly: bool) -> list[list[str]]:
-    """Return the test files to ask of a module, in turn: its own, golden, the unit layer, laws.
+def asked_of(module: str, briefly: bool) -> list[tuple[str, str]]:
+    """Return the tests to ask of a module, in turn: files, and what the names of tests hold.
 
-    Its own are those that name it, those named after it first; of a policy, the small golden runs
-    of it before them. Of what is neither simulator nor policy only its own and golden are asked,
-    and so they are of anything `briefly`; of a policy then its laws as well.
+    First its own, then golden, the unit layer, laws. Its own are those that name it, those named
+    after it first; of a policy, the small golden runs of it before them. Of what is neither
+    simulator nor policy only its own and golden are asked, and so they are of anything `briefly`;
+    of a policy then its laws as well.
     """
     _, package, *_, subject = module.split(".")
     simulates = package in ("sim", "policies")
@@ -169,60 +188,215 @@ def asked_of(module: str, briefly: bool) -> list[list[str]]:
             own.append((subject not in path.stem, "property" in name, len(text), name))
         elif path.parent.name == "unit" and not _OTHERS.search(text):
             others.append(name)
-    golden = ["tests/golden/test_golden.py"]
-    first = [table for room, table in TABLES.items() if module.startswith(f"schedlab.{room}")]
-    turns = [[*golden, "-k", table] for table in first]
-    turns += [[name for *_, name in sorted(own)], golden]
-    if simulates and not briefly:
-        turns += [others, [LAWS, "-k", " or ".join({*LAWFUL, subject})]]
+    asked = [
+        (GOLDEN, table) for room, table in TABLES.items() if module.startswith(f"schedlab.{room}")
+    ]
     if package == "policies":
-        turns.insert(0, [*golden, "-k", f"small_runs and {subject}"])
-        turns += [[LAWS, "-k", subject]] if briefly else []
-    return [turn for turn in turns if turn]
+        asked.append((GOLDEN, f"small_runs.*{subject}"))
+    asked += [(name, "") for *_, name in sorted(own)]
+    asked.append((GOLDEN, ""))
+    if simulates and not briefly:
+        asked += [(name, "") for name in others]
+        asked.append((LAWS, "|".join({*LAWFUL, subject})))
+    elif package == "policies":
+        asked.append((LAWS, subject))
+    return asked
 
 
-def judge(mutant: Mutant | None, limit_s: float) -> Fate:
-    """Ask the tests about a mutant, or about no bug at all, in a child process.
+def in_turn(asked: Sequence[tuple[str, str]], nodes: Sequence[str]) -> list[str]:
+    """Return the tests among those collected that are asked for, each once."""
+    of_file: dict[str, list[str]] = {}
+    for node in nodes:
+        of_file.setdefault(node.partition("::")[0], []).append(node)
+    found: dict[str, None] = {}
+    for file, name in asked:
+        for node in of_file.get(file, ()):
+            if re.search(name, node):
+                found.setdefault(node)
+    return list(found)
+
+
+def runs_at_import(mutant: Mutant) -> bool:
+    """Whether a bug lies outside the bodies of functions."""
+    tree = ast.parse((ROOT / mutant.path).read_text(encoding="utf-8"))
+    line = mutant.bug.line
+    return not any(
+        isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line <= (node.end_lineno or 0)
+        for node in ast.walk(tree)
+    )
+
+
+def plant(mutant: Mutant) -> list[FunctionType]:
+    """Give the functions that a bug changes their new code, wherever they are; return them.
+
+    Of a module that nobody has imported yet there are none: it will be imported with the bug.
+    """
+    if mutant.module not in sys.modules:
+        sys.meta_path.insert(0, _Hook(mutant))
+        return []
+    path = ROOT / mutant.path
+    source = path.read_text(encoding="utf-8")
+    old, new = (
+        {
+            (code.co_qualname, code.co_firstlineno): code
+            for code in _codes(compile(text, "", "exec"))
+        }
+        for text in (source, mutant.bug.planted(source))
+    )
+    planted = []
+    for thing in gc.get_objects():
+        if type(thing) is not FunctionType:
+            continue
+        code = thing.__code__
+        key = code.co_qualname, code.co_firstlineno
+        if key in new and old.get(key) != new[key] and Path(code.co_filename).resolve() == path:
+            thing.__code__ = new[key].replace(co_filename=code.co_filename)
+            planted.append(thing)
+    return planted
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+class Children:
+    """A plugin of pytest: instead of running the tests that were collected, does `work`.
 
     Parameters
     ----------
-    mutant : Mutant or None
-        The bug.
+    work : callable
+        Called with this object, when all is collected.
+    """
+
+    def __init__(self, work: Callable[[Children], None]) -> None:
+        self._work = work
+        self._items: dict[str, Any] = {}
+        self._config: Any = None
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """Stand in for pytest's own loop."""
+        self._items = {item.nodeid: item for item in session.items}
+        self._config = session.config
+        self._work(self)
+        return True
+
+    def judge(self, mutant: Mutant, limit_s: float, planted: bool = True) -> Fate:
+        """Ask the tests about a mutant in a child.
+
+        Parameters
+        ----------
+        mutant : Mutant
+            The bug, in the body of a function.
+        limit_s : float
+            CPU time after which it hangs.
+        planted : bool
+            Otherwise there is no bug, and its module's own tests are asked: they should pass.
+        """
+        start = time.monotonic()
+        folder = Path(tempfile.mkdtemp(prefix="mutant-"))
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(reading)
+                _confine(limit_s)
+                self._ask(mutant, folder, planted, writing)
+                os._exit(0)
+            except Exception as error:
+                os.write(writing, f"{type(error).__name__}: {error}".encode())
+            finally:
+                os._exit(1)
+        os.close(writing)
+        with os.fdopen(reading, encoding="utf-8") as told:
+            by = told.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        shutil.rmtree(folder, ignore_errors=True)
+        return _fate(status, start, by)
+
+    def _ask(self, mutant: Mutant, folder: Path, planted: bool, writing: int) -> None:
+        """Run the tests to ask; the first that fails is written down and ends the process."""
+        asked = asked_of(mutant.module, isinstance(mutant.bug, Slip))
+        if planted:
+            plant(mutant)
+        else:
+            asked = [(file, name) for file, name in asked if file not in (GOLDEN, LAWS)]
+        self._config._tmp_path_factory._basetemp = folder
+        self._config.get_terminal_writer()._file = io.StringIO()
+        items = [self._items[node] for node in in_turn(asked, list(self._items))]
+        self._config.pluginmanager.register(_Quits(writing))
+        for item, after in zip_longest(items, items[1:]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+
+
+class _Quits:
+    """A plugin of pytest: ends the process at the first failure."""
+
+    def __init__(self, writing: int) -> None:
+        self._writing = writing
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            os.write(self._writing, report.nodeid.encode())
+            os._exit(1)
+
+
+class _Chosen:
+    """A plugin of pytest: leaves the tests to ask of a module, in turn."""
+
+    def __init__(self, asked: list[tuple[str, str]]) -> None:
+        self._asked = asked
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        of_node = {item.nodeid: item for item in items}
+        items[:] = [of_node[node] for node in in_turn(self._asked, list(of_node))]
+
+
+def judge_anew(mutant: Mutant, limit_s: float) -> Fate:
+    """Ask the tests about a mutant in a process that imports its module with the bug.
+
+    Parameters
+    ----------
+    mutant : Mutant
+        The bug, anywhere.
     limit_s : float
         CPU time after which it hangs.
     """
     start = time.monotonic()
-    child = multiprocessing.get_context("fork").Process(target=_ask, args=(mutant, limit_s))
+    child = multiprocessing.get_context("spawn").Process(target=_ask_anew, args=(mutant, limit_s))
     child.start()
     # Processes that wait for each other take no CPU time.
     child.join(10 * limit_s)
-    how = {None: "hung", 0: "survived", 1: "failed", -signal.SIGXCPU: "hung"}.get(
-        child.exitcode, "died"
-    )
-    if child.pid is not None and child.exitcode is None:
+    status = child.exitcode
+    if child.pid is not None and status is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.join()
-    return Fate(how != "survived", how, time.monotonic() - start)
+    return _fate(-signal.SIGXCPU if status is None else status, start)
 
 
-def _ask(mutant: Mutant | None, limit_s: float) -> None:
+def _fate(status: int, start_s: float, by: str = "") -> Fate:
+    how = {0: "survived", 1: "failed", -signal.SIGXCPU: "hung"}.get(status, "died")
+    return Fate(how != "survived", how, time.monotonic() - start_s, by)
+
+
+def _confine(limit_s: float) -> None:
     os.setpgid(0, 0)
-    os.chdir(ROOT)
-    os.environ["SCHEDLAB_DATA"] = str(ROOT / "no-data-folder")
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (round(limit_s), round(limit_s) + 5))
+
+
+def _ask_anew(mutant: Mutant, limit_s: float) -> None:
+    _confine(limit_s)
+    os.chdir(ROOT)
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     import pytest
 
-    module, briefly = "schedlab.sim.core.engine", True
-    if mutant is not None:
-        sys.meta_path.insert(0, _Hook(mutant))
-        module, briefly = mutant.module, isinstance(mutant.bug, Slip)
-    options = ["-q", "-x", "-m", "not slow", "--hypothesis-profile=quick", "-p", "no:cacheprovider"]
-    for asked in asked_of(module, briefly):
-        code = pytest.main([*options, *asked])
-        if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            os._exit(1)
-    os._exit(0)
+    sys.meta_path.insert(0, _Hook(mutant))
+    asked = asked_of(mutant.module, isinstance(mutant.bug, Slip))
+    files = list(dict.fromkeys(file for file, _ in asked))
+    code = pytest.main([*OPTIONS, "-x", *files], plugins=[_Chosen(asked)])
+    os._exit(code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))

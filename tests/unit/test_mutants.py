@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.mutants.judging import slip_mutants
+from schedlab.sim.metrics.fairness import jain_index
+from tests.mutants.judging import Mutant, in_turn, plant, runs_at_import, slip_mutants
 from tests.mutants.slips import ROOT, Slip, every_slip
 
 
@@ -34,3 +35,37 @@ def test_slip_whose_line_is_gone_or_is_there_twice_is_refused_by_name(source, ti
 def test_slips_written_wrongly_are_refused_with_their_heading():
     with pytest.raises(ValueError, match=r"'-' and '\+': sim/rng\.py: no new line"):
         every_slip("head\n\n@@ sim/rng.py: no new line\n-a = 1\n")
+
+
+FAIRNESS = "sim/metrics/fairness.py"
+BELOW = "below = len(x) * float(np.sum(x**2))"
+
+
+def test_bug_is_planted_in_functions_that_are_there_and_changes_what_they_give():
+    mutant = Mutant(FAIRNESS, Slip(FAIRNESS, "no shares", BELOW, "below = 1.0"))
+    code = jain_index.__code__
+    try:
+        assert jain_index in plant(mutant)
+        assert jain_index([3.0, 1.0]) == 16.0
+    finally:
+        jain_index.__code__ = code
+    assert jain_index([3.0, 1.0]) == 0.8
+
+
+@pytest.mark.parametrize(
+    ("line", "at_import"),
+    [
+        (BELOW, False),
+        ("waits_ms = run.latencies.queue_time[run.completed]", False),
+        ("def longest_wait(run: Observation) -> float:", True),
+        ("import numpy as np", True),
+    ],
+)
+def test_line_outside_the_bodies_of_functions_runs_at_import(line, at_import):
+    assert runs_at_import(Mutant(FAIRNESS, Slip(FAIRNESS, "", line, "pass"))) is at_import
+
+
+def test_tests_are_asked_in_turn_and_each_once():
+    nodes = ["a.py::one", "a.py::two[x]", "b.py::three", "c.py::four"]
+    asked = [("a.py", "two"), ("b.py", ""), ("a.py", ""), ("d.py", "")]
+    assert in_turn(asked, nodes) == ["a.py::two[x]", "b.py::three", "a.py::one"]
