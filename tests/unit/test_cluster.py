@@ -38,11 +38,12 @@ def joint_step(pricing):
 
 
 def simulate(
-    workload, config=CONFIG, size=2, cost=None, policy="fcfs", lockstep=True, max_concurrency=None
-):
+    workload, config=CONFIG, size=2, cost=None, policy="fcfs", lockstep=True, max_concurrency=None,
+    **knobs,
+):  # fmt: skip
     pricing = Pricing(cost or SharedCost(100, 10, 0))
     engines = [
-        Engine(config, registry.make(policy), SimExecutor(pricing), check_conservation)
+        Engine(config, registry.make(policy, **knobs), SimExecutor(pricing), check_conservation)
         for _ in range(size)
     ]
     together = joint_step(pricing) if lockstep else None
@@ -57,6 +58,15 @@ def test_engines_share_requests_and_wait_for_the_slowest():
     # Step 2: one decode each, 112 ns. Step 3: one engine is done, 111 ns.
     assert requests["last_token_ns"].tolist() == [436, 547]
     assert log.steps()["num_decodes"].sum() == 3
+
+
+def test_engines_that_all_wait_go_on_when_the_first_of_them_does():
+    log = simulate(
+        [arrival(0, 0, 20, 2), arrival(1, 400, 4, 3)], policy="dynamic", max_queue_delay_s=1e-6
+    )
+    assert log.requests()["first_scheduled_ns"].tolist() == [1_000, 1_431]
+    # 320 ns for 20 tokens, 111 for a decode; by then the delay of the other is over.
+    assert log.steps()["start_ns"].tolist()[:3] == [1_000, 1_320, 1_431]
 
 
 class Measured(SharedCost):

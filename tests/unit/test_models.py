@@ -214,7 +214,9 @@ def test_model_from_published_config_json_equals_the_table_entry():
     [
         ("qwen2", {"use_sliding_window": False, "sliding_window": 131072}, None),
         ("mistral", {"sliding_window": 4096}, None),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 4096}, None),
         ("qwen3", {"head_dim": 128}, None),
+        ("qwen3", {"head_dim": 128, "use_sliding_window": False, "sliding_window": 4096}, None),
         (
             "qwen3_moe",
             {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
@@ -240,7 +242,8 @@ def test_model_from_published_config_json_equals_the_table_entry():
 def test_config_of_each_family_is_understood(tmp_path, kind, changes, name):
     shape = model(write(tmp_path / "config.json", model_type=kind, **changes))
     assert shape.qk_norm == kind.startswith("qwen3")
-    assert shape.sliding_window == (4096 if kind == "mistral" else None)
+    counts = kind == "mistral" or changes.get("use_sliding_window")
+    assert shape.sliding_window == (4096 if counts else None)
     if name:
         assert shape.num_parameters == model(name).num_parameters
 

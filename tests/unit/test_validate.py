@@ -148,6 +148,10 @@ def test_least_step_of_experts_counts_those_of_one_token_and_is_shared_by_device
     alone = least_step_s(steps, Deployment(shape, device))
     assert alone[0] == pytest.approx(2 * parameters * 4096 / 312e12, rel=1e-3)
     assert least_step_s(steps, Deployment(shape, device, 4))[0] == pytest.approx(alone[0] / 4)
+    # Two engines share the experts, and each has attention of its own.
+    parameters -= 32 * 3 * 4096 * 14336
+    shared = least_step_s(steps, Deployment(shape, device, data_parallel_size=2))
+    assert shared[0] == pytest.approx(2 * parameters * 4096 / 312e12, rel=1e-3)
 
 
 def test_least_step_time_is_arithmetic_or_traffic():
@@ -167,6 +171,9 @@ def test_least_step_time_is_arithmetic_or_traffic():
     assert least[1] == pytest.approx(2 * parameters * 4096 / 312e12, rel=1e-3)
     assert least[2] == 0
     check_limits(steps, where, "a second each")
+    check_limits(steps | {"end_ns": np.ceil(least * 1e9 / 1.24).astype(np.int64)}, where, "near")
+    with pytest.raises(SpecError, match="2 steps are beyond"):
+        check_limits(steps | {"end_ns": (least * 1e9 / 1.26).astype(np.int64)}, where, "far")
     with pytest.raises(SpecError, match="1 steps are beyond"):
         check_limits(steps | {"end_ns": np.array([10**9, 10**8, 1])}, where, "too fast")
 
