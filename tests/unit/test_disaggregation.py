@@ -1,5 +1,6 @@
 from dataclasses import replace
 from math import ceil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import simulate_cluster
-from schedlab.sim.drive.handover import Disaggregation
+from schedlab.sim.drive.engine_state import LiveState
+from schedlab.sim.drive.handover import Disaggregation, has_room
 from schedlab.sim.drive.links import LINKS, Interconnect, Link
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record.columns import REJECTED
@@ -264,3 +266,42 @@ def test_links_are_those_of_the_document():
         assert (
             f"| `{name}` | {link.bytes_per_s / 1e9:g} GB/s | {link.latency_s * 1e6:g} µs |" in text
         )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seated", "waiting", "fits"),
+    [
+        (11, 0, 0, True),  # and the next one: three blocks of four
+        (12, 0, 0, False),
+        (7, 1, 0, True),  # with somebody else there a block is kept free
+        (8, 1, 0, False),
+        (3, 2, 0, False),  # no seat
+        (3, 0, 1, False),  # behind who was preempted
+    ],
+)
+def test_room_for_a_request_is_that_for_its_next_token_too(tokens, seated, waiting, fits):
+    config = SimpleNamespace(block_size=4, num_blocks=10, most_resident=2, watermark_blocks=1)
+    requests = SimpleNamespace(num_waiting=waiting, num_seated=seated)
+    receiver = SimpleNamespace(
+        engine=SimpleNamespace(requests=requests, config=config),
+        live=SimpleNamespace(used_blocks=7),
+    )
+    assert has_room(receiver, tokens) is fits
+
+
+@pytest.mark.parametrize(("now_ns", "opened"), [(100, 1), (109, 1), (110, 1), (111, 2), (120, 2),
+                                                (121, 3), (999, 3)])  # fmt: skip
+def test_blocks_in_use_are_those_of_the_steps_that_have_begun(now_ns, opened):
+    # The ledger has taken one block, for the first of three steps of a segment at once.
+    kv = SimpleNamespace(num_blocks=10, free_blocks=4, grows=True)
+    decodes = SimpleNamespace(blocks_per_step=lambda steps: [1] * steps)
+    engine = SimpleNamespace(
+        config=SimpleNamespace(num_blocks=10, block_size=4),
+        requests=SimpleNamespace(kv=kv, decodes=decodes),
+    )
+    segment = SimpleNamespace(
+        row=SimpleNamespace(num_decodes=2), start_ns=100, first_step_blocks=1,
+        steps=SimpleNamespace(durations_ns=[10, 10, 10]),
+    )  # fmt: skip
+    assert LiveState(0, engine, lambda: (segment, now_ns)).used_blocks == 6 + opened - 1
+    assert LiveState(0, engine, lambda: (None, now_ns)).used_blocks == 6

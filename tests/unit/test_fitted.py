@@ -53,6 +53,15 @@ def test_fitted_step_is_the_curve_plus_each_term_by_hand():
     assert cost().step_ns(shape) == [15_000 + 900 + 400 + 50 + 200 + 1000]
 
 
+def test_fitted_curve_goes_on_as_its_upper_half_does_and_never_falls():
+    # The last piece is jagged: from 10 to 40 tokens, the upper half, the curve rises by 1 us each.
+    knots, times = (1, 10, 20, 39, 40), (5e-6, 10e-6, 25e-6, 10e-6, 40e-6)
+    fit = replace(FIT, eager=Regime(knots, times, {}))
+    assert cost(fit).step_ns(BatchShape(0, 0, 0, ((50, 0),))) == [40_000 + 10 * 750]
+    falling = replace(FIT, eager=Regime(knots, (*times[:4], 20e-6), {}))
+    assert cost(falling).step_ns(BatchShape(0, 0, 0, ((50, 0),))) == [20_000]
+
+
 @pytest.mark.parametrize(
     ("tokens", "ns"),
     [(1, 10_000), (11, 20_000), (16, 30_000), (21, 40_000), (31, 60_000)],

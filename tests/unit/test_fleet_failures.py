@@ -19,9 +19,11 @@ from schedlab.sim.drive.failures import Failures, Outage, Slowdown
 from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.links import Interconnect, Link
 from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.retries import as_received
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.record.columns import REJECTED
 from schedlab.sim.record.fleet import Span
+from schedlab.sim.request import RequestState, Status
 from schedlab.sim.result import RunResult
 from schedlab.sim.rng import stream
 from tests.laws import LinearCost, arrival
@@ -58,6 +60,22 @@ def test_request_goes_on_elsewhere_with_the_tokens_that_came_out():
     assert (row["engine"], row["num_losses"], row["lost_tokens"]) == (1, 1, 21)
     assert (row["first_token_ns"], row["generated_tokens"]) == (1200, 4)
     assert log.steps()["end_ns"].tolist() == [1200, 2210, 3720, 4730]
+
+
+def test_request_that_is_sent_again_keeps_its_past_and_no_memory():
+    sent = RequestState(arrival(0, 5, 20, 9).request)
+    kept = (
+        "queued_ns", "first_scheduled_ns", "first_token_ns", "num_preemptions",
+        "recomputed_tokens", "cached_tokens", "prefix_hit_tokens", "critical_ns", "served_ns",
+    )  # fmt: skip
+    for number, name in enumerate(kept, 100):
+        setattr(sent, name, number)
+    sent._generated, sent._computed, sent.session = 3, 22, object()
+    fresh = as_received(sent)
+    assert [getattr(fresh, name) for name in kept] == [*range(100, 109)]
+    assert (fresh.num_output_tokens, fresh.num_computed_tokens) == (3, 0)
+    assert (fresh.request, fresh.session) == (sent.request, sent.session)
+    assert fresh.status is Status.WAITING
 
 
 def test_step_that_ends_when_the_engine_dies_counts():

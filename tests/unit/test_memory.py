@@ -120,3 +120,12 @@ def test_memory_budget_of_weights_too_large_advises_a_narrower_format():
     with pytest.raises(SpecError, match=r"use a smaller weight_dtype \(now bf16\)"):
         budget_of("llama-3-70b", "a100")
     budget_of("llama-3-70b", "a100", weight_dtype="int4")
+
+
+def test_memory_budget_of_exactly_a_block_has_one_and_of_a_byte_less_is_refused():
+    free = budget_of("llama-3-8b", "a100", activation_bytes=0)
+    block_bytes = free.kv_bytes_per_token * free.block_size
+    one = budget_of("llama-3-8b", "a100", activation_bytes=free.kv_bytes - block_bytes)
+    assert one.num_blocks == 1
+    with pytest.raises(SpecError, match="missing"):
+        budget_of("llama-3-8b", "a100", activation_bytes=free.kv_bytes - block_bytes + 1)

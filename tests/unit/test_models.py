@@ -246,6 +246,7 @@ def test_config_of_each_family_is_understood(tmp_path, kind, changes, name):
     assert shape.sliding_window == (4096 if counts else None)
     if name:
         assert shape.num_parameters == model(name).num_parameters
+        assert shape.num_position_embeddings == model(name).num_position_embeddings
 
 
 def test_config_without_kv_heads_has_one_per_query_head(tmp_path):

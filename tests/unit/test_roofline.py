@@ -15,6 +15,7 @@ from schedlab.sim.cost.efficiency import (
     Host,
     Sampler,
 )
+from schedlab.sim.cost.kernel_times import LAUNCHES_PER_LAYER
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
@@ -344,3 +345,11 @@ def test_overhead_is_linear_and_rounded():
 def test_overhead_with_an_impossible_term_is_refused(value):
     with pytest.raises(SpecError, match="per_running_s"):
         SchedulingOverhead(per_running_s=value)
+
+
+def test_step_with_prompts_takes_no_less_than_the_host_needs_to_launch_it():
+    shape = BatchShape(0, 0, 0, ((2, 0),), rows_sampled=1)
+    fast = RooflineCostModel(Deployment(TINY, SLOW_MEMORY), IDEAL).step_ns(shape)
+    for call_s, expected in ((1e-3, [TINY.num_layers * LAUNCHES_PER_LAYER * 10**6]), (1e-12, fast)):
+        held = replace(IDEAL, host=Host(call_s))
+        assert RooflineCostModel(Deployment(TINY, SLOW_MEMORY), held).step_ns(shape) == expected

@@ -333,3 +333,10 @@ def test_broken_table_is_refused_with_its_name(tmp_path, change, told):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(SpecError, match=told):
         load_profile(tmp_path)
+
+
+def test_table_of_several_layers_is_valid_as_far_as_each_of_them_was_measured():
+    long, short = Curve("a", 1, (1.0, 200.0), (1.0, 2.0)), Curve("b", 1, (1.0, 50.0), (1.0, 2.0))
+    for curves in ((long, short), (short, long)):
+        cost = model(by_tokens=curves, by_requests=curves)
+        assert cost.validity["new_tokens"] == cost.validity["num_requests"] == (1, 50.0)
