@@ -133,6 +133,7 @@ def interconnect(cluster: Cluster, kinds: Sequence[Kind]) -> Interconnect:
         link=link,
         kv_bytes_per_token=where.model.kv_bytes_per_token(where.kv_dtype, 1),
         num_devices=[kind.point.deployment.tensor_parallel_size for kind in kinds],
+        num_layers=where.model.num_layers if own.by_layer else 1,
     )
 
 

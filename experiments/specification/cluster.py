@@ -132,6 +132,11 @@ class Link(Section):
     latency_us: NonNegative | None = Field(
         default=None, description="Time before the first byte, in microseconds."
     )
+    by_layer: bool = Field(
+        default=False,
+        description="Send the KV of a prompt while it is computed, layer by layer, instead of all "
+        "after the prompt.",
+    )
 
     @model_validator(mode="after")
     def _says_which(self) -> Link:
@@ -196,6 +201,8 @@ class Cluster(Section):
             raise ValueError("pools of role prefill need a pool of role decode to go on")
         if "decode" in roles and "prefill" not in roles:
             raise ValueError("pools of role decode need a pool of role prefill before them")
+        if self.link.by_layer and "prefill" not in roles:
+            raise ValueError("link.by_layer is about prompts, and no pool has the role prefill")
         return self
 
     @model_validator(mode="after")

@@ -6,19 +6,25 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING
 
 from schedlab.sim.core import reception
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.drive.engine_state import note_sent
+from schedlab.sim.drive.instant import COMES, at
 from schedlab.sim.drive.links import Links, Moving
 from schedlab.sim.drive.members import Member, Role
-from schedlab.sim.drive.retries import as_received
+from schedlab.sim.drive.retries import as_received, catch_up
 from schedlab.sim.drive.router import Router, chosen
+from schedlab.sim.drive.server import Server
 from schedlab.sim.record.cluster_log import Transfer
 from schedlab.sim.request import RequestState
 
 if TYPE_CHECKING:
+    import simpy
+
+    from schedlab.sim.core.step import Segment
     from schedlab.sim.drive.fleet import Fleet
     from schedlab.sim.request import Request
 
@@ -52,6 +58,12 @@ class _Delivery:
     sent: RequestState
     sender: Member
     ready_ns: int
+    """When the prompt is computed."""
+    num_tokens: int
+    """Whose KV goes."""
+    last_tokens: int
+    """Those of them whose layers are computed one after the other until then."""
+    is_computed: bool
     counted_by: Member | None
     """Whose requests it is one of, as routers see it."""
     receiver: Member | None = None
@@ -70,6 +82,9 @@ class Handover:
     until then the sender holds it. Then it decodes with the others. If the engine that goes on dies
     before it has the KV another one is chosen; if the sender does the KV is lost.
 
+    Where KV is sent layer by layer, all this happens when the first layer of the last chunk of a
+    prompt is computed, and what has room by then is sent while the others are. See Notes.
+
     Parameters
     ----------
     fleet : Fleet
@@ -83,6 +98,14 @@ class Handover:
     ----------
     transfers : list of Transfer
         What was delivered so far.
+
+    Notes
+    -----
+    The ``n`` layers of a step of ``c`` seconds are computed one every ``c / n``. A link that is
+    alone and takes ``s`` seconds for all the KV, ``l`` of them for that of the last layer, begins
+    as late as it can without ever having to wait for a layer: then it ends, as it would if it
+    began as soon as it can, ``max(l, s - (c - c / n))`` after the prompt if all is of one chunk.
+    Links that are shared end later, but not later than if all was sent after the prompt.
     """
 
     def __init__(self, fleet: Fleet, links: Links, plan: Disaggregation) -> None:
@@ -115,6 +138,9 @@ class Handover:
             self._fleet.settle_soon(member)
         elif member.role == "prefill":
             member.engine.requests.hands_over = partial(self._prompt_is_done, member)
+            if self._links.joins.num_layers > 1:
+                assert isinstance(member.server, Server)
+                member.server.on_begun = partial(self._prompts_begin, member)
             assert isinstance(member.engine.executor, SimExecutor)
             member.engine.executor.most_tokens = 1
 
@@ -125,7 +151,8 @@ class Handover:
         for delivery in list(self._under_way.values()):
             if delivery.sender is member:
                 self._call_off(delivery)
-                lost.append(delivery.sent)
+                if delivery.is_computed:  # else the engine has it still
+                    lost.append(delivery.sent)
             elif delivery.receiver is member:
                 if delivery.moving is not None:
                     self._links.cancel(delivery.moving)
@@ -166,15 +193,46 @@ class Handover:
 
     # -- requests ----------------------------------------------------------------------------------
 
+    def _prompts_begin(self, sender: Member, segment: Segment) -> None:
+        """Look again at prompts that this step completes, when their first layer is computed."""
+        if any(state.num_uncomputed_tokens == n for state, n in segment.plan.chunks):
+            clock, num_layers = self._fleet.clock, self._links.joins.num_layers
+            first_ns = ceil((segment.end_ns - segment.start_ns) / num_layers)
+            at(clock, first_ns, COMES, partial(self._first_layer_is_done, sender, segment))
+
+    def _first_layer_is_done(self, sender: Member, segment: Segment, _: simpy.Event) -> None:
+        if not sender.is_up or sender.live.segment is not segment:
+            return  # the engine died
+        for state, n in segment.plan.chunks:
+            if state.num_uncomputed_tokens == n and self._goes_on(state, 1):
+                tokens = state.num_computed_tokens + n
+                self._add(_Delivery(state, sender, segment.end_ns, tokens, n, False, sender))
+        self._fleet.settle_soon(sender)
+
     def _prompt_is_done(self, sender: Member, state: RequestState, now_ns: int) -> bool:
         """Let a request go on elsewhere, unless it has all its tokens."""
-        output_tokens = self._fleet.arrivals[state.id].output_tokens
-        if min(output_tokens, state.request.max_tokens) <= state.num_output_tokens:
+        if not self._goes_on(state, 0):
             return False
-        delivery = _Delivery(state, sender, now_ns, sender)
-        self._under_way[state.id] = delivery
-        self._unplaced.append(delivery)
+        delivery = self._under_way.get(state.id)
+        if delivery is None:
+            tokens = state.num_computed_tokens
+            self._add(_Delivery(state, sender, now_ns, tokens, 0, True, sender))
+            return True
+        delivery.is_computed = True
+        if delivery.received is not None:
+            catch_up(delivery.received, state)
+            delivery.received._seated_ns = now_ns
         return True
+
+    def _goes_on(self, state: RequestState, more_tokens: int) -> bool:
+        """Whether a request has not all its tokens, when so many more came out."""
+        output_tokens = self._fleet.arrivals[state.id].output_tokens
+        most = min(output_tokens, state.request.max_tokens)
+        return state.num_output_tokens + more_tokens < most
+
+    def _add(self, delivery: _Delivery) -> None:
+        self._under_way[delivery.sent.id] = delivery
+        self._unplaced.append(delivery)
 
     def settle(self, changed: set[int]) -> None:
         """Look who goes on where, and who of an engine can."""
@@ -182,7 +240,7 @@ class Handover:
             changed = changed | self._place()
         for index in sorted(changed & self._queues.keys()):
             queue, receiver = self._queues[index], self._fleet.members[index]
-            while queue and has_room(receiver, queue[0].sent.num_computed_tokens):
+            while queue and has_room(receiver, queue[0].num_tokens):
                 self._begin(queue.popleft(), receiver)
 
     def _place(self) -> set[int]:
@@ -211,6 +269,8 @@ class Handover:
     def _give_up(self, delivery: _Delivery) -> None:
         del self._under_way[delivery.sent.id]
         sender = delivery.sender
+        if not delivery.is_computed:
+            return  # it is tried again, and given up if need be, when it is
         if delivery.counted_by is not None:
             delivery.counted_by.live.count(delivery.sent.request, -1)
         sender.server.interrupt()
@@ -222,12 +282,16 @@ class Handover:
         """Take seat and memory, and let the KV be sent."""
         receiver.server.interrupt()
         state = delivery.received = as_received(delivery.sent)
-        now_ns, tokens = self._fleet.now_ns, delivery.sent.num_computed_tokens
+        now_ns, tokens, sender = self._fleet.now_ns, delivery.num_tokens, delivery.sender
         arrival = self._fleet.arrivals[state.id]
         reception.reserve(receiver.engine.requests, state, arrival, tokens, now_ns)
-        delivery.moving = self._links.send_kv(
-            delivery.sender, receiver, tokens, partial(self._is_delivered, delivery, now_ns)
-        )
+        links = self._links
+        last_layer_tokens = delivery.last_tokens / links.joins.num_layers
+        last_layer_ns = links.kv_alone_ns(sender, receiver, last_layer_tokens)
+        end_ns = delivery.ready_ns + last_layer_ns
+        wait_ns = ceil(end_ns - now_ns - links.kv_alone_ns(sender, receiver, tokens))
+        done = partial(self._is_delivered, delivery, now_ns)
+        delivery.moving = links.send_kv(sender, receiver, tokens, done, max(wait_ns, 0))
 
     def _is_delivered(self, delivery: _Delivery, start_ns: int) -> None:
         sender, receiver, state = delivery.sender, delivery.receiver, delivery.received

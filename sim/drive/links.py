@@ -80,11 +80,15 @@ class Interconnect:
         Size of the keys and values of a token, over all devices of an engine.
     num_devices : sequence of int
         Of an engine of each pool.
+    num_layers : int
+        In how many parts, one after the other, the KV of a prompt is computed and can be sent; 1 =
+        it is sent after the whole prompt.
     """
 
     link: Link
     kv_bytes_per_token: int
     num_devices: Sequence[int]
+    num_layers: int = 1
 
 
 @dataclass(eq=False)
@@ -121,30 +125,48 @@ class Links:
 
     def __init__(self, clock: simpy.Environment, joins: Interconnect) -> None:
         self._clock = clock
-        self._joins = joins
-        self._link = link = joins.link
-        self._latency_ns = round(link.latency_s * _NS_PER_S)
+        self.joins = joins
+        self._latency_ns = round(joins.link.latency_s * _NS_PER_S)
         self._moving: list[Moving] = []
         self._down: dict[int, int] = {}
         self._since_ns = 0
         self._next: simpy.Event | None = None
 
     def send(
-        self, sender: int, receiver: int, num_bytes: int, num_devices: int, done: Callable[[], None]
+        self,
+        sender: int,
+        receiver: int,
+        num_bytes: int,
+        num_devices: int,
+        done: Callable[[], None],
+        wait_ns: int = 0,
     ) -> Moving:
         """Move bytes from engine to engine; `done` is called when the last one is there."""
         moving = Moving(sender, receiver, num_bytes, num_devices, done, float(num_bytes))
-        at(self._clock, self._latency_ns, COMES, lambda _: self._begin(moving))
+        at(self._clock, wait_ns + self._latency_ns, COMES, lambda _: self._begin(moving))
         return moving
 
     def send_kv(
-        self, sender: Member, receiver: Member, num_tokens: int, done: Callable[[], None]
+        self,
+        sender: Member,
+        receiver: Member,
+        num_tokens: int,
+        done: Callable[[], None],
+        wait_ns: int = 0,
     ) -> Moving:
         """Move keys and values of tokens, over as many devices as the smaller engine has."""
-        devices = self._joins.num_devices
-        num_devices = min(devices[sender.pool], devices[receiver.pool])
-        num_bytes = num_tokens * self._joins.kv_bytes_per_token
-        return self.send(sender.index, receiver.index, num_bytes, num_devices, done)
+        num_bytes = num_tokens * self.joins.kv_bytes_per_token
+        num_devices = self._num_devices(sender, receiver)
+        return self.send(sender.index, receiver.index, num_bytes, num_devices, done, wait_ns)
+
+    def kv_alone_ns(self, sender: Member, receiver: Member, num_tokens: float) -> float:
+        """Return how long keys and values of tokens take where nothing else is sent."""
+        bandwidth = self.joins.link.bytes_per_s * self._num_devices(sender, receiver)
+        return num_tokens * self.joins.kv_bytes_per_token / bandwidth * _NS_PER_S
+
+    def _num_devices(self, sender: Member, receiver: Member) -> int:
+        devices = self.joins.num_devices
+        return min(devices[sender.pool], devices[receiver.pool])
 
     def cancel(self, moving: Moving) -> None:
         """Stop a transfer that is not done."""
@@ -204,7 +226,7 @@ class Links:
         waits_ns = []
         for moving in flowing:
             most = max(leaving[moving.sender], entering[moving.receiver])
-            bandwidth = self._link.bytes_per_s * moving.num_devices
+            bandwidth = self.joins.link.bytes_per_s * moving.num_devices
             moving.bytes_per_ns = bandwidth / most / _NS_PER_S
             waits_ns.append(ceil(max(moving.left_bytes, 0.0) / moving.bytes_per_ns))
         self._next = at(self._clock, min(waits_ns), COMES, self._end)

@@ -113,6 +113,12 @@ class Retries:
 def as_received(sent: RequestState) -> RequestState:
     """Return a request as the next engine has it: with all that happened so far, without KV."""
     state = RequestState(sent.request)
+    catch_up(state, sent)
+    return state
+
+
+def catch_up(state: RequestState, sent: RequestState) -> None:
+    """Let a request as the next engine has it know all that happened so far."""
     state.queued_ns = sent.queued_ns
     state.first_scheduled_ns = sent.first_scheduled_ns
     state.first_token_ns = sent.first_token_ns
@@ -124,4 +130,3 @@ def as_received(sent: RequestState) -> RequestState:
     state.critical_ns = sent.critical_ns
     state.served_ns = sent.served_ns
     state._generated = sent.num_output_tokens
-    return state

@@ -8,6 +8,7 @@ import simpy
 
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.step import Segment
 from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.instant import ENDS, PLANS, at
 
@@ -28,6 +29,11 @@ class Server:
         follows from the end of a step happens before the next one is planned.
     is_closed : bool
         Whether clients send because of answers.
+
+    Attributes
+    ----------
+    on_begun : callable, optional
+        Called with every segment that begins.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class Server:
         self._engine = engine
         self._live = live
         self._settles = settles
+        self.on_begun: Callable[[Segment], None] | None = None
         self._plans_at_once = not is_closed and settles is None
         self._next: simpy.Event | None = None  # the only one that still counts
 
@@ -85,6 +92,8 @@ class Server:
         self._live.has_changed(segment)
         if segment is not None:
             self._next = at(self._clock, segment.end_ns - now_ns, ENDS, self._end)
+            if self.on_begun is not None:
+                self.on_begun(segment)
             return
         if self._settles is not None:
             self._settles()

@@ -103,12 +103,13 @@ def fleets(draw):
         "stages": (draw(st.sampled_from((1, 3))), draw(st.sampled_from((1, 2, 5)))),
         "local": (draw(st.sampled_from((0, 0, 15))), draw(st.sampled_from((None, None, 20)))),
         "link": Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
+        "num_layers": draw(st.sampled_from((1, 1, 3))),
     }
 
 
 def run(
     workload, roles, config, policy, router, failures, start_up_ns, staleness_ns, max_concurrency,
-    scaling, moves_every_ns, stages, local, link, fast=True,
+    scaling, moves_every_ns, stages, local, link, num_layers, fast=True,
 ):  # fmt: skip
     last = {}
 
@@ -132,7 +133,7 @@ def run(
         max_concurrency,
         staleness_ns=staleness_ns,
         disaggregation=disaggregation,
-        interconnect=Interconnect(link, 1000, [1] * size),
+        interconnect=Interconnect(link, 1000, [1] * size, num_layers),
         changes=Changes(
             Supply(new_engine, roles, [start_up_ns] * size),
             failures,

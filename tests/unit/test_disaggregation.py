@@ -34,6 +34,7 @@ LINK = Link(bytes_per_s=1e12, latency_s=50e-9, source="a test")  # a token a nan
 def run(
     workload, roles=("prefill", "decode"), configs=None, policies=None, link=LINK, fast=True,
     max_concurrency=None, decode_router="least_outstanding_requests", devices=None, staleness_ns=0,
+    num_layers=1,
 ):  # fmt: skip
     configs = configs or [CONFIG] * len(roles)
     engines = [
@@ -46,7 +47,7 @@ def run(
         for config, policy in zip(configs, policies or ["fcfs"] * len(roles), strict=True)
     ]
     plan = Disaggregation(roles, routers.make(decode_router))
-    joins = Interconnect(link, BYTES_PER_TOKEN, devices or [1] * len(roles))
+    joins = Interconnect(link, BYTES_PER_TOKEN, devices or [1] * len(roles), num_layers)
     router = routers.make("jsq")
     log = simulate_cluster(
         engines, router, workload, max_concurrency, None, staleness_ns, plan, joins
@@ -68,6 +69,28 @@ def test_times_of_a_lone_request_add_up():
     assert log.token_times(0).tolist() == [1200, 2280, 3290]
     assert (row["engine"], row["prefill_engine"], row["transferred_bytes"]) == (1, 0, 20_000)
     assert (row["generated_tokens"], row["output_tokens"], row["status"]) == (3, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "budget", "came_ns"),
+    [
+        # The prompt takes 1200 ns, a layer 300; its KV 20 ns, that of a layer 5.
+        pytest.param(1e12, 100, 1200 + 50 + 5, id="what remains is the last layer"),
+        # Its KV takes 20,000 ns, and can begin to leave after the first layer.
+        pytest.param(1e9, 100, 300 + 50 + 20_000, id="the link is slower than the layers"),
+        # Chunks of 8, 8 and 4 tokens: 1080 ns twice, then 1040, of which a layer is 260.
+        pytest.param(1e12, 8, 3200 + 50 + 1, id="what remains is of the last chunk"),
+        pytest.param(1e9, 8, 2160 + 260 + 50 + 20_000, id="earlier chunks wait for the last"),
+    ],
+)
+def test_kv_sent_layer_by_layer_comes_when_what_remains_after_the_last_has(
+    bytes_per_s, budget, came_ns
+):
+    config = replace(CONFIG, max_num_batched_tokens=budget)
+    link = replace(LINK, bytes_per_s=bytes_per_s)
+    requests = run([arrival(0, 0, 20, 3)], configs=[config] * 2, link=link, num_layers=4).requests()
+    assert requests["transfer_end_ns"].tolist() == [came_ns]
+    assert requests["last_token_ns"].tolist() == [came_ns + 2 * 1010]
 
 
 def test_answer_of_one_token_stays_where_its_prompt_was_computed():
@@ -171,6 +194,7 @@ def cases(draw):
         "decode_router": draw(st.sampled_from(("jsq", "least_kv", "random"))),
         "max_concurrency": draw(st.sampled_from((None, None, 1, 4))),
         "staleness_ns": draw(st.sampled_from((0, 0, 2_000))),
+        "num_layers": draw(st.sampled_from((1, 1, 4))),
     }
 
 
@@ -188,7 +212,8 @@ def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(
         assert times[-1] == requests["last_token_ns"][i]
         came_ns = requests.get("transfer_end_ns", np.full(len(times) + i + 1, -1))[i]
         if came_ns >= 0:
-            assert times[0] <= requests["transfer_start_ns"][i] <= came_ns
+            assert times[0] < came_ns
+            assert case["num_layers"] > 1 or times[0] <= requests["transfer_start_ns"][i]
             assert len(times) == 1 or times[1] > came_ns
             least_ns = case["link"].latency_s * 1e9
             least_ns += a.request.prompt_tokens * BYTES_PER_TOKEN / case["link"].bytes_per_s * 1e9
@@ -251,6 +276,11 @@ def test_kv_of_another_format_is_refused():
     spec = cluster(d={"role": "decode", "engine": {"kv_cache_dtype": "fp8"}})
     with pytest.raises(SpecError, match="kv_cache_dtype must be one"):
         run_experiment(spec)
+
+
+def test_layers_without_an_engine_for_prompts_are_told():
+    with pytest.raises(SpecError, match=r"link\.by_layer is about prompts"):
+        make_spec({"cluster": {"count": 2, "link": {"name": "nvlink", "by_layer": True}}})
 
 
 def test_unknown_link_is_told_with_the_nearest():
