@@ -100,8 +100,10 @@ class StepTable(Mapping[str, Int64]):
         self._grows = grows
         self._wanted = wanted
         self._verifications = verifications
+        self._columns = np.ascontiguousarray(segments.T)  # each is read several times
         self._counts = self._segment("num_steps")
         self._first = np.cumsum(self._counts) - self._counts
+        self._of_step: Int64 | None = None
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -112,6 +114,9 @@ class StepTable(Mapping[str, Int64]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     @property
     def num_rows(self) -> int:
@@ -193,11 +198,14 @@ class StepTable(Mapping[str, Int64]):
         return out[self._wanted]
 
     def _segment(self, name: str) -> Int64:
-        column: Int64 = self._segments[:, _COLUMN[name]]
+        column: Int64 = self._columns[_COLUMN[name]]
         return column
 
     def _spread(self, values: Int64) -> Int64:
-        return np.repeat(values, self._counts)
+        """Return for each step the value of its segment."""
+        if self._of_step is None:
+            self._of_step = np.repeat(np.arange(len(self._counts)), self._counts)
+        return values.take(self._of_step)
 
     def _decoded_before(self) -> Int64:
         """Return the tokens that each step's segment decoded before it."""
