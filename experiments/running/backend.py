@@ -44,7 +44,7 @@ class Task:
     arrivals : iterable of Arrival
         The requests, in order of `ready_ns`.
     progress : callable, optional
-        Told after steps how many are answered or rejected.
+        Told now and then how many are answered or rejected.
     record : list, optional
         Filled with every step's decision and time.
     """
@@ -86,6 +86,10 @@ class Engines(Protocol):
         """Run the workload of a task to its end; `new_engine` makes one more of a kind."""
 
 
+_PLANS_UNTOLD = 50
+"""After so many plans progress is told: seconds on a device, nothing in a simulation."""
+
+
 def serve_on_engines(backend: Engines, task: Task) -> Served:
     """Run a workload on our own engines, with the executors of a backend behind them.
 
@@ -102,10 +106,18 @@ def serve_on_engines(backend: Engines, task: Task) -> Served:
         executors = [recorder := RecordingExecutor(*executors)]
         recorder.steps = task.record
     made: list[Engine] = []
+    plans_left = _PLANS_UNTOLD
+
+    def tell() -> None:
+        if task.progress is not None:
+            task.progress(sum(e.requests.num_finished + e.requests.num_rejected for e in made))
 
     def observe(_: Engine) -> None:
-        assert task.progress is not None
-        task.progress(sum(e.requests.num_finished + e.requests.num_rejected for e in made))
+        nonlocal plans_left
+        plans_left -= 1
+        if not plans_left:
+            plans_left = _PLANS_UNTOLD
+            tell()
 
     def make(kind: Kind, executor: Executor) -> Engine:
         policy, drafting = kind.point.spec.policy, kind.point.speculation
@@ -127,6 +139,7 @@ def serve_on_engines(backend: Engines, task: Task) -> Served:
         return make(kind, *backend.executors([kind._replace(num_engines=1)]))
 
     log = backend.drive(engines, task, new_engine)
+    tell()
     return Served(log, sum(engine.num_plans for engine in made))
 
 
