@@ -55,26 +55,27 @@ class FairBatching(Policy):
         self.ttft_s = ttft_s
         self.tbt_s = tbt_s
         self._own_tbt_ms: dict[int, float] = {}
+        self._targets: dict[int, tuple[int, float, float]] = {}
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
-        """Note a target of its own."""
+        """Note its targets."""
+        ttft_ms, tbt_ms = self.ttft_s * 1e3, self.tbt_s * 1e3
         slo = state.request.slo
-        if slo is not None and slo.tpot_ms is not None:
-            self._own_tbt_ms[state.id] = slo.tpot_ms
+        if slo is not None:
+            ttft_ms = ttft_ms if slo.ttft_ms is None else slo.ttft_ms
+            if slo.tpot_ms is not None:
+                self._own_tbt_ms[state.id] = tbt_ms = slo.tpot_ms
+        self._targets[state.id] = state.request.arrival_ns, ttft_ms, tbt_ms
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
         self._own_tbt_ms.pop(state.id, None)
+        self._targets.pop(state.id, None)
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by when the next token is due."""
-        request = state.request
-        ttft_ms, tbt_ms = self.ttft_s * 1e3, self.tbt_s * 1e3
-        slo = request.slo
-        if slo is not None:
-            ttft_ms = ttft_ms if slo.ttft_ms is None else slo.ttft_ms
-            tbt_ms = tbt_ms if slo.tpot_ms is None else slo.tpot_ms
-        return request.arrival_ns + round((ttft_ms + state.num_output_tokens * tbt_ms) * 1e6)
+        arrival_ns, ttft_ms, tbt_ms = self._targets[state.id]
+        return arrival_ns + round((ttft_ms + state.num_output_tokens * tbt_ms) * 1e6)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan urgent decodes, prompts, other decodes, as many as end within the time."""
@@ -90,7 +91,7 @@ class FairBatching(Policy):
             # The budget is the least time between tokens at least, whatever the slack.
             both = load.with_decodes(decodes)
             steps = both.steps_within(tbt_ns)
-            if steps and builder.grant_all(decodes):
+            if steps and _grant_all(decodes, builder, view):
                 return builder.build(max_steps=steps)
         due_ns = {state: self.key(state, now_ns) for state in decodes}
         budget_ns = max(min(due_ns.values()) - now_ns, tbt_ns) if decodes else FOREVER
@@ -103,7 +104,7 @@ class FairBatching(Policy):
         def place(state: RequestState) -> tuple[int, int, int]:
             return self.key(state, now_ns), state.request.arrival_ns, state.id
 
-        served, load = self._decode(urgent, load, budget_ns, builder)
+        served, load = self._decode(urgent, load, budget_ns, builder, view)
         under_way = sorted((s for s in view.prefilling if s not in builder.preempted), key=place)
         waiting = view.waiting if not builder.preempted else ()
         for state in merge(under_way, waiting, key=place):
@@ -116,7 +117,7 @@ class FairBatching(Policy):
                 break
             load.add(state, granted)
             served.add(state)
-        more, load = self._decode(others, load, budget_ns, builder, served)
+        more, load = self._decode(others, load, budget_ns, builder, view, served)
         served |= more
         if load.is_empty and view.running and not builder.preempted:
             # Prompts under way block each other for memory.
@@ -131,14 +132,18 @@ class FairBatching(Policy):
         load: StepLoad,
         budget_ns: int,
         builder: PlanBuilder,
+        view: EngineView,
         served: Collection[RequestState] = (),
     ) -> tuple[set[RequestState], StepLoad]:
         """Grant the first due that fit the time, taking memory from who is not served."""
-        states = [state for state in states if state not in builder.preempted]
+        if builder.preempted:
+            states = [state for state in states if state not in builder.preempted]
+        if not states:
+            return set(), load
         both = load.with_decodes(states)
-        if not states or (both.is_within(budget_ns) and builder.grant_all(states)):
+        if both.is_within(budget_ns) and _grant_all(states, builder, view):
             return set(states), both
-        states.sort(key=lambda s: (self.key(s, 0), s.request.arrival_ns, s.id))
+        states = sorted(states, key=lambda s: (self.key(s, 0), s.request.arrival_ns, s.id))
         within = load.decodes_within(states, budget_ns) or int(load.is_empty)
         granted: set[RequestState] = set()
         for state in states[:within]:
@@ -154,3 +159,13 @@ class FairBatching(Policy):
             load.add(state, 1)
             granted.add(state)
         return granted, load
+
+
+def _grant_all(decodes: Sequence[RequestState], builder: PlanBuilder, view: EngineView) -> bool:
+    """Grant all of some decodes or none; at once where nobody else decodes."""
+    num_decodes = len(decodes)
+    if num_decodes == view.num_decodes and not builder.preempted:
+        if num_decodes > builder.tokens_left or num_decodes > builder.rows_left:
+            return False
+        return builder.grant_decodes()
+    return builder.grant_all(decodes)
