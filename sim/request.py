@@ -50,9 +50,12 @@ class Refinement:
         return self.every_tokens - state.num_output_tokens % self.every_tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Request:
     """What a server can know when a request arrives. It has no true output length.
+
+    Nobody writes to it; `dataclasses.replace` makes another. (Python could forbid it, but then
+    making one takes as long as planning a step.)
 
     Attributes
     ----------

@@ -127,7 +127,7 @@ class _Executor(SimExecutor):
         steps = super().execute(work, 1, horizon_ns)
         ended = self._clock.recorded(work.plan, steps.finished)
         took_ns = self._clock.duration_ns(work.now_ns, steps.durations_ns[0], work.shape, ended)
-        return steps._replace(durations_ns=[took_ns])
+        return Steps([took_ns], steps.overhead_ns, steps.finished)
 
 
 class _Backend(SimBackend):

@@ -124,7 +124,8 @@ class DecodeBatch:
         # A full cycle of block_size steps opens exactly one block per member.
         cycles, left = divmod(free_blocks, self.size)
         done = cycles * self.block_size
-        for need in self.blocks_per_step(self.block_size):
+        start = self.steps % self.block_size
+        for need in self._phases[start:] + self._phases[:start]:
             if need > left:
                 break
             left -= need

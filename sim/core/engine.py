@@ -305,11 +305,13 @@ class Engine:
             self._log_verifications(segment.row)
         new_blocks = self._advance_decodes(segment)
         self.log.add_segment(segment.row, durations_ns, new_blocks)
-        for state, n in plan.chunks:
-            if requests.advance_prefill(state, n, end_ns, state in steps.finished):
-                self._preemptions_without_token = 0
-        if steps.finished:
-            requests.finish(steps.finished, plan.finished, end_ns)
+        finished = steps.finished
+        if plan.chunks:
+            for state, n in plan.chunks:
+                if requests.advance_prefill(state, n, end_ns, state in finished):
+                    self._preemptions_without_token = 0
+        if finished:
+            requests.finish(finished, plan.finished, end_ns)
         if self.policy.on_tokens is not None:
             self.policy.on_tokens(plan, len(durations_ns), end_ns)
         if self.observer is not None:

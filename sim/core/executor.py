@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from mypy_extensions import mypyc_attr
 
@@ -14,25 +14,53 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import Request, RequestState
 
 
-class Work(NamedTuple):
-    """One plan, ready to be executed."""
+class Work:
+    """One plan, ready to be executed.
 
-    now_ns: int
-    plan: BatchPlan
-    shape: BatchShape
-    decodes: DecodeBatch
-    """Exactly the requests that decode, if ``shape.num_decodes`` is not zero."""
+    Attributes
+    ----------
+    now_ns : int
+        When its first step starts.
+    plan : BatchPlan
+        What is done in each step.
+    shape : BatchShape
+        What the first step costs by.
+    decodes : DecodeBatch
+        Exactly the requests that decode, if ``shape.num_decodes`` is not zero.
+    """
+
+    __slots__ = ("decodes", "now_ns", "plan", "shape")
+
+    def __init__(
+        self, now_ns: int, plan: BatchPlan, shape: BatchShape, decodes: DecodeBatch
+    ) -> None:
+        self.now_ns = now_ns
+        self.plan = plan
+        self.shape = shape
+        self.decodes = decodes
 
 
-class Steps(NamedTuple):
-    """What an executor did."""
+class Steps:
+    """What an executor did.
 
-    durations_ns: list[int]
-    """One entry a step, at least one; scheduling overhead included."""
-    overhead_ns: int
-    """Scheduling overhead in each of them."""
-    finished: list[RequestState]
-    """Requests whose last token came out at the end of the last step."""
+    Attributes
+    ----------
+    durations_ns : list of int
+        One entry a step, at least one; scheduling overhead included.
+    overhead_ns : int
+        Scheduling overhead in each of them.
+    finished : list of RequestState
+        Requests whose last token came out at the end of the last step.
+    """
+
+    __slots__ = ("durations_ns", "finished", "overhead_ns")
+
+    def __init__(
+        self, durations_ns: list[int], overhead_ns: int, finished: list[RequestState]
+    ) -> None:
+        self.durations_ns = durations_ns
+        self.overhead_ns = overhead_ns
+        self.finished = finished
 
 
 class Executor(Protocol):
@@ -102,7 +130,8 @@ class SimExecutor:
         self.pricing = pricing
         self.most_tokens = FOREVER
         self.slowness = 1.0
-        self._last: tuple[BatchShape, int] = (BatchShape(0, 0, 0), 0)
+        self._last_shape = BatchShape(0, 0, 0)
+        self._last_num_steps = 0
         self._output_tokens: dict[int, int] = {}
         # Finishing requests by the count of decode steps at which they finish. Entries of
         # requests that left the batch meanwhile are recognised by _due_at and dropped when met.
@@ -150,7 +179,7 @@ class SimExecutor:
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Price up to `max_steps` steps; see `Executor.execute`."""
-        now_ns, plan, shape, decodes = work
+        now_ns, plan, shape, decodes = work.now_ns, work.plan, work.shape, work.decodes
         pricing = self.pricing
         steps_to_finish = 0
         if shape.num_decodes:
@@ -183,9 +212,11 @@ class SimExecutor:
         finished: list[RequestState] = []
         if len(durations) == steps_to_finish:
             finished = self._due_in(decodes, decodes.steps + steps_to_finish)
-        for state, n in plan.chunks:
-            if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
-                finished.append(state)
+        chunks = plan.chunks
+        if chunks:
+            for state, n in chunks:
+                if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
+                    finished.append(state)
         return Steps(durations, overhead_ns, finished)
 
     def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
@@ -194,16 +225,15 @@ class SimExecutor:
 
     def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
         """Count steps, the first of those priced last."""
-        self._last = shape, num_steps
+        self._last_shape, self._last_num_steps = shape, num_steps
         self.pricing.carried_out(shape, num_steps)
 
     def _next_finish(self, decodes: DecodeBatch) -> int:
         """Return the count of decode steps at which the next member of the batch finishes."""
-        members = decodes.members
         while True:
             step = self._due_steps[0]
             for state in self._due[step]:
-                if members.get(state.id) is state and self._due_at.get(state.id) == step:
+                if state in decodes and self._due_at.get(state.id) == step:
                     return step
             heappop(self._due_steps)
             for state in self._due.pop(step):
@@ -211,18 +241,16 @@ class SimExecutor:
                     del self._due_at[state.id]
 
     def _due_in(self, decodes: DecodeBatch, step: int) -> list[RequestState]:
-        members = decodes.members
-        # A request that left and came back may be listed twice at one step.
-        return [
-            state
-            for state in dict.fromkeys(self._due[step])
-            if members.get(state.id) is state and self._due_at.get(state.id) == step
-        ]
+        due = self._due[step]
+        if len(due) > 1:
+            # A request that left and came back may be listed twice at one step.
+            due = list(dict.fromkeys(due))
+        return [state for state in due if state in decodes and self._due_at.get(state.id) == step]
 
     def cut(self, num_steps: int) -> None:
         """Count the steps behind the first `num_steps` as not executed."""
-        self.pricing.cut(*self._last, num_steps)
-        self._last = self._last[0], num_steps
+        self.pricing.cut(self._last_shape, self._last_num_steps, num_steps)
+        self._last_num_steps = num_steps
 
     def released(self, state: RequestState) -> None:
         """Do nothing: simulated memory is counted by the engine alone."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from schedlab.sim.request import RequestState
 
-FOREVER = 1 << 62
-"""`max_steps` or `until_ns` of a promise without a limit."""
+FOREVER: Final = (1 << 62) - 1
+"""`max_steps` or `until_ns` of a promise without a limit: the largest integer that compiled code
+keeps in a register."""
 
 Finished = Literal["leave", "hold", "hold_answer"]
 

@@ -254,7 +254,9 @@ class PlanBuilder(StepLedger):
         if finished not in _FINISHED:
             require_one_of(finished, _FINISHED, "finished")
         # Most plans do little of this, and `()` costs a fraction of the tuple of an empty dict.
-        decodes = None if self._all_decodes else tuple(self._decodes.values())
+        decodes: tuple[RequestState, ...] | None = None
+        if not self._all_decodes:
+            decodes = tuple(self._decodes.values()) if self._decodes else ()
         chunks = tuple(self._chunks.values()) if self._chunks else ()
         admitted = tuple(self._admitted.values()) if self._admitted else ()
         preempted: tuple[RequestState, ...] = ()
@@ -268,21 +270,24 @@ class PlanBuilder(StepLedger):
             trimmed = tuple(self._trimmed.items())
             if trimmed or max_steps < FOREVER:
                 max_steps = 1  # a promise of some steps counts tokens, one a step
-        self.plan = plan = BatchPlan(
-            decodes,
-            chunks,
-            admitted,
-            preempted,
-            swapped,
-            rejected,
-            self._padding_tokens,
-            finished,
-            pad_finished,
-            max_steps,
-            until_ns,
-            self._start_ns,
-            self._list_decodes,
-            trimmed,
+        self.plan = plan = tuple.__new__(
+            BatchPlan,
+            (
+                decodes,
+                chunks,
+                admitted,
+                preempted,
+                swapped,
+                rejected,
+                self._padding_tokens,
+                finished,
+                pad_finished,
+                max_steps,
+                until_ns,
+                self._start_ns,
+                self._list_decodes,
+                trimmed,
+            ),
         )
         return plan
 

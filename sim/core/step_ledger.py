@@ -51,6 +51,14 @@ class StepLedger:
         self._kv = requests.kv
         self._batch = requests.decodes
         self._speculates = requests.config.num_speculative_tokens > 0
+        self.preempted: dict[RequestState, PreemptionMode] = {}
+        self.cached_tokens: dict[int, int] = {}
+        self._admitted: dict[int, RequestState] = {}
+        self._rejected: dict[RequestState, str] = {}
+        self._chunks: dict[int, tuple[RequestState, int]] = {}
+        self._decodes: dict[int, RequestState] = {}
+        self._trimmed: dict[RequestState, int] = {}
+        self._set_aside: list[RequestState] = []
         self.reset(0)
 
     def reset(self, now_ns: int) -> None:
@@ -61,19 +69,28 @@ class StepLedger:
         self.rows_left = config.max_num_seqs
         self.residents_left = config.most_resident - requests.num_seated
         self.swap_blocks_left = requests.free_swap_blocks
-        self.preempted: dict[RequestState, PreemptionMode] = {}
-        self.cached_tokens: dict[int, int] = {}
         self.denied: tuple[RequestState, str] | None = None
         self.plan: BatchPlan | None = None
-        self._admitted: dict[int, RequestState] = {}
-        self._rejected: dict[RequestState, str] = {}
-        self._chunks: dict[int, tuple[RequestState, int]] = {}
-        self._decodes: dict[int, RequestState] = {}
-        self._trimmed: dict[RequestState, int] = {}
         self._all_decodes = False
         self._padding_tokens = 0
-        self._set_aside: list[RequestState] = []
         self._set_aside_blocks = 0
+        # Most are empty at most steps; whoever was given a full one keeps it.
+        if self.preempted:
+            self.preempted = {}
+        if self.cached_tokens:
+            self.cached_tokens = {}
+        if self._admitted:
+            self._admitted = {}
+        if self._rejected:
+            self._rejected = {}
+        if self._chunks:
+            self._chunks = {}
+        if self._decodes:
+            self._decodes = {}
+        if self._trimmed:
+            self._trimmed = {}
+        if self._set_aside:
+            self._set_aside = []
         self._threshold = config.long_prefill_token_threshold
         if config.threshold_spares_lone_request and requests.num_known == 1:
             self._threshold = 0
