@@ -93,6 +93,10 @@ class VirtualTokenCounter(ContinuousBatching):
         """Promise nothing where someone could be admitted: counters grow."""
         return 1, FOREVER
 
+    def promise(self, view: EngineView, hooks_matter: bool = True) -> tuple[int, int]:
+        """Promise one step where somebody takes part from its end on: counters say how."""
+        return (1, FOREVER) if self._new else super().promise(view, hooks_matter)
+
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield the oldest request of the least served tenant, charging each prompt."""
         counters = dict(self.counters)

@@ -3,6 +3,7 @@
 import pytest
 
 from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
 from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -100,3 +101,19 @@ def test_vtc_without_tenants_is_first_come_first_served():
 def test_vtc_with_an_impossible_weight_is_refused(knobs):
     with pytest.raises(Exception, match="weight"):
         batches("vtc", [arrival(0)], limits(), **knobs)
+
+
+def test_newcomer_held_back_to_the_end_of_a_step_is_lifted_alike_ahead_and_step_by_step():
+    # b comes while a runs: it takes part from the end of a step on, not of all that is skipped.
+    work = [
+        arrival(0, 0, 8, 20, tenant="a"), arrival(1, 0, 8, 2, tenant="a"),
+        arrival(2, 1500, 8, 2, tenant="b"),
+    ]  # fmt: skip
+    config = EngineConfig(
+        num_blocks=40, max_model_len=100, block_size=4, max_num_seqs=1, arrivals_between_steps=True
+    )
+    ahead = laws.run(registry.make("vtc"), work, config)
+    assert laws.signature(ahead) == laws.signature(
+        laws.run(registry.make("vtc"), work, laws.slow(config))
+    )
+    assert ahead.requests()["finish_ns"].argsort().tolist() == [0, 2, 1]
