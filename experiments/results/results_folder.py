@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,7 +47,9 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     """Give a new folder to write to, which takes the place of `folder` at the end.
 
     If the block raises (an error, Ctrl-C, a full disk), the new folder is removed and what was
-    there before stays as it was.
+    there before stays as it was. What a process left that was killed is removed by the next that
+    writes there; if it was killed between moving the older result aside and the new one in, the
+    older is put back.
 
     Parameters
     ----------
@@ -64,12 +67,14 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         As `check_replaceable`.
     """
     folder = folder.absolute()
+    _tidy_up_after_the_killed(folder)
     check_replaceable(folder)
     is_first = not folder.parent.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     new.mkdir()
+    lock = _locked(new)
     try:
         yield new
         _write_marker(new, _files(new) - {MARKER})
@@ -85,7 +90,55 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         if old.exists() and not folder.exists():
             old.rename(folder)
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _tidy_up_after_the_killed(folder: Path) -> None:
+    """Remove unfinished results of processes that are gone, and put back what they moved aside."""
+    if os.name != "posix" or not folder.parent.is_dir():
+        return
+    left = re.compile(rf"\.+{re.escape(folder.name)}(?:\.(?:new|old)-(\d+))+")
+    for path in sorted(folder.parent.iterdir()):
+        found = left.fullmatch(path.name)
+        if found is None or path.is_symlink() or _is_alive(int(found[1])):
+            continue
+        lock = _locked(path)
+        if lock is None:  # its process is alive elsewhere, or nobody can tell
+            continue
+        if path.name == f".{folder.name}.old-{found[1]}" and not folder.exists():
+            path.rename(folder)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock a folder for as long as what is returned is open; None where that cannot be."""
+    try:
+        import fcntl
+
+        number = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(number)
+        return None
+    return number
 
 
 def add_to_marker(folder: Path, names: Iterable[str]) -> None:

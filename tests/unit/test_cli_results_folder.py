@@ -1,5 +1,9 @@
 """Results appear whole or not at all, and destroy nothing that is not theirs."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from schedlab.experiments.results.results_folder import (
@@ -82,3 +86,17 @@ def test_add_to_marker_makes_later_files_replaceable(tmp_path):
     (tmp_path / "out" / "figure.png").write_text("x")
     add_to_marker(tmp_path / "out", ["figure.png"])
     check_replaceable(tmp_path / "out")
+
+
+def test_what_a_killed_run_left_is_removed_or_put_back_by_the_next(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    alive = f".out.new-{os.getppid()}"
+    for name in (f".out.new-{gone.pid}", alive, f".out.old-{gone.pid}"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "older", "older")
+    (tmp_path / "older").rename(tmp_path / f".out.old-{gone.pid}")
+    with pytest.raises(ZeroDivisionError), replacing_folder(tmp_path / "out"):
+        raise ZeroDivisionError
+    assert (tmp_path / "out" / "inner" / "a.txt").read_text() == "older"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [alive, "out"]
