@@ -16,6 +16,7 @@ from schedlab.gpu_backend.calibration_design import BatchPoint, design_hash, sen
 from schedlab.gpu_backend.calibration_fit import MeasuredBatch
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import write_text
 from schedlab.sim.rng import stream
 
 SENTINEL_EVERY = 25
@@ -158,8 +159,7 @@ def measured(measurement: Measurement, points: Sequence[BatchPoint]) -> list[Mea
 def _resume(log: Path, identity: str) -> list[Visit]:
     """Read what an interrupted calibration left, or begin a log."""
     if not log.exists():
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(json.dumps({"calibration": identity}) + "\n", encoding="utf-8")
+        write_text(log, json.dumps({"calibration": identity}) + "\n")
         return []
     lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
     header = json.loads(lines[0]) if lines else {}
@@ -170,7 +170,7 @@ def _resume(log: Path, identity: str) -> list[Visit]:
         )
     whole = [line for line in lines if line.endswith("\n")]
     if len(whole) < len(lines):  # the interruption came in the middle of a line
-        log.write_text("".join(whole), encoding="utf-8")
+        write_text(log, "".join(whole))
     return list(_readings(whole[1:]))
 
 

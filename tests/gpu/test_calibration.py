@@ -410,3 +410,26 @@ def test_detected_hardware_without_a_gpu_says_so(monkeypatch):
     assert machine.detected_hardware("cpu") == "cpu"
     with pytest.raises(SpecError, match="CUDA"):
         machine.detected_hardware("cuda")
+
+
+def test_log_that_is_cut_in_a_line_is_mended_whole_or_not_at_all(tmp_path, monkeypatch):
+    points = design(CONFIG, num_random=0, seed=0)[:3]
+    log = tmp_path / "points.jsonl"
+
+    class Timer:
+        def time(self, point, repetitions):
+            return (1e-3,) * repetitions, (1e-3,) * repetitions
+
+    def measure():
+        return calibration.measure(Timer(), CONFIG, points, log, about="", num_rounds=1)
+
+    measure()
+    whole = log.read_bytes()
+    log.write_bytes(whole[:-4])
+    with monkeypatch.context() as dying:
+        dying.setattr("os.replace", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            measure()
+    assert log.read_bytes() == whole[:-4]
+    measure()
+    assert log.read_bytes().startswith(whole[: whole.rindex(b"\n", 0, -1)])
