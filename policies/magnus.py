@@ -89,7 +89,8 @@ class Magnus(Static):
             queued.open(batch)
         queued.add(batch, state)
         self._batch_of[state.id] = batch
-        if state.status is not Status.WAITING:  # its prompt was computed elsewhere
+        # Its prompt was computed elsewhere, or the engine that computed it died.
+        if state.status is not Status.WAITING or state.first_scheduled_ns >= 0:
             self._started.append(batch)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:

@@ -18,7 +18,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Slo
 from tests import laws
-from tests.property.test_laws import CASES, make
+from tests.policy_cases import CASES, make
 from tests.workloads import EDGES
 
 KEPT = Path(__file__).with_name("small_runs.json")

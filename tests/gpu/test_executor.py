@@ -27,7 +27,7 @@ from tests.gpu.backend import (  # noqa: E402
     tiny_runner,
 )
 from tests.gpu.reference import full_logits  # noqa: E402
-from tests.property.test_laws import CASES, make  # noqa: E402
+from tests.policy_cases import CASES, make  # noqa: E402
 
 OVERHEAD = SchedulingOverhead(1e-6, 1e-7, 1e-8)
 MEMORY = {

@@ -11,7 +11,7 @@ from schedlab.gpu_backend.graphs import DecodeGraphs, graph_buckets  # noqa: E40
 from schedlab.gpu_backend.step_batch import StepBatch  # noqa: E402
 from tests.gpu.backend import CONFIG, TIGHT, generated, run_real, tiny_runner  # noqa: E402
 from tests.gpu.test_executor import alone, workload  # noqa: E402, F401
-from tests.property.test_laws import make  # noqa: E402
+from tests.policy_cases import make  # noqa: E402
 
 
 class Event:

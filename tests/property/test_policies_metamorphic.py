@@ -11,7 +11,7 @@ from schedlab.policies import registry
 from schedlab.sim.request import Slo
 from tests import laws
 from tests.laws import LinearCost, arrival
-from tests.property.test_laws import CASES, make
+from tests.policy_cases import CASES, make
 from tests.workloads import configs, share, workloads
 
 # What knows no time but that of the requests; the deadlines of edf scale with them.

@@ -9,7 +9,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
 from tests import laws
 from tests.laws import arrival
-from tests.property.test_laws import CASES, make
+from tests.policy_cases import CASES, make
 from tests.traced import Recorder, batches, limits
 
 

@@ -1,0 +1,201 @@
+"""Everything at once: any policy, memory, switches, drafts, closed loops and sessions, drawn."""
+
+from dataclasses import dataclass, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedlab.policies.speculation.by_batch_size import ByBatchSize
+from schedlab.policies.speculation.goodput import Goodput
+from schedlab.policies.speculation.slo import SloDrafts
+from schedlab.policies.static import Static
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.request import Arrival, Slo
+from schedlab.sim.speculation.acceptance import DrawnAcceptance
+from schedlab.sim.speculation.drafters import NgramDrafter
+from tests import laws, sessions
+from tests.policy_cases import CASES, MAY_WAIT, make
+from tests.workloads import KV_ALLOCATORS, workloads
+
+LONGEST = 100
+DRAFT_LENGTHS = {
+    "fixed": lambda: None,
+    "by_batch_size": lambda: ByBatchSize([[2, 1], [4, 0]]),
+    "goodput": lambda: Goodput(prior_tokens=4.0),
+    "slo": lambda: SloDrafts(budget_tokens=8),
+}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A policy and all that it has to live with.
+
+    Attributes
+    ----------
+    policy : str
+        One of `CASES`.
+    workload : list of Arrival
+        Requests, of sessions or not.
+    config : EngineConfig
+        Limits and switches of the engine.
+    cost : LinearCost
+        How long steps take.
+    clients : int or None
+        Places of a closed loop.
+    rates : tuple of float
+        Chance that a draft is accepted, by place; empty = no speculation.
+    draft_length : str
+        One of `DRAFT_LENGTHS`.
+    """
+
+    policy: str
+    workload: list[Arrival]
+    config: EngineConfig
+    cost: laws.LinearCost
+    clients: int | None
+    rates: tuple[float, ...]
+    draft_length: str
+
+    @property
+    def has_sessions(self):
+        return self.workload[0].turn is not None
+
+    def run(self, config=None, **options):
+        config = config or self.config
+        length = DRAFT_LENGTHS[self.draft_length]()
+
+        def make_executor(pricing):
+            if not self.rates:
+                return SimExecutor(pricing)
+            acceptance = DrawnAcceptance(list(self.rates), 0.0, seed=3)
+            return SpeculativeExecutor(pricing, config, acceptance, NgramDrafter(1e-8))
+
+        if self.clients is not None:
+            options["max_concurrency"] = self.clients
+        return laws.run(
+            make(self.policy), self.workload, config, self.cost, make_executor=make_executor,
+            draft_length=length if self.rates else None, **options,
+        )  # fmt: skip
+
+
+@st.composite
+def limits(draw, speculates):
+    """Draw limits of an engine, with every switch it has."""
+    block_size = draw(st.sampled_from([1, 2, 4, 16, 32]))
+    paged = speculates or draw(st.booleans())
+    swap_space_blocks = draw(st.sampled_from([0, 0, 1, 3, 30, 500]))
+    budget = draw(st.sampled_from([1, 3, 4, 17, 64, 260, 500, 5000]))
+    return EngineConfig(
+        num_blocks=-(-LONGEST // block_size) + draw(st.sampled_from([0, 0, 1, 3, 20, 400])),
+        max_model_len=LONGEST,
+        block_size=block_size,
+        max_num_seqs=draw(st.sampled_from([1, 2, 3, 5, 16, 64])),
+        max_num_resident=draw(st.sampled_from([None, None, None, 1, 3, 30])),
+        max_num_batched_tokens=budget,
+        enable_chunked_prefill=budget < LONGEST or draw(st.booleans()),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 8])),
+        threshold_spares_lone_request=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.01, 0.05])),
+        null_blocks=draw(st.sampled_from([0, 1])),
+        scheduler_reserve_full_isl=draw(st.booleans()),
+        kv_allocator="paged" if paged else draw(st.sampled_from(KV_ALLOCATORS[1:])),
+        preempt_in_order=draw(st.booleans()),
+        preemption_mode=draw(st.sampled_from(["recompute", "swap"][: 1 + bool(swap_space_blocks)])),
+        swap_space_blocks=swap_space_blocks,
+        kv_block_bytes=draw(st.sampled_from([0, 100])),
+        enable_prefix_caching=paged and draw(st.booleans()),
+        free_uncached_first=draw(st.booleans()),
+        async_scheduling=not speculates and draw(st.booleans()),
+        arrivals_between_steps=draw(st.booleans()),
+        cudagraph_capture_sizes=draw(st.sampled_from([(), (1, 2, 4, 8, 16)])),
+        num_speculative_tokens=draw(st.sampled_from([1, 3, 5])) if speculates else 0,
+        num_lookahead_tokens=draw(st.sampled_from([0, 5])) if speculates else 0,
+        first_launch_ns=draw(st.sampled_from([0, 0, 2500])),
+    )
+
+
+def named(draw, arrivals, block_size):
+    """Give prompts the names of common documents, targets, and lengths that the client cuts."""
+    documents = st.integers(0, 2)
+    for a in arrivals:
+        document, shared = draw(documents), draw(st.integers(0, 60))
+        ids = tuple(
+            document * 1000 + j
+            if (j + 1) * block_size <= shared
+            else (a.request.id + 10) * 1000 + j
+            for j in range(a.request.prompt_tokens // block_size)
+        )
+        slo = draw(st.sampled_from([None, Slo(0.02), Slo(None, 0.004), Slo(tpot_ms=0.0016)]))
+        yield a._replace(
+            request=replace(
+                a.request, prefix_hash_ids=ids, slo=slo or Slo(tpot_ms=0.003),
+                max_tokens=draw(st.sampled_from([1 << 20, a.output_tokens, a.output_tokens + 5])),
+                application=draw(st.sampled_from(["chat", "code", None])),
+            )
+        )  # fmt: skip
+
+
+def in_sessions(arrivals):
+    """Return what `sessions.drawn` gives with what policies and targets ask for."""
+    return [
+        Arrival(
+            replace(
+                a.request, predicted_tokens=float(a.output_tokens), priority=a.request.id % 3,
+                tenant="abc"[a.request.id % 3], slo=Slo(tpot_ms=0.003),
+            ),
+            a.output_tokens, a.ready_ns, a.turn,
+        )
+        for a in arrivals
+    ]  # fmt: skip
+
+
+@st.composite
+def combinations(draw):
+    """Draw a policy with all that it has to live with."""
+    rates = draw(st.sampled_from([(), (), (), (0.0,), (0.6,), (1.0,), (0.9, 0.5, 0.1)]))
+    policy = draw(st.sampled_from(CASES))
+    config = draw(limits(bool(rates)))
+    if isinstance(make(policy), Static):  # which sets memory aside
+        config = replace(config, enable_prefix_caching=False)
+    if draw(st.integers(0, 3)) == 0:
+        seed = draw(st.integers(0, 10_000))
+        work = in_sessions(sessions.drawn(seed, draw(st.integers(1, 6)), LONGEST))
+    else:
+        work = list(named(draw, draw(workloads()), config.block_size))
+    slower = draw(st.sampled_from([1, 1, 10_000]))
+    return Combination(
+        policy=policy,
+        workload=work,
+        config=config,
+        cost=laws.LinearCost(1000 * slower, 10 * slower, slower),
+        clients=draw(st.sampled_from([None, None, 1, 3, 8])),
+        rates=rates,
+        draft_length=draw(st.sampled_from(sorted(DRAFT_LENGTHS))),
+    )
+
+
+def check_combination(one):
+    """Require every law of a combination."""
+    log = one.run()
+    may_wait = one.policy in MAY_WAIT or bool(one.rates)
+    laws.check(log, one.workload, one.config, may_wait)
+    if one.has_sessions and one.clients is None:
+        sessions.check_order(log, one.workload)
+    slow = one.run(laws.slow(one.config), prove=False)
+    ahead = ("by single steps", "ahead")
+    assert (found := laws.difference(slow, log, ahead)) is None, found
+    assert laws.signature(log) == laws.signature(slow), "skipping ahead changes token times"
+    assert laws.signature(log) == laws.signature(one.run(prove=False)), (
+        "the same again is not the same"
+    )
+    one.run(replace(one.config, check_horizon=True), prove=False)
+    if one.clients is None and not one.has_sessions:
+        cut = one.run(drive=laws.cut_at_arrivals, prove=False)
+        assert laws.signature(log) == laws.signature(cut), "not knowing who comes changes it"
+
+
+@given(combination=combinations())
+def test_any_combination_keeps_the_laws_however_it_is_driven(combination):
+    check_combination(combination)

@@ -1,0 +1,176 @@
+"""Fleets with everything at once: failures, scaling, migration, handovers, caches, sessions."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedlab.policies.routers import registry as routers
+from schedlab.policies.static import Static
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.failures import Failures, Outage
+from schedlab.sim.drive.handover import Disaggregation
+from schedlab.sim.drive.links import Interconnect, Link
+from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.migration import MigrationPlan
+from schedlab.sim.drive.scaling import PoolScaling
+from schedlab.sim.record.columns import FINISHED, REJECTED
+from schedlab.sim.request import Arrival
+from tests import laws, sessions
+from tests.policy_cases import CASES, make
+from tests.property.test_combinations import LONGEST, in_sessions, limits, named
+from tests.property.test_fleet_failures import Restless, UpAndDown, failures
+from tests.workloads import share, workloads
+
+ROLES = (
+    ("mixed",), ("mixed",) * 3, ("prefill", "decode"), ("prefill", "decode", "decode"),
+    ("prefill", "prefill", "mixed", "decode"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FleetCombination:
+    """A fleet and all that happens to it; names are those of `simulate_cluster`."""
+
+    policy: str
+    workload: list[Arrival]
+    config: EngineConfig
+    roles: tuple[str, ...]
+    router: str
+    failures: Failures
+    start_up_ns: int
+    staleness_ns: int
+    clients: int | None
+    scaling: tuple[int, int] | None
+    moves_every_ns: int | None
+    stages: tuple[int, int]
+    local: tuple[int, int | None]
+    link: Link
+
+    def run(self, fast=True):
+        config = self.config if fast else laws.slow(self.config)
+
+        def new_engine(pool):
+            # Blocks of a prompt that comes from elsewhere have no names.
+            keeps = self.roles[pool] == "prefill" or (
+                self.roles[pool] == "mixed" and self.moves_every_ns is None
+            )
+            limits = config if keeps else replace(config, enable_prefix_caching=False)
+            executor = SimExecutor(Pricing(laws.LinearCost(1000, 10, 1)))
+            return Engine(limits, make(self.policy), executor, check_conservation)
+
+        size = len(self.roles)
+        disaggregation = migration = None
+        if "decode" in self.roles:
+            disaggregation = Disaggregation(self.roles, routers.make("least_kv"), *self.local)
+        if self.moves_every_ns is not None:
+            migration = MigrationPlan(Restless(), self.moves_every_ns, *self.stages)
+        scaling = [
+            PoolScaling(pool, UpAndDown(self.scaling[1]), self.scaling[0], 1, 4)
+            for pool in range(size if self.scaling else 0)
+            if pool != 1
+        ]
+        supply = Supply(new_engine, self.roles, [self.start_up_ns] * size)
+        return simulate_cluster(
+            [new_engine(pool) for pool in range(size)],
+            routers.make(self.router),
+            self.workload,
+            self.clients,
+            staleness_ns=self.staleness_ns,
+            disaggregation=disaggregation,
+            interconnect=Interconnect(self.link, 1000, [1] * size),
+            changes=Changes(supply, self.failures, scaling, migration),
+        )
+
+
+@st.composite
+def fleet_combinations(draw):
+    """Draw a fleet and all that happens to it."""
+    roles = draw(st.sampled_from(ROLES))
+    policy = draw(st.sampled_from(CASES))
+    config = draw(limits(speculates=False))
+    if isinstance(make(policy), Static):
+        config = replace(config, enable_prefix_caching=False)
+    moves_every_ns = draw(st.sampled_from((None, 400, 3_000)))
+    if "decode" in roles or moves_every_ns is not None:  # what the specification asks for
+        config = replace(
+            config, kv_allocator="paged", async_scheduling=False, arrivals_between_steps=False
+        )
+    if draw(st.integers(0, 3)) == 0:
+        seed = draw(st.integers(0, 10_000))
+        work = in_sessions(sessions.drawn(seed, draw(st.integers(1, 4)), LONGEST))
+    else:
+        work = list(named(draw, draw(workloads(max_requests=10)), config.block_size))
+    return FleetCombination(
+        policy=policy,
+        workload=work,
+        config=config,
+        roles=roles,
+        router=draw(st.sampled_from(routers.names())),
+        failures=draw(failures(len(roles))),
+        start_up_ns=draw(st.sampled_from((0, 900))),
+        staleness_ns=draw(st.sampled_from((0, 0, 1_500))),
+        clients=draw(st.sampled_from((None, None, 3))),
+        scaling=draw(st.sampled_from((None, None, (3_000, 6), (900, 3)))),
+        moves_every_ns=moves_every_ns,
+        stages=(draw(st.sampled_from((1, 3))), draw(st.sampled_from((1, 2, 5)))),
+        local=(draw(st.sampled_from((0, 0, 15))), draw(st.sampled_from((None, None, 20)))),
+        link=Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
+    )
+
+
+def check_fleet(one):
+    """Require that nobody is lost, and that skipping ahead changes no bit."""
+    log = one.run()
+    requests = log.requests()
+    status = requests["status"]
+    assert requests["id"].tolist() == sorted(a.request.id for a in one.workload)
+    assert ((status == FINISHED) | (status == REJECTED)).all()
+    assert set(log.reject_reasons) == set(requests["id"][status == REJECTED].tolist())
+    for row, a in enumerate(sorted(one.workload, key=lambda a: a.request.id)):
+        times = log.token_times(a.request.id)
+        assert len(times) == requests["generated_tokens"][row]
+        assert (np.diff(times) > 0).all()
+        if status[row] == FINISHED:
+            assert len(times) == min(a.output_tokens, a.request.max_tokens)
+    for other in (one.run(), one.run(fast=False)):
+        for name in ("losses", "transfers", "moves", "places", "reject_reasons"):
+            assert getattr(log, name) == getattr(other, name), name
+        for mine, its in zip(log.of_engines, other.of_engines, strict=True):
+            assert laws.difference(its, mine, ("otherwise", "ahead")) is None
+            assert laws.signature(mine) == laws.signature(its)
+
+
+@given(combination=fleet_combinations())
+@settings(max_examples=share(0.8))
+def test_any_fleet_loses_nobody_and_skips_ahead_exactly(combination):
+    check_fleet(combination)
+
+
+@pytest.mark.parametrize("policy", CASES)
+def test_request_that_lost_its_engine_after_some_tokens_is_served_by_any_policy(policy):
+    check_fleet(
+        FleetCombination(
+            policy=policy,
+            workload=[laws.arrival(i, 0, 2, 29, predicted_tokens=29.0) for i in range(2)],
+            config=EngineConfig(num_blocks=50, max_model_len=100, block_size=4, max_num_seqs=4),
+            roles=("mixed",),
+            router="round_robin",
+            failures=Failures(outages=[Outage(0, 5_000, 700)]),
+            start_up_ns=0,
+            staleness_ns=0,
+            clients=None,
+            scaling=None,
+            moves_every_ns=None,
+            stages=(1, 1),
+            local=(0, None),
+            link=Link(1e10, 0.0, ""),
+        )
+    )
