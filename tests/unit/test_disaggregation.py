@@ -319,19 +319,24 @@ def test_room_for_a_request_is_that_for_its_next_token_too(tokens, seated, waiti
     assert has_room(receiver, tokens) is fits
 
 
-@pytest.mark.parametrize(("now_ns", "opened"), [(100, 1), (109, 1), (110, 1), (111, 2), (120, 2),
-                                                (121, 3), (999, 3)])  # fmt: skip
-def test_blocks_in_use_are_those_of_the_steps_that_have_begun(now_ns, opened):
+def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
     # The ledger has taken one block, for the first of three steps of a segment at once.
     kv = SimpleNamespace(num_blocks=10, free_blocks=4, grows=True)
     decodes = SimpleNamespace(blocks_per_step=lambda steps: [1] * steps)
     engine = SimpleNamespace(
         config=SimpleNamespace(num_blocks=10, block_size=4),
-        requests=SimpleNamespace(kv=kv, decodes=decodes),
+        requests=SimpleNamespace(kv=kv, decodes=decodes, num_waiting=0, running={}),
     )
     segment = SimpleNamespace(
         row=SimpleNamespace(num_decodes=2), start_ns=100, first_step_blocks=1,
         steps=SimpleNamespace(durations_ns=[10, 10, 10]),
     )  # fmt: skip
-    assert LiveState(0, engine, lambda: (segment, now_ns)).used_blocks == 6 + opened - 1
-    assert LiveState(0, engine, lambda: (None, now_ns)).used_blocks == 6
+    clock = SimpleNamespace(now=100)
+    live = LiveState(0, engine, clock)
+    assert live.used_blocks == 6
+    live.has_changed(segment)
+    for now_ns, opened in ((100, 0), (109, 0), (110, 0), (111, 1), (120, 1), (121, 2), (999, 2)):
+        clock.now = now_ns
+        assert live.used_blocks == 6 + opened, now_ns
+    live.has_changed(None)
+    assert live.used_blocks == 6
