@@ -94,6 +94,18 @@ def test_is_saturated_allows_for_the_time_in_service(rate, achieved, service_ms,
     assert plots.is_saturated(row("x", rate, achieved, service_ms=service_ms)) is saturated
 
 
+def test_is_saturated_leaves_only_time_in_service_out_of_the_span():
+    # 1000 requests in 100 s. An hour in the queue is no service: 10.6 a second came meanwhile.
+    values = {
+        "offered_request_rate": 10.6, "completed": 1000, "duration_s": 100.0,
+        "median_e2el_ms": 3601e3, "median_queue_time_ms": 3600e3,
+    }  # fmt: skip
+    metrics = {name: Estimate(value, None) for name, value in values.items()}
+    assert not plots.is_saturated(Row("x", "x", {}, 1, metrics))
+    metrics["offered_request_rate"] = Estimate(10.7, None)
+    assert plots.is_saturated(Row("x", "x", {}, 1, metrics))
+
+
 def test_latency_cdf_ends_at_one_and_marks_percentiles(small_run):
     figure = plots.latency_cdf({"fcfs": small_run, "again": small_run}, "title", "e2el")
     (axes,) = figure.axes

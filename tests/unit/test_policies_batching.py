@@ -264,3 +264,17 @@ def test_prefill_first_delay_is_over_when_nobody_runs():
     got, log = batches("prefill_first", work, limits(), delay_factor=1e6)
     assert got == [{0: 6}, {1: 4}]
     assert log.steps()["start_ns"].tolist() == [0, 1060]
+
+
+@pytest.mark.parametrize(("num_blocks", "first"), [(8, {0: 8, 1: 8}), (7, {0: 8})])
+def test_tgi_fills_memory_to_its_last_block(num_blocks, first):
+    work = [arrival(i, prompt=8, output=8, max_tokens=8) for i in range(2)]
+    got, _ = batches("tgi", work, limits(num_blocks=num_blocks))
+    assert got[0] == first
+
+
+def test_tgi_lets_new_requests_in_when_they_are_the_ratio_of_those_running_rounded_down():
+    work = [arrival(i, prompt=4, output=6) for i in range(3)]
+    work.append(arrival(3, 10, prompt=4, output=2))
+    got, _ = batches("tgi", work, limits(), waiting_served_ratio=0.5, max_waiting_tokens=99)
+    assert {3: 4} in got[:3], "one waits for three that run, and half of three is one"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from schedlab.policies import registry
-from schedlab.policies.gittins import gittins_rank, kaplan_meier
+from schedlab.policies.gittins import _Past, gittins_rank, kaplan_meier
+from schedlab.sim.request import RequestState
 from schedlab.sim.rng import stream
 from tests import laws
 from tests.laws import arrival
@@ -205,3 +206,16 @@ def test_gittins_by_memory_weighs_the_prompt():
 def test_gittins_with_an_impossible_knob_is_refused(knobs, message):
     with pytest.raises(Exception, match=message):
         batches("gittins", [arrival(0)], limits(), **knobs)
+
+
+def test_lengths_are_estimated_anew_at_twice_the_ends_and_then_by_half_windows():
+    past, anew, known = _Past(5), [], None
+    for number in range(1, 12):
+        state = RequestState(arrival(number, 0, 4, 9).request)
+        state._generated = number
+        past.under_way[number] = state
+        past.end(state)
+        if past.lengths is not known:
+            anew.append(number)
+            known = past.lengths
+    assert anew == [1, 2, 4, 7, 10]

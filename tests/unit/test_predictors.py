@@ -101,6 +101,12 @@ def test_bucketed_puts_each_length_into_its_quantile_bucket():
     assert [int((predicted == p).sum()) for p in sorted(set(predicted))] == [25, 25, 25, 25]
 
 
+def test_bucketed_puts_a_length_at_an_edge_into_the_bucket_that_ends_there():
+    # Quartiles 2, 4 and 6, and every length lies on one of them or at an end.
+    lengths = np.array([0, 2, 4, 6, 8])
+    assert predict("bucketed", lengths, num_buckets=4).tolist() == [1.0, 1.0, 3.0, 5.0, 7.0]
+
+
 def test_bucketed_with_half_accuracy_is_wrong_half_of_the_time_and_by_one_bucket():
     right = predict("bucketed", num_buckets=5)
     wrong = predict("bucketed", num_buckets=5, accuracy=0.5)

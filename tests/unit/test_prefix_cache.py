@@ -295,3 +295,15 @@ def test_release_gives_back_what_the_open_step_granted():
     kv.rollback()
     assert kv.free_blocks == 9
     kv.check([state])
+
+
+def test_preempted_request_never_finds_all_of_its_tokens():
+    kv = PrefixCachingKVCache(10, BLOCK)
+    state = request(0, 4, (1,))
+    state._generated = 4
+    admit(kv, state, 7)
+    assert kv.allocate(state, 1)
+    kv.release(state, comes_back=True, granted_tokens=1)
+    state._computed = 0
+    hit = kv.lookup(state)
+    assert (hit.tokens, hit.num_own) == (4, 0), "its last token, in the second block, is to compute"
