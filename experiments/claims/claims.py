@@ -24,7 +24,9 @@ from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import read_yaml
 
-VERDICTS = ("reproduced", "direction only", "not reproduced", "opposite", "not measured")
+VERDICTS = (
+    "reproduced", "in our band", "direction only", "not reproduced", "opposite", "not measured",
+)  # fmt: skip
 
 _NO_EFFECT = {"ratio": 1.0, "increase": 0.0, "reduction": 0.0, "difference": 0.0}
 
@@ -245,8 +247,10 @@ def verdict(figure: Figure, middle: float, low: float, high: float) -> str:
         A claim has a direction if its band (the paper's, else the accepted one) lies on one side
         of no effect: 1 for a ratio, 0 for the others; a value has none.
 
-        ``reproduced``: the estimate lies in the accepted band and, if the claim has a direction,
-        the interval excludes no effect.
+        ``reproduced``: the estimate lies in the accepted band, the interval meets what the source
+        states (to the digits it states) where it states a number and, if the claim has a
+        direction, the interval excludes no effect.
+        ``in our band``: the same, but the interval lies wholly outside what the source states.
         ``direction only``: outside the band, but the interval lies wholly on the claimed side.
         ``opposite``: the interval lies wholly on the other side.
         ``not reproduced``: anything else. ``not measured``: there is no number.
@@ -256,13 +260,35 @@ def verdict(figure: Figure, middle: float, low: float, high: float) -> str:
     side, no_effect = _direction(figure)
     confirmed = side == 0 or (low > no_effect if side > 0 else high < no_effect)
     if figure.accept[0] <= middle <= figure.accept[1] and confirmed:
-        return "reproduced"
+        return "reproduced" if _meets_source(figure, low, high) else "in our band"
     if side == 0:
         return "not reproduced"
     if confirmed:
         return "direction only"
     refuted = high < no_effect if side > 0 else low > no_effect
     return "opposite" if refuted else "not reproduced"
+
+
+def _meets_source(figure: Figure, low: float, high: float) -> bool:
+    """Say whether an interval has a number in common with what the source states, if it does."""
+    if figure.paper is None:
+        return True
+    least, most = figure.paper
+    return high >= least - _rounding(least) and low <= most + _rounding(most)
+
+
+def _rounding(stated: float) -> float:
+    """Return half a unit of the last digit of a number; of a share, to the whole per cent.
+
+    Examples
+    --------
+    >>> _rounding(2.7), _rounding(14), _rounding(0.4), _rounding(0.875)
+    (0.05, 0.5, 0.005, 0.0005)
+    """
+    if not math.isfinite(stated):
+        return 0.0
+    decimals = len(f"{stated:.9f}".rstrip("0").partition(".")[2])
+    return 0.5 / 10.0 ** max(decimals, 2 if abs(stated) < 1 else 0)
 
 
 def _direction(figure: Figure) -> tuple[int, float]:

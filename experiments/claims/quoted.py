@@ -145,7 +145,8 @@ def verdict_of(claim: QuotedClaim, measured: list[tuple[MeasuredFigure, bool]]) 
     -------
     str
         One of `VERDICTS`: it holds if all figures that decide are reproduced and they test all
-        of it; in part if some are, or have at least the direction; it does not hold if none has.
+        of it; in part if some are, lie in our band or have at least the direction; it does not
+        hold if none has.
     """
     if claim.outside is not None:
         return "not testable here"
@@ -154,5 +155,5 @@ def verdict_of(claim: QuotedClaim, measured: list[tuple[MeasuredFigure, bool]]) 
     verdicts = [m.verdict for m, decides in measured if decides]
     if claim.only is None and all(v == "reproduced" for v in verdicts):
         return "holds"
-    some = any(v in ("reproduced", "direction only") for v in verdicts)
+    some = any(v in ("reproduced", "in our band", "direction only") for v in verdicts)
     return "holds in part" if some else "does not hold"

@@ -33,11 +33,13 @@ Ratios are ratios of means. The verdicts, made by rule and never by hand:
 
 | verdict | meaning |
 |---|---|
-| reproduced | the estimate lies in the accepted band and, where the claim has a direction, the \
+| reproduced | the estimate lies in the accepted band, the interval meets what the source \
+states, if it states a number, to the digits it states, and, where the claim has a direction, the \
 interval excludes "no effect" (a ratio of 1, a change of 0) |
+| in our band | the same, but the interval lies wholly outside what the source states |
 | direction only | outside the band, but the interval lies wholly on the claimed side of no effect |
 | opposite | the interval lies wholly on the other side of no effect |
-| not reproduced | none of these three |
+| not reproduced | none of these |
 | not measured | a replication had nothing to measure |
 
 The band is fixed in the experiment beside the paper's own figure; where the paper gives none, the

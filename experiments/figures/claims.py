@@ -23,6 +23,10 @@ _UNITS = {
 _PARTS = ("increase", "reduction")
 
 
+_TITLE_CHARS = 76
+"""Of a line as wide as the figure."""
+
+
 def claim(experiment: Mapping[str, Any]) -> Figure:
     """Draw the figures of a claim: measured, accepted, and what its source says.
 
@@ -45,10 +49,8 @@ def claim(experiment: Mapping[str, Any]) -> Figure:
         strips = figure.subplots(len(figures), 1, squeeze=False)[:, 0]
         for axes, (said, found) in zip(strips, figures, strict=True):
             _draw_strip(axes, said, found)
-        figure.suptitle(
-            f"{stated['system']}: {_shortened(stated['source'], 90)}", x=0.01, ha="left",
-            fontweight="bold",
-        )  # fmt: skip
+        title = _shortened(f"{stated['system']}: {stated['source']}", 2 * _TITLE_CHARS)
+        figure.suptitle(_wrapped(title, _TITLE_CHARS), x=0.01, ha="left", fontweight="bold")
         figure.supxlabel(
             "dot: measured, with 95 % confidence interval (hollow: outside the band); "
             "band: accepted; diamond: the source",
@@ -105,10 +107,10 @@ def _number(value: object) -> float:
     return math.nan if value is None else float(str(value))
 
 
-def _wrapped(name: str) -> str:
+def _wrapped(name: str, width: int = 34) -> str:
     import textwrap
 
-    return "\n".join(textwrap.wrap(name, 34))
+    return "\n".join(textwrap.wrap(name, width))
 
 
 def _shortened(text: str, width: int) -> str:

@@ -134,6 +134,11 @@ def test_comparison_without_a_number_is_nan(of, against):
     ("compare", "paper", "accept", "found", "expected"),
     [
         ("ratio", (1.8, 4.6), (1.8, 5.0), (2.0, 1.5, 2.5), "reproduced"),
+        # In the band, but wholly below, or above, what the source states.
+        ("ratio", (1.8, 4.6), (1.5, 5.0), (1.65, 1.6, 1.7), "in our band"),
+        ("ratio", (1.8, 4.6), (1.5, 5.0), (1.65, 1.6, 1.75), "reproduced"),  # 1.75 is 1.8
+        ("ratio", (1.8, 4.6), (1.5, 5.0), (4.8, 4.7, 4.9), "in our band"),
+        ("value", (0.62, 0.62), (0.55, 0.7), (0.6, 0.59, 0.61), "in our band"),
         # In the band, but the interval holds 1: luck is not excluded.
         ("ratio", (1.8, 4.6), (1.8, 5.0), (2.0, 0.9, 3.1), "not reproduced"),
         ("ratio", (1.8, 4.6), (1.8, 5.0), (1.4, 1.2, 1.6), "direction only"),

@@ -435,6 +435,18 @@ def test_predictability_figure_is_in_percent(small_run):
 # -- measurements, claims ----------------------------------------------------------------------
 
 
+def test_claim_figure_keeps_a_long_source_inside_the_page():
+    told = {"name": "x", "compare": "ratio", "accept": [1, 2]}
+    found = {"estimate": 1.5, "interval": [1.4, 1.6], "verdict": "reproduced"}
+    source = "a paper of many authors, " * 12
+    drawn = plots.claim(
+        {"claim": {"system": "Sarathi", "source": source, "figures": [told]}, "figures": [found]}
+    )
+    title = drawn._suptitle
+    assert title.get_window_extent().x1 < drawn.bbox.width
+    assert title.get_text().startswith("Sarathi: a paper of many authors")
+
+
 def test_claim_figure_shows_estimate_band_and_source():
     one = {
         "claim": {
