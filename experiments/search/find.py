@@ -20,6 +20,8 @@ from schedlab.experiments.sweeps.runs import Runs, check
 from schedlab.sim.errors import SchedlabError, SpecError
 
 _LENGTH = "workload.num_requests"
+_RIPPLE = 0.01
+"""A share of a metric by which it may go the wrong way without a remark."""
 
 MOST_DOUBLINGS = 3
 """Of the length of runs, until an answer no longer depends on it."""
@@ -335,13 +337,15 @@ def _remarks(
         )
     for i, bar in enumerate(bars):
         falls = [(low, high) for one in brackets for low, high in one.falls(i)]
-        if falls:
-            low, high = max(falls, key=lambda pair: pair[0].excess[i] - pair[1].excess[i])
-            sign = 1.0 if bar.at_most else -1.0
+        if not falls:
+            continue
+        low, high = max(falls, key=lambda pair: pair[0].excess[i] - pair[1].excess[i])
+        sign = 1.0 if bar.at_most else -1.0
+        begin, end = (bar.bound + sign * probe.excess[i] for probe in (low, high))
+        if abs(end - begin) > _RIPPLE * abs(begin):
             remarks.append(
                 f"{bar.metric} is not monotone over what was tried: most from "
-                f"{bar.bound + sign * low.excess[i]:.4g} at {low.value:.4g} to "
-                f"{bar.bound + sign * high.excess[i]:.4g} at {high.value:.4g}"
+                f"{begin:.4g} at {low.value:.4g} to {end:.4g} at {high.value:.4g}"
             )
     if any(one.bound == "at least" for one in brackets):
         remarks.append("no bar breaks up to the largest value tried")

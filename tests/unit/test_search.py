@@ -108,6 +108,14 @@ def test_verdict_is_given_only_between_answers_that_were_reached():
     assert verdicts(asked, [found("one", [1.0]), found("two", [2.0])]) == []
 
 
+def test_metric_that_ripples_by_less_than_a_per_cent_is_not_remarked_on():
+    bracket = Bracket(2.0, 3.0, "", (Probe(1.0, (-1.0,)), Probe(2.0, (-1.99,))))
+    metrics = [{"offered_request_rate": 1.0, "request_throughput": 1.0}]
+    assert _remarks([Bar("completed", 100.0, at_most=True)], [bracket], metrics, False) == []
+    (remark,) = _remarks([Bar("completed", 99.0, at_most=True)], [bracket], metrics, False)
+    assert remark.endswith("most from 98 at 1 to 97.01 at 2")
+
+
 @pytest.mark.parametrize(
     ("bar", "said"),
     [
