@@ -186,6 +186,8 @@ def result_table(results: Sequence[Row], metrics: Sequence[str] = ()) -> ResultT
     several = any(row.num_replications > 1 for row in results)
     notes = ["± is the 95 % confidence interval over replications"] if several else []
     notes += [f"no request was {' or '.join(absent)}"] if absent else []
+    if any(row.mean("mean_itl_ms") > row.mean("p99_itl_ms") for row in results):
+        notes.append("a mean ITL above its P99: fewer than one gap in 100, but long ones")
     keys = ["policy", *(key.rsplit(".", 1)[-1] for key in others)]
     return ResultTable(
         [*keys, *columns, *counts, *metrics],

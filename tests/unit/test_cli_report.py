@@ -87,6 +87,13 @@ def test_table_has_a_column_for_preemptions_only_where_there_are_some():
     assert table(0).note == "no request was preempted or rejected"
 
 
+@pytest.mark.parametrize(("p99_ms", "told"), [(12.0, False), (9.0, True)])
+def test_table_tells_how_a_mean_gap_can_be_above_its_p99(p99_ms, told):
+    measured = {"num_with_slo": 0, "mean_itl_ms": 10.0, "p99_itl_ms": p99_ms}
+    rows = report.rows(points(make_spec({"workload": WORKLOAD})), [measured])
+    assert ("a mean ITL above its P99" in report.result_table(rows).note) is told
+
+
 def test_notes_label_an_uncalibrated_model_and_count_long_lists():
     model = {"name": "roofline", "model": "m", "hardware": "h", "calibration": "UNCALIBRATED"}
     lines = report.notes([model], [f"w{i}" for i in range(12)])
