@@ -64,16 +64,19 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     Raises
     ------
     SpecError
-        As `check_replaceable`.
+        As `check_replaceable`, or if nothing can be written there.
     """
     folder = folder.absolute()
     _tidy_up_after_the_killed(folder)
     check_replaceable(folder)
     is_first = not folder.parent.exists()
-    folder.parent.mkdir(parents=True, exist_ok=True)
     new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
-    new.mkdir()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new.mkdir()
+    except OSError as error:
+        raise SpecError(f"{folder}: cannot be written: {error.strerror}") from error
     lock = _locked(new)
     try:
         yield new

@@ -100,3 +100,12 @@ def test_what_a_killed_run_left_is_removed_or_put_back_by_the_next(tmp_path):
         raise ZeroDivisionError
     assert (tmp_path / "out" / "inner" / "a.txt").read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == [alive, "out"]
+
+
+def test_folder_that_cannot_be_made_is_named_as_it_was_given(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with (
+        pytest.raises(SpecError, match=r"file/out: cannot be written: "),
+        replacing_folder(tmp_path / "file" / "out"),
+    ):
+        pass
