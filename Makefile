@@ -100,7 +100,9 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	@echo "installing schedlab and what it needs into $(VENV): about a minute"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(BIN)/schedlab schema > experiments/schedlab.schema.json  # what editors complete YAML by
 	@touch $@
 
 $(VENV)/documented: pyproject.toml | $(VENV)/bin/python

@@ -110,6 +110,9 @@ def title(experiment: Path) -> str:
         Empty if it begins with no comment.
     """
     lines = experiment.read_text(encoding="utf-8").splitlines()
-    comment = [line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines)]
+    begin = 1 if lines[0].startswith("# yaml-language-server:") else 0  # a line for editors
+    comment = [
+        line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines[begin:])
+    ]
     sentence = re.split(r"(?<=\?)\s|\.\s|:\n|\.$", "\n".join(comment), maxsplit=1)[0]
     return " ".join(sentence.split())

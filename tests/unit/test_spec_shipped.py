@@ -31,7 +31,11 @@ def test_shipped_experiments_have_one_name_each():
 
 @pytest.mark.parametrize("name", sorted(shipped_experiments()))
 def test_shipped_experiment_says_what_it_asks(name):
-    assert len(title(shipped_experiments()[name])) > 20
+    path = shipped_experiments()[name]
+    assert len(title(path)) > 20
+    assert "yaml-language-server" not in title(path)
+    if path.parent.name == "experiments":
+        assert path.read_text().startswith("# yaml-language-server: $schema=schedlab.schema.json\n")
 
 
 @pytest.mark.parametrize("name", ["quickstart", "sarathi", "block-size"])
