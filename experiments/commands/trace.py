@@ -178,12 +178,30 @@ def _lengths_table(stats: dict[str, Any]) -> tuple[tuple[str, ...], list[tuple[s
     return ("tokens", "prompt", "output"), rows
 
 
+_MEANINGS = {
+    "duration_s": "first to last arrival, s",
+    "rate": "mean rate, requests/s",
+    "rate_per_minute_min": "slowest minute, requests/s",
+    "rate_per_minute_max": "fastest minute, requests/s",
+    "cv": "coefficient of variation of gaps",
+    "gamma_shape_from_cv": "as bursty as gamma of shape",
+    "zero_gap_share": "gaps of nothing, share",
+    "gamma_shape": "gamma of the other gaps: shape",
+    "gamma_scale_s": "its scale, s",
+    "gamma_ks": "its distance (KS)",
+    "exponential_ks": "distance of an exponential (KS)",
+    "fano_10s": "variance / mean of counts in 10 s",
+}
+"""What the numbers of arrivals are called in a table; JSON keeps their names."""
+
+
 def _number_rows(numbers: dict[str, Any]) -> list[tuple[str, str]]:
     """Return rows of named numbers."""
     rows = []
-    for name, value in numbers.items():
+    for key, value in numbers.items():
+        name = _MEANINGS.get(key, key)
         if isinstance(value, dict):
-            rows += [(f"{name} {key:,}", f"{part:.4g}") for key, part in value.items()]
+            rows += [(f"{name} {at:,}", f"{part:.4g}") for at, part in value.items()]
         elif isinstance(value, int):
             rows.append((name, f"{value:,}"))
         else:

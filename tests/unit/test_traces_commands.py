@@ -30,7 +30,8 @@ def test_describe_prints_report_and_tables(source):
     out = run("describe", source).output
     assert f"source: {source} (schedlab)" in out
     assert "3 requests" in out
-    assert "gamma_shape_from_cv" in out
+    assert "as bursty as gamma of shape" in out
+    assert "mean rate, requests/s" in out
 
 
 def test_describe_as_json_is_only_json(source):
