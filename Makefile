@@ -43,7 +43,7 @@ unit: $(VENV)/tested             ## those of simulator and policies alone: secon
 mutants: $(VENV)/tested          ## plant 100 small bugs in sim/ and policies/, count those tests notice
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-torture: $(VENV)/tested          ## thousands of bad inputs, each to be refused in one line
+torture: $(VENV)/tested          ## a campaign of bad inputs, random workloads and kills, with their numbers
 	$(BIN)/python -m tests.torture.campaign $(ARGS)
 
 oldest: $(OLDEST)/installed      ## fast tests with the oldest packages that pyproject.toml allows

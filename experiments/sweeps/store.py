@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,7 +140,11 @@ def check_sweep_folder(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise SpecError(f"{folder} is not a folder; choose another with -o")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / SWEEP_FILE).exists():
+    if (folder / SWEEP_FILE).exists() or not folder.is_dir():
+        return
+    # One that was killed before it had marked the folder left a file that was to be the marker.
+    begun = re.compile(rf"\.{re.escape(SWEEP_FILE)}\.\d+\.tmp")
+    if any(not begun.fullmatch(path.name) for path in folder.iterdir()):
         raise SpecError(f"{folder} is no folder of a sweep; choose another or a new one with -o")
 
 

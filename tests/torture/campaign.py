@@ -1,36 +1,64 @@
-"""Many bad inputs, each of which must be refused in one line: ``make torture``.
+"""Bad inputs, random workloads and kills, with their numbers: ``make torture``.
 
-    python -m tests.torture.campaign [--only TEXT] [--every N] [--limit SECONDS]
+    python -m tests.torture.campaign [inputs] [workloads] [kills] [--inputs N] [--workloads N]
+        [--kills N] [--seconds S] [--seed K] [--journal FILE] [--only TEXT] [--limit S]
 
-prints every case that ends in a traceback, a hang, a message that nobody can read or that does not
-say where, or with half-written files, and exits with 1 if there is one.
+Prints every case that goes wrong as it is found, and how many were tried. With a journal, the same
+command goes on where it was stopped. Exits with 1 if anything was found.
 """
 
 import argparse
 import importlib
+import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
+from schedlab.sim.files import write_text
 from tests.torture.hand_written import environment_cases, file_cases, policy_cases
+from tests.torture.kills import disturbed, victims
 from tests.torture.mutated_files import mutated_file_cases
 from tests.torture.odd_values import specification_cases
+from tests.torture.random_workloads import batches, run_batch
 from tests.torture.sandbox import Case, run_case
 
 _LOADED_BEFOREHAND = (
     "schedlab.experiments.commands.app",
     "schedlab.experiments.sweeps.sweep_all",
+    "schedlab.gpu_backend.calibration",
     "matplotlib.pyplot",
     "pyarrow.parquet",
     "scipy.special",
 )
+_BARS = {"inputs": 10_000, "workloads": 20_000, "kills": 300}
+"""How many of each a campaign tries."""
+_ALL_INPUTS = 90_000
+"""About how many there are; a campaign takes them at equal distances."""
+
+
+class Tried(NamedTuple):
+    """Some cases that were tried at once."""
+
+    name: str
+    num_cases: int
+    faults: list[str]
+
+
+def load() -> None:
+    """Import what cases need, once, for the forks they run in."""
+    for module in _LOADED_BEFOREHAND:
+        importlib.import_module(module)
+    if find_spec("pandas"):  # an extra of notebooks; imported in a case, it would take memory there
+        importlib.import_module("pandas")
 
 
 def all_cases() -> Iterator[tuple[str, Case]]:
-    """Yield every case with its name, always in the same order."""
+    """Yield every bad input with its name, always in the same order."""
     return chain(
         policy_cases(),
         file_cases(),
@@ -44,10 +72,7 @@ def torture(
     cases: Iterable[tuple[str, Case]], limit_s: float = 30.0
 ) -> Iterator[tuple[str, list[str]]]:
     """Run cases and yield the name of each, with its faults."""
-    for module in _LOADED_BEFOREHAND:
-        importlib.import_module(module)
-    if find_spec("pandas"):  # an extra of notebooks; imported in a case, it would take memory there
-        importlib.import_module("pandas")
+    load()
     for name, case in cases:
         outside = Path(tempfile.mkdtemp(prefix="torture-"))
         (folder := outside / "cwd").mkdir()
@@ -58,22 +83,79 @@ def torture(
         yield name, faults
 
 
+def _inputs(asked: argparse.Namespace, begin: int) -> Iterator[Tried]:
+    every = max(1, _ALL_INPUTS // asked.inputs)
+    named = (case for i, case in enumerate(all_cases()) if (i + asked.seed) % every == 0)
+    chosen = (case for case in named if asked.only in case[0])
+    for number, case in enumerate(chosen):
+        if number >= begin:
+            for name, faults in torture([case], asked.limit):
+                yield Tried(name[:120], 1, faults)
+
+
+def _workloads(asked: argparse.Namespace, begin: int) -> Iterator[Tried]:
+    for number, (kind, batch_seed) in enumerate(batches(asked.seed * 1_000_000)):
+        if number >= begin:
+            num_tried, failure = run_batch(kind, batch_seed)
+            faults = [] if failure is None else [failure]
+            yield Tried(f"{kind} workloads of seed {batch_seed}", num_tried, faults)
+
+
+def _kills(asked: argparse.Namespace, begin: int) -> Iterator[Tried]:
+    load()
+    with victims() as all_of_them:
+        rounds = [disturbed(victim, asked.seed) for victim in all_of_them]
+        number = 0
+        while True:
+            for one in rounds:
+                name, faults_of = next(one)
+                number += 1
+                if number > begin:
+                    yield Tried(name, 1, faults_of())
+
+
+_PARTS = {"inputs": _inputs, "workloads": _workloads, "kills": _kills}
+
+
 def main() -> int:
     """Run the campaign and print what is wrong."""
-    parser = argparse.ArgumentParser(description="Bad inputs, to be refused in one line each.")
-    parser.add_argument("--only", default="", help="only cases whose name contains this")
-    parser.add_argument("--every", type=int, default=1, help="only every so many cases")
-    parser.add_argument("--limit", type=float, default=30.0, help="seconds a case may take")
+    parser = argparse.ArgumentParser(description="Bad inputs, random workloads and kills.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)}")
+    for part, bar in _BARS.items():
+        parser.add_argument(f"--{part}", type=int, default=bar, help=f"how many; {bar:,}")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of each part, at most")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn; 0")
+    parser.add_argument("--journal", type=Path, help="file that tells how far it is")
+    parser.add_argument("--only", default="", help="only inputs whose name contains this")
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds an input may take")
     asked = parser.parse_args()
-    named = (case for case in all_cases() if asked.only in case[0])
-    num_cases = num_bad = 0
-    for name, faults in torture(islice(named, 0, None, asked.every), asked.limit):
-        num_cases += 1
-        num_bad += bool(faults)
-        for fault in faults:
-            print(f"{name[:120]}: {fault}", flush=True)
-    print(f"{num_cases:,} cases, {num_bad} of them with faults")
-    return int(num_bad > 0)
+    if unknown := set(asked.parts) - set(_PARTS):
+        parser.error(f"no part is called {sorted(unknown)[0]!r}; there are {', '.join(_PARTS)}")
+    found = [_run(part, asked) for part in asked.parts or _PARTS]
+    return int(any(found))
+
+
+def _run(part: str, asked: argparse.Namespace) -> int:
+    """Run a part, telling its journal how far it is; return how many cases went wrong."""
+    noted = (
+        json.loads(asked.journal.read_text()) if asked.journal and asked.journal.exists() else {}
+    )
+    steps, num_cases, num_bad = noted.get(part, (0, 0, 0))
+    end_s = time.monotonic() + asked.seconds
+    for tried in _PARTS[part](asked, steps) if num_cases < getattr(asked, part) else ():
+        steps, num_cases, num_bad = (
+            steps + 1, num_cases + tried.num_cases, num_bad + bool(tried.faults)
+        )  # fmt: skip
+        for fault in tried.faults:
+            print(f"{tried.name}: {fault}", flush=True)
+        if asked.journal and (steps % 20 == 0 or part != "inputs"):
+            write_text(asked.journal, json.dumps({**noted, part: [steps, num_cases, num_bad]}))
+        if num_cases >= getattr(asked, part) or time.monotonic() > end_s:
+            break
+    if asked.journal:
+        write_text(asked.journal, json.dumps({**noted, part: [steps, num_cases, num_bad]}))
+    print(f"{part}: {num_cases:,} tried, {num_bad} with faults", flush=True)
+    return num_bad
 
 
 if __name__ == "__main__":

@@ -286,6 +286,12 @@ def test_sweep_into_a_folder_of_others_is_refused(spec_file):
     assert [path.name for path in Path("mine").iterdir()] == ["thesis.tex"]
 
 
+def test_sweep_killed_before_it_had_marked_its_folder_is_begun_again(tmp_path):
+    (tmp_path / "..schedlab-sweep.json.4711.tmp").write_text("{")
+    Store(tmp_path)
+    assert (tmp_path / ".schedlab-sweep.json").exists()
+
+
 def test_two_sweeps_at_the_same_time_in_one_folder_are_refused(spec_file):
     store = Store(Path("out"))
     with store.lock(""), pytest.raises(SpecError, match="another sweep is at work"):
