@@ -71,12 +71,13 @@ class ContinuousBatching(Policy):
                 builder.preempt(self.victim(tuple(builder.running()), view.now_ns))
         if builder.preempted:
             return builder.build()
-        waiting = view.waiting
-        if len(waiting) and builder.seats_left and builder.tokens_left:
-            for state in self.candidates(view, builder):
-                if not builder.grant(state, self.chunk(state, view)):
-                    break
-                if builder.seats_left < 1 or builder.tokens_left < 1:
-                    break
-        could_admit = bool(len(waiting) and builder.seats_left and builder.tokens_left)
+        could_admit = False
+        if len(view.waiting):
+            could_admit = builder.seats_left > 0 and builder.tokens_left > 0
+            if could_admit:
+                for state in self.candidates(view, builder):
+                    granted = builder.grant(state, self.chunk(state, view))
+                    could_admit = builder.seats_left > 0 and builder.tokens_left > 0
+                    if not (granted and could_admit):
+                        break
         return builder.build(*self.promise(view, hooks_matter=could_admit))

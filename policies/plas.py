@@ -53,7 +53,6 @@ class ProgramLevelAttainedService(Ranked):
 
     source = "Autellix, Luo et al. 2025 (arXiv:2502.13965), section 4.2: PLAS, anti-starvation"
     starves = True
-    static_keys = False
 
     def __init__(
         self,
@@ -70,6 +69,8 @@ class ProgramLevelAttainedService(Ranked):
         self.first_quantum_s = first_quantum_s
         self.num_queues = num_queues
         self.starvation = starvation
+        # Who waits gets no service: only that it has waited too long moves it.
+        self.static_keys = starvation is None
         self._first_ns = round(first_quantum_s * 1e9)
         self._calls: dict[int, _Call] = {}
 
@@ -80,13 +81,10 @@ class ProgramLevelAttainedService(Ranked):
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by queue."""
         call = self._calls[state.id]
-        if self._starves_since_ns(call) <= now_ns:
+        if self.starvation is not None and self._starves_since_ns(call) <= now_ns:
             return 0
-        return self._queue(call.base_ns + call.used_ns)
-
-    def _queue(self, service_ns: int) -> int:
-        quanta = service_ns // self._first_ns
-        return min(quanta.bit_length(), self.num_queues - 1)
+        queue = ((call.base_ns + call.used_ns) // self._first_ns).bit_length()
+        return queue if queue < self.num_queues else self.num_queues - 1
 
     def _starves_since_ns(self, call: _Call) -> int:
         """Return from when on a request has waited too long, if it gets no more service."""
@@ -121,13 +119,15 @@ class ProgramLevelAttainedService(Ranked):
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return when the first quantum is used up, or the first request has waited too long."""
         now_ns, until_ns = view.now_ns, FOREVER
+        calls, first_ns, last = self._calls, self._first_ns, self.num_queues - 1
         for state in view.running:
-            call = self._calls[state.id]
+            call = calls[state.id]
             service_ns = call.base_ns + call.used_ns
-            queue = self._queue(service_ns)
-            if queue < self.num_queues - 1:
-                left_ns = (self._first_ns << queue) - service_ns
-                until_ns = min(until_ns, now_ns + max(left_ns, 1))
+            queue = (service_ns // first_ns).bit_length()
+            if queue < last:
+                next_ns = now_ns + (first_ns << queue) - service_ns
+                if next_ns < until_ns:
+                    until_ns = next_ns
         if self.starvation is not None:
             for state in (*view.waiting, *view.running):
                 at_ns = self._starves_since_ns(self._calls[state.id])

@@ -113,6 +113,7 @@ class Policy(Knobs):
             Whether there is anything that hooks could decide otherwise; if not, `horizon` is not
             asked.
         """
-        if not self._knows_its_hooks or not self.__dict__.keys().isdisjoint(self.hooks):
+        own = self.__dict__
+        if not self._knows_its_hooks or (own and not own.keys().isdisjoint(self.hooks)):
             return 1, FOREVER
         return self.horizon(view) if hooks_matter else (FOREVER, FOREVER)
