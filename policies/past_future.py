@@ -78,6 +78,7 @@ class PastFuture(ContinuousBatching):
         self.initial_tokens = initial_tokens
         self.seed = seed
         self._past = deque([initial_tokens] * (window // 2), maxlen=window)
+        self._sorted_past: _Floats | None = None
         self._step = 0
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
@@ -87,6 +88,7 @@ class PastFuture(ContinuousBatching):
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Add the length to the past."""
         self._past.append(state.num_output_tokens)
+        self._sorted_past = None
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Promise nothing where someone could be admitted: draws change."""
@@ -107,7 +109,9 @@ class PastFuture(ContinuousBatching):
         if running and sum(held) + self._used_tokens(head, view) + len(held) + 1 > capacity:
             return
         draw = np.random.default_rng([self.seed, self._step])
-        past = np.sort(np.array(self._past, dtype=np.float64))
+        if self._sorted_past is None:
+            self._sorted_past = np.sort(np.array(self._past, dtype=np.float64))
+        past = self._sorted_past
         futures = min(self.samples, _MIN_SAMPLES // len(running) + 1) if running else 1
         used = np.array([*held, 0.0])
         remaining = np.empty((futures, len(used)))
