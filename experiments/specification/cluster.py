@@ -228,10 +228,27 @@ class Cluster(Section):
                         f"failures.{key}[{place}].engine: there are engines 0 to {size - 1}, got "
                         f"{failing.engine}"
                     )
-        if self.local is not None and not self.is_disaggregated:
-            raise ValueError("local: only where prompts have engines of their own (role prefill)")
-        if failures.links and not (self.is_disaggregated or self.migration):
-            raise ValueError("failures.links: nothing is sent from engine to engine")
+        return self
+
+    @model_validator(mode="after")
+    def _says_nothing_in_vain(self) -> Cluster:
+        default = Cluster.model_fields
+        if not self.is_disaggregated:
+            if self.local is not None:
+                raise ValueError(
+                    "local: only where prompts have engines of their own (role prefill)"
+                )
+            if self.decode_router != default["decode_router"].get_default(
+                call_default_factory=True
+            ):
+                raise ValueError(
+                    "decode_router: only where answers have engines of their own (role decode)"
+                )
+            if self.migration is None:
+                has_link = self.link != default["link"].get_default(call_default_factory=True)
+                if has_link or (self.failures is not None and self.failures.links):
+                    key = "link" if has_link else "failures.links"
+                    raise ValueError(f"{key}: nothing is sent from engine to engine")
         return self
 
     @model_validator(mode="after")

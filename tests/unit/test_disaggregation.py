@@ -283,6 +283,13 @@ def test_layers_without_an_engine_for_prompts_are_told():
         make_spec({"cluster": {"count": 2, "link": {"name": "nvlink", "by_layer": True}}})
 
 
+@pytest.mark.parametrize("keys", [{"decode_router": "jsq"}, {"link": "nvlink"}])
+def test_keys_about_what_no_engine_does_are_refused(keys):
+    (key,) = keys
+    with pytest.raises(SpecError, match=f"cluster: {key}: "):
+        make_spec({"cluster": {"count": 2, **keys}})
+
+
 def test_unknown_link_is_told_with_the_nearest():
     with pytest.raises(SpecError, match=r"cluster.link.name: .*did you mean pcie-5"):
         make_spec(cluster().to_data() | {"cluster": {"count": 2, "link": "pcie-6"}})
