@@ -2,7 +2,9 @@
 
 Two H100 servers compute prompts, two A100 servers go on; requests, routing rules and what an
 iteration takes are the same: SplitwiseSim's measurements of Llama 2 70B (`data/perf_model.csv`),
-interpolated as it does. `PeerProfile` and `LeastBacklog` are that profile and that rule here.
+interpolated as it does (`PeerProfile`). Both send requests, and their KV, to engines in turn:
+kv_round_robin there. (Its kv_token_jsq only ever takes back what it never counted, so that all go
+to one server of each kind.)
 
 The peer is public (github.com/Mutinifni/splitwise-sim, MIT) and reads its dependencies from the
 environment that runs it; docs/fleets.md says how to get both.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import shutil
 import subprocess
 import tempfile
 import time
@@ -27,18 +30,16 @@ import numpy as np
 from schedlab.experiments.running.run import run
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.policies.routers.router import Router
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.files import write_text
 from schedlab.sim.hardware.deployment import Deployment
-from schedlab.sim.request import Request
+from schedlab.sim.record.columns import whole_numbers
 
 _HERE = "schedlab.experiments.bench.splitwise"
 _MODEL = "llama2-70b"
-# Its links: 200 GiB/s for each transfer, ten times that where it is overlapped with the prompt.
-_LINK_BYTES_PER_S = 10 * 200 * 1024**3
+# Its links: 200 GiB/s for each transfer.
+_LINK_BYTES_PER_S = 200 * 1024**3
 # It counts full heads: keys and values of 80 layers of 8192, two bytes each.
 _PEER_KV_BYTES, _KV_BYTES = 2 * 80 * 8192 * 2, 2 * 80 * 1024 * 2
 _METRICS = ("ttft_times", "tbt_times", "response_times")
@@ -104,28 +105,6 @@ def _interpolated_ns(points: Points, tokens: int) -> int:
     return round((ys[i - 1] + slope * (tokens - xs[i - 1])) * 1e6)
 
 
-class LeastBacklog(Router):
-    """The first engine with the fewest prompt tokens to compute, as token_jsq chooses."""
-
-    source = "SplitwiseSim, TokenJSQScheduler and KVTokenJSQScheduler"
-
-    def route(self, request: Request, engines: Sequence[EngineState]) -> int:
-        """Take the first with the fewest."""
-        loads = [engine.backlog_tokens for engine in engines]
-        return loads.index(min(loads))
-
-
-class FewestRequests(Router):
-    """The first engine with the fewest requests, as KVTokenJSQScheduler chooses who goes on."""
-
-    source = "SplitwiseSim, KVTokenJSQScheduler"
-
-    def route(self, request: Request, engines: Sequence[EngineState]) -> int:
-        """Take the first with the fewest."""
-        loads = [engine.num_in_flight for engine in engines]
-        return loads.index(min(loads))
-
-
 def specification(peer: Path, request_rate: float, num_requests: int) -> dict[str, Any]:
     """Return the experiment; no prompt is longer than what a batch takes."""
     gb_per_s = _LINK_BYTES_PER_S * _KV_BYTES / _PEER_KV_BYTES / 8 / 1e9
@@ -153,8 +132,8 @@ def specification(peer: Path, request_rate: float, num_requests: int) -> dict[st
             "too_long": "clip_prompt",
         },
         "cluster": {
-            "router": f"{_HERE}:LeastBacklog",
-            "decode_router": f"{_HERE}:FewestRequests",
+            "router": "round_robin",
+            "decode_router": "round_robin",
             "link": {"gb_per_s": gb_per_s, "latency_us": 0},
             "pools": {
                 "prompts": {"role": "prefill", "count": 2, "hardware": "h100-80gb"},
@@ -168,9 +147,10 @@ def ours(spec: dict[str, Any]) -> dict[str, list[float]]:
     """Run it here; return the peer's metrics in seconds, and its definitions of them."""
     requests = run(make_spec(spec)).requests
     assert (requests["status"] == 0).all(), "all are answered"
-    ttft_s = (requests["first_token_ns"] - requests["arrival_ns"]) / 1e9
-    e2e_s = (requests["last_token_ns"] - requests["arrival_ns"]) / 1e9
-    tbt_s = (e2e_s - ttft_s) / requests["generated_tokens"]
+    arrival_ns = whole_numbers(requests, "arrival_ns")
+    ttft_s = (whole_numbers(requests, "first_token_ns") - arrival_ns) / 1e9
+    e2e_s = (whole_numbers(requests, "last_token_ns") - arrival_ns) / 1e9
+    tbt_s = (e2e_s - ttft_s) / whole_numbers(requests, "generated_tokens")
     return dict(zip(_METRICS, (ttft_s.tolist(), tbt_s.tolist(), e2e_s.tolist()), strict=True))
 
 
@@ -186,12 +166,13 @@ def theirs(spec: dict[str, Any], peer: Path, python: Path) -> dict[str, list[flo
     file = peer / "traces" / "schedlab.csv"
     with tempfile.TemporaryDirectory() as folder:
         write_text(file, "\n".join(lines) + "\n")
+        configs = _without_ray(peer, Path(folder))
         try:
             subprocess.run(
                 [
-                    python.absolute(), "run.py", "hydra/launcher=basic", "cluster=half_half",
+                    python.absolute(), "run.py", "--config-path", configs, "cluster=half_half",
                     "cluster.servers.0.count=2", "cluster.servers.1.count=2",
-                    "applications.0.scheduler=kv_token_jsq",
+                    "applications.0.scheduler=kv_round_robin",
                     f"applications.0.model_architecture={_MODEL}",
                     f"applications.0.model_size={_MODEL}-fp16",
                     "start_state=splitwise", "start_state.split_type=heterogeneous",
@@ -206,8 +187,17 @@ def theirs(spec: dict[str, Any], peer: Path, python: Path) -> dict[str, list[flo
             file.unlink()
         (results,) = Path(folder, "out").glob("detailed/0.csv")
         with results.open(encoding="utf-8", newline="") as rows:
-            found = list(csv.DictReader(rows))
+            found = sorted(csv.DictReader(rows), key=lambda row: float(row["request_ids"]))
     return {name: [float(row[name]) for row in found] for name in _METRICS}
+
+
+def _without_ray(peer: Path, folder: Path) -> Path:
+    """Copy its configuration, less the launcher on a cluster of machines."""
+    configs = Path(shutil.copytree(peer / "configs", folder / "configs"))
+    top = configs / "config.yaml"
+    text = top.read_text(encoding="utf-8").replace("  - override hydra/launcher: ray\n", "")
+    write_text(top, text.partition("  launcher:\n")[0])
+    return configs
 
 
 def main(argv: list[str] | None = None) -> None:

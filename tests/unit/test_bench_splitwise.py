@@ -1,0 +1,34 @@
+import pytest
+
+from schedlab.experiments.bench.splitwise import PeerProfile
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model
+
+TABLE = """model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel
+llama2-70b,h100-80gb,100,1,8,10,40,8
+llama2-70b,h100-80gb,100,1,8,12,42,8
+llama2-70b,h100-80gb,100,1,8,50,43,8
+llama2-70b,h100-80gb,100,2,8,22,52,8
+llama2-70b,a100-80gb,100,2,8,99,99,8
+"""
+
+
+@pytest.fixture
+def profile(tmp_path):
+    (tmp_path / "table.csv").write_text(TABLE)
+    deployment = Deployment(model("llama-2-70b"), gpu("h100-80gb"), tensor_parallel_size=8)
+    return PeerProfile(deployment, str(tmp_path / "table.csv"))
+
+
+def test_profile_of_the_peer_interpolates_medians_and_goes_on_beyond_them(profile):
+    prompts = [BatchShape(0, 0, 0, ((n, 0),)) for n in (100, 150, 300)]
+    assert [profile.step_ns(shape) for shape in prompts] == [
+        [12_000_000],
+        [17_000_000],
+        [32_000_000],
+    ]
+    assert profile.step_ns(BatchShape(50, 9, 9), 2) == [37_000_000] * 2
+    both = BatchShape(50, 9, 9, ((60, 0), (40, 0)))
+    assert profile.step_ns(both) == [18_700_000], "a mixed batch is a tenth slower than prompts"
