@@ -76,7 +76,8 @@ class Segment:
 
     def _keep(self, num_steps: int) -> None:
         self.steps = Steps(self.steps.durations_ns[:num_steps], self.steps.overhead_ns, [])
-        self.row = self.row._replace(num_steps=num_steps)
+        row = self.row
+        self.row = SegmentRow(row.start_ns, num_steps, *row[2:])  # `_replace` takes twice as long
 
 
 def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> BatchShape:

@@ -27,10 +27,17 @@ def at(
     do: Callable[[simpy.Event], None] | None = None,
 ) -> simpy.Event:
     """Let something happen after some time, in a phase of that instant; return its event."""
-    event = simpy.Event(clock)
-    event._ok = True
-    event._value = None
-    if do is not None:
-        event.callbacks.append(do)
+    event = _Instant(clock, do)
     clock.schedule(event, phase, delay_ns)
     return event
+
+
+class _Instant(simpy.Event):
+    """An event that happens whatever becomes of others: it has no value to wait for."""
+
+    def __init__(self, clock: simpy.Environment, do: Callable[[simpy.Event], None] | None) -> None:
+        # All that `Event` has, at once: there are four of these a request.
+        self.env = clock
+        self.callbacks = [] if do is None else [do]
+        self._ok = True
+        self._value = None
