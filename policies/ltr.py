@@ -67,6 +67,8 @@ class LearningToRank(Ranked):
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return the steps to the next promotion or end of a quantum."""
+        if self._new:  # who came while nothing ran, and is loaded first
+            return 1, FOREVER
         steps = [self._due[0][0] - self._iteration] if self._due else []
         return min(*steps, *self._quantum_left.values(), FOREVER, FOREVER), FOREVER
 

@@ -101,7 +101,7 @@ class NestedWait(Policy):
             places = max(min(group, limit - len(inside[i])), 0)
             if gathered < places and self._may_gather(i, gathered, entries, inside):
                 stalled = chain(*entries[i:], *inside[i:])
-                since_ns = [self._ran_ns[state.id] for state in stalled]
+                since_ns = [self._since_ns(state) for state in stalled]
                 if i == 0 and gathered:
                     since_ns.append(view.waiting.head.request.arrival_ns)
                 gather_until_ns = min(since_ns, default=FOREVER) + timeout_ns
@@ -132,7 +132,11 @@ class NestedWait(Policy):
         segment is so of those before it, which wait for the same requests and more.
         """
         waited_until_ns = view.now_ns - round(self.max_wait_s * 1e9)
-        return any(self._ran_ns[state.id] <= waited_until_ns for state in chain(*entries[segment:]))
+        return any(self._since_ns(state) <= waited_until_ns for state in chain(*entries[segment:]))
+
+    def _since_ns(self, state: RequestState) -> int:
+        """Return when a request ran last; if it was only loaded so far, when it had its seat."""
+        return self._ran_ns.get(state.id, state.first_scheduled_ns)
 
     def _stages(
         self, view: EngineView

@@ -54,7 +54,9 @@ class Ranked(Policy):
         fits = grant_everyone(view, builder, by_name=self.on_tokens is not None, place=place)
         if not fits:
             self._grant_by_rank(view, builder, place)
-        return builder.build(*self.promise(view, hooks_matter=not (fits and self.lazy_ranks)))
+        # Where KV is loaded beside the steps, who has a seat does not always get a token.
+        lazy = fits and self.lazy_ranks and not view.config.kv_tiers
+        return builder.build(*self.promise(view, hooks_matter=not lazy))
 
     def _grant_by_rank(self, view: EngineView, builder: PlanBuilder, place: Place) -> None:
         ranked = sorted((place(state), state) for state in view.running)

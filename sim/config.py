@@ -8,6 +8,8 @@ from typing import Literal
 
 KVAllocator = Literal["paged", "contiguous_max", "contiguous_pow2", "contiguous_exact"]
 PreemptionMode = Literal["recompute", "swap"]
+KVWrite = Literal["through", "back"]
+KVLoad = Literal["when_faster", "always"]
 
 
 def vllm_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -24,6 +26,53 @@ def vllm_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
     most = min(2 * max_num_seqs, 512)
     sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
     return tuple(size for size in sizes if size <= most)
+
+
+@dataclass(frozen=True, slots=True)
+class KVTier:
+    """Memory below the GPU's that keeps KV blocks, and the link to it, one a direction.
+
+    Attributes
+    ----------
+    name : str
+        How results call it.
+    num_blocks : int
+        KV blocks that fit.
+    load_bytes_per_s, store_bytes_per_s : float
+        Bandwidth towards the GPU, and away from it, for each GPU.
+    load_latency_ns, store_latency_ns : int
+        From the last byte on the link until it is there.
+    write : {"through", "back"}
+        When blocks come here: as soon as they are in the memory above, or only when they lose
+        their place there.
+
+    Raises
+    ------
+    ValueError
+        If a figure is impossible.
+    """
+
+    name: str
+    num_blocks: int
+    load_bytes_per_s: float
+    store_bytes_per_s: float
+    load_latency_ns: int = 0
+    store_latency_ns: int = 0
+    write: KVWrite = "through"
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise ValueError(f"tier {self.name} must hold at least one block of KV")
+        for way, bytes_per_s in (
+            ("load", self.load_bytes_per_s),
+            ("store", self.store_bytes_per_s),
+        ):
+            if not bytes_per_s > 0.0:
+                raise ValueError(
+                    f"tier {self.name}: {way} bandwidth must be > 0, got {bytes_per_s}"
+                )
+        if self.load_latency_ns < 0 or self.store_latency_ns < 0:
+            raise ValueError(f"tier {self.name}: latencies must be >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +126,13 @@ class EngineConfig:
     free_uncached_first : bool
         Freed blocks that cannot be found again are the next to be handed out; off = the last, as
         all others.
+    kv_tiers : tuple of KVTier
+        Memory below the GPU's, the nearest first. Copies to and from it run beside the steps. Then
+        requests that are preempted by swap go to the first of them, and `swap_space_blocks` is its
+        size.
+    kv_load : {"when_faster", "always"}
+        Whether a prefix that lies in a lower tier is loaded only where that takes less time than
+        computing it again.
     async_scheduling : bool
         Plan each step while the one before it runs: it knows neither the requests that arrive
         meanwhile nor the seats and blocks of those that finish in it.
@@ -123,6 +179,8 @@ class EngineConfig:
     kv_block_bytes: int = 0
     enable_prefix_caching: bool = False
     free_uncached_first: bool = False
+    kv_tiers: tuple[KVTier, ...] = ()
+    kv_load: KVLoad = "when_faster"
     async_scheduling: bool = False
     arrivals_between_steps: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
@@ -150,6 +208,8 @@ class EngineConfig:
             raise ValueError("preemption_mode swap needs room: set swap_space above 0")
         if self.enable_prefix_caching and self.kv_allocator != "paged":
             raise ValueError(f"prefix caching needs paged memory, not {self.kv_allocator}")
+        if self.kv_tiers:
+            self._check_tiers()
         if self.num_speculative_tokens:
             if self.kv_allocator != "paged":
                 raise ValueError(f"speculation needs paged memory, not {self.kv_allocator}")
@@ -176,6 +236,25 @@ class EngineConfig:
                 f"without chunked prefill, max_num_batched_tokens "
                 f"({self.max_num_batched_tokens}) must be at least max_model_len "
                 f"({self.max_model_len}), or long prompts could never run"
+            )
+
+    def _check_tiers(self) -> None:
+        names = [tier.name for tier in self.kv_tiers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"kv_tiers need different names, got {', '.join(names)}")
+        if self.kv_allocator != "paged":
+            raise ValueError(f"kv_tiers need paged memory, not {self.kv_allocator}")
+        if not self.enable_prefix_caching and self.preemption_mode != "swap":
+            raise ValueError(
+                "kv_tiers would hold nothing: blocks are found there with enable_prefix_caching, "
+                "and preempted requests go there with preemption_mode: swap"
+            )
+        if self.num_speculative_tokens:
+            raise ValueError("kv_tiers are not simulated with speculation")
+        if self.swap_space_blocks != self.kv_tiers[0].num_blocks:
+            raise ValueError(
+                f"with kv_tiers the room for swapped requests is that of {names[0]}, "
+                f"{self.kv_tiers[0].num_blocks} blocks, not {self.swap_space_blocks}"
             )
 
     @property

@@ -18,12 +18,20 @@ from schedlab.sim.metrics.registry import (
     every_fleet,
     every_run,
     every_session,
+    every_tier,
     metric_named,
 )
 from schedlab.sim.metrics.window import Window
-from schedlab.sim.record.columns import Columns
+from schedlab.sim.record.columns import Columns, whole_numbers
+from schedlab.sim.record.copies import Copies, CopyTable, TierFacts
 from schedlab.sim.record.fleet import EngineFacts
-from schedlab.sim.record.saved_log import ResultLog, SavedLog, read_table, save_tables
+from schedlab.sim.record.saved_log import (
+    ResultLog,
+    SavedLog,
+    read_table,
+    save_tables,
+    write_table,
+)
 from schedlab.sim.record.sessions import has_sessions
 from schedlab.sim.text import json_value
 
@@ -32,6 +40,7 @@ Metrics = dict[str, float]
 
 _SCHEMA = 1
 
+_COPIES = "copies", "copy_waits"
 _VLLM_LATENCIES = tuple(
     f"{statistic}_{metric}_ms"
     for metric in ("ttft", "tpot", "itl", "e2el")
@@ -59,6 +68,10 @@ class RunResult:
         Engines that shared the workload; of several, requests and steps have a column `engine`.
     engines : tuple of EngineFacts
         What they are, in order, if the experiment has a `cluster`.
+    tiers : tuple of TierFacts
+        Memory below the GPU's of each engine, the nearest first.
+    copies, copy_waits : mapping of str to ndarray
+        Copies to and from there, and the steps that waited for some; see `sim.record.copies`.
     reject_reasons : dict of int to str
         Why requests were turned away, by id.
     provenance : dict
@@ -80,6 +93,9 @@ class RunResult:
     window: Window | None = None
     num_engines: int = 1
     engines: tuple[EngineFacts, ...] = ()
+    tiers: tuple[TierFacts, ...] = ()
+    copies: CopyTable = field(default_factory=Copies().columns)
+    copy_waits: CopyTable = field(default_factory=Copies().wait_columns)
     _metrics: Metrics | None = field(default=None, init=False, repr=False, compare=False)
 
     def observation(self) -> Observation:
@@ -93,6 +109,8 @@ class RunResult:
             asked = every_run() + (every_fleet() if self.engines else [])
             if has_sessions(self.requests):
                 asked += every_session()
+            if self.tiers:
+                asked += every_tier([facts.name for facts in self.tiers])
             self._metrics = {one.name: one.of(run) for one in asked}
         return dict(self._metrics)
 
@@ -179,6 +197,8 @@ class RunResult:
             ours["num_engines"] = self.num_engines
         if self.engines:
             ours["engines"] = [facts.to_data() for facts in self.engines]
+        if self.tiers:
+            ours["tiers"] = [facts._asdict() for facts in self.tiers]
         if self.window is not None:
             ours["window"] = self.window._asdict()
         result["schedlab"] = ours
@@ -195,7 +215,8 @@ class RunResult:
     def save(self, folder: Path, light: bool = False) -> None:
         """Write result.json and tables (requests, steps, preemptions, gaps, tokens, stints).
 
-        Where requests are those of sessions, there is a table of sessions as well.
+        Where requests are those of sessions, there is a table of sessions as well; where engines
+        have tiers, one of copies and one of the steps that waited for some.
 
         Each file is written whole or not at all, result.json last. The same result gives the same
         bytes, up to ``date`` (set SOURCE_DATE_EPOCH to fix that, too). A light result is
@@ -204,6 +225,9 @@ class RunResult:
         folder = Path(folder)
         if not light:
             save_tables(folder, self.requests, self.log)
+            if self.tiers:
+                write_table(folder / "copies.parquet", [self.copies])
+                write_table(folder / "copy_waits.parquet", [self.copy_waits])
         text = json.dumps(self.to_vllm_json(), indent=2, allow_nan=False)
         write_text(folder / "result.json", text + "\n")
 
@@ -232,6 +256,8 @@ class RunResult:
                 "without --light"
             )
         requests = read_table(table)
+        tiers = tuple(TierFacts.from_data(facts) for facts in ours.get("tiers", ()))
+        found = {name: _whole_table(folder / f"{name}.parquet") for name in _COPIES if tiers}
         try:
             return cls(
                 name=str(ours["name"]),
@@ -244,9 +270,16 @@ class RunResult:
                 window=_window(**ours["window"]) if "window" in ours else None,
                 num_engines=int(ours.get("num_engines", 1)),
                 engines=tuple(EngineFacts.from_data(facts) for facts in ours.get("engines", ())),
+                tiers=tiers,
+                **found,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SchedlabError(f"{path}: not a whole schedlab result: {error!r}") from None
+
+
+def _whole_table(path: Path) -> CopyTable:
+    columns = read_table(path)
+    return {name: whole_numbers(columns, name) for name in columns}
 
 
 def _window(begin_ns: int, end_ns: int) -> Window:

@@ -9,6 +9,7 @@ _TITLES = {
     "engine": "Of the engine, in every result.json",
     "fleet": "Of a fleet (`cluster`), in its result.json",
     "sessions": "Of sessions, in the result.json of a run of some",
+    "tiers": "Of memory below the GPU's (`engine.kv_offload`), in its result.json",
     "more": "Computed when they are asked for",
 }
 _LEFT_OUT = ("median_", "std_", "p50_", "p90_", "p95_", "p99_")
@@ -24,7 +25,8 @@ def metric_rows() -> dict[str, list[tuple[str, str, str, str]]]:
     for name in names():
         one = described(name)
         if not name.startswith(_LEFT_OUT) or name.endswith(_SESSION):
-            told = one.every_run or (one.about in ("fleet", "sessions") and not one.parameters)
+            told = one.every_run or one.about == "tiers"
+            told = told or (one.about in ("fleet", "sessions") and not one.parameters)
             section = one.about if told else "more"
             found[_TITLES[section]].append((_name(one), one.unit, one.better, one.definition))
     return found

@@ -228,6 +228,7 @@ def open_backend(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Backend:
     if spec.backend == "vllm":
         if spec.engine.speculation is not None:
             raise SpecError("engine.speculation: not with backend: vllm; set backend: sim")
+        _refuse_tiers(spec)
         from schedlab.experiments.running.vllm_backend import open_vllm  # takes seconds
 
         return open_vllm(point, pricing)
@@ -243,9 +244,18 @@ def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
             raise SpecError(f"engine.{switch}: the real backend does not do that; set it to false")
     if spec.engine.speculation is not None:
         raise SpecError("engine.speculation: only the simulation has it; set backend: sim")
+    _refuse_tiers(spec)
     if spec.cluster is not None:
         raise SpecError("cluster: the real backend runs one engine")
     if spec.engine.data_parallel_size > 1:
         raise SpecError("engine.data_parallel_size: the real backend runs one engine")
     if spec.engine.weight_dtype not in ("auto", spec.engine.dtype):
         raise SpecError("engine.weight_dtype: the real backend stores weights as it computes")
+
+
+def _refuse_tiers(spec: ExperimentSpec) -> None:
+    if spec.engine.kv_offload is not None:
+        raise SpecError(
+            f"engine.kv_offload: backend {spec.backend} copies no KV beside its steps; set "
+            "backend: sim, or preempt by swap without tiers"
+        )

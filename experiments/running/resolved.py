@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from schedlab.experiments.running.kv_offload import offload_limits
 from schedlab.experiments.running.speculation import (
     Speculation,
     resolve_speculation,
@@ -153,6 +154,7 @@ def _config(
         "kv_block_bytes": block_bytes,
         "first_launch_ns": int(overhead.first_step_s * 1e9 + 0.5),
     }
+    limits |= offload_limits(spec, block_bytes)
     if speculation is not None:
         limits["num_speculative_tokens"] = speculation.spec.num_speculative_tokens
         limits["num_lookahead_tokens"] = speculation.num_lookahead_tokens

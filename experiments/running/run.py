@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from schedlab.sim.record.columns import (
     whole_numbers,
     with_columns,
 )
+from schedlab.sim.record.copies import TierFacts, of_engines
+from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.result import RunResult
 from schedlab.traces.trace import Text, Trace
@@ -134,6 +136,7 @@ def _run(
         kv_capacity_tokens=point.config.num_blocks * point.config.block_size,
         num_engines=len(places) or sum(kind.num_engines for kind in kinds),
         engines=() if spec.cluster is None else engine_facts(kinds, places),
+        **_copies(point, log),
         reject_reasons=log.reject_reasons,
         provenance={
             **provenance(spec, kinds),
@@ -146,6 +149,28 @@ def _run(
             "extrapolated_by_feature": _by_feature(kinds),
         },
     )
+
+
+def _copies(point: Resolved, log: Log) -> dict[str, Any]:
+    """Return what a result says of tiers, those of the first kind of engines; nothing without."""
+    config = point.config
+    if not config.kv_tiers:
+        return {}
+    if isinstance(log, ClusterLog):
+        logs = [one.copies for one in log.of_engines]
+        copies = of_engines([one.columns() for one in logs], log.engines)
+        waits = of_engines([one.wait_columns() for one in logs], log.engines)
+    else:
+        assert isinstance(log, RunLog)
+        copies, waits = log.copies.columns(), log.copies.wait_columns()
+    return {
+        "tiers": tuple(
+            TierFacts(tier.name, tier.num_blocks, config.kv_block_bytes, config.block_size)
+            for tier in config.kv_tiers
+        ),
+        "copies": copies,
+        "copy_waits": waits,
+    }
 
 
 def _by_feature(kinds: Sequence[Kind]) -> dict[str, int]:

@@ -17,6 +17,7 @@ from schedlab.experiments.specification.fields import (
     Section,
     whole,
 )
+from schedlab.experiments.specification.kv_offload import KVOffloadSpec
 from schedlab.experiments.specification.speculation import SpeculationSpec
 from schedlab.sim.config import EngineConfig, KVAllocator, PreemptionMode
 from schedlab.sim.errors import SpecError
@@ -203,6 +204,11 @@ class EngineSpec(Section):
         description="CPU time of scheduling a step; if absent that of the profile, or none.",
     )
 
+    kv_offload: KVOffloadSpec | None = Field(
+        default=None,
+        description="Keep KV blocks in memory below the GPU's as well, copied beside the steps; "
+        "none if absent.",
+    )
     speculation: SpeculationSpec | None = Field(
         default=None,
         description="Draft tokens and verify several in a step (speculative decoding); none if "

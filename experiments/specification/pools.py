@@ -93,6 +93,12 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
                     f"{dotted((*path, 'engine', switch))}: must be {str(value).lower()} in a pool "
                     + ("whose requests move" if moves else f"of role {pool.role}")
                 )
+    if engine.kv_offload is not None and (pool.role != "mixed" or moves):
+        where = path if "kv_offload" in pool.engine else ()
+        raise SpecError(
+            f"{dotted((*where, 'engine', 'kv_offload'))}: not simulated where KV goes from engine "
+            "to engine"
+        )
     if moves and pool.role == "mixed" and engine.enable_prefix_caching:
         raise SpecError(
             f"{dotted((*path, 'engine', 'enable_prefix_caching'))}: must be false in a pool whose "

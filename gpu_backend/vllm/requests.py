@@ -68,6 +68,8 @@ class Requests:
         self.held: dict[int, RequestState] = {}
         self.leaving: list[RequestState] = []
         self.fetching: dict[int, RequestState] = {}
+        self.loading: dict[int, RequestState] = {}
+        self.tiers = None
         self.kept: dict[int, RequestState] = {}
         self.decodes = SimpleNamespace(size=0)
         self.admits_nobody = False

@@ -22,18 +22,20 @@ def check_conservation(engine: Engine) -> None:
     """
     requests = engine.requests
     seated = [*requests.running.values(), *requests.held.values(), *requests.leaving]
-    seated += requests.fetching.values()
+    seated += [*requests.fetching.values(), *requests.loading.values()]
     resident = [*seated, *requests.handed_over.values(), *requests.kept.values()]
     requests.kv.check(resident)
     tokens = sum(state.num_computed_tokens for state in resident)
     assert requests.resident_tokens == tokens, f"{requests.resident_tokens} tokens, {tokens} are"
     known = requests.num_waiting + len(requests.running) + len(requests.unanswered)
-    known += len(requests.fetching)
+    known += len(requests.fetching) + len(requests.loading)
     assert known == requests.num_in_flight, f"{requests.num_in_flight} in flight, {known} are"
     assert requests.num_seated == len(seated) <= engine.config.most_resident, "seats are off"
     block_size = engine.config.block_size
     swapped = sum(-(-s.num_computed_tokens // block_size) for s in requests.waiting if s.swapped)
     assert requests.free_swap_blocks + swapped == engine.config.swap_space_blocks, "host blocks"
+    if requests.tiers is not None:
+        requests.tiers.check(swapped, requests.kv.free_blocks)
 
     batch = requests.decodes
     decoding = batch.members.keys() | requests.paused.keys()

@@ -11,6 +11,7 @@ from schedlab.sim.core.population import Population, seat_number
 from schedlab.sim.core.request_hooks import RequestHooks
 from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
+from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.allocators import make_kv_cache
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
@@ -59,6 +60,10 @@ class Departures(Population):
         self.hooks = hooks
         self.executor = executor
         self.log = RunLog(config.block_size, self.kv.grows, config.num_speculative_tokens > 0)
+        if config.kv_tiers:
+            self.tiers = Tiering(config, executor.estimate_step_ns, self.log.copies)
+            if isinstance(self.kv, PrefixCachingKVCache):
+                self.kv.notes_lost = self.tiers.writes_back
         self.on_gone: Callable[[RequestState, int], None] | None = None
         self.hands_over: Callable[[RequestState, int], bool] | None = None
         self.turns: dict[int, Turn] = {}
@@ -176,7 +181,7 @@ class Departures(Population):
         until_ns = self.hooks.keeps_until(state, now_ns)
         if until_ns <= now_ns:
             return False
-        self.kv.name_answer(state, self.turns.pop(state.id).answer_hash_ids)
+        self._name_answer(state, self.turns.pop(state.id))
         self.kept[state.id] = state
         self.kept_until_ns[state.id] = until_ns
         return True
@@ -194,14 +199,22 @@ class Departures(Population):
     def release(self, state: RequestState) -> None:
         """Give a request's memory back, and name what the next ones of its session may find."""
         turn = self.turns.pop(state.id, None)
-        if turn is not None and isinstance(self.kv, PrefixCachingKVCache):
-            self.kv.name_answer(state, turn.answer_hash_ids)
+        if turn is not None:
+            self._name_answer(state, turn)
         spare = state.spare_tokens
         self.kv.release(state, False, spare, spare)
         self._let_go(state)
 
+    def _name_answer(self, state: RequestState, turn: Turn) -> None:
+        if isinstance(self.kv, PrefixCachingKVCache):
+            named = self.kv.name_answer(state, turn.answer_hash_ids)
+            if self.tiers is not None:
+                self.tiers.store(state, turn.answer_hash_ids[:named])
+
     def _let_go(self, state: RequestState) -> None:
         self.executor.released(state)
+        if self.tiers is not None:
+            self.tiers.released(state)
         self.resident_tokens -= state._computed
 
     # -- to other engines ----------------------------------------------------------------------
@@ -247,5 +260,6 @@ class Departures(Population):
         for state in self.running.values():
             state.served_ns += now_ns - state._seated_ns
         left = [*self.waiting, *self.intake.requests, *self.running.values(), *self.arrived]
+        left += self.loading.values()
         left.sort(key=lambda state: (state.request.arrival_ns, state.id))
         return left

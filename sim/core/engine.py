@@ -7,7 +7,7 @@ from collections.abc import Callable
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.draft_length import Drafting, DraftLength
-from schedlab.sim.core.executor import Executor, Work
+from schedlab.sim.core.executor import Executor, Steps, Work
 from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -129,6 +129,8 @@ class Engine:
         intake = requests.intake
         if intake.requests:
             requests.take_in(now_ns)
+        if requests.tiers is not None:
+            requests.settle(now_ns)
         if requests.arrived:
             seat_arrived(requests)
         if requests.kept:
@@ -171,7 +173,7 @@ class Engine:
         elif policy.rekeyed:
             waiting.rekey(policy.rekeyed, self.now_ns)
         builder.reset(self.now_ns)
-        self.view.looked_at_cache = self.cache_is_watched
+        self.view.looked_at_cache = self.cache_is_watched or self.requests.tiers is not None
         self._evictions_seen = self.kv.num_evictions
         self.num_plans += 1
         try:
@@ -215,7 +217,7 @@ class Engine:
             if self._waits[1] > _MOST_WAITS:
                 name = type(self.policy).__name__
                 raise stalled(self, f"policy {name} has waited {_MOST_WAITS:,} times in a row")
-            self.wait_until_ns = min(plan.until_ns, self.requests.next_expiry_ns)
+            self.wait_until_ns = min(plan.until_ns, self.requests.next_event_ns)
 
     # -- executing -----------------------------------------------------------------------------
 
@@ -223,14 +225,27 @@ class Engine:
         requests, kv, now_ns = self.requests, self.kv, self.now_ns
         batch = requests.decodes
         first_step_blocks = batch.blocks_next_step() if num_decodes and kv.grows else 0
+        wait_ns = 0
+        if requests.tiers is not None:
+            requests.copy_lost()
+            wait_ns = requests.tiers.wait_ns(kv.free_blocks)
         max_steps = 1
-        if repeats and not plan.chunks and self.config.fast_forward and self._promise is None:
+        if (
+            wait_ns == 0
+            and repeats
+            and not plan.chunks
+            and self.config.fast_forward
+            and self._promise is None
+        ):
             max_steps = self._steps_in_memory(plan.max_steps, first_step_blocks)
             horizon_ns = min(horizon_ns, plan.until_ns)
-            if requests.kept:
-                horizon_ns = min(horizon_ns, requests.next_expiry_ns)
+            if requests.kept or requests.tiers is not None:
+                horizon_ns = min(horizon_ns, requests.next_event_ns)
         shape = batch_shape(requests, plan, num_decodes)
         steps = self.executor.execute(Work(now_ns, plan, shape, batch), max_steps, horizon_ns)
+        if wait_ns:
+            waited_ns = [steps.durations_ns[0] + wait_ns]
+            steps = Steps(waited_ns, steps.overhead_ns, steps.finished)
         row = segment_row(requests, shape, steps, now_ns, first_step_blocks)
         segment = Segment(plan, now_ns, steps, shape, row, first_step_blocks)
         if segment.end_ns >= FOREVER:
@@ -247,10 +262,13 @@ class Engine:
         if max_steps == 1 or not kv.grows:
             return max_steps
         free_blocks = kv.free_blocks
+        tiers = self.requests.tiers
+        if tiers is not None:
+            free_blocks -= tiers.num_busy
         if self.view.looked_at_cache:
             if kv.num_evictions != self._evictions_seen:
                 return 1
-            free_blocks = kv.blocks_before_eviction()
+            free_blocks = min(free_blocks, kv.blocks_before_eviction())
         return self.requests.decodes.steps_within(free_blocks + first_step_blocks, max_steps)
 
     def cut(self, now_ns: int) -> int:
@@ -299,6 +317,8 @@ class Engine:
         requests, plan, steps = self.requests, segment.plan, segment.steps
         durations_ns = steps.durations_ns
         end_ns = self.now_ns = segment.end_ns
+        if requests.tiers is not None:
+            requests.tiers.now_ns = end_ns
         requests.step_decoded = segment.row.num_decodes > 0
         requests.intake.step_done(end_ns - durations_ns[-1], end_ns)
         if self.config.num_speculative_tokens:

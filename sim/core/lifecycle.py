@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from schedlab.sim.core.departures import Departures
-from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.track import SpeculatingState
+from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import Arrival, Request, RequestState, Status
 
 CANCELLED = "never sent: an earlier request of its session was rejected"
@@ -104,10 +105,18 @@ class Lifecycle(Departures):
         now_ns : int
             The time.
         """
+        if self.tiers is not None:
+            for _, parts in plan.loading:
+                self.tiers.keep(parts)
         for state in plan.preempted:
             self._evict(state, state in plan.swapped, now_ns)
+        self.copy_lost()
+        loading = {state.id: parts for state, parts in plan.loading} if plan.loading else {}
         for state in plan.admitted:
-            self._admit(state, cached_tokens.get(state.id, 0), now_ns)
+            if state.id in loading:
+                self._load(state, loading[state.id], cached_tokens.get(state.id, 0), now_ns)
+            else:
+                self._admit(state, cached_tokens.get(state.id, 0), now_ns)
         for state, reason in plan.rejected:
             self._reject(state, reason, now_ns)
         if self.held and not self.running:
@@ -138,6 +147,8 @@ class Lifecycle(Departures):
             self._count_swapped(state, -1)
             state.swapped = True
         else:
+            if self.tiers is not None:
+                self.tiers.released(state)
             state.recomputed_tokens += state._computed
             self.step_recomputed_tokens += state._computed
             state._computed = 0
@@ -150,29 +161,75 @@ class Lifecycle(Departures):
     def _admit(self, state: RequestState, cached_tokens: int, now_ns: int) -> None:
         self.waiting.remove(state, now_ns)
         state.status = Status.RUNNING
-        was_here = state._seat >= 0
-        state._seat = self.num_seats_given
-        self.num_seats_given += 1
-        self.running[state.id] = state
         state._seated_ns = now_ns
         if state.swapped:
             state.swapped = False
             self.resident_tokens += state._computed
             self._count_swapped(state, 1)
             self.executor.swapped_in(state)
+        was_here = self._seat(state)
+        if cached_tokens:
+            self._take_over(state, cached_tokens)
+        self._note_scheduled(state, was_here, cached_tokens, now_ns)
+        self._drop_kept_of_session(state)
+
+    def _load(self, state: RequestState, parts: Parts, cached_tokens: int, now_ns: int) -> None:
+        """Give a request its seat and memory; what is loaded of it is there when it is seated."""
+        assert self.tiers is not None
+        self.waiting.remove(state, now_ns)
+        state.status = Status.RUNNING
+        state._seated_ns = now_ns
+        self.loading[state.id] = state
+        num_free = self.kv.free_blocks
+        if state.swapped:
+            state.swapped = False
+            self.resident_tokens += state._computed
+            self.free_swap_blocks += self._num_blocks(state)
+            self.tiers.swap_in(state, self._num_blocks(state), num_free)
+        else:
+            self._take_over(state, cached_tokens)
+            self.tiers.load(state, parts, num_free)
+        self._drop_kept_of_session(state)
+
+    def settle(self, now_ns: int) -> None:
+        """Let copies to and from lower tiers end that are done, and those run who waited."""
+        assert self.tiers is not None
+        has_changed, loaded = self.tiers.settle(now_ns)
+        self.num_events += has_changed
+        for state in loaded:
+            del self.loading[state.id]
+            if isinstance(self.kv, PrefixCachingKVCache):
+                self.kv.name_prompt(state)
+            cached_tokens = state._computed if state.first_scheduled_ns < 0 else 0
+            self._note_scheduled(state, self._seat(state), cached_tokens, now_ns)
+
+    def _take_over(self, state: RequestState, cached_tokens: int) -> None:
+        state._computed = cached_tokens
+        state.cached_tokens += cached_tokens
+        self.resident_tokens += cached_tokens
+
+    def _seat(self, state: RequestState) -> bool:
+        """Let a request run that has its memory; return whether it ran before."""
+        was_here = state._seat >= 0
+        state._seat = self.num_seats_given
+        self.num_seats_given += 1
+        self.running[state.id] = state
         (self.paused if state.is_decoding else self.prefilling)[state.id] = state
         if isinstance(state, SpeculatingState) and state.is_decoding:
             self.num_turnovers += 1
             self._draft(state, 0)  # nobody has drafted for it yet
-        if cached_tokens:
-            state._computed = cached_tokens
-            state.cached_tokens += cached_tokens
-            self.resident_tokens += cached_tokens
+        return was_here
+
+    def _note_scheduled(
+        self, state: RequestState, was_here: bool, cached_tokens: int, now_ns: int
+    ) -> None:
         if state.first_scheduled_ns < 0:
             state.first_scheduled_ns = now_ns
             state.prefix_hit_tokens = cached_tokens
         elif was_here:
             self.log.add_resumption(state.id, now_ns, state.num_uncomputed_tokens)
+
+    def _drop_kept_of_session(self, state: RequestState) -> None:
         if self.kept and state.session is not None:  # what it can use of it, it holds now itself
             own = [i for i, other in self.kept.items() if other.session is state.session]
             for request_id in own:
@@ -182,6 +239,8 @@ class Lifecycle(Departures):
         self.waiting.remove(state, now_ns)
         if state.swapped:
             self.free_swap_blocks += self._num_blocks(state)
+            if self.tiers is not None:
+                self.tiers.drop(state, self._num_blocks(state))
             state.recomputed_tokens += state._computed  # thrown away, though not by an eviction
         self._turn_away(state, self.executor.output_tokens(state.request), reason, now_ns)
         self.executor.remove(state)
@@ -192,6 +251,9 @@ class Lifecycle(Departures):
         """Count a request's blocks as moved to the host (-1) or back (+1)."""
         num_blocks = self._num_blocks(state)
         self.free_swap_blocks += sign * num_blocks
+        if self.tiers is not None:
+            self.tiers.swap_out(state, num_blocks)
+            return
         self.step_swapped_bytes += num_blocks * self.config.kv_block_bytes
 
     def _num_blocks(self, state: RequestState) -> int:
@@ -271,6 +333,9 @@ class Lifecycle(Departures):
             return False
         # One token left after a recomputation is a decode like any other.
         del self.prefilling[state.id]
+        if self.tiers is not None:
+            full = state._computed // self.config.block_size
+            self.tiers.store(state, state.request.prefix_hash_ids[:full])
         if not is_last:
             if isinstance(state, SpeculatingState):
                 self.num_turnovers += 1

@@ -12,6 +12,8 @@ FOREVER: Final = (1 << 62) - 1
 keeps in a register."""
 
 Finished = Literal["leave", "hold", "hold_answer"]
+Parts = tuple[tuple[int, tuple[int, ...]], ...]
+"""KV blocks to load: the number of a tier, and names of blocks there."""
 
 
 class BatchPlan(NamedTuple):
@@ -51,6 +53,9 @@ class BatchPlan(NamedTuple):
         Lists every decoding request, where `decodes` is `None`.
     trimmed : tuple of (RequestState, int)
         Requests with fewer drafts than they have elsewhere, for want of budget, and how many.
+    loading : tuple of (RequestState, Parts)
+        Those of the admitted whose KV is loaded from lower tiers before they are computed: what
+        the prefix cache lacks, or, of those that were swapped out and so have no parts, all.
     """
 
     decodes: tuple[RequestState, ...] | None
@@ -67,12 +72,14 @@ class BatchPlan(NamedTuple):
     start_ns: int
     list_decodes: Callable[[], tuple[RequestState, ...]]
     trimmed: tuple[tuple[RequestState, int], ...] = ()
+    loading: tuple[tuple[RequestState, Parts], ...] = ()
 
     def num_scheduled_tokens(self) -> dict[int, int]:
         """Write the plan out as vLLM does: {request id: tokens}. O(batch), so only on demand."""
         tokens = {state.id: state.decode_tokens for state in self.decoding()}
         tokens.update((state.id, 1 + drafts) for state, drafts in self.trimmed)
-        tokens.update((state.id, 1) for state in self.admitted if state.swapped)
+        loading = [state for state, _ in self.loading]
+        tokens.update((s.id, 1) for s in self.admitted if s.swapped and s not in loading)
         tokens.update((state.id, n) for state, n in self.chunks)
         return tokens
 
@@ -93,4 +100,5 @@ class BatchPlan(NamedTuple):
             self.padding_tokens,
             self.finished,
             self.pad_finished,
+            tuple((s.id, sum(len(names) for _, names in parts)) for s, parts in self.loading),
         )

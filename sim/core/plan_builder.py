@@ -287,6 +287,7 @@ class PlanBuilder(StepLedger):
                 self._start_ns,
                 self._list_decodes,
                 trimmed,
+                tuple(self._loading.values()) if self._loading else (),
             ),
         )
         return plan

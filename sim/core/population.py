@@ -7,9 +7,11 @@ from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.intake import Intake
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
+from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.contiguous import ContiguousKVCache
 from schedlab.sim.kv.paged import PagedKVCache
+from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import RequestState, Status
 
 
@@ -49,6 +51,10 @@ class Population:
         the last plan: then they are in `arrived` as well.
     arrived : list of RequestState
         Those of them whose KV has come: the next plan finds them running.
+    loading : dict of int to RequestState
+        Requests with seat and memory whose KV is on its way from a lower tier.
+    tiers : Tiering or None
+        What lies in lower tiers, if there are any.
     handed_over : dict of int to RequestState
         Requests that go on elsewhere, and whose KV is held until it is there. They have no seat.
     kept : dict of int to RequestState
@@ -97,6 +103,8 @@ class Population:
         self.leaving: list[RequestState] = []
         self.fetching: dict[int, RequestState] = {}
         self.arrived: list[RequestState] = []
+        self.loading: dict[int, RequestState] = {}
+        self.tiers: Tiering | None = None
         self.handed_over: dict[int, RequestState] = {}
         self.kept: dict[int, RequestState] = {}
         self.kept_until_ns: dict[int, int] = {}
@@ -116,9 +124,24 @@ class Population:
         self.step_swapped_bytes = 0
 
     @property
-    def next_expiry_ns(self) -> int:
-        """When the first memory that is kept is not any more; FOREVER if none is."""
-        return min(self.kept_until_ns.values(), default=FOREVER)
+    def next_event_ns(self) -> int:
+        """When memory stops being kept or a copy to or from a lower tier is done; or FOREVER."""
+        next_ns = FOREVER
+        if self.kept_until_ns:
+            next_ns = min(self.kept_until_ns.values())
+        return next_ns if self.tiers is None else min(next_ns, self.tiers.next_done_ns)
+
+    def copy_lost(self) -> None:
+        """Copy away what a plan made the prefix cache lose, where somebody wants it."""
+        kv = self.kv
+        if self.tiers is None or not isinstance(kv, PrefixCachingKVCache):
+            return
+        kv.blocks_before_eviction()  # which lets go of what was only counted
+        if kv.lost:
+            for name, count in kv.lost:
+                self.tiers.lost(range(name, name + count))
+            kv.lost.clear()
+            self.num_events += 1
 
     @property
     def num_in_flight(self) -> int:
@@ -139,7 +162,8 @@ class Population:
     @property
     def num_seated(self) -> int:
         """Requests with a seat, finished or not."""
-        return len(self.running) + len(self.held) + len(self.leaving) + len(self.fetching)
+        away = len(self.fetching) + len(self.loading)
+        return len(self.running) + len(self.held) + len(self.leaving) + away
 
     def seated(self) -> list[RequestState]:
         """List the running and the leaving requests in the order of their admission."""

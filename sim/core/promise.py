@@ -88,7 +88,7 @@ def difference(what: str, first: tuple[object, ...], second: tuple[object, ...])
     """Say in which parts two decisions (see `BatchPlan.decision`) differ."""
     names = (
         "tokens", "admitted", "preempted", "swapped", "rejected", "padding", "finished",
-        "pad_finished",
+        "pad_finished", "loading",
     )  # fmt: skip
     pairs = zip(names, first, second, strict=True)
     changed = "; ".join(f"{name}: {a} then {b}" for name, a, b in pairs if a != b)

@@ -7,11 +7,11 @@ from operator import index
 from typing import SupportsIndex, get_args
 
 from schedlab.sim.config import PreemptionMode
-from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.track import slots
 from schedlab.sim.errors import InfeasiblePlan
-from schedlab.sim.kv.ledger import NO_HIT
+from schedlab.sim.kv.ledger import NO_HIT, Hit
 from schedlab.sim.request import RequestState, Status
 
 _PREEMPTION_MODES: tuple[str, ...] = get_args(PreemptionMode)
@@ -49,6 +49,7 @@ class StepLedger:
         self._requests = requests
         self._config = requests.config
         self._kv = requests.kv
+        self._tiers = requests.tiers
         self._batch = requests.decodes
         self._speculates = requests.config.num_speculative_tokens > 0
         self.preempted: dict[RequestState, PreemptionMode] = {}
@@ -59,6 +60,7 @@ class StepLedger:
         self._decodes: dict[int, RequestState] = {}
         self._trimmed: dict[RequestState, int] = {}
         self._set_aside: list[RequestState] = []
+        self._loading: dict[int, tuple[RequestState, Parts]] = {}
         self.reset(0)
 
     def reset(self, now_ns: int) -> None:
@@ -69,6 +71,10 @@ class StepLedger:
         self.rows_left = config.max_num_seqs
         self.residents_left = config.most_resident - requests.num_seated
         self.swap_blocks_left = requests.free_swap_blocks
+        if self._tiers is not None:
+            self.swap_blocks_left = self._tiers.room_for_swapping
+            if self._loading:
+                self._loading = {}
         self.denied: tuple[RequestState, str] | None = None
         self.plan: BatchPlan | None = None
         self._all_decodes = False
@@ -116,6 +122,8 @@ class StepLedger:
         -------
         int
             Tokens granted. 0 means it does not fit (seats, budget or memory); nothing changed.
+            If its KV is loaded from a lower tier first, those of them that it is loaded of: it has
+            its seat and memory, and runs from the plan on that finds them there.
 
         Raises
         ------
@@ -132,12 +140,16 @@ class StepLedger:
         ):
             raise InfeasiblePlan(f"{state!r} is granted tokens twice in one step")
         if state.status is Status.WAITING:
+            if state.id in self._loading:
+                return self._deny(state, "its KV is on its way from a lower tier")
             if state.id in self._admitted:
                 return self._grant_set_aside(state, most)
             self._require_not_rejected(state)
             return self._grant_waiting(state, most)
         if state.status is not Status.RUNNING or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
+        if state.id in self._requests.loading:
+            return self._deny(state, "its KV is on its way from a lower tier")
         if not state.is_decoding:
             return self._grant_chunk(state, most)
         if not self._has_room_for_one():
@@ -192,14 +204,20 @@ class StepLedger:
         self.rows_left -= 1
         return n
 
-    def _grant_waiting(self, state: RequestState, want: int | None) -> int:
+    def _grant_waiting(self, state: RequestState, most: int | None) -> int:
         if self.residents_left < 1:
             return self._deny(state, self._why_no_seat())
-        if not self._has_room_for_one():
-            return self._deny(state, self._why_no_room())
         config = self._config
         hit = NO_HIT if state.swapped else self._kv.lookup(state)
-        n = self._chunk_limit(state, want, hit.tokens)
+        if self._tiers is not None:
+            if state.swapped:
+                return self._grant_load(state, NO_HIT, (), most)
+            parts = self._tiers.find(state, hit)
+            if parts and self._can_keep(parts):
+                return self._grant_load(state, hit, parts, most)
+        if not self._has_room_for_one():
+            return self._deny(state, self._why_no_room())
+        n = self._chunk_limit(state, most, hit.tokens)
         if n > self.tokens_left:
             if not config.enable_chunked_prefill:
                 return self._deny(state, "its prompt exceeds what is left of the token budget")
@@ -222,6 +240,77 @@ class StepLedger:
         self.rows_left -= 1
         self.residents_left -= 1
         return n
+
+    def _can_keep(self, parts: Parts) -> bool:
+        """Whether those who are swapped out in this step leave what is to be loaded in place."""
+        return not self.preempted or _in_first_tier(parts) <= self.swap_blocks_left
+
+    def _grant_load(self, state: RequestState, hit: Hit, parts: Parts, most: int | None) -> int:
+        """Admit a request whose KV is loaded before it is computed."""
+        kv, config, keep = self._kv, self._config, self._watermark()
+        n = sum([len(names) for _, names in parts]) * config.block_size
+        if config.scheduler_reserve_full_isl:
+            need = kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
+            if need > kv.free_blocks - keep:
+                return self._deny(state, "its whole sequence does not fit the free KV blocks")
+        if not kv.reserve(state, n, keep, hit):
+            return self._deny(state, "what is loaded of it does not fit the free KV blocks")
+        self._admitted[state.id] = state
+        self._loading[state.id] = (state, parts)
+        self.residents_left -= 1
+        self.swap_blocks_left -= _in_first_tier(parts)
+        if parts:
+            self.cached_tokens[state.id] = hit.tokens + n
+        else:
+            n = state.num_computed_tokens
+        return n if most is None else min(n, most)
+
+    def prefetch(self, state: RequestState) -> bool:
+        """Admit a waiting request only to load its KV from a lower tier, whether that pays or not.
+
+        It takes no tokens of the budget.
+
+        Returns
+        -------
+        bool
+            False if nothing of it is in a lower tier, or seats or memory do not suffice; nothing
+            changed.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If it does not wait.
+        """
+        self.plan = None
+        if state.status is not Status.WAITING or state.id in self._admitted:
+            raise InfeasiblePlan(f"{state!r} cannot be loaded: it does not wait")
+        self._require_not_rejected(state)
+        if self._tiers is None:
+            return False
+        if self.residents_left < 1:
+            self._deny(state, self._why_no_seat())
+            return False
+        hit = NO_HIT if state.swapped else self._kv.lookup(state)
+        parts = () if state.swapped else self._tiers.find(state, hit, always=True)
+        if not (state.swapped or (parts and self._can_keep(parts))):
+            return False
+        return self._grant_load(state, hit, parts, None) > 0
+
+    def offload(self, state: RequestState) -> bool:
+        """Preempt a running request by swap if host memory suffices; see `preempt`.
+
+        Returns
+        -------
+        bool
+            False if it does not, or nothing of the request is computed; nothing changed.
+        """
+        self.plan = None
+        blocks = -(-state.num_computed_tokens // self._config.block_size)
+        if not 0 < blocks <= self.swap_blocks_left:
+            self._deny(state, "host memory does not suffice to swap it out")
+            return False
+        self.preempt(state, "swap")
+        return True
 
     def _grant_set_aside(self, state: RequestState, want: int | None) -> int:
         if not self._has_room_for_one():
@@ -313,7 +402,8 @@ class StepLedger:
             require_one_of(mode, _PREEMPTION_MODES, "the mode of preempt()")
         requests = self._requests
         is_kept = state.id in requests.kept
-        holds_memory = state.status is Status.RUNNING or state in requests.leaving or is_kept
+        runs = state.status is Status.RUNNING and state.id not in requests.loading
+        holds_memory = runs or state in requests.leaving or is_kept
         if not holds_memory or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
         if self._all_decodes:
@@ -397,6 +487,10 @@ class StepLedger:
     def _deny(self, state: RequestState, why: str) -> int:
         self.denied = (state, why)
         return 0
+
+
+def _in_first_tier(parts: Parts) -> int:
+    return sum([len(names) for place, names in parts if place == 0])
 
 
 def whole_number(value: SupportsIndex, least: int, what: str, unit: str) -> int:

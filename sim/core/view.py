@@ -88,6 +88,14 @@ class EngineView:
         return self._requests.kept.values()
 
     @property
+    def loading(self) -> Collection[RequestState]:
+        """Requests with a seat whose KV is on its way from a lower tier; they run when it is there.
+
+        In the order in which they were admitted.
+        """
+        return self._requests.loading.values()
+
+    @property
     def num_decodes(self) -> int:
         """Running requests past their prefill."""
         return self._requests.decodes.size + len(self._requests.paused)

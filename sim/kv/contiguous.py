@@ -97,6 +97,12 @@ class ContiguousKVCache:
                 return True
         return False
 
+    def reserve(
+        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+    ) -> bool:
+        """Take the same as `allocate`."""
+        return self.allocate(state, num_tokens, keep_free_blocks, hit)
+
     def blocks_before_eviction(self) -> int:
         """Return the free blocks: no content is lost with them."""
         return self.free_blocks

@@ -71,6 +71,11 @@ class KVCacheManager(Protocol):
     ) -> bool:
         """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
 
+    def reserve(
+        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+    ) -> bool:
+        """Take the same for tokens that are not there before a later plan: nobody finds them."""
+
     def release(
         self,
         state: RequestState,

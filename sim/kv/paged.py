@@ -68,6 +68,12 @@ class PagedKVCache:
             self.free_blocks -= need
         return True
 
+    def reserve(
+        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+    ) -> bool:
+        """Take the same as `allocate`."""
+        return self.allocate(state, num_tokens, keep_free_blocks, hit)
+
     def release(
         self,
         state: RequestState,

@@ -29,6 +29,14 @@ class PrefixCachingKVCache(PagedKVCache):
     uncached_first : bool
         Blocks without findable content are put before all others when they are given back.
 
+    Attributes
+    ----------
+    notes_lost : bool
+        Whether somebody wants to know of blocks that lose their content.
+    lost : list of (int, int)
+        Names of those that did: the first one, and how many follow each other. Who wants to know
+        empties it when a plan is final.
+
     Notes
     -----
     A prompt block can be found from the step on that fills it, as in vLLM, which indexes blocks
@@ -53,6 +61,8 @@ class PrefixCachingKVCache(PagedKVCache):
         self._held: dict[int, tuple[Run, ...]] = {}
         self._left_behind: dict[int, Run] = {}
         self._marked: Mark = self.mark()
+        self.lost: list[tuple[int, int]] = []
+        self.notes_lost = False
 
     # -- ledger --------------------------------------------------------------------------------
 
@@ -99,8 +109,16 @@ class PrefixCachingKVCache(PagedKVCache):
         self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
     ) -> bool:
         """Take what `num_tokens` more tokens of the request need beyond `hit`, and the hit."""
-        computed = state.num_computed_tokens or hit.tokens
-        filled = computed + num_tokens
+        if not self.reserve(state, num_tokens, keep_free_blocks, hit):
+            return False
+        self._name_prompt(state, (state.num_computed_tokens or hit.tokens) + num_tokens)
+        return True
+
+    def reserve(
+        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+    ) -> bool:
+        """Take the same as `allocate`; nobody else finds what is new of it."""
+        filled = (state.num_computed_tokens or hit.tokens) + num_tokens
         if hit is NO_HIT:
             if not super().allocate(state, num_tokens, keep_free_blocks):
                 return False
@@ -110,15 +128,22 @@ class PrefixCachingKVCache(PagedKVCache):
                 return False
             self._take_over(state, hit)
             self.free_blocks -= need - (hit.num_blocks - hit.blocks_in_use) - hit.num_own
+        return True
+
+    def name_prompt(self, state: RequestState) -> None:
+        """Let the full blocks of a prompt be found that were reserved, and are there now."""
+        self._queue.close()
+        self._name_prompt(state, state.num_computed_tokens)
+
+    def _name_prompt(self, state: RequestState, filled: int) -> None:
         prompt = self._prompt(state)
         held = self._held.get(state.id, ())
         num_held = sum([run.count for run in held])
         full = min(filled // self.block_size, prompt.num_blocks)
         if full > num_held:
             self._name(state, held, prompt.part(num_held, full))
-        return True
 
-    def name_answer(self, state: RequestState, hash_ids: tuple[int, ...]) -> None:
+    def name_answer(self, state: RequestState, hash_ids: tuple[int, ...]) -> int:
         """Let the full blocks behind a finished request's prompt be found by their hashes.
 
         Parameters
@@ -127,6 +152,11 @@ class PrefixCachingKVCache(PagedKVCache):
             It still holds its memory, and is about to give it up for good.
         hash_ids : tuple of int
             Of its blocks from the first that is not of the prompt alone.
+
+        Returns
+        -------
+        int
+            How many of them its memory fills.
         """
         self._queue.close()
         prompt = self._prompt(state)
@@ -136,6 +166,8 @@ class PrefixCachingKVCache(PagedKVCache):
         if num_held == prompt.num_blocks and full > num_held:
             answer = Prompt(hash_ids[: full - num_held])
             self._name(state, held, answer.stretches)
+            return answer.num_blocks
+        return 0
 
     def release(
         self,
@@ -307,6 +339,9 @@ class PrefixCachingKVCache(PagedKVCache):
                 self._leave_behind(run.owner, None)
             return
         self.num_evictions += count
+        if self.notes_lost and run.key is not None:
+            self.lost.append((run.key + run.count, count))
+            self._queue.note(self.lost.pop)
         if run.count:
             self._index.has_changed(run)
         else:

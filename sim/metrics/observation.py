@@ -57,6 +57,10 @@ class Observation:
         Size of the KV cache of each engine, and how many engines there are.
     engines : tuple of EngineFacts
         What the engines of a fleet are; empty if nobody said.
+    tiers : tuple of TierFacts
+        Memory below the GPU's of each engine, the nearest first; empty if there is none.
+    copies, copy_waits : mapping of str to ndarray
+        All copies to and from there, and the steps that waited for some.
     statistics : dict of str to dict of str to float
         Latency to what is known of its distribution; kept by `sim.metrics.distributions`.
     """
@@ -68,6 +72,8 @@ class Observation:
         self.kv_capacity_tokens = result.kv_capacity_tokens
         self.num_engines = result.num_engines
         self.engines = result.engines
+        self.tiers = result.tiers
+        self.copies, self.copy_waits = result.copies, result.copy_waits
         self.statistics: dict[str, dict[str, float]] = {}
         rows = result.requests if chosen is None else rows_of(result.requests, chosen)
         self.requests = self.leaving = rows

@@ -12,7 +12,7 @@ import inspect
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args, get_type_hints
@@ -22,7 +22,7 @@ from schedlab.sim.errors import SpecError, nearest
 if TYPE_CHECKING:
     from schedlab.sim.metrics.observation import Observation
 
-About = Literal["requests", "engine", "fleet", "sessions"]
+About = Literal["requests", "engine", "fleet", "sessions", "tiers"]
 Better = Literal["higher", "lower", "neither"]
 Value = float | str
 Function = Callable[..., float]
@@ -60,9 +60,10 @@ class Metric:
         In words and formulas; the docstring of the function, up to its parameters.
     parameters : mapping of str to inspect.Parameter
         What still can be chosen; empty once it is.
-    about : {"requests", "engine", "fleet", "sessions"}
+    about : {"requests", "engine", "fleet", "sessions", "tiers"}
         Whether it can be told of some requests alone, is of the engine that serves them all, needs
-        to know what the engines of a fleet are, or is of sessions as a whole.
+        to know what the engines of a fleet are, is of sessions as a whole, or of memory below the
+        GPU's.
     every_run : bool
         Whether result.json has it of every run.
     """
@@ -155,7 +156,7 @@ def register(
         ``_share`` and ``_attainment`` shares that are shown in per cent.
     better : {"higher", "lower", "neither"}
         Which way.
-    about : {"requests", "engine", "fleet", "sessions"}
+    about : {"requests", "engine", "fleet", "sessions", "tiers"}
         What it tells of.
     every_run : bool
         Whether result.json is to have it. It must then need no parameter.
@@ -232,6 +233,18 @@ def every_fleet() -> list[Metric]:
 def every_session() -> list[Metric]:
     """Return the metrics that result.json has of sessions beside those of every run."""
     return _every("sessions")
+
+
+def every_tier(names: Sequence[str]) -> list[Metric]:
+    """Return the metrics that result.json has of tiers: of all, and where they are several each."""
+    _load()
+    asked = []
+    for one in _METRICS.values():
+        if one.about == "tiers":
+            asked.append(one.given({}))
+            if len(names) > 1 and "tier" in one.parameters:
+                asked += [one.given({"tier": name}) for name in names]
+    return asked
 
 
 def _every(about: About) -> list[Metric]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.record.columns import REJECTED, Columns, LazyTable
+from schedlab.sim.record.copies import Copies
 from schedlab.sim.record.spool import Spool
 from schedlab.sim.record.steps import (
     VERIFICATION_COLUMNS,
@@ -89,6 +90,7 @@ class RunLog:
         self.grows = grows
         self.speculates = speculates
         self.reject_reasons: dict[int, str] = {}
+        self.copies = Copies()
         self._requests = array("q")
         self._targets = array("d")
         self._segments = array("q")

@@ -43,6 +43,10 @@ _NEEDED = {
     "tokens": ("time_ns", "count"),
     "stints": STINT_COLUMNS,
     "bursts": ("tokens",),
+    "copies": (
+        "id", "tier", "is_load", "is_swap", "num_blocks", "issued_ns", "done_ns", "used_blocks",
+    ),
+    "copy_waits": ("start_ns", "wait_ns"),
 }  # fmt: skip
 """What no table can be read without; what others of its columns hold is checked, too."""
 

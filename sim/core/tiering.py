@@ -1,0 +1,359 @@
+"""KV blocks on their way between the GPU and lower tiers, beside the steps."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.plan import FOREVER, Parts
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.kv.ledger import Hit
+from schedlab.sim.kv.tier import Tier
+from schedlab.sim.record.copies import Copies
+from schedlab.sim.request import RequestState
+
+Estimate = Callable[[BatchShape, int], int]
+
+
+class Tiering:
+    """What lies in lower tiers, what is copied there and back, and who waits for it.
+
+    Every tier has a link of its own to the GPU, and those of its two directions share nothing
+    (`schedlab.sim.kv.tier.Link`). Copies end between steps as far as anybody can see: what is
+    written can be loaded, and what is loaded can be computed on, from the next plan on.
+
+    A block that the GPU gives up while it is copied away is free at once, but whoever is given it
+    waits for the end of the copy: a step, or a load. Blocks that nobody copies are handed out
+    first; they are counted, not told apart.
+
+    Parameters
+    ----------
+    config : EngineConfig
+        With at least one tier.
+    estimate_step_ns : callable
+        What computing takes.
+    log : Copies
+        What is copied.
+
+    Attributes
+    ----------
+    now_ns : int
+        The clock; the engine sets it.
+    num_busy : int
+        Free blocks of the GPU that are still being copied away.
+    """
+
+    def __init__(self, config: EngineConfig, estimate_step_ns: Estimate, log: Copies) -> None:
+        self._config = config
+        self._estimate_step_ns = estimate_step_ns
+        self._log = log
+        self._tiers = [Tier(tier) for tier in config.kv_tiers]
+        self.writes_back = config.kv_tiers[0].write == "back"
+        self._finds = config.enable_prefix_caching
+        self.now_ns = 0
+        self.num_busy = 0
+        self._busy: list[tuple[int, int]] = []  # until when, and how many
+        self._copied: dict[int, tuple[int, int]] = {}  # the same of a request that has its memory
+        self._swapped_ns: dict[int, int] = {}
+        self._under_way: list[tuple[int, int, Callable[[], None]]] = []
+        self._num_issued = 0
+        self._changed_ns = 0
+        self._loaded: list[RequestState] = []
+        self._num_returning = 0
+        self._step_ready_ns = 0
+        self._asked: tuple[int, ...] = ()
+        self._found: Parts = ()
+
+    # -- time ----------------------------------------------------------------------------------
+
+    @property
+    def next_done_ns(self) -> int:
+        """When the next copy is done; FOREVER if none is under way."""
+        return self._under_way[0][0] if self._under_way else FOREVER
+
+    def settle(self, now_ns: int) -> tuple[bool, list[RequestState]]:
+        """Let copies end that are done by now; say whether any did, and whose KV has come."""
+        self.now_ns = now_ns
+        while self._busy and self._busy[0][0] <= now_ns:
+            self.num_busy -= self._busy.pop(0)[1]
+        if self.next_done_ns > now_ns:
+            return False, []
+        while self.next_done_ns <= now_ns:
+            heappop(self._under_way)[2]()
+        self._changed_ns = now_ns
+        loaded = self._loaded.copy()
+        self._loaded.clear()
+        return True, loaded
+
+    def _issue(
+        self,
+        tier: Tier,
+        is_load: bool,
+        count: int,
+        ready_ns: int,
+        whose: int,
+        then: Callable[[], None],
+        is_swap: bool = False,
+    ) -> int:
+        """Copy blocks; return when they are there, which is when something happens then."""
+        link = tier.load if is_load else tier.store
+        start_ns, done_ns = link.send(count * self._config.kv_block_bytes, ready_ns)
+        self._num_issued += 1
+        self._changed_ns = self.now_ns
+        heappush(self._under_way, (done_ns, self._num_issued, then))
+        place = self._tiers.index(tier)
+        self._log.add(
+            whose, place, is_load, is_swap, count, self.now_ns, start_ns, done_ns, tier.used_blocks
+        )
+        return done_ns
+
+    # -- away ----------------------------------------------------------------------------------
+
+    def store(self, state: RequestState, names: Sequence[int]) -> None:
+        """Copy full blocks of a request that holds them to the first tier, if it writes through."""
+        if self.writes_back or not self._finds:
+            return
+        done_ns, count = self._put(0, names, state.id)
+        before_ns, before = self._copied.get(state.id, (0, 0))
+        if before_ns > self.now_ns:
+            count += before
+        if count:
+            self._copied[state.id] = max(done_ns, before_ns), count
+
+    def lost(self, names: Sequence[int]) -> None:
+        """Copy blocks away that the GPU has just handed out to somebody else, who waits for it."""
+        done_ns, _ = self._put(0, names, -1)
+        self._step_ready_ns = max(self._step_ready_ns, done_ns)
+
+    def _put(self, place: int, names: Sequence[int], whose: int) -> tuple[int, int]:
+        """Write blocks to a tier; return when they are there and how many were not before."""
+        tier = self._tiers[place]
+        new, evicted = tier.add(names)
+        done_ns = 0
+        if new:
+            done_ns = self._issue(
+                tier, False, len(new), self.now_ns, whose, partial(self._written, place, new, whose)
+            )
+        self._demote(place, evicted)
+        return done_ns, len(new)
+
+    def _written(self, place: int, names: Sequence[int], whose: int) -> None:
+        self._tiers[place].written(names)
+        below = place + 1
+        if below < len(self._tiers) and self._tiers[below].write == "through":
+            self._put(below, names, whose)
+
+    def _demote(self, place: int, evicted: Sequence[int]) -> None:
+        below = place + 1
+        if evicted and below < len(self._tiers) and self._tiers[below].write == "back":
+            self._put(below, evicted, -1)
+
+    @property
+    def room_for_swapping(self) -> int:
+        """Blocks of the first tier that preempted requests may take."""
+        return self._tiers[0].room_for_pins
+
+    def swap_out(self, state: RequestState, count: int) -> None:
+        """Copy a request's blocks away that it gives up."""
+        tier = self._tiers[0]
+        self._demote(0, tier.pin(count))
+        done_ns = self._issue(tier, False, count, self.now_ns, state.id, _nothing, True)
+        self._swapped_ns[state.id] = done_ns
+        self._copied.pop(state.id, None)  # they are among those
+        self._make_busy(done_ns, count)
+
+    def drop(self, state: RequestState, count: int) -> None:
+        """Forget a swapped request that is given up."""
+        del self._swapped_ns[state.id]
+        self._tiers[0].unpin(count)
+        self._changed_ns = self.now_ns
+
+    def released(self, state: RequestState) -> None:
+        """Learn that a request has given its blocks up."""
+        done_ns, count = self._copied.pop(state.id, (0, 0))
+        if done_ns > self.now_ns:
+            self._make_busy(done_ns, count)
+
+    # -- back ----------------------------------------------------------------------------------
+
+    def find(self, state: RequestState, hit: Hit, always: bool = False) -> Parts:
+        """Return which blocks of a waiting request to load: those behind what the GPU holds.
+
+        Loading pays where it takes less time than computing, each by itself: the copies issued
+        before it as they were when anything last changed, its bytes and the latency, against
+        prompt steps of nothing else.
+
+        Parameters
+        ----------
+        state : RequestState
+            Who.
+        hit : Hit
+            What the GPU holds of its sequence.
+        always : bool
+            Whether to load in any case.
+
+        Returns
+        -------
+        tuple of (int, tuple of int)
+            Which tier, and the names of blocks there.
+        """
+        size = self._config.block_size
+        names = state.request.prefix_hash_ids
+        first, end = hit.num_blocks, min(len(names), (state.num_tokens - 1) // size)
+        if first >= end or hit.num_own or not self._finds:
+            return ()
+        always = always or self._config.kv_load == "always"
+        asked = (state.id, first, end, always, self._num_issued, self._changed_ns)
+        if asked != self._asked:
+            self._asked, self._found = asked, tuple(self._parts(names, first, end, always))
+        return self._found
+
+    def _parts(
+        self, names: tuple[int, ...], first: int, end: int, always: bool
+    ) -> list[tuple[int, tuple[int, ...]]]:
+        parts: list[tuple[int, tuple[int, ...]]] = []
+        while first < end:
+            place = self._place_of(names[first])
+            if place < 0:
+                break
+            stop = first + 1
+            while stop < end and self._place_of(names[stop]) == place:
+                stop += 1
+            if not (always or self.load_ns(place, stop - first) < self.compute_ns(first, stop)):
+                break
+            parts.append((place, names[first:stop]))
+            first = stop
+        return parts
+
+    def _place_of(self, name: int) -> int:
+        for place, tier in enumerate(self._tiers):
+            if tier.has(name):
+                return place
+        return -1
+
+    def load_ns(self, place: int, count: int) -> int:
+        """Return how long loading blocks of a tier takes, with the wait for its link."""
+        link = self._tiers[place].load
+        wait_ns = max(link.free_ns - self._changed_ns, 0)
+        return wait_ns + link.copy_ns(count * self._config.kv_block_bytes)
+
+    def compute_ns(self, first: int, stop: int) -> int:
+        """Estimate how long computing the blocks of a prompt takes, in steps of their own."""
+        size, budget = self._config.block_size, self._config.max_num_batched_tokens
+        total_ns = 0
+        for start in range(first * size, stop * size, budget):
+            chunk = min(budget, stop * size - start), start
+            total_ns += self._estimate_step_ns(BatchShape(0, 0, 0, (chunk,), rows_sampled=0), 1)
+        return total_ns
+
+    def keep(self, parts: Parts) -> None:
+        """Let nothing evict what is about to be loaded."""
+        for place, names in parts:
+            self._tiers[place].lock(names)
+
+    def load(self, state: RequestState, parts: Parts, num_free: int) -> None:
+        """Copy what was found and kept to blocks of the GPU that the request holds.
+
+        Parameters
+        ----------
+        state : RequestState
+            Who.
+        parts : tuple
+            What `find` returned.
+        num_free : int
+            Blocks that are free beside them; fewer than are busy, and it waits for the last.
+        """
+        ready_ns = self._ready_ns(sum([len(names) for _, names in parts]), num_free)
+        last_ns = ready_ns
+        for place, names in parts:
+            tier = self._tiers[place]
+            done_ns = self._issue(
+                tier, True, len(names), ready_ns, state.id, partial(tier.unlock, names)
+            )
+            last_ns = max(last_ns, done_ns)
+        self._come(state, last_ns)
+
+    def swap_in(self, state: RequestState, count: int, num_free: int) -> None:
+        """Copy a request's blocks back that were swapped out; see `load`."""
+        tier = self._tiers[0]
+        ready_ns = max(self._ready_ns(count, num_free), self._swapped_ns.pop(state.id))
+        self._num_returning += count
+        back = partial(self._returned, count)
+        done_ns = self._issue(tier, True, count, ready_ns, state.id, back, True)
+        self._come(state, done_ns)
+
+    def _returned(self, count: int) -> None:
+        self._tiers[0].unpin(count)
+        self._num_returning -= count
+
+    def _come(self, state: RequestState, done_ns: int) -> None:
+        def come() -> None:
+            self._loaded.append(state)
+
+        self._num_issued += 1
+        heappush(self._under_way, (done_ns, self._num_issued, come))
+
+    # -- free blocks that are still being read -------------------------------------------------
+
+    def _make_busy(self, done_ns: int, count: int) -> None:
+        insort(self._busy, (done_ns, count))
+        self.num_busy += count
+
+    def _claim(self, count: int, from_end: bool) -> int:
+        """Hand out busy blocks; return when the last of them is not busy any more."""
+        until_ns = 0
+        while count > 0:
+            at = -1 if from_end else 0
+            done_ns, there = self._busy.pop(at)
+            taken = min(count, there)
+            if taken < there:
+                insort(self._busy, (done_ns, there - taken))
+            until_ns = max(until_ns, done_ns)
+            self.num_busy -= taken
+            count -= taken
+        return until_ns
+
+    def _ready_ns(self, count: int, num_free: int) -> int:
+        """Return when blocks can be written that a load was given."""
+        short = min(count, self.num_busy - num_free)
+        return max(self.now_ns, self._step_ready_ns, self._claim(short, from_end=True))
+
+    def wait_ns(self, num_free: int) -> int:
+        """Return how long the step that would start now waits for blocks that it was given.
+
+        Parameters
+        ----------
+        num_free : int
+            Blocks that are free beside them.
+        """
+        ready_ns = max(self._step_ready_ns, self._claim(self.num_busy - num_free, from_end=False))
+        self._step_ready_ns = 0
+        wait_ns = max(ready_ns - self.now_ns, 0)
+        if wait_ns:
+            self._log.add_wait(self.now_ns, wait_ns)
+        return wait_ns
+
+    def check(self, num_pinned: int, num_free: int) -> None:
+        """Prove that tables and counts add up, or raise AssertionError.
+
+        Parameters
+        ----------
+        num_pinned : int
+            Blocks of requests that are swapped out.
+        num_free : int
+            Free blocks of the GPU.
+        """
+        for tier in self._tiers:
+            tier.check()
+        pinned = self._tiers[0].num_pinned
+        num_pinned += self._num_returning
+        assert pinned == num_pinned, f"{pinned} blocks of swapped requests, {num_pinned} are"
+        assert all(tier.num_pinned == 0 for tier in self._tiers[1:]), "swapped to a lower tier"
+        assert self.num_busy == sum(count for _, count in self._busy), "busy blocks"
+
+
+def _nothing() -> None:
+    """Do nothing: swapped blocks are found by their owner alone, who waits for them."""

@@ -1,0 +1,167 @@
+"""One tier of memory below the GPU's: which KV blocks it holds, and the link to it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from math import ceil
+
+from schedlab.sim.config import KVTier, KVWrite
+
+_WRITING = -1
+
+
+class Link:
+    """One direction of a link: copies run one after the other, in the order of their issue.
+
+    As on a CUDA stream: a copy that waits for its data holds up those behind it. When a copy ends
+    is known when it is issued, and does not change by what comes later.
+
+    Parameters
+    ----------
+    bytes_per_s : float
+        Bandwidth.
+    latency_ns : int
+        From the last byte on the link until it is there; the next copy may begin meanwhile.
+
+    Attributes
+    ----------
+    free_ns : int
+        When the last copy issued so far leaves the link.
+    """
+
+    def __init__(self, bytes_per_s: float, latency_ns: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._latency_ns = latency_ns
+        self.free_ns = 0
+
+    def copy_ns(self, num_bytes: int) -> int:
+        """Return how long a copy takes on a free link."""
+        return ceil(num_bytes * 1e9 / self._bytes_per_s) + self._latency_ns
+
+    def send(self, num_bytes: int, ready_ns: int) -> tuple[int, int]:
+        """Issue a copy of data that is ready then; return when it begins and when it is done."""
+        start_ns = max(self.free_ns, ready_ns)
+        done_ns = start_ns + self.copy_ns(num_bytes)
+        self.free_ns = done_ns - self._latency_ns
+        return start_ns, done_ns
+
+
+class Tier:
+    """The block table of one tier: contents by name, the least recently used first.
+
+    Beside them it holds blocks of requests that were swapped out, which nobody else can find and
+    nothing evicts. Blocks that are being written cannot be found, and like those that are being
+    read they cannot be evicted.
+
+    Parameters
+    ----------
+    limits : KVTier
+        Size and links.
+
+    Attributes
+    ----------
+    name : str
+        How results call it.
+    write : {"through", "back"}
+        When blocks come here.
+    load, store : Link
+        Towards the GPU, and away from it.
+    num_pinned : int
+        Blocks of requests that were swapped out.
+    """
+
+    def __init__(self, limits: KVTier) -> None:
+        self.name = limits.name
+        self.write: KVWrite = limits.write
+        self.load = Link(limits.load_bytes_per_s, limits.load_latency_ns)
+        self.store = Link(limits.store_bytes_per_s, limits.store_latency_ns)
+        self.num_pinned = 0
+        self._num_blocks = limits.num_blocks
+        self._num_locked = 0
+        self._locks: OrderedDict[int, int] = OrderedDict()  # readers by name; or _WRITING
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that hold something."""
+        return len(self._locks) + self.num_pinned
+
+    @property
+    def room_for_pins(self) -> int:
+        """Blocks that are free, or that can be evicted."""
+        return self._num_blocks - self.num_pinned - self._num_locked
+
+    def has(self, name: int) -> bool:
+        """Whether a block can be loaded."""
+        return self._locks.get(name, _WRITING) != _WRITING
+
+    def add(self, names: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Add the contents of a sequence of blocks, from its first on, as far as there is room.
+
+        Returns
+        -------
+        (list of int, list of int)
+            Those to be written (not those that are there, or on their way), and those evicted.
+        """
+        self._touch(names)
+        new = [name for name in names if name not in self._locks]
+        evicted = self._evict(self.used_blocks + len(new) - self._num_blocks)
+        del new[max(self._num_blocks - self.used_blocks, 0) :]
+        for name in reversed(new):
+            self._locks[name] = _WRITING
+        self._num_locked += len(new)
+        return new, evicted
+
+    def written(self, names: Iterable[int]) -> None:
+        """Let blocks be found that were added."""
+        for name in names:
+            self._locks[name] = 0
+            self._num_locked -= 1
+
+    def lock(self, names: Sequence[int]) -> None:
+        """Keep blocks that are being read."""
+        self._touch(names)
+        for name in names:
+            self._num_locked += self._locks[name] == 0
+            self._locks[name] += 1
+
+    def unlock(self, names: Iterable[int]) -> None:
+        """Take back one `lock`."""
+        for name in names:
+            self._locks[name] -= 1
+            self._num_locked -= self._locks[name] == 0
+
+    def pin(self, count: int) -> list[int]:
+        """Take blocks for a request that is swapped out; return whose contents are evicted."""
+        evicted = self._evict(self.used_blocks + count - self._num_blocks)
+        self.num_pinned += count
+        return evicted
+
+    def unpin(self, count: int) -> None:
+        """Give such blocks back."""
+        self.num_pinned -= count
+
+    def check(self) -> None:
+        """Prove that the table fits and locks are counted, or raise AssertionError."""
+        assert self.num_pinned >= 0, f"{self.name}: {self.num_pinned} blocks of swapped requests"
+        assert self.used_blocks <= self._num_blocks, f"{self.name} holds more than it has"
+        locked = sum(locks != 0 for locks in self._locks.values())
+        assert locked == self._num_locked, f"{self.name}: {self._num_locked} locks, {locked} are"
+
+    def _touch(self, names: Sequence[int]) -> None:
+        # From the last to the first: the end of a sequence is of no use without its beginning.
+        for name in reversed(names):
+            if name in self._locks:
+                self._locks.move_to_end(name)
+
+    def _evict(self, count: int) -> list[int]:
+        evicted: list[int] = []
+        if count > 0:
+            for name, locks in self._locks.items():
+                if not locks:
+                    evicted.append(name)
+                    if len(evicted) == count:
+                        break
+            for name in evicted:
+                del self._locks[name]
+        return evicted

@@ -1,0 +1,56 @@
+"""Memory in tiers: the laws of every policy hold, and nothing is lost or counted twice."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedlab.sim.config import KVTier
+from schedlab.testing import POLICY_LAWS, Case
+from tests.property.test_engine_switches import cases
+from tests.property.test_laws import make
+from tests.workloads import share
+
+
+@st.composite
+def tiers(draw, name):
+    return KVTier(
+        name,
+        num_blocks=draw(st.sampled_from([1, 7, 30, 500])),
+        load_bytes_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
+        store_bytes_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
+        load_latency_ns=draw(st.sampled_from([0, 300])),
+        store_latency_ns=draw(st.sampled_from([0, 300])),
+        write=draw(st.sampled_from(["through", "back"])),
+    )
+
+
+@st.composite
+def tiered(draw):
+    """Draw work with common prefixes, limits, and one or two tiers below them."""
+    workload, config = draw(cases())
+    below = tuple(draw(tiers(name)) for name in ("cpu", "disk")[: draw(st.integers(1, 2))])
+    config = replace(
+        config,
+        kv_tiers=below,
+        swap_space_blocks=below[0].num_blocks,
+        enable_prefix_caching=config.enable_prefix_caching or config.preemption_mode != "swap",
+        kv_load=draw(st.sampled_from(["when_faster", "always"])),
+    )
+    return tuple(workload), config
+
+
+# Every way of asking for tokens: the loop of vLLM, ranks, chunks, and plans of their own.
+POLICIES = (
+    "fcfs", "aged", "fastserve", "hygen", "ltr", "nested_wait/theory", "plas", "prefill_first",
+    "program_srpt", "qoserve", "sarathi", "tgi3", "vtc",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=share(0.2))
+@given(case=tiered())
+def test_policy_with_tiers_keeps_the_laws(name, case):
+    for law in ("serves_everyone", "skips_ahead_exactly", "keeps_its_promises"):
+        POLICY_LAWS[law](lambda: make(name), Case(*case))

@@ -1,0 +1,306 @@
+"""Memory in tiers: what is found there, when copies are done, and who waits for them."""
+
+import json
+
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.sim.config import EngineConfig, KVTier
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.errors import SpecError
+from schedlab.sim.kv.tier import Link, Tier
+from schedlab.sim.result import RunResult
+from tests.laws import LinearCost, arrival
+from tests.laws import run as run_laws
+
+GB = 1e9  # bytes a second that are bytes a nanosecond
+BLOCK = 16
+DOCUMENT = tuple(range(8))
+
+
+def tier(name="cpu", num_blocks=100, **keys):
+    keys = {"load_bytes_per_s": GB, "store_bytes_per_s": GB, **keys}
+    return KVTier(name, num_blocks, **keys)
+
+
+def config(*tiers, **keys):
+    tiers = tiers or (tier(),)
+    keys = {"num_blocks": 40, "max_model_len": 400, "enable_prefix_caching": True, **keys}
+    return EngineConfig(
+        kv_tiers=tiers, swap_space_blocks=tiers[0].num_blocks, kv_block_bytes=100, **keys
+    )
+
+
+def copies_of(log, **kind):
+    rows = log.copies.columns()
+    table = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    return [row for row in table if all(row[name] == value for name, value in kind.items())]
+
+
+def test_copies_over_a_link_follow_each_other_and_latency_is_no_bandwidth():
+    link = Link(2 * GB, latency_ns=7)
+    assert link.send(100, ready_ns=10) == (10, 67)
+    assert link.send(100, ready_ns=10) == (60, 117)
+    assert link.send(100, ready_ns=500) == (500, 557)
+
+
+def test_tier_when_full_evicts_the_end_of_what_was_used_longest_ago():
+    table = Tier(tier(num_blocks=4))
+    assert table.add([1, 2]) == ([1, 2], [])
+    table.written([1, 2])
+    assert table.add([3, 4]) == ([3, 4], [])
+    assert not table.has(3)  # not written yet
+    table.written([3, 4])
+    assert table.add([1, 2, 5]) == ([5], [4])
+    assert table.add([6, 7, 8, 9])[0] == [6, 7, 8]  # 5 is being written
+    assert table.room_for_pins == 0
+    table.check()
+
+
+def evicting_work():
+    """Return a document, two that drive it out of the GPU, and the document once more."""
+    other = tuple(range(100, 124))
+    return [
+        arrival(0, 0, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+        arrival(1, 100_000, 24 * BLOCK, 2, prefix_hash_ids=other),
+        arrival(2, 200_000, 24 * BLOCK, 2, prefix_hash_ids=tuple(n + 500 for n in other)),
+        arrival(3, 300_000, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+    ]
+
+
+def evicted_then_asked_again(limits, cost=None):
+    return run_laws(ContinuousBatching(), evicting_work(), limits, cost)
+
+
+def test_prefix_that_left_the_gpu_is_loaded_and_the_rest_computed():
+    log = evicted_then_asked_again(config(tier(load_latency_ns=50)))
+    (load,) = copies_of(log, is_load=1)
+    assert (load["id"], load["num_blocks"], load["start_ns"]) == (3, 8, 300_000)
+    assert load["done_ns"] == 300_000 + 800 + 50
+    row = {name: column[3] for name, column in log.requests().items()}
+    assert row["prefix_hit_tokens"] == row["cached_tokens"] == 8 * BLOCK
+    assert row["first_scheduled_ns"] == 300_850
+    assert row["first_token_ns"] == 300_850 + 1000 + 10  # a step of one token
+
+
+def test_written_through_a_block_is_copied_once_and_its_step_is_not_delayed():
+    log = evicted_then_asked_again(config())
+    stores = copies_of(log, is_load=0)
+    assert [(row["id"], row["num_blocks"]) for row in stores] == [(0, 8), (1, 24), (2, 24)]
+    assert not len(log.copies.wait_columns()["start_ns"])
+
+
+def test_written_back_a_block_delays_whoever_takes_its_place():
+    log = evicted_then_asked_again(config(tier(write="back")))
+    stores, (load,) = copies_of(log, is_load=0), copies_of(log, is_load=1)
+    before = [row["num_blocks"] for row in stores if row["issued_ns"] < 300_000]
+    assert before
+    waits = log.copies.wait_columns()
+    assert waits["wait_ns"][waits["start_ns"] < 300_000].sum() == 100 * sum(before)
+    here = [row["num_blocks"] for row in stores if row["issued_ns"] == 300_000]
+    assert load["start_ns"] == 300_000 + 100 * sum(here)
+
+
+@pytest.mark.parametrize(("token_ns", "loads"), [(6, 0), (7, 1)])
+def test_loading_breaks_even_where_its_time_is_that_of_computing(token_ns, loads):
+    # n blocks load in L + n b / B = 50 + 100 n, and compute in 16 n t: at n = 8 both take 850 ns
+    # where t = 6.64.
+    limits = config(tier(load_latency_ns=50))
+    log = evicted_then_asked_again(limits, LinearCost(0, token_ns, 0))
+    assert len(copies_of(log, is_load=1)) == loads
+
+
+def test_loading_always_does_not_ask_what_computing_takes():
+    log = evicted_then_asked_again(config(kv_load="always"), LinearCost(0, 1, 0))
+    assert len(copies_of(log, is_load=1)) == 1
+
+
+def test_what_the_first_tier_evicts_is_written_back_to_the_second_and_loaded_from_there():
+    limits = config(tier(num_blocks=30), tier("disk", write="back", load_bytes_per_s=GB / 2))
+    log = evicted_then_asked_again(limits)
+    assert sum(row["num_blocks"] for row in copies_of(log, tier=1, is_load=0)) >= 8
+    loads = copies_of(log, is_load=1)
+    assert sum(row["num_blocks"] for row in loads) == 8
+    assert any(row["tier"] == 1 for row in loads)
+
+
+def test_others_run_while_a_prefix_is_loaded():
+    slow = config(tier(load_bytes_per_s=GB / 1000), kv_load="always", max_model_len=640)
+    work = [
+        arrival(0, 0, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+        arrival(1, 100_000, 39 * BLOCK, 2, prefix_hash_ids=tuple(range(100, 139))),
+        arrival(2, 200_000, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+        arrival(3, 200_000, BLOCK, 1),
+    ]
+    requests = run_laws(ContinuousBatching(), work, slow).requests()
+    assert requests["finish_ns"][3] == 200_000 + 1000 + 160
+    assert requests["first_scheduled_ns"][2] == 200_000 + 800_000
+
+
+def swapping(tiers, policy="srtf"):
+    limits = EngineConfig(
+        num_blocks=10,
+        max_model_len=160,
+        preemption_mode="swap",
+        swap_space_blocks=100,
+        kv_tiers=tiers,
+        kv_block_bytes=100,
+    )
+    work = [
+        arrival(0, 0, 100, 40, predicted_tokens=40.0),
+        arrival(1, 10_000, 100, 3, predicted_tokens=3.0),
+    ]
+    return run_laws(registry.make(policy), work, limits)
+
+
+def test_request_swapped_out_comes_back_whole_and_only_who_needs_its_blocks_waits():
+    log = swapping((tier(),))
+    (out,), (back,) = copies_of(log, is_load=0, is_swap=1), copies_of(log, is_load=1, is_swap=1)
+    assert out["num_blocks"] == back["num_blocks"]
+    assert back["start_ns"] >= out["done_ns"]
+    requests = log.requests()
+    assert requests["recomputed_tokens"].sum() == 0
+    (gone,) = zip(*log.preemptions().values(), strict=True)
+    assert gone[2] >= back["done_ns"]  # it runs when its KV is there
+    assert log.copies.wait_columns()["wait_ns"].tolist() == [out["done_ns"] - out["issued_ns"]]
+    assert log.steps()["swapped_bytes"].sum() == 0  # no step is charged
+
+
+def test_without_tiers_swapping_is_charged_to_the_step_as_before():
+    log = swapping(())
+    assert log.steps()["swapped_bytes"].sum() > 0
+    assert not copies_of(log)
+
+
+class AheadOfNeed(ContinuousBatching):
+    """Loads what waits before its turn; swaps out whom it is told to."""
+
+    def __init__(self, victim=None):
+        self.victim_id = victim
+        self.answers = []
+
+    def plan(self, view, builder):
+        if self.victim_id is not None:
+            for state in list(view.running):
+                if state.id == self.victim_id and state.num_output_tokens == 5:
+                    self.answers.append(builder.offload(state))
+                    self.victim_id = None
+        builder.grant_running()
+        for state in view.waiting:
+            if not builder.prefetch(state) and not builder.grant(state):
+                break
+        return builder.build()
+
+
+def test_policy_swaps_out_and_loads_ahead_of_need():
+    policy = AheadOfNeed(victim=0)
+    limits = config(preemption_mode="swap")
+    log = run_laws(policy, [arrival(0, 0, 100, 40), arrival(1, 0, 100, 40)], limits)
+    assert policy.answers == [True]
+    assert [row["is_load"] for row in copies_of(log, is_swap=1)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"tiers": []}, r"engine\.kv_offload\.tiers"),
+        ({"tiers": [{"name": "cpu", "gib": 0, "link": "pcie-5"}]}, r"gib.*> 0|greater than 0"),
+        ({"tiers": [{"name": "cpu", "gib": 1e-6, "link": "pcie-5"}]}, "cpu must hold at least one"),
+        ({"tiers": [{"name": "cpu", "gib": 4}]}, "give a link"),
+        ({"tiers": [{"name": "cpu", "link": "pcie-5"}]}, "give gib or num_blocks"),
+        ({"tiers": [{"name": "cpu", "gib": 4, "link": "pcie-6"}]}, r"link.*pcie-5"),
+        (
+            {"tiers": [{"name": "cpu", "gib": 4, "link": "pcie-5", "load_gb_per_s": 0}]},
+            "load_gb_per_s",
+        ),
+        ({"tiers": [{"name": "cpu", "gib": 4, "link": "pcie-5", "wirte": "back"}]}, "write"),
+        (
+            {"tiers": [{"name": "cpu", "gib": 4, "link": "pcie-5"}] * 2},
+            "kv_tiers need different names",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_tiers_are_refused_by_name(keys, message):
+    with pytest.raises(SpecError, match=message):
+        run(spec_of(keys))
+
+
+@pytest.mark.parametrize(
+    ("engine", "more", "message"),
+    [
+        ({"enable_prefix_caching": False}, {}, "kv_tiers would hold nothing"),
+        (
+            {"enable_prefix_caching": False, "kv_allocator": "contiguous_max"},
+            {},
+            "kv_tiers need paged memory",
+        ),
+        ({"data_parallel_size": 2}, {}, r"engine\.kv_offload: not simulated with engines that run"),
+        ({}, {"backend": "real", "model": "schedlab-tiny", "hardware": "cpu",
+              "engine": {"preemption_mode": "swap", "enable_prefix_caching": False}},
+         r"engine\.kv_offload: backend real"),
+        ({}, {"cluster": {"count": 2, "migration": "llumnix"}}, "kv_offload: not simulated where"),
+    ],
+)  # fmt: skip
+def test_tiers_are_refused_where_they_cannot_be(engine, more, message):
+    engine = {**engine, **more.pop("engine", {})}
+    with pytest.raises(SpecError, match=message):
+        run(spec_of({"tiers": [{"name": "cpu", "gib": 4, "link": "pcie-5"}]}, engine, **more))
+
+
+def spec_of(offload, engine=None, **keys):
+    engine = {"enable_prefix_caching": True, "kv_offload": offload, **(engine or {})}
+    workload = {
+        "session_rate": 2.0,
+        "sessions": {
+            "count": 12,
+            "turns": 4,
+            "new_tokens": 300,
+            "output_tokens": 60,
+            "think_s": {"distribution": "fixed", "seconds": 2},
+        },
+    }
+    return make_spec({"workload": workload, "engine": engine, **keys})
+
+
+def test_result_of_tiers_tells_hits_and_bytes_and_survives_saving(tmp_path):
+    tiers = [
+        {"name": "cpu", "num_blocks": 300, "link": "pcie-4"},
+        {"name": "disk", "gib": 100, "link": "nvme-4"},
+    ]
+    engine = {"num_gpu_blocks_override": 300, "max_model_len": 4096}
+    result = run(spec_of({"tiers": tiers, "load": "always"}, engine))
+    metrics = result.metrics()
+    hits = metrics["tier_hit_tokens"]
+    assert hits > 0
+    assert metrics["tier_hit_tokens(tier=cpu)"] + metrics["tier_hit_tokens(tier=disk)"] == hits
+    assert metrics["loaded_bytes"] == hits * result.tiers[0].block_bytes // 16
+    assert 0 < metrics["tier_peak_share"] <= 1
+    result.save(tmp_path)
+    again = RunResult.load(tmp_path)
+    assert again.metrics() == pytest.approx(metrics, nan_ok=True)
+    assert (
+        json.loads((tmp_path / "result.json").read_text())["schedlab"]["tiers"][1]["name"] == "disk"
+    )
+
+
+def test_result_without_tiers_says_nothing_of_them():
+    spec = make_spec({"workload": {"trace": "azure-conv", "num_requests": 3, "request_rate": 2}})
+    result = run(spec)
+    assert not [name for name in result.metrics() if "tier" in name or "loaded" in name]
+    assert "tiers" not in result.to_vllm_json()["schedlab"]
+
+
+def test_engine_that_dies_gives_back_whom_it_was_loading():
+    limits = config(tier(load_bytes_per_s=GB / 1e6), kv_load="always")
+    engine = Engine(limits, ContinuousBatching(), SimExecutor(Pricing(LinearCost(), None)))
+    simulate(engine, evicting_work()[:3])
+    engine.submit(evicting_work()[3], 300_000)
+    assert engine.begin(300_000) is None
+    assert list(engine.requests.loading) == [3]
+    assert [state.id for state in engine.die(300_001)] == [3]
