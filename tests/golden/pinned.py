@@ -16,7 +16,13 @@ from schedlab.policies import registry
 from schedlab.policies.predictors import registry as predictors
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost import registry as cost_models
-from schedlab.sim.metrics.registry import every_fleet, every_run, every_session, metric_named
+from schedlab.sim.metrics.registry import (
+    every_fleet,
+    every_run,
+    every_session,
+    every_tier,
+    metric_named,
+)
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
 from tests.golden import figures, fleets, prices, wild
@@ -132,6 +138,31 @@ RUNS: dict[str, dict[str, Any]] = {
         "workload": _CROWD,
         "engine": {"data_parallel_size": 3, "data_parallel_lockstep": False},
     },
+    "tiers": {
+        "policy": {"name": "srtf", "predictor": "oracle"},
+        "workload": {
+            "session_rate": 3.0,
+            "sessions": {
+                "count": 15,
+                "turns": 3,
+                "new_tokens": {"distribution": "lognormal", "mu": 5.5, "sigma": 0.8},
+                "output_tokens": {"distribution": "lognormal", "mu": 4.0, "sigma": 0.8},
+                "think_s": {"distribution": "exponential", "mean_s": 2},
+            },
+        },
+        "engine": {
+            **_SHORT,
+            "enable_prefix_caching": True,
+            "preemption_mode": "swap",
+            "kv_offload": {
+                "load": "always",
+                "tiers": [
+                    {"name": "cpu", "num_blocks": 150, "link": "pcie-4", "write": "back"},
+                    {"name": "disk", "gib": 10, "link": "nvme-4", "write": "back"},
+                ],
+            },
+        },
+    },
     "fleet": {
         "policy": {"name": "sjf", "predictor": {"name": "noisy", "sigma": 0.5}},
         "workload": _CROWD,
@@ -189,6 +220,11 @@ def metrics(name: str) -> dict[str, Any]:
     """Run one case; every metric, to nine digits."""
     result = run(make_spec({"name": "pinned", "cost_model": SLOW, **RUNS[name]}))
     chosen = every_run()
+    if result.tiers:
+        names = [facts.name for facts in result.tiers]
+        return _rounded(
+            {one.name: result.metric(one.name) for one in [*chosen, *every_tier(names)]}
+        )
     if name == "sessions":
         return _rounded({one.name: result.metric(one.name) for one in [*chosen, *every_session()]})
     chosen += map(metric_named, METRICS)

@@ -64,9 +64,13 @@ def test_workloads_metrics_and_defaults_are_the_kept_ones(name):
 def test_kept_tables_are_those_computed_and_know_every_metric_of_its_own():
     kept = pinned.kept()
     assert set(kept) == set(pinned.PINNED)
-    measured = {name.partition("(")[0] for name in kept["metrics fleet"]}
-    measured |= kept["metrics sessions"].keys()
+    measured = {
+        name.partition("(")[0]
+        for case in ("fleet", "sessions", "tiers")
+        for name in kept[f"metrics {case}"]
+    }
     assert measured == set(names())
     assert kept["metrics swap"]["swapped_bytes"] != "0"
     assert kept["metrics cached"]["prefix_hit_share"] != "0"
+    assert kept["metrics tiers"]["loaded_bytes(tier=disk)"] != "0"
     assert kept["metrics engines"]["padding_share"] != "0"
