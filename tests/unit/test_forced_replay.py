@@ -7,12 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
-from schedlab.experiments.comparing.forced_replay import forced_replay
+from schedlab.experiments.comparing.forced_replay import _KINDS, _parts, forced_replay
 from schedlab.experiments.comparing.recorded_engines import RecordedRouter
 from schedlab.experiments.comparing.validate import timeline
 from schedlab.experiments.comparing.vllm_recording import Timeline, read_recording
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from tests.data_folder import data_folder
 
@@ -275,3 +276,20 @@ def test_prompts_priced_one_by_one_cost_what_they_cost_in_real_steps(recorded, n
     pooled = further_prompt("cost_model.separate_prefills=false")
     assert abs(apart.mean_ms) < 2 * apart.standard_error_ms
     assert pooled.mean_ms < -5 * pooled.standard_error_ms
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "kind"),
+    [
+        (1, "1-4"),
+        (4, "1-4"),
+        (5, "5-8"),
+        (128, "121-128"),
+        (129, "129-160"),
+        (513, "more than 512"),
+    ],
+)
+def test_step_of_decodes_is_of_the_kind_that_ends_with_their_number(num_decodes, kind):
+    parts = _parts(BatchShape(num_decodes, 0, 0))
+    assert parts.sum() == 1
+    assert _KINDS[int(parts.argmax())] == f"{kind} decodes"

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from schedlab.gpu_backend.block_pool import DUMMY_BLOCK, BlockPool
+from schedlab.gpu_backend.sequences import Sequences
 from schedlab.sim.errors import SchedlabError
+from schedlab.sim.request import Request
 
 
 def make(num_blocks=6, **options):
@@ -51,3 +53,16 @@ def test_block_pool_after_release_leaves_no_block_in_the_table():
     assert (pool.tables[seat] == DUMMY_BLOCK).all()
     pool.release(1)
     assert pool.num_used == 0
+
+
+@pytest.mark.parametrize(("output", "cut_at", "last"), [(3, 9, 6), (9, 3, 6), (1, 9, 4)])
+def test_last_token_of_a_sequence_is_that_of_its_answer_or_where_it_is_cut_off(
+    output, cut_at, last
+):
+    sequences = Sequences(2, 20, lambda request: np.arange(request.prompt_tokens))
+    request = Request(7, 0, prompt_tokens=4, max_tokens=cut_at)
+    sequences.add(request, output)
+    sequences.sit(request, 1)
+    assert sequences.last_index[1] == last
+    assert sequences.tokens[1, :4].tolist() == [0, 1, 2, 3]
+    assert sequences.ids[1] == 7
