@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,11 +70,13 @@ def opened_runs(
 ) -> Iterator[Runs]:
     """Give what runs points and keeps them in a folder; without a folder, until the end.
 
-    If they are to be `light`, without their tables.
+    If they are to be `light`, without their tables. What is refused before anything ran leaves no
+    folder behind.
     """
     from schedlab.experiments.sweeps.runs import Runs
     from schedlab.experiments.sweeps.store import Store
 
+    missing = [] if folder is None else [p for p in (folder, *folder.parents) if not p.exists()]
     with tempfile.TemporaryDirectory() as scratch:
         store = Store(folder or Path(scratch), light=light)
         with (
@@ -82,7 +85,16 @@ def opened_runs(
             workers,
             points_bar(quiet) as progress,
         ):
-            yield Runs(store, workers, progress.point_ended)
+            runs = Runs(store, workers, progress.point_ended)
+            try:
+                yield runs
+            except SpecError:
+                if missing and not runs.num_asked:
+                    shutil.rmtree(missing[0])
+                    for parent in missing[1:]:
+                        with suppress(OSError):  # somebody else has begun to use it
+                            parent.rmdir()
+                raise
 
 
 def local_workers(jobs: int | None, specs: Sequence[ExperimentSpec]) -> Workers:

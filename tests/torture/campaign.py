@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedlab.sim.files import write_text
-from tests.torture.hand_written import environment_cases, file_cases, policy_cases
+from tests.torture.hand_written import (
+    command_cases,
+    environment_cases,
+    file_cases,
+    policy_cases,
+)
 from tests.torture.kills import disturbed, victims
 from tests.torture.mutated_files import mutated_file_cases
 from tests.torture.odd_values import specification_cases
@@ -62,6 +67,7 @@ def all_cases() -> Iterator[tuple[str, Case]]:
     return chain(
         policy_cases(),
         file_cases(),
+        command_cases(),
         environment_cases(),
         specification_cases(),
         mutated_file_cases(),

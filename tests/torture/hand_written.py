@@ -134,3 +134,35 @@ def environment_cases() -> Iterator[tuple[str, Case]]:
             run = ["run", "s.yaml", "-q", "-o", "out"]
             case = Case(run, {"s.yaml": SMALL}, [variable], change, ends=[REFUSED])
             yield f"{variable}={value}", case
+
+
+def command_cases() -> Iterator[tuple[str, Case]]:
+    """Ask commands for what makes no sense, or would never end."""
+    run = ("run", "s.yaml", "-q", "-o", "out")
+    disaggregated = "pools: {p: {count: 1, role: prefill}, d: {count: 1, role: decode}}"
+    asked = {
+        "recommend without a model": (("recommend",), "--model"),
+        "check what is not there": (("check", "nope:Nope"), "nope"),
+        "plot what is not there": (("plot", "nope"), "nope"),
+        "tune a key without a number": (
+            ("tune", "s.yaml", "-q", "-o", "out", "tune={maximize: slo_attainment, "
+             "over: {policy.nope: [1, 2]}}"),
+            "policy.nope",
+        ),
+        "find without bounds": (("find", "s.yaml", "find=max slo_attainment"), "find"),
+        "predictor of no module": ((*run, "policy={name: sjf, predictor: nope:Nope}"), "nope"),
+        "predictor of another kind": ((*run, "policy={name: sjf, predictor: os:path}"), "os"),
+        "fleet of a number": ((*run, "cluster={pools: {a: 1}}"), "cluster.pools.a"),
+        "fleet of nobody": ((*run, "cluster={count: 0}"), "cluster.count"),
+        "fleet too large": ((*run, "cluster={count: 1000000000}"), "cluster.count"),
+        "fleet that only decodes": (
+            (*run, "cluster={pools: {d: {count: 1, role: decode}}}"), "cluster"
+        ),
+        "prompts kept by a number that is none": (
+            (*run, f"cluster={{{disaggregated}, local: {{max_queued_tokens: .nan}}}}"), "cluster"
+        ),
+        "sessions of a number": ((*run, "workload.sessions=1000000"), "workload"),
+        "autoscaler of no name": ((*run, "cluster={count: 1, autoscaler: {name: nope}}"), "nope"),
+    }  # fmt: skip
+    for name, (argv, named) in asked.items():
+        yield f"command {name}", Case(argv, {"s.yaml": SMALL}, [named], ends=[REFUSED])

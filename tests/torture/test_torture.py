@@ -6,7 +6,12 @@ from itertools import islice
 import pytest
 
 from tests.torture.campaign import all_cases, torture
-from tests.torture.hand_written import environment_cases, file_cases, policy_cases
+from tests.torture.hand_written import (
+    command_cases,
+    environment_cases,
+    file_cases,
+    policy_cases,
+)
 from tests.torture.mutated_files import mutated_file_cases
 from tests.torture.odd_values import specification_cases
 from tests.torture.sandbox import REFUSED, Case, run_case
@@ -24,6 +29,10 @@ def test_policy_that_misbehaves_is_named_and_nothing_is_left():
 
 def test_file_that_is_no_experiment_is_refused_by_name():
     assert faults_of(file_cases()) == []
+
+
+def test_command_that_makes_no_sense_is_refused_and_leaves_no_folder():
+    assert faults_of(command_cases()) == []
 
 
 def test_variable_that_means_nothing_is_refused_by_name():
