@@ -110,11 +110,12 @@ class Lifecycle(Departures):
                 self.tiers.keep(parts)
         for state in plan.preempted:
             self._evict(state, state in plan.swapped, now_ns)
-        self.copy_lost()
-        loading = {state.id: parts for state, parts in plan.loading} if plan.loading else {}
+        if self.tiers is not None:
+            self.copy_lost()
+        loading = dict(plan.loading) if plan.loading else {}
         for state in plan.admitted:
-            if state.id in loading:
-                self._load(state, loading[state.id], cached_tokens.get(state.id, 0), now_ns)
+            if loading and state in loading:
+                self._load(state, loading[state], cached_tokens.get(state.id, 0), now_ns)
             else:
                 self._admit(state, cached_tokens.get(state.id, 0), now_ns)
         for state, reason in plan.rejected:

@@ -289,6 +289,19 @@ def test_result_of_tiers_tells_hits_and_bytes_and_survives_saving(tmp_path):
     )
 
 
+def test_engines_of_a_cluster_have_tiers_of_their_own_and_lose_them_when_they_die():
+    tiers = {"tiers": [{"name": "cpu", "num_blocks": 300, "link": "pcie-4"}], "load": "always"}
+    engine = {"num_gpu_blocks_override": 150, "max_model_len": 2400}
+    dies = {"engines": [{"engine": 1, "at_s": 3, "down_s": 2}]}
+    hits = []
+    for failures in ({}, {"failures": dies}):
+        result = run(spec_of(tiers, engine, cluster={"count": 2, **failures}))
+        assert set(result.copies["engine"].tolist()) == {0, 1}
+        assert result.metric("completed") == 48
+        hits.append(result.metric("tier_hit_tokens"))
+    assert hits[0] > hits[1] > 0
+
+
 def test_result_without_tiers_says_nothing_of_them():
     spec = make_spec({"workload": {"trace": "azure-conv", "num_requests": 3, "request_rate": 2}})
     result = run(spec)
