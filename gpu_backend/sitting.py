@@ -103,10 +103,10 @@ def _run_command(sitting: Sitting, command: Command, out: int, end_s: float) -> 
     env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "COLUMNS": "170"}
     if sitting.setup.device == "cpu":
         env["TRITON_INTERPRET"] = "1"
+    packed = _state(sitting.results)  # before the command can have written anything
     process = subprocess.Popen(
         [sys.executable, "-m", *command], stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT
     )
-    packed = _state(sitting.results)
     try:
         while True:
             left_s = end_s - time.monotonic()
