@@ -35,9 +35,11 @@ from schedlab.gpu_backend.wgmma_hazards import hazards, parse, plant
 DEVICES = {80: Device(80, 108), 90: Device(90, 132)}
 """An A100 and an H200."""
 
-SHAPES = {80: ((64, 4), (128, 4), (256, 4)),
-          90: ((64, 4), (128, 1), (128, 4), (128, 8), (256, 4))}  # fmt: skip
-"""Head dimension, and query heads a KV head: fewer for the part that is measured less."""
+USUAL = (128, 4)
+"""Head dimension, and query heads a KV head, of most models (Llama 3)."""
+
+SHAPES = {80: (USUAL, (256, 4)), 90: ((64, 4), (128, 1), USUAL, (256, 4))}
+"""Shapes of attention to compile for: fewer for the part that is measured less."""
 
 SHARED_LIMIT_BYTES = {80: 166_912, 90: 232_448}
 """Most dynamic shared memory of a program (CUDA C++ Programming Guide, compute capabilities)."""
@@ -223,8 +225,8 @@ def main() -> None:
     for arch, device in DEVICES.items():
         for head_dim, group in SHAPES[arch]:
             for launch in step_launches(device, head_dim=head_dim, group=group):
-                # The small kernels know neither shape: once is enough.
-                if "HEAD_DIM" in launch.constants or (head_dim, group) == (128, 4):
+                # In the kernels without tiles a shape is the width of a row: once is enough.
+                if "BLOCK_N" in launch.constants or (head_dim, group) == USUAL:
                     print(json.dumps(compile_launch(launch, arch)._asdict()), flush=True)
     for tile in PREFILL_TILES:
         built = compile_launch(searched_launch(DEVICES[90], tile), 90)._replace(tile=str(tile))
