@@ -97,29 +97,15 @@ class LongestPrefix(Policy):
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(case=cases())
-def test_engine_with_switches_obeys_the_laws(name, case):
+def test_engine_with_switches_obeys_the_laws_by_any_route(name, case):
     workload, config = case
     log = laws.run(make(name), workload, config)
     laws.check(log, workload, config)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@given(case=cases())
-def test_skipping_ahead_with_switches_changes_no_bit(name, case):
-    workload, config = case
-    fast = laws.signature(laws.run(make(name), workload, config))
-    slow = laws.signature(laws.run(make(name), workload, laws.slow(config)))
-    cut = laws.signature(laws.run(make(name), workload, config, drive=laws.cut_at_arrivals))
-    assert fast == slow
-    assert fast == cut
-
-
-@pytest.mark.parametrize("name", POLICIES)
-@given(case=cases())
-def test_policy_replanned_with_switches_keeps_its_promise(name, case):
-    workload, config = case
-    checked = laws.run(make(name), workload, replace(config, check_horizon=True))
-    assert laws.signature(checked) == laws.signature(laws.run(make(name), workload, config))
+    fast = laws.signature(log)
+    for other in (laws.slow(config), replace(config, check_horizon=True)):
+        assert fast == laws.signature(laws.run(make(name), workload, other, prove=False))
+    cut = laws.run(make(name), workload, config, drive=laws.cut_at_arrivals, prove=False)
+    assert fast == laws.signature(cut)
 
 
 @given(case=cases())

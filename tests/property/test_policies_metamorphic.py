@@ -33,7 +33,7 @@ def changed(workload, **by_name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=share(0.2))
+@settings(max_examples=share(0.12))
 @given(workload=workloads(), config=configs(), order=st.permutations("abc"))
 def test_names_of_tenants_change_no_bit(name, workload, config, order):
     renamed = changed(workload, tenant=dict(zip("abc", order, strict=True)).get)
@@ -42,7 +42,7 @@ def test_names_of_tenants_change_no_bit(name, workload, config, order):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=share(0.2))
+@settings(max_examples=share(0.12))
 @given(workload=workloads(), config=configs())
 def test_tenant_that_comes_after_all_is_over_changes_nothing_before(name, workload, config):
     before = laws.run(make(name), workload, config)
@@ -54,7 +54,7 @@ def test_tenant_that_comes_after_all_is_over_changes_nothing_before(name, worklo
 
 
 @pytest.mark.parametrize("name", TIMELESS)
-@settings(max_examples=share(0.25))
+@settings(max_examples=share(0.2))
 @given(workload=workloads(), config=configs(), ms=st.lists(st.integers(1, 90), min_size=24))
 def test_time_in_another_unit_scales_every_time_and_nothing_else(name, workload, config, ms):
     def in_units_of(factor):
