@@ -355,11 +355,12 @@ def test_every_stated_figure_that_is_not_reproduced_says_why(page):
                 assert again["verdict"] == "reproduced", f"{place}: {again['name']} shows otherwise"
 
 
-def test_command_runs_a_claim_to_the_same_bytes_twice(tmp_path):
+@pytest.mark.slow
+def test_command_runs_a_claim_to_the_same_bytes_twice_and_in_two_processes(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(experiment()))
-    for out in ("one", "two"):
-        done = CliRunner().invoke(app, ["claims", str(path), "-o", str(tmp_path / out)])
+    for out, jobs in (("one", "1"), ("two", "2")):
+        done = CliRunner().invoke(app, ["claims", str(path), "-o", str(tmp_path / out), "-j", jobs])
         assert done.exit_code == 0, done.output
         assert "reproduced" in done.output
     for name in ("policies.md", "policies.json"):
@@ -441,19 +442,6 @@ def test_kept_runs_are_read_and_only_what_is_missing_runs(tmp_path):
     (first, all_of_them), (second, two), (third, none) = found
     assert first == second == third
     assert (all_of_them, two, none) == (runs.num_asked, 2, 0)
-
-
-@pytest.mark.slow
-def test_claims_of_two_processes_are_those_of_one(tmp_path):
-    path = tmp_path / "x.yaml"
-    path.write_text(yaml.safe_dump(experiment()))
-    for jobs in ("1", "2"):
-        done = CliRunner().invoke(
-            app, ["claims", str(path), "-o", str(tmp_path / jobs), "-j", jobs]
-        )
-        assert done.exit_code == 0, done.output
-    one, two = ((tmp_path / jobs / "policies.json").read_bytes() for jobs in ("1", "2"))
-    assert one == two
 
 
 def test_capacity_below_the_sweep_is_not_measured(tmp_path):

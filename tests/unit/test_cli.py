@@ -149,8 +149,7 @@ HOSTILE = "raise ImportError('a module of the user was imported in place of ours
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside", ["", "beside"])
-@pytest.mark.parametrize("command", [["run"], ["sweep", "-j", "2"]])
+@pytest.mark.parametrize(("command", "beside"), [(["run"], ""), (["sweep", "-j", "2"], "beside")])
 def test_modules_of_the_user_never_stand_in_for_ours(tmp_path, command, beside):
     """Neither in the working directory nor beside the file, here or in workers."""
     for name in ("sim.py", "policies.py", "traces.py", "experiments/__init__.py"):

@@ -71,7 +71,7 @@ def test_runs_into_results_and_into_the_default_do_not_collide():
 
 def test_run_by_two_processes_writes_what_one_writes():
     schedlab("init")
-    small = ["workload.num_requests=12", "replications=1", "policy=fcfs", "-q"]
+    small = [*SMALL, "sweep.workload.request_rate=[2, 4]"]
     for jobs in "12":
         assert schedlab("run", "spec.yaml", "-j", jobs, "-o", jobs, *small).exit_code == 0
     assert Path("1/summary.csv").read_text() == Path("2/summary.csv").read_text()

@@ -30,6 +30,12 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.fixture(autouse=True)
+def _no_figures(monkeypatch):
+    """Leave out what takes longest to make; test_report_page looks at it."""
+    monkeypatch.setattr("schedlab.experiments.report.page.drawings", lambda results: [])
+
+
 def test_page_without_plotly_has_no_script(folder):
     page = report_page(read_results(folder))
     assert "<script" not in page

@@ -27,7 +27,7 @@ from schedlab.sim.errors import SchedlabError, SpecError
 from schedlab.sim.hardware.gpus import gpu
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKLOAD = {"trace": "fixed", "num_requests": 16}
+WORKLOAD = {"trace": "fixed", "num_requests": 8}
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +167,7 @@ def test_recommend_command_writes_json_line_page_and_figure(tmp_path):
         "--workload",
         "fixed",
         "--num-requests",
-        "20",
+        "10",
         "--policy",
         "fcfs",
         "-o",

@@ -13,7 +13,7 @@ from schedlab.sim.request import Slo
 from schedlab.testing import LawBroken, check_router, fleet_cases
 from tests.laws import arrival
 
-CASES = list(fleet_cases(num_cases=3))
+CASES = list(fleet_cases(num_cases=2))
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 

@@ -229,6 +229,7 @@ def test_find_on_runs_brackets_the_bar_for_every_seed(tmp_path):
     asked = spec(
         find="max workload.request_rate between 2 and 100 subject to p99_ttft_ms <= 120",
         replications=2,
+        workload={**WORKLOAD, "num_requests": 20},
     )
     runs = Runs(Store(tmp_path / "out"), InProcess())
     (found,) = find(asked, runs)
@@ -256,7 +257,7 @@ def test_find_of_an_integer_key_answers_in_integers(tmp_path):
 def test_find_command_writes_what_was_tried_and_takes_it_up_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("s.yaml").write_text(
-        "workload: {trace: fixed, num_requests: 40}\nreplications: 2\n"
+        "workload: {trace: fixed, num_requests: 12}\nreplications: 2\n"
         "find: max workload.request_rate between 2 and 64 subject to mean_ttft_ms <= 60\n"
         "sweep: {policy: [fcfs, static]}\n"
     )
@@ -364,6 +365,7 @@ def test_tune_confirms_the_winner_on_new_seeds(tmp_path):
 def test_tune_of_a_rate_searches_it_at_every_setting(tmp_path):
     asked = spec(
         replications=2,
+        workload={**WORKLOAD, "num_requests": 20},
         tune={
             "maximize": "workload.request_rate",
             "between": [4, 64],
