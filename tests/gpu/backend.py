@@ -27,7 +27,7 @@ CONFIG = EngineConfig(
     num_blocks=64, max_model_len=128, block_size=4, max_num_seqs=8, max_num_batched_tokens=64
 )
 TINY = decoder_config("schedlab-tiny")
-TIGHT = replace(CONFIG, num_blocks=33)
+TIGHT = replace(CONFIG, num_blocks=26, max_model_len=104)
 """Barely more than one longest sequence fits: requests are preempted."""
 
 

@@ -54,22 +54,23 @@ def _poison_allocations():
 
 
 SHAPES = [
-    # head_dim, group, block_size
-    (64, 1, 16),
-    (64, 4, 16),
-    (128, 4, 16),
-    (128, 8, 32),
-    (64, 7, 16),
-    (64, 3, 1),
-    (64, 2, 3),
-    (32, 16, 64),
-    (16, 20, 8),
+    # head_dim, group, block_size; a kernel's tiles go by all three and the format, its addresses by
+    # the three alone: so both formats at one shape, and one of them at each other.
+    (64, 4, 16, FP32),
+    (64, 4, 16, FP16),
+    (64, 1, 16, FP32),
+    (128, 4, 16, FP16),
+    (128, 8, 32, FP32),
+    (64, 7, 16, FP16),
+    (64, 3, 1, FP32),
+    (64, 2, 3, FP16),
+    (32, 16, 64, FP32),
+    (16, 20, 8, FP16),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize(("head_dim", "group", "block_size"), SHAPES)
+@pytest.mark.parametrize(("head_dim", "group", "block_size", "dtype"), SHAPES)
 def test_decode_of_ragged_contexts_equals_reference(head_dim, group, block_size, dtype):
     # One token; exactly a block; one more; over a tile; ragged.
     rows = decode_rows(1, block_size, block_size + 1, 65, 37)
@@ -80,21 +81,20 @@ def test_decode_of_ragged_contexts_equals_reference(head_dim, group, block_size,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
-def test_decode_in_many_splits_equals_reference_and_portable_kernel(dtype):
+def test_decode_in_many_splits_equals_reference_and_portable_kernel():
     # 20 splits of the long row are more than the reduction takes at once; one row is not split.
-    case = attention_case(decode_rows(313, 1, 70), dtype=dtype, group=2, num_kv_heads=2)
+    case = attention_case(decode_rows(313, 1, 70), group=2, num_kv_heads=1)
     case.decode(triton_ops, tile=SMALL_DECODE._replace(programs_per_sm=40))
-    assert worst_row_error(case.out, case.expected()) < TOLERANCE[dtype]
+    assert worst_row_error(case.out, case.expected()) < TOLERANCE[FP32]
     other = torch.full_like(case.out, float("nan"))
     cpu_ops.paged_decode(
         case.q, case.k_pool, case.v_pool, case.block_tables, case.context_lens, case.scale, other
     )
-    assert worst_row_error(case.out, other.double()) < 2 * TOLERANCE[dtype]
+    assert worst_row_error(case.out, other.double()) < 2 * TOLERANCE[FP32]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("programs_per_sm", [1, 2, 3, 5, 9, 30])
+@pytest.mark.parametrize("programs_per_sm", [1, 3, 30])
 def test_decode_result_does_not_depend_on_the_number_of_splits(programs_per_sm):
     case = attention_case(decode_rows(5, 200, 16, 17), group=1, num_kv_heads=1)
     case.decode(triton_ops, tile=SMALL_DECODE._replace(programs_per_sm=programs_per_sm))
@@ -133,8 +133,7 @@ def test_decode_row_without_context_gets_zeros():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize(("head_dim", "group", "block_size"), SHAPES)
+@pytest.mark.parametrize(("head_dim", "group", "block_size", "dtype"), SHAPES)
 def test_prefill_of_mixed_batch_equals_reference(head_dim, group, block_size, dtype):
     # A whole prompt, a decode, a chunk behind a context, the first token, a short tail.
     rows = [(70, 70), (1, 50), (37, 90), (1, 1), (3, 2 * block_size + 3)]

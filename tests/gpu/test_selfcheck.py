@@ -111,11 +111,19 @@ def test_paged_cache_rotates_over_more_than_a_cache_holds_by_default():
     assert len(kernel_bench.paged_cache(CPU, torch.float16, (512,)).tables) == 16
 
 
+@pytest.fixture
+def few_heads(monkeypatch):
+    """One KV head of four query heads: the interpreter takes its time over each."""
+    monkeypatch.setattr(kernel_bench, "NUM_HEADS", 4)
+    monkeypatch.setattr(kernel_bench, "NUM_KV_HEADS", 1)
+    monkeypatch.setattr(kernel_bench, "_KV_BYTES_PER_TOKEN", 512)
+
+
 @interpreted
 @pytest.mark.slow
-def test_bench_runs_every_case_and_holds_the_goals_table_against_it():
+def test_bench_runs_every_case_and_holds_the_goals_table_against_it(few_heads):
     # With 10 us a call and a copy rate that makes 8 tokens' cache take 10 us, shares are counts.
-    copy_rate = 8 * 4096 / 1e-5
+    copy_rate = 8 * 512 / 1e-5
     batch, half = ("B=2", (20, 4)), torch.float16
     decode = [
         *kernel_bench.decode_figures(ten_us, CPU, half, copy_rate, (batch,)),
@@ -139,7 +147,7 @@ def test_bench_runs_every_case_and_holds_the_goals_table_against_it():
 
 @interpreted
 @pytest.mark.slow
-def test_tile_search_times_the_table_and_the_others():
+def test_tile_search_times_the_table_and_the_others(few_heads):
     times = list(
         search_tiles(
             ten_us, CPU, torch.float16, ((1, 16),), (16,),
@@ -152,12 +160,11 @@ def test_tile_search_times_the_table_and_the_others():
 
 @interpreted
 @pytest.mark.slow
-def test_kernel_check_passes_in_half_precision():
-    # Few shapes, and of the large batches the smaller one: the interpreter runs program by program.
-    groups = kernel_check.kernel_checks(CPU, torch.float16, num_shapes=2, large_batches=(130,))
-    checks = [check for _, some in groups for check in some()]
-    assert len(checks) == 10
-    assert [c for c in checks if not c.passed] == []
+def test_kernel_check_of_a_large_batch_passes_in_half_precision():
+    # The others pass where a sitting is rehearsed. More rows than a program has threads.
+    groups = dict(kernel_check.kernel_checks(CPU, torch.float16, large_batches=(130,)))
+    (check,) = groups["decode of large batches"]()
+    assert check.passed, check
 
 
 def test_kernel_check_fails_on_wrong_and_on_unwritten_output(monkeypatch):

@@ -1,18 +1,14 @@
 """The decoder on the Triton kernels: interpreted here, on a GPU where there is one."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
-from schedlab.gpu_backend import cpu_ops  # noqa: E402
+from schedlab.gpu_backend import cpu_ops, triton_ops  # noqa: E402
 from schedlab.gpu_backend.clock import VirtualClock  # noqa: E402
 from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
 from schedlab.gpu_backend.model import Decoder  # noqa: E402
@@ -22,14 +18,21 @@ from schedlab.sim.config import EngineConfig  # noqa: E402
 from schedlab.sim.core.engine import Engine  # noqa: E402
 from schedlab.sim.drive.simulation import simulate  # noqa: E402
 from tests import laws  # noqa: E402
+from tests.gpu.backend import (  # noqa: E402
+    CONFIG,
+    decoder_of,
+    paged_logits,
+    random_tensors,
+    variant,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-INTERPRETED = """
-import torch
-from schedlab.gpu_backend import cpu_ops, triton_ops
-from schedlab.gpu_backend.runner import ModelRunner
-from tests.gpu.backend import CONFIG, decoder_of, paged_logits, random_tensors, variant
-for changes in ({"head_dim": 32}, {"head_dim": 64, "qk_norm": True}):
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not triton.knobs.runtime.interpret, reason="triton is not in interpreter mode here"
+)
+@pytest.mark.parametrize("changes", [{"head_dim": 32}, {"head_dim": 64, "qk_norm": True}])
+def test_decoder_on_interpreted_triton_kernels_gives_the_logits_of_the_portable_ones(changes):
     config = variant(num_layers=1, **changes)
     tensors = random_tensors(config)
     expected, logits = (
@@ -37,16 +40,6 @@ for changes in ({"head_dim": 32}, {"head_dim": 64, "qk_norm": True}):
         for ops in (cpu_ops, triton_ops)
     )
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
-"""
-
-
-@pytest.mark.slow
-def test_decoder_on_interpreted_triton_kernels_gives_the_logits_of_the_portable_ones():
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], cwd=ROOT, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 GPU_CONFIG = EngineConfig(
