@@ -76,8 +76,11 @@ def _canonical(value: object) -> object:
         return [_canonical(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, str) and Path(value).is_absolute() and Path(value).exists():
-        return _digest(Path(value))
+    # Most are names, which cost less to look at than paths to make.
+    if isinstance(value, str) and ("/" in value or "\\" in value):
+        path = Path(value)
+        if path.is_absolute() and path.exists():
+            return _digest(path)
     return value
 
 
