@@ -75,6 +75,11 @@ class NestedWait(Policy):
         self._set_limits()
         self._ran_ns: dict[int, int] = {}
 
+    def on_arrival(self, state: RequestState, now_ns: int) -> None:
+        """Let a request that ran on another engine wait at its entry from now on."""
+        if state.status is Status.RUNNING:
+            self._ran_ns[state.id] = now_ns
+
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Remember when requests ran, to know how long they wait at an entry."""
         for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):

@@ -154,23 +154,30 @@ def test_any_fleet_loses_nobody_and_skips_ahead_exactly(combination):
     check_fleet(combination)
 
 
+def small_fleet(policy, roles, outages=(), moves_every_ns=None):
+    return FleetCombination(
+        policy=policy,
+        workload=[laws.arrival(i, 0, 2, 29, predicted_tokens=29.0) for i in range(2)],
+        config=EngineConfig(num_blocks=50, max_model_len=100, block_size=4, max_num_seqs=4),
+        roles=roles,
+        router="round_robin",
+        failures=Failures(outages=outages),
+        start_up_ns=0,
+        staleness_ns=0,
+        clients=None,
+        scaling=None,
+        moves_every_ns=moves_every_ns,
+        stages=(1, 1),
+        local=(0, None),
+        link=Link(1e10, 0.0, ""),
+    )
+
+
 @pytest.mark.parametrize("policy", CASES)
 def test_request_that_lost_its_engine_after_some_tokens_is_served_by_any_policy(policy):
-    check_fleet(
-        FleetCombination(
-            policy=policy,
-            workload=[laws.arrival(i, 0, 2, 29, predicted_tokens=29.0) for i in range(2)],
-            config=EngineConfig(num_blocks=50, max_model_len=100, block_size=4, max_num_seqs=4),
-            roles=("mixed",),
-            router="round_robin",
-            failures=Failures(outages=[Outage(0, 5_000, 700)]),
-            start_up_ns=0,
-            staleness_ns=0,
-            clients=None,
-            scaling=None,
-            moves_every_ns=None,
-            stages=(1, 1),
-            local=(0, None),
-            link=Link(1e10, 0.0, ""),
-        )
-    )
+    check_fleet(small_fleet(policy, ("mixed",), outages=[Outage(0, 5_000, 700)]))
+
+
+@pytest.mark.parametrize("policy", CASES)
+def test_request_that_moves_is_served_by_any_policy(policy):
+    check_fleet(small_fleet(policy, ("mixed", "mixed"), moves_every_ns=3_000))
