@@ -265,6 +265,7 @@ class PlanBuilder(StepLedger):
             preempted = tuple(self.preempted)
             swapped = tuple([s for s, mode in self.preempted.items() if mode == "swap"])
         rejected = tuple(self._rejected.items()) if self._rejected else ()
+        loading = tuple(self._loading.values()) if self._loading else ()
         trimmed: tuple[tuple[RequestState, int], ...] = ()
         if self._speculates:
             trimmed = tuple(self._trimmed.items())
@@ -287,7 +288,7 @@ class PlanBuilder(StepLedger):
                 self._start_ns,
                 self._list_decodes,
                 trimmed,
-                tuple(self._loading.values()) if self._loading else (),
+                loading,
             ),
         )
         return plan

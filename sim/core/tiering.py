@@ -245,8 +245,8 @@ class Tiering:
         size, budget = self._config.block_size, self._config.max_num_batched_tokens
         total_ns = 0
         for start in range(first * size, stop * size, budget):
-            chunk = min(budget, stop * size - start), start
-            total_ns += self._estimate_step_ns(BatchShape(0, 0, 0, (chunk,), rows_sampled=0), 1)
+            chunks = ((min(budget, stop * size - start), start),)
+            total_ns += self._estimate_step_ns(BatchShape(0, 0, 0, chunks, rows_sampled=0), 1)
         return total_ns
 
     def keep(self, parts: Parts) -> None:

@@ -34,6 +34,8 @@ def name_of(argument):
 def misplaced(tree):
     for name, arguments in calls(tree):
         for field, argument in zip(RECORDS[name]._fields, arguments, strict=False):
+            if isinstance(argument, ast.Starred):  # the rest of such a record, as it was
+                break
             if not isinstance(argument, ast.Constant) and name_of(argument) != field:
                 yield argument.lineno, field
 
