@@ -5,8 +5,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from schedlab.sim.environment import environment_number
 from schedlab.sim.errors import SpecError
@@ -56,7 +57,7 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file to read; a pipe or a device would keep its reader waiting for ever.
 
     Raises

@@ -11,6 +11,7 @@ from pathlib import Path
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.fields import Data
 from schedlab.sim.errors import SpecError
+from schedlab.sim.files import open_regular
 
 
 def spec_hash(spec: ExperimentSpec) -> str:
@@ -98,5 +99,5 @@ def _digest(path: Path) -> str:
         inside = sorted(p for p in found if p.is_file())
         lines = [f"{p.relative_to(path).as_posix()} {_digest(p)}" for p in inside]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    with path.open("rb") as file:
+    with open_regular(path) as file:  # a device would never end
         return hashlib.file_digest(file, "sha256").hexdigest()

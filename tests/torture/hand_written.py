@@ -162,6 +162,7 @@ def command_cases() -> Iterator[tuple[str, Case]]:
             (*run, f"cluster={{{disaggregated}, local: {{max_queued_tokens: .nan}}}}"), "cluster"
         ),
         "sessions of a number": ((*run, "workload.sessions=1000000"), "workload"),
+        "device that is a file without end": ((*run, "real.device=/dev/zero"), "/dev/zero"),
         "autoscaler of no name": ((*run, "cluster={count: 1, autoscaler: {name: nope}}"), "nope"),
     }  # fmt: skip
     for name, (argv, named) in asked.items():
