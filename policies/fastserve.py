@@ -152,7 +152,7 @@ class FastServe(Ranked):
             if left_ns < least_ns:
                 least_ns = left_ns
         steps = self.starvation_period - self._iteration % self.starvation_period
-        return steps, view.now_ns + (max(least_ns, 1) if view.running else 1)
+        return steps, (view.now_ns + max(least_ns, 1) if view.running else FOREVER)
 
     def _move_to_front(self, place: _Place, level: int) -> None:
         self._front -= 1

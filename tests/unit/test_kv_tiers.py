@@ -143,7 +143,7 @@ def test_others_run_while_a_prefix_is_loaded():
     assert requests["first_scheduled_ns"][2] == 200_000 + 800_000
 
 
-def swapping(tiers, policy="srtf"):
+def swapping(tiers, policy="srtf", **knobs):
     limits = EngineConfig(
         num_blocks=10,
         max_model_len=160,
@@ -156,7 +156,7 @@ def swapping(tiers, policy="srtf"):
         arrival(0, 0, 100, 40, predicted_tokens=40.0),
         arrival(1, 10_000, 100, 3, predicted_tokens=3.0),
     ]
-    return run_laws(registry.make(policy), work, limits)
+    return run_laws(registry.make(policy, **knobs), work, limits)
 
 
 def test_request_swapped_out_comes_back_whole_and_only_who_needs_its_blocks_waits():
@@ -170,6 +170,13 @@ def test_request_swapped_out_comes_back_whole_and_only_who_needs_its_blocks_wait
     assert gone[2] >= back["done_ns"]  # it runs when its KV is there
     assert log.copies.wait_columns()["wait_ns"].tolist() == [out["done_ns"] - out["issued_ns"]]
     assert log.steps()["swapped_bytes"].sum() == 0  # no step is charged
+
+
+def test_fastserve_waits_for_a_long_copy_without_being_asked_each_nanosecond():
+    log = swapping((tier(load_bytes_per_s=GB / 1000),), "fastserve", first_quantum_s=2e-6)
+    (back,) = copies_of(log, is_load=1, is_swap=1)
+    assert back["done_ns"] - back["start_ns"] == 700_000
+    assert log.requests()["generated_tokens"].tolist() == [40, 3]
 
 
 def test_without_tiers_swapping_is_charged_to_the_step_as_before():
