@@ -1,16 +1,23 @@
 """FastServe: skip-join multi-level feedback queues."""
 
 import math
+from collections import Counter
+from collections.abc import Iterator
+from heapq import merge
+from itertools import islice
 
+from schedlab.policies.preemption import Place
 from schedlab.policies.ranked import Ranked
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import PolicyError
 from schedlab.sim.request import RequestState, Status
 
 
-class _Place:
+class _Standing:
     """Where a request stands: its level, its position there, and what it has had."""
 
     __slots__ = (
@@ -40,13 +47,33 @@ class FastServe(Ranked):
     for the rule that every `starvation_period` iterations those who have not run for
     `starvation_s` come to the front of the first level.
 
-    FastServe swaps, and does so ahead of need: set ``engine.preemption_mode: swap`` to follow it;
-    swapping here happens when it is needed. Preemption is by rank, see `Ranked`; the paper's
-    order of swapping by estimated next start is not modelled.
+    FastServe swaps: set ``engine.preemption_mode: swap`` to follow it. Preemption is by rank, see
+    `Ranked`. It swaps ahead of need, too, with `reserve_blocks` and memory below the GPU's
+    (``engine.kv_offload``):
+
+    - Where fewer blocks than the reserve are free, requests that this step leaves out are swapped
+      out, the one with the latest estimated next start first, as far as host memory has room:
+      new prompts find memory without waiting for a copy.
+    - Otherwise, of the next `max_num_seqs` behind the step those that were swapped out are loaded,
+      the earliest estimated start first, as long as the reserve stays free: their KV is there
+      when they run. At a step that takes memory from anybody nothing is loaded like that.
+    - While less than `host_reserve` of the host memory has room, new prompts are not admitted:
+      those who are swapped out need that memory, and the prompts would be next.
+
+    A request starts again when it is promoted, or when those in higher levels have used up their
+    quanta down to its own, `max_num_seqs` at a time, whichever is sooner (the paper's ENST). All
+    of that overlaps with computing; it helps where the link is idle. It fails where memory is so
+    short that whoever is loaded is swapped out before it ran, where the reserve is memory that
+    more requests could run in, and where the link is the bottleneck, which copies ahead of need
+    then crowd. The authors' code swaps even those out for the reserve that it would compute in
+    this step; here they stay.
 
     A decision is O(n log n) in the running batch; the queue is sorted again only when the
     starvation rule promotes. Skip-ahead is honest because places change only when a quantum is
-    used up, at a time the plan names, or when the starvation rule looks.
+    used up, at a time the plan names, or when the starvation rule looks. Estimated starts move
+    with the clock, but decide only in which order requests move at a step where some do; whether
+    any does depends on free memory, which falls by a block a request in `block_size` steps at
+    most, and so stays above the reserve for the steps that are promised.
 
     Parameters
     ----------
@@ -56,6 +83,12 @@ class FastServe(Ranked):
         Time without running after which a request is promoted.
     starvation_period : int
         Iterations between two looks for such requests.
+    reserve_blocks : int
+        KV blocks of the GPU to keep free by swapping ahead of need; 0 is swapping at need. The
+        authors' code keeps `max_num_seqs`.
+    host_reserve : float
+        Share of host memory below which no new prompt is admitted, if `reserve_blocks` is not 0;
+        0.1 in the authors' code.
     """
 
     source = "FastServe, Wu et al. (arXiv:2305.05920), LLMServe/FastServe scheduler.py"
@@ -66,6 +99,8 @@ class FastServe(Ranked):
         first_quantum_s: float = 0.010,
         starvation_s: float = 3.0,
         starvation_period: int = 1000,
+        reserve_blocks: int = 0,
+        host_reserve: float = 0.1,
     ) -> None:
         if not 0.0 < first_quantum_s < math.inf:
             raise ValueError(f"first_quantum_s must be finite and > 0, got {first_quantum_s}")
@@ -73,11 +108,17 @@ class FastServe(Ranked):
             raise ValueError(f"starvation_s must be >= 0, got {starvation_s}")
         if starvation_period < 1:
             raise ValueError(f"starvation_period must be at least 1, got {starvation_period}")
+        if reserve_blocks < 0:
+            raise ValueError(f"reserve_blocks must be >= 0, got {reserve_blocks}")
+        if not 0.0 <= host_reserve <= 1.0:
+            raise ValueError(f"host_reserve must be from 0 to 1, got {host_reserve}")
         self.first_quantum_s = first_quantum_s
         self.starvation_s = starvation_s
         self.starvation_period = starvation_period
+        self.reserve_blocks = reserve_blocks
+        self.host_reserve = host_reserve
         self._first_quantum_ns = round(first_quantum_s * 1e9)
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _Standing] = {}
         self._iteration = 0
         self._back = 0
         self._front = 0
@@ -90,6 +131,11 @@ class FastServe(Ranked):
 
     def on_start(self, view: EngineView) -> None:
         """Keep the view, to estimate prefill times."""
+        if self.reserve_blocks and not view.config.kv_tiers:
+            raise PolicyError(
+                f"fastserve: reserve_blocks: {self.reserve_blocks} needs memory to swap to beside "
+                "the steps; set engine.kv_offload, or reserve_blocks: 0"
+            )
         self._view = view
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
@@ -100,7 +146,7 @@ class FastServe(Ranked):
         while self._first_quantum_ns << level < prefill_ns:
             level += 1
         self._back += 1
-        self._places[state.id] = _Place(
+        self._places[state.id] = _Standing(
             level, self._first_quantum_ns << level, self._back, state.request.arrival_ns
         )
 
@@ -154,7 +200,88 @@ class FastServe(Ranked):
         steps = self.starvation_period - self._iteration % self.starvation_period
         return steps, (view.now_ns + max(least_ns, 1) if view.running else FOREVER)
 
-    def _move_to_front(self, place: _Place, level: int) -> None:
+    def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
+        """Grant tokens by rank; then swap ahead of need, if there is a reserve to keep."""
+        if not self.reserve_blocks:
+            return super().plan(view, builder)
+        place = self._order(view.now_ns)
+        self._grant_by_rank(view, builder, place, self._candidates(view, builder))
+        idle = [
+            s
+            for s in view.running
+            if not (s in builder.preempted or builder.serves(s) or self._places[s.id].owes_token)
+        ]
+        if view.free_blocks < self.reserve_blocks:
+            self._swap_out(idle, view, builder)
+        elif view.has_swapped and not builder.preempted:
+            self._swap_in(idle, place, view, builder)
+        steps, until_ns = self.promise(view)
+        return builder.build(min(steps, self._steps_above_reserve(idle, view, builder)), until_ns)
+
+    def _candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
+        """Iterate over who may leave the queue for this step, in its order."""
+        config = view.config
+        host_is_short = builder.swap_blocks_left < self.host_reserve * config.kv_tiers[0].num_blocks
+        # Loads take no rows of the step that asks for them: without a limit they would take all
+        # memory at once.
+        loads_left = config.max_num_seqs - len(view.loading)
+        for state in view.waiting:
+            if state.swapped:
+                if loads_left < 1:
+                    continue
+                loads_left -= 1
+            elif host_is_short and not state.num_output_tokens:
+                continue
+            yield state
+
+    def _swap_out(self, idle: list[RequestState], view: EngineView, builder: PlanBuilder) -> None:
+        for _, state in sorted(self._next_starts(idle, view), reverse=True):
+            if view.free_blocks >= self.reserve_blocks:
+                break
+            builder.offload(state)
+
+    def _swap_in(
+        self, idle: list[RequestState], place: Place, view: EngineView, builder: PlanBuilder
+    ) -> None:
+        size = view.config.block_size
+        queue = (state for state in view.waiting if not builder.serves(state))
+        behind = merge(sorted(idle, key=place), queue, key=place)
+        ahead = [s for s in islice(behind, view.config.max_num_seqs) if s.swapped]
+        for _, state in sorted(self._next_starts(ahead, view)):
+            num_blocks = -(-state.num_computed_tokens // size)
+            if view.free_blocks - num_blocks >= self.reserve_blocks:
+                builder.prefetch(state)
+
+    def _next_starts(
+        self, states: list[RequestState], view: EngineView
+    ) -> list[tuple[tuple[float, int, int], RequestState]]:
+        """Estimate in how many nanoseconds requests run again; with their places, as ties."""
+        quantum_ns, now_ns = self._first_quantum_ns, view.now_ns
+        num_in_level = Counter(place.level for place in self._places.values())
+        starts = []
+        for state in states:
+            place = self._places[state.id]
+            ahead_ns = sum(
+                num * ((quantum_ns << place.level) - (quantum_ns << level))
+                for level, num in num_in_level.items()
+                if level < place.level
+            )  # a request at level l uses up quanta l, l + 1, ... until it is at this one
+            promoted_ns = self.starvation_s * 1e9 - (now_ns - place.last_ran_ns)
+            start_ns = min(max(promoted_ns, 0.0), ahead_ns / view.config.max_num_seqs)
+            starts.append(((start_ns, place.level, place.position), state))
+        return starts
+
+    def _steps_above_reserve(
+        self, idle: list[RequestState], view: EngineView, builder: PlanBuilder
+    ) -> int:
+        """Return for how many steps nobody is swapped out, if nothing happens."""
+        num_rows = view.config.max_num_seqs - builder.rows_left
+        spare_blocks = view.free_blocks - self.reserve_blocks
+        if not idle or not num_rows or spare_blocks < 0:  # who could not go now, cannot go later
+            return FOREVER
+        return 1 + view.config.block_size * (spare_blocks // num_rows)
+
+    def _move_to_front(self, place: _Standing, level: int) -> None:
         self._front -= 1
         place.level, place.position, place.used_ns = level, self._front, 0
         place.quantum_ns = self._first_quantum_ns << level

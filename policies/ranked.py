@@ -1,6 +1,7 @@
 """Preemptive scheduling in the order of a rank over all requests."""
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any, ClassVar
 
@@ -46,22 +47,31 @@ class Ranked(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Grant tokens by rank, preempting from the other end."""
-        now_ns = view.now_ns
-
-        def place(state: RequestState) -> tuple[Any, int, int]:
-            return self.key(state, now_ns), state.request.arrival_ns, state.id
-
+        place = self._order(view.now_ns)
         fits = grant_everyone(view, builder, by_name=self.on_tokens is not None, place=place)
         if not fits:
-            self._grant_by_rank(view, builder, place)
+            self._grant_by_rank(view, builder, place, view.waiting)
         # Where KV is loaded beside the steps, who has a seat does not always get a token.
         lazy = fits and self.lazy_ranks and not view.config.kv_tiers
         return builder.build(*self.promise(view, hooks_matter=not lazy))
 
-    def _grant_by_rank(self, view: EngineView, builder: PlanBuilder, place: Place) -> None:
+    def _order(self, now_ns: int) -> Place:
+        def place(state: RequestState) -> tuple[Any, int, int]:
+            return self.key(state, now_ns), state.request.arrival_ns, state.id
+
+        return place
+
+    def _grant_by_rank(
+        self,
+        view: EngineView,
+        builder: PlanBuilder,
+        place: Place,
+        candidates: Iterable[RequestState],
+    ) -> None:
+        """Grant tokens to running requests and to candidates of the queue, those by rank too."""
         ranked = sorted((place(state), state) for state in view.running)
         residents = deque(ranked)
-        waiting = iter(view.waiting)
+        waiting = iter(candidates)
         head = next(waiting, None)
         while builder.rows_left and builder.tokens_left and (residents or head is not None):
             if head is not None and (not residents or place(head) < residents[0][0]):

@@ -229,6 +229,16 @@ class PlanBuilder(StepLedger):
         gone = self.preempted
         return (s for s in reversed(self._requests.running.values()) if s not in gone)
 
+    def serves(self, state: RequestState) -> bool:
+        """Whether the plan so far gives a request tokens, or a seat."""
+        i = state.id
+        return (
+            i in self._decodes
+            or i in self._chunks
+            or i in self._admitted
+            or (self._all_decodes and state.is_decoding)
+        )
+
     @property
     def has_chunks(self) -> bool:
         """Whether the plan so far computes prompt tokens."""

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedlab.policies import registry
 from schedlab.sim.config import KVTier
 from schedlab.testing import POLICY_LAWS, Case
+from tests.policy_cases import PARAMS
 from tests.property.test_engine_switches import cases
 from tests.property.test_laws import make
 from tests.workloads import share
@@ -54,3 +56,13 @@ POLICIES = (
 def test_policy_with_tiers_keeps_the_laws(name, case):
     for law in ("serves_everyone", "skips_ahead_exactly", "keeps_its_promises"):
         POLICY_LAWS[law](lambda: make(name), Case(*case))
+
+
+@settings(max_examples=share(0.4))
+@given(case=tiered(), reserve=st.sampled_from([1, 3, 20]), host=st.sampled_from([0.0, 0.1, 0.9]))
+def test_fastserve_that_swaps_ahead_keeps_the_laws(case, reserve, host):
+    ahead = {"reserve_blocks": reserve, "host_reserve": host}
+    for law in ("serves_everyone", "skips_ahead_exactly", "keeps_its_promises"):
+        POLICY_LAWS[law](
+            lambda: registry.make("fastserve", **PARAMS["fastserve"], **ahead), Case(*case)
+        )

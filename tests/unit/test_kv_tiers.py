@@ -13,7 +13,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.kv.tier import Link, Tier
 from schedlab.sim.result import RunResult
 from tests.laws import LinearCost, arrival
@@ -211,6 +211,79 @@ def test_policy_swaps_out_and_loads_ahead_of_need():
     log = run_laws(policy, [arrival(0, 0, 100, 40), arrival(1, 0, 100, 40)], limits)
     assert policy.answers == [True]
     assert [row["is_load"] for row in copies_of(log, is_swap=1)] == [0, 1]
+
+
+def fastserve(work, num_blocks=8, **knobs):
+    """Run one request a step; on the GPU few blocks of 4 tokens."""
+    limits = EngineConfig(
+        num_blocks=num_blocks,
+        max_model_len=28,
+        block_size=4,
+        max_num_seqs=1,
+        preemption_mode="swap",
+        swap_space_blocks=20,
+        kv_tiers=(tier(num_blocks=20),),
+        kv_block_bytes=100,
+    )
+    return run_laws(registry.make("fastserve", first_quantum_s=2e-6, **knobs), work, limits)
+
+
+def ahead_of_a_prompt(**knobs):
+    """Let request 0 drop a level for 1; then comes 2, which needs 3 blocks."""
+    work = [arrival(0, 0, 8, 6), arrival(1, 3000, 8, 6), arrival(2, 5000, 12, 1)]
+    log = fastserve(work, **knobs)
+    swaps = [(row["id"], row["is_load"], row["issued_ns"]) for row in copies_of(log, is_swap=1)]
+    return swaps, log
+
+
+def test_fastserve_at_need_lets_a_new_prompt_wait_for_the_copy_of_whose_blocks_it_takes():
+    # Prompts of 8 take 1,080 ns and of 12 1,120; tokens 1,010 + their context. 0 runs to 3,117 and
+    # 1 to 5,215; both have 3 of 8 blocks then. 3 blocks are copied in 300 ns.
+    swaps, log = ahead_of_a_prompt()
+    assert swaps == [(0, 0, 5215), (0, 1, 10_717)]
+    assert log.copies.wait_columns()["wait_ns"].tolist() == [300]
+    assert log.requests()["first_token_ns"][2] == 5215 + 300 + 1120
+
+
+def test_fastserve_with_a_reserve_has_blocks_for_a_new_prompt_and_loads_who_is_next():
+    # At 4,197 the first token of 1 takes its third block and leaves 2 of 8: 0 goes, done at 4,497.
+    # At 5,215 the prompt takes 3 of the 5 free ones, and now 1 goes, to come back when 2 is done.
+    swaps, log = ahead_of_a_prompt(reserve_blocks=3)
+    assert swaps == [(0, 0, 4197), (1, 0, 5215), (1, 1, 6335), (0, 1, 10_717)]
+    assert not len(log.copies.wait_columns()["wait_ns"])
+    assert log.requests()["first_token_ns"][2] == 5215 + 1120
+    assert log.requests()["recomputed_tokens"].sum() == 0
+
+
+def test_fastserve_loads_ahead_only_what_leaves_the_reserve_free():
+    work = [arrival(0, 0, 8, 6), arrival(1, 3000, 8, 3), arrival(2, 6000, 8, 1)]
+    for num_blocks, issued_ns in ((8, 6234), (7, 7314)):
+        # 1 has left at 6,234 and the prompt of 2 takes 2 blocks until 7,314; 0 needs 3, and 3 stay.
+        (load,) = copies_of(fastserve(work, num_blocks, reserve_blocks=3), is_load=1)
+        assert (load["id"], load["issued_ns"]) == (0, issued_ns)
+
+
+@pytest.mark.parametrize(("host_reserve", "admitted_ns"), [(0.85, 5215), (0.86, 9597)])
+def test_fastserve_admits_no_prompt_while_host_memory_is_short(host_reserve, admitted_ns):
+    # 0 takes 3 of 20 blocks below from 4,197 on, 0.85 are left; it comes back when 1 has ended.
+    _, log = ahead_of_a_prompt(reserve_blocks=3, host_reserve=host_reserve)
+    assert log.requests()["first_scheduled_ns"][2] == admitted_ns
+
+
+@pytest.mark.parametrize(("starvation_s", "gone"), [(1.0, 0), (4e-6, 1)])
+def test_fastserve_swaps_out_who_would_run_latest_promotions_counted(starvation_s, gone):
+    # 0 is at level 2 since 6,180 ns and 1 at level 1 since 8,278, when 2 comes, of level 0. Before
+    # 0 runs again 1 has 4,000 ns to use up and 2 6,000, before 1 only 2 has 2,000. Promoted after
+    # 4,000 ns, 0 would run within 1,902 ns.
+    work = [arrival(0, 0, 8, 16), arrival(1, 6000, 8, 16), arrival(2, 8000, 8, 1)]
+    log = fastserve(work, 12, reserve_blocks=4, starvation_s=starvation_s)
+    first = copies_of(log, is_swap=1)[0]
+    assert (first["id"], first["is_load"], first["issued_ns"]) == (gone, 0, 8278)
+
+
+def test_fastserve_with_a_reserve_and_no_memory_to_swap_to_is_refused():
+    with pytest.raises(PolicyError, match=r"reserve_blocks.*engine\.kv_offload"):
+        swapping((), "fastserve", reserve_blocks=3)
 
 
 @pytest.mark.parametrize(
