@@ -44,7 +44,7 @@ def describe_prefixes(trace: Trace) -> dict[str, Any]:
     """
     prefix = trace.prefix
     if prefix is None or len(prefix.ids) == 0:
-        raise TraceError("the trace has no prefix hashes")
+        raise TraceError(f"{trace.report.path or 'the trace'}: no prefix hashes")
     num_blocks = np.diff(prefix.offsets)
     row = np.repeat(np.arange(len(prefix)), num_blocks)
     _, first, block, uses = np.unique(

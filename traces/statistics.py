@@ -64,7 +64,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "prompt_tokens": describe_lengths(trace.prompt_tokens),
         "output_tokens": describe_lengths(trace.output_tokens),
         "correlation": describe_correlation(trace),
-        "prefix": None if trace.prefix is None else describe_prefixes(trace),
+        "prefix": describe_prefixes(trace) if trace.prefix and len(trace.prefix.ids) else None,
     }
 
 

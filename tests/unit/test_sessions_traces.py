@@ -56,6 +56,21 @@ def test_mistake_in_a_session_is_named_with_its_line(keys, message, file):
         read(file(FIRST + second + third))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((10**18, 2), ":2: new_tokens must be <= 67108864 in sessions, got 1000000000000000000"),
+        ((2**63 - 1, 2), ":2: new_tokens must be <= 67108864"),
+        ((5, 10**18), ":2: output_tokens must be <= 67108864"),
+        ((2**26 - 8, 2), ":2: a prompt of 67108863 tokens.*and its answer of 2"),
+    ],
+)
+def test_session_too_long_to_name_its_blocks_is_refused_with_its_line(sizes, message, file):
+    second = '{"session": "a", "new_tokens": %d, "output_tokens": %d}\n' % sizes
+    with pytest.raises(TraceError, match=f"trace.txt{message}"):
+        read(file(FIRST + second))
+
+
 def test_session_that_goes_on_behind_another_is_refused(file):
     other = FIRST.replace('"a"', '"b"')
     with pytest.raises(TraceError, match=r":3: session a goes on behind another one"):

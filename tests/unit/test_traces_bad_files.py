@@ -88,6 +88,11 @@ BAD_ROWS = [
     ),
     ("schedlab", "prompt_tokens,output_tokens,deadline_s\n1,1,soon\n", r":2: deadline_s is 'soon'"),
     ("schedlab", "prompt_tokens,output_tokens,prefix_hash_ids\n1,1,a b\n", r":2: prefix_hash_ids"),
+    (
+        "schedlab",
+        "prompt_tokens,output_tokens,prefix_hash_ids,hash_block_tokens\n20,1,7,0\n",
+        r":2: hash_block_tokens must be >= 1, got 0",
+    ),
     ("schedlab", OWN + "2,99999999999999999999,5\n", r":3: prompt_tokens .* too large for 64 bits"),
 ]
 

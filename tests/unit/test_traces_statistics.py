@@ -9,6 +9,7 @@ from schedlab.sim.errors import TraceError
 from schedlab.traces import Trace, read
 from schedlab.traces.prefix_hashes import PrefixHashes
 from schedlab.traces.prefix_statistics import describe_prefixes, lru_hit_rate
+from schedlab.traces.read_report import ReadReport
 from schedlab.traces.statistics import describe, fit_gamma, fit_lognormal
 from tests.data_folder import data_folder
 
@@ -144,6 +145,10 @@ def test_describe_without_times_spread_or_prefix_says_none():
     assert stats["prompt_tokens"]["lognormal"]["ks"] is None
 
 
+def test_describe_of_blocks_that_no_row_has_says_none():
+    assert describe(tiny(prefix=PrefixHashes.from_rows([[], [], []], 16)))["prefix"] is None
+
+
 def test_describe_arrivals_at_one_instant_has_no_rate():
     stats = describe(tiny(arrival_ns=np.array([5, 5, 5])))["arrivals"]
     assert stats["duration_s"] == 0
@@ -209,5 +214,5 @@ def test_block_seen_only_off_prefix_is_no_hit():
 
 
 def test_describe_prefixes_without_hashes_raises():
-    with pytest.raises(TraceError, match="no prefix hashes"):
-        describe_prefixes(tiny())
+    with pytest.raises(TraceError, match=r"^a\.csv: no prefix hashes"):
+        describe_prefixes(tiny(report=ReadReport(path="a.csv")))

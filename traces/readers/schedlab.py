@@ -127,6 +127,8 @@ def _block_tokens(cells: dict[str, Any], records: Records, builder: TraceBuilder
     if (sizes != sizes[0]).any():
         row = int((sizes != sizes[0]).argmax())
         raise TraceError(f"{records.at(row)}: hash_block_tokens changes to {sizes[row]}")
+    if sizes[0] < 1:
+        raise TraceError(f"{records.at(0)}: hash_block_tokens must be >= 1, got {sizes[0]}")
     return int(sizes[0])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from schedlab.sim.errors import TraceError, look_alike, nearest
 from schedlab.traces.read_report import ReadReport
-from schedlab.traces.readers.cells import nanoseconds, texts, whole_numbers
+from schedlab.traces.readers.cells import Int64, nanoseconds, texts, whole_numbers
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import Peek, Records, jsonl_records
 from schedlab.traces.readers.trace_builder import TraceBuilder
@@ -25,6 +25,8 @@ from schedlab.traces.turns import Shared, Turns
 REQUIRED = ("session", "new_tokens", "output_tokens")
 KEYS = (*REQUIRED, "turn", "parents", "arrival_s", "think_s", "tool_s", "tool", "shared", "tenant",
         "application", "priority")  # fmt: skip
+MOST_TOKENS = 2**26
+"""Of a prompt with its answer: the blocks of sessions are named one by one."""
 
 
 def _sniff(peek: Peek) -> bool:
@@ -85,6 +87,12 @@ def _columns(records: Records, timed: bool) -> dict[str, Any]:
     rows = records.values
     new = whole_numbers([row["new_tokens"] for row in rows], "new_tokens", records)
     output = whole_numbers([row["output_tokens"] for row in rows], "output_tokens", records)
+    for name, column in (("new_tokens", new), ("output_tokens", output)):
+        if (column > MOST_TOKENS).any():
+            i = int(np.argmax(column > MOST_TOKENS))
+            raise TraceError(
+                f"{records.at(i)}: {name} must be <= {MOST_TOKENS} in sessions, got {column[i]}"
+            )
     delays = [row.get("think_s", row.get("tool_s", 0)) for row in rows]
     delay_ns = nanoseconds(delays, 1_000_000_000, "think_s or tool_s", records)
     if (delay_ns < 0).any():
@@ -95,9 +103,10 @@ def _columns(records: Records, timed: bool) -> dict[str, Any]:
     begun = np.array([sum(tokens for _, tokens in parts or ()) for parts in shared])
     shared_column = np.empty(len(rows), dtype=object)
     shared_column[:] = shared
+    prompts = _prompts(records, new + begun, output, needs)
     sessions = texts([row["session"] for row in rows])
     columns: dict[str, Any] = {
-        "prompt_tokens": np.where(new > 0, prompt_tokens(new + begun, output, needs), new),
+        "prompt_tokens": np.where(new > 0, prompts, new),
         "output_tokens": output,
         "session": sessions,
         "turns": Turns.from_rows(
@@ -115,6 +124,19 @@ def _columns(records: Records, timed: bool) -> dict[str, Any]:
     if timed:
         columns["arrival_ns"] = _starts_ns(records)
     return columns
+
+
+def _prompts(records: Records, own: Int64, output: Int64, needs: list[list[int]]) -> Int64:
+    """Return the lengths of prompts with what was said before; none may be too long to name."""
+    prompts = prompt_tokens(own, output, needs)
+    over = prompts + output > MOST_TOKENS
+    if over.any():
+        i = int(np.argmax(over))
+        raise TraceError(
+            f"{records.at(i)}: a prompt of {prompts[i]} tokens, with all that was said before it, "
+            f"and its answer of {output[i]}: more than {MOST_TOKENS} together in sessions"
+        )
+    return prompts
 
 
 def _starts_ns(records: Records) -> np.ndarray[Any, np.dtype[np.int64]]:
