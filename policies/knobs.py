@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Knobs:
     """The parameters of a constructor, which stores each under its name."""
+
+    needs_targets: ClassVar[tuple[str, ...]] = ()
+    """Latency targets without all of which it decides nothing: fields of `sim.request.Slo`."""
 
     def get_params(self) -> dict[str, Any]:
         """Return the constructor's parameters as they are now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from schedlab.experiments.running.session_workload import require_sessions_possi
 from schedlab.experiments.running.trial import try_policy
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.targets import check_targets
 from schedlab.policies import registry
 from schedlab.sim.core.plan_log import RecordedStep
 from schedlab.sim.cost.limits import check_limits
@@ -41,6 +42,7 @@ from schedlab.sim.record.copies import TierFacts, of_engines
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.result import RunResult
+from schedlab.sim.yaml_lines import KeyPath, dotted
 from schedlab.traces.trace import Text, Trace
 from schedlab.traces.turns import session_starts
 from schedlab.traces.workload import workload
@@ -104,6 +106,7 @@ def _run(
 ) -> RunResult:
     point, pricing = kinds[0].point, kinds[0].pricing
     trace = load_workload(spec, min(kind.point.config.max_model_len for kind in kinds))
+    check_targets(spec, trace.columns(), _refuse)
     if trace.turns is not None:
         require_sessions_possible(spec)
     prediction = predictions(spec, trace)
@@ -171,6 +174,10 @@ def _copies(point: Resolved, log: Log) -> dict[str, Any]:
         "copies": copies,
         "copy_waits": waits,
     }
+
+
+def _refuse(path: KeyPath, message: str) -> NoReturn:
+    raise SpecError(f"{dotted(path)}: {message}")
 
 
 def _by_feature(kinds: Sequence[Kind]) -> dict[str, int]:

@@ -179,9 +179,16 @@ def _check_autoscaler(where: KeyPath, chosen: AutoscalerKeys | None, fail: Fail)
         fail((*where, "name"), str(error))
     _check_knobs(where, chosen.name, chosen.knobs, list(cls.knobs()), fail)
     try:
-        autoscalers.make(chosen.name, **chosen.knobs)
+        made = autoscalers.make(chosen.name, **chosen.knobs)
     except SpecError as error:
         fail(where, str(error))
+    for count in made.counts:
+        if not chosen.min <= count <= chosen.max:
+            fail(
+                where,
+                f"{chosen.name} asks for {count} engines: must be between min ({chosen.min}) and "
+                f"max ({chosen.max})",
+            )
 
 
 def _check_cost_model(spec: ExperimentSpec, fail: Fail) -> None:

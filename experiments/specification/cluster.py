@@ -252,6 +252,19 @@ class Cluster(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_move(self) -> Cluster:
+        if self.migration is None:
+            return self
+        size = 0
+        for pool in self.kinds().values():
+            scaler = pool.autoscaler or self.autoscaler
+            if pool.role != "prefill":
+                size += pool.count if scaler is None else scaler.max
+        if size < 2:
+            raise ValueError("migration: only one engine decodes, so nobody can move; count >= 2")
+        return self
+
+    @model_validator(mode="after")
     def _has_engines(self) -> Cluster:
         if (self.count is None) == (not self.pools):
             raise ValueError(

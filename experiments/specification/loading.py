@@ -17,6 +17,7 @@ from schedlab.experiments.specification.paths import absolute_paths
 from schedlab.experiments.specification.search import check_search
 from schedlab.experiments.specification.shipped import experiment_file
 from schedlab.experiments.specification.swept import swept_keys, swept_values
+from schedlab.experiments.specification.targets import check_targets, may_have_targets
 from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import (
     KeyPath,
@@ -328,6 +329,8 @@ def _build(data: Data, located: Located) -> ExperimentSpec:
     except ValidationError as error:
         fail(*describe_error(error, ExperimentSpec))
     check_names(spec, fail)
+    if not spec.sweep:  # which may give targets; its points are looked at one by one
+        check_targets(spec, may_have_targets(spec), fail)
     return spec
 
 

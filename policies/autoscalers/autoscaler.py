@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from schedlab.policies.knobs import Knobs
@@ -17,6 +18,8 @@ class Autoscaler(Knobs):
 
     source: ClassVar[str] = ""
     """Documentation, code or paper that it follows."""
+    counts: Sequence[int] = ()
+    """Numbers of engines that it is known ahead to ask for."""
 
     def num_engines(self, pool: PoolState) -> int:
         """Return how many engines the pool should have; it is kept within `min` and `max`.

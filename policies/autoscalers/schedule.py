@@ -26,18 +26,19 @@ class Schedule(Autoscaler):
         try:
             rows = [(float(from_s), count) for from_s, count in times]
             in_order = bool(rows) and rows == sorted(rows) and all(r[0] >= 0 for r in rows)
-            whole = all(count == int(count) and count >= 0 for _, count in rows)
+            whole = all(count == int(count) and count >= 1 for _, count in rows)
         except (TypeError, ValueError, OverflowError):
             in_order = whole = False
         if not in_order:
             raise ValueError(f"times must be [seconds, engines] in order of time, got {times!r}")
         if not whole:
-            raise ValueError(f"times: engines must be whole numbers >= 0, got {times!r}")
+            raise ValueError(f"times: engines must be whole numbers >= 1, got {times!r}")
         if period_s is not None and not period_s > 0:
             raise ValueError(f"period_s must be > 0, got {period_s!r}")
         self.times = times
         self.period_s = period_s
         self._rows = [(from_s, int(count)) for from_s, count in rows]
+        self.counts = [count for _, count in self._rows]
 
     def num_engines(self, pool: PoolState) -> int:
         """Look up the time."""

@@ -21,6 +21,7 @@ class SloAttainment(Autoscaler):
     """
 
     source = "step scaling on an error rate, e.g. AWS Auto Scaling; thresholds are ours"
+    needs_targets = ("ttft_ms", "tpot_ms", "e2el_ms")
 
     def __init__(self, target: float = 0.95, patience: int = 6) -> None:
         if not 0 < target <= 1:

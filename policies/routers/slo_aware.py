@@ -28,6 +28,7 @@ class SloAware(Router):
     """
 
     source = "PolyServe, Zhu et al. 2025 (arXiv:2507.17769): the highest load that holds the target"
+    needs_targets = ("ttft_ms", "tpot_ms")
 
     def __init__(self, margin: float = 0.9) -> None:
         if not margin > 0:

@@ -32,6 +32,7 @@ class SloDrafts(DraftLength):
     """
 
     source = "AdaServe, Li et al., arXiv 2501.12162, sections 4.2 and 4.3"
+    needs_targets = ("tpot_ms",)
 
     def __init__(
         self, budget_tokens: int = 256, prior_rate: float = 0.7, prior_tokens: float = 20.0

@@ -191,12 +191,13 @@ def test_short_prompts_stay_where_answers_are_computed():
         ({"migration": {"name": "llumnix", "headroom": 2}}, {}, "headroom must be in"),
         ({"migration": "llumnix"}, {"enable_prefix_caching": True}, "have no names"),
         ({"migration": "llumnix"}, {"async_scheduling": True}, "a pool whose requests move"),
+        ({"migration": "llumnix", "count": 1}, {}, "migration: only one engine decodes"),
         ({"local": {"max_prompt_tokens": 9}}, {}, "local: only where prompts have engines"),
     ],
 )
 def test_moves_that_cannot_be_are_told(cluster, engine, message):
     with pytest.raises(SpecError, match=message):
-        experiment(engine=engine, count=2, **cluster)
+        experiment(engine=engine, **{"count": 2, **cluster})
 
 
 def test_document_lists_every_migrator_and_knob():

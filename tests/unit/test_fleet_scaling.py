@@ -190,6 +190,14 @@ def test_autoscaler_of_ones_own_is_asked_and_blamed():
             {"count": 1, "autoscaler": {"name": "hpa", "every_s": 1e-12}},
             "every_s: must be >= 0.001",
         ),
+        (
+            {"count": 1, "autoscaler": "slo_attainment"},
+            r"cluster\.autoscaler: .*add slo\.ttft_ms or slo\.tpot_ms or slo\.e2el_ms",
+        ),
+        (
+            {"count": 1, "router": "slo_aware"},
+            r"cluster\.router: .*add slo\.ttft_ms or slo\.tpot_ms$",
+        ),
         ({"count": 1, "autoscaler": "schedule"}, "needs a parameter 'times'"),
         (
             {"count": 1, "autoscaler": {"name": "schedule", "times": [[0, 2], "noon"]}},
@@ -197,7 +205,15 @@ def test_autoscaler_of_ones_own_is_asked_and_blamed():
         ),
         (
             {"count": 1, "autoscaler": {"name": "schedule", "times": [[0, 1.5]]}},
-            "whole numbers >= 0, got",
+            "whole numbers >= 1, got",
+        ),
+        (
+            {"count": 1, "autoscaler": {"name": "schedule", "times": [[0, 1], [5, 0]]}},
+            r"cluster\.autoscaler: .*whole numbers >= 1, got \[\[0, 1\], \[5, 0\]\]",
+        ),
+        (
+            {"count": 2, "autoscaler": {"name": "schedule", "times": [[0, 1]], "min": 2}},
+            r"cluster\.autoscaler: schedule asks for 1 engines: must be between min .2. and max",
         ),
         ({"count": 9, "autoscaler": {"name": "hpa", "max": 8}}, "count: must be between min .1."),
         ({"count": 2, "autoscaler": {"name": "hpa", "min": 5, "max": 4}}, "min must be at most"),

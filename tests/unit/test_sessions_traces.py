@@ -66,7 +66,8 @@ def test_mistake_in_a_session_is_named_with_its_line(keys, message, file):
     ],
 )
 def test_session_too_long_to_name_its_blocks_is_refused_with_its_line(sizes, message, file):
-    second = '{"session": "a", "new_tokens": %d, "output_tokens": %d}\n' % sizes
+    new, output = sizes
+    second = f'{{"session": "a", "new_tokens": {new}, "output_tokens": {output}}}\n'
     with pytest.raises(TraceError, match=f"trace.txt{message}"):
         read(file(FIRST + second))
 

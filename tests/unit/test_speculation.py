@@ -82,6 +82,23 @@ def test_engine_that_cannot_speculate_says_so(keys, message):
         run(spec_of(NGRAM, **keys))
 
 
+def test_drafts_by_targets_that_nobody_has_are_refused_with_what_to_add(tmp_path):
+    chosen = {**NGRAM, "draft_length": "slo"}
+    message = r"engine\.speculation\.draft_length: slo decides by targets.*add slo\.tpot_ms$"
+    with pytest.raises(SpecError, match=message):
+        spec_of(chosen, slo={"ttft_ms": 100})
+    assert spec_of(chosen, slo={"tpot_ms": 20}).slo.tpot_ms == 20
+    for column in ("slo_tpot_ms", "deadline_s"):  # rows may bring targets, which is seen later
+        path = tmp_path / "rows.csv"
+        path.write_text(f"arrival_s,prompt_tokens,output_tokens,{column}\n0,9,4,20\n")
+        spec = make_spec({"workload": {"trace": str(path)}, "engine": {"speculation": chosen}})
+        if column == "slo_tpot_ms":
+            assert len(run(spec).requests["id"]) == 1
+        else:
+            with pytest.raises(SpecError, match=message):
+                run(spec)
+
+
 def test_one_pool_that_speculates_is_refused_with_its_key():
     pools = {"a": {"engine": {"speculation": NGRAM}}, "b": {}}
     with pytest.raises(SpecError, match=r"cluster\.pools\.a\.engine\.speculation: not simulated"):
