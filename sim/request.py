@@ -55,7 +55,7 @@ class Request:
     """What a server can know when a request arrives. It has no true output length.
 
     Nobody writes to it; `dataclasses.replace` makes another. (Python could forbid it, but then
-    making one takes as long as planning a step.)
+    making one takes as long as planning a step; that a policy does is found when it is tried.)
 
     Attributes
     ----------

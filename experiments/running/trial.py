@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from copy import copy
+from dataclasses import fields, replace
 from itertools import islice
 
 from schedlab.policies.policy import Policy
@@ -13,7 +14,7 @@ from schedlab.sim.core.executor import Executor, SimExecutor
 from schedlab.sim.core.scheduling import SchedulingPolicy
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import PolicyLied, Stalled
-from schedlab.sim.request import Arrival
+from schedlab.sim.request import Arrival, Request
 from schedlab.testing.laws import difference
 from schedlab.testing.policy import KeyWatch
 
@@ -41,7 +42,7 @@ def try_policy(
     """Run the first requests twice, planning every step and skipping ahead, and compare.
 
     The first time its keys are watched: they must sort, and stay where they are unless the policy
-    says that they move.
+    says that they move. Requests must come out of a run as they went in.
 
     Parameters
     ----------
@@ -60,8 +61,8 @@ def try_policy(
     ------
     PolicyLied
         If a key is None, NaN, of another kind than others, or moves unsaid, if a plan is not what
-        was promised, if two runs are not the same, or if skipping ahead changes the run; names
-        the policy, the step and what differs.
+        was promised, if it writes to a request, if two runs are not the same, or if skipping ahead
+        changes the run; names the policy, the step and what differs.
     PolicyError, Stalled
         If the policy misbehaves in another way.
     """
@@ -75,8 +76,10 @@ def try_policy(
         made = make_policy()
         policy: SchedulingPolicy = _named_as(made)(made, MAX_WATCHED) if watched else made
         engine = Engine(limits, policy, executor, observer=observe)
+        sent = list(islice(arrivals(), num_requests))
+        as_sent = [copy(arrival.request) for arrival in sent]
         try:
-            simulate(engine, islice(arrivals(), num_requests), max_concurrency)
+            simulate(engine, sent, max_concurrency)
         except _Enough:
             pass
         except Stalled:
@@ -84,6 +87,8 @@ def try_policy(
             pass
         except PolicyLied as error:
             raise PolicyLied(f"{tried}, step {engine.log.num_steps}: {error}") from error
+        for arrival, before in zip(sent, as_sent, strict=True):
+            _require_unchanged(tried, before, arrival.request)
         return engine
 
     tried = (
@@ -110,6 +115,16 @@ def try_policy(
         f"{tried}: skipping ahead changes the run at {change}; the policy promises more than "
         "it keeps, or a hook looks at the progress of other requests"
     )
+
+
+def _require_unchanged(tried: str, before: Request, after: Request) -> None:
+    for field in fields(Request):
+        was, now = getattr(before, field.name), getattr(after, field.name)
+        if was is not now and was != now:
+            raise PolicyLied(
+                f"{tried}: request {before.id} was changed: {field.name} from {was!r} to {now!r}; "
+                "a request belongs to the trace, keep what you know of it in the policy"
+            )
 
 
 def _named_as(policy: Policy) -> type[KeyWatch]:

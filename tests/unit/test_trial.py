@@ -43,6 +43,13 @@ class LateLiar(Liar):
     horizon = Liar.horizon
 
 
+class Writer(ContinuousBatching):
+    """Writes to what belongs to the trace."""
+
+    def on_arrival(self, state, now_ns):
+        state.request.priority = 7
+
+
 class Counted(Honest):
     """Counts the plans of all its kind."""
 
@@ -167,6 +174,11 @@ def test_policy_that_looks_at_the_progress_of_others_is_caught_by_comparison(mon
     text = str(caught.value)
     assert "skipping ahead changes the run at step" in text
     assert "by single steps" in text
+
+
+def test_policy_that_writes_to_a_request_is_told_which_and_what():
+    with pytest.raises(PolicyLied, match="request 0 was changed: priority from 0 to 7"):
+        run(spec("Writer"))
 
 
 def test_trial_of_an_honest_policy_changes_no_bit():
