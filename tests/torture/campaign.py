@@ -32,10 +32,14 @@ from tests.torture.odd_values import specification_cases
 from tests.torture.random_workloads import batches, run_batch
 from tests.torture.sandbox import Case, run_case
 
+_CALIBRATION = "schedlab.gpu_backend.calibration"
 _LOADED_BEFOREHAND = (
     "schedlab.experiments.commands.app",
+    "schedlab.experiments.commands.run",
+    "schedlab.experiments.figures.figures",
+    "schedlab.experiments.running.run",
     "schedlab.experiments.sweeps.sweep_all",
-    "schedlab.gpu_backend.calibration",
+    _CALIBRATION,
     "matplotlib.pyplot",
     "pyarrow.parquet",
     "scipy.special",
@@ -54,10 +58,14 @@ class Tried(NamedTuple):
     faults: list[str]
 
 
-def load() -> None:
-    """Import what cases need, once, for the forks they run in."""
+def load(calibrates: bool = True) -> None:
+    """Import what cases need, once, for the forks they run in.
+
+    PyTorch, which only calibration needs, takes as long as all else, and makes forks slower.
+    """
     for module in _LOADED_BEFOREHAND:
-        importlib.import_module(module)
+        if calibrates or module != _CALIBRATION:
+            importlib.import_module(module)
     if find_spec("pandas"):  # an extra of notebooks; imported in a case, it would take memory there
         importlib.import_module("pandas")
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="victims work in
 
 
 def faults_of(names, every, most):
-    load()
+    load(calibrates="calibrate" in names)
     with victims() as found:
         ways = [islice(disturbed(v, 0), 2, most, every) for v in found if v.name in names]
         return [f"{name}: {fault}" for one in ways for name, tried in one for fault in tried()]
