@@ -211,8 +211,12 @@ class FastServe(Ranked):
             for s in view.running
             if not (s in builder.preempted or builder.serves(s) or self._places[s.id].owes_token)
         ]
+        # Beside a step that computes: who lacks blocks that are being loaded into must stay, or
+        # two that do not fit together would make room for each other for ever.
+        computes = builder.rows_left < view.config.max_num_seqs
         if view.free_blocks < self.reserve_blocks:
-            self._swap_out(idle, view, builder)
+            if computes:
+                self._swap_out(idle, view, builder)
         elif view.has_swapped and not builder.preempted:
             self._swap_in(idle, place, view, builder)
         steps, until_ns = self.promise(view)

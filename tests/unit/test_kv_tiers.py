@@ -213,16 +213,17 @@ def test_policy_swaps_out_and_loads_ahead_of_need():
     assert [row["is_load"] for row in copies_of(log, is_swap=1)] == [0, 1]
 
 
-def fastserve(work, num_blocks=8, **knobs):
-    """Run one request a step; on the GPU few blocks of 4 tokens."""
+def fastserve(work, num_blocks=8, below=None, max_num_seqs=1, **knobs):
+    """Run few requests a step; on the GPU few blocks of 4 tokens."""
+    below = below or tier(num_blocks=20)
     limits = EngineConfig(
         num_blocks=num_blocks,
-        max_model_len=28,
+        max_model_len=4 * num_blocks,
         block_size=4,
-        max_num_seqs=1,
+        max_num_seqs=max_num_seqs,
         preemption_mode="swap",
-        swap_space_blocks=20,
-        kv_tiers=(tier(num_blocks=20),),
+        swap_space_blocks=below.num_blocks,
+        kv_tiers=(below,),
         kv_block_bytes=100,
     )
     return run_laws(registry.make("fastserve", first_quantum_s=2e-6, **knobs), work, limits)
@@ -279,6 +280,14 @@ def test_fastserve_swaps_out_who_would_run_latest_promotions_counted(starvation_
     log = fastserve(work, 12, reserve_blocks=4, starvation_s=starvation_s)
     first = copies_of(log, is_swap=1)[0]
     assert (first["id"], first["is_load"], first["issued_ns"]) == (gone, 0, 8278)
+
+
+def test_fastserve_that_lacks_blocks_of_a_load_waits_for_it_rather_than_make_more_room():
+    # Of 10 blocks each takes up to 9 in the end; loads are slow, so that often nobody computes.
+    work = [arrival(i, 0, 20, 16) for i in range(3)]
+    slow = tier(load_bytes_per_s=GB / 10)
+    log = fastserve(work, 10, slow, max_num_seqs=2, reserve_blocks=1)
+    assert log.requests()["generated_tokens"].tolist() == [16, 16, 16]
 
 
 def test_fastserve_with_a_reserve_and_no_memory_to_swap_to_is_refused():
