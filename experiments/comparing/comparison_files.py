@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from schedlab.experiments.analysis.comparison import Compared, rank_agreement
 from schedlab.experiments.comparing.compare import PointComparison
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.paths import relative_paths
 from schedlab.experiments.specification.sweep import points
 from schedlab.sim.files import write_text
 from schedlab.sim.text import json_text, markdown_table, percent
@@ -48,15 +48,10 @@ def write(found: list[PointComparison], spec: ExperimentSpec, folder: Path) -> N
 
 def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any]:
     """Return what comparison.json holds; paths in it are relative to the working directory."""
-    origin = dict(found[0].simulated.provenance)
-    settings = spec.to_data()
-    if spec.cost_model.profile is not None:
-        profile = os.path.relpath(spec.cost_model.profile)
-        settings["cost_model"] = {**settings["cost_model"], "profile": profile}
-        origin["cost_model"] = {**_mapping(origin["cost_model"]), "profile": profile}
+    origin = found[0].simulated.provenance
     return {
         "name": spec.name,
-        "spec": settings,
+        "spec": relative_paths(spec.to_data()),
         "spec_hash": spec_hash(spec),
         "bars": {"throughput": THROUGHPUT_BAR, "latency": LATENCY_BAR},
         "rank_agreement_kendall_tau": agreement(found),
@@ -158,8 +153,3 @@ def _same_step_times(point: PointComparison) -> str:
     if not point.is_checked:
         return "not checked"
     return point.modelled_difference or "identical"
-
-
-def _mapping(value: object) -> dict[str, object]:
-    assert isinstance(value, dict)
-    return value

@@ -14,13 +14,14 @@ from schedlab import core
 from schedlab.experiments.running.fleet import Kind
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.paths import relative_paths
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
 from schedlab.sim.config import EngineConfig
 
 
 def provenance(spec: ExperimentSpec, kinds: Sequence[Kind]) -> dict[str, object]:
-    """Return all that can be said of a run before it begins.
+    """Return all that can be said of a run before it begins; paths from the working directory.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ def provenance(spec: ExperimentSpec, kinds: Sequence[Kind]) -> dict[str, object]
             pools["pools"] = {kind.name: _of_engines(kind) for kind in kinds}
     between = {} if point.frontend is None else {"frontend": asdict(point.frontend)}
     return {
-        "spec": spec.to_data(),
+        "spec": relative_paths(spec.to_data()),
         "spec_hash": spec_hash(spec),
         "seed": spec.seed,
         "backend": f"schedlab-{spec.backend}",
@@ -53,7 +54,7 @@ def provenance(spec: ExperimentSpec, kinds: Sequence[Kind]) -> dict[str, object]
         "versions": versions(),
         "core": core.running(),
         "git_commit": _git_commit(),
-        "cost_model": point.cost_model.describe(),
+        "cost_model": relative_paths(point.cost_model.describe()),
         "scheduling_overhead": asdict(point.overhead),
         **between,
         **pools,
@@ -76,7 +77,7 @@ def _of_engines(kind: Kind) -> dict[str, object]:
         "num_engines": kind.num_engines,
         "hardware": point.deployment.gpu.name,
         "policy_source": registry.policy_class(point.spec.policy.name).source,
-        "cost_model": point.cost_model.describe(),
+        "cost_model": relative_paths(point.cost_model.describe()),
         "scheduling_overhead": asdict(point.overhead),
         "engine": _limits(point.config),
         "memory": asdict(point.memory),

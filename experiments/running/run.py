@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +20,7 @@ from schedlab.experiments.running.session_workload import require_sessions_possi
 from schedlab.experiments.running.trial import try_policy
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.paths import relative_paths
 from schedlab.experiments.specification.targets import check_targets
 from schedlab.policies import registry
 from schedlab.sim.core.plan_log import RecordedStep
@@ -43,6 +45,7 @@ from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.result import RunResult
 from schedlab.sim.yaml_lines import KeyPath, dotted
+from schedlab.traces.read_report import ReadReport
 from schedlab.traces.trace import Text, Trace
 from schedlab.traces.turns import session_starts
 from schedlab.traces.workload import workload
@@ -143,15 +146,22 @@ def _run(
         reject_reasons=log.reject_reasons,
         provenance={
             **provenance(spec, kinds),
-            "real": described,
-            "workload": trace.report.lines(),
-            "prediction": None if prediction is None else prediction.provenance,
+            "real": relative_paths(described),
+            "workload": _source(trace.report),
+            "prediction": None if prediction is None else relative_paths(prediction.provenance),
             "num_plans": served.num_plans,
             "num_steps": log.num_steps,
             "extrapolated_steps": sum(kind.pricing.extrapolated_steps for kind in kinds),
             "extrapolated_by_feature": _by_feature(kinds),
         },
     )
+
+
+def _source(report: ReadReport) -> list[str]:
+    """Return what is told of where the workload comes from."""
+    if report.path is not None:
+        report = replace(report, path=str(relative_paths(report.path)))
+    return report.lines()
 
 
 def _copies(point: Resolved, log: Log) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from schedlab.experiments.specification.cost_model import key_of
@@ -120,6 +120,29 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
             return str(path.resolve())
         except (OSError, RuntimeError, ValueError) as error:
             raise SpecError(f"{key}: {value!r} is no path: {error}") from None
+    return value
+
+
+def relative_paths(value: object) -> object:
+    """Return plain data as results tell it: files relative to the working directory.
+
+    Parameters
+    ----------
+    value : object
+        Nested plain data; absolute paths of what exists are paths.
+
+    Returns
+    -------
+    object
+        The same data; neither the user's name nor where the project lies is in its paths, as long
+        as what they name lies below or beside the working directory.
+    """
+    if isinstance(value, Mapping):
+        return {key: relative_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [relative_paths(item) for item in value]
+    if isinstance(value, str) and os.path.isabs(value) and os.path.exists(value):
+        return os.path.relpath(value)
     return value
 
 

@@ -55,6 +55,19 @@ def test_run_single_point_writes_result_tables_and_resolved_spec(spec_file):
     assert load_spec(folder / "spec.yaml") == load_spec(spec_file)
 
 
+def test_result_names_its_files_from_the_working_directory(spec_file):
+    Path("traces").mkdir()
+    Path("traces/t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,4\n1,9,4\n")
+    spec_file.write_text("{name: tiny, workload: {trace: traces/t.csv}}")
+    assert schedlab("run", spec_file).exit_code == 0
+    text = Path("results/tiny/result.json").read_text()
+    assert str(Path.cwd()) not in text
+    origin = json.loads(text)["schedlab"]["provenance"]
+    assert origin["spec"]["workload"]["trace"] == "traces/t.csv"
+    assert origin["workload"][0] == "source: traces/t.csv (schedlab)"
+    assert load_spec("results/tiny/spec.yaml") == load_spec(spec_file)
+
+
 def test_run_prints_table_cost_model_and_folder(spec_file):
     done = schedlab("run", spec_file, "policy=static", "-o", "out")
     assert "static" in done.stdout
