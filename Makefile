@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 # Without an NVIDIA GPU the tests of the real backend need this build of torch; with one, any.
 TORCH  ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
 
+# Modules are compiled once, not by every worker and every process that tests start.
+export PYTHONDONTWRITEBYTECODE :=
+
 # One worker a core; those that run out of tests take over tests of others.
 PYTEST  = $(BIN)/python -m pytest -n auto --dist worksteal
 # Of simulator and policies alone: all of tests/unit but files that import anything else of ours.
