@@ -126,7 +126,9 @@ def _wait(child: int, limit_s: float) -> int | None:
 
 
 def _listing(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    """Return what lies in a folder, but for what Python keeps of modules that it has imported."""
+    found = [path.relative_to(folder) for path in folder.rglob("*")]
+    return {str(path) for path in found if "__pycache__" not in path.parts}
 
 
 def _faults(case: Case, code: int | None, err: str, left: list[str]) -> list[str]:
