@@ -127,7 +127,8 @@ class _Executor(SimExecutor):
         steps = super().execute(work, 1, horizon_ns)
         ended = self._clock.recorded(work.plan, steps.finished)
         took_ns = self._clock.duration_ns(work.now_ns, steps.durations_ns[0], work.shape, ended)
-        return Steps([took_ns], steps.overhead_ns, steps.finished)
+        steps.durations_ns = [took_ns]
+        return steps
 
 
 class _Backend(SimBackend):

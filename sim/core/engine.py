@@ -7,7 +7,7 @@ from collections.abc import Callable
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.draft_length import Drafting, DraftLength
-from schedlab.sim.core.executor import Executor, Steps, Work
+from schedlab.sim.core.executor import Executor, Work
 from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -244,8 +244,7 @@ class Engine:
         shape = batch_shape(requests, plan, num_decodes)
         steps = self.executor.execute(Work(now_ns, plan, shape, batch), max_steps, horizon_ns)
         if wait_ns:
-            waited_ns = [steps.durations_ns[0] + wait_ns]
-            steps = Steps(waited_ns, steps.overhead_ns, steps.finished)
+            steps.durations_ns = [steps.durations_ns[0] + wait_ns]
         row = segment_row(requests, shape, steps, now_ns, first_step_blocks)
         segment = Segment(plan, now_ns, steps, shape, row, first_step_blocks)
         if segment.end_ns >= FOREVER:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import simpy
 
 from schedlab.sim.core.engine import Engine
-from schedlab.sim.core.executor import Steps
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
@@ -70,8 +69,7 @@ class Lockstep:
         if active:
             duration_ns = self._joint_step_ns(active)
             for segment in active:
-                alone = segment.steps
-                segment.steps = Steps([duration_ns], alone.overhead_ns, alone.finished)
+                segment.steps.durations_ns = [duration_ns]
             self._next = at(self._clock, duration_ns, ENDS, self._end)
             return
         wait_until_ns = min(engine.wait_until_ns for engine in self._engines)
