@@ -305,7 +305,7 @@ class StepLedger:
             False if it does not, or nothing of the request is computed; nothing changed.
         """
         self.plan = None
-        blocks = -(-state.num_computed_tokens // self._config.block_size)
+        blocks = self._num_blocks(state)
         if not 0 < blocks <= self.swap_blocks_left:
             self._deny(state, "host memory does not suffice to swap it out")
             return False
@@ -421,7 +421,7 @@ class StepLedger:
         if state.status is Status.FINISHED:
             mode = "recompute"  # which nobody will
         if mode == "swap":
-            blocks = -(-state.num_computed_tokens // self._config.block_size)
+            blocks = self._num_blocks(state)
             if 0 < blocks <= self.swap_blocks_left:
                 self.swap_blocks_left -= blocks
             else:
@@ -440,8 +440,12 @@ class StepLedger:
             return False
         size = config.block_size
         room = self._kv.free_blocks - config.watermark_blocks
-        room += sum(-(-victim.num_computed_tokens // size) for victim in victims)
+        room += sum(self._num_blocks(victim) for victim in victims)
         return -(-state.num_tokens // size) <= room
+
+    def _num_blocks(self, state: RequestState) -> int:
+        """Return how many blocks hold what is computed of a request."""
+        return -(-state.num_computed_tokens // self._config.block_size)
 
     def _withdraw(self, state: RequestState) -> int:
         """Give a request's tokens back to the budget and count those it has memory for."""
