@@ -342,18 +342,9 @@ def _named(cls: type) -> dict[str, Any]:
 
 def _is_interactive(asked: ExperimentSpec) -> bool:
     """Say whether a class is defined in the session itself, where no other process finds it."""
-    return any(text.startswith("__main__:") for text in _texts(asked.to_data()))
+    from schedlab.experiments.running.point_hash import own_classes
 
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
+    return any(path.startswith("__main__:") for path in own_classes(asked.to_data()))
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def _own_modules(spec: ExperimentSpec) -> dict[str, str]:
     drafts = None if spec.engine.speculation is None else spec.engine.speculation.model_dump()
     chosen = spec.policy.model_dump(), spec.cost_model.model_dump()
     named = (*chosen, spec.workload.format, cluster, drafts)
-    todo = [text.partition(":")[0] for text in _texts(named)]
+    todo = [text.partition(":")[0] for text in own_classes(named)]
     while todo:
         name = todo.pop()
         if name in found or (path := _source(name)) is None:
@@ -104,14 +104,14 @@ def _own_modules(spec: ExperimentSpec) -> dict[str, str]:
     return found
 
 
-def _texts(value: object) -> Iterator[str]:
+def own_classes(value: object) -> Iterator[str]:
     """Yield every ``module:Class`` in nested data."""
     if isinstance(value, dict):
         for item in value.values():
-            yield from _texts(item)
+            yield from own_classes(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from own_classes(item)
     elif isinstance(value, str) and _MODULE_AND_CLASS.fullmatch(value):
         yield value
 
