@@ -25,7 +25,7 @@ VLLM_TORCH   ?= torch==2.13.0
 
 .PHONY: demo core bench-peers test fast unit mutants torture oldest test-vllm docs lint format bench golden notebooks lock clean
 
-demo: $(VENV)/installed          ## install, then run the quick start
+demo: $(VENV)/installed experiments/schedlab.schema.json  ## install, then run the quick start
 	$(BIN)/schedlab run quickstart -o runs/quickstart
 	@echo "figure: runs/quickstart/throughput_p99.png"
 
@@ -105,8 +105,12 @@ $(VENV)/bin/python:
 $(VENV)/installed: pyproject.toml | $(VENV)/bin/python
 	@echo "installing schedlab and what it needs into $(VENV): about a minute"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
-	@$(BIN)/schedlab schema > experiments/schedlab.schema.json  # what editors complete YAML by
 	@touch $@
+
+# What editors complete YAML by.
+experiments/schedlab.schema.json: $(wildcard experiments/specification/*.py) | $(VENV)/installed
+	@$(BIN)/schedlab schema > $@.tmp
+	@mv $@.tmp $@
 
 $(VENV)/documented: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs,notebooks]'
