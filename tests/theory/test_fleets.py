@@ -50,8 +50,8 @@ def simulate(router, load, num_engines, num_requests, seed):
 def test_random_splitting_makes_every_engine_an_mm1():
     # Thinning a Poisson process gives independent ones: T = E[S] / (1 - rho), whoever the others.
     load = 0.6
-    means = [simulate(routers.make("random", r), load, 4, 3_000, r).mean() for r in range(8)]
-    assert_mean_is(means, 1 / (1 - load), narrow=0.25)
+    means = [simulate(routers.make("random", r), load, 3, 1_500, r).mean() for r in range(8)]
+    assert_mean_is(means, 1 / (1 - load), narrow=0.35)
 
 
 def fixed_point(load, d):
@@ -66,22 +66,19 @@ def fixed_point(load, d):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 5])
-def test_mean_time_of_d_choices_is_that_of_the_mean_field(d):
-    load, num_engines = 0.8, 60
-    times = simulate(routers.make("power_of_d", d, d=d), load, num_engines, 9_000, seed=d)
+def test_time_and_tail_of_d_choices_are_those_of_the_mean_field(d):
+    load, num_engines = 0.8, 50
+    router = Watched(routers.make("power_of_d", d, d=d))
+    times = simulate(router, load, num_engines, 6_000, seed=d)
     # The fixed point is of infinitely many engines, and a server idles up to a token.
     assert times.mean() == pytest.approx(fixed_point(load, d), rel=0.06)
     assert times.mean() < 0.6 / (1 - load), "far below random splitting"
-
-
-@pytest.mark.slow
-def test_tail_of_two_choices_falls_double_exponentially():
-    router = Watched(routers.make("power_of_d", d=2))
-    simulate(router, 0.85, 60, 9_000, seed=7)
-    seen = np.array(router.seen[2_000:])
+    seen = np.array(router.seen[1_500:])
     busy = (seen >= 1).mean()
-    assert busy == pytest.approx(0.85, rel=0.05)
-    for i in range(2, 5):  # shares 0.61, 0.32 and 0.09 of the engines; random splitting: 0.52 at 4
+    assert busy == pytest.approx(load, rel=0.05)
+    # Double-exponential: shares 0.51, 0.21 and 0.04 with two choices; random splitting: 0.41 at 4.
+    # With five choices hardly any engine has two, and the few engines show.
+    for i in range(2, 5) if d == 2 else ():
         assert (seen >= i).mean() == pytest.approx(busy ** (2**i - 1), rel=0.05 * i), i
 
 
@@ -93,5 +90,5 @@ def test_shortest_queue_lies_between_one_queue_for_all_and_random_splitting():
     below = sum(offered**i / float(np.prod(range(1, i + 1))) for i in range(k))
     last = offered**k / float(np.prod(range(1, k + 1))) / (1 - load)
     erlang = 1 + last / (below + last) / (k * (1 - load))
-    mean = np.mean([simulate(routers.make("jsq", r), load, k, 4_000, r).mean() for r in range(4)])
+    mean = np.mean([simulate(routers.make("jsq", r), load, k, 2_000, r).mean() for r in range(4)])
     assert erlang < mean < 1.35 * erlang < 1 / (1 - load)
