@@ -36,7 +36,7 @@ core: $(VENV)/installed          ## compile the core (needs a C compiler): the s
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[core]'
 	$(BIN)/python -m schedlab.build_core
 
-fast: $(VENV)/tested             ## tests that take less than a second, with few drawn examples
+fast: $(VENV)/tested             ## tests that take less than a fifth of a second, with few drawn examples
 	$(PYTEST) -m "not slow" --hypothesis-profile=quick $(ARGS)
 
 # In one process: a second one would take longer to start than to help.

@@ -34,6 +34,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(usable or 1, 8)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files first that build something dear for all of their tests.
+
+    Workers take over each other's last tests, and would build it once more.
+    """
+    built_in = {"test_wheel", "test_kernels_compile"}
+    items.sort(key=lambda item: item.path.stem not in built_in)
+
+
 @pytest.fixture(scope="session")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Import the kernel timings of both recorded runs, once."""

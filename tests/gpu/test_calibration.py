@@ -100,6 +100,7 @@ def test_fit_of_a_known_cost_model_finds_it_again():
         assert fit.eager.coefficients_s[name] == pytest.approx(value, rel=0.05), name
 
 
+@pytest.mark.slow
 def test_fit_of_noisy_times_states_the_noise_and_narrow_intervals():
     model, rng = truth(), np.random.default_rng(0)
     train, test = (
@@ -152,6 +153,7 @@ def test_error_by_kind_tells_a_bad_kind_from_good_ones_and_weighs_by_time():
     assert error_by_kind(fit, []) == {}
 
 
+@pytest.mark.slow
 def test_held_out_batches_are_a_third_of_each_kind():
     found = laboratory.replayed_points(LIMITS, "schedlab-small", "cpu", "fp32", 30, seed=0)
     kinds = [batch_kind(point.shape) for point in found]

@@ -71,6 +71,7 @@ def test_compare_measures_forwards_then_backwards_and_decides_alike(compared):
         assert (point.measured_ns > 0).all()
 
 
+@pytest.mark.slow
 def test_compare_reports_error_spread_and_interval_of_every_metric(compared):
     _, found, _, _ = compared
     for point in found:
@@ -108,6 +109,7 @@ def no_measuring(*_, **__):
     raise AssertionError("measured again")
 
 
+@pytest.mark.slow
 def test_compare_takes_up_the_runs_that_were_kept(compared, monkeypatch):
     spec, found, _, keep = compared
     monkeypatch.setattr(comparison_module, "measure", no_measuring)
@@ -130,6 +132,7 @@ def test_runs_are_known_by_their_point_whatever_else_the_sweep_holds(compared, m
     assert spec.cost_model != fewer.cost_model
 
 
+@pytest.mark.slow
 def test_run_of_a_policy_that_asks_for_estimates_is_of_one_cost_model(tmp_path):
     fast = on_real({**SPEC, "policy": "qoserve", "slo": {"ttft_ms": 900, "tpot_ms": 90}})
     slow = on_real(
@@ -164,6 +167,7 @@ def test_identity_of_a_run_is_of_all_that_it_depends_on():
     assert run_identity(on_real({**SPEC, "real": modelled})) != run_identity(on_real(other))
 
 
+@pytest.mark.slow
 def test_compare_that_runs_out_of_time_compares_what_there_is(tmp_path, monkeypatch):
     spec = make_spec(
         {**SPEC, "sweep": {"policy": ["fcfs", "prefill_first"], "workload.num_requests": [6, 5]}}
@@ -206,6 +210,7 @@ def test_compare_that_runs_out_of_time_compares_what_there_is(tmp_path, monkeypa
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_kept_runs_of_a_gpu_are_compared_on_a_machine_without_one(compared, tmp_path, monkeypatch):
     _, _, _, keep = compared
     data = {**SPEC, "hardware": "h200", "real": {"device": "cuda", "repeats": 1}}
@@ -225,6 +230,7 @@ def test_kept_runs_of_a_gpu_are_compared_on_a_machine_without_one(compared, tmp_
     assert not point.is_checked
 
 
+@pytest.mark.slow
 def test_kept_runs_of_another_machine_are_not_mixed_with_those_of_this_one(compared, tmp_path):
     spec, _, _, keep = compared
     kept = MeasuredRuns(tmp_path)

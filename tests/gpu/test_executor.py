@@ -75,6 +75,7 @@ def alone():
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "memory"),
     [
@@ -144,6 +145,7 @@ def test_way_of_execution_changes_neither_decisions_nor_tokens(options, config, 
     assert bool(prepared) == ("prepare_ahead" in options)
 
 
+@pytest.mark.slow
 def test_chunk_size_changes_no_token(alone):
     for budget in (9, 20):
         config = replace(CONFIG, max_num_batched_tokens=budget)

@@ -101,6 +101,7 @@ def test_decode_result_does_not_depend_on_the_number_of_splits(programs_per_sm):
     assert worst_row_error(case.out, case.expected()) < TOLERANCE[FP32]
 
 
+@pytest.mark.slow
 def test_decode_grid_holds_every_split_and_few_more():
     from schedlab.gpu_backend.kernels.decode import decode_launches
 
@@ -114,6 +115,7 @@ def test_decode_grid_holds_every_split_and_few_more():
     assert reduce.grid == (8, 4)
 
 
+@pytest.mark.slow
 def test_decode_padding_rows_read_the_dummy_block_and_disturb_nobody():
     case = attention_case(decode_rows(40, 1, 1), num_kv_heads=1)
     case.block_tables[1:] = 0
@@ -123,6 +125,7 @@ def test_decode_padding_rows_read_the_dummy_block_and_disturb_nobody():
     assert (case.out[1:] == 0).all()
 
 
+@pytest.mark.slow
 def test_decode_row_without_context_gets_zeros():
     case = attention_case(decode_rows(20, 33), num_kv_heads=1)
     expected = case.expected()
@@ -158,6 +161,7 @@ def test_prefill_in_small_tiles_equals_reference_and_portable_kernel(group):
         assert worst_row_error(case.prefill(cpu_ops), expected) < 2 * TOLERANCE[FP32]
 
 
+@pytest.mark.slow
 def test_prefill_finds_its_sequence_among_more_than_one_search_takes(monkeypatch):
     monkeypatch.setattr(prefill, "_SEARCH_WIDTH", 2)
     rows = [(1, 9), (5, 5), (1, 30), (2, 12), (7, 8)]
@@ -166,6 +170,7 @@ def test_prefill_finds_its_sequence_among_more_than_one_search_takes(monkeypatch
     assert worst_row_error(case.out, case.expected()) < TOLERANCE[FP32]
 
 
+@pytest.mark.slow
 def test_prefill_in_chunks_equals_prefill_of_the_whole():
     whole = attention_case([(50, 50)], num_kv_heads=1)
     whole.prefill(triton_ops)
@@ -180,6 +185,7 @@ def test_prefill_in_chunks_equals_prefill_of_the_whole():
     assert worst_row_error(chunked.out, whole.out.double()) < TOLERANCE[FP32]
 
 
+@pytest.mark.slow
 def test_prefill_of_single_tokens_equals_decode():
     case = attention_case(decode_rows(5, 40, 16), num_kv_heads=1)
     decoded = case.decode(triton_ops).clone()

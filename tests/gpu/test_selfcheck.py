@@ -167,6 +167,7 @@ def test_kernel_check_of_a_large_batch_passes_in_half_precision():
     assert check.passed, check
 
 
+@pytest.mark.slow
 def test_kernel_check_fails_on_wrong_and_on_unwritten_output(monkeypatch):
     def nothing(*args, **kwargs):
         return torch.full((9, 4096), 0.5), torch.full((9, 4096), 0.5)
@@ -261,6 +262,7 @@ def row(name, failed=False):
     return ResultLine((name, "1"), {"name": name, "value": float("nan")}, failed)
 
 
+@pytest.mark.slow
 def test_run_parts_writes_each_row_as_it_comes_and_goes_on_after_a_case_that_raises(
     tmp_path, monkeypatch
 ):
@@ -294,6 +296,7 @@ def test_run_parts_writes_each_row_as_it_comes_and_goes_on_after_a_case_that_rai
     assert "attention | RAISED | RuntimeError: no such kernel" in printed
 
 
+@pytest.mark.slow
 def test_run_parts_collects_the_garbage_of_a_part_before_the_next(tmp_path, monkeypatch):
     class Heavy:
         pass

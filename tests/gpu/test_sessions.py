@@ -13,6 +13,7 @@ from tests import laws, sessions  # noqa: E402
 from tests.gpu.backend import CONFIG, TIGHT, generated, run_real, tiny_runner  # noqa: E402
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["program_fcfs", "plas"])
 def test_sessions_run_on_the_real_engine_as_in_the_simulation(policy):
     work = sessions.drawn(2)

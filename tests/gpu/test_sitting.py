@@ -77,6 +77,7 @@ def outcomes(at):
     return json.loads((at.results / "pieces.json").read_text())
 
 
+@pytest.mark.slow
 def test_piece_that_fails_or_hangs_costs_only_itself(pieces, tmp_path):
     pieces(bench="good fail good", steps="hang", tiles="good")
     at = sat(tmp_path)
@@ -93,6 +94,7 @@ def test_piece_that_fails_or_hangs_costs_only_itself(pieces, tmp_path):
     assert [line.split(":")[0] for line in summary.splitlines()] == ["bench", "steps", "tiles"]
 
 
+@pytest.mark.slow
 def test_archive_is_renewed_while_a_piece_runs(pieces, tmp_path, monkeypatch):
     pieces(hang_limit_s=90.0, steps="hang")
     pack = sitting.pack
@@ -109,6 +111,7 @@ def test_archive_is_renewed_while_a_piece_runs(pieces, tmp_path, monkeypatch):
     assert "pieces.json" not in archived(tmp_path)
 
 
+@pytest.mark.slow
 def test_resumed_sitting_repeats_what_failed_and_not_what_is_done(pieces, tmp_path):
     pieces(bench="good", steps="fail")
     run(sat(tmp_path), ["bench", "steps"])
@@ -123,6 +126,7 @@ def test_resumed_sitting_repeats_what_failed_and_not_what_is_done(pieces, tmp_pa
     assert {"bench-good.txt", "steps-good.txt", "tiles-good.txt"} <= archived(other)
 
 
+@pytest.mark.slow
 def test_results_of_other_kernels_are_kept_apart(pieces, tmp_path, monkeypatch):
     pieces(bench="good")
     run(sat(tmp_path), ["bench"])
@@ -133,6 +137,7 @@ def test_results_of_other_kernels_are_kept_apart(pieces, tmp_path, monkeypatch):
     assert len(list((tmp_path / "work").glob("kernels-*/bench-good.txt"))) == 2
 
 
+@pytest.mark.slow
 def test_piece_without_time_or_without_what_it_needs_is_not_begun(pieces, tmp_path):
     pieces(bench="good")
     at = sat(tmp_path, budget_s=0.5)
@@ -144,6 +149,7 @@ def test_piece_without_time_or_without_what_it_needs_is_not_begun(pieces, tmp_pa
     assert outcomes(at)["comparison"] == "not begun: there is no profile/fit.json"
 
 
+@pytest.mark.slow
 def test_nothing_is_tried_where_not_even_the_versions_can_be_told(pieces, tmp_path):
     pieces(versions="fail", bench="good")
     at = sat(tmp_path)
@@ -152,6 +158,7 @@ def test_nothing_is_tried_where_not_even_the_versions_can_be_told(pieces, tmp_pa
     assert list(outcomes(at)) == ["versions"]
 
 
+@pytest.mark.slow
 def test_sitting_on_a_gpu_that_is_not_there_ends_with_status_2(tmp_path, capsys):
     if torch.cuda.is_available():
         pytest.skip("there is one")

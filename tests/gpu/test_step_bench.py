@@ -69,6 +69,7 @@ def test_host_gap_is_the_part_of_a_step_without_the_device(tiny):
     assert "0 of 15 batches laid out ahead" in figure.detail
 
 
+@pytest.mark.slow
 def test_steps_part_tells_decode_and_prefill_steps_and_the_host_gap():
     found = [
         row.data["name"]

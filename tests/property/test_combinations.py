@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -196,6 +197,7 @@ def check_combination(one):
         assert laws.signature(log) == laws.signature(cut), "not knowing who comes changes it"
 
 
+@pytest.mark.slow
 @given(combination=combinations())
 def test_any_combination_keeps_the_laws_however_it_is_driven(combination):
     check_combination(combination)

@@ -95,6 +95,7 @@ class LongestPrefix(Policy):
         return builder.build(max_steps=FOREVER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 @given(case=cases())
 def test_engine_with_switches_obeys_the_laws_by_any_route(name, case):

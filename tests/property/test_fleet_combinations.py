@@ -148,6 +148,7 @@ def check_fleet(one):
             assert laws.signature(mine) == laws.signature(its)
 
 
+@pytest.mark.slow
 @given(combination=fleet_combinations())
 @settings(max_examples=share(0.8))
 def test_any_fleet_loses_nobody_and_skips_ahead_exactly(combination):

@@ -1,6 +1,7 @@
 """Laws of fleets whose engines die, are slow, cut off, added or drained, over what is drawn."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,6 +150,7 @@ def run(
     return log, last
 
 
+@pytest.mark.slow
 @given(fleets())
 @settings(max_examples=25)
 def test_nobody_is_lost_or_answered_twice_when_engines_die(fleet):
@@ -174,6 +176,7 @@ def test_nobody_is_lost_or_answered_twice_when_engines_die(fleet):
             assert engine.kv.free_blocks == engine.kv.num_blocks
 
 
+@pytest.mark.slow
 @given(fleets())
 @settings(max_examples=25)
 def test_request_that_moves_has_no_token_until_its_kv_is_there(fleet):
@@ -193,6 +196,7 @@ def test_request_that_moves_has_no_token_until_its_kv_is_there(fleet):
         assert move.end_ns - move.start_ns >= least_ns - 1
 
 
+@pytest.mark.slow
 @given(fleets())
 @settings(max_examples=15)
 def test_no_step_is_taken_by_a_dead_engine(fleet):
@@ -207,6 +211,7 @@ def test_no_step_is_taken_by_a_dead_engine(fleet):
         assert up.all()
 
 
+@pytest.mark.slow
 @given(fleets())
 @settings(max_examples=25)
 def test_fleet_that_fails_gives_the_same_bytes_again_and_step_by_step(fleet):

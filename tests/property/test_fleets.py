@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +79,7 @@ def sent_at(arrival, sent_ns):
     return arrival._replace(request=moved, ready_ns=sent_ns)
 
 
+@pytest.mark.slow
 @given(fleets())
 @settings(max_examples=share(0.8))
 def test_fleet_gives_the_same_bytes_again_and_step_by_step(fleet):

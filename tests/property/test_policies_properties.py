@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,7 @@ def test_vtc_keeps_the_difference_in_service_within_its_bound(workload, seats, b
     laws.run(registry.make("vtc"), workload, config, observer=watch)
 
 
+@pytest.mark.slow
 @given(workload=workloads(), config=configs())
 def test_vtc_with_tenants_obeys_the_laws_by_any_route(workload, config):
     log = laws.run(registry.make("vtc"), workload, config)
@@ -54,6 +56,7 @@ def test_vtc_with_tenants_obeys_the_laws_by_any_route(workload, config):
         assert laws.signature(again) == laws.signature(log)
 
 
+@pytest.mark.slow
 @given(
     workload=workloads(),
     config=configs(),
@@ -97,6 +100,7 @@ def test_slai_leaves_no_critical_decode_out_while_budget_allows(workload, budget
     laws.run(Watched(policy), workload, config)
 
 
+@pytest.mark.slow
 @given(workload=workloads(), config=configs())
 def test_guaranteed_no_evict_never_evicts(workload, config):
     config = replace(config, kv_allocator="paged")
@@ -105,6 +109,7 @@ def test_guaranteed_no_evict_never_evicts(workload, config):
         assert log.requests()["num_preemptions"].sum() == 0
 
 
+@pytest.mark.slow
 @given(workload=workloads(), config=configs())
 def test_mc_sf_with_exact_lengths_never_evicts(workload, config):
     exact = [
@@ -123,6 +128,7 @@ def test_srtf_with_seats_for_all_and_memory_for_all_is_sjf_without_preemption(wo
     assert log.requests()["num_preemptions"].sum() == 0
 
 
+@pytest.mark.slow
 @given(workload=workloads(), config=configs())
 def test_boosted_and_aged_at_their_extremes_are_the_inner_order_and_first_come(workload, config):
     def run(name, **knobs):

@@ -1,5 +1,6 @@
 """Whatever a specification says, writing it out and reading it back says the same."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(keys, values, max_size=5))
 def test_yaml_round_trip_is_exact(data):
     assert parse_yaml(dump_yaml(data), "text").data == data
@@ -56,6 +58,7 @@ specs = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(specs)
 def test_spec_round_trip_through_yaml_is_equal(data):
     spec = make_spec(data)

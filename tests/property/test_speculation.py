@@ -95,6 +95,7 @@ def run(name, case, config=None, drive=None):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=8)
 @given(case=cases())
@@ -109,6 +110,7 @@ def test_run_with_drafts_obeys_the_laws_however_it_is_driven(name, case):
     run(name, case, replace(config, check_horizon=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(case=cases(), other=st.sampled_from(["sjf", "priority", "srtf"]))
 def test_tokens_of_verifications_do_not_depend_on_the_schedule(case, other):

@@ -55,12 +55,14 @@ def same(one, other):
             np.testing.assert_array_equal(getattr(other, name), values)
 
 
+@pytest.mark.slow
 @relaxed
 @given(trace=traces_of(), suffix=st.sampled_from([".csv", ".csv.gz", ".parquet"]))
 def test_traces_written_and_read_back_are_the_same(trace, suffix, tmp_path):
     same(trace, read(write(trace, tmp_path / f"t{suffix}")))
 
 
+@pytest.mark.slow
 @relaxed
 @given(trace=traces_of(), chunk_rows=st.integers(1, 13))
 def test_traces_streamed_in_any_chunks_join_to_the_whole(trace, chunk_rows, tmp_path):
@@ -68,6 +70,7 @@ def test_traces_streamed_in_any_chunks_join_to_the_whole(trace, chunk_rows, tmp_
     same(read(path), Trace.concat(list(stream(path, chunk_rows=chunk_rows))))
 
 
+@pytest.mark.slow
 @relaxed
 @given(trace=traces_of(), cut=st.integers(0, 12))
 def test_traces_cut_in_two_and_joined_are_the_same(trace, cut):
@@ -76,6 +79,7 @@ def test_traces_cut_in_two_and_joined_are_the_same(trace, cut):
     same(trace, Trace.concat([trace.take(part) for part in rows if len(part)]))
 
 
+@pytest.mark.slow
 @relaxed
 @given(trace=traces_of(), size=st.sampled_from([1, 2, 4, 8, 16, 32, 64, 1024]))
 def test_prefix_blocks_in_another_size_never_share_more(trace, size):
@@ -91,6 +95,7 @@ def test_prefix_blocks_in_another_size_never_share_more(trace, size):
             assert now * size <= shared * trace.prefix.block_tokens
 
 
+@pytest.mark.slow
 @relaxed
 @given(trace=traces_of(), factor=st.floats(0.01, 100.0))
 def test_traces_scaled_there_and_back_keep_order_and_span(trace, factor):
@@ -101,6 +106,7 @@ def test_traces_scaled_there_and_back_keep_order_and_span(trace, factor):
     assert scaled.duration_s == pytest.approx(trace.duration_s / factor, rel=1e-9, abs=2e-9)
 
 
+@pytest.mark.slow
 @relaxed
 @given(trace=traces_of(), max_model_len=st.integers(2, 2000))
 def test_workload_never_tells_the_true_length_and_keeps_the_order(trace, max_model_len):
@@ -113,6 +119,7 @@ def test_workload_never_tells_the_true_length_and_keeps_the_order(trace, max_mod
     assert [str(a.request) for a in arrivals] == [str(a.request) for a in other]
 
 
+@pytest.mark.slow
 @relaxed
 @given(
     seed=st.integers(0, 2**31),
@@ -164,6 +171,7 @@ def test_reader_given_any_bytes_reads_or_raises_trace_error(data, header, name, 
     assert (trace is not None and len(trace) >= 1) or str(path) in error
 
 
+@pytest.mark.slow
 @relaxed
 @given(
     rows=st.lists(

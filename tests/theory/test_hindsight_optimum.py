@@ -38,6 +38,7 @@ def test_two_that_do_not_fit_at_their_ends_start_a_round_apart():
     assert least_total_latency(Instance(jobs, 9), 8) == 4 + 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_integer_program_finds_what_enumeration_finds(seed):
     rng = np.random.default_rng(seed)

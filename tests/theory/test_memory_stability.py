@@ -72,6 +72,7 @@ def mean_waits(log):
     return [quarter.mean() for quarter in np.array_split(waits[requests["id"].argsort()], 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [LONGEST, 16])
 def test_memory_held_over_a_life_is_the_closed_form(chunk):
     log, _ = serve("fcfs", 0.5, seed=0, chunk=chunk, memory=100 * MEMORY)

@@ -127,6 +127,7 @@ def test_littles_law_holds_exactly_on_a_whole_run():
     assert area > 0
 
 
+@pytest.mark.slow
 def test_shortest_job_first_lowers_the_mean_wait_and_raises_the_longest():
     # Non-preemptive SJF beats FCFS in the mean on every sample path with a queue (Smith's rule).
     rng = stream(2, "sjf")

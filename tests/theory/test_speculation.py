@@ -61,6 +61,7 @@ def test_rates_by_place_yield_the_sum_of_their_products():
     assert tokens_per_step(run(rates, 3)) == pytest.approx(expected, rel=0.015)
 
 
+@pytest.mark.slow
 def test_spread_of_rates_keeps_their_mean_and_spreads_requests():
     def rates_of(log):
         ends = [len(np.unique(log.token_times(i))) for i in range(400)]
@@ -85,6 +86,7 @@ def test_one_request_is_faster_by_theorem_3_8(rate, k, share):
     assert plain / log.requests()["finish_ns"][0] == pytest.approx(expected, rel=0.08)
 
 
+@pytest.mark.slow
 def test_speculation_stops_paying_where_arithmetic_costs_as_much_as_its_tokens_bring():
     """With c ns a token beside a base b, k = 3 pays iff E (b + n c) > b + 4 n c, for n requests."""
     rate, k, base_ns, token_ns = 0.7, 3, 100_000, 1_000

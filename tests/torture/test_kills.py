@@ -28,14 +28,17 @@ def test_sweep_killed_anywhere_goes_on_to_the_bytes_of_one_that_was_not():
     assert faults_of(["sweep"], every=37, most=120) == []
 
 
+@pytest.mark.slow
 def test_calibration_killed_anywhere_goes_on_to_the_same_result():
     assert faults_of(["calibrate"], every=1, most=6) == []
 
 
+@pytest.mark.slow
 def test_fetch_killed_anywhere_goes_on_to_the_whole_file():
     assert faults_of(["fetch"], every=1, most=6) == []
 
 
+@pytest.mark.slow
 def test_careless_victim_is_found_out():
     def careless():
         with open("out", "w") as file:

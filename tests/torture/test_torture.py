@@ -23,22 +23,27 @@ def faults_of(cases):
     return [f"{name}: {fault}" for name, faults in torture(cases, 120.0) for fault in faults]
 
 
+@pytest.mark.slow
 def test_policy_that_misbehaves_is_named_and_nothing_is_left():
     assert faults_of(policy_cases()) == []
 
 
+@pytest.mark.slow
 def test_file_that_is_no_experiment_is_refused_by_name():
     assert faults_of(file_cases()) == []
 
 
+@pytest.mark.slow
 def test_command_that_makes_no_sense_is_refused_and_leaves_no_folder():
     assert faults_of(command_cases()) == []
 
 
+@pytest.mark.slow
 def test_variable_that_means_nothing_is_refused_by_name():
     assert faults_of(environment_cases()) == []
 
 
+@pytest.mark.slow
 def test_odd_value_at_any_key_is_refused_in_one_line_or_taken():
     assert faults_of(list(specification_cases())[5::193]) == []
 
@@ -53,6 +58,7 @@ def test_sound_file_with_one_change_is_refused_by_name_or_read(kind):
     assert faults_of(chosen) == []
 
 
+@pytest.mark.slow
 def test_sandbox_judges_what_goes_wrong(tmp_path):
     def faults(argv, **more):
         folder = tmp_path / f"case{len(list(tmp_path.iterdir()))}"
@@ -70,6 +76,7 @@ def test_sandbox_judges_what_goes_wrong(tmp_path):
     assert run_case(Case(["version"], prepare=hang), folder, limit_s=0.5).faults == ["hangs"]
 
 
+@pytest.mark.slow
 def test_campaign_has_thousands_of_cases_with_names_of_their_own():
     names = [name for name, _ in islice(all_cases(), 5000)]
     assert len(names) == 5000

@@ -96,6 +96,7 @@ def is_ours(module):
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_module_imports_only_in_the_allowed_direction(path):
     package = inside(path)[0]
@@ -113,6 +114,7 @@ def room_of(parts):
     return parts[0].removesuffix(".py") if parts else "__init__"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["experiments", "sim"])
 def test_rooms_of_a_package_import_each_other_without_a_cycle(package):
     needs = {}
@@ -129,6 +131,7 @@ def test_rooms_of_a_package_import_each_other_without_a_cycle(package):
         pytest.fail(f"rooms of {package} import each other: {' -> '.join(error.args[1])}")
 
 
+@pytest.mark.slow
 def test_simulator_imports_without_the_heavy_and_the_optional():
     code = (
         "import sys, schedlab.experiments.running.run, schedlab.experiments.commands.app;"

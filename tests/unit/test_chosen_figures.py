@@ -47,6 +47,7 @@ def names(figure):
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
+@pytest.mark.slow
 def test_filter_by_the_end_of_a_key_keeps_its_values_and_their_runs(results):
     some = filtered(results, {"max_num_seqs": ["8"], "policy": ["fcfs"]})
     assert [row.label for row in some.rows] == [
@@ -103,6 +104,7 @@ def test_lines_refuse_settings_that_share_a_place(results):
         lines(results.rows, "", ["mean_e2el_ms"], "request_rate", ["policy"])
 
 
+@pytest.mark.slow
 def test_folders_are_one_sweep_and_what_one_does_not_sweep_is_read_from_its_points(folder, other):
     both = merged([read_results(folder), read_results(other)])
     last = both.rows[-1]
@@ -134,6 +136,7 @@ def test_paper_sets_the_width_and_refuses_what_cannot_be_read():
     assert new_figure(10, 4).get_size_inches()[0] == 10
 
 
+@pytest.mark.slow
 def test_drawing_writes_the_formats_asked_for_and_the_same_bytes(folder, tmp_path):
     chosen = Chosen(["latency_rate"], wanted={"policy": ["fcfs"]}, title="")
     for _ in range(2):

@@ -209,6 +209,7 @@ def explained(change, **variation):
     return spec
 
 
+@pytest.mark.slow
 def test_variation_is_the_figure_in_the_changed_experiment(tmp_path):
     change = {"workload.output_tokens": 8, "sweep.workload.request_rate": [20]}
     data = explained(change)
@@ -239,6 +240,7 @@ def test_variation_with_a_trace_reads_it_from_the_folder_of_the_experiment(tmp_p
     assert Path(changed.workload.trace) == trace
 
 
+@pytest.mark.slow
 def test_cause_of_a_figure_that_is_reproduced_is_neither_measured_nor_shown(tmp_path):
     data = explained({"workload.output_tokens": 8})
     data["claim"]["figures"][0] |= {"paper": [2, 4], "accept": [1.5, 5]}
@@ -247,6 +249,7 @@ def test_cause_of_a_figure_that_is_reproduced_is_neither_measured_nor_shown(tmp_
     assert "Why" not in markdown([finding])
 
 
+@pytest.mark.slow
 def test_variation_may_measure_something_else_on_one_side(tmp_path):
     data = explained({}, metric="mean_batch_size", of={"policy": "static"}, compare="value")
     (found,) = examine(tmp_path / "x.yaml", make_spec(data)).measured
@@ -255,6 +258,7 @@ def test_variation_may_measure_something_else_on_one_side(tmp_path):
     assert 1 < again.estimate <= 8
 
 
+@pytest.mark.slow
 def test_page_shows_why_a_figure_is_not_reproduced(tmp_path):
     data = explained({"workload.output_tokens": 8})
     page = markdown([examine(tmp_path / "x.yaml", make_spec(data))])
@@ -320,6 +324,7 @@ def validator():
     return jsonschema.Draft202012Validator(json_schema())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_claim_loads_and_has_seeds_enough(path, validator):
     spec = load_spec(path)
@@ -330,6 +335,7 @@ def test_shipped_claim_loads_and_has_seeds_enough(path, validator):
     validator.validate(yaml.safe_load(path.read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["policies", "claims"])
 def test_results_page_shows_every_shipped_experiment(page):
     record = json.loads((ROOT / "docs" / "results" / f"{page}.json").read_text())
@@ -375,6 +381,7 @@ def test_command_runs_a_claim_to_the_same_bytes_twice_and_in_two_processes(tmp_p
     assert all(0.5 < reading <= 20 for reading in capacity["against"])
 
 
+@pytest.mark.slow
 def test_capacity_is_interpolated_between_the_loads_around_the_bar(tmp_path):
     from schedlab.experiments.running.run import run
     from schedlab.experiments.specification.sweep import points
@@ -417,6 +424,7 @@ def test_capacity_under_two_bars_is_where_the_first_of_them_breaks():
     assert not any(r.is_bound for r in read["capacity", "against"])
 
 
+@pytest.mark.slow
 def test_capacity_beyond_the_sweep_is_called_a_bound(tmp_path):
     spec = experiment()
     spec["claim"]["figures"][1]["capacity"]["at_most"] = {"mean_queue_time_ms": 1e9}
@@ -426,6 +434,7 @@ def test_capacity_beyond_the_sweep_is_called_a_bound(tmp_path):
     assert "(a bound)" in markdown([finding])
 
 
+@pytest.mark.slow
 def test_kept_runs_are_read_and_only_what_is_missing_runs(tmp_path):
     class Counting(InProcess):
         def run(self, jobs):
@@ -444,6 +453,7 @@ def test_kept_runs_are_read_and_only_what_is_missing_runs(tmp_path):
     assert (all_of_them, two, none) == (runs.num_asked, 2, 0)
 
 
+@pytest.mark.slow
 def test_capacity_below_the_sweep_is_not_measured(tmp_path):
     spec = experiment()
     spec["claim"]["figures"][1]["capacity"]["at_most"] = {"mean_e2el_ms": 0.001}
@@ -488,6 +498,7 @@ def test_band_is_shown_from_low_to_high(compare, band, text):
     assert band_text(figure(compare), band) == text
 
 
+@pytest.mark.slow
 def test_page_counts_figures_of_papers_of_posts_and_our_expectations_apart(tmp_path):
     data = experiment()
     hearsay = {**data["claim"]["figures"][0], "name": "as told", "stated_by": "post"}

@@ -52,6 +52,7 @@ def test_list_has_all_claims_of_all_parts():
     assert numbers == [n for part in parts for n in range(1, parts[part] + 1)]
 
 
+@pytest.mark.slow
 def test_figures_that_the_list_names_exist():
     figures = {}
     for path in (*shipped("claims"), *shipped("policies")):

@@ -88,6 +88,7 @@ def test_run_warns_of_clipped_prompts(spec_file):
     assert "warning: 12 prompts clipped to fit" in done.stdout
 
 
+@pytest.mark.slow
 def test_run_sweep_writes_points_summary_and_figure(spec_file):
     done = schedlab(
         "run", spec_file, "-o", "out", "replications=2", "sweep.policy=[fcfs, static]",
@@ -136,6 +137,7 @@ def test_run_json_prints_only_json(spec_file):
     assert summary["cost_models"][0]["calibration"] == "UNCALIBRATED"
 
 
+@pytest.mark.slow
 def test_run_quiet_prints_nothing(spec_file):
     done = schedlab("run", spec_file, "--quiet")
     assert (done.exit_code, done.output) == (0, "")
@@ -147,6 +149,7 @@ def test_run_perfetto_writes_a_chrome_trace(spec_file):
     assert len(trace["traceEvents"]) > 12
 
 
+@pytest.mark.slow
 def test_run_takes_a_policy_from_beside_the_file(spec_file, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (spec_file.parent / "my_own_policy.py").write_text(
@@ -184,6 +187,7 @@ def test_modules_of_the_user_never_stand_in_for_ours(tmp_path, command, beside):
     assert "lottery:Mine" in done.stdout
 
 
+@pytest.mark.slow
 def test_run_again_replaces_results(spec_file):
     for seed in (1, 2):
         assert schedlab("run", spec_file, f"seed={seed}").exit_code == 0
@@ -283,6 +287,7 @@ def test_doctor_names_versions_and_what_is_missing(monkeypatch):
     assert "SCHEDLAB_DATA is not set" in done.stdout
 
 
+@pytest.mark.slow
 def test_schema_prints_json():
     assert json.loads(schedlab("schema").stdout)["title"] == "ExperimentSpec"
 
@@ -293,6 +298,7 @@ def test_trace_commands_are_mounted():
     assert "no-such-file.csv" in done.stderr
 
 
+@pytest.mark.slow
 def test_help_names_every_command_and_says_what_its_own_help_begins_with():
     loaded = get_command(app).commands
     for name, (module, told) in cli.COMMANDS.items():
@@ -318,6 +324,7 @@ def test_overview_keeps_to_its_width(width):
     assert max(map(len, cli.overview(width).splitlines())) in range(width - 8, width + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "more"),
     [("--help", ("typer", "rich")), ("-h", ("typer", "rich")), ("run --help", ())],

@@ -23,6 +23,7 @@ def schedlab(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_init_writes_an_experiment_and_a_policy_that_run(monkeypatch):
     done = schedlab("init", "study")
     assert done.exit_code == 0, done.output
@@ -33,6 +34,7 @@ def test_init_writes_an_experiment_and_a_policy_that_run(monkeypatch):
     assert json.loads(Path("o/result.json").read_text())["schedlab"]["policy"].startswith("longest")
 
 
+@pytest.mark.slow
 def test_init_overwrites_nothing():
     Path("longest_first.py").write_text("mine")
     done = schedlab("init")
@@ -41,6 +43,7 @@ def test_init_overwrites_nothing():
     assert not Path("spec.yaml").exists()
 
 
+@pytest.mark.slow
 def test_init_names_the_schema_in_the_first_line_for_editors():
     schedlab("init")
     first = Path("spec.yaml").read_text().split("\n")[0]
@@ -61,6 +64,7 @@ def test_examples_prints_one_by_name_to_change_it():
     assert "quickstart comes with schedlab" in schedlab("examples", "quikstart").stderr
 
 
+@pytest.mark.slow
 def test_runs_into_results_and_into_the_default_do_not_collide():
     schedlab("init")
     for _ in range(2):
@@ -69,6 +73,7 @@ def test_runs_into_results_and_into_the_default_do_not_collide():
     assert Path("schedlab-results/sjf-against-fcfs/result.json").is_file()
 
 
+@pytest.mark.slow
 def test_run_by_two_processes_writes_what_one_writes():
     schedlab("init")
     small = [*SMALL, "sweep.workload.request_rate=[2, 4]"]

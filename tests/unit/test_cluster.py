@@ -155,6 +155,7 @@ def test_one_engine_in_lockstep_equals_the_ordinary_simulation():
         assert laws.signature(alone) == laws.signature(together.of_engines[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lockstep", [True, False])
 @pytest.mark.parametrize("max_concurrency", [None, 3])
 def test_one_engine_of_a_cluster_equals_the_ordinary_simulation(lockstep, max_concurrency):
@@ -207,6 +208,7 @@ def test_closed_loop_over_engines_never_has_more_in_flight(lockstep):
     assert np.cumsum(change[order]).max() == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_rejections_in_a_closed_loop_let_the_next_request_come(lockstep):
     workload = [arrival(i, 0, 3, 90 if i % 3 else 200) for i in range(30)]
@@ -305,6 +307,7 @@ def test_perfetto_shows_each_engine_as_a_process(tmp_path):
     assert [queued[i + 1] for i in range(8)] == result.requests["engine"][order].tolist()
 
 
+@pytest.mark.slow
 def test_experiment_on_two_engines_finishes_everything_sooner():
     data = {"workload": {"trace": "azure-conv", "num_requests": 60, "request_rate": "inf"}}
     one, two = (

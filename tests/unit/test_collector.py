@@ -59,6 +59,7 @@ def assert_does_not_grow(policy, **options):
     assert many <= few + 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.names())
 def test_garbage_of_a_run_does_not_grow_with_its_requests(name):
     assert_does_not_grow(name)

@@ -59,6 +59,7 @@ def test_compare_runs_finds_the_factor_between_two_machines():
     assert rows["mean_ttft_ms"].holds(throughput=0.05, latency=0.3)
 
 
+@pytest.mark.slow
 def test_compare_runs_calls_a_value_among_repeats_within_the_spread():
     slow, fast = scaled(result(), 1.2), scaled(result(), 0.8)
     row = next(
@@ -69,6 +70,7 @@ def test_compare_runs_calls_a_value_among_repeats_within_the_spread():
     assert row.holds(throughput=0.0, latency=0.0)
 
 
+@pytest.mark.slow
 def test_rank_agreement_is_one_if_both_backends_rank_alike_and_minus_one_if_opposed():
     one, two = result(), result(max_num_seqs=4)
     alike = compare_runs("a", [one], scaled(one, 1.1)) + compare_runs("b", [two], scaled(two, 1.1))

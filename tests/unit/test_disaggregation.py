@@ -223,6 +223,7 @@ def test_nobody_is_lost_or_doubled_and_no_answer_goes_on_before_its_kv_is_there(
     assert (gaps["gap_ns"] * gaps["count"]).sum() == total
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=share(0.5))
 def test_disaggregated_fleet_gives_the_same_bytes_step_by_step(case):

@@ -363,6 +363,7 @@ def test_number_of_decisions_does_not_grow_with_the_length_of_answers():
         assert engine.num_plans <= 20 * 4 + 20 * (output // 250)
 
 
+@pytest.mark.slow
 def test_number_of_decisions_on_a_busy_server_is_a_few_a_request():
     # A slow-down of the skip-ahead shows here without a clock: exact counts, to be changed only
     # with a reason.

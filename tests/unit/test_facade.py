@@ -39,6 +39,7 @@ def swept():
     return sl.run(SWEPT)
 
 
+@pytest.mark.slow
 def test_import_of_schedlab_is_light():
     code = (
         "import sys, schedlab as sl\n"
@@ -50,6 +51,7 @@ def test_import_of_schedlab_is_light():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "label"),
     [
@@ -75,6 +77,7 @@ def test_run_of_an_object_has_its_parameters():
     assert spec.policy.knobs["max_batch_size"] == 4
 
 
+@pytest.mark.slow
 def test_run_sweeps_classes_beside_names():
     results = sl.run(SWEPT, sweep={"policy": [LongestFirst, "fcfs"], "workload.request_rate": [3]})
     assert [row.policy for row in results.rows] == ["LongestFirst", "fcfs"]
@@ -103,6 +106,7 @@ def test_spec_of_a_wrong_override_names_the_nearest_choice(overrides, message):
         sl.spec("quickstart", **overrides)
 
 
+@pytest.mark.slow
 def test_results_show_themselves_as_text_and_as_html(swept):
     assert "two policies" in repr(swept)
     assert "TTFT ms" in repr(swept)
@@ -132,12 +136,14 @@ def test_frames_without_pandas_say_what_to_install(swept, monkeypatch):
         swept.to_frame()
 
 
+@pytest.mark.slow
 def test_load_gives_what_run_kept(tmp_path):
     kept = sl.run(SWEPT, folder=tmp_path / "out")
     assert repr(sl.load(tmp_path / "out")) == repr(kept)
     assert kept.report().name == "report.html"
 
 
+@pytest.mark.slow
 def test_sweep_goes_on_where_it_was(tmp_path):
     first = sl.sweep(SWEPT, folder=tmp_path, workload={"num_requests": 10})
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
@@ -146,6 +152,7 @@ def test_sweep_goes_on_where_it_was(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
 
 
+@pytest.mark.slow
 def test_find_and_compare_return_tables(swept):
     found = sl.find(
         {"workload": {**WORKLOAD, "request_rate": 1}},
@@ -170,6 +177,7 @@ def test_plot_of_a_rate_that_was_not_run_says_which_were(swept):
         swept.plot.heat_map(rate=3)
 
 
+@pytest.mark.slow
 def test_policy_in_a_script_runs_but_is_not_swept_into_a_folder(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -211,6 +219,7 @@ def test_cost_model_of_ones_own_is_passed_as_a_class():
     assert results.rows[0].mean("mean_e2el_ms") == 15.0
 
 
+@pytest.mark.slow
 def test_claim_is_held_against_a_simulation_again():
     claims = sl.claims("aged", replications=2, **{"workload.num_requests": 20})
     assert claims.experiments[0]["claim"]["system"] == "Ageing"

@@ -156,6 +156,7 @@ def test_engines_are_paid_for_from_their_start_and_until_they_have_drained():
     assert first.paid == (Span(0, first.paid[0].until_ns),)
 
 
+@pytest.mark.slow
 def test_fleet_grows_under_load_and_shrinks_after_it():
     scaler = {
         "name": "hpa", "metric": "num_in_flight", "target": 6, "max": 6, "every_s": 1,

@@ -24,6 +24,7 @@ def policy_for(name):
     return {"name": name, "predictor": "oracle"} if needs else name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.names())
 def test_one_engine_in_a_cluster_gives_the_bytes_of_that_engine_alone(name):
     keys = {"policy": policy_for(name), "workload": {**WORKLOAD, "num_requests": 24}}
@@ -123,6 +124,7 @@ def test_run_without_a_cluster_has_no_fleet_metrics():
 
 
 # Open and, for one router that looks at engines and one that does not, closed.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "max_concurrency"),
     [*((name, None) for name in routers.names()), ("jsq", 5), ("round_robin", 5)],
@@ -149,6 +151,7 @@ def test_fleet_takes_the_same_steps_slowly(name, max_concurrency):
     assert fast.log.num_steps == slow.log.num_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prefix_aware", "llm_d"])
 def test_precise_router_sees_the_caches_as_step_by_step(name):
     keys = {
@@ -167,6 +170,7 @@ def test_precise_router_sees_the_caches_as_step_by_step(name):
     assert fast.requests["prefix_hit_tokens"].sum() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["least_kv", "vllm", "slo_aware"])
 def test_stale_state_is_the_same_step_by_step_and_differs_from_live_state(name):
     chosen = {}

@@ -98,6 +98,7 @@ def test_forced_replay_of_the_right_cost_model_finds_no_difference(folder):
     assert stretches[:, 0] == pytest.approx(stretches[:, 1], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong", [{"async_scheduling": False}, {"max_num_seqs": 11}, {"max_num_batched_tokens": 512}]
 )
@@ -166,6 +167,7 @@ def test_engines_are_told_apart_by_the_times_of_their_tokens(engines):
     assert not any(routed)
 
 
+@pytest.mark.slow
 def test_forced_replay_of_several_engines_finds_decisions_and_errors(engines):
     folder, setting, _ = engines
     found = forced_replay(experiment(folder, **setting))
@@ -184,6 +186,7 @@ def test_forced_replay_of_engines_on_their_own_is_refused(engines):
         forced_replay(experiment(folder, data_parallel_lockstep=False, **setting))
 
 
+@pytest.mark.slow
 def test_forced_replay_of_too_many_engines_contradicts_the_recording(tmp_path):
     bursts(tmp_path / "trace.jsonl")
     setting = {"data_parallel_size": 2, "max_num_seqs": 4}

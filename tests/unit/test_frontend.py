@@ -247,6 +247,7 @@ def recorded(folder, frontend):
     return specs
 
 
+@pytest.mark.slow
 def test_measurement_finds_the_front_end_a_recording_was_made_with(tmp_path):
     made_with = {"latency_s": 0.004, "output_token_s": 1e-4}
     found = measure_frontend(recorded(tmp_path / "tests", made_with), "made up")
@@ -257,6 +258,7 @@ def test_measurement_finds_the_front_end_a_recording_was_made_with(tmp_path):
     assert set(found.without) == {"llama-3.1-8b", "qwen2.5-3b"}
 
 
+@pytest.mark.slow
 def test_command_measures_a_front_end_and_writes_its_file(tmp_path):
     specs = recorded(tmp_path / "tests", {"latency_s": 0.004, "output_token_s": 2e-5})
     sources = {spec.workload.load_test.file for spec in specs}
@@ -274,6 +276,7 @@ def test_command_measures_a_front_end_and_writes_its_file(tmp_path):
     assert "--measure-frontend needs a file of load tests" in done.output
 
 
+@pytest.mark.slow
 def test_measurement_on_one_model_is_refused(tmp_path):
     specs = recorded(tmp_path / "tests", {"latency_s": 0.004})
     with pytest.raises(SpecError, match="needs load tests of two models"):

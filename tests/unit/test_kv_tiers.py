@@ -357,6 +357,7 @@ def spec_of(offload, engine=None, **keys):
     return make_spec({"workload": workload, "engine": engine, **keys})
 
 
+@pytest.mark.slow
 def test_result_of_tiers_tells_hits_and_bytes_and_survives_saving(tmp_path):
     tiers = [
         {"name": "cpu", "num_blocks": 300, "link": "pcie-4"},
@@ -378,6 +379,7 @@ def test_result_of_tiers_tells_hits_and_bytes_and_survives_saving(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_engines_of_a_cluster_have_tiers_of_their_own_and_lose_them_when_they_die():
     tiers = {"tiers": [{"name": "cpu", "num_blocks": 300, "link": "pcie-4"}], "load": "always"}
     engine = {"num_gpu_blocks_override": 150, "max_model_len": 2400}

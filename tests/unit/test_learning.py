@@ -89,6 +89,7 @@ def test_learn_without_decodes_beside_prompts_is_refused():
         learn([t for t in tables() if t.kind != "mixed"])
 
 
+@pytest.mark.slow
 def test_learn_gives_kernels_that_pack_groups_no_rows_beside_prompts():
     packed = calls("decode")
     other = [Table("h200", t.kind, "made", t.columns) for t in tables() if t.kind == "prefill"]
@@ -170,6 +171,7 @@ def test_gemm_formats_of_wide_numbers_are_one():
     assert gemm_format("fp16", "int4") == "bf16/int4"
 
 
+@pytest.mark.slow
 def test_errors_are_those_with_and_without_the_gpu():
     made = tables()
     slower = [

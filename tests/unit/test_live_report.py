@@ -36,6 +36,7 @@ def _no_figures(monkeypatch):
     monkeypatch.setattr("schedlab.experiments.report.page.drawings", lambda results: [])
 
 
+@pytest.mark.slow
 def test_page_without_plotly_has_no_script(folder):
     page = report_page(read_results(folder))
     assert "<script" not in page
@@ -66,6 +67,7 @@ def test_page_escapes_a_name_that_is_markup(folder):
     assert html.escape("<b>alive</b>") in page
 
 
+@pytest.mark.slow
 def test_folders_are_shown_side_by_side(folder, tmp_path):
     other = tmp_path / "two"
     sl.run({**SWEPT, "sweep": {"workload.request_rate": [1, 4]}}, folder=other)

@@ -252,6 +252,7 @@ def test_load_test_is_predicted_stage_by_stage(tmp_path):
     assert "front end: none: the times are the engine's" in found.notes
 
 
+@pytest.mark.slow
 def test_front_end_adds_to_what_is_predicted_of_a_load_test(tmp_path):
     path, folder = written(tmp_path, TEST), profile(tmp_path)
     alone, behind = (
@@ -271,6 +272,7 @@ def test_prompts_sent_again_are_found_in_the_prefix_cache(tmp_path):
     assert (again == (requests["prompt_tokens"][30:] - 1) // 16 * 16).all()
 
 
+@pytest.mark.slow
 def test_experiment_may_name_a_load_test_itself(tmp_path):
     path = written(tmp_path, TEST)
     spec = make_spec({"hardware": "h100", "workload": {"load_test": str(path)}})
@@ -320,6 +322,7 @@ def test_load_test_that_does_not_say_its_gpu_needs_to_be_told(tmp_path):
         experiments_of(written(tmp_path, TEST))
 
 
+@pytest.mark.slow
 def test_command_predicts_a_file_of_load_tests(tmp_path):
     path = written(tmp_path, TEST, TEST | {"id": "other"})
     asked = ["validate", str(path), "hardware=h100", "cost_model=roofline", "--run", "other"]

@@ -48,6 +48,7 @@ def files(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_spilled_run_writes_the_same_bytes_as_one_in_memory(spec, monkeypatch, tmp_path):
     run(spec).save(tmp_path / "memory")
     spilled(monkeypatch, 400, columns.BATCH_ROWS)
@@ -58,6 +59,7 @@ def test_spilled_run_writes_the_same_bytes_as_one_in_memory(spec, monkeypatch, t
     assert files(tmp_path / "disk") == files(tmp_path / "memory")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["one engine", "preempting", "measured in part", "two engines"], indirect=True
 )

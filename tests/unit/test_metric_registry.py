@@ -131,6 +131,7 @@ def test_documented_metrics_are_those_registered():
     assert metric_tables() in page
 
 
+@pytest.mark.slow
 def test_order_of_metrics_does_not_depend_on_what_was_imported_first():
     code = "import schedlab.sim.metrics.steps, schedlab.sim.metrics.registry as r; print(r.names())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -160,6 +161,7 @@ replications: 2
 """
 
 
+@pytest.mark.slow
 def test_registered_metric_stands_in_the_table_by_class_comparison_and_search(
     late_tokens, tmp_path, monkeypatch
 ):
@@ -194,6 +196,7 @@ def test_registered_metric_stands_in_the_table_by_class_comparison_and_search(
     assert "late_tokens(after_ms=20)" in found.stdout
 
 
+@pytest.mark.slow
 def test_own_metric_of_a_module_beside_the_experiment_is_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine_of_a_test.py").write_text("def served(run):\n    return int(run.completed.sum())\n")

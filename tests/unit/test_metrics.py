@@ -138,6 +138,7 @@ def test_metric_of_three_requests_equals_the_hand_computation(key):
     assert measured()[key] == pytest.approx(EXPECTED[key], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_metrics_of_three_requests_hold_every_statistic():
     for name in ("ttft", "tpot", "itl", "e2el", "queue_time", "normalized_latency"):
         for statistic in ("mean", "median", "std", "p50", "p90", "p95", "p99"):

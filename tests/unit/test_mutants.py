@@ -41,6 +41,7 @@ FAIRNESS = "sim/metrics/fairness.py"
 BELOW = "below = len(x) * float(np.sum(x**2))"
 
 
+@pytest.mark.slow
 def test_bug_is_planted_in_functions_that_are_there_and_changes_what_they_give():
     mutant = Mutant(FAIRNESS, Slip(FAIRNESS, "no shares", BELOW, "below = 1.0"))
     code = jain_index.__code__

@@ -106,6 +106,7 @@ def test_is_saturated_leaves_only_time_in_service_out_of_the_span():
     assert plots.is_saturated(Row("x", "x", {}, 1, metrics))
 
 
+@pytest.mark.slow
 def test_latency_cdf_ends_at_one_and_marks_percentiles(small_run):
     figure = plots.latency_cdf({"fcfs": small_run, "again": small_run}, "title", "e2el")
     (axes,) = figure.axes
@@ -116,6 +117,7 @@ def test_latency_cdf_ends_at_one_and_marks_percentiles(small_run):
     assert axes.lines[2].get_xdata()[0] * 1e3 == pytest.approx(metrics["p99_e2el_ms"])
 
 
+@pytest.mark.slow
 def test_time_series_of_a_long_run_keeps_extremes(small_run):
     steps = small_run.log.steps()
     figure = plots.time_series(small_run, "title")
@@ -131,6 +133,7 @@ def test_time_series_of_a_long_run_keeps_extremes(small_run):
     assert drawn == pytest.approx(steps["num_preempted"].sum())
 
 
+@pytest.mark.slow
 def test_time_series_of_steps_beyond_memory_says_how_many_it_looks_at(small_run, monkeypatch):
     steps = small_run.log.steps()
     monkeypatch.setattr(timelines, "BATCH_ROWS", len(steps["start_ns"]) // 4 + 1)
@@ -151,6 +154,7 @@ def test_latency_cdf_of_many_requests_keeps_ends_and_percentiles(small_run, monk
         assert line.get_xydata()[[0, -1]].tolist() == kept.get_xydata()[[0, -1]].tolist()
 
 
+@pytest.mark.slow
 def test_gantt_bars_are_the_phases_of_each_request(small_run):
     figure = plots.gantt(small_run, "title")
     (axes,) = figure.axes
@@ -164,6 +168,7 @@ def test_gantt_bars_are_the_phases_of_each_request(small_run):
         assert bar.get_x() + bar.get_width() == pytest.approx(end)
 
 
+@pytest.mark.slow
 def test_gantt_draws_every_preemption_where_it_was(small_run):
     rows = small_run.log.preemptions()
     assert len(rows["id"]) > 0
@@ -180,6 +185,7 @@ def test_gantt_draws_every_preemption_where_it_was(small_run):
     assert np.allclose(drawn, expected)
 
 
+@pytest.mark.slow
 def test_gantt_says_what_it_leaves_out(small_run):
     figure = plots.gantt(small_run, "title", max_requests=5)
     assert figure.axes[0].get_title(loc="left") == "title (first 5 of 15 requests)"
@@ -390,6 +396,7 @@ def test_no_seat_has_two_requests_at_once_and_every_request_has_one(batches, sma
         assert len(by_seat) <= 4
 
 
+@pytest.mark.slow
 def test_batching_figure_shows_that_static_seats_wait(batches):
     figure = plots.batching(batches, "title")
     static, continuous = (

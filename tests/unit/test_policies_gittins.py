@@ -88,6 +88,7 @@ def test_kaplan_meier_lets_answers_under_way_speak_for_longer_ones():
     assert got.chances == pytest.approx([1 / 4, 3 / 4 * 1 / 2])
 
 
+@pytest.mark.slow
 def test_gittins_learns_from_answers_that_are_put_off():
     # Answers of 1 and 30 tokens come in turn. If only ends counted, all would be of 1 token.
     policy = registry.make("gittins", min_samples=1, refresh_tokens=1)

@@ -72,6 +72,7 @@ def test_past_future_of_more_futures_admits_no_more():
     assert mean_batch(5) < mean_batch(1)
 
 
+@pytest.mark.slow
 def test_past_future_draws_from_a_seed_of_its_own():
     work = [arrival(i, prompt=4, output=1 + i % 9, max_tokens=20) for i in range(40)]
     config = limits(num_blocks=60, block_size=1, seats=16, budget=64)

@@ -47,6 +47,7 @@ def named(work, tool="search"):
     return named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KNOBS)
 @pytest.mark.parametrize(("seed", "num_blocks"), [(0, 26), (1, 40), (2, 200)])
 def test_policy_of_sessions_skips_ahead_exactly_and_keeps_its_promises(name, seed, num_blocks):

@@ -256,6 +256,7 @@ def test_application_means_of_an_unseen_application_are_the_mean_of_all():
     assert means.tolist() == [8.0, 2.0, 4.0]
 
 
+@pytest.mark.slow
 def test_forest_is_that_of_scikit_learn():
     ensemble = pytest.importorskip("sklearn.ensemble")
     from schedlab.experiments.training.trees import nodes
@@ -282,6 +283,7 @@ def sealed_run(folder, **policy):
     return result
 
 
+@pytest.mark.slow
 def test_serving_time_estimator_learns_from_a_runs_batches_and_magnus_uses_it(tmp_path):
     result = sealed_run(tmp_path / "run")
     seen = read_batches(tmp_path / "run")

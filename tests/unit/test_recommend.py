@@ -121,6 +121,7 @@ def test_model_that_fits_nowhere_is_refused_with_the_reasons():
         recommend(question(model="llama-3.1-70b"), None)
 
 
+@pytest.mark.slow
 def test_targets_that_nothing_holds_are_told(tmp_path):
     with pytest.raises(SchedlabError, match="nothing tried holds the targets"):
         answered(tmp_path, slo={"ttft_ms": 0.001})

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import schedlab.sim
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.cost.shape import BatchShape
@@ -40,6 +42,7 @@ def misplaced(tree):
                 yield argument.lineno, field
 
 
+@pytest.mark.slow
 def test_positional_records_name_their_fields():
     texts = {path: path.read_text() for path in SIM.rglob("*.py")}
     trees = {

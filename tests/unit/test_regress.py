@@ -124,6 +124,7 @@ def pretend_other_sources(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_check_of_unchanged_program_compares_exactly_and_passes(folder):
     assert "kept 4 points" in schedlab("update", folder).output
     done = schedlab("check", folder)
@@ -148,6 +149,7 @@ def test_baseline_is_sorted_json_with_a_line_a_point_and_the_same_every_time(fol
     assert path.read_text() == text
 
 
+@pytest.mark.slow
 def test_kept_runs_are_not_repeated_and_those_of_another_policy_are(folder):
     schedlab("update", folder, "--keep", folder / "runs")
     first = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")}
@@ -162,6 +164,7 @@ def test_kept_runs_are_not_repeated_and_those_of_another_policy_are(folder):
     assert len(list(folder.glob("runs/*/result.json"))) == 6
 
 
+@pytest.mark.slow
 def test_runs_are_thrown_away_unless_they_are_to_be_kept(folder):
     schedlab("update", folder)
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -169,6 +172,7 @@ def test_runs_are_thrown_away_unless_they_are_to_be_kept(folder):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_check_of_the_real_backend_runs_one_point_at_a_time(baselined):
     rewrite(baselined / "matrix.yaml", "experiment:\n", "experiment:\n  backend: real\n")
     done = schedlab("check", baselined, "-j", "2")
@@ -191,6 +195,7 @@ def test_planted_improvement_of_the_same_sources_is_not_reproduced_either(baseli
     assert schedlab("check", baselined).exit_code == 1
 
 
+@pytest.mark.slow
 def test_planted_slow_cost_model_of_other_sources_is_worse_with_direction(baselined, monkeypatch):
     pretend_other_sources(monkeypatch)
     scale_steps(monkeypatch, 1.2)
@@ -204,6 +209,7 @@ def test_planted_slow_cost_model_of_other_sources_is_worse_with_direction(baseli
     assert "schedlab regress update" in done.output
 
 
+@pytest.mark.slow
 def test_planted_slow_cost_model_within_tolerance_passes_and_is_counted(baselined, monkeypatch):
     pretend_other_sources(monkeypatch)
     scale_steps(monkeypatch, 1.004)
@@ -224,6 +230,7 @@ def test_planted_improvement_of_other_sources_passes_and_is_shown(baselined, mon
     assert "mean_ttft_ms" in ET.parse(baselined / "junit.xml").find(".//system-out").text
 
 
+@pytest.mark.slow
 def test_planted_regression_in_own_policy_is_found_and_leaves_others_exact(baselined):
     write_policy(baselined, "-request.request.prompt_tokens")
     done = schedlab("check", baselined)
@@ -237,6 +244,7 @@ def test_planted_regression_in_own_policy_is_found_and_leaves_others_exact(basel
     assert all(" mine " in line for line in worse)
 
 
+@pytest.mark.slow
 def test_own_policy_that_raises_fails_alone_and_cannot_be_kept(baselined):
     kept = (baselined / "baseline.json").read_bytes()
     write_policy(baselined, "1 / 0")
@@ -379,6 +387,7 @@ def test_tolerance_is_the_larger_of_its_bounds_and_nothing_measured_is_worse(fol
     assert not regress._is_better(tolerance, math.nan, 3.0)
 
 
+@pytest.mark.slow
 def test_means_over_the_seeds_are_what_tolerance_judges(folder):
     matrix = load_matrix(folder)
     outcome = regress.measure(matrix, Runs(Store(folder / "runs"), InProcess()))
@@ -424,6 +433,7 @@ def test_workload_with_policies_of_its_own_is_run_with_these_only(folder):
     assert all(questions[p.key] == p.question for p in chosen.points)
 
 
+@pytest.mark.slow
 def test_kept_matrix_asks_for_every_registered_policy_on_five_workloads():
     matrix = load_matrix(ROOT / "regression")
     workloads = {}
@@ -472,6 +482,7 @@ def test_planted_change_of_the_sources_is_found_end_to_end(folder):
     assert "2 worse" in done.stdout
 
 
+@pytest.mark.slow
 def test_workflow_calls_the_check_with_options_it_has(tmp_path):
     path = ROOT / ".github" / "workflows" / "regression.yml"
     steps = yaml.safe_load(path.read_text())["jobs"]["regress"]["steps"]

@@ -71,6 +71,7 @@ def read(page):
     return reader
 
 
+@pytest.mark.slow
 def test_page_loads_nothing_from_elsewhere(page):
     reader = read(page)
     assert all(place.startswith(("data:", "#")) for place in reader.loads)

@@ -268,6 +268,7 @@ def test_fleets_document_lists_every_router_and_knob():
             assert f"`{knob}`" in rows[name], f"docs/fleets.md does not name {knob} of {name}"
 
 
+@pytest.mark.slow
 def test_router_of_the_document_runs_and_keeps_the_laws():
     text = (DOCS / "fleets.md").read_text(encoding="utf-8")
     code = next(c for c in re.findall(r"```python\n(.*?)```", text, re.S) if "class" in c)

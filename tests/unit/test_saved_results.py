@@ -42,6 +42,7 @@ def single(tmp_path_factory):
     return results_of(spec, tmp_path_factory.mktemp("results") / "single")
 
 
+@pytest.mark.slow
 def test_a_sweep_reads_back_as_its_rows(swept):
     outcome, results = swept
     assert [row.settings for row in results.rows] == [row.settings for row in outcome.rows]

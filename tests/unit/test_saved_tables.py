@@ -33,6 +33,7 @@ def test_table_of_no_rows_is_a_table(tmp_path):
     assert read_table(tmp_path / "table.parquet")["ids"].shape == (0,)
 
 
+@pytest.mark.slow
 def test_writing_numbers_does_not_import_pandas(tmp_path):
     if importlib.util.find_spec("pandas") is None:
         pytest.skip("there is no pandas to import")

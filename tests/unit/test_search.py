@@ -243,6 +243,7 @@ def test_find_on_runs_brackets_the_bar_for_every_seed(tmp_path):
     assert len(list((tmp_path / "out").glob("*/result.json"))) == runs.num_asked
 
 
+@pytest.mark.slow
 def test_find_of_an_integer_key_answers_in_integers(tmp_path):
     asked = spec(
         find="max engine.max_num_seqs between 1 and 16 subject to p99_tpot_ms <= 40",
@@ -311,6 +312,7 @@ def tuned(**keys):
     return tuning.tune(spec(tune=section, replications=3), Surface())
 
 
+@pytest.mark.slow
 def test_tune_finds_the_peak_within_the_bar():
     found = tuned(at_most={"p99_itl_ms": 100})
     assert found.best.values["engine.max_num_seqs"] == pytest.approx(60, rel=0.1)
@@ -321,6 +323,7 @@ def test_tune_finds_the_peak_within_the_bar():
     assert len(found.trials) <= 100
 
 
+@pytest.mark.slow
 def test_tune_leaves_out_combinations_that_are_not_allowed():
     assert tuned().num_invalid > 0  # max_num_batched_tokens < max_num_seqs
 
@@ -332,6 +335,7 @@ def test_tune_without_any_setting_that_holds_says_so():
     assert found.best.values["engine.max_num_batched_tokens"] < 100  # least broken
 
 
+@pytest.mark.slow
 def test_tune_says_when_the_best_is_at_the_end_of_a_range():
     found = tuned(at_most={"p99_itl_ms": 1e9})
     assert "max_num_batched_tokens is best at the end of its range" in " ".join(found.remarks)
@@ -343,6 +347,7 @@ def test_tune_stops_at_its_budget_and_says_so():
     assert "stopped after 17 settings" in found.remarks[-1]
 
 
+@pytest.mark.slow
 def test_tune_confirms_the_winner_on_new_seeds(tmp_path):
     asked = spec(
         replications=2,
@@ -453,6 +458,7 @@ def test_find_that_is_not_to_settle_takes_the_first_answer():
     assert set(runs.lengths) == {60}
 
 
+@pytest.mark.slow
 def test_setting_that_cannot_run_does_not_keep_the_others_from_their_answer():
     asked = spec(**LIMITED, sweep={"policy": ["static", "fcfs"]}, replications=5)
     failed, fine = find(asked, Lengths(0.0))

@@ -39,6 +39,7 @@ def test_skipping_ahead_changes_nothing_and_turns_keep_their_order(policy, seed)
     sessions.check_order(fast, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("router", ["session_affinity", "round_robin", "prefix_aware"])
 @pytest.mark.parametrize("joint", [None, lambda segments: 1000 + 10 * len(segments)])
 def test_cluster_serves_sessions_alike_ahead_and_step_by_step(router, joint):

@@ -227,6 +227,7 @@ def drawn(seed=0, **changes):
     )
 
 
+@pytest.mark.slow
 def test_drawn_sessions_are_as_the_specification_says():
     trace = load_workload(drawn(sessions={"count": 3000}), 8192)
     assert int((np.diff(trace.turns.offsets) == 0).sum()) == 3000
@@ -260,6 +261,7 @@ def test_fewer_sessions_of_a_seed_are_the_first_of_more():
     assert other.prompt_tokens.tolist() != few.prompt_tokens.tolist()
 
 
+@pytest.mark.slow
 def test_run_of_sessions_gives_the_same_bytes_and_finds_what_was_counted(tmp_path):
     spec = drawn(engine={"enable_prefix_caching": True}, sessions={"count": 40})
     results = [run(spec), run(spec)]
@@ -283,6 +285,7 @@ def test_run_of_sessions_gives_the_same_bytes_and_finds_what_was_counted(tmp_pat
     assert hits.sum() / trace.prompt_tokens.sum() == reuse
 
 
+@pytest.mark.slow
 def test_metrics_of_sessions_are_those_of_their_requests():
     result = run(drawn())
     metrics, requests = result.metrics(), result.requests

@@ -21,6 +21,7 @@ def validator():
     return jsonschema.Draft202012Validator(schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
 def test_schema_accepts_every_shipped_experiment(validator, path):
     validator.validate(yaml.safe_load(path.read_text()))
@@ -82,6 +83,7 @@ def test_schema_accepts_a_fully_written_out_spec(validator):
     validator.validate(spec.to_data())
 
 
+@pytest.mark.slow
 def test_documented_keys_are_those_of_the_schema():
     page = (ROOT / "docs" / "experiments.md").read_text()
     # Regenerate with: schedlab schema --markdown
@@ -105,6 +107,7 @@ def test_schema_knows_the_names_that_the_loader_knows(validator, change, message
         make_spec(data)
 
 
+@pytest.mark.slow
 def test_schema_offers_names_and_knobs_to_an_editor():
     schema = json_schema()
     assert schema["$id"] == "urn:schedlab:experiment"

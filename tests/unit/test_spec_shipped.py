@@ -38,6 +38,7 @@ def test_shipped_experiment_says_what_it_asks(name):
         assert path.read_text().startswith("# yaml-language-server: $schema=schedlab.schema.json\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "sarathi", "block-size"])
 def test_load_spec_takes_the_name_of_a_shipped_experiment(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

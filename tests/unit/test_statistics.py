@@ -52,6 +52,7 @@ def test_corrected_is_the_method_of_holm():
     assert found[4] == pytest.approx(0.02)
 
 
+@pytest.mark.slow
 def test_corrected_verdicts_are_rarely_wrong_where_nothing_differs():
     rng = np.random.default_rng(3)
     wrong = 0
@@ -114,6 +115,7 @@ def autoregressive(n, rho, seed):
     return values
 
 
+@pytest.mark.slow
 def test_batch_means_cover_where_independence_would_not():
     naive = covered = 0
     for seed in range(150):
@@ -153,6 +155,7 @@ def test_batch_means_of_too_few_values_raise():
         batch_means(range(100))
 
 
+@pytest.mark.slow
 def test_intervals_of_a_run_are_around_its_means(tmp_path):
     workload = {"trace": "azure-conv", "num_requests": 400, "request_rate": 3}
     done = run(make_spec({"workload": workload, "measure": {"warm_up_requests": 40}}))

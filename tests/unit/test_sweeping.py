@@ -89,6 +89,7 @@ def test_two_processes_give_the_bytes_of_one(spec_file):
     assert one == two
 
 
+@pytest.mark.slow
 def test_light_sweep_keeps_metrics_and_no_tables(spec_file):
     def sweep(folder, light=False):
         store = Store(Path(folder), light=light)
@@ -126,6 +127,7 @@ def test_run_and_sweep_leave_the_same_files(spec_file, monkeypatch):
     assert run == swept
 
 
+@pytest.mark.slow
 def test_run_of_one_point_leaves_the_folder_of_that_point(spec_file):
     asked = {"name": "tiny", "workload": {"trace": "fixed", "num_requests": 12, "request_rate": 2}}
     spec_file.write_text(yaml.safe_dump(asked))
@@ -232,6 +234,7 @@ def test_worker_that_dies_costs_its_point_only(spec_file):
     assert [row["policy"] for row in summary["rows"]] == ["fcfs"]
 
 
+@pytest.mark.slow
 def test_failing_point_does_not_stop_the_rest_and_is_tried_again(spec_file):
     Path("faulty_once.py").write_text(KILLS)
     sys.path.insert(0, str(Path.cwd()))
@@ -298,6 +301,7 @@ def test_two_sweeps_at_the_same_time_in_one_folder_are_refused(spec_file):
         in_process(spec_file, Path("out"))
 
 
+@pytest.mark.slow
 def test_dry_run_writes_nothing_and_says_how_much_is_left(spec_file):
     done = schedlab("sweep", spec_file, "-o", "out", "--dry-run", "-j", "2")
     assert done.exit_code == 0, done.output
@@ -370,6 +374,7 @@ def sources(tmp_path, monkeypatch):
     code_version.cache_clear()
 
 
+@pytest.mark.slow
 def test_point_hash_follows_every_file_that_makes_a_run_and_no_other(sources):
     def changed(path):
         code_version.cache_clear()
@@ -391,6 +396,7 @@ def test_point_hash_follows_every_file_that_makes_a_run_and_no_other(sources):
     assert not changed(sources / "gpu_backend" / "__init__.py")
 
 
+@pytest.mark.slow
 def test_a_run_imports_nothing_of_experiments_that_is_not_hashed():
     code = (
         "import sys, schedlab.experiments.running.run as r\n"

@@ -101,6 +101,7 @@ def simulated(case):
     return SimExecutor(Pricing(case.cost))
 
 
+@pytest.mark.slow
 def test_simulated_executor_keeps_all_laws():
     check_executor(simulated, num_cases=6)
 

@@ -154,6 +154,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "law", "reason"), BREAKS)
 def test_policy_that_breaks_a_law_is_caught_by_it(policy, law, reason):
     with pytest.raises(LawBroken, match=reason) as caught:
@@ -166,15 +167,18 @@ def test_every_law_of_policies_has_a_policy_that_breaks_it():
     assert {law for _, law, _ in BREAKS} == set(POLICY_LAWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", POLICY_LAWS)
 def test_honest_policy_keeps(law):
     check_policy(registry.policy_class("sjf"), only=law, num_cases=4)
 
 
+@pytest.mark.slow
 def test_policy_that_may_wait_is_not_asked_whether_it_idles():
     check_policy(Idling, may_wait=True, num_cases=2)
 
 
+@pytest.mark.slow
 def test_broken_law_shows_the_smallest_workload_as_code_that_repeats_it():
     with pytest.raises(LawBroken) as caught:
         check_policy(Lying, only="skips_ahead_exactly")
@@ -214,6 +218,7 @@ def test_unknown_law_is_refused_with_the_nearest():
         check_policy(ContinuousBatching, only="never_idle")
 
 
+@pytest.mark.slow
 def test_checks_need_no_hypothesis():
     code = (
         "import sys; sys.modules['hypothesis'] = sys.modules['pytest'] = None;"
@@ -224,6 +229,7 @@ def test_checks_need_no_hypothesis():
     subprocess.run([sys.executable, "-O", "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_laws_hold_without_assertions_being_compiled():
     code = (
         f"from {HERE} import *\n"
@@ -240,6 +246,7 @@ def check(*arguments):
     return CliRunner().invoke(app, ["policy", "check", *arguments])
 
 
+@pytest.mark.slow
 def test_command_for_an_honest_policy_prints_a_line_a_law_and_exits_with_0():
     done = check("shortest_prompt", "--cases", "2")
     assert done.exit_code == 0, done.output
@@ -247,6 +254,7 @@ def test_command_for_an_honest_policy_prints_a_line_a_law_and_exits_with_0():
         assert f"holds   {law}" in done.output
 
 
+@pytest.mark.slow
 def test_command_for_a_policy_that_lies_says_which_laws_are_broken_and_exits_with_1():
     done = check(f"{HERE}:Lying", "--cases", "6")
     assert done.exit_code == 1
@@ -255,6 +263,7 @@ def test_command_for_a_policy_that_lies_says_which_laws_are_broken_and_exits_wit
     assert "case = Case(" in done.output
 
 
+@pytest.mark.slow
 def test_command_takes_knobs_and_may_wait():
     done = check("wait", "max_wait_s=1e-5", "output_edges=[8, 30]", "--may-wait", "--cases", "2")
     assert done.exit_code == 0, done.output

@@ -87,6 +87,7 @@ def test_a_class_needs_a_share():
         in_classes(synthesize(3), {"a": TrafficClass(share=0)})
 
 
+@pytest.mark.slow
 def test_experiment_with_classes_reports_each_of_them(tmp_path):
     one = spec(
         {
@@ -104,6 +105,7 @@ def test_experiment_with_classes_reports_each_of_them(tmp_path):
     assert by_priority["1"]["p99_ttft_ms"] == rows["free"]["p99_ttft_ms"]
 
 
+@pytest.mark.slow
 def test_by_class_shows_what_each_class_found_in_the_cache(tmp_path):
     shared = {"prompt_tokens": 800, "shared_prefix": {"tokens": 640}}
     run(spec({"agent": shared, "chat": {}}, engine={"enable_prefix_caching": True})).save(tmp_path)
@@ -113,6 +115,7 @@ def test_by_class_shows_what_each_class_found_in_the_cache(tmp_path):
     assert 0 < found["all"] < found["agent"]
 
 
+@pytest.mark.slow
 def test_shared_prefix_is_computed_once_with_prefix_caching():
     shared = {"prompt_tokens": 800, "shared_prefix": {"tokens": 640, "groups": 2}}
     classes = {"agent": shared, "chat": {"share": 1}}

@@ -71,6 +71,7 @@ def test_errors_are_raised_for_the_main_command_to_print(tmp_path, source):
     assert not (tmp_path / "out.csv").exists()
 
 
+@pytest.mark.slow
 def test_importing_traces_loads_no_heavy_library():
     program = (
         "import sys, traces, schedlab.experiments.commands.trace;"

@@ -342,6 +342,7 @@ def test_published_checksums_are_those_of_the_files_and_a_file_is_a_mirror(
     assert traces.detect_format(published(name).path) == name.partition("-")[0]
 
 
+@pytest.mark.slow
 def test_run_of_a_fetched_trace_by_name_is_that_of_the_file(trace):
     fetch.fetch(trace)
     workload = {"num_requests": 30, "request_rate": 4.0}

@@ -109,6 +109,7 @@ def test_workload_with_wrong_argument_raises_before_the_first_request(options, m
         workload(make_trace(), **{"max_model_len": 100, **options})
 
 
+@pytest.mark.slow
 def test_workload_of_stream_equals_workload_of_whole(tmp_path):
     num_requests = 2 * CHUNK_ROWS + 17
     path = tmp_path / "t.csv"

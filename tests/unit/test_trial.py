@@ -167,6 +167,7 @@ def test_lie_of_a_policy_from_outside_is_an_error_that_names_it_the_step_and_the
     assert "broke its skip-ahead promise: tokens: (" in text
 
 
+@pytest.mark.slow
 def test_policy_that_looks_at_the_progress_of_others_is_caught_by_comparison(monkeypatch):
     monkeypatch.setattr(trial, "MAX_WATCHED", 0)  # its keys move, which is told first
     with pytest.raises(PolicyLied) as caught:
@@ -176,11 +177,13 @@ def test_policy_that_looks_at_the_progress_of_others_is_caught_by_comparison(mon
     assert "by single steps" in text
 
 
+@pytest.mark.slow
 def test_policy_that_writes_to_a_request_is_told_which_and_what():
     with pytest.raises(PolicyLied, match="request 0 was changed: priority from 0 to 7"):
         run(spec("Writer"))
 
 
+@pytest.mark.slow
 def test_trial_of_an_honest_policy_changes_no_bit():
     tried = signature(run(spec("Honest")))
     assert tried == signature(run(spec("Honest", trial_requests=0)))
@@ -202,6 +205,7 @@ def test_policy_whose_keys_cannot_order_is_told_so(policy, words, engine):
         run(spec(policy, max_num_seqs=4, **engine))
 
 
+@pytest.mark.slow
 def test_policy_that_says_its_keys_move_is_believed(monkeypatch):
     monkeypatch.setattr(Ageing, "static_keys", False)
     assert run(spec("Ageing", 60, max_num_seqs=4)).metrics()["completed"] == 60
@@ -253,6 +257,7 @@ def test_trial_stops_after_its_requests():
     run(spec("LateLiar", max_num_seqs=128, trial_requests=20))
 
 
+@pytest.mark.slow
 def test_trial_stops_after_its_plans(monkeypatch):
     def num_plans(**engine):
         Counted.plans.clear()
@@ -265,6 +270,7 @@ def test_trial_stops_after_its_plans(monkeypatch):
     assert plain + 200 < num_plans() < plain + 2 * 200 + 10
 
 
+@pytest.mark.slow
 def test_trial_that_is_too_short_for_a_gathering_policy_does_not_stall_the_run():
     at_once = {"request_rate": "inf"}
     fours = {"max_num_seqs": 4, "max_num_batched_tokens": 65_536}
@@ -283,6 +289,7 @@ def test_trial_is_no_part_of_what_an_experiment_asks():
     assert spec_hash(spec("Honest")) == spec_hash(spec("Honest", trial_requests=7))
 
 
+@pytest.mark.slow
 def test_trial_in_a_closed_loop_changes_no_bit():
     tried = run(spec("Honest", 30, {"request_rate": "inf", "max_concurrency": 5}))
     plain = spec("Honest", 30, {"request_rate": "inf", "max_concurrency": 5}, trial_requests=0)

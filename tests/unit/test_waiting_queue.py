@@ -65,6 +65,7 @@ def test_queue_with_drifting_key_is_put_in_order_by_sort():
     assert [s.id for s in queue] == [1]
 
 
+@pytest.mark.slow
 @given(
     keys=st.lists(st.integers(0, 5), min_size=1, max_size=12),
     changes=st.dictionaries(st.integers(0, 14), st.integers(0, 5)),

@@ -47,6 +47,7 @@ def test_window_that_leaves_nothing_raises(cut, message):
         measured_window(requests, **cut)
 
 
+@pytest.mark.slow
 def test_metrics_are_of_the_requests_that_arrive_inside_and_of_what_happens_inside():
     whole, part = measured(None), measured({"warm_up_s": 20, "cool_down_s": 30})
     rows, window = whole.requests, part.window
@@ -70,6 +71,7 @@ def test_metrics_are_of_the_requests_that_arrive_inside_and_of_what_happens_insi
     assert metrics["num_steps"] == window.holds(starts).sum()
 
 
+@pytest.mark.slow
 def test_window_of_the_whole_run_changes_nothing_but_its_name():
     whole, part = measured(None).metrics(), measured({}).metrics()
     assert part == pytest.approx(whole, rel=1e-9, nan_ok=True)
