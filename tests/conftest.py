@@ -20,7 +20,7 @@ os.environ.pop("COLUMNS", None)
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 _ANY = settings(deadline=None, suppress_health_check=_SLOW, print_blob=True)
-settings.register_profile("quick", _ANY, max_examples=8, derandomize=True)
+settings.register_profile("quick", _ANY, max_examples=5, derandomize=True)
 settings.register_profile("lean", _ANY, max_examples=25, derandomize=True)
 settings.register_profile("thorough", _ANY, max_examples=400, derandomize=True)
 settings.register_profile("explore", _ANY, max_examples=1000)

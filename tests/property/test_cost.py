@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def step(shape, j):
     )
 
 
+@pytest.mark.slow
 @given(cost_models, decode_shapes(), st.integers(1, 120))
 def test_cost_of_k_steps_at_once_equals_one_by_one_to_the_bit(cost, shape, k):
     assert cost.step_ns(shape, k) == [cost.step_ns(step(shape, j))[0] for j in range(k)]

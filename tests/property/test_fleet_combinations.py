@@ -179,6 +179,7 @@ def test_request_that_lost_its_engine_after_some_tokens_is_served_by_any_policy(
     check_fleet(small_fleet(policy, ("mixed",), outages=[Outage(0, 5_000, 700)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", CASES)
 def test_request_that_moves_is_served_by_any_policy(policy):
     # Less often than the 5,000 ns that nested_wait waits for others: who moves waits anew.

@@ -50,6 +50,7 @@ POLICIES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=share(0.2))
 @given(case=tiered())

@@ -53,6 +53,7 @@ def test_tenant_that_comes_after_all_is_over_changes_nothing_before(name, worklo
     assert laws.difference(before, after, ("alone", "with a late tenant")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIMELESS)
 @settings(max_examples=share(0.2))
 @given(workload=workloads(), config=configs(), ms=st.lists(st.integers(1, 90), min_size=24))

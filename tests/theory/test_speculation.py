@@ -45,6 +45,7 @@ def tokens_per_step(log):
     return 1 + steps["accepted_tokens"].sum() / steps["num_decodes"].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.8, 1.0])
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_tokens_a_step_are_those_of_leviathan(rate, k):

@@ -56,6 +56,7 @@ def test_filter_by_the_end_of_a_key_keeps_its_values_and_their_runs(results):
     assert [run.label for run in some.runs] == [row.label for row in some.rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
@@ -85,6 +86,7 @@ def test_lines_have_a_curve_a_setting_over_the_rate(results):
     assert list(curve.get_ydata()) == pytest.approx([r.mean("p99_ttft_ms") / 1e3 for r in rows])
 
 
+@pytest.mark.slow
 def test_lines_over_a_key_without_numbers_set_its_values_side_by_side(results):
     some = filtered(results, {"request_rate": ["4"]}).rows
     figure = lines(some, "", ["mean_e2el_ms"], "policy")
@@ -147,6 +149,7 @@ def test_drawing_writes_the_formats_asked_for_and_the_same_bytes(folder, tmp_pat
     assert written[0].read_bytes() == read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [

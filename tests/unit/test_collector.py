@@ -65,6 +65,7 @@ def test_garbage_of_a_run_does_not_grow_with_its_requests(name):
     assert_does_not_grow(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"enable_prefix_caching": True}, {"async_scheduling": True}])
 def test_garbage_does_not_grow_with_requests_whatever_the_engine_does(changes):
     assert_does_not_grow("fcfs", changes=changes)

@@ -116,6 +116,7 @@ def test_results_show_themselves_as_text_and_as_html(swept):
     assert "TTFT ms<br>P99" in html
 
 
+@pytest.mark.slow
 def test_results_as_frames(swept):
     pytest.importorskip("pandas")
     frame = swept.to_frame()

@@ -57,6 +57,7 @@ def test_engines_that_end_a_step_at_once_share_the_front_end():
     assert (Frontend(output_token_s=0.1).seen_ns(ns(1), counts) == ns(4)).all()
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 5000)), min_size=1, max_size=30),
     st.integers(1, 4),

@@ -129,6 +129,7 @@ def work(gap_ns=2_300):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocks", "seats", "gap_ns"), [(28, 2, 900), (28, 8, 900), (400, 12, 2_300)]
 )

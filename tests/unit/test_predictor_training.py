@@ -303,6 +303,7 @@ def test_serving_time_estimator_learns_from_a_runs_batches_and_magnus_uses_it(tm
     assert with_estimator.metrics()["completed"] == 240
 
 
+@pytest.mark.slow
 def test_serving_time_from_a_run_that_does_not_seal_batches_is_refused(tmp_path):
     spec = make_spec({"workload": {"trace": "fixed", "num_requests": 5, "request_rate": 5}})
     (tmp_path / "run").mkdir()

@@ -16,6 +16,7 @@ from schedlab.experiments.sweeps.sweep_all import run_into
 from schedlab.experiments.sweeps.workers import InProcess
 
 NASTY = 'tails <b>"under"</b> load & more'
+pytestmark = pytest.mark.slow  # several runs, and all of their figures
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -71,7 +72,6 @@ def read(page):
     return reader
 
 
-@pytest.mark.slow
 def test_page_loads_nothing_from_elsewhere(page):
     reader = read(page)
     assert all(place.startswith(("data:", "#")) for place in reader.loads)
@@ -104,7 +104,6 @@ def test_page_numbers_are_those_of_the_summary(folder, page):
     assert exact in read(page).text
 
 
-@pytest.mark.slow
 def test_page_is_the_same_each_time_and_leaves_a_folder_that_can_be_replaced(folder, page):
     path = write_page(folder)
     assert path == folder / "report.html"
@@ -112,7 +111,6 @@ def test_page_is_the_same_each_time_and_leaves_a_folder_that_can_be_replaced(fol
     check_replaceable(folder)
 
 
-@pytest.mark.slow
 def test_page_of_a_single_run_has_its_time_series_and_no_verdict(folder):
     first = min(path for path in folder.iterdir() if path.is_dir())
     reader = read(report_page(read_results(first)))
@@ -120,7 +118,6 @@ def test_page_of_a_single_run_has_its_time_series_and_no_verdict(folder):
     assert reader.tags.count("figure") == 4
 
 
-@pytest.mark.slow
 def test_page_says_what_each_class_got_where_there_are_classes(tmp_path, page):
     spec = make_spec(
         {
@@ -154,7 +151,6 @@ def test_accuracy_of_a_calibrated_model_is_its_held_out_error(folder, monkeypatc
     assert "lie outside the range it was measured in" in text
 
 
-@pytest.mark.slow
 def test_page_escapes_whatever_results_hold(folder):
     results = read_results(folder)
     evil = """"'><script>alert(1)</script>"""
@@ -168,7 +164,6 @@ def test_page_escapes_whatever_results_hold(folder):
     assert "script" not in reader.tags
 
 
-@pytest.mark.slow
 def test_page_looks_right_in_a_browser(folder, tmp_path):
     browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser_path is None:
@@ -206,7 +201,6 @@ def test_page_looks_right_in_a_browser(folder, tmp_path):
         browser.close()
 
 
-@pytest.mark.slow
 def test_report_command_writes_where_it_is_told_and_refuses_a_folder_without_results(
     folder, tmp_path
 ):

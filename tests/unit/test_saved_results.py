@@ -53,6 +53,7 @@ def test_a_sweep_reads_back_as_its_rows(swept):
     assert results.cost_models == outcome.cost_models
 
 
+@pytest.mark.slow
 def test_each_row_finds_its_own_runs(swept):
     _, results = swept
     for row in results.rows:

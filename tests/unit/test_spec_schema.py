@@ -39,6 +39,7 @@ def test_shipped_experiment_loads_or_says_how_to_get_what_is_missing(path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
