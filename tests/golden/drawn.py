@@ -1,0 +1,355 @@
+"""What figures and tables say of a small sweep: every curve, bar, cell, remark and verdict."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+
+from schedlab.experiments.analysis.by_class import class_table
+from schedlab.experiments.analysis.comparison import compare_runs, rank_agreement, step_errors
+from schedlab.experiments.analysis.frontier import on_frontier
+from schedlab.experiments.analysis.latencies import latencies_s, slowdowns, spread
+from schedlab.experiments.analysis.policy_comparison import compare_policies
+from schedlab.experiments.analysis.rate_curves import curves, saturated_from
+from schedlab.experiments.analysis.run_intervals import run_intervals
+from schedlab.experiments.figures import distributions, gantt, plots
+from schedlab.experiments.figures.chosen import FIGURES, SEARCHES, Chosen
+from schedlab.experiments.figures.figures import drawings, shown_load
+from schedlab.experiments.outcomes import Results
+from schedlab.experiments.report import page
+from schedlab.experiments.report.live import live_data
+from schedlab.experiments.results.saved_results import SavedResults, read_results
+from schedlab.experiments.results.selection import filtered, merged, relabelled
+from schedlab.experiments.results.tables import (
+    notes,
+    result_table,
+    summary_csv,
+    summary_data,
+    warnings,
+)
+from schedlab.experiments.results.text_table import html_table, text_table
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.sweeps.sweep_all import run_into
+from schedlab.experiments.sweeps.workers import InProcess
+from tests.golden.fleets import SlowSteps
+
+_SWEEP = {
+    "name": "small",
+    "cost_model": f"{SlowSteps.__module__}:SlowSteps",
+    "replications": 3,
+    "slo": {"ttft_ms": 900, "e2el_ms": 9000},
+    "engine": {
+        "max_model_len": 900, "num_gpu_blocks_override": 130, "max_num_seqs": 5,
+        "scheduler_reserve_full_isl": False,
+    },
+    "workload": {
+        "num_requests": 14,
+        "prompt_tokens": {"distribution": "uniform", "low": 60, "high": 1000},
+        "output_tokens": {"distribution": "uniform", "low": 1, "high": 90},
+        "classes": {
+            "paying": {"share": 1, "slo": {"ttft_ms": 500, "tpot_ms": 60}, "priority": 1},
+            "free": {"share": 1, "prompt_tokens": 200},
+        },
+    },
+    "sweep": {
+        "policy": [{"name": "static", "max_batch_size": 4}, "vtc"],
+        "workload.request_rate": [0.5, 6],
+    },
+}  # fmt: skip
+_KEPT = TemporaryDirectory(prefix="golden-")
+
+
+@functools.cache
+def results() -> SavedResults:
+    """Run the sweep, once a process."""
+    folder = Path(_KEPT.name) / "sweep"
+    run_into(make_spec(_SWEEP), folder, InProcess())
+    return read_results(folder)
+
+
+def _numbers(values: Any) -> list[Any]:
+    """Return numbers to six digits: what eyes see, on any machine."""
+    array = np.asarray(values)
+    if array.dtype.kind in "fiu":
+        return [f"{value:.6g}" for value in array.ravel().tolist()]
+    return [str(value) for value in array.ravel().tolist()]
+
+
+def _box(vertices: Any) -> list[list[str]]:
+    """Return two corners: how a bar is made of vertices differs between releases."""
+    return [_numbers(np.min(vertices, axis=0)), _numbers(np.max(vertices, axis=0))]
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
+
+
+def seen(figure: Figure) -> dict[str, Any]:
+    """Return what a figure shows: words as they are, numbers few or as a digest."""
+    found: dict[str, Any] = {
+        "words": [text.get_text() for text in (*figure.texts, figure._suptitle) if text],
+        "legends": [[t.get_text() for t in one.get_texts()] for one in figure.legends],
+    }
+    for number, axes in enumerate(figure.axes):
+        lines = [
+            [line.get_label().lstrip("_child0123456789"), line.get_linestyle(), line.get_marker(),
+             str(line.get_color()), str(line.get_markerfacecolor()),
+             _numbers(line.get_xdata()), _numbers(line.get_ydata())]
+            for line in axes.lines
+        ]  # fmt: skip
+        bars = [
+            [*_box(patch.get_patch_transform().transform(patch.get_path().vertices)),
+             str(patch.get_facecolor()), patch.get_hatch()]
+            for patch in axes.patches
+        ]  # fmt: skip
+        areas = [
+            _numbers(one.get_offsets())
+            if isinstance(one, PathCollection)
+            else [sorted({tuple(_numbers(v)) for v in path.vertices}) for path in one.get_paths()]
+            for one in axes.collections
+        ]
+        legend = axes.get_legend()
+        found[f"axes {number}"] = {
+            "titles": [axes.get_title(loc=side) for side in ("left", "center")],
+            "labels": [axes.get_xlabel(), axes.get_ylabel()],
+            "scales": [axes.get_xscale(), axes.get_yscale()],
+            "texts": [text.get_text() for text in axes.texts],
+            "legend": [t.get_text() for t in legend.get_texts()] if legend else [],
+            "ticks": [t.get_text() for t in axes.get_yticklabels()] * bool(axes.images),
+            "num": [len(lines), len(bars), len(areas)],
+            "lines": _digest(lines),
+            "bars": _digest(bars),
+            "areas": _digest(areas),
+            "image": [_digest(_numbers(one.get_array().filled(-1))) for one in axes.images],
+        }
+    return found
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+_CHOSEN: dict[str, Chosen] = {
+    "lines": Chosen(metrics=["p99_ttft_ms", "num_preemptions"], by=["policy"]),
+    "pareto": Chosen(metrics=["mean_e2el_ms"], x="request_throughput"),
+    "heat_map": Chosen(metrics=["mean_ttft_ms", "request_throughput", "num_preemptions"]),
+    "cdf": Chosen(metrics=["tpot"]),
+}
+
+
+def figure(name: str) -> dict[str, Any]:
+    """Draw one of the figures that can be asked for."""
+    shown = results()
+    if name in ("time_series", "gantt"):
+        shown = filtered(shown, {"policy": ["vtc"], "request_rate": ["6"]})
+    return seen(FIGURES[name].draw(shown, "title", _CHOSEN.get(name, Chosen())))
+
+
+def report_figures(_: str) -> dict[str, Any]:
+    """Draw what a report shows of a sweep, of one run, and of many curves."""
+    whole = results()
+    one = filtered(whole, {"policy": ["vtc"], "request_rate": ["6"]})
+    many = [(i, row) for i in range(10) for row in whole.rows[i % 2 * 2 : i % 2 * 2 + 2]]
+    crowd = replace(
+        whole,
+        rows=[
+            replace(row, label=f"{i} {row.label}", settings={**row.settings, "policy": f"p{i}"})
+            for i, row in many
+        ],
+        runs=[replace(whole.of(row)[0], label=f"{i} {row.label}") for i, row in many],
+    )
+    found = {}
+    for name, shown in (
+        ("sweep", whole), ("one run", one), ("many", crowd),
+    ):  # fmt: skip
+        for drawing in drawings(shown, "title")[: 4 if name == "many" else None]:
+            drawn = seen(drawing.draw())
+            found[f"{name}: {drawing.name}"] = [drawing.caption, _digest(drawn), drawn["words"]]
+    rows, load = shown_load(whole.rows)
+    return {**found, "shown": [load, [row.label for row in rows]]}
+
+
+def run_figures(_: str) -> dict[str, Any]:
+    """Draw the figures that only a notebook asks for."""
+    runs = {row.label: results().of(row)[0].load() for row in results().rows[1::2]}
+    one = next(iter(runs.values()))
+    alone = latencies_s(one, "e2el") * np.linspace(0.2, 1.0, len(one.requests["id"]))
+    spreads = [run.load() for run in results().runs[:3]]
+    same = {name: spreads[0].requests[name] for name in ("prompt_tokens", "output_tokens")}
+    alike = [replace(run, requests={**run.requests, **same}) for run in spreads]
+    seats = [stay for run in runs.values() for stay in gantt.seats(run)]
+    return {
+        "batching": seen(gantt.batching(runs, "title")),
+        "slowdown": seen(distributions.slowdown_against_length(runs, alone, "title")),
+        "predictability": seen(distributions.predictability({"x": alike}, "title")),
+        "attainment": seen(plots.attainment_against_rate(results().rows, "t", target=0.5)),
+        "seats": _digest([_numbers([s.seat, s.begin_s, s.end_s, s.used_s]) for s in seats]),
+        "spread": _numbers(spread(alike)),
+        "slowdowns": _numbers(slowdowns(one, alone)),
+        "by length": [_numbers(part) for part in distributions._by_length(
+            np.repeat(np.arange(1.0, 9.0), 10), np.arange(80.0))],
+    }  # fmt: skip
+
+
+_SEEDS = [
+    {"value": 2.0, "breaks_at": 2.1, "tried": [
+        {"value": 2.0, "excess": {"a": -30.0, "b": -0.05}},
+        {"value": 4.0, "excess": {"a": 500.0, "b": 0.2}}]},
+    {"value": 3.0, "breaks_at": 3.2, "tried": [
+        {"value": 4.0, "excess": {"a": 900.0, "b": None}},
+        {"value": 2.0, "excess": {"a": -50.0, "b": -0.01}}]},
+]  # fmt: skip
+_FOUND = {
+    "name": "asked",
+    "find": {"maximize": "workload.request_rate", "at_most": {"p99_ttft_ms": 800.0},
+             "at_least": {"slo_attainment": 0.9}},
+    "settings": [
+        {"label": "x", "mean": 2.5, "ci95": 0.7, "bound": None, "replications": _SEEDS},
+        {"label": "y", "mean": 4.0, "ci95": 0.1, "bound": "at least", "replications": _SEEDS[:1]},
+        {"label": "z", "mean": 1.0, "ci95": None, "bound": "below", "replications": _SEEDS[1:]},
+        {"label": "none", "mean": None, "ci95": None, "bound": None, "replications": []},
+    ],
+    "tune": {"maximize": "output_throughput", "over": {"engine.a": [1, 8], "engine.b": [2, 4]},
+             "at_most": {"p99_itl_ms": 50.0}, "at_least": {}},
+    "tried": [
+        {"values": {"engine.a": a, "engine.b": b}, "goals": [a * 10.0, a * b], "holds": a < 5,
+         "stage": "seats", "label": f"{a} {b}", "mean": a * 1.0, "ci95": None, "bound": None,
+         "replications": _SEEDS}
+        for a in (1, 3, 8) for b in (2, 4)
+    ],
+    "best_on_new_seeds": {"values": {"engine.a": 3, "engine.b": 4}, "goals": [30.0, 40.0]},
+    "given_on_new_seeds": {"values": {"engine.a": 1, "engine.b": 2}, "goals": [9.0, None]},
+    "question": {"attainment": 0.9},
+}  # fmt: skip
+
+
+def search_figure(name: str) -> dict[str, Any]:
+    """Draw a figure of a search."""
+    return seen(SEARCHES[name].draw(_FOUND, "title"))
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def tables(_: str) -> dict[str, Any]:
+    """Write the tables of a sweep, of part of it and of a run."""
+    whole = results()
+    few = filtered(whole, {"policy": ["static"]})
+    there = replace(few, folder=Path("elsewhere"))
+    table = result_table(whole.rows, ["mean_queue_time_ms"])
+    plain = result_table([replace(row, num_replications=1, settings={}) for row in few.rows[:1]])
+    renamed = relabelled(whole, {"static": "sealed"})
+    cells = [["a", "1", "x|y"], ["bb", "-2.5", "<b>"]]
+    return {
+        "table": list(table),
+        "plain": list(plain),
+        "html": html_table("t", ["p\nq", "v", "w"], cells, ["line <"]),
+        "text": text_table("t", ["p\nq", "v", "w"], cells, 40, 1).splitlines(),
+        "csv": summary_csv(whole.rows).splitlines()[:2],
+        "csv of one": summary_csv([replace(r, num_replications=1) for r in few.rows]).splitlines(),
+        "data": _digest(json.loads(json.dumps(_plain(summary_data(whole.rows))))),
+        "renamed": [[row.label, row.policy] for row in renamed.rows],
+        "merged": [[row.label, row.num_replications] for row in merged([whole, there]).rows],
+        "shown": repr(Results(whole)).splitlines(),
+        "warnings": [warnings(run.load()) for run in whole.runs[::5]],
+        "notes": notes(
+            [{"name": "fitted", "model": "m", "hardware": "h", "calibration": "measured",
+              "error": {"held_out": {"mape": 0.0412, "bias": -0.01, "p90": 0.1}}},
+             {"name": "x", "calibration": "UNCALIBRATED"}, {"published_error": "5 %",
+              "calibration": "imported"}],
+            [f"warning {i}" for i in range(10)],
+            [f"predictor {i}" for i in range(11)],
+        ),
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return f"{value:.9g}" if isinstance(value, float) else value
+
+
+def report(_: str) -> dict[str, Any]:
+    """Return all that the page of a sweep says but for its figures and versions."""
+    whole = results()
+    heads = [run.head() for run in whole.runs]
+    measured = {
+        "name": "fitted", "validity": {}, "calibration": "measured", "model": "m",
+        "meta": {"rounds": 3, "engine": {}, "clock": {"name": "virtual", "x": 0.123456}},
+        "error": {"train": {"mape": 0.01, "bias": -0.002, "num_points": 7},
+                  "held_out": {"mape": 0.04, "p90": 0.08}},
+    }  # fmt: skip
+    described = replace(
+        whole,
+        cost_models=[
+            measured,
+            {"name": "r", "calibration": "UNCALIBRATED"},
+            {"name": "i", "published_error": {"mape": 3}},
+        ],
+    )
+    return {
+        "lead": page._lead(whole, heads),
+        "results": list(page._results_table(whole)),
+        "one": list(page._results_table(replace(whole, rows=whole.rows[:1]))),
+        "verdicts": _plain(page._verdicts(whole)),
+        "by class": list(page._by_class(whole)),
+        "cost models": _plain(page._cost_models(described, heads)),
+        "metrics": _digest(list(page._all_metrics(whole.rows))),
+        "cells": [page._effect(x) for x in (1.26, -0.04, float("nan"), float("inf"))],
+        "live": _digest(_plain(live_data(whole.rows, "name"))),
+    }
+
+
+def compared(_: str) -> dict[str, Any]:
+    """Compare settings, classes and pairs of runs with each other."""
+    whole = results()
+    found = compare_policies(whole.runs, against="vtc")
+    rates = compare_policies(whole.runs, ["mean_e2el_ms"], key="workload.request_rate")
+    runs = [run.load() for run in whole.runs]
+    few = run_intervals(_longer(runs[-1]), 5)
+    rows = compare_runs("p", runs[:2], runs[2], 4)
+    ns = np.array([[1_000, 2_000, 4_000], [1_100, 1_500, 4_100]])
+    return {
+        "policies": [[c.setting, c.metric, c.of, c.against, *c.means, c.verdict] for c in found],
+        "changes": [list(one.change) for one in found[::4]],
+        "rates": [[c.of, c.against, *c.means, *c.change] for c in rates],
+        "by class": list(class_table(whole.folder)),
+        "by priority": list(class_table(whole.folder, "priority", ["longest_wait"])),
+        "intervals": {name: list(one) for name, one in few.items()},
+        "backends": [[row.metric, row.measured, row.low, row.high, row.simulated, row.error,
+                      row.interval, row.spread, row.holds(0.05, 0.1)] for row in rows],
+        "ranks": rank_agreement(
+            [row for i, run in enumerate(runs[::3])
+             for row in compare_runs(str(i), [run], runs[1::3][i])]),
+        "steps": step_errors(ns[0], ns[1]),
+        "frontier": on_frontier(
+            [[1, 5], [2, 5], [2, 4], [0, 9], [2, 4], [float("nan"), 0], [3, 9]], [True, False]
+        ).tolist(),
+        "saturated": saturated_from(curves(whole.rows).values()),
+    }  # fmt: skip
+
+
+def _longer(run: Any) -> Any:
+    """Repeat the requests of a run until they fill batches."""
+    repeated = {name: np.tile(np.asarray(column), 5) for name, column in run.requests.items()}
+    return replace(run, requests=repeated)
+
+
+Case = tuple[Callable[[str], dict[str, Any]], str]
+CASES: dict[str, Case] = {
+    **{f"figure {name}": (figure, name) for name in FIGURES},
+    **{f"figure of a search: {name}": (search_figure, name) for name in SEARCHES},
+    "figures of reports": (report_figures, ""),
+    "figures of runs": (run_figures, ""),
+    "tables": (tables, ""),
+    "report": (report, ""),
+    "compared": (compared, ""),
+}
