@@ -25,7 +25,7 @@ from schedlab.sim.metrics.registry import (
 )
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
-from tests.golden import drawn, figures, files, fleets, prices, wild
+from tests.golden import drawn, figures, files, fleets, prices, said, wild
 from tests.golden.fleets import SlowSteps
 from tests.unit.test_search import searched, tuned
 
@@ -315,6 +315,7 @@ PINNED = {
     **figures.CASES,
     **files.CASES,
     **drawn.CASES,
+    **said.CASES,
 }
 
 
