@@ -238,8 +238,8 @@ def measure(
 
 
 def load_measurement(folder: str | Path) -> Measurement:
-    """Return what `schedlab compare` wrote into a folder."""
-    return Measurement(_written(Path(folder) / "comparison.json", "points", "compare"))
+    """Return what `schedlab measure` wrote into a folder."""
+    return Measurement(_written(Path(folder) / "comparison.json", "points", "measure"))
 
 
 def claims(

@@ -221,7 +221,7 @@ class Measurement(_Shown):
     Attributes
     ----------
     data : mapping
-        What `schedlab compare` writes into comparison.json.
+        What `schedlab measure` writes into comparison.json.
     """
 
     data: Mapping[str, Any]

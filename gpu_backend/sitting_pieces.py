@@ -143,7 +143,7 @@ def _smoke(sitting: Sitting, seconds: float) -> Iterator[Command]:
         "-o", str(profile),
     ]  # fmt: skip
     yield [
-        "schedlab", "compare", str(sitting.spec), *setup.small_comparison,
+        "schedlab", "measure", str(sitting.spec), *setup.small_comparison,
         f"cost_model={profile}", "--no-check", "--keep", str(folder / "measured"),
         "-o", str(folder / "comparison"),
     ]  # fmt: skip
@@ -180,7 +180,7 @@ def _compare(sitting: Sitting, seconds: float) -> Iterator[Command]:
     writing_s = min(60.0, seconds / 3)
     left_s = seconds - (time.monotonic() - begun_s) - writing_s
     yield [
-        "schedlab", "compare", *spec, f"sweep.workload.request_rate={rates}", "--no-check",
+        "schedlab", "measure", *spec, f"sweep.workload.request_rate={rates}", "--no-check",
         "--keep", str(results / "measured"), "--max-s", f"{max(0.0, left_s):.0f}",
         "-o", str(results / "comparison"),
     ]  # fmt: skip

@@ -16,7 +16,7 @@
 #
 # The same policy objects, the same trace and the same seeds on a real paged decoder and on the
 # simulator: how far apart are they, and why? Takes a few seconds: it reads the comparisons that
-# were measured (`schedlab compare`), and measures a very small one itself if PyTorch is there.
+# were measured (`schedlab measure`), and measures a very small one itself if PyTorch is there.
 
 # %%
 import os
@@ -42,7 +42,7 @@ fast = bool(os.environ.get("FAST"))
 results = Path(sl.__file__).resolve().parents[1] / "docs" / "results"
 recorded = [sl.load_measurement(folder) for folder in sorted(results.glob("compare-*"))]
 if not recorded:
-    print("no recorded comparison here: schedlab compare experiments/compare-cpu.yaml makes one")
+    print("no recorded comparison here: schedlab measure experiments/compare-cpu.yaml makes one")
 recorded[0] if recorded else None
 
 # %%

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,9 @@ _EXTRAS = {
     "aiconfigurator_core": "schedlab[aiconfigurator]",
 }
 """Packages that some commands need, and what brings them along."""
+
+_EARLIER_NAMES = {"compare-policies": "compare"}
+"""What commands were called before, which works for a version more, and are called now."""
 
 
 class _OnDemand(Mapping[str, Any]):
@@ -63,6 +67,16 @@ class _Commands(TyperGroup):
             return super().parse_args(ctx, args)
         finally:
             self.params, self.add_help_option = own
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]  # noqa: ANN401
+        """Take a command by an earlier name, too, and say what it is called now."""
+        given = args[0]
+        now = _EARLIER_NAMES.get(given, given)
+        if given == "compare" and _name_an_experiment(args[1:]):
+            now = "measure"  # it was `compare` when comparing results was `compare-policies`
+        if now != given:
+            _complain(f"schedlab {given} is called schedlab {now} now; this name will go")
+        return super().resolve_command(ctx, [now, *args[1:]])
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # noqa: ANN401
         try:
@@ -117,6 +131,16 @@ def _options(
     ] = False,
 ) -> None:
     """Take the options that need no command; see `overview` for what is said of them."""
+
+
+def _name_an_experiment(arguments: list[str]) -> bool:
+    """Say whether arguments hold a YAML file, or begin with the name of an experiment."""
+    from schedlab.experiments.specification.shipped import shipped_experiments
+
+    if any(argument.endswith((".yaml", ".yml")) for argument in arguments):
+        return True
+    first = arguments[0] if arguments else ""
+    return first in shipped_experiments() and not Path(first).is_dir()
 
 
 def _complain(text: str) -> None:

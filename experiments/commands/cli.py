@@ -31,7 +31,7 @@ COMMANDS = {
         "results",
         "Show what each class of requests got: SLO attainment, goodput, longest wait, fairness.",
     ),
-    "compare-policies": (
+    "compare": (
         "results",
         "Say which policy beats which, by how much and how surely, over the seeds they share.",
     ),
@@ -44,8 +44,8 @@ COMMANDS = {
         "Write one HTML page of finished runs or a search, that needs no network.",
     ),
     "log": ("results", "Send finished runs to MLflow or Weights & Biases."),
-    "compare": (
-        "compare",
+    "measure": (
+        "measure",
         "Run an experiment on the real backend and in simulation, and say how far they differ.",
     ),
     "validate": (
@@ -53,7 +53,7 @@ COMMANDS = {
         "Predict recorded runs of a real engine, SPEC or a file of load tests: measured, error.",
     ),
     "calibrate": (
-        "compare",
+        "measure",
         "Measure this machine and fit a cost model to it: a profile that simulations can use.",
     ),
     "claims": ("claims", "Hold what is claimed against simulations: a verdict for each figure."),

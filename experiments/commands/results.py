@@ -118,8 +118,8 @@ def report_page(
     typer.echo(write_page(folders[0], output, folders[1:]))
 
 
-@app.command("compare-policies")
-def compare_policies_command(
+@app.command("compare")
+def compare_command(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Results of a run or sweep with replications.")
     ],

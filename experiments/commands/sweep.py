@@ -217,7 +217,7 @@ def _print_swept(spec: ExperimentSpec, swept: Swept, folder: Path, metrics: Sequ
         counts.append(f"{swept.num_missing} left to other shards; the last one writes the summary")
     lines = [", ".join(counts)]
     if swept.results is not None and "policy" in spec.sweep and spec.replications > 1:
-        lines.append(f"who beats whom, and how surely: schedlab compare-policies {folder}")
+        lines.append(f"who beats whom, and how surely: schedlab compare {folder}")
     if swept.num_others:
         lines.append(
             f"{swept.num_others} more results in the folder are of other settings, or of "

@@ -29,7 +29,7 @@ def measured_against_simulated(comparison: Mapping[str, Any], title: str) -> Fig
     Parameters
     ----------
     comparison : mapping
-        What `schedlab compare` writes into comparison.json.
+        What `schedlab measure` writes into comparison.json.
     title : str
         Name of the experiment.
 

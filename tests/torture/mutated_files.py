@@ -148,7 +148,7 @@ def _table_profile() -> dict[str, bytes]:
 
 def _results() -> Iterator[Seed]:
     files = {f"out/{name}": part for name, part in _finished_run().items()}
-    readers = (("report", "out"), ("by-class", "out"), ("plot", "out"), ("compare-policies", "out"))
+    readers = (("report", "out"), ("by-class", "out"), ("plot", "out"), ("compare", "out"))
     for argv in readers:
         for name in files:
             yield Seed(f"{argv[0]} {name}", argv, name, files, ("out",))

@@ -58,6 +58,27 @@ def test_readme_shows_the_files_that_init_writes():
     assert shown == yaml.safe_load((ROOT / "experiments/sjf-against-fcfs.yaml").read_text())
 
 
+@pytest.mark.parametrize(
+    ("asked", "now"),
+    [
+        (["compare-policies", "there"], "compare"),
+        (["compare", "gone.yaml"], "measure"),
+        (["compare", "compare-cpu", "no.such_key=1"], "measure"),
+    ],
+)
+def test_earlier_name_works_and_says_what_it_is_called_now(asked, now):
+    done = schedlab(*asked)
+    assert done.exit_code == 2  # there is nothing to compare
+    told, error = done.stderr.splitlines()
+    assert told == f"schedlab {asked[0]} is called schedlab {now} now; this name will go"
+    assert error == schedlab(now, *asked[1:]).stderr.rstrip()
+
+
+def test_compare_of_a_folder_that_is_called_like_an_experiment_takes_the_folder():
+    Path("compare-cpu").mkdir()
+    assert "is called" not in schedlab("compare", "compare-cpu").stderr
+
+
 def test_examples_prints_one_by_name_to_change_it():
     done = schedlab("examples", "quickstart")
     assert yaml.safe_load(done.stdout)["name"] == "quickstart"

@@ -255,6 +255,6 @@ def test_measurement_is_read_from_its_folder(tmp_path):
 def test_json_that_another_wrote_is_no_measurement(tmp_path):
     (tmp_path / "comparison.json").write_text('{"points": 3}')
     with pytest.raises(
-        SpecError, match="was not written by schedlab compare: it has no list point"
+        SpecError, match="was not written by schedlab measure: it has no list point"
     ):
         sl.load_measurement(tmp_path)

@@ -183,7 +183,7 @@ def test_registered_metric_stands_in_the_table_by_class_comparison_and_search(
     classes = CliRunner().invoke(app, ["by-class", "out", *asked], env={"COLUMNS": "300"})
     assert classes.exit_code == 0, classes.output
     assert "late_tokens(after_ms=20)" in classes.stdout
-    compared = CliRunner().invoke(app, ["compare-policies", "out", *asked, "--json"])
+    compared = CliRunner().invoke(app, ["compare", "out", *asked, "--json"])
     assert compared.exit_code == 0, compared.output
     assert json.loads(compared.stdout)[0]["means"] == [np.mean(values[2:]), np.mean(values[:2])]
     found = CliRunner().invoke(

@@ -46,16 +46,16 @@ def test_compare_reads_runs_and_sweeps_alike(spec_file):
         ("workload.request_rate=2", "static", "fcfs"), ("workload.request_rate=4", "static", "fcfs")
     ]  # fmt: skip
     assert all(one.verdict.startswith("static is worse than fcfs") for one in found)
-    shown = schedlab("compare-policies", "swept", "-m", "mean_ttft_ms", "--against", "static")
+    shown = schedlab("compare", "swept", "-m", "mean_ttft_ms", "--against", "static")
     assert "fcfs beats static in mean_ttft_ms by" in shown.stdout
-    listed = json.loads(schedlab("compare-policies", "swept", "--json").stdout)
+    listed = json.loads(schedlab("compare", "swept", "--json").stdout)
     assert listed[0]["change"]["num_pairs"] == 5
 
 
 @pytest.mark.slow
 def test_compare_of_one_run_each_is_refused(spec_file):
     assert schedlab("run", spec_file, "replications=1", "-o", "one", "-q").exit_code == 0
-    done = schedlab("compare-policies", "one")
+    done = schedlab("compare", "one")
     assert done.exit_code == 2
     assert "no verdict from one run" in done.output
 

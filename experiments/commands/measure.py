@@ -1,4 +1,4 @@
-"""The commands of the real backend: calibrate a device, compare both backends."""
+"""The commands of the real backend: calibrate a device, measure an experiment on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
-def compare(
+def measure(
     spec_file: SpecFile,
     overrides: Overrides = None,
     output: Annotated[
