@@ -285,6 +285,8 @@ def verdict(of: str, against: str, metric: str, change: Change, larger: bool | N
     if change.low >= -SMALLEST and change.high <= SMALLEST:
         return f"{of} and {against} are equal within {SMALLEST:.0%} in {metric}: {told}"
     if not is_decided(change):
+        if change.p_value > 1.0 - LEVEL and not change.low <= 0.0 <= change.high:
+            told += f", but p = {change.p_value:.2f} among all that are told together"
         return f"no difference shown between {of} and {against} in {metric}: {told}"
     more = change.change > 0
     ends = sorted((100 * abs(change.low), 100 * abs(change.high)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,8 @@ def print_table(
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines under a table; on a terminal they are wrapped between words."""
+    from schedlab.experiments.results.text_table import wrapped_text
+
     width = _width()
     for line in lines:
         if width is None:
@@ -37,11 +38,7 @@ def print_lines(lines: Iterable[str]) -> None:
             continue
         for part in line.split("\n"):
             indent = "  " if len(part) > width else ""
-            wrapped = textwrap.wrap(
-                part, width, subsequent_indent=indent, break_long_words=False,
-                break_on_hyphens=False,
-            )  # fmt: skip
-            typer.echo("\n".join(wrapped))
+            typer.echo("\n".join(wrapped_text(part, width, indent)))
 
 
 def _width() -> int | None:

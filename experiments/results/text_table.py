@@ -10,9 +10,12 @@ from html import escape
 from itertools import groupby
 
 _GAP = "  "
+_TIE = "\0"
 _LEAST_TEXT = 20
 # What stands in columns of numbers: 1,234, 12.3 ±0.4, [-0.1, 2], 45 %, >= 7, -, inf.
 _NUMBER = re.compile(r"[-+±<>=~×\d.,:/%\[\]() ]*(e[-+]?\d+|inf)?[])% ]*")
+# Inside a text: a number with its unit and its interval stay on one line.
+_IN_TEXT = re.compile(r"[-+]?\d[\d.,]*( %)?( \[[-+\d., ]+\])?")
 
 
 def text_table(
@@ -117,22 +120,31 @@ class _Column:
         """Return how narrow it may become: words are never cut."""
         if self.is_number:
             return self.width
-        words = max((len(word) for text in self._texts() for word in text.split()), default=0)
+        pieces = [piece for text in self._texts() for piece in _tied(text).split()]
+        words = max(map(len, pieces), default=0)
         return min(self.width, max(words, _LEAST_TEXT))
 
     def wrapped(self, text: str) -> list[str]:
         """Return the lines of a cell."""
         lines = [
-            part
-            for line in text.split("\n")
-            for part in textwrap.wrap(
-                line, self.width, break_long_words=False, break_on_hyphens=False
-            )
-            or [""]
+            part for line in text.split("\n") for part in wrapped_text(line, self.width) or [""]
         ]
         return [
             line.rjust(self.width) if self.is_right else line.ljust(self.width) for line in lines
         ]
+
+
+def wrapped_text(text: str, width: int, indent: str = "") -> list[str]:
+    """Return a text in lines, broken between words; a number stays with its unit and interval."""
+    lines = textwrap.wrap(
+        _tied(text), width, subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace(_TIE, " ") for line in lines]
+
+
+def _tied(text: str) -> str:
+    return _IN_TEXT.sub(lambda number: number[0].replace(" ", _TIE), text)
 
 
 def _total(columns: Sequence[_Column]) -> int:

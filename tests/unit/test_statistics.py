@@ -102,6 +102,11 @@ def test_verdict_says_which_way_and_only_if_the_interval_does(values, larger, wo
     assert verdict("a", "b", "m", change, larger).startswith(words)
 
 
+def test_verdict_undecided_among_many_though_its_interval_excludes_zero_says_why():
+    told = verdict("a", "b", "m", Change(0.1, 0.02, 0.2, 1.0, 5, 0.07), True)
+    assert told.endswith("+10.0 % [+2.0, +20.0], but p = 0.07 among all that are told together")
+
+
 def test_verdict_against_nothing_is_none():
     assert "no verdict" in verdict("a", "b", "m", paired_change([1.0, 2.0], [0.0, 0.0]), True)
 

@@ -46,5 +46,12 @@ def test_text_table_wraps_texts_before_it_breaks_up():
     assert " ".join(shown.split()).count("many words") == 20
 
 
+@pytest.mark.parametrize("width", [40, 50, 60, 70])
+def test_text_table_wraps_a_sentence_around_its_numbers(width):
+    told = "sjf is worse than fcfs in p99_ttft_ms by 17.6 % [2.6, 49.7]"
+    shown = text_table("", ("setting", "verdict", "n"), [("rate=4", told, "5")], width)
+    assert "17.6 % [2.6, 49.7]" in shown
+
+
 def test_text_table_without_rows_is_its_header():
     assert text_table("", ("name", "n"), []) == "name  n\n────  ─"
