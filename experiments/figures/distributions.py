@@ -36,7 +36,7 @@ _NAMES = {
     "queue_time": "time in the queue",
 }
 _SHARES = ([0, 0.25, 0.5, 0.75, 0.9, 0.99], ["0", "25", "50", "75", "90", "99"])
-_NUM_GROUPS = 8
+_MOST_GROUPS = 8
 _MOST_POINTS = 50_000
 _LEAST_IN_GROUP = 5
 
@@ -186,11 +186,14 @@ def _by_length(tokens: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
     tokens, values = tokens[known], values[known]
     if not len(values):
         return values, values, values
-    edges = np.unique(np.quantile(tokens, np.linspace(0, 1, _NUM_GROUPS + 1))).tolist()
+    least = min(_LEAST_IN_GROUP, len(values))
+    num_groups = max(1, min(_MOST_GROUPS, len(values) // (2 * least)))
+    ends = np.quantile(tokens, np.linspace(0, 1, num_groups + 1))
+    edges = [ends[0], *np.unique(ends[1:])]
     rows = []
     for i, (low, high) in enumerate(pairwise(edges)):
         inside = (tokens >= low if i == 0 else tokens > low) & (tokens <= high)
-        if inside.sum() >= _LEAST_IN_GROUP:
+        if inside.sum() >= least:
             there = values[inside]
             rows.append((np.median(tokens[inside]), np.median(there), np.quantile(there, 0.9)))
     found = np.array(rows, dtype=np.float64).reshape(-1, 3)

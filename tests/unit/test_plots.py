@@ -430,6 +430,13 @@ def test_by_length_gives_medians_of_groups():
     assert (high >= middle).all()
 
 
+@pytest.mark.parametrize("count", [1, 4, 25, 39])
+def test_by_length_of_few_requests_makes_fewer_groups(count):
+    x, middle, high = by_length(np.arange(1.0, count + 1), np.full(count, 3.0))
+    assert 1 <= len(x) <= 1 + count // 10
+    assert set(middle) == set(high) == {3.0}
+
+
 def test_predictability_figure_is_in_percent(small_run):
     slower = {name: column.copy() for name, column in small_run.requests.items()}
     slower["finish_ns"] = slower["arrival_ns"] + 2 * (slower["finish_ns"] - slower["arrival_ns"])
