@@ -143,6 +143,8 @@ class Scorpio(Policy):
             # Prompts under way block each other for memory.
             builder.preempt(max(prefilling, key=lambda s: (s.request.arrival_ns, s.id)))
         at_rest = not (paused or prefilling or len(view.waiting) or builder.preempted)
+        # After this step the target of who has just come from another engine counts as well.
+        at_rest = at_rest and self._credits.keys() >= set(decodes)
         return builder.build(max_steps=FOREVER if at_rest and self._at_full_pace(decodes) else 1)
 
     def _at_full_pace(self, decodes: Collection[RequestState]) -> bool:
@@ -153,11 +155,9 @@ class Scorpio(Policy):
 
     def _forget_evicted(self) -> None:
         """Drop who was preempted in a plan that computed nothing: no step told of it."""
-        evicted = [s for s in self._credits if s.status is not Status.RUNNING]
-        if evicted:
-            for state in evicted:
-                self._leave(state)
-            self._note_targets()
+        for state in [s for s in self._credits if s.status is not Status.RUNNING]:
+            self._leave(state)
+        self._note_targets()  # some may have gone to another engine, too, after the last step
 
     def _reject_late(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
         """Give up who cannot have a first token in time, and return the others who wait."""

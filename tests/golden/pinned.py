@@ -25,7 +25,7 @@ from schedlab.sim.metrics.registry import (
 )
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
-from tests.golden import drawn, figures, files, fleets, prices, said, wild
+from tests.golden import combined, drawn, figures, files, fleets, prices, said, wild
 from tests.golden.fleets import SlowSteps
 from tests.unit.test_search import searched, tuned
 
@@ -310,6 +310,7 @@ PINNED = {
     **{f"tuning {name}": (tuning, name) for name in TUNINGS},
     **{f"defaults {name}": (defaults, name) for name in DEFAULTS},
     **wild.CASES,
+    **combined.CASES,
     **prices.CASES,
     **fleets.CASES,
     **figures.CASES,

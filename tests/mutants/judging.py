@@ -53,14 +53,18 @@ LAWS = "tests/property/test_laws.py"
 GOLDEN = "tests/golden/test_golden.py"
 # The golden tables that know most of a room: asked before anything else, for speed alone.
 TABLES = {
-    "sim.core": "wild",
-    "sim.kv": "wild",
+    "sim.core": "wild|combined (fcfs|fastserve|hygen|plas|sarathi|vtc)",
+    "sim.kv": "wild|combined (fcfs|fastserve|sarathi)",
     "sim.cost": "prices|import",
     "sim.hardware": "memory",
     "sim.drive": "fleet|router|front",
     "sim.record": "fleet|metrics",
     "sim.metrics": "metrics",
-    "policies.routers": "router",
+    "sim.speculation": "combined (fcfs|sarathi|vtc)",
+    "policies.autoscalers": "combined fleets",
+    "policies.migrators": "combined fleets",
+    "policies.routers": "router|combined fleets",
+    "policies.speculation": "combined (fcfs|sarathi|vtc)",
     "policies.predictors": "predictor",
     "experiments.statistics": "verdicts|intervals",
 }
@@ -192,7 +196,7 @@ def asked_of(module: str, briefly: bool) -> list[tuple[str, str]]:
         (GOLDEN, table) for room, table in TABLES.items() if module.startswith(f"schedlab.{room}")
     ]
     if package == "policies":
-        asked.append((GOLDEN, f"small_runs.*{subject}"))
+        asked.append((GOLDEN, f"(small_runs.*|combined ){subject}"))
     asked += [(name, "") for *_, name in sorted(own)]
     asked.append((GOLDEN, ""))
     if simulates and not briefly:

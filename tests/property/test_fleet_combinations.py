@@ -1,6 +1,8 @@
 """Fleets with everything at once: failures, scaling, migration, handovers, caches, sessions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.migration import MigrationPlan
 from schedlab.sim.drive.scaling import PoolScaling
 from schedlab.sim.record.columns import FINISHED, REJECTED
-from schedlab.sim.request import Arrival
+from schedlab.sim.request import Arrival, Slo
 from tests import laws, sessions
 from tests.policy_cases import CASES, make
 from tests.property.test_combinations import LONGEST, in_sessions, limits, named
@@ -53,6 +55,10 @@ class FleetCombination:
     stages: tuple[int, int]
     local: tuple[int, int | None]
     link: Link
+    num_layers: int = 1
+    make_router: Callable[[str], Any] = routers.make
+    make_migrator: Callable[[], Any] = Restless
+    make_autoscaler: Callable[[int], Any] = UpAndDown
 
     def run(self, fast=True):
         config = self.config if fast else laws.slow(self.config)
@@ -71,21 +77,21 @@ class FleetCombination:
         if "decode" in self.roles:
             disaggregation = Disaggregation(self.roles, routers.make("least_kv"), *self.local)
         if self.moves_every_ns is not None:
-            migration = MigrationPlan(Restless(), self.moves_every_ns, *self.stages)
+            migration = MigrationPlan(self.make_migrator(), self.moves_every_ns, *self.stages)
         scaling = [
-            PoolScaling(pool, UpAndDown(self.scaling[1]), self.scaling[0], 1, 4)
+            PoolScaling(pool, self.make_autoscaler(self.scaling[1]), self.scaling[0], 1, 4)
             for pool in range(size if self.scaling else 0)
             if pool != 1
         ]
         supply = Supply(new_engine, self.roles, [self.start_up_ns] * size)
         return simulate_cluster(
             [new_engine(pool) for pool in range(size)],
-            routers.make(self.router),
+            self.make_router(self.router),
             self.workload,
             self.clients,
             staleness_ns=self.staleness_ns,
             disaggregation=disaggregation,
-            interconnect=Interconnect(self.link, 1000, [1] * size),
+            interconnect=Interconnect(self.link, 1000, [1] * size, self.num_layers),
             changes=Changes(supply, self.failures, scaling, migration),
         )
 
@@ -148,6 +154,16 @@ def check_fleet(one):
             assert laws.signature(mine) == laws.signature(its)
 
 
+class OnlyFirst(Restless):
+    """Moves the first request, once, and leaves the others."""
+
+    def pairs(self, candidates):
+        return super().pairs(candidates)[:1]
+
+    def victim(self, decoding):
+        return 0 if decoding[0].id == 0 else None
+
+
 @pytest.mark.slow
 @given(combination=fleet_combinations())
 @settings(max_examples=share(0.8))
@@ -184,3 +200,14 @@ def test_request_that_lost_its_engine_after_some_tokens_is_served_by_any_policy(
 def test_request_that_moves_is_served_by_any_policy(policy):
     # Less often than the 5,000 ns that nested_wait waits for others: who moves waits anew.
     check_fleet(small_fleet(policy, ("mixed", "mixed"), moves_every_ns=7_000))
+
+
+def test_request_whose_tightest_companion_moved_away_still_runs_under_scorpio():
+    # Three a pair of engines: who is left alone on its engine must not wait for others' pace.
+    tight, loose = Slo(1.0, 0.0012), Slo(1.0, 0.0048)
+    work = [
+        laws.arrival(i, 0, 2, 29, predicted_tokens=29.0, slo=tight if i == 0 else loose)
+        for i in range(3)
+    ]
+    fleet = small_fleet("scorpio", ("mixed", "mixed"), moves_every_ns=7_000)
+    check_fleet(replace(fleet, workload=work, make_migrator=OnlyFirst))
