@@ -30,7 +30,7 @@ class Engine:
     The engine owns the arithmetic (blocks, seats, budget), the clock and the log; the policy owns
     the decisions, the executor durations and true lengths. It is plain Python: `begin` plans and
     starts a segment of one or more steps, `commit` accounts for it once its time has passed, and
-    whoever drives it (SimPy, a test, a real backend) moves the clock.
+    whoever drives it (a fleet, a test, a real backend) moves the clock.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The driver of several engines: a router in front, and every engine on one clock of SimPy.
+"""The driver of several engines: a router in front, and every engine on one clock.
 
 Engines run on their own, or every step together (in lockstep), as those must that share experts.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import simpy
-
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.failures import Failures, start_failures
 from schedlab.sim.drive.fleet import Fleet
@@ -169,7 +168,7 @@ def _one_by_one(
     engines: Sequence[Engine], router: Router, arrivals: Iterable[Arrival]
 ) -> ClusterLog:
     """Run each engine with its share of the requests."""
-    clock = simpy.Environment()
+    clock = Clock()
     states = [LiveState(i, engine, clock) for i, engine in enumerate(engines)]
     shares: list[list[Arrival]] = [[] for _ in engines]
     for arrival in arrivals:

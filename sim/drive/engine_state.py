@@ -8,11 +8,10 @@ from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.request import Request, RequestState
 
 if TYPE_CHECKING:
-    import simpy
-
     from schedlab.sim.core.engine import Engine
     from schedlab.sim.core.step import Segment
     from schedlab.sim.cost.shape import BatchShape
+    from schedlab.sim.drive.clock import Clock
 
 
 class LiveState:
@@ -26,7 +25,7 @@ class LiveState:
         Which engine.
     engine : Engine
         It.
-    clock : simpy.Environment
+    clock : Clock
         The time, in ns.
 
     Attributes
@@ -60,7 +59,7 @@ class LiveState:
         "predicted_tokens_in_flight", "prompt_tokens_in_flight", "segment",
     )  # fmt: skip
 
-    def __init__(self, index: int, engine: Engine, clock: simpy.Environment) -> None:
+    def __init__(self, index: int, engine: Engine, clock: Clock) -> None:
         self.index = index
         self.num_blocks = engine.config.num_blocks
         self.block_size = engine.config.block_size
@@ -106,9 +105,9 @@ class LiveState:
     @property
     def used_blocks(self) -> int:
         """KV blocks that requests hold, those of the step under way included."""
-        now_ns = self._clock.now
+        now_ns = self._clock.now_ns
         if now_ns > self._used_until_ns:
-            self._count_blocks(int(now_ns))
+            self._count_blocks(now_ns)
         return self._used_blocks
 
     def _count_blocks(self, now_ns: int) -> None:

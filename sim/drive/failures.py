@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.drive.instant import COMES, FAILS, at
+from schedlab.sim.drive.clock import COMES, FAILS
 from schedlab.sim.rng import stream
 
 if TYPE_CHECKING:
@@ -75,18 +75,18 @@ def start_failures(fleet: Fleet, links: Links | None, plan: Failures) -> None:
     """Let happen to a fleet what is planned."""
     fleet.retries.most = plan.max_retries
     fleet.retries.deadline_ns = plan.deadline_ns
-    clock = fleet.clock
+    processes = fleet.processes
     for outage in plan.outages:
-        clock.process(_die(fleet, outage))
+        processes.process(_die(fleet, outage))
     for slowdown in plan.slowdowns:
-        clock.process(_slow(fleet, slowdown))
+        processes.process(_slow(fleet, slowdown))
     if links is not None:
         for outage in plan.link_outages:
-            clock.process(_cut_off(fleet, links, outage))
+            processes.process(_cut_off(fleet, links, outage))
     if plan.mtbf_ns < float("inf"):
 
         def may_die(member: Member) -> None:
-            clock.process(_die_at_random(fleet, member, plan))
+            processes.process(_die_at_random(fleet, member, plan))
 
         for member in fleet.members:
             may_die(member)
@@ -97,12 +97,12 @@ Process = Generator[simpy.Event, None, None]
 
 
 def _die(fleet: Fleet, outage: Outage) -> Process:
-    yield at(fleet.clock, outage.at_ns, FAILS)
+    yield fleet.processes.wait(outage.at_ns, FAILS)
     member = fleet.members[outage.engine]
     if fleet.has_work:
         fleet.fail(member, comes_back=outage.for_ns < FOREVER)
         if outage.for_ns < FOREVER:
-            yield at(fleet.clock, outage.for_ns, COMES)
+            yield fleet.processes.wait(outage.for_ns, COMES)
             fleet.repair(member)
 
 
@@ -110,11 +110,11 @@ def _die_at_random(fleet: Fleet, member: Member, plan: Failures) -> Process:
     rng = stream(plan.seed, f"failures of engine {member.index}")
     start_up_ns = 0 if member.is_up else fleet.start_up_ns(member)
     while True:
-        yield at(fleet.clock, start_up_ns + _some_ns(rng, plan.mtbf_ns), FAILS)
+        yield fleet.processes.wait(start_up_ns + _some_ns(rng, plan.mtbf_ns), FAILS)
         if not (fleet.has_work and member.is_there):
             return
         fleet.fail(member, comes_back=True)
-        yield at(fleet.clock, _some_ns(rng, plan.mttr_ns), COMES)
+        yield fleet.processes.wait(_some_ns(rng, plan.mttr_ns), COMES)
         fleet.repair(member)
         start_up_ns = fleet.start_up_ns(member)
 
@@ -125,16 +125,16 @@ def _some_ns(rng: np.random.Generator, mean_ns: float) -> int:
 
 def _slow(fleet: Fleet, slowdown: Slowdown) -> Process:
     member = fleet.members[slowdown.engine]
-    yield at(fleet.clock, slowdown.from_ns, COMES)
+    yield fleet.processes.wait(slowdown.from_ns, COMES)
     fleet.set_pace(member, [*member.slow_by, slowdown.factor])
-    yield at(fleet.clock, slowdown.until_ns - slowdown.from_ns, COMES)
+    yield fleet.processes.wait(slowdown.until_ns - slowdown.from_ns, COMES)
     left = list(member.slow_by)
     left.remove(slowdown.factor)
     fleet.set_pace(member, left)
 
 
 def _cut_off(fleet: Fleet, links: Links, outage: Outage) -> Process:
-    yield at(fleet.clock, outage.at_ns, COMES)
+    yield fleet.processes.wait(outage.at_ns, COMES)
     links.fail(outage.engine)
-    yield at(fleet.clock, outage.for_ns, COMES)
+    yield fleet.processes.wait(outage.for_ns, COMES)
     links.repair(outage.engine)

@@ -10,11 +10,12 @@ import simpy
 
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.session_table import SessionTable
+from schedlab.sim.drive.clock import COMES, FOLLOWS, REPORTS, Clock
 from schedlab.sim.drive.collector import collector_off
 from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState, note_sent
-from schedlab.sim.drive.instant import COMES, FOLLOWS, REPORTS, at
 from schedlab.sim.drive.lockstep import JointStep, Lockstep
 from schedlab.sim.drive.members import Member, Role, Supply
+from schedlab.sim.drive.processes import Processes
 from schedlab.sim.drive.retries import Retries
 from schedlab.sim.drive.router import Router, chosen
 from schedlab.sim.drive.server import Server
@@ -73,8 +74,10 @@ class Fleet:
 
     Attributes
     ----------
-    clock : simpy.Environment
-        The time, in ns.
+    clock : Clock
+        The time.
+    processes : Processes
+        What happens to the fleet by itself.
     members : list of Member
         All places; those that are left for good stay in the list.
     logs : list of (int, RunLog)
@@ -113,7 +116,8 @@ class Fleet:
         supply: Supply | None = None,
         settles: bool = False,
     ) -> None:
-        self.clock = simpy.Environment()
+        self.clock = Clock()
+        self.processes = Processes(self.clock)
         self.retries = Retries(self)
         self.watchers: list[Watcher] = []
         self.logs: list[tuple[int, RunLog]] = []
@@ -151,14 +155,14 @@ class Fleet:
         self._next_call_ns = FOREVER
         self._call_clients()
         if self._staleness_ns:
-            self.clock.process(self._report())
+            self.processes.process(self._report())
         with collector_off():
             self.clock.run()  # until nothing is left to happen
 
     @property
     def now_ns(self) -> int:
         """The time."""
-        return int(self.clock.now)
+        return self.clock.now_ns
 
     @property
     def has_work(self) -> bool:
@@ -211,7 +215,7 @@ class Fleet:
     def fail(self, member: Member, comes_back: bool) -> None:
         """Let an engine die, with all that is in its memory; its requests are sent again."""
         member.num_outages += 1
-        member.start_up = None
+        member.start_up = 0
         if not comes_back:
             member.comes_back = False
         if member.is_up:
@@ -247,13 +251,13 @@ class Fleet:
 
     def _start_up(self, member: Member) -> None:
         wait_ns = self.start_up_ns(member)
-        member.start_up = at(self.clock, wait_ns, COMES, partial(self._is_started, member))
+        member.start_up = self.clock.at(wait_ns, COMES, partial(self._is_started, member))
 
-    def _is_started(self, member: Member, event: simpy.Event) -> None:
-        if event is not member.start_up:
+    def _is_started(self, member: Member, number: int) -> None:
+        if number != member.start_up:
             return
         assert self._supply is not None
-        member.start_up = None
+        member.start_up = 0
         engine = self._supply.new_engine(member.pool)
         self._start(member, engine, LiveState(member.index, engine, self.clock))
         for watcher in self.watchers:
@@ -283,10 +287,10 @@ class Fleet:
     def settle_soon(self, member: Member) -> None:
         """Look, after all steps that end at this instant, what follows for an engine."""
         if not self._changed:
-            at(self.clock, 0, FOLLOWS, self._settle)
+            self.clock.at(0, FOLLOWS, self._settle)
         self._changed.add(member.index)
 
-    def _settle(self, _: simpy.Event) -> None:
+    def _settle(self, _: int) -> None:
         changed, self._changed = self._changed, set()
         for watcher in self.watchers:
             watcher.settle(changed)
@@ -307,9 +311,9 @@ class Fleet:
         if next_ns < self._next_call_ns:
             self._next_call_ns = next_ns
             wait_ns = next_ns - self.now_ns
-            at(self.clock, wait_ns, COMES if wait_ns else FOLLOWS, self._send)
+            self.clock.at(wait_ns, COMES if wait_ns else FOLLOWS, self._send)
 
-    def _send(self, _: simpy.Event) -> None:
+    def _send(self, _: int) -> None:
         now_ns = self.now_ns
         if now_ns >= self._next_call_ns:
             self._next_call_ns = FOREVER
@@ -372,7 +376,7 @@ class Fleet:
 
     def _report(self) -> Generator[simpy.Event, None, None]:
         """Let the engines report to the router, as long as there is anything to route."""
-        clock, every_ns = self.clock, self._staleness_ns
+        every_ns = self._staleness_ns
         while True:
             for member in self.members:
                 if member.is_up:
@@ -383,5 +387,5 @@ class Fleet:
             wait_ns = every_ns
             if not self.num_pending:
                 # Nothing changes until the next request comes.
-                wait_ns *= max((self._source.next_ns - int(clock.now)) // every_ns, 1)
-            yield at(clock, wait_ns, REPORTS)
+                wait_ns *= max((self._source.next_ns - self.now_ns) // every_ns, 1)
+            yield self.processes.wait(wait_ns, REPORTS)

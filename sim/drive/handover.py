@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from schedlab.sim.core import reception
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.drive.clock import COMES
 from schedlab.sim.drive.engine_state import note_sent
-from schedlab.sim.drive.instant import COMES, at
 from schedlab.sim.drive.links import Links, Moving
 from schedlab.sim.drive.members import Member, Role
 from schedlab.sim.drive.retries import as_received, catch_up
@@ -22,8 +22,6 @@ from schedlab.sim.record.cluster_log import Transfer
 from schedlab.sim.request import RequestState
 
 if TYPE_CHECKING:
-    import simpy
-
     from schedlab.sim.core.step import Segment
     from schedlab.sim.drive.fleet import Fleet
     from schedlab.sim.request import Request
@@ -196,11 +194,12 @@ class Handover:
     def _prompts_begin(self, sender: Member, segment: Segment) -> None:
         """Look again at prompts that this step completes, when their first layer is computed."""
         if any(state.num_uncomputed_tokens == n for state, n in segment.plan.chunks):
-            clock, num_layers = self._fleet.clock, self._links.joins.num_layers
+            num_layers = self._links.joins.num_layers
             first_ns = ceil((segment.end_ns - segment.start_ns) / num_layers)
-            at(clock, first_ns, COMES, partial(self._first_layer_is_done, sender, segment))
+            done = partial(self._first_layer_is_done, sender, segment)
+            self._fleet.clock.at(first_ns, COMES, done)
 
-    def _first_layer_is_done(self, sender: Member, segment: Segment, _: simpy.Event) -> None:
+    def _first_layer_is_done(self, sender: Member, segment: Segment, _: int) -> None:
         if not sender.is_up or sender.live.segment is not segment:
             return  # the engine died
         for state, n in segment.plan.chunks:

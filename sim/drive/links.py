@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-import simpy
-
-from schedlab.sim.drive.instant import COMES, at
+from schedlab.sim.drive.clock import COMES, Clock
 
 if TYPE_CHECKING:
     from schedlab.sim.drive.members import Member
@@ -110,7 +108,7 @@ class Links:
 
     Parameters
     ----------
-    clock : simpy.Environment
+    clock : Clock
         The time, in ns.
     joins : Interconnect
         What each device of each engine has.
@@ -123,14 +121,14 @@ class Links:
     it waits, and begins anew when they are up again.
     """
 
-    def __init__(self, clock: simpy.Environment, joins: Interconnect) -> None:
+    def __init__(self, clock: Clock, joins: Interconnect) -> None:
         self._clock = clock
         self.joins = joins
         self._latency_ns = round(joins.link.latency_s * _NS_PER_S)
         self._moving: list[Moving] = []
         self._down: dict[int, int] = {}
         self._since_ns = 0
-        self._next: simpy.Event | None = None
+        self._next = 0
 
     def send(
         self,
@@ -143,7 +141,7 @@ class Links:
     ) -> Moving:
         """Move bytes from engine to engine; `done` is called when the last one is there."""
         moving = Moving(sender, receiver, num_bytes, num_devices, done, float(num_bytes))
-        at(self._clock, wait_ns + self._latency_ns, COMES, lambda _: self._begin(moving))
+        self._clock.at(wait_ns + self._latency_ns, COMES, lambda _: self._begin(moving))
         return moving
 
     def send_kv(
@@ -200,7 +198,7 @@ class Links:
 
     def _advance(self) -> None:
         """Move what was moved since the last change."""
-        now_ns = int(self._clock.now)
+        now_ns = self._clock.now_ns
         for moving in self._moving:
             moving.left_bytes -= moving.bytes_per_ns * (now_ns - self._since_ns)
         self._since_ns = now_ns
@@ -220,7 +218,7 @@ class Links:
             flowing.append(moving)
             leaving[moving.sender] = leaving.get(moving.sender, 0) + 1
             entering[moving.receiver] = entering.get(moving.receiver, 0) + 1
-        self._next = None
+        self._next = 0
         if not flowing:
             return
         waits_ns = []
@@ -229,10 +227,10 @@ class Links:
             bandwidth = self.joins.link.bytes_per_s * moving.num_devices
             moving.bytes_per_ns = bandwidth / most / _NS_PER_S
             waits_ns.append(ceil(max(moving.left_bytes, 0.0) / moving.bytes_per_ns))
-        self._next = at(self._clock, min(waits_ns), COMES, self._end)
+        self._next = self._clock.at(min(waits_ns), COMES, self._end)
 
-    def _end(self, event: simpy.Event) -> None:
-        if event is not self._next:
+    def _end(self, number: int) -> None:
+        if number != self._next:
             return
         self._advance()
         # Whole nanoseconds are waited for, so that of those that are done nothing is left.

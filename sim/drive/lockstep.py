@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import simpy
-
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.clock import ENDS, PLANS, Clock
 from schedlab.sim.drive.engine_state import LiveState
-from schedlab.sim.drive.instant import ENDS, PLANS, at
 
 JointStep = Callable[[Sequence[Segment]], int]
 """How long (ns) steps take that engines begin together; one segment an engine with work."""
@@ -22,7 +20,7 @@ class Lockstep:
 
     def __init__(
         self,
-        clock: simpy.Environment,
+        clock: Clock,
         engines: Sequence[Engine],
         lives: Sequence[LiveState],
         joint_step_ns: JointStep,
@@ -32,7 +30,7 @@ class Lockstep:
         self._lives = lives
         self._joint_step_ns = joint_step_ns
         self._is_under_way = False
-        self._next: simpy.Event | None = None
+        self._next = 0
 
     def wake(self) -> None:
         """Plan now, if no step is under way."""
@@ -43,11 +41,11 @@ class Lockstep:
     @property
     def is_moving(self) -> bool:
         """Whether a step is under way, or is to be planned."""
-        return self._next is not None
+        return self._next > 0
 
     def stop(self) -> None:
         """Do nothing any more."""
-        self._next = None
+        self._next = 0
 
     def interrupt(self) -> None:
         """Look anew at who changes; every step is planned by itself anyway."""
@@ -55,12 +53,12 @@ class Lockstep:
             live.has_changed(live.segment)
 
     def _plan_soon(self) -> None:
-        self._next = at(self._clock, 0, PLANS, self._plan)
+        self._next = self._clock.at(0, PLANS, self._plan)
 
-    def _plan(self, event: simpy.Event) -> None:
-        if event is not self._next:
+    def _plan(self, number: int) -> None:
+        if number != self._next:
             return
-        now_ns = int(self._clock.now)
+        now_ns = self._clock.now_ns
         segments = [engine.begin(now_ns, now_ns + 1) for engine in self._engines]
         for live, segment in zip(self._lives, segments, strict=True):
             live.has_changed(segment)
@@ -70,14 +68,14 @@ class Lockstep:
             duration_ns = self._joint_step_ns(active)
             for segment in active:
                 segment.steps.durations_ns = [duration_ns]
-            self._next = at(self._clock, duration_ns, ENDS, self._end)
+            self._next = self._clock.at(duration_ns, ENDS, self._end)
             return
         wait_until_ns = min(engine.wait_until_ns for engine in self._engines)
-        self._next = None
+        self._next = 0
         if wait_until_ns < FOREVER:
-            self._next = at(self._clock, wait_until_ns - now_ns, PLANS, self._plan)
+            self._next = self._clock.at(wait_until_ns - now_ns, PLANS, self._plan)
 
-    def _end(self, _: simpy.Event) -> None:
+    def _end(self, _: int) -> None:
         self._is_under_way = False
         for engine, live in zip(self._engines, self._lives, strict=True):
             if live.segment is not None:

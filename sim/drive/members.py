@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-import simpy
-
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.engine_state import EngineState, LiveState
 from schedlab.sim.record.fleet import Span
 
@@ -45,7 +44,7 @@ class Member:
 
     Parameters
     ----------
-    clock : simpy.Environment
+    clock : Clock
         The time, in ns.
     index : int
         Which place; it is that for the whole run.
@@ -70,15 +69,15 @@ class Member:
         Reasons for which it is down now.
     comes_back : bool
         Whether it starts when they are gone, or is starting.
-    start_up : simpy.Event or None
-        The end of its start, if it is starting.
+    start_up : int
+        Number of the end of its start; 0 if it is not starting.
     slow_by : list of float
         What makes its steps slower now, each by a factor.
     paid, served : list of Span
         When its devices were there, and when it was up.
     """
 
-    def __init__(self, clock: simpy.Environment, index: int, role: Role, pool: int) -> None:
+    def __init__(self, clock: Clock, index: int, role: Role, pool: int) -> None:
         self._clock = clock
         self.index = index
         self.role = role
@@ -91,9 +90,9 @@ class Member:
         self.is_draining = False
         self.num_outages = 0
         self.comes_back = True
-        self.start_up: simpy.Event | None = None
+        self.start_up = 0
         self.slow_by: list[float] = []
-        self.paid = [Span(int(clock.now))]
+        self.paid = [Span(clock.now_ns)]
         self.served: list[Span] = []
 
     def start(self, engine: Engine, live: LiveState, server: Server | Lockstep) -> None:
@@ -102,7 +101,7 @@ class Member:
         self.live = self.known = live
         self.server = server
         self.is_up = True
-        self.served.append(Span(int(self._clock.now)))
+        self.served.append(Span(self._clock.now_ns))
 
     def keep_pace(self) -> None:
         """Let the steps that have not begun take as long as they do now."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 import simpy
 
 from schedlab.sim.core import reception
+from schedlab.sim.drive.clock import REPORTS
 from schedlab.sim.drive.engine_state import Candidate
 from schedlab.sim.drive.handover import has_room
-from schedlab.sim.drive.instant import REPORTS, at
 from schedlab.sim.drive.links import Links, Moving
 from schedlab.sim.drive.members import Member
 from schedlab.sim.drive.retries import as_received
@@ -119,7 +119,7 @@ class Migration:
         self._leaving: dict[int, _Move] = {}
         self._entering: dict[int, _Move] = {}
         self.moves: list[Move] = []
-        fleet.clock.process(self._look())
+        fleet.processes.process(self._look())
 
     @property
     def is_moving(self) -> bool:
@@ -133,7 +133,7 @@ class Migration:
         """Ask the migrator every so often for pairs of engines."""
         fleet = self._fleet
         while True:
-            yield at(fleet.clock, self._plan.every_ns, REPORTS)
+            yield fleet.processes.wait(self._plan.every_ns, REPORTS)
             if not fleet.has_work:
                 return
             for role in ("mixed", "decode"):

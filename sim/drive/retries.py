@@ -6,10 +6,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-import simpy
-
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.drive.instant import FAILS, at
+from schedlab.sim.drive.clock import FAILS
 from schedlab.sim.record.cluster_log import Loss
 from schedlab.sim.request import RequestState, Status
 
@@ -74,9 +72,8 @@ class Retries:
             return
         self._parked.append(state)
         if self.deadline_ns < FOREVER:
-            clock = self._fleet.clock
             wait_ns = state.request.arrival_ns + self.deadline_ns - self._fleet.now_ns
-            at(clock, wait_ns, FAILS, partial(self._expire, state))
+            self._fleet.clock.at(wait_ns, FAILS, partial(self._expire, state))
         self.give_up_if_nobody_comes()
 
     def send_parked(self) -> None:
@@ -94,7 +91,7 @@ class Retries:
     def _is_too_late(self, state: RequestState) -> bool:
         return self._fleet.now_ns - state.request.arrival_ns >= self.deadline_ns
 
-    def _expire(self, state: RequestState, _: simpy.Event) -> None:
+    def _expire(self, state: RequestState, _: int) -> None:
         if state in self._parked:
             self._parked.remove(state)
             self.fail(state, "no engine took it before its deadline")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import simpy
 
-from schedlab.sim.drive.instant import REPORTS, at
+from schedlab.sim.drive.clock import REPORTS
 from schedlab.sim.drive.pool_state import Answer, PoolState
 from schedlab.sim.errors import PolicyError
 
@@ -53,7 +53,7 @@ def start_scaling(fleet: Fleet, plans: Sequence[PoolScaling]) -> None:
     roles = {plan.pool: _role(fleet, plan.pool) for plan in plans}
     fleet.may_grow = lambda asked: any(role in asked for role in roles.values())
     for plan in plans:
-        fleet.clock.process(_scale(fleet, plan, roles[plan.pool]))
+        fleet.processes.process(_scale(fleet, plan, roles[plan.pool]))
 
 
 def _role(fleet: Fleet, pool: int) -> Role:
@@ -66,7 +66,7 @@ def _scale(fleet: Fleet, plan: PoolScaling, role: Role) -> Generator[simpy.Event
     fleet.heard_of_came.append(came)
     fleet.heard_of_gone.append(gone)
     while True:
-        yield at(fleet.clock, plan.every_ns, REPORTS)
+        yield fleet.processes.wait(plan.every_ns, REPORTS)
         if not fleet.has_work:
             return
         engines = [

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import simpy
-
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
+from schedlab.sim.drive.clock import ENDS, PLANS, Clock
 from schedlab.sim.drive.engine_state import LiveState
-from schedlab.sim.drive.instant import ENDS, PLANS, at
 
 
 class Server:
@@ -18,7 +16,7 @@ class Server:
 
     Parameters
     ----------
-    clock : simpy.Environment
+    clock : Clock
         The time, in ns.
     engine : Engine
         It.
@@ -38,7 +36,7 @@ class Server:
 
     def __init__(
         self,
-        clock: simpy.Environment,
+        clock: Clock,
         engine: Engine,
         live: LiveState,
         settles: Callable[[], None] | None = None,
@@ -50,7 +48,7 @@ class Server:
         self._settles = settles
         self.on_begun: Callable[[Segment], None] | None = None
         self._plans_at_once = not is_closed and settles is None
-        self._next: simpy.Event | None = None  # the only one that still counts
+        self._next = 0  # the only one that still counts
 
     def wake(self) -> None:
         """Plan anew as soon as the step under way ends; now, if there is none."""
@@ -63,47 +61,47 @@ class Server:
         segment = self._live.segment
         self._live.has_changed(segment)
         if segment is not None and len(segment.steps.durations_ns) > 1:
-            now_ns, end_ns = int(self._clock.now), segment.end_ns
+            now_ns, end_ns = self._clock.now_ns, segment.end_ns
             cut_ns = self._engine.cut(now_ns)
             if cut_ns < end_ns:
-                self._next = at(self._clock, cut_ns - now_ns, ENDS, self._end)
+                self._next = self._clock.at(cut_ns - now_ns, ENDS, self._end)
 
     def stop(self) -> None:
         """Do nothing any more: the engine is dead, or gone."""
         self._live.has_changed(None)
-        self._next = None
+        self._next = 0
 
     @property
     def is_moving(self) -> bool:
         """Whether a step is under way, or is to be planned."""
-        return self._next is not None
+        return self._next > 0
 
     def _plan_soon(self) -> None:
         """Plan when everything else has happened at this instant."""
-        self._next = at(self._clock, 0, PLANS, self._plan)
+        self._next = self._clock.at(0, PLANS, self._plan)
 
-    def _plan(self, event: simpy.Event) -> None:
-        if event is self._next:
+    def _plan(self, number: int) -> None:
+        if number == self._next:
             self._plan_now()
 
     def _plan_now(self) -> None:
-        now_ns, engine = int(self._clock.now), self._engine
+        now_ns, engine = self._clock.now_ns, self._engine
         segment = engine.begin(now_ns)
         self._live.has_changed(segment)
         if segment is not None:
-            self._next = at(self._clock, segment.end_ns - now_ns, ENDS, self._end)
+            self._next = self._clock.at(segment.end_ns - now_ns, ENDS, self._end)
             if self.on_begun is not None:
                 self.on_begun(segment)
             return
         if self._settles is not None:
             self._settles()
         if engine.wait_until_ns < FOREVER:
-            self._next = at(self._clock, engine.wait_until_ns - now_ns, PLANS, self._plan)
+            self._next = self._clock.at(engine.wait_until_ns - now_ns, PLANS, self._plan)
         else:
-            self._next = None
+            self._next = 0
 
-    def _end(self, event: simpy.Event) -> None:
-        if event is self._next:
+    def _end(self, number: int) -> None:
+        if number == self._next:
             self._engine.commit()
             if self._plans_at_once:
                 self._plan_now()

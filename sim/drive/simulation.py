@@ -53,7 +53,7 @@ def simulate(
     Notes
     -----
     One engine needs no event queue: what happens next is the end of its segment, or the next
-    arrival. Several engines are processes of SimPy (`cluster.py`).
+    arrival. Several engines have one (`cluster.py`).
     """
     requests = engine.requests
     source = open_source(

@@ -2,7 +2,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import simpy
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
@@ -14,11 +13,13 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive import failures
+from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.failures import Failures, Outage, Slowdown
 from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.links import Interconnect, Link
 from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.processes import Processes
 from schedlab.sim.drive.retries import as_received
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.record.columns import REJECTED
@@ -199,15 +200,21 @@ def test_engine_dies_at_the_same_times_whatever_is_asked_of_the_fleet():
 
 @pytest.mark.parametrize(("is_up", "later_ns"), [(True, 0), (False, 5_000)])
 def test_engine_that_still_starts_begins_to_age_when_it_serves(is_up, later_ns):
-    clock, died_ns = simpy.Environment(), []
+    clock, died_ns = Clock(), []
+    processes = Processes(clock)
     fleet = SimpleNamespace(
-        clock=clock, has_work=True, start_up_ns=lambda member: 5_000, repair=print,
-        fail=lambda member, comes_back: died_ns.append(clock.now),
-    )  # fmt: skip
+        processes=processes, has_work=True, start_up_ns=lambda member: 5_000, repair=print
+    )
+
+    def fail(member, comes_back):
+        died_ns.append(clock.now_ns)
+        fleet.has_work = False  # so that it dies once
+
+    fleet.fail = fail
     member = SimpleNamespace(index=3, is_up=is_up, is_there=True)
     plan = Failures(mtbf_ns=1e6, mttr_ns=1e18, seed=4)
-    clock.process(failures._die_at_random(fleet, member, plan))
-    clock.run(until=10**9)
+    processes.process(failures._die_at_random(fleet, member, plan))
+    clock.run()
     first_ns = int(stream(4, "failures of engine 3").exponential() * 1e6) + 1
     assert died_ns == [first_ns + later_ns]
 
