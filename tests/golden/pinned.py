@@ -25,7 +25,7 @@ from schedlab.sim.metrics.registry import (
 )
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
-from tests.golden import combined, drawn, figures, files, fleets, prices, said, wild
+from tests.golden import asked, combined, drawn, figures, files, fleets, prices, said, wild
 from tests.golden.fleets import SlowSteps
 from tests.unit.test_search import searched, tuned
 
@@ -317,6 +317,7 @@ PINNED = {
     **files.CASES,
     **drawn.CASES,
     **said.CASES,
+    **asked.CASES,
 }
 
 
