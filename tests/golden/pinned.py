@@ -25,7 +25,7 @@ from schedlab.sim.metrics.registry import (
 )
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
-from tests.golden import asked, combined, drawn, figures, files, fleets, prices, said, wild
+from tests.golden import asked, backend, combined, drawn, figures, files, fleets, prices, said, wild
 from tests.golden.fleets import SlowSteps
 from tests.unit.test_search import searched, tuned
 
@@ -318,6 +318,7 @@ PINNED = {
     **drawn.CASES,
     **said.CASES,
     **asked.CASES,
+    **backend.CASES,
 }
 
 
@@ -333,8 +334,11 @@ def kept() -> dict[str, dict[str, Any]]:
 
 
 def write() -> None:
-    """Write it anew."""
-    tables = [f"{json.dumps(name)}: {{\n  {_lines(pinned(name))}\n }}" for name in PINNED]
+    """Write it anew; what this machine cannot compute, for want of torch, stays as it is."""
+    found = {name: pinned(name) for name in PINNED}
+    there = backend.NEED_TORCH.keys() - found.keys()
+    found |= {name: table for name, table in kept().items() if name in there}
+    tables = [f"{json.dumps(name)}: {{\n  {_lines(table)}\n }}" for name, table in found.items()]
     KEPT.write_text("{\n " + ",\n ".join(tables) + "\n}\n", encoding="utf-8")
 
 

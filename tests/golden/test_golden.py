@@ -8,7 +8,7 @@ import pytest
 
 from schedlab.sim.metrics.registry import names
 from tests import laws
-from tests.golden import pinned, small_runs, wild
+from tests.golden import backend, pinned, small_runs, wild
 from tests.golden.cases import cases, expected, result_of
 
 
@@ -63,7 +63,7 @@ def test_workloads_metrics_and_defaults_are_the_kept_ones(name):
 
 def test_kept_tables_are_those_computed_and_know_every_metric_of_its_own():
     kept = pinned.kept()
-    assert set(kept) == set(pinned.PINNED)
+    assert set(kept) == {*pinned.PINNED, *backend.NEED_TORCH}
     measured = {
         name.partition("(")[0]
         for case in ("fleet", "sessions", "tiers")
