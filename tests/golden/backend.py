@@ -174,7 +174,8 @@ def fits(buckets: str) -> dict[str, Any]:
         time_s = 1e-3 + 2e-5 * tokens + 3e-8 * shape.decode_context_sum_tokens + 1e-8 * pairs
         time_s *= 0.7 if graphs and not shape.chunks else 1.0
         rows.append(calibration_fit.MeasuredBatch(shape, time_s * (1 + 0.02 * ((i * 7) % 5 - 2))))
-    fit = calibration_fit.fit_profile(rows[::2], rows[1::2], graphs)
+    train = rows if graphs else rows[::2]
+    fit = calibration_fit.fit_profile(train, rows[1::2], graphs)
     times = [SwapTime("out", 1, 1000, 1e-6), SwapTime("in", 4, 4000, 3e-6)]
     swapping = calibration_fit.with_swapping(fit, times)
     with mock.patch.object(calibration_fit, "_RESAMPLES", 8):
