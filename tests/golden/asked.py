@@ -5,11 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
-import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from schedlab.experiments.commands.app import app
 from schedlab.experiments.running import fleet
 from schedlab.experiments.running.prediction import prediction_line
 from schedlab.experiments.running.session_workload import with_think_times
@@ -28,7 +26,7 @@ _BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
-# -- keys and options -----------------------------------------------------------------------------
+# -- keys ------------------------------------------------------------------------------------------
 
 
 def keys(_: str) -> dict[str, Any]:
@@ -74,27 +72,6 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for one in get_args(annotation):
         yield from _sections(one)
-
-
-def options(_: str) -> dict[str, Any]:
-    """Return every command's options with their defaults and ranges."""
-
-    def walk(path: str, command: Any) -> Iterator[tuple[str, list[str]]]:
-        for name, inside in sorted(getattr(command, "commands", {}).items()):
-            yield from walk(f"{path} {name}".strip(), inside)
-        yield path, [
-            " ".join(map(str, (
-                one.name, *sorted((*one.opts, *one.secondary_opts)),
-                "required" if one.required else
-                one.default if isinstance(one.default, int | float | str) else "",
-                *(f"{end} {bound}" for end in ("min", "max")
-                  if (bound := getattr(getattr(one, "type", None), end, None)) is not None),
-            )))
-            for one in command.params
-            if one.name not in ("help", "install_completion", "show_completion")
-        ]  # fmt: skip
-
-    return dict(walk("", typer.main.get_command(app)))
 
 
 # -- what is made of an experiment ----------------------------------------------------------------
@@ -310,7 +287,6 @@ def times(_: str) -> dict[str, Any]:
 
 CASES = {
     "keys": (keys, ""),
-    "options": (options, ""),
     **{f"resolved {name}": (resolved, name) for name in CHANGES},
     **{f"expanded {name}": (expanded, name) for name in SWEPT},
     "refused": (refused, ""),
