@@ -220,9 +220,7 @@ class Observation:
             if self.window is None:
                 yield some
             else:
-                inside = self.window.holds(whole_numbers(some, "start_ns"))
-                if inside.any():
-                    yield rows_of(some, inside)
+                yield rows_of(some, self.window.holds(whole_numbers(some, "start_ns")))
 
     @cached_property
     def step_totals(self) -> StepTotals:

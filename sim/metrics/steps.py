@@ -103,9 +103,8 @@ def kv_allocated_share(run: Observation) -> float:
 def max_kv_allocated_share(run: Observation) -> float:
     """Return the largest KV memory held by requests / capacity."""
     if _memories_differ(run):
-        return max(
-            (float(share.max()) for share, _ in _shares(run, "kv_allocated_tokens")), default=0
-        )
+        shares = (share for share, _ in _shares(run, "kv_allocated_tokens"))
+        return max(float(share.max(initial=0.0)) for share in shares)
     return ratio(run.step_totals.most["kv_allocated_tokens"], run.kv_capacity_tokens)
 
 

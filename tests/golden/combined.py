@@ -174,11 +174,17 @@ def _limits(draw: _Draw, kind: str) -> EngineConfig:
 
 class _Run(NamedTuple):
     log: RunLog
+    workload: list[Arrival]
     num_plans: int
 
 
+def drawn_run(policy: str, number: int) -> tuple[RunLog, list[Arrival]]:
+    """Run one policy under what is drawn for it; return what came of it, and the work."""
+    log, work, _ = _run(policy, number)
+    return log, work
+
+
 def _run(policy: str, number: int) -> _Run:
-    """Run one policy under what is drawn for it."""
     draw, kind = _Draw(f"{policy} {number}"), KINDS[number % len(KINDS)]
     knobs = KNOBS.get(policy)
     chosen = make(policy) if knobs is None else registry.make(policy.partition("/")[0], **knobs)
@@ -206,16 +212,21 @@ def _run(policy: str, number: int) -> _Run:
     slower = draw(1, 1, 10)
     cost = laws.LinearCost(1000 * slower, 10, draw(0, 1))
     log = laws.run(chosen, work, config, cost, observer=engines.append, prove=False, **options)
-    return _Run(log, engines[-1].num_plans if engines else 0)
+    return _Run(log, work, engines[-1].num_plans if engines else 0)
 
 
 def runs(policy: str) -> dict[str, Any]:
     """Run a policy under several drawn limits; a digest of each, and how often it planned."""
     found = {}
     for number in range(RUNS_OF_A_POLICY):
-        log, num_plans = _run(policy, number)
+        log, _, num_plans = _run(policy, number)
         found[str(number)] = [digest(log), num_plans]
     return found
+
+
+def text_digest(value: Any) -> str:
+    """Return a digest of how a value is written."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
 def digest(log: Any, *more: Any) -> str:
@@ -272,7 +283,7 @@ def _failures(draw: _Draw, size: int) -> Failures:
     )
 
 
-def _fleet(number: int) -> FleetCombination:
+def drawn_fleet(number: int) -> FleetCombination:
     """Draw a fleet and all that happens to it."""
     draw = _Draw(f"fleet {number}")
     roles = draw(*ROLES)
@@ -323,7 +334,7 @@ def fleet(numbers: Iterable[int]) -> dict[str, Any]:
     """Run some drawn fleets; a digest of each, and how many of its requests were answered."""
     found = {}
     for number in numbers:
-        one = _fleet(number)
+        one = drawn_fleet(number)
         log = one.run()
         told = [tuple(log.losses), tuple(log.transfers), tuple(log.moves), tuple(log.places)]
         name = f"{number} {one.policy}, {' '.join(one.roles)}"

@@ -25,7 +25,19 @@ from schedlab.sim.metrics.registry import (
 )
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.statistics import describe
-from tests.golden import asked, backend, combined, drawn, figures, files, fleets, prices, said, wild
+from tests.golden import (
+    asked,
+    backend,
+    combined,
+    drawn,
+    figures,
+    files,
+    fleets,
+    parts,
+    prices,
+    said,
+    wild,
+)
 from tests.golden.fleets import SlowSteps
 from tests.unit.test_search import searched, tuned
 
@@ -311,6 +323,7 @@ PINNED = {
     **{f"defaults {name}": (defaults, name) for name in DEFAULTS},
     **wild.CASES,
     **combined.CASES,
+    **parts.CASES,
     **prices.CASES,
     **fleets.CASES,
     **figures.CASES,

@@ -7,10 +7,13 @@ from schedlab.experiments.analysis.latencies import latencies_s, measured_latenc
 from schedlab.experiments.results.tables import warnings
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.window import Window, measured_window
 from schedlab.sim.record.columns import pairs
 from schedlab.sim.result import RunResult
+from tests import laws
 from tests.hand_log import HandLog
 
 WORKLOAD = {"trace": "azure-conv", "num_requests": 300, "request_rate": 3.0}
@@ -154,3 +157,13 @@ def test_latencies_of_figures_and_comparisons_are_of_the_window_and_stay_in_plac
     assert np.nanmean(ttft_s) * 1e3 == pytest.approx(part.metric("mean_ttft_ms"))
     twice = measured_latencies(part).e2el
     assert np.nanmean(twice) == pytest.approx(part.metric("mean_e2el_ms"))
+
+
+def test_metrics_of_a_window_without_any_step_are_nothing():
+    log = laws.run(registry.make("fcfs"), [laws.arrival(0, 0, 4, 2), laws.arrival(1, 99_000, 4, 2)],
+                   EngineConfig(num_blocks=9, max_model_len=9, block_size=4))  # fmt: skip
+    result = RunResult("idle", "fcfs", log.requests(), log, 36, window=Window(50_000, 90_000))
+    metrics = result.metrics()
+    nothing = ("num_steps", "max_batch_size", "swapped_bytes", "computed_tokens", "busy_s")
+    assert [metrics[name] for name in nothing] == [0, 0, 0, 0, 0.0]
+    assert np.isnan([metrics[name] for name in ("overhead_share", "mean_batch_size")]).all()
