@@ -35,6 +35,7 @@ MODULES = (
     "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix",
     "sim.kv.prefix_index", "sim.kv.prompt",
     "sim.record.log",
+    "policies.routers.prefix_tree",
 )  # fmt: skip
 """What is compiled, below `schedlab`: what runs once a plan, or once a request."""
 

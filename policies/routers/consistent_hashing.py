@@ -9,6 +9,7 @@ from typing import Literal
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
 
 _Key = Literal["session", "tenant", "application", "prefix"]
@@ -54,12 +55,12 @@ class ConsistentHashing(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Walk around the ring from the key's hash."""
-        indices = tuple([engine.index for engine in engines])
+        indices = tuple(column(engines, "index"))
         if indices != self._on_ring:
             self._place_on_ring(indices)
         most = float("inf")
         if self.load_factor is not None:
-            in_flight = sum([engine.num_in_flight for engine in engines]) + 1
+            in_flight = sum(column(engines, "num_in_flight")) + 1
             most = ceil(self.load_factor * in_flight / len(engines))
         at = bisect_left(self._points, _hash(self._name(request)))
         for i in range(len(self._points)):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
 
 
@@ -20,7 +21,8 @@ class JoinShortestQueue(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Draw among those with the fewest."""
-        loads = [engine.num_waiting + engine.num_running for engine in engines]
+        waiting, running = column(engines, "num_waiting"), column(engines, "num_running")
+        loads = [w + r for w, r in zip(waiting, running, strict=True)]
         fewest = min(loads)
         places = [place for place, load in enumerate(loads) if load == fewest]
         return places[int(self.rng.random() * len(places))]

@@ -1,10 +1,12 @@
 """The engine with the most free KV memory."""
 
 from collections.abc import Sequence
+from operator import truediv
 
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
 
 
@@ -20,4 +22,6 @@ class LeastKV(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the one with the least in use."""
-        return self.least([(e.used_blocks / e.num_blocks, e.num_waiting) for e in engines])
+        used, blocks = column(engines, "used_blocks"), column(engines, "num_blocks")
+        shares = map(truediv, used, blocks)
+        return self.least(list(zip(shares, column(engines, "num_waiting"), strict=True)))

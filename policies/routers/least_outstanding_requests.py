@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
 
 
@@ -20,4 +21,4 @@ class LeastOutstandingRequests(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the one with the fewest."""
-        return self.least([engine.num_in_flight for engine in engines])
+        return self.least(column(engines, "num_in_flight"))

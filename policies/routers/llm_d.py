@@ -1,11 +1,13 @@
 """The weighted scores of llm-d's inference scheduler."""
 
 from collections.abc import Sequence
+from operator import truediv
 
 from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
 
 
@@ -40,20 +42,24 @@ class LlmD(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the one with the greatest score, in turn among equals."""
-        queues = [engine.num_waiting for engine in engines]
+        queues = column(engines, "num_waiting")
         shortest = min(queues)
         span = max(queues) - shortest or 1  # all as short: all lose nothing
         if self.precise:
             known = [engine.cached_tokens(request) for engine in engines]
         else:
-            known = self._tree.tokens(request, engines)
+            known = self._tree.tokens(
+                request.prefix_hash_ids, column(engines, "index"), column(engines, "block_size")
+            )
         prompt_tokens = request.prompt_tokens
         by_prefix, by_queue, by_kv = self.prefix, self.queue, self.kv
+        shares = map(truediv, column(engines, "used_blocks"), column(engines, "num_blocks"))
+        of_nothing = by_prefix * 1.0  # as most know nothing of the prompt
         losses = [
-            by_prefix * (1 - tokens / prompt_tokens)
-            + by_queue * ((waiting - shortest) / span)
-            + by_kv * (engine.used_blocks / engine.num_blocks)
-            for engine, waiting, tokens in zip(engines, queues, known, strict=True)
+            (by_prefix * (1 - tokens / prompt_tokens) if tokens else of_nothing)
+            + (by_queue * ((waiting - shortest) / span) if waiting > shortest else 0.0)
+            + by_kv * share
+            for waiting, tokens, share in zip(queues, known, shares, strict=True)
         ]
         place = self.least(losses)
         if not self.precise:

@@ -6,6 +6,7 @@ from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
 
 
@@ -64,7 +65,7 @@ class PrefixAware(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Choose by balance, then by prefix, then by the size of what is known."""
-        loads = [engine.num_in_flight for engine in engines]
+        loads = column(engines, "num_in_flight")
         least, most = min(loads), max(loads)
         if most - least > self.balance_abs and most > self.balance_rel * least:
             place = loads.index(least)
@@ -88,13 +89,15 @@ class PrefixAware(Router):
         if self.precise:
             tokens = [engine.cached_tokens(request) for engine in engines]
         else:
-            tokens = self._tree.tokens(request, engines)
+            tokens = self._tree.tokens(
+                request.prefix_hash_ids, column(engines, "index"), column(engines, "block_size")
+            )
         longest = max(tokens)
         if longest > self.cache_threshold * request.prompt_tokens:
             holders = [place for place, n in enumerate(tokens) if n == longest]
             return min(holders, key=lambda place: (loads[place], place))
         if self.precise:
-            sizes = [engine.used_blocks for engine in engines]
+            sizes = column(engines, "used_blocks")
         else:
-            sizes = self._tree.sizes(engines)
+            sizes = self._tree.sizes(column(engines, "index"))
         return min(zip(sizes, loads, range(len(engines)), strict=True))[2]

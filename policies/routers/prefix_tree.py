@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.request import Request
-
 
 class PrefixTree:
     """Prefixes that engines were sent, of each engine the least recently used forgotten first.
@@ -21,16 +18,22 @@ class PrefixTree:
         self._sent: dict[int, OrderedDict[int, None]] = {}  # by engine, oldest first
         self._holders: dict[int, int] = {}  # by name: a bit for each engine
 
-    def tokens(self, request: Request, engines: Sequence[EngineState]) -> list[int]:
+    def tokens(
+        self, ids: Sequence[int], engines: Sequence[int], block_sizes: Sequence[int]
+    ) -> list[int]:
         """Count the leading prompt tokens that each engine was sent and is thought to hold."""
-        found = self.match(request.prefix_hash_ids)
-        if not found:
-            return [0] * len(engines)
-        return [found.get(engine.index, 0) * engine.block_size for engine in engines]
+        tokens = [0] * len(engines)
+        found = self.match(ids)
+        if found:
+            for place, engine in enumerate(engines):
+                if engine in found:
+                    tokens[place] = found[engine] * block_sizes[place]
+        return tokens
 
-    def sizes(self, engines: Sequence[EngineState]) -> list[int]:
+    def sizes(self, engines: Sequence[int]) -> list[int]:
         """Count the blocks remembered of each engine."""
-        return [len(self._sent.get(engine.index, ())) for engine in engines]
+        sent = self._sent
+        return [len(sent[engine]) if engine in sent else 0 for engine in engines]
 
     def match(self, ids: Sequence[int]) -> dict[int, int]:
         """Count the leading blocks of a prompt that are remembered, by engine that has any."""

@@ -6,6 +6,7 @@ from typing import Literal
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
 
 
@@ -39,7 +40,7 @@ class SessionAffinity(Router):
             for place, engine in enumerate(engines):
                 if engine.index == chosen:
                     return place
-        place = self.least([engine.num_in_flight for engine in engines])
+        place = self.least(column(engines, "num_in_flight"))
         if session is not None:  # new, or its engine is down
             self._engine[session] = engines[place].index
         return place

@@ -6,6 +6,7 @@ from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
 
 _MOST_PROMPTS = 32
@@ -40,7 +41,7 @@ class SloAware(Router):
         ttft_ms = None if request.slo is None else request.slo.ttft_ms
         tpot_ms = None if request.slo is None else request.slo.tpot_ms
         if ttft_ms is None and tpot_ms is None:
-            return self.least([engine.num_in_flight for engine in engines])
+            return self.least(column(engines, "num_in_flight"))
         first_ms = [_first_token_ms(request, engine) for engine in engines]
         places = range(len(engines))
         holding = [

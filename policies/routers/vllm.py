@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import column
 from schedlab.sim.request import Request
 
 
@@ -31,4 +32,5 @@ class Vllm(Router):
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the least loaded; the first from the one behind the last."""
         weight = self.waiting_weight
-        return self.least([weight * e.num_waiting + e.num_running for e in engines])
+        waiting, running = column(engines, "num_waiting"), column(engines, "num_running")
+        return self.least([weight * w + r for w, r in zip(waiting, running, strict=True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from schedlab.sim.core.plan import FOREVER
@@ -54,9 +55,9 @@ class LiveState:
     """
 
     __slots__ = (
-        "_backlog_tokens", "_clock", "_engine", "_requests", "_used_blocks", "_used_until_ns",
-        "block_size", "index", "num_blocks", "num_in_flight", "num_running", "num_waiting",
-        "predicted_tokens_in_flight", "prompt_tokens_in_flight", "segment",
+        "_backlog_tokens", "_board", "_clock", "_engine", "_place", "_requests", "_used_blocks",
+        "_used_until_ns", "block_size", "index", "num_blocks", "num_in_flight", "num_running",
+        "num_waiting", "predicted_tokens_in_flight", "prompt_tokens_in_flight", "segment",
     )  # fmt: skip
 
     def __init__(self, index: int, engine: Engine, clock: Clock) -> None:
@@ -70,6 +71,8 @@ class LiveState:
         self._requests = engine.requests
         self._clock = clock
         self._used_blocks = 0
+        self._board: Board | None = None
+        self._place = 0
         self.has_changed(None)
 
     def has_changed(self, segment: Segment | None) -> None:
@@ -85,6 +88,14 @@ class LiveState:
         self.num_waiting = requests.num_waiting
         self.num_running = len(requests.running)
         self._backlog_tokens = self._used_until_ns = -1
+        board = self._board
+        if board is not None:
+            board.num_waiting[self._place] = self.num_waiting
+            board.num_running[self._place] = self.num_running
+
+    def stand_on(self, board: Board, place: int) -> None:
+        """Keep the counts of a place of a board as well, and no other ones any more."""
+        self._board, self._place = board, place
 
     def count(self, request: Request, sign: int) -> None:
         """Count a request that is sent there (+1), or is answered or rejected (-1)."""
@@ -92,6 +103,8 @@ class LiveState:
         self.prompt_tokens_in_flight += sign * request.prompt_tokens
         if request.predicted_tokens is not None:
             self.predicted_tokens_in_flight += sign * request.predicted_tokens
+        if self._board is not None:
+            self._board.num_in_flight[self._place] = self.num_in_flight
 
     @property
     def backlog_tokens(self) -> int:
@@ -161,13 +174,15 @@ class ReportedState:
     """
 
     __slots__ = (
-        "_live", "backlog_tokens", "block_size", "first_waiting_blocks", "index", "num_blocks",
-        "num_in_flight", "num_running", "num_urgent", "num_waiting", "predicted_tokens_in_flight",
-        "prompt_tokens_in_flight", "used_blocks",
+        "_board", "_live", "_place", "backlog_tokens", "block_size", "first_waiting_blocks",
+        "index", "num_blocks", "num_in_flight", "num_running", "num_urgent", "num_waiting",
+        "predicted_tokens_in_flight", "prompt_tokens_in_flight", "used_blocks",
     )  # fmt: skip
 
     def __init__(self, live: LiveState) -> None:
         self._live = live
+        self._board: Board | None = None
+        self._place = 0
         self.index = live.index
         self.num_blocks = live.num_blocks
         self.block_size = live.block_size
@@ -181,6 +196,10 @@ class ReportedState:
         self.first_waiting_blocks = live.first_waiting_blocks
         self.num_urgent = live.num_urgent
 
+    def stand_on(self, board: Board, place: int) -> None:
+        """Keep the counts of a place of a board as well, and no other ones any more."""
+        self._board, self._place = board, place
+
     def is_sent(self, request: Request) -> None:
         """Count a request that the router sends there: that it knows without a report."""
         self.num_in_flight += 1
@@ -189,6 +208,9 @@ class ReportedState:
         self.backlog_tokens += request.prompt_tokens
         if request.predicted_tokens is not None:
             self.predicted_tokens_in_flight += request.predicted_tokens
+        if self._board is not None:
+            self._board.num_in_flight[self._place] = self.num_in_flight
+            self._board.num_waiting[self._place] = self.num_waiting
 
     def cached_tokens(self, request: Request) -> int:
         """Count the leading prompt tokens that the prefix cache holds at this moment."""
@@ -201,6 +223,45 @@ class ReportedState:
 
 EngineState = LiveState | ReportedState
 """What a router knows of an engine."""
+
+
+class Board:
+    """Engines that a router chooses among, column by column.
+
+    Each engine writes its counts down at its place when they change, which is seldom beside how
+    often a router reads all of them.
+
+    Parameters
+    ----------
+    engines : sequence of EngineState
+        They, in order.
+
+    Attributes
+    ----------
+    index, num_blocks, block_size, num_in_flight, num_waiting, num_running : list of int
+        What each says; not to be written to by who reads.
+    """
+
+    __slots__ = (
+        "_engines", "block_size", "index", "num_blocks", "num_in_flight", "num_running",
+        "num_waiting",
+    )  # fmt: skip
+
+    def __init__(self, engines: Sequence[EngineState]) -> None:
+        self._engines = list(engines)
+        self.index = [engine.index for engine in engines]
+        self.num_blocks = [engine.num_blocks for engine in engines]
+        self.block_size = [engine.block_size for engine in engines]
+        self.num_in_flight = [engine.num_in_flight for engine in engines]
+        self.num_waiting = [engine.num_waiting for engine in engines]
+        self.num_running = [engine.num_running for engine in engines]
+        for place, engine in enumerate(engines):
+            engine.stand_on(self, place)
+
+    @property
+    def used_blocks(self) -> list[int]:
+        """KV blocks that requests hold now."""
+        return [engine.used_blocks for engine in self._engines]
 
 
 class Candidate(NamedTuple):

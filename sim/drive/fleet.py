@@ -15,6 +15,7 @@ from schedlab.sim.drive.collector import collector_off
 from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState, note_sent
 from schedlab.sim.drive.lockstep import JointStep, Lockstep
 from schedlab.sim.drive.members import Member, Role, Supply
+from schedlab.sim.drive.offer import Offer
 from schedlab.sim.drive.processes import Processes
 from schedlab.sim.drive.retries import Retries
 from schedlab.sim.drive.router import Router, chosen
@@ -135,7 +136,7 @@ class Fleet:
         self._supply = supply
         self._settles = settles
         self._takers: list[Member] = []
-        self._known_takers: list[EngineState] = []
+        self._known_takers: Sequence[EngineState] = ()
         self._changed: set[int] = set()
         pools = range(len(engines)) if pools is None else pools
         self.members = [
@@ -282,7 +283,7 @@ class Fleet:
 
     def _find_takers(self) -> None:
         self._takers = self.serving("mixed", "prefill")
-        self._known_takers = [member.known for member in self._takers]
+        self._known_takers = Offer([member.known for member in self._takers])
 
     def settle_soon(self, member: Member) -> None:
         """Look, after all steps that end at this instant, what follows for an engine."""

@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from schedlab.sim.drive.failures import Failures, Outage, Slowdown
 from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.links import Interconnect, Link
 from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.offer import Column, Offer, column
 from schedlab.sim.drive.processes import Processes
 from schedlab.sim.drive.retries import as_received
 from schedlab.sim.errors import PolicyError, SpecError
@@ -32,7 +34,14 @@ from tests.laws import LinearCost, arrival
 CONFIG = EngineConfig(num_blocks=200, max_model_len=100, block_size=4, max_num_seqs=4)
 
 
-def simulate(workload, failures, roles=("mixed", "mixed"), start_up_ns=0, router="round_robin"):
+def simulate(
+    workload,
+    failures,
+    roles=("mixed", "mixed"),
+    start_up_ns=0,
+    router="round_robin",
+    staleness_ns=0,
+):  # fmt: skip
     def new_engine(pool):
         return Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
 
@@ -41,10 +50,30 @@ def simulate(workload, failures, roles=("mixed", "mixed"), start_up_ns=0, router
         [new_engine(i) for i in range(size)],
         routers.make(router) if isinstance(router, str) else router,
         workload,
+        staleness_ns=staleness_ns,
         disaggregation=Disaggregation(roles, routers.make("jsq")) if "decode" in roles else None,
         interconnect=Interconnect(Link(1e12, 50e-9, "a test"), 1000, [1] * size),
         changes=Changes(Supply(new_engine, roles, [start_up_ns] * size), failures),
     )
+
+
+@pytest.mark.parametrize("staleness_ns", [0, 900])
+def test_columns_of_an_offer_are_what_its_engines_say_whatever_becomes_of_them(staleness_ns):
+    sizes = set()
+
+    class Comparing(Router):
+        def route(self, request, engines):
+            assert isinstance(engines, Offer)
+            sizes.add(len(engines))
+            for name in get_args(Column):
+                assert column(engines, name) == [getattr(e, name) for e in engines], name
+            return self.least(column(engines, "num_running"))
+
+    workload = [arrival(i, 400 * i, 20 + i, 30) for i in range(40)]
+    failures = Failures([Outage(0, 2_500, 2_000), Outage(2, 4_000, 3_000)])
+    log = simulate(workload, failures, ("mixed",) * 3, 500, Comparing(), staleness_ns)
+    assert sizes == {1, 2, 3}
+    assert {0, 1, 2} == set(log.requests()["engine"].tolist())
 
 
 def test_request_goes_on_elsewhere_with_the_tokens_that_came_out():

@@ -216,7 +216,8 @@ def test_tree_forgets_the_ends_of_the_oldest_prompts_of_each_engine():
     assert tree.match((1, 2, 8, 9)) == {0: 4, 65: 4}
     tree.forget(65)
     assert (tree.match((1, 2, 3, 4)), tree.match((7,)), tree.match(())) == ({0: 2}, {}, {})
-    assert tree.sizes(engines(num_in_flight=(0,))) == [6]
+    assert tree.sizes([7, 0]) == [0, 6]
+    assert tree.tokens((1, 2, 3, 4), [7, 0], [16, 4]) == [0, 8]
 
 
 def test_slo_aware_packs_where_targets_hold_and_else_takes_the_soonest():

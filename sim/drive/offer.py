@@ -1,0 +1,38 @@
+"""The engines that a fleet lets its router choose among."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from schedlab.sim.drive.engine_state import Board, EngineState
+
+Column = Literal[
+    "index", "num_blocks", "block_size", "num_in_flight", "num_waiting", "num_running",
+    "used_blocks",
+]  # fmt: skip
+
+
+class Offer(list[EngineState]):
+    """Engines one by one, and what they say column by column.
+
+    Attributes
+    ----------
+    board : Board
+        The columns.
+    """
+
+    def __init__(self, engines: Iterable[EngineState] = ()) -> None:
+        super().__init__(engines)
+        self.board = Board(self)
+
+
+def column(engines: Sequence[EngineState], name: Column) -> list[int]:
+    """Return what all engines say; only to be read.
+
+    Of an `Offer` as it is the columns are kept; any other sequence is asked one by one.
+    """
+    if isinstance(engines, Offer):
+        kept: list[int] = getattr(engines.board, name)
+        return kept
+    return [getattr(engine, name) for engine in engines]
