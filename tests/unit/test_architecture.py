@@ -35,6 +35,7 @@ POLICY_VIEW = {
     "schedlab.sim.files",
     "schedlab.sim.cost.shape",
     "schedlab.sim.drive.engine_state",
+    "schedlab.sim.drive.offer",
     "schedlab.sim.core.draft_length",
     "schedlab.sim.drive.pool_state",
     "schedlab.sim.rng",
