@@ -6,12 +6,11 @@ that such things happen all the time and no sum is rounded.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import simpy
 
 from schedlab.policies.autoscalers import registry as autoscalers
 from schedlab.policies.continuum import Continuum
@@ -39,6 +38,7 @@ from schedlab.sim.cost.limits import least_step_s
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.clock import COMES, Clock
 from schedlab.sim.drive.engine_state import Candidate
 from schedlab.sim.drive.links import Interconnect, Link, Links
 from schedlab.sim.drive.pool_state import Answer, PoolState
@@ -167,7 +167,7 @@ def links(_: str) -> dict[str, Any]:
     """Send, cancel and lose on links that fail; when everything arrived."""
     found = {}
     for number in range(12):
-        draw, clock = Draw(f"links {number}"), simpy.Environment()
+        draw, clock = Draw(f"links {number}"), Clock()
         joins = Interconnect(Link(2e9, draw.choice((0.0, 3e-7)), ""), 10, [1, 2, 4], 2)
         one, arrived, sent = Links(clock, joins), [], []
         members = [SimpleNamespace(index=i, pool=draw.randrange(3)) for i in range(4)]
@@ -184,7 +184,7 @@ def links(_: str) -> dict[str, Any]:
             kind = draw.random()
             if kind < 0.6:
                 a, b = draw.sample(members, 2)
-                done = lambda: arrived.append((step, int(clock.now)))  # noqa: E731
+                done = lambda: arrived.append((step, clock.now_ns))  # noqa: E731
                 sent.append(
                     one.send_kv(a, b, draw.choice((1, 40, 40, 333)), done, draw.choice((0, 0, 70)))
                 )
@@ -193,21 +193,16 @@ def links(_: str) -> dict[str, Any]:
             elif kind < 0.9:
                 down = draw.randrange(4)
                 one.fail(down)
-                clock.process(_after(clock, draw.choice((1, 200, 900)), lambda: one.repair(down)))
+                clock.at(draw.choice((1, 200, 900)), COMES, lambda _: one.repair(down))
 
         for step in range(25):
-            clock.process(_after(clock, draw.randrange(0, 3000, 100), lambda s=step: act(s)))
+            clock.at(draw.randrange(0, 3000, 100), COMES, lambda _, s=step: act(s))
         clock.run()
         found[str(number)] = [
             " ".join(f"{step}@{at}" for step, at in arrived),
             one.kv_alone_ns(members[0], members[1], 37.5),
         ]
     return found  # fmt: skip
-
-
-def _after(clock: Any, wait_ns: int, do: Callable[[], None]) -> Iterable[Any]:
-    yield clock.timeout(wait_ns)
-    do()
 
 
 # -- memory --------------------------------------------------------------------------------------
