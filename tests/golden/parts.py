@@ -149,11 +149,11 @@ def tree(_: str) -> dict[str, Any]:
     found = {}
     for number in range(4):
         draw, one = Draw(f"tree {number}"), PrefixTree()
-        engines = [SimpleNamespace(index=i, block_size=4) for i in (0, 2, 5)]
+        engines, sizes = (0, 2, 5), (4, 4, 4)
         seen = []
         for _ in range(60):
             ids = [100 * draw.randrange(3) + i for i in range(draw.randrange(9))]
-            seen.append([one.tokens(SimpleNamespace(prefix_hash_ids=ids), engines)])
+            seen.append([one.tokens(ids, engines, sizes)])
             if draw.random() < 0.06:
                 one.forget(draw.choice((0, 2, 5)))
             else:
