@@ -2,9 +2,14 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, get_args
+from unittest import mock
 
+import numpy as np
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -16,7 +21,11 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.sessions import DurationsSpec
 from schedlab.experiments.specification.sweep import points, slug
+from schedlab.experiments.sweeps import dry_run
+from schedlab.experiments.sweeps.store import Store
+from schedlab.experiments.sweeps.sweep_all import Shard, plan
 from schedlab.experiments.sweeps.timing import TimeEstimate, duration
+from schedlab.experiments.training import batches, quality
 from schedlab.sim.errors import SchedlabError
 from tests.golden.files import columns
 
@@ -285,7 +294,62 @@ def times(_: str) -> dict[str, Any]:
     }
 
 
+def planned(_: str) -> dict[str, Any]:
+    """Share points among shards; time some of their requests before they run."""
+    spec = make_spec({**_BASE, **SWEPT["sweep"]})
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder), dry=True)
+        whole = plan(spec, store)
+        shards = [[job.label + f" {job.spec.seed}" for job in plan(spec, store, shard).wanted]
+                  for shard in (None, Shard(1, 3), Shard(3, 3))]  # fmt: skip
+        timed = []
+        for num_requests in (10, 100, 1000):
+            workload = spec.workload.model_copy(update={"num_requests": num_requests})
+            job = whole.jobs[0]
+            job = replace(job, spec=job.spec.model_copy(update={"workload": workload}))
+            with mock.patch.object(dry_run, "_seconds", lambda _, n, __: 2.0 + 0.01 * n):
+                timed.append(list(dry_run.time_point(job)))
+        seconds = mock.patch.object(dry_run, "_seconds", lambda _, n, __: 2.0 + 0.5 * n)
+        with seconds:
+            lines = dry_run.describe_plan(whole, store, 2)
+    return {"shards": shards, "timed": timed, "lines": lines}
+
+
+def learned(_: str) -> dict[str, Any]:
+    """Judge predictions; tell sealed batches apart; split prompts."""
+    rng = np.random.default_rng(4)
+    true = rng.integers(1, 40, 30).astype(float)
+    predicted = np.round(true * rng.uniform(0.5, 1.5, 30))
+    names = np.array(["a", "b", "a"] * 10)
+    means = quality.application_means(true[:20], names[:20], np.array(["a", "b", "c"]))
+    judged = quality.quality(predicted, true, names, np.where(names == "a", *means[:2]), 3)
+    n = 30
+    ends = np.tile([700, 1000], n) - np.arange(2 * n) // 2 % 3 * 40
+    starts = np.repeat(np.arange(n) * 1000, 2) * 10**6
+    columns = {
+        "first_scheduled_ns": starts,
+        "last_token_ns": starts + 10**6 * ends,
+        "prompt_tokens": np.arange(2 * n) % 7 + 1, "predicted_tokens": np.arange(2 * n) % 5 + 2.0,
+        "num_preemptions": (np.arange(2 * n) == 11).astype(int),
+        "status": np.where(np.arange(2 * n) == 50, 1, 0),
+    }  # fmt: skip
+    result = SimpleNamespace(policy="static", requests=columns)
+    with mock.patch("schedlab.sim.result.RunResult.load", return_value=result):
+        sealed = batches.read_batches(Path("x"))
+    return {
+        "quality": judged,
+        "means": means.tolist(),
+        "sealed": [sealed.shape.tolist(), sealed.serving_time_s.tolist(), sealed.num_left_out],
+        "split": [part.tolist() for part in batches.split(11, 0.2, 3)],
+        "estimates": batches.estimates(
+            batches.train_serving_time(sealed, np.arange(0, 20)), sealed.shape[20:24]
+        ).tolist(),
+    }
+
+
 CASES = {
+    "planned": (planned, ""),
+    "learned": (learned, ""),
     "keys": (keys, ""),
     **{f"resolved {name}": (resolved, name) for name in CHANGES},
     **{f"expanded {name}": (expanded, name) for name in SWEPT},

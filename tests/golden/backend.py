@@ -307,6 +307,22 @@ def drawn(_: str) -> dict[str, Any]:
     return {f"{heat:g}": sample(logits, keys, heat).tolist() for heat in heats}
 
 
+def overheads(_: str) -> dict[str, Any]:
+    """Fit the scheduling overhead of steps, the slowest left out."""
+    from schedlab.experiments.comparing.calibrated_engine import overhead_of, vllm_config
+    from schedlab.gpu_backend.step_bench import bench_config
+
+    sizes = [(i % 7, (i * 5) % 11) for i in range(40)]
+    shapes = [BatchShape(1, 1, 1, num_running=n, num_waiting=m) for n, m in sizes]
+    times = [10_000 + 300 * n + 70 * m + 10**7 * (i > 38) for i, (n, m) in enumerate(sizes)]
+    return _short({
+        "overhead": overhead_of(shapes, times),
+        "as vLLM": {key: value for key, value in asdict(vllm_config(_LIMITS["small"])).items()
+                    if isinstance(value, int)},
+        "benches": [str(bench_config(((1, 100), (8, 33)), prompts)) for prompts in ((), (900,))],
+    })  # fmt: skip
+
+
 NEED_TORCH: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
     "fit": (fits, ""),
     "fit with graphs": (fits, "1 2 4 8"),
@@ -314,6 +330,7 @@ NEED_TORCH: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
     "layouts": (batches, ""),
     "tiles": (tiled, ""),
     "samples": (drawn, ""),
+    "overheads": (overheads, ""),
 }
 if importlib.util.find_spec("torch") is not None:
     CASES |= NEED_TORCH

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -244,9 +245,15 @@ def tables(_: str) -> dict[str, Any]:
     there = replace(few, folder=Path("elsewhere"))
     table = result_table(whole.rows, ["mean_queue_time_ms"])
     plain = result_table([replace(row, num_replications=1, settings={}) for row in few.rows[:1]])
+    torn = Path(_KEPT.name) / "torn"
+    shutil.copytree(whole.folder, torn)
+    shutil.rmtree(torn / whole.runs[4].folder.name)
+    left = [[row.label, row.num_replications] for row in read_results(torn).rows]
+    shutil.rmtree(torn)
     renamed = relabelled(whole, {"static": "sealed"})
     cells = [["a", "1", "x|y"], ["bb", "-2.5", "<b>"]]
     return {
+        "left": left,
         "table": list(table),
         "plain": list(plain),
         "html": html_table("t", ["p\nq", "v", "w"], cells, ["line <"]),

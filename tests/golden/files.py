@@ -17,6 +17,7 @@ from schedlab.traces.durations import DURATIONS
 from schedlab.traces.lengths import LENGTHS
 from schedlab.traces.load_test_requests import load_test_requests
 from schedlab.traces.load_tests import load_test, read_load_tests
+from schedlab.traces.prefix_hashes import PrefixHashes
 from schedlab.traces.prefix_statistics import lru_hit_rate
 from schedlab.traces.presets import PRESETS
 from schedlab.traces.readers.client_results import read_client_results
@@ -25,6 +26,7 @@ from schedlab.traces.statistics import describe
 from schedlab.traces.synthetic import synthesize
 from schedlab.traces.trace import Trace
 from schedlab.traces.traffic_classes import TrafficClass, in_classes
+from schedlab.traces.turns import Turns
 from schedlab.traces.workload import workload
 from schedlab.traces.writer import write
 from tests import trace_samples
@@ -295,6 +297,24 @@ def classes(_: str) -> dict[str, Any]:
     }
 
 
+def turned(_: str) -> dict[str, Any]:
+    """Take, drop and number turns whose needs are in no order; change the size of blocks."""
+    turns = Turns.from_rows([[], [0], [1], [2, 0], [3, 1], [], [5, 5]], [0, 5, 6, 7, 8, 0, 9])
+    blocks = PrefixHashes.from_rows([(1, 2, 3, 4, 5), (1, 2), (), (1, 2, 9)], 16)
+    prompts = np.array([80, 25, 15, 47])
+    gone = np.zeros(7, dtype=bool)
+    gone[2] = True
+    return {
+        "rows": turns.rows(),
+        "numbers": turns.numbers().tolist(),
+        "taken": turns.take(np.array([0, 1, 2, 3, 5, 6])).rows(),
+        "left": turns.without(gone).tolist(),
+        "joined": Turns.concat([turns, turns.take(np.array([5, 6]))]).rows(),
+        **{f"blocks of {size}": blocks.with_block_tokens(size, prompts).rows()
+           for size in (4, 8, 16, 32, 48)},
+    }  # fmt: skip
+
+
 # -- load tests -----------------------------------------------------------------------------------
 
 _STAGE = {
@@ -342,5 +362,6 @@ CASES = {
     "draws": (drawn, ""),
     "drawn sessions": (sessions, ""),
     "traffic classes": (classes, ""),
+    "turns": (turned, ""),
     "load tests": (load_tests, ""),
 }

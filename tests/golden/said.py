@@ -17,18 +17,39 @@ from schedlab.experiments.claims import claims, page, quoted, report
 from schedlab.experiments.claims.claims import Finding, MeasuredFigure, shipped
 from schedlab.experiments.claims.readings import Reading, Readings
 from schedlab.experiments.comparing import comparison_files
-from schedlab.experiments.comparing.compare import PointComparison
+from schedlab.experiments.comparing.compare import PointComparison, _turns
 from schedlab.experiments.comparing.compare_figures import (
     cdf_figure,
     frontier_figure,
     step_figure,
 )
-from schedlab.experiments.comparing.load_tests import LoadTestValidation, StageErrors
+from schedlab.experiments.comparing.forced_replay import (
+    ForcedReplay,
+    _differences,
+    _fit,
+    _parts,
+)
+from schedlab.experiments.comparing.host_terms import _candidates
+from schedlab.experiments.comparing.load_tests import (
+    LoadTestValidation,
+    StageErrors,
+    _measured,
+    _statistics,
+)
+from schedlab.experiments.comparing.recorded_replay import _Clock
 from schedlab.experiments.comparing.validate import Validation
+from schedlab.experiments.comparing.vllm_recording import Timeline
 from schedlab.experiments.figures import agreement, plots
 from schedlab.experiments.outcomes import Measurement
 from schedlab.experiments.regression import report as regression
-from schedlab.experiments.regression.baseline import Baseline, MeasuredPoint
+from schedlab.experiments.regression.baseline import (
+    BASELINE,
+    Baseline,
+    MeasuredPoint,
+    kept_baseline,
+    version_change,
+    write_baseline,
+)
 from schedlab.experiments.regression.check import Outcome, compare
 from schedlab.experiments.regression.matrix import Matrix, MatrixPoint, Tolerance
 from schedlab.experiments.results.point_folder import PointMetrics
@@ -55,7 +76,10 @@ from schedlab.experiments.search.search_report import (
 from schedlab.experiments.search.tune import Trial, tune
 from schedlab.experiments.specification.claim import Figure
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.sweep import points
 from schedlab.experiments.sweeps.jobs import Done, Job
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.traces.load_tests import Quantiles
 from tests.golden import drawn
 from tests.unit.test_claims import experiment
 
@@ -353,7 +377,11 @@ def tuned(maximize: str) -> dict[str, Any]:
         Trial({"a": 1.0}, (1.0, 2.0), (0.5, 0.2)),
         Trial({"a": 2.0}, (3.0,), (-1.0, 0.0)),
     ))  # fmt: skip
+    ranked = [Trial({"a": i}, goals, excess) for i, (goals, excess) in enumerate((
+        ((1.0, 3.0), (0.0, -1.0)), ((5.0,), (0.1, 0.1)), ((9.0,), (-1.0, 0.15)),
+        ((math.nan,), (-1.0, 0.0)), ((2.5,), (-0.1,)), ((1.0,), (0.15, 0.01))))]  # fmt: skip
     return {
+        "ranks": [one.values["a"] for one in sorted(ranked, key=lambda one: one.rank)],
         "asked": [len(served.asked), drawn._digest(served.asked)],
         "best": [found.best.values, found.best.goals, found.verdict, *found.remarks],
         "rows": tune_rows(found),
@@ -366,7 +394,8 @@ def tuned(maximize: str) -> dict[str, Any]:
 def recommended(case: str) -> dict[str, Any]:
     """Recommend for a rate or for as much as can be, and say so."""
     asked = Question(
-        model="llama-3-8b", hardware="h100", num_gpus=2, slo={"ttft_ms": 100.0, "tpot_ms": 50.0},
+        model="llama-3-8b", hardware="h100", num_gpus=4 if case else 2,
+        slo={"ttft_ms": 100.0, "tpot_ms": 50.0},
         workload={"trace": "fixed", "num_requests": 100}, attainment=0.8,
         policies=("fcfs", "edf"),
         rate=float(case) if case else None, usd_per_hour=2.5 if case else None,
@@ -456,7 +485,78 @@ def backends(_: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def replayed(_: str) -> dict[str, Any]:
+    """Time steps by recorded tokens, and find what a cost model leaves out of them."""
+    times_s = np.array([0.010, 0.0101, 0.050, 0.0900, 0.2])
+    recording = Timeline(np.full(5, 9), np.full(5, 3), np.array([5.0, 5, 5.02, 5.03, 5.031]),
+                         5 + times_s, 5 + times_s + 0.1)  # fmt: skip
+    clock = _Clock(recording, lambda shape: 0.5 * shape.num_decodes)
+    decodes, prompts = BatchShape(2, 20, 10), BatchShape(1, 9, 9, ((30, 0), (5, 2)))
+    now_ns, ends = 0, []
+    for predicted_ns, shape, ended in (
+        (9_000_000, prompts, [(0, 10_000_000), (1, 10_100_000)]),
+        (12_000_000, decodes, []), (9_000_000, decodes, []),
+        (15_000_000, prompts, [(2, 50_000_000), (3, 50_400_000), (4, 51_000_000)]),
+        (9_000_000, decodes, []), (9_000_000, decodes, [(3, 90_000_000)]),
+        (9_000_000, BatchShape(5, 50, 20), [(4, 98_000_000), (1, 103_000_000)]),
+    ):  # fmt: skip
+        now_ns += clock.duration_ns(now_ns, predicted_ns, shape, ended)
+        ends.append(now_ns)
+    steps = clock.steps
+    parts = np.array([_parts(step.shape) for step in steps])
+    mean_ms, error_ms, counts = _fit(steps, parts)
+    found = ForcedReplay(
+        steps, clock.contradictions, _differences(steps, parts, mean_ms, error_ms, counts), 2
+    )
+    return {
+        "ends": ends,
+        "steps": [[one.start_ns, one.duration_ns, one.num_times] for one in steps],
+        "contradictions": [list(one) for one in clock.contradictions],
+        "stretches": found.stretches().tolist(),
+        "rows": found.rows(),
+        "lines": found.lines(),
+        "data": found.to_data()["differences"],
+        "latencies": recording.latencies_ms(),
+        "kinds": [int(np.argmax(_parts(BatchShape(n, n, 1)))) for n in (1, 4, 5, 8, 512, 513)],
+        "quantiles": [_statistics("x", np.array([1.0, 2.0, 4.0, 9.0])),
+                      _measured("x", Quantiles(2.0, (0.0, 0.5, 1.0), (0.001, 0.002, 0.1)))],
+        "terms": [str(one) for one in list(_candidates())[::29]],
+        "turns": [list(turn) for turn in _turns(_points_of_two_loads(), 3, True)],
+    }  # fmt: skip
+
+
+def _points_of_two_loads() -> list[Any]:
+    return points(make_spec({
+        "name": "turns", "workload": {"trace": "fixed", "num_requests": 5, "request_rate": 2},
+        "sweep": {"policy": ["static", "vtc"], "workload.request_rate": [0.5, 6]},
+    }))  # fmt: skip
+
+
+def kept(_: str) -> dict[str, Any]:
+    """Write a baseline and read it back; say what has changed since."""
+    points_of = {
+        f"w/p/{seed}": MeasuredPoint("q", "v", {"b": 2.5, "a": math.nan}, "s") for seed in (2, 10)
+    }
+    with TemporaryDirectory() as folder:
+        write_baseline(Path(folder), points_of)
+        lines = (Path(folder) / BASELINE).read_text(encoding="utf-8").splitlines()
+        read = kept_baseline(Path(folder))
+    return {
+        "lines": [line for line in lines if "/" in line],
+        "read": sorted(read.points),
+        "same": version_change(read).replace("defaults of keys", "keys"),
+        "changed": version_change(replace(read, code="x", versions={**read.versions, "zzz": "1"})),
+        "tolerances": [
+            Tolerance(relative=relative, absolute=absolute).allowed(value)
+            for relative, absolute in ((0.1, 0.0), (0.1, 2.0), (0.0, 2.0))
+            for value in (10.0, -50.0)
+        ],
+    }
+
+
 CASES = {
+    "replay": (replayed, ""),
+    "kept baseline": (kept, ""),
     **{f"claims of a {name}": (judged, name)
        for name in ("value", "ratio", "increase", "reduction", "difference")},
     "claims": (claimed, ""),
@@ -465,6 +565,6 @@ CASES = {
     "search": (searched, ""),
     **{f"tuning for {name}": (tuned, name)
        for name in ("output_throughput", "workload.request_rate")},
-    **{f"recommendation for {name or 'most'}": (recommended, name) for name in ("", "9")},
+    **{f"recommendation for {name or 'most'}": (recommended, name) for name in ("", "14")},
     "backends": (backends, ""),
 }  # fmt: skip

@@ -1,0 +1,161 @@
+"""A log that breaks a law of runs is refused with the words of that law."""
+
+import random
+
+import numpy as np
+import pytest
+
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.testing import laws
+from schedlab.testing.cost_model import _after, random_shape
+
+LIMITS = EngineConfig(
+    num_blocks=6, max_model_len=24, block_size=4, max_num_seqs=3, max_num_batched_tokens=8
+)
+WORK = [laws.arrival(i, 500 * i, 5 + i, 4 + i) for i in range(6)] + [laws.arrival(6, 3000, 40, 2)]
+
+
+class Forged:
+    """A log of which some rows are other than they were."""
+
+    def __init__(self, log, table, column, change):
+        self._log, self._forged = log, {table: (column, change)}
+
+    def __getattr__(self, name):
+        return getattr(self._log, name)
+
+    def _table(self, name):
+        columns = {key: np.array(column) for key, column in getattr(self._log, name)().items()}
+        if name in self._forged:
+            column, change = self._forged[name]
+            columns[column] = change(columns[column])
+        return columns
+
+    def requests(self):
+        return self._table("requests")
+
+    def steps(self):
+        return self._table("steps")
+
+    def preemptions(self):
+        return self._table("preemptions")
+
+
+@pytest.fixture(scope="module")
+def log():
+    found = laws.run(registry.make("fcfs"), WORK, LIMITS)
+    assert found.requests()["num_preemptions"].sum() > 0
+    assert (found.requests()["status"] == 1).sum() == 1
+    return found
+
+
+def at(row, value):
+    """Change one row by something."""
+
+    def change(column):
+        column[row] += value
+        return column
+
+    return change
+
+
+FORGERIES = [
+    ("requests", "id", at(0, 9), "leaves the engine exactly once"),
+    ("requests", "status", at(0, 7), "finished or rejected"),
+    ("requests", "status", at(0, 1), "has a reason"),
+    ("requests", "queued_ns", at(1, -10_000), "arrival_ns > queued_ns"),
+    ("requests", "first_scheduled_ns", at(2, 10**9), "first_scheduled_ns > first_token_ns"),
+    ("requests", "finish_ns", at(0, -1), "last_token_ns > finish_ns"),
+    ("steps", "end_ns", at(0, -(10**6)), "every step takes time"),
+    ("steps", "end_ns", at(1, 10**6), "steps overlap"),
+    ("requests", "generated_tokens", at(3, 1), "each answer is as long as it is"),
+    ("steps", "prefill_tokens", at(0, 1), "tokens computed are those needed"),
+    ("requests", "cached_tokens", at(0, 1), "tokens computed are those needed"),
+    ("steps", "recomputed_tokens", at(0, 99), "recomputed tokens of requests and of steps"),
+    ("steps", "num_preempted", at(0, 1), "preemptions of requests and of steps"),
+    ("preemptions", "resumed_ns", at(0, -(10**6)), "nobody resumes before|evictions are as many"),
+    ("preemptions", "evicted_ns", at(0, 10**9), "nobody resumes before being evicted"),
+    ("preemptions", "id", at(0, 1), "every preemption has a row|evictions are as many"),
+    ("steps", "num_prefills", at(0, 3), "more requests than rows"),
+    ("steps", "num_decodes", lambda column: column + 9, "tokens computed are those needed"),
+    ("steps", "kv_allocated_tokens", at(0, 25), "holds more memory than there is"),
+    ("steps", "kv_tokens", lambda column: column - 100, "kv_tokens is never negative"),
+    (
+        "steps", "kv_reserved_unused_tokens", lambda column: column - 1,
+        "kv_reserved_unused_tokens is never",
+    ),
+    (
+        "steps", "kv_fragmentation_tokens", lambda column: column - 100,
+        "kv_fragmentation_tokens is never",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "column", "change", "law"), FORGERIES)
+def test_log_with_a_forged_row_breaks_the_law_of_it(table, column, change, law, log):
+    laws.check(log, WORK, LIMITS)
+    with pytest.raises(AssertionError, match=law):
+        laws.check(Forged(log, table, column, change), WORK, LIMITS)
+
+
+def test_rows_of_prompts_and_of_decodes_count_together_and_just_all_of_them_fit(log):
+    rows = log.steps()["num_decodes"] + log.steps()["num_prefills"]
+    assert rows.max() == LIMITS.max_num_seqs
+    full = int(np.argmax(rows))
+    with pytest.raises(AssertionError, match="more requests than rows"):
+        laws.check(Forged(log, "steps", "num_prefills", at(full, 1)), WORK, LIMITS)
+
+
+def test_idle_engine_with_somebody_waiting_is_no_idle_engine(log):
+    steps = log.steps()
+    after = at(slice(3, None), 10**6)
+    late = Forged(Forged(log, "steps", "start_ns", after), "steps", "end_ns", after)
+    assert steps["num_running"][3] > 0
+    with pytest.raises(AssertionError, match="idle from"):
+        laws.check_never_idle(late)
+
+
+def test_difference_names_the_first_row_that_differs_and_in_what(log):
+    assert laws.difference(log, log, ("a", "b")) is None
+    steps = Forged(log, "steps", "num_waiting", at(2, 5))
+    assert laws.difference(log, steps, ("here", "there")).startswith("step 2: num_waiting ")
+    requests = Forged(log, "requests", "finish_ns", at(4, 7))
+    told = laws.difference(log, requests, ("here", "there"))
+    finish = int(log.requests()["finish_ns"][4])
+    assert told == f"request 4: finish_ns {finish} here, {finish + 7} there"
+
+
+def test_linear_cost_by_hand():
+    cost = laws.LinearCost(100, 10, 1)
+    shape = BatchShape(2, 30, 20, ((5, 7),), padding_tokens=3, padding_context_tokens=4)
+    assert cost.step_ns(shape) == [100 + 10 * (2 + 5 + 3) + 34]
+    assert cost.step_ns(BatchShape(2, 30, 20), 3) == [100 + 20 + 30 + 2 * j for j in range(3)]
+    assert cost.step_ns(BatchShape(1, 3, 3, swapped_bytes=9)) == [100 + 10 + 3 + 9]
+    with pytest.raises(AssertionError, match="only decodes repeat"):
+        cost.step_ns(shape, 2)
+
+
+def test_decodes_some_steps_later_have_a_token_more_each_step():
+    shape = BatchShape(3, 60, 30, rows_sampled=3, decode_context_min_tokens=10)
+    later = _after(shape, 4)
+    assert later.decode_context_sum_tokens == 60 + 3 * 4
+    assert (later.decode_context_max_tokens, later.decode_context_min_tokens) == (34, 14)
+    assert _after(BatchShape(0, 0, 0, ((4, 0),)), 9) == BatchShape(0, 0, 0, ((4, 0),))
+
+
+def test_random_shapes_are_consistent_and_of_every_kind():
+    draw = random.Random(1)
+    shapes = [random_shape(draw) for _ in range(200)]
+    for shape in shapes:
+        n = shape.num_decodes
+        low, high = shape.decode_context_min_tokens, shape.decode_context_max_tokens
+        assert n * low <= shape.decode_context_sum_tokens <= n * high
+        assert shape.rows_sampled == n + len(shape.chunks) + shape.padding_rows
+        assert shape.num_running == n + len(shape.chunks) > 0
+        assert all(q >= 1 and c >= 0 for q, c in shape.chunks)
+    kinds = {(bool(s.num_decodes), bool(s.chunks)) for s in shapes}
+    assert kinds == {(True, False), (False, True), (True, True)}
+    assert any(s.padding_rows for s in shapes)
+    assert any(s.swapped_bytes for s in shapes)
