@@ -123,6 +123,7 @@ SHAPES = {
         4, 3000, 910, ((17, 100), (64, 0), (1, 5)), rows_sampled=6, decode_context_min_tokens=500
     ),
     "single tokens": BatchShape(0, 0, 0, ((1, 70), (1, 30), (40, 2)), rows_sampled=3),
+    "two tokens": BatchShape(1, 15, 15, ((2, 70), (1, 30)), rows_sampled=3),
     "a long decode beside": BatchShape(
         2, 60_000, 59_000, ((8, 8),), rows_sampled=3, decode_context_min_tokens=1000
     ),
