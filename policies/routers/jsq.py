@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.drive.offer import column
+from schedlab.sim.drive.offer import loads
 from schedlab.sim.request import Request
 
 
@@ -21,8 +21,11 @@ class JoinShortestQueue(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Draw among those with the fewest."""
-        waiting, running = column(engines, "num_waiting"), column(engines, "num_running")
-        loads = [w + r for w, r in zip(waiting, running, strict=True)]
-        fewest = min(loads)
-        places = [place for place, load in enumerate(loads) if load == fewest]
+        found = loads(engines, _load)
+        fewest = min(found)
+        places = [place for place, load in enumerate(found) if load == fewest]
         return places[int(self.rng.random() * len(places))]
+
+
+def _load(engine: EngineState) -> int:
+    return engine.num_waiting + engine.num_running

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import loads
 from schedlab.sim.request import Request
 
 
@@ -20,6 +21,8 @@ class LeastOutstandingTokens(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the one with the fewest."""
-        return self.least(
-            [e.prompt_tokens_in_flight + e.predicted_tokens_in_flight for e in engines]
-        )
+        return self.least(loads(engines, _load))
+
+
+def _load(engine: EngineState) -> float:
+    return engine.prompt_tokens_in_flight + engine.predicted_tokens_in_flight

@@ -55,12 +55,12 @@ class LlmD(Router):
         by_prefix, by_queue, by_kv = self.prefix, self.queue, self.kv
         shares = map(truediv, column(engines, "used_blocks"), column(engines, "num_blocks"))
         of_nothing = by_prefix * 1.0  # as most know nothing of the prompt
-        losses = [
-            (by_prefix * (1 - tokens / prompt_tokens) if tokens else of_nothing)
-            + (by_queue * ((waiting - shortest) / span) if waiting > shortest else 0.0)
-            + by_kv * share
-            for waiting, tokens, share in zip(queues, known, shares, strict=True)
-        ]
+        losses = []
+        for waiting, tokens, share in zip(queues, known, shares, strict=True):
+            loss = by_prefix * (1 - tokens / prompt_tokens) if tokens else of_nothing
+            if waiting > shortest:
+                loss += by_queue * ((waiting - shortest) / span)
+            losses.append(loss + by_kv * share)
         place = self.least(losses)
         if not self.precise:
             chosen = engines[place]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.drive.offer import column
+from schedlab.sim.drive.offer import loads
 from schedlab.sim.request import Request
 
 
@@ -31,6 +31,7 @@ class Vllm(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the least loaded; the first from the one behind the last."""
-        weight = self.waiting_weight
-        waiting, running = column(engines, "num_waiting"), column(engines, "num_running")
-        return self.least([weight * w + r for w, r in zip(waiting, running, strict=True)])
+        return self.least(loads(engines, self._load))
+
+    def _load(self, engine: EngineState) -> float:
+        return self.waiting_weight * engine.num_waiting + engine.num_running

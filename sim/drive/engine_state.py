@@ -92,6 +92,7 @@ class LiveState:
         if board is not None:
             board.num_waiting[self._place] = self.num_waiting
             board.num_running[self._place] = self.num_running
+            board.changed.add(self._place)
 
     def stand_on(self, board: Board, place: int) -> None:
         """Keep the counts of a place of a board as well, and no other ones any more."""
@@ -105,6 +106,7 @@ class LiveState:
             self.predicted_tokens_in_flight += sign * request.predicted_tokens
         if self._board is not None:
             self._board.num_in_flight[self._place] = self.num_in_flight
+            self._board.changed.add(self._place)
 
     @property
     def backlog_tokens(self) -> int:
@@ -211,6 +213,7 @@ class ReportedState:
         if self._board is not None:
             self._board.num_in_flight[self._place] = self.num_in_flight
             self._board.num_waiting[self._place] = self.num_waiting
+            self._board.changed.add(self._place)
 
     def cached_tokens(self, request: Request) -> int:
         """Count the leading prompt tokens that the prefix cache holds at this moment."""
@@ -240,15 +243,18 @@ class Board:
     ----------
     index, num_blocks, block_size, num_in_flight, num_waiting, num_running : list of int
         What each says; not to be written to by who reads.
+    changed : set of int
+        Places of engines whose counts changed since who reads last emptied it.
     """
 
     __slots__ = (
-        "_engines", "block_size", "index", "num_blocks", "num_in_flight", "num_running",
+        "_engines", "block_size", "changed", "index", "num_blocks", "num_in_flight", "num_running",
         "num_waiting",
     )  # fmt: skip
 
     def __init__(self, engines: Sequence[EngineState]) -> None:
         self._engines = list(engines)
+        self.changed: set[int] = set()
         self.index = [engine.index for engine in engines]
         self.num_blocks = [engine.num_blocks for engine in engines]
         self.block_size = [engine.block_size for engine in engines]

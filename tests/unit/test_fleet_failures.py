@@ -20,7 +20,7 @@ from schedlab.sim.drive.failures import Failures, Outage, Slowdown
 from schedlab.sim.drive.handover import Disaggregation
 from schedlab.sim.drive.links import Interconnect, Link
 from schedlab.sim.drive.members import Supply
-from schedlab.sim.drive.offer import Column, Offer, column
+from schedlab.sim.drive.offer import Column, Offer, column, loads
 from schedlab.sim.drive.processes import Processes
 from schedlab.sim.drive.retries import as_received
 from schedlab.sim.errors import PolicyError, SpecError
@@ -61,12 +61,16 @@ def simulate(
 def test_columns_of_an_offer_are_what_its_engines_say_whatever_becomes_of_them(staleness_ns):
     sizes = set()
 
+    def in_flight(engine):
+        return engine.prompt_tokens_in_flight + 4 * engine.num_waiting + engine.num_running
+
     class Comparing(Router):
         def route(self, request, engines):
             assert isinstance(engines, Offer)
             sizes.add(len(engines))
             for name in get_args(Column):
                 assert column(engines, name) == [getattr(e, name) for e in engines], name
+            assert loads(engines, in_flight) == [in_flight(engine) for engine in engines]
             return self.least(column(engines, "num_running"))
 
     workload = [arrival(i, 400 * i, 20 + i, 30) for i in range(40)]
