@@ -165,7 +165,7 @@ def read_point(
             policy=noted.get("policy_label", head["policy"]),
             metrics=_Metrics(head["metrics"], folder),
             folder=folder,
-            warnings=noted.get("warnings", ()),
+            warnings=_lines(noted.get("warnings", [])),
             cost_model=head["provenance"]["cost_model"],
             prediction=head["provenance"].get("prediction"),
             seconds=noted.get("seconds", math.nan),
@@ -174,6 +174,12 @@ def read_point(
     except (KeyError, TypeError, AttributeError) as error:
         raise SchedlabError(f"{folder}: not the result of a point ({error!r})") from error
     return found if noted else replace(found, warnings=warnings(found.load()))
+
+
+def _lines(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
+        raise TypeError(f"warnings {value!r}")
+    return value
 
 
 def content_hash_of(folder: Path, light: bool = True) -> str | None:

@@ -48,14 +48,15 @@ def is_published(trace: str) -> bool:
     return trace in PUBLISHED
 
 
-# Names of models hold dots and slashes (Qwen/Qwen2.5-7B), so what is on disk decides.
+# Names of models hold dots and slashes (Qwen/Qwen2.5-7B), so what is on disk decides. One that is
+# too long for a path is none to `os.path`, and an error to `Path`.
 _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
-    "model": lambda value, folder: value.endswith(".json") or (folder / value).is_dir(),
+    "model": lambda value, folder: value.endswith(".json") or os.path.isdir(folder / value),
     "frontend": lambda *_: True,
     "frontend.file": lambda *_: True,
     "engine.speculation.acceptance.recording": lambda *_: True,
     "engine.speculation.model": lambda value, folder: (
-        value.endswith(".json") or (folder / value).is_dir()
+        value.endswith(".json") or os.path.isdir(folder / value)
     ),
     "hardware": lambda value, _: value.endswith((".yaml", ".yml", ".json")),
     "cost_model": lambda value, _: key_of(value) == "profile",

@@ -31,6 +31,9 @@ FEATURES = (
 )
 """What a step costs by, beside its new tokens; a fit has one coefficient for each."""
 
+_LARGEST = 1e100
+"""Of any number of a fit: what is made of it by products stays finite, and is refused as a time."""
+
 META_KEYS = ("model", "hardware", "dtype", "tensor_parallel_size")
 """What meta.json must say; the loader compares it with the run. It may also say
 ``data_parallel_size``, the engines that share experts (1 if absent), and ``expert_parallel``,
@@ -360,8 +363,8 @@ def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
 
 
 def _check_number(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise SpecError(f"{name} must be finite and >= 0, got {value!r}")
+    if not 0 <= value <= _LARGEST:
+        raise SpecError(f"{name} must be finite and >= 0 (and at most {_LARGEST:g}), got {value!r}")
 
 
 def _number(name: str, value: object) -> float:

@@ -72,9 +72,11 @@ def read_config(path: Path) -> ModelShape:
     """
     config = _Config(path)
     kind = config.data.get("model_type")
-    if kind in _AROUND_TEXT:
+    if isinstance(kind, str) and kind in _AROUND_TEXT:
         config.data = {"_name_or_path": _name(config), **config.section("text_config")}
         kind = config.data.get("model_type")
+    if not isinstance(kind, str):
+        raise SpecError(f"{path}: model_type must be a name, got {kind!r}")
     if kind in UNSUPPORTED:
         raise SpecError(f"{path}: model_type {kind!r} is not supported: {UNSUPPORTED[kind]}")
     if kind not in _KNOWN:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -218,10 +219,11 @@ def model(name: str) -> ModelShape:
     if key in _TABLE:
         return _TABLE[key]
     path = Path(name)
-    if path.suffix == ".json" or path.is_dir():
+    is_folder = os.path.isdir(path)  # False, too, for what is too long for a path
+    if path.suffix == ".json" or is_folder:
         from schedlab.sim.hardware.model_config import read_config
 
-        return read_config(path / "config.json" if path.is_dir() else path)
+        return read_config(path / "config.json" if is_folder else path)
     for prefix, kind in _UNSUPPORTED_NAMES.items():
         if key.startswith(prefix) and "distill" not in key:
             raise SpecError(f"model {name!r} is not supported: {UNSUPPORTED[kind]}")

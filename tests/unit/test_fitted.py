@@ -224,6 +224,10 @@ def no_held_out(data):
     del data["error"]["held_out"]
 
 
+def beyond_all(data):
+    data["regimes"]["eager"]["coefficients_s"]["num_decodes"] = 1e308
+
+
 def no_bias(data):
     del data["error"]["train"]["bias"]
 
@@ -248,6 +252,7 @@ def box(data):
     ("change", "message"),
     [
         (negative, r"regimes\.eager: coefficients_s\.num_decodes must be finite and >= 0"),
+        (beyond_all, r"num_decodes must be finite and >= 0 \(and at most 1e\+100\), got 1e\+308"),
         (unknown, r"unknown key 'num_decode'; did you mean num_decodes\?"),
         (no_held_out, "'held_out' is missing"),
         (no_bias, r"error\.train: key 'bias' is missing"),

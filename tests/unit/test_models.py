@@ -151,6 +151,17 @@ def test_model_of_an_architecture_that_has_no_shape_says_why(name, why):
         model(name)
 
 
+def test_model_type_that_is_no_name_is_refused(tmp_path):
+    with pytest.raises(SpecError, match=r"config\.json: model_type must be a name, got \[\[1\]\]"):
+        model(write(tmp_path / "config.json", model_type=[[1]]))
+
+
+def test_model_name_too_long_for_a_path_is_an_unknown_name():
+    with pytest.raises(SpecError, match="is unknown") as refused:
+        model("x" * 6000)
+    assert len(str(refused.value)) < 1000
+
+
 def test_model_from_config_json_of_an_unsupported_kind_says_why(tmp_path):
     with pytest.raises(SpecError, match=r"model_type 'deepseek_v3' is not supported: multi-head"):
         model(write(tmp_path / "config.json", model_type="deepseek_v3"))

@@ -7,6 +7,7 @@ import pytest
 
 from schedlab.experiments.figures.chosen import Chosen, draw_chosen
 from schedlab.experiments.figures.figures import drawings, shown_load
+from schedlab.experiments.results.point_folder import read_point
 from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
 from schedlab.experiments.results.saved_results import read_points, read_results
 from schedlab.experiments.results.tables import Estimate, Row
@@ -167,3 +168,11 @@ def test_drawing_leaves_a_folder_that_can_be_replaced(single):
     written = {path.name for path in draw_chosen([folder], Chosen())[0]}
     assert {"time_series.png", "time_series.svg", "gantt.png"} <= written
     check_replaceable(folder)
+
+
+@pytest.mark.parametrize("warnings", [True, float("nan"), "text", [1]])
+def test_point_whose_warnings_are_no_lines_is_refused_by_its_folder(single, tmp_path, warnings):
+    folder = shutil.copytree(single[1].folder, tmp_path / "point")
+    (folder / "point.json").write_text(json.dumps({"warnings": warnings}))
+    with pytest.raises(SchedlabError, match=r"point: not the result of a point \(.*warnings"):
+        read_point(folder)
