@@ -215,7 +215,13 @@ def _told_length(of: Sequence[Found], asked: Find) -> str:
     path = ", ".join(f"{one.value.mean:.4g} with {one.num_requests}" for one in of)
     if _move(*of[-2:]) <= asked.tolerance:
         return f"by requests a run: {path}; settled to within {asked.tolerance:.0%}"
-    return f"by requests a run: {path}; STILL MOVING: take it for more than a long run would hold"
+    return f"by requests a run: {path}; {still_moving(of[-1].num_requests)}"
+
+
+def still_moving(num_requests: int | None) -> str:
+    """Say that an answer depends on the length of the runs, and how to go on from there."""
+    longer = f"{_LENGTH}={2 * (num_requests or 0)}"
+    return f"STILL MOVING, so no answer for long runs yet: {longer} goes on from there"
 
 
 def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:

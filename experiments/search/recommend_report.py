@@ -89,7 +89,9 @@ def recommend_lines(found: Recommendation, cost_models: Sequence[Mapping[str, An
             "request: without --max-model-len vLLM refuses to start"
         )
     lines += [f"left out: {name}: {why}" for name, why in found.excluded.items()]
-    lines += found.best.found.remarks
+    # What is a key of an experiment elsewhere is an option here.
+    remarks = found.best.found.remarks
+    lines += [one.replace("workload.num_requests=", "--num-requests ") for one in remarks]
     return [*lines, *surety_lines(found, cost_models)]
 
 

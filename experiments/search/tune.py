@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schedlab.experiments.search.bars import Metrics, bars_of, label_of, with_values
-from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all
+from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, still_moving
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find, Tune, is_key
 from schedlab.experiments.specification.sweep import Point, points
@@ -316,7 +316,7 @@ def _settled(
     path = ", ".join(f"{trials[0].goal.mean:.4g} with {n}" for n, trials in history)
     ends = f"settled to within {_SETTLED:.0%}"
     if _moves(history) > _SETTLED:
-        ends = "STILL MOVING: take it for more than a long run would hold"
+        ends = still_moving(history[-1][0])
     searched = history[0][0]
     return history[-1][1], (
         f"the best by requests a run: {path}; {ends} (settings were tried with {searched})"
