@@ -131,12 +131,16 @@
         },
       };
     });
-    const title = (axis) => ({ text: axis in data.metrics ? metricTitle(axis) : axis });
+    const title = (axis) => ({
+      text: axis in data.metrics ? metricTitle(axis)
+        : axis === data.rate ? "request rate (requests/s)" : axis,
+    });
+    const scale = logarithmic.checked ? { type: "log", dtick: "D2", tickformat: "~g" } : { type: "linear" };
     Plotly.react(chart, traces, {
       margin: { t: 20, r: 20, b: 60, l: 70 }, height: 460, hovermode: "closest",
       paper_bgcolor: "#fff", plot_bgcolor: "#fff",
       xaxis: { title: title(x.value), gridcolor: "#ddd" },
-      yaxis: { title: title(y.value), gridcolor: "#ddd", type: logarithmic.checked ? "log" : "linear" },
+      yaxis: { title: title(y.value), gridcolor: "#ddd", ...scale },
       legend: { orientation: "h", y: -0.2 }, showlegend: true,
     }, {
       displaylogo: false, responsive: true, toImageButtonOptions: { format: "svg" },

@@ -208,11 +208,16 @@ def _results_table(results: SavedResults) -> PageTable:
     if any(row.mean("num_with_slo") > 0 for row in rows):
         metrics += ["request_goodput", "slo_attainment"]
     metrics += ["median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "p99_itl_ms"]
-    metrics += ["median_e2el_ms", "p99_e2el_ms", "num_preemptions", "rejected"]
+    metrics += ["median_e2el_ms", "p99_e2el_ms"]
+    counts = {"num_preemptions": "preempted", "rejected": "rejected"}
+    none = [name for name in counts if all(row.mean(name) == 0 for row in rows)]
+    metrics += [name for name in counts if name not in none]
     several = any(row.num_replications > 1 for row in rows)
     note = "± is the 95 % confidence interval over replications (Student's t). " if several else ""
     note += "TTFT: time from arrival to the first token; E2EL: to the last; TPOT: time per output "
     note += "token after the first; ITL: gaps between the tokens of all requests."
+    if none:
+        note += f" No request was {' or '.join(counts[name] for name in none)}."
     if len(rows) == 1:
         return _facts(((metric_named(m).axis, _cell(rows[0], m)) for m in metrics), note)
     header = ["policy", *(key.rsplit(".", 1)[-1].replace("_", " ") for key in keys)]
