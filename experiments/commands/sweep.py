@@ -44,6 +44,9 @@ Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Folder that keeps the points; results/<name>-sweep."),
 ]
+Light = Annotated[
+    bool, typer.Option("--light", help="Keep the metrics of each point, and no tables.")
+]
 SearchOutput = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Folder that keeps the runs; results/<name>-find, -tune."),
@@ -64,9 +67,7 @@ def sweep_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and about how long it takes.")
     ] = False,
-    light: Annotated[
-        bool, typer.Option("--light", help="Keep the metrics of each point, and no tables.")
-    ] = False,
+    light: Light = False,
     metric: Metrics = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -115,6 +116,15 @@ def _refuse_more_than_is_kept(asked: Sequence[str]) -> None:
         raise SpecError(f"--light keeps no tables, and {more[0]} is computed from them")
 
 
+def _bounded(spec: ExperimentSpec) -> list[str]:
+    """Return the metrics that a search goes by."""
+    from schedlab.experiments.specification.search import is_key
+
+    asked = [one for one in (spec.find, spec.tune) if one is not None]
+    names = [name for one in asked for name in (one.maximize, *one.at_most, *one.at_least)]
+    return [name for name in names if not is_key(name)]
+
+
 class _Outcome(NamedTuple):
     """What a search came to: as JSON, and as a table with lines under it."""
 
@@ -160,6 +170,7 @@ def _search_command(
         output: SearchOutput = None,
         jobs: NumWorkers = 1,
         ray: RayAddress = None,
+        light: Light = False,
         quiet: Quiet = False,
         as_json: AsJson = False,
     ) -> None:
@@ -169,7 +180,9 @@ def _search_command(
         spec = load_experiment(spec_file, overrides)
         folder = output or results_folder(spec, name)
         check_backend(spec, jobs, ray)
-        with opened_runs(folder, choose_workers(jobs, ray), quiet) as runs:
+        if light:
+            _refuse_more_than_is_kept(_bounded(spec))
+        with opened_runs(folder, choose_workers(jobs, ray), quiet, light) as runs:
             found = search(spec, runs)
         basis = basis_lines(runs.cost_models, list(runs.extrapolated.values()))
         table = {"header": found.header, "rows": found.rows, "num_text": 1}

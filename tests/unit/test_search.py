@@ -272,6 +272,12 @@ def test_find_command_writes_what_was_tried_and_takes_it_up_again(tmp_path, monk
     assert [one["label"] for one in data["settings"]] == ["fcfs", "static"]
     assert data["settings"][1]["bound"] == "below"
     assert "a bar breaks at the smallest value tried already" in done.output
+    light = CliRunner().invoke(app, ["find", "s.yaml", "--light", "-o", "light", "--json"])
+    assert json.loads(light.stdout)["settings"] == data["settings"]
+    assert not list(Path("light").glob("*/*.parquet"))
+    gaps = "find=max workload.request_rate subject to largest(latency=itl) <= 60"
+    refused = CliRunner().invoke(app, ["find", "s.yaml", gaps, "--light", "-o", "light"])
+    assert "--light keeps no tables, and largest(latency=itl)" in refused.stderr
     before = {p: p.stat().st_mtime_ns for p in Path("results").glob("*/*/result.json")}
     again = CliRunner().invoke(app, ["find", "s.yaml", "--json"])
     assert json.loads(again.stdout) == data
