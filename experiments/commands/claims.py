@@ -19,14 +19,17 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def claims(
     spec_files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILES]...", help="Experiments with a claim; all shipped if none."),
+        typer.Argument(metavar="FILE", help="Experiments with a claim; all shipped if none."),
     ] = None,
     page: Annotated[
         Literal["policies", "claims"],
         typer.Option(help="Systems against their papers, or what posts say of serving."),
     ] = "policies",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for the page, .md and .json.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FOLDER", help="Folder for the page, .md and .json."
+        ),
     ] = None,
     jobs: AllCores = None,
     keep: Keep = None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="Its file or name.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Changes, e.g. engine.max_num_seqs=64."),
+    typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. engine.max_num_seqs=64."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

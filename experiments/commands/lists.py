@@ -14,7 +14,7 @@ from schedlab.sim.text import json_text
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Part = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Show those whose name has this in it.")
+    str | None, typer.Argument(metavar="NAME", help="Show those whose name has this in it.")
 ]
 
 

@@ -26,17 +26,26 @@ def measure(
     overrides: Overrides = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Results folder; results/<name>-compared if absent."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FOLDER",
+            help="Results folder; results/<name>-compared if absent.",
+        ),
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option(help="Folder to keep measured runs in; those found there are not repeated."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder to keep measured runs in; those found there are not repeated.",
+        ),
     ] = None,
     max_s: Annotated[
         float,
         typer.Option(
+            metavar="SECONDS",
             help="Begin no measured run that would end later than this (seconds); compare what "
-            "there is then."
+            "there is then.",
         ),
     ] = float("inf"),
     check: Annotated[
@@ -75,7 +84,10 @@ def measure(
 @app.command()
 def calibrate(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Profile folder, e.g. profiles/cpu/NAME.")
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FOLDER", help="Profile folder, e.g. profiles/cpu/NAME."
+        ),
     ],
     model: Annotated[str, typer.Option(help="A known model or a config.json.")] = "schedlab-small",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:INDEX.")] = "cpu",
@@ -103,7 +115,10 @@ def calibrate(
     rounds: Annotated[int, typer.Option(min=1, help="Visits of every batch.")] = 5,
     max_s: Annotated[
         float,
-        typer.Option(help="Begin no round but the first that would end later than this (seconds)."),
+        typer.Option(
+            metavar="SECONDS",
+            help="Begin no round but the first that would end later than this (seconds).",
+        ),
     ] = float("inf"),
     threads: Annotated[int, typer.Option(min=1, help="Of the kernels, on a CPU.")] = 1,
     seed: Annotated[int, typer.Option(min=0)] = 0,

@@ -21,7 +21,7 @@ def check_command(
     name: Annotated[str, typer.Argument(metavar="POLICY", help="A name, or module:Class.")],
     knobs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KNOB=VALUE]...", help="Its knobs, e.g. chunk_size=256."),
+        typer.Argument(metavar="KNOB=VALUE", help="Its knobs, e.g. chunk_size=256."),
     ] = None,
     may_wait: Annotated[
         bool, typer.Option("--may-wait", help="It may idle on purpose although requests wait.")

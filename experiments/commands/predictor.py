@@ -33,7 +33,9 @@ def train_command(
             metavar="DATA", help="Answered prompts (a trace with text); for knn a results folder."
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to write.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Model folder to write.")
+    ],
     kind: Annotated[
         Kind,
         typer.Option(
@@ -110,7 +112,9 @@ def evaluate_command(
 def held_out_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder.")],
     data: Annotated[Path, typer.Argument(metavar="DATA", help="The file it was trained on.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Ends in .jsonl or .jsonl.gz.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Ends in .jsonl or .jsonl.gz.")
+    ],
     tokenizer: Tokenizer = "auto",
 ) -> None:
     """Write the prompts a model did not learn from, as a trace to run experiments on."""

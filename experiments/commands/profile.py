@@ -28,7 +28,10 @@ import_app = typer.Typer(
 app.add_typer(import_app, name="import")
 
 Output = Annotated[
-    Path, typer.Option("-o", "--output", help="Profile folder to write, e.g. profiles/NAME.")
+    Path,
+    typer.Option(
+        "-o", "--output", metavar="FOLDER", help="Profile folder to write, e.g. profiles/NAME."
+    ),
 ]
 TensorParallel = Annotated[
     int,
@@ -160,7 +163,10 @@ def aiconfigurator_command(
 @app.command("learn")
 def learn_command(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="File to write, for cost_model.kernels.")
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FOLDER", help="File to write, for cost_model.kernels."
+        ),
     ],
     aiconfigurator: Annotated[
         Path | None,

@@ -23,7 +23,9 @@ def recommend(
         str, typer.Option(metavar="MODEL", help="A known model (schedlab models), or config.json.")
     ],
     gpu: Annotated[str, typer.Option(metavar="GPU", help="A known GPU (schedlab gpus), or YAML.")],
-    gpus: Annotated[int, typer.Option(min=1, max=1024, help="How many are at hand.")] = 1,
+    gpus: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1024, help="How many are at hand.")
+    ] = 1,
     workload: Annotated[
         str,
         typer.Option(
@@ -32,20 +34,27 @@ def recommend(
         ),
     ] = "azure-conv",
     ttft_ms: Annotated[
-        float | None, typer.Option(min=0, help="Target: time to the first token.")
+        float | None, typer.Option(metavar="MS", min=0, help="Target: time to the first token.")
     ] = None,
     tpot_ms: Annotated[
-        float | None, typer.Option(min=0, help="Target: time for each later token.")
+        float | None, typer.Option(metavar="MS", min=0, help="Target: time for each later token.")
     ] = None,
     e2el_ms: Annotated[
-        float | None, typer.Option(min=0, help="Target: time to the last token.")
+        float | None, typer.Option(metavar="MS", min=0, help="Target: time to the last token.")
     ] = None,
     attainment: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Share of requests that must hold them.")
+        float,
+        typer.Option(
+            metavar="SHARE", min=0.01, max=1.0, help="Share of requests that must hold them."
+        ),
     ] = 0.9,
     rate: Annotated[
         float | None,
-        typer.Option(min=0, help="Requests/s to serve, on as few GPUs as do; else as many as can."),
+        typer.Option(
+            metavar="RATE",
+            min=0,
+            help="Requests/s to serve, on as few GPUs as do; else as many as can.",
+        ),
     ] = None,
     vllm: Annotated[str, typer.Option(metavar="RELEASE", help="Of vLLM.")] = "0.32",
     policy: Annotated[
@@ -56,10 +65,14 @@ def recommend(
         str, typer.Option(metavar="PROFILE", help="Folder of a measured profile, or roofline.")
     ] = "roofline",
     usd_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Price of a GPU; the table's by default.")
+        float | None,
+        typer.Option(metavar="USD", min=0, help="Price of a GPU; the table's by default."),
     ] = None,
     num_requests: Annotated[
-        int, typer.Option(min=10, help="Of a run to begin with; the answer asks for longer ones.")
+        int,
+        typer.Option(
+            metavar="N", min=10, help="Of a run to begin with; the answer asks for longer ones."
+        ),
     ] = 500,
     serve_as: Annotated[
         str | None,
@@ -67,7 +80,12 @@ def recommend(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Folder for all of it; results/recommend-MODEL-GPU."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FOLDER",
+            help="Folder for all of it; results/recommend-MODEL-GPU.",
+        ),
     ] = None,
     jobs: AllCores = None,
     quiet: Quiet = False,

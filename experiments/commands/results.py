@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def plot(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="DIR...", help="Results folders; several are drawn as one."),
+        typer.Argument(metavar="DIR", help="Results folders; several are drawn as one."),
     ] = None,
     figure: Annotated[
         list[str] | None,
@@ -42,7 +42,8 @@ def plot(
         typer.Option(metavar="POLICY=NAME", help="What to call a policy, or a swept value."),
     ] = None,
     title: Annotated[
-        str | None, typer.Option(help="Instead of the experiment's name; may be empty.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Instead of the experiment's name; may be empty."),
     ] = None,
     file_format: Annotated[
         list[str] | None,
@@ -105,7 +106,7 @@ def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:
 @app.command("report")
 def report_page(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Results; several are shown as one.")
+        list[Path], typer.Argument(metavar="DIR", help="Results; several are shown as one.")
     ],
     output: Annotated[
         Path | None,
@@ -125,9 +126,14 @@ def compare_command(
     ],
     metric: Metrics = None,
     against: Annotated[
-        str | None, typer.Option(help="Hold the others against this one; the first by default.")
+        str | None,
+        typer.Option(
+            metavar="POLICY", help="Hold the others against this one; the first by default."
+        ),
     ] = None,
-    key: Annotated[str, typer.Option(help="Swept key whose values are compared.")] = "policy",
+    key: Annotated[
+        str, typer.Option(metavar="KEY", help="Swept key whose values are compared.")
+    ] = "policy",
     every: Annotated[
         bool, typer.Option("--all", help="Also show comparisons that decide nothing.")
     ] = False,
@@ -171,7 +177,9 @@ def compare_command(
 @app.command("batch-means")
 def batch_means_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of one long run.")],
-    num_batches: Annotated[int, typer.Option("--batches", help="Of successive arrivals.")] = 20,
+    num_batches: Annotated[
+        int, typer.Option("--batches", metavar="N", help="Of successive arrivals.")
+    ] = 20,
 ) -> None:
     """Say how sure the mean latencies of one long run are."""
     from schedlab.experiments.analysis.run_intervals import run_intervals
@@ -197,8 +205,9 @@ def by_class_command(
     column: Annotated[
         str | None,
         typer.Option(
+            metavar="COLUMN",
             help="Column of requests.parquet that tells classes apart; by default the tenant if "
-            "there is one, else the priority."
+            "there is one, else the priority.",
         ),
     ] = None,
     metric: Metrics = None,
@@ -215,7 +224,10 @@ def log_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of a run or sweep.")],
     to: Annotated[str, typer.Option(metavar="TRACKER", help="mlflow or wandb.")],
     project: Annotated[
-        str | None, typer.Option(help="Experiment (MLflow) or project (W&B); the name by default.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Experiment (MLflow) or project (W&B); the name by default."
+        ),
     ] = None,
 ) -> None:
     """Send finished runs to MLflow or Weights & Biases."""

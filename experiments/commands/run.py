@@ -36,7 +36,9 @@ def run(
     overrides: Overrides = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Results folder; results/<name> if not given."),
+        typer.Option(
+            "-o", "--output", metavar="FOLDER", help="Results folder; results/<name> if not given."
+        ),
     ] = None,
     jobs: NumWorkers = 1,
     perfetto: Annotated[

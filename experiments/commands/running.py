@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schedlab.experiments.sweeps.workers import Workers
 
 NumWorkers = Annotated[
-    int, typer.Option("-j", "--jobs", min=1, help="Points run at the same time.")
+    int, typer.Option("-j", "--jobs", metavar="N", min=1, help="Points run at the same time.")
 ]
 RayAddress = Annotated[
     str | None,
@@ -37,7 +37,13 @@ RayAddress = Annotated[
 ]
 AllCores = Annotated[
     int | None,
-    typer.Option("-j", "--jobs", min=1, help="Points run at the same time; by default one a core."),
+    typer.Option(
+        "-j",
+        "--jobs",
+        metavar="N",
+        min=1,
+        help="Points run at the same time; by default one a core.",
+    ),
 ]
 Keep = Annotated[
     Path | None,

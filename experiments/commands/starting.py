@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Made if need be.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made if need be.")] = Path("."),
 ) -> None:
     """Write an experiment and a policy to start from."""
     from schedlab.experiments.specification.starter import write_starter
@@ -32,7 +32,7 @@ def init(
 @app.command()
 def examples(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this one, to change it.")
+        str | None, typer.Argument(metavar="NAME", help="Print this one, to change it.")
     ] = None,
 ) -> None:
     """List the experiments that come with schedlab (run NAME), or print one."""

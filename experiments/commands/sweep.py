@@ -42,14 +42,24 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="Folder that keeps the points; results/<name>-sweep."),
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="Folder that keeps the points; results/<name>-sweep.",
+    ),
 ]
 Light = Annotated[
     bool, typer.Option("--light", help="Keep the metrics of each point, and no tables.")
 ]
 SearchOutput = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="Folder that keeps the runs; results/<name>-find, -tune."),
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="Folder that keeps the runs; results/<name>-find, -tune.",
+    ),
 ]
 
 

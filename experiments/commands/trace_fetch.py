@@ -12,9 +12,7 @@ from schedlab.sim.errors import TraceError
 
 
 def fetch_command(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="See --list.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="See --list.")] = None,
     list_all: Annotated[
         bool, typer.Option("--list", help="List what can be fetched, and where it is kept.")
     ] = False,

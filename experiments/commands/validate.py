@@ -24,7 +24,7 @@ def validate(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
+            metavar="KEY=VALUE",
             help="Changes, e.g. engine.async_scheduling=true (of OTHER.yaml, too)",
         ),
     ] = None,
