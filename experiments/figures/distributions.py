@@ -187,9 +187,10 @@ def _by_length(tokens: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
     if not len(values):
         return values, values, values
     least = min(_LEAST_IN_GROUP, len(values))
-    num_groups = max(1, min(_MOST_GROUPS, len(values) // (2 * least)))
-    ends = np.quantile(tokens, np.linspace(0, 1, num_groups + 1))
-    edges = [ends[0], *np.unique(ends[1:])]
+    num_groups = min(_MOST_GROUPS, len(values) // least)
+    edges = np.unique(np.quantile(tokens, np.linspace(0, 1, num_groups + 1))).tolist()
+    if len(edges) == 1:  # all of one length
+        edges *= 2
     rows = []
     for i, (low, high) in enumerate(pairwise(edges)):
         inside = (tokens >= low if i == 0 else tokens > low) & (tokens <= high)

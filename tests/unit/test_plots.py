@@ -433,8 +433,10 @@ def test_by_length_gives_medians_of_groups():
 @pytest.mark.parametrize("count", [1, 4, 25, 39])
 def test_by_length_of_few_requests_makes_fewer_groups(count):
     x, middle, high = by_length(np.arange(1.0, count + 1), np.full(count, 3.0))
-    assert 1 <= len(x) <= 1 + count // 10
+    assert 1 <= len(x) <= 1 + count // 5
     assert set(middle) == set(high) == {3.0}
+    alike, _, _ = by_length(np.ones(count), np.full(count, 3.0))
+    assert alike.tolist() == [1]
 
 
 def test_predictability_figure_is_in_percent(small_run):
