@@ -43,7 +43,7 @@ fast: $(VENV)/tested             ## what takes less than a fifth of a second, wi
 unit: $(VENV)/tested             ## those of simulator and policies alone: seconds
 	$(BIN)/python -m pytest -m "not slow" --hypothesis-profile=quick $(UNIT) $(ARGS)
 
-mutants: $(VENV)/tested          ## plant 100 small bugs in sim/ and policies/, count those tests notice
+mutants: $(VENV)/tested          ## plant 100 small bugs, count those that tests notice
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 torture: $(VENV)/tested          ## a campaign of bad inputs, random workloads and kills, with their numbers

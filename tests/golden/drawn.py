@@ -25,7 +25,7 @@ from schedlab.experiments.analysis.run_intervals import run_intervals
 from schedlab.experiments.figures import distributions, gantt, plots
 from schedlab.experiments.figures.chosen import FIGURES, SEARCHES, Chosen
 from schedlab.experiments.figures.figures import drawings, shown_load
-from schedlab.experiments.outcomes import Results
+from schedlab.experiments.outcomes import Results, _of_setting
 from schedlab.experiments.report import page
 from schedlab.experiments.report.live import live_data
 from schedlab.experiments.results.saved_results import SavedResults, read_results
@@ -128,7 +128,10 @@ def seen(figure: Figure) -> dict[str, Any]:
             "titles": [axes.get_title(loc=side) for side in ("left", "center")],
             "labels": [axes.get_xlabel(), axes.get_ylabel()],
             "scales": [axes.get_xscale(), axes.get_yscale()],
-            "texts": [text.get_text() for text in axes.texts],
+            "texts": [
+                text.get_text() + " (bold)" * (text.get_fontweight() == "bold")
+                for text in axes.texts
+            ],
             "legend": [t.get_text() for t in legend.get_texts()] if legend else [],
             "ticks": [t.get_text() for t in axes.get_yticklabels()] * bool(axes.images),
             "num": [len(lines), len(bars), len(areas)],
@@ -270,6 +273,7 @@ def tables(_: str) -> dict[str, Any]:
         "renamed": [[row.label, row.policy] for row in renamed.rows],
         "merged": [[row.label, row.num_replications] for row in merged([whole, there]).rows],
         "shown": repr(Results(whole)).splitlines(),
+        "frame": _digest(_plain([_of_setting(row) for row in whole.rows])),
         "warnings": [warnings(run.load()) for run in whole.runs[::5]],
         "notes": notes(
             [{"name": "fitted", "model": "m", "hardware": "h", "calibration": "measured",

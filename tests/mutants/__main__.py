@@ -33,14 +33,14 @@ from tests.mutants.judging import (
 )
 from tests.mutants.slips import Slip
 
-SUBJECTS = ("sim", "policies")
+SUBJECTS = ("sim", "policies", "traces", "experiments", "gpu_backend", "schedlab/testing")
 SAMPLE = 100
 
 
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("subjects", nargs="*", help="folders or files; sim and policies by default")
+    parser.add_argument("subjects", nargs="*", help="folders or files; all by default")
     parser.add_argument("--slips", action="store_true", help="those planted by hand (slips.txt)")
     parser.add_argument(
         "--sample", type=int, help=f"how many, drawn; {SAMPLE} by default, all of the slips; 0: all"

@@ -67,6 +67,20 @@ TABLES = {
     "policies.speculation": "combined (fcfs|sarathi|vtc)",
     "policies.predictors": "predictor",
     "experiments.statistics": "verdicts|intervals",
+    "experiments.analysis": "compared|figures of runs",
+    "experiments.claims": "claim",
+    "experiments.comparing": "backends|replay|overheads",
+    "experiments.figures": "figure|backends",
+    "experiments.regression": "regression|baseline",
+    "experiments.report": "report",
+    "experiments.results": "tables|report",
+    "experiments.running": "resolved|requests|recommendation",
+    "experiments.search": "search|tuning|recommendation|bracket",
+    "experiments.specification": "keys|resolved|expanded|refused",
+    "experiments.sweeps": "planned|times|tables",
+    "experiments.training": "learned",
+    "gpu_backend": "calibration|pools|clocks|sittings|fit|measured|layouts|tiles|samples",
+    "traces": "file|arrivals|draw|classes|turns|load tests",
 }
 MEMORY_BYTES = 6 << 30
 OPTIONS = ("-q", "-m", "not slow", "--hypothesis-profile=quick", "-p", "no:cacheprovider")
@@ -82,7 +96,8 @@ class Mutant:
     @property
     def module(self) -> str:
         """The module's name."""
-        return "schedlab." + self.path.removesuffix(".py").replace("/", ".")
+        inside = self.path.removeprefix("schedlab/").removesuffix(".py")
+        return "schedlab." + inside.replace("/", ".")
 
     @property
     def room(self) -> str:
