@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from schedlab.gpu_backend import cpu_ops  # noqa: E402
 from schedlab.gpu_backend.block_pool import BlockPool  # noqa: E402
 from schedlab.gpu_backend.decoder_config import DecoderConfig, RopeScaling, decoder_config  # noqa: E402
 from schedlab.gpu_backend.model import rotations  # noqa: E402
@@ -135,3 +136,11 @@ def test_llama3_scaling_keeps_fast_turns_and_slows_slow_ones():
 def test_decoder_config_of_another_architecture_says_why_not(name, reason):
     with pytest.raises(SpecError, match=f"{name}: it has .*{reason}"):
         decoder_config(name)
+
+
+def test_norm_divides_by_the_root_of_the_mean_square_of_what_is_added():
+    x, residual = torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]])
+    normed, total = cpu_ops.add_rms_norm(x, residual, torch.tensor([1.0, 10.0]), 0.0)
+    assert total.tolist() == [[3.0, 4.0]]
+    expected = [3.0 / 12.5**0.5, 40.0 / 12.5**0.5]
+    assert normed[0].tolist() == pytest.approx(expected)

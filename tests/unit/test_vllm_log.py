@@ -179,6 +179,9 @@ def test_prompts_of_the_same_named_blocks_begin_alike_and_go_on_apart():
     assert len(one) == len(other) == 11
     assert one[:8] == other[:8]
     assert one[8:] != other[8:]
+    few = prompt_ids(Request(1, 0, 11, 5, prefix_hash_ids=(70,)), 50, 3, 4)
+    assert len(few) == 11, "two blocks and a half have no names"
+    assert few[:4] == one[:4]
     bare = prompt_ids(Request(1, 0, 11, 5), 50, 3, 4)
     assert len(bare) == 11
     assert bare[:3] == one[8:]
