@@ -16,6 +16,7 @@ from schedlab.policies.dynamic import Dynamic
 from schedlab.policies.fastserve import FastServe, _Standing
 from schedlab.policies.future_memory import FuturePeak, declared_blocks
 from schedlab.policies.migrators import registry as migrators
+from schedlab.policies.routers.consistent_hashing import ConsistentHashing
 from schedlab.policies.routers.llumnix import freeness
 from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.slo_aware import SloAware
@@ -143,7 +144,10 @@ def tree(_: str) -> dict[str, Any]:
                 one.add(draw.choice((0, 2, 5)), ids, draw.choice((6, 14)))
             seen.append(one.sizes(engines))
         found[str(number)] = combined.text_digest(seen)
-    return found
+    ring = ConsistentHashing("tenant", None, 1)
+    names = [SimpleNamespace(id=i, tenant=f"tenant {i}") for i in range(60)]
+    on_ring = [SimpleNamespace(index=i) for i in (0, 2, 5)]
+    return found | {"ring": "".join(str(ring.route(name, on_ring)) for name in names)}
 
 
 def links(_: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ DEPLOYMENTS = {
     "experts shared by 4 engines": Deployment(
         model("qwen3-30b-a3b"), gpu("h200"), data_parallel_size=4, enable_expert_parallel=True
     ),
+    "a shared expert": Deployment(model("glm-4.5-air"), gpu("h200"), 4),
     "8 bits": Deployment(model("llama-3-8b"), gpu("h100"), dtype="fp8", kv_cache_dtype="fp8"),
     "4-bit weights": Deployment(model("qwen2.5-7b"), gpu("rtx-4090"), weight_dtype="int4"),
 }
