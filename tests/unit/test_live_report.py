@@ -12,6 +12,7 @@ import schedlab as sl
 from schedlab.experiments.report.live import live, live_data, plotly_script
 from schedlab.experiments.report.page import report_page, write_page
 from schedlab.experiments.results.saved_results import read_results
+from schedlab.experiments.results.tables import Estimate, Row
 
 BROWSER = next((shutil.which(name) for name in ("chromium", "google-chrome", "chrome")
                 if shutil.which(name)), None)  # fmt: skip
@@ -126,3 +127,13 @@ def test_real_plotly_draws_in_the_page(folder, tmp_path):
     dom = browsed(report_page(read_results(folder), library), tmp_path, "")
     assert "main-svg" in dom
     assert 'id="explore" hidden' not in dom
+
+
+@pytest.mark.parametrize(("rates", "key"), [([1, 4], "workload.request_rate"), ([4], None)])
+def test_rate_is_an_axis_only_if_it_takes_several_values(rates, key):
+    rows = [
+        Row("x", policy, {"workload.request_rate": str(rate)}, 1, {"completed": Estimate(1, None)})
+        for policy in ("a", "b")
+        for rate in rates
+    ]
+    assert live_data(rows, "x")["rate"] == key

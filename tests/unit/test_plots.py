@@ -501,3 +501,10 @@ def test_agreement_figure_marks_what_is_outside_and_cuts_what_is_far():
     assert [dot.get_xdata()[0] for dot in dots] == [2.0, 60.0]
     assert [dot.get_markerfacecolor() for dot in dots] == [LOOKS[0].color, "white"]
     assert [text.get_text() for text in axes.texts] == ["+150 %"]
+
+
+def test_heat_map_marks_the_best_of_each_column():
+    rows = [row("fast", 2, 1.0, 100), row("much", 2, 3.0, 900)]
+    axes = plots.heat_map(rows, "title", ["request_throughput", "p99_ttft_ms"]).axes[0]
+    bold = {text.get_position() for text in axes.texts if text.get_fontweight() == "bold"}
+    assert bold == {(0, 1), (1, 0)}

@@ -3,7 +3,9 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +15,8 @@ from schedlab.experiments.search.recommend import (
     NOT_IN_VLLM,
     Candidate,
     Question,
+    Tried,
+    _Search,
     recommend,
     serve_line,
     usd_per_million_tokens,
@@ -198,3 +202,30 @@ def test_recommend_with_a_target_rate_or_price_of_nothing_is_refused(option, val
     result = CliRunner().invoke(app, [*asked, option, value])
     assert result.exit_code == 2
     assert option in result.output
+
+
+def test_with_a_rate_to_serve_the_fewest_gpus_win_and_among_them_who_serves_most():
+    def serves(rate, *candidate):
+        answer = SimpleNamespace(error="", bound="", value=SimpleNamespace(mean=rate))
+        return Tried("", Candidate(*candidate, 256, 2048), answer)
+
+    too_slow, small, two, wide = (
+        serves(9, 1, 1),
+        serves(10, 1, 2),
+        serves(12, 2, 1),
+        serves(40, 4, 1),
+    )
+    search = SimpleNamespace(asked=SimpleNamespace(rate=10.0))
+    assert _Search._best(search, [wide, too_slow, small, two], two.candidate) is two
+    search.asked.rate = None
+    assert _Search._best(search, [wide, too_slow, small, two], two.candidate) is wide
+    assert _Search._best(search, [small, serves(10, 2, 1)], small.candidate) is small
+
+
+def test_gpu_of_just_the_memory_of_a_class_is_of_that_class():
+    of, gib = RELEASES["0.32"], 1 << 30
+    at = {
+        n: default_limits(replace(gpu("h100"), memory_bytes=n), of)
+        for n in (70 * gib - 1, 70 * gib, 160 * gib - 1, 160 * gib)
+    }
+    assert list(at.values()) == [of.other, of.large, of.large, of.huge]

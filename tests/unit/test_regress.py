@@ -517,3 +517,14 @@ def test_documented_matrices_load(folder):
         assert {p.workload for p in load_matrix(folder).points} == {"chat", "ours"}
     finally:
         sys.modules.pop("lottery", None)
+
+
+@pytest.mark.parametrize(("key", "is_read"), [("a/b/0", True), ("a/b", False), ("a/b/c/0", False)])
+def test_baseline_is_damaged_if_a_name_has_not_three_parts(key, is_read, tmp_path):
+    point = regress_baseline.MeasuredPoint("question", "version", {"completed": 3.0}, "0")
+    regress_baseline.write_baseline(tmp_path, {key: point})
+    if is_read:
+        assert regress_baseline.kept_baseline(tmp_path).points == {key: point}
+        return
+    with pytest.raises(SpecError, match="named workload/policy/seed"):
+        regress_baseline.kept_baseline(tmp_path)

@@ -14,6 +14,7 @@ from schedlab.experiments.search.bars import Bar
 from schedlab.experiments.search.bracket import Bracket, Probe, bracket
 from schedlab.experiments.search.find import Found, _remarks, find, verdicts
 from schedlab.experiments.search.search_report import find_data, find_lines, find_rows
+from schedlab.experiments.search.tune import Trial
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.search import Find
 from schedlab.experiments.sweeps.jobs import Done, Job
@@ -489,3 +490,12 @@ def test_setting_that_cannot_run_does_not_keep_the_others_from_their_answer():
 def test_search_of_which_no_setting_runs_is_an_error():
     with pytest.raises(SchedlabError, match="static does not run here"):
         find(spec(**LIMITED, policy="static"), Lengths())
+
+
+def test_worse_trial_is_the_one_whose_worst_bar_is_broken_more():
+    """Not the one that breaks more bars, nor the one whose bars are broken more together."""
+    evenly, badly = Trial({}, (9.0,), (0.3, 0.3)), Trial({}, (9.0,), (0.5, -0.4))
+    held, better = Trial({}, (1.0,), (0.0, -0.1)), Trial({}, (2.0,), (-0.1, -0.1))
+    unknown = Trial({}, (math.nan,), (0.0, 0.0))
+    ranked = sorted([badly, better, unknown, held, evenly], key=lambda one: one.rank)
+    assert ranked == [badly, evenly, unknown, held, better]

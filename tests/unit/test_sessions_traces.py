@@ -16,6 +16,7 @@ from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces import read, write
 from schedlab.traces.linking import NOBODY, linked
 from schedlab.traces.statistics import describe
+from schedlab.traces.turns import Turns
 from schedlab.traces.workload import workload as requests_of
 from tests import laws
 from tests.data_folder import data_folder
@@ -385,3 +386,9 @@ def test_lengths_that_are_drawn_have_no_sessions_to_follow(key, value):
     workload = {"num_requests": 3, "request_rate": 1, "prompt_tokens": 9, "output_tokens": 9}
     with pytest.raises(SpecError, match=f"workload: {key}: is of the sessions of a trace"):
         make_spec({"workload": {**workload, key: value}})
+
+
+@pytest.mark.parametrize("needs", [[0, 2], [2, 0]])
+def test_turn_follows_the_latest_that_it_needs_in_whatever_order_they_are_named(needs):
+    turns = Turns.from_rows([[], [0], [1], needs, [], [4]], [0] * 6)
+    assert turns.numbers().tolist() == [1, 2, 3, 4, 1, 2]

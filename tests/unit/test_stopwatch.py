@@ -137,3 +137,17 @@ def test_profile_in_other_seconds_than_the_run_is_refused(monkeypatch, measured_
     with pytest.raises(SpecError, match=r"clock is '\w+' in the profile, '\w+' here"):
         check_profile(spec_of(clock), Profile(measured_by), "a processor")
     check_profile(spec_of("modelled"), Profile(measured_by), "a processor")
+
+
+@pytest.mark.parametrize(("threads", "fits"), [(3, True), (2, False)])
+def test_profile_measured_with_other_threads_than_the_run_is_refused(monkeypatch, threads, fits):
+    machine = "schedlab.experiments.comparing.machine"
+    monkeypatch.setattr(f"{machine}.kernels", lambda backend, device: None)
+    profile = Profile(None)
+    profile.meta["machine"] = {"processor": "a processor", "threads": threads}
+    spec = spec_of("virtual", threads=3, repeats=2)
+    if fits:
+        check_profile(spec, profile, "a processor")
+        return
+    with pytest.raises(SpecError, match="threads is 2 in the profile, 3 here"):
+        check_profile(spec, profile, "a processor")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -18,6 +19,8 @@ from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.point_folder import POINT_FILE
 from schedlab.experiments.running.point_hash import code_version, point_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.sweeps import dry_run
+from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.sweep_all import Shard, plan, sweep_all
 from schedlab.experiments.sweeps.timing import TimeEstimate, duration
@@ -497,3 +500,39 @@ def test_ray_without_the_package_says_how_to_get_it(spec_file, monkeypatch):
     done = schedlab("sweep", spec_file, "-o", "out", "--ray")
     assert done.exit_code == 2
     assert "schedlab[ray]" in done.output
+
+
+def a_point(seed):
+    return make_spec({"workload": {"trace": "fixed", "num_requests": 3}, "seed": seed})
+
+
+def test_results_of_other_points_are_counted_without_those_of_the_sweep(tmp_path):
+    store = Store(tmp_path / "out")
+    ours, others = (
+        [store.job(a_point(seed), f"{seed}") for seed in seeds] for seeds in ((1, 2, 3), (4, 5))
+    )
+    store._known = {job.content_hash: job.folder for job in [*ours[:2], *others]}
+    assert (store.num_others(ours), store.num_others(others), store.num_others([])) == (2, 2, 4)
+
+
+def test_every_cost_model_behind_the_points_is_told_once(tmp_path, monkeypatch):
+    runs = Runs(Store(tmp_path / "out"), InProcess())
+    models = {f"{i}": {"name": name} for i, name in enumerate(["a", "b", "a", "c"])}
+    monkeypatch.setattr(Runs, "run", lambda self, jobs: [])
+    monkeypatch.setattr(
+        Store, "load",
+        lambda self, job: SimpleNamespace(cost_model=models[job.label], warnings=[]),
+    )  # fmt: skip
+    wanted = [(a_point(int(label)), label) for label in models]
+    runs.tried(wanted[:2])
+    runs.tried(wanted[1:])
+    assert [one["name"] for one in runs.cost_models] == ["a", "b", "c"]
+
+
+def test_time_of_a_point_is_that_of_its_first_requests_and_of_those_left(monkeypatch):
+    """Runs that take 2 s and 10 ms a request."""
+    monkeypatch.setattr(dry_run, "_seconds", lambda job, n, folder: 2.0 + 0.01 * n)
+    for n, timed in ((1000, 300), (300, 300), (100, 100), (10, 10)):
+        monkeypatch.setattr(dry_run, "_num_requests", lambda spec, n=n: n)
+        found = dry_run.time_point(SimpleNamespace(label="x", spec=None))
+        assert found == ("x", pytest.approx(2.0 + 0.01 * n), timed, n)
