@@ -85,13 +85,15 @@ docs: $(VENV)/documented         ## run the notebooks, then build the site stric
 		--execute --ExecutePreprocessor.timeout=900 *.ipynb
 	$(BIN)/mkdocs build --strict $(ARGS)
 
-lock:                            ## write requirements.lock: what installing today gives
+lock:                            ## write requirements.lock: what installing today gives, with checksums
 	$(PYTHON) -m venv --clear $(LOCK)
-	$(LOCK)/bin/python -m pip install --quiet --disable-pip-version-check '.[dev]'
-	{ echo "# Written by 'make lock': Python $$($(LOCK)/bin/python -V | cut -c8-), $$(uname -s)."; \
-	  echo "# pip install -c requirements.lock -e '.[dev]' gives these versions again. torch is not here:"; \
-	  echo "# which build is right depends on the machine (see Makefile)."; \
-	  $(LOCK)/bin/python -m pip freeze --all --exclude pip --exclude schedlab; } > requirements.lock
+	$(LOCK)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	{ echo "# Written by 'make lock' for every Python and system that pyproject.toml allows. Install it by"; \
+	  echo "# pip install --require-hashes -r requirements.lock && pip install -e '.[dev]'"; \
+	  echo "# torch is not here: which build is right depends on the machine (see Makefile)."; \
+	  $(LOCK)/bin/uv pip compile pyproject.toml --extra dev --universal --generate-hashes \
+		--default-index https://pypi.org/simple --no-header --quiet; } > requirements.lock.tmp
+	mv requirements.lock.tmp requirements.lock
 	rm -rf $(LOCK)
 
 clean:                           ## remove what was built and measured here
@@ -120,9 +122,6 @@ $(VENV)/tested: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,gpu,predictors]'
 	@touch $@ $(VENV)/installed
-
-# These have versions of their own, which requirements.lock would contradict.
-lock $(OLDEST)/installed $(VLLM)/installed $(PEERS)/installed: export PIP_CONSTRAINT :=
 
 # numpy>=1.26 becomes numpy==1.26; test tools are the newest.
 $(OLDEST)/installed: pyproject.toml

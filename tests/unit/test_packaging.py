@@ -26,9 +26,9 @@ def release(version):
 
 @pytest.fixture(scope="module")
 def locked():
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    return {canonical(name): version for name, version in pins.items()}
+    """Return the releases of each package: one, or several that depend on Python's."""
+    pins = re.findall(r"^([\w.-]+)==([\w.+]+)", (ROOT / "requirements.lock").read_text(), re.M)
+    return {canonical(name): {v for n, v in pins if n == name} for name, _ in pins}
 
 
 @pytest.mark.parametrize("group", ["dependencies", "dev"])
@@ -37,7 +37,15 @@ def test_lock_pins_every_dependency_at_its_floor_or_above(group, locked):
     wanted = wanted or PROJECT["optional-dependencies"][group]
     for name, floor in names_and_floors(wanted).items():
         assert name in locked, f"{name} is not in requirements.lock: make lock"
-        assert release(locked[name]) >= release(floor or "0"), f"{name}: make lock"
+        assert all(release(v) >= release(floor or "0") for v in locked[name]), f"{name}: make lock"
+
+
+def test_lock_has_checksums_of_every_package():
+    # What pip asks for with --require-hashes, which the workflow gives.
+    entries = re.split(r"^(?=\w)", (ROOT / "requirements.lock").read_text(), flags=re.M)[1:]
+    assert len(entries) > 50
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+    assert "--require-hashes -r requirements.lock" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 
 def test_every_dependency_says_its_oldest_version():
