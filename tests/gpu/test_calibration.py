@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from schedlab.experiments.comparing import calibrate as laboratory  # noqa: E402
 from schedlab.experiments.comparing import machine  # noqa: E402
+from schedlab.experiments.comparing.calibrated_engine import overhead_of  # noqa: E402
 from schedlab.experiments.comparing.machine import check_profile  # noqa: E402
 from schedlab.experiments.running.resolved import make_cost_model  # noqa: E402
 from schedlab.experiments.running.run import run  # noqa: E402
@@ -39,6 +41,7 @@ from schedlab.gpu_backend.swap_timing import SwapTime, swap_times, swapped_byte_
 from schedlab.sim.config import EngineConfig  # noqa: E402
 from schedlab.sim.cost.fitted import FittedCostModel  # noqa: E402
 from schedlab.sim.cost.profile import Fit, FitError, Regime  # noqa: E402
+from schedlab.sim.cost.shape import BatchShape  # noqa: E402
 from schedlab.sim.errors import SpecError  # noqa: E402
 from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
 
@@ -435,3 +438,32 @@ def test_log_that_is_cut_in_a_line_is_mended_whole_or_not_at_all(tmp_path, monke
     assert log.read_bytes() == whole[:-4]
     measure()
     assert log.read_bytes().startswith(whole[: whole.rindex(b"\n", 0, -1)])
+
+
+def test_error_of_a_fit_has_a_bias_with_its_sign(monkeypatch):
+    measured = [SimpleNamespace(seconds=2.0)] * 4
+    monkeypatch.setattr(
+        calibration_fit, "predictions", lambda fit, points: np.array([2.2, 1.2, 1.6, 2.0])
+    )
+    found = judge(None, measured)
+    assert (found.mape, found.bias) == pytest.approx(((0.1 + 0.4 + 0.2) / 4, -0.5 / 4))
+    assert (found.max, found.num_points) == (pytest.approx(0.4), 4)
+
+
+def test_prompts_of_a_calibration_have_more_tokens_than_a_decode():
+    config = EngineConfig(num_blocks=4000, max_model_len=512, max_num_batched_tokens=256)
+    chunks = [n for point in design(config, num_random=1, seed=0) if point.kind == "prefill"
+              for n, _ in point.chunks]  # fmt: skip
+    assert min(chunks) == 2
+
+
+def test_time_outside_of_the_model_is_told_apart_by_who_runs_and_who_waits():
+    rng = np.random.default_rng(0)
+    shapes = [
+        BatchShape(1, 1, 1, num_running=int(runs), num_waiting=int(waits))
+        for runs, waits in rng.integers(1, 50, (40, 2))
+    ]
+    spent = [90_000 + 2_000 * one.num_running + 50 * one.num_waiting for one in shapes]
+    assert overhead_of(shapes, spent) == pytest.approx(
+        {"base_s": 90e-6, "per_running_s": 2e-6, "per_waiting_s": 50e-9}
+    )

@@ -1,5 +1,6 @@
 """The comparison of both backends, on a model so small that it takes seconds."""
 
+import gzip
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from schedlab.experiments.analysis.comparison import Compared, rank_agreement  # noqa: E402
 from schedlab.experiments.comparing import compare as comparison_module  # noqa: E402
+from schedlab.experiments.comparing import measured_runs  # noqa: E402
 from schedlab.experiments.comparing.compare import compare  # noqa: E402
 from schedlab.experiments.comparing.comparison_files import (  # noqa: E402
     agreement,
@@ -24,6 +26,7 @@ from schedlab.experiments.comparing.measured_runs import (  # noqa: E402
     run_identity,
 )
 from schedlab.experiments.specification.loading import make_spec  # noqa: E402
+from schedlab.experiments.specification.sweep import points  # noqa: E402
 from schedlab.sim.errors import SpecError  # noqa: E402
 
 SPEC = {
@@ -266,3 +269,33 @@ def test_compared_holds_within_the_bar_or_inside_the_spread():
     assert inside.holds(0.05, 0.10)
     assert not row("a", 100.0, 130.0).holds(0.05, 0.10)
     assert row("a", 100.0, 109.0).holds(0.05, 0.10)
+
+
+@pytest.mark.parametrize(("of", "is_found"), [(None, True), ("ours", True), ("another", False)])
+def test_kept_run_is_measured_anew_only_if_it_asked_another_cost_model(
+    tmp_path, monkeypatch, of, is_found
+):
+    runs = MeasuredRuns(tmp_path / "kept")
+    folder = tmp_path / "kept" / "one"
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"cost_model": of, "machine": "here"}))
+    with gzip.open(folder / "plan_log.jsonl.gz", "wt"):
+        pass
+    monkeypatch.setattr(runs, "_folder_of", lambda spec, repeat: folder)
+    monkeypatch.setattr(measured_runs, "_cost_model_hash", lambda spec: "ours")
+    monkeypatch.setattr(measured_runs.RunResult, "load", lambda folder: "the result")
+    found = runs.find(None, 0)
+    assert (found is not None) == is_found
+    if is_found:
+        assert found == ("the result", [], "here")
+
+
+def test_runs_that_are_missing_are_counted_over_all_points():
+    spec = make_spec({**SPEC, "real": {**SPEC["real"], "repeats": 3}})
+    labels = [point.label for point in points(spec)]
+    found = [SimpleNamespace(label=label, num_runs=3) for label in labels]
+    assert runs_told(found, spec) == "3 measured runs a point"
+    told = runs_told(found[:1], spec)
+    assert told.startswith(f"3 of {3 * len(labels)} runs are measured; not one of: {labels[1]}")
+    found[0].num_runs = 1
+    assert runs_told(found, spec) == f"{3 * len(labels) - 2} of {3 * len(labels)} runs are measured"

@@ -1,8 +1,12 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from schedlab.gpu_backend.batch_builder import BatchBuilder, Rows  # noqa: E402
+from schedlab.gpu_backend.block_pool import BlockPool  # noqa: E402
 from schedlab.gpu_backend.step_batch import StepBatch, StepLayout, launch_order  # noqa: E402
 
 TABLES = np.array([[4, 9, 0], [7, 0, 0], [2**31 - 1, 3, 1]], dtype=np.int32)
@@ -75,3 +79,25 @@ def test_longest_chunk_of_a_batch_is_found_wherever_it_lies():
         seats = np.arange(len(new))
         batch.fill(HISTORY, TABLES, 4, seats, np.zeros_like(seats), np.array(new))
         assert batch.max_query_tokens == 5
+
+
+def test_batch_laid_out_ahead_opens_a_block_for_whom_the_last_one_is_full():
+    """Contexts of 3, 4 and 5 tokens in blocks of 4: only the second needs one more."""
+    pool, tokens = BlockPool(8, 4, 3, 12), np.arange(36, dtype=np.int32).reshape(3, 12)
+    contexts = np.array([3, 4, 5])
+    seats = np.array([pool.grow(i, int(context)) for i, context in enumerate(contexts)])
+    builder = BatchBuilder(
+        SimpleNamespace(new_batch=lambda: None), pool, SimpleNamespace(tokens=tokens), seed=0
+    )
+    batch = SimpleNamespace(
+        block_tables=np.full((4, 3), -7), slots=np.full(4, -7), tokens=np.full(4, -7)
+    )
+    states = [SimpleNamespace(id=i) for i in range(3)]
+    rows = Rows(batch, states, seats, contexts + 1, np.arange(3), True, True)
+    builder._complete(rows)
+    opened = int(pool.tables[seats[1], 1])
+    assert opened > 0
+    assert batch.slots.tolist() == [-7, 4 * opened, -7, -7]
+    assert batch.block_tables[1].tolist() == [-7, opened, -7]
+    assert (batch.block_tables[[0, 2, 3]] == -7).all()
+    assert batch.tokens.tolist() == [3, 12 + 4, 24 + 5, -7]

@@ -15,7 +15,7 @@ from schedlab.gpu_backend.step_bench import (  # noqa: E402
     host_gap_figure,
     prefill_step_figures,
 )
-from schedlab.gpu_backend.step_timer import StepTimer  # noqa: E402
+from schedlab.gpu_backend.step_timer import WARM_UPS, StepTimer  # noqa: E402
 from tests.gpu.test_selfcheck import ten_us  # noqa: E402
 
 CASES = ((1, 64), (4, 32))
@@ -88,3 +88,14 @@ def test_steps_part_whose_model_does_not_open_asks_for_nothing_more(monkeypatch)
     with pytest.raises(ZeroDivisionError):
         list(next(cases).rows())
     assert list(cases) == []
+
+
+def test_batch_is_warmed_up_the_first_time_it_is_timed_and_not_again(tiny, monkeypatch):
+    timer, ran = StepTimer(*tiny, seed=0), []
+    monkeypatch.setattr(timer, "_run", lambda *_, **__: ran.append(1) or 10**9 * len(ran))
+    one, other = BatchPoint("decode", (5,), ()), BatchPoint("decode", (6,), ())
+    seconds = [timer.time(point, 2)[0] for point in (one, one, other)]
+    cold = WARM_UPS
+    assert seconds == [
+        (cold + 1, cold + 2), (cold + 3, cold + 4), (2 * cold + 5, 2 * cold + 6)
+    ]  # fmt: skip

@@ -1,8 +1,10 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from schedlab.experiments.analysis import comparison
 from schedlab.experiments.analysis.comparison import (
     METRICS,
     compare_runs,
@@ -86,3 +88,17 @@ def test_step_errors_are_those_computed_by_hand():
     assert found["bias"] == pytest.approx(590 / 600 - 1)
     assert found["p90"] == pytest.approx(0.1)
     assert found["num_steps"] == 3
+
+
+def test_interval_of_an_error_leaves_out_a_fortieth_at_each_end(monkeypatch):
+    """Of three requests one is off: no draw of three in 27 is that one thrice, 1 of 27 is."""
+
+    def latencies(e2el):
+        unknown = np.full(3, np.nan)
+        return SimpleNamespace(ttft=unknown, tpot=unknown, e2el=np.array(e2el))
+
+    monkeypatch.setattr(comparison, "measured_latencies", latencies)
+    for off, expected in ((2.0, (0.0, 1.0)), (0.0, (-1.0, 0.0))):
+        found = comparison._bootstrap([[1.0, 1.0, 1.0]], [off, 1.0, 1.0], seed=0)
+        assert found["mean_e2el_ms"] == pytest.approx(expected)
+        assert set(found) == {f"{name}_e2el_ms" for name in ("mean", "p50", "p90", "p99")}

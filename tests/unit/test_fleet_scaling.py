@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from schedlab.experiments.running import fleet
 from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.failures import StartUp
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.autoscalers import registry
 from schedlab.policies.autoscalers.autoscaler import Autoscaler
@@ -235,3 +237,25 @@ def test_document_lists_every_autoscaler_and_knob():
         assert cls.source, f"{name} says no source"
         for knob in cls.knobs():
             assert f"`{knob}`" in rows[name], f"docs/fleets.md does not name {knob} of {name}"
+
+
+def test_schedule_may_ask_for_just_the_fewest_and_the_most_engines():
+    timetable = {"name": "schedule", "times": [[1, 3], [2, 2]], "min": 2}
+    experiment(count=2, autoscaler={**timetable, "max": 3})
+    for num_engines, bounds in ((2, {"max": 2}), (3, {"min": 3, "max": 4})):
+        with pytest.raises(SpecError, match=r"asks for \d engines: must be between"):
+            experiment(count=num_engines, autoscaler={**timetable, **bounds})
+
+
+def test_engines_of_each_pool_load_the_weights_of_their_own_model(monkeypatch):
+    monkeypatch.setattr(fleet, "scaling", lambda cluster, kinds: ["grows"])
+    monkeypatch.setattr(fleet, "migration", lambda cluster, kinds: None)
+    kinds = [
+        fleet.Kind(role, 1, SimpleNamespace(memory=SimpleNamespace(weight_bytes=size)), None, role)
+        for role, size in (("prefill", 16 * 10**9), ("decode", 4 * 10**9))
+    ]
+    start_up = StartUp(load_gb_per_s=2.0, warm_up_s=1.0)
+    spec = SimpleNamespace(cluster=SimpleNamespace(failures=None, start_up=start_up))
+    supply = fleet.changes(spec, kinds, lambda kind: None).supply
+    assert supply.start_up_ns == [9 * 10**9, 3 * 10**9]
+    assert supply.roles == ["prefill", "decode"]

@@ -7,8 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.comparing.by_step_figures import step_time_figure
 from schedlab.experiments.comparing.forced_replay import _KINDS, _parts, forced_replay
 from schedlab.experiments.comparing.recorded_engines import RecordedRouter
+from schedlab.experiments.comparing.recorded_replay import _Clock
 from schedlab.experiments.comparing.validate import timeline
 from schedlab.experiments.comparing.vllm_recording import Timeline, read_recording
 from schedlab.experiments.running.run import run
@@ -300,3 +302,50 @@ def test_step_of_decodes_is_of_the_kind_that_ends_with_their_number(num_decodes,
     parts = _parts(BatchShape(num_decodes, 0, 0))
     assert parts.sum() == 1
     assert _KINDS[int(parts.argmax())] == f"{kind} decodes"
+
+
+@pytest.fixture
+def clock():
+    """The clock of a recording without boundaries but its start."""
+    recording = Timeline(*np.array([[9], [3], [0.0], [1.0], [1.0]]))
+    return _Clock(recording, lambda shape: 0.0)
+
+
+MS = 1_000_000
+DECODES = BatchShape(2, 20, 10)
+
+
+@pytest.mark.parametrize(
+    ("stamps_ms", "end_ms"), [([10.0, 10.5, 12.0], 10.5), ([10.0, 12.0], 12.0), ([11.0], 11.0)]
+)
+def test_recorded_step_ends_with_the_middle_one_of_its_stamps(clock, stamps_ms, end_ms):
+    ended = [(i, int(ms * MS)) for i, ms in enumerate(stamps_ms)]
+    assert clock.duration_ns(2 * MS, 9 * MS, DECODES, ended[::-1]) == (end_ms - 2) * MS
+    assert clock.contradictions == []
+    late = [(0, 20 * MS), (1, 23 * MS + 1)]
+    clock.duration_ns(12 * MS, 9 * MS, DECODES, late)
+    assert [one.requests for one in clock.contradictions] == [(0, 1)], "3 ms is all a stamp takes"
+
+
+@pytest.mark.parametrize(
+    ("end_ms", "doubtful"), [(20, False), (19, True), (40, False), (60, False), (61, True)]
+)
+def test_all_steps_since_a_recorded_end_are_held_against_what_was_predicted(
+    clock, end_ms, doubtful
+):
+    """Three steps of 10 ms and a fourth, recorded: half of 40 ms to one and a half of them."""
+    clock.duration_ns(0, 10 * MS, DECODES, [(0, 10 * MS)])
+    now_ns = 10 * MS
+    for _ in range(3):
+        now_ns += clock.duration_ns(now_ns, 10 * MS, DECODES, [])
+    assert now_ns == 40 * MS
+    clock.duration_ns(now_ns, 10 * MS, DECODES, [(1, (10 + end_ms) * MS)])
+    assert bool(clock.contradictions) == doubtful
+
+
+def test_figure_of_steps_counts_the_stretches_that_lie_beyond_its_axis():
+    shares = np.array([0.4, 0.55, 1.0, 1.8, 1.9])
+    stretches = np.stack([10.0 * shares, np.full(5, 10.0), [0, 1, 0, 1, 0]], axis=1)
+    found = SimpleNamespace(stretches=lambda: stretches, differences=())
+    left = step_time_figure(found, "title").axes[0]
+    assert [text.get_text() for text in left.texts] == ["3 of 5 outside"]

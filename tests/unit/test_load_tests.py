@@ -7,6 +7,8 @@ from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing.load_tests import (
+    LoadTestValidation,
+    StageErrors,
     experiments_of,
     is_load_test,
     validate_load_tests,
@@ -352,3 +354,12 @@ def test_published_load_tests_are_read_and_drawn_with_their_means():
         assert test.shared.num_prompts == 10 * 10
         mean = np.mean([stage.prompt.mean for stage in test.stages])
         assert trace.prompt_tokens.mean() == pytest.approx(mean, rel=0.002)
+
+
+def test_mean_error_over_stages_is_of_their_sizes_whichever_sign_they_have():
+    stages = tuple(
+        StageErrors({"TTFT mean": 200.0}, {"TTFT mean": ms}, "run", "model", i, 1.0)
+        for i, ms in enumerate([220.0, 180.0, 260.0])
+    )
+    means = LoadTestValidation(stages, (), 0.0).mean_absolute_errors()
+    assert means == {"TTFT mean": pytest.approx((0.1 + 0.1 + 0.3) / 3)}

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.training import network
 from schedlab.experiments.training.batches import read_batches
 from schedlab.experiments.training.dataset import read_dataset
 from schedlab.experiments.training.quality import (
+    _resampled,
     application_means,
     kendall_tau,
     pairs_right,
@@ -371,3 +374,29 @@ def test_train_with_a_hugging_face_encoder_learns_and_checks_its_weights(data, t
     transformers.BertModel(config).save_pretrained(encoder)
     done = schedlab("evaluate", tmp_path / "m", data)
     assert "has other weights than in training" in done.output
+
+
+def test_draw_of_every_prompt_once_has_the_figures_of_all_prompts():
+    """Prompts predicted alike count half a pair, also in the intervals."""
+    true = np.array([3.0, 5.0, 5.0, 8.0, 13.0, 21.0])
+    predicted = np.array([4.0, 4.0, 9.0, 9.0, 9.0, 1.0])
+    once = SimpleNamespace(multinomial=lambda n, shares, size: np.ones((size, n), dtype=int))
+    ((drawn_tau, drawn_right), *_) = _resampled([predicted], true, once)[0]
+    tau = kendall_tau(predicted, true)
+    assert drawn_tau == pytest.approx(tau)
+    assert drawn_right == pytest.approx(pairs_right(tau, predicted, true))
+    pairs = [(i, j) for i in range(6) for j in range(i) if true[i] != true[j]]
+    right = [0.5 + 0.5 * np.sign((predicted[i] - predicted[j]) * (true[i] - true[j]))
+             for i, j in pairs]  # fmt: skip
+    assert drawn_right == pytest.approx(np.mean(right))
+
+
+def test_class_of_lengths_stands_for_the_middle_of_its_share(monkeypatch):
+    learned = []
+    monkeypatch.setattr(network, "_fit", lambda given, *_: learned.append(given) or {})
+    given = network.Examples(
+        "none", np.zeros((60, 1), np.float32), [[]] * 60, np.arange(1, 61) ** 2
+    )
+    trained = network.train_network("buckets", given, num_buckets=4, seed=0)
+    expected = np.quantile(learned[0].output_tokens, [1 / 8, 3 / 8, 5 / 8, 7 / 8])
+    assert trained.arrays["bucket_tokens"].tolist() == expected.tolist()

@@ -2,14 +2,17 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from schedlab.experiments.running.run import run
+from schedlab.experiments.running.session_workload import with_think_times
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.sessions import DurationsSpec
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError, TraceError
@@ -392,3 +395,25 @@ def test_lengths_that_are_drawn_have_no_sessions_to_follow(key, value):
 def test_turn_follows_the_latest_that_it_needs_in_whatever_order_they_are_named(needs):
     turns = Turns.from_rows([[], [0], [1], needs, [], [4]], [0] * 6)
     assert turns.numbers().tolist() == [1, 2, 3, 4, 1, 2]
+
+
+@dataclass
+class Sent:
+    """What drawing think times anew needs of a trace."""
+
+    turns: Turns
+    report: SimpleNamespace
+
+    def __len__(self):
+        return len(self.turns)
+
+
+def test_think_time_is_drawn_where_the_last_answer_needed_is_for_the_user():
+    tool = np.array([None, "search", None, None], dtype=object)
+    turns = Turns.from_rows([[], [0], [0, 1], [1, 2]], [0, 11, 22, 33], tool)
+    trace = Sent(turns, SimpleNamespace(noted=lambda text: None))
+    think = DurationsSpec(distribution="fixed", seconds=5.0)
+    fresh = with_think_times(trace, think, seed=0).turns
+    assert fresh.delay_ns.tolist() == [0, 5 * 10**9, 22, 5 * 10**9], "22 ns are a tool's"
+    fresh = with_think_times(replace(trace, turns=replace(turns, tool=None)), think, 0).turns
+    assert fresh.delay_ns.tolist() == [0, 5 * 10**9, 5 * 10**9, 5 * 10**9]

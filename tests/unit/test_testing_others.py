@@ -1,6 +1,7 @@
 """The checks for cost models, executors and readers: ours pass, and each catches a bad one."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,9 @@ from schedlab.testing import (
     check_executor,
     check_reader,
 )
+from schedlab.testing.cases import random_cases
+from schedlab.testing.check import verdicts
+from schedlab.testing.executor import _Watch
 from schedlab.traces.readers import READERS
 
 # -- cost models -------------------------------------------------------------------------------
@@ -229,3 +233,31 @@ def test_reader_that_breaks_a_law_is_caught(bad, law, reason, sample):
 
 def test_every_law_of_readers_has_one_that_breaks_it():
     assert {law for _, law, _ in BAD_READERS} == set(READER_LAWS)
+
+
+@pytest.mark.parametrize(("horizon_ns", "holds"), [(11, True), (10, False)])
+def test_last_of_many_steps_has_to_start_before_the_horizon_and_may_end_behind_it(
+    horizon_ns, holds
+):
+    executor = SimpleNamespace(execute=lambda *_: Steps([4, 6, 9], 0, []))
+    work = SimpleNamespace(
+        now_ns=0, decodes=None, shape=SimpleNamespace(num_decodes=0),
+        plan=SimpleNamespace(chunks=()),
+    )  # fmt: skip
+    if holds:
+        assert _Watch(executor).execute(work, 3, horizon_ns).durations_ns == [4, 6, 9]
+        return
+    with pytest.raises(AssertionError, match="the last step starts at 10 ns, not before 10 ns"):
+        _Watch(executor).execute(work, 3, horizon_ns)
+
+
+def test_smaller_case_that_is_shown_fails_in_the_same_way():
+    def law(subject, case):
+        if len(case.workload) > 1:
+            raise ValueError("two meet")
+        raise KeyError("one is alone")
+
+    case = next(c for c in random_cases(seed=0) if len(c.workload) > 4)
+    (verdict,) = verdicts("it", None, {"law": law}, [case])
+    assert len(verdict.broken.case.workload) == 2
+    assert isinstance(verdict.broken.__cause__, ValueError)

@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from schedlab.experiments.analysis import by_class
 from schedlab.experiments.analysis.by_class import class_rows
 from schedlab.experiments.running.run import run
 from schedlab.experiments.running.workload import load_workload
@@ -194,3 +197,15 @@ def test_classes_with_arrivals_of_their_own_share_the_first_requests():
 def test_contradiction_among_arrivals_is_named(workload, told):
     with pytest.raises(SpecError, match=told):
         make_spec({"workload": {"trace": "azure-conv", "num_requests": 5, **workload}})
+
+
+def test_class_is_measured_over_all_seeds_and_over_those_that_know_the_metric(monkeypatch):
+    measured = [{"a": {"x": 1.0}}, {"a": {"x": 3.0}, "b": {"x": 7.0}}]
+    points = [SimpleNamespace(settings={"k": "v"}, load=lambda i=i: i) for i in range(2)]
+    monkeypatch.setattr(by_class, "read_points", lambda folder: points)
+    monkeypatch.setattr(by_class, "_classes", lambda result, column, asked: measured[result])
+    rows = class_rows(None, metrics=())
+    assert [(row.setting, row.name, row.metrics["x"].mean) for row in rows] == [
+        ("k=v", "a", 2.0), ("k=v", "b", 7.0),
+    ]  # fmt: skip
+    assert rows[0].metrics["x"].half_width > 1.0
