@@ -1,0 +1,479 @@
+"""What the scheduler inside vLLM and the replay around it decide, with a stand-in for vLLM."""
+
+import importlib
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from schedlab import core
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.errors import PolicyError, SchedlabError, SpecError, Stalled
+from schedlab.sim.request import RequestState, Status
+from schedlab.testing.laws import arrival
+
+if core.running() != "python":
+    pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
+if find_spec("vllm") is not None:
+    pytest.skip("vLLM is here: tests/vllm ask the real one", allow_module_level=True)
+
+from schedlab.gpu_backend import vllm as adapter
+from schedlab.gpu_backend.vllm import engine
+
+CONFIG = EngineConfig(num_blocks=8, max_model_len=30, block_size=4)
+OURS = ("release", "step_output", "refusals", "scheduler", "replay")
+
+
+class AsyncScheduler:
+    """vLLM's scheduler, which takes requests in and has answers."""
+
+    def add_request(self, request):
+        self.requests[request.request_id] = request
+
+    def update_from_output(self, scheduler_output, model_runner_output):
+        return model_runner_output
+
+    def finish_requests(self, request_id, status):
+        self.requests.pop(request_id).status = status
+
+
+class Outputs:
+    """vLLM's answers for a client."""
+
+    def __init__(self):
+        self.outputs = []
+
+
+STAND_INS = {
+    "vllm": {"__version__": "0.32.0"},
+    "vllm.v1": {},
+    "vllm.v1.core": {},
+    "vllm.v1.core.sched": {},
+    "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": AsyncScheduler},
+    "vllm.v1.core.sched.interface": {
+        "PauseState": SimpleNamespace(PAUSED_ALL="all", PAUSED_NEW="new", UNPAUSED="no")
+    },
+    "vllm.v1.core.sched.output": {"SchedulerOutput": SimpleNamespace, "NewRequestData": None},
+    "vllm.v1.engine": {"EngineCoreOutput": SimpleNamespace, "EngineCoreOutputs": Outputs},
+    "vllm.v1.request": {
+        "RequestStatus": SimpleNamespace(WAITING="waiting", RUNNING="runs", FINISHED_ERROR="error"),
+        "Request": lambda *given, **more: SimpleNamespace(
+            request_id=given[0], prompt=given[1], params=given[2], **more
+        ),
+    },
+    "vllm.sampling_params": {"SamplingParams": SimpleNamespace},
+}
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """Import the modules that need vLLM beside stand-ins, and forget them again."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, content in STAND_INS.items():
+            module = ModuleType(name)
+            vars(module).update(content)
+            patch.setitem(sys.modules, name, module)
+        yield SimpleNamespace(
+            **{name: importlib.import_module(f"{adapter.__name__}.{name}") for name in OURS}
+        )
+        for name in OURS:
+            sys.modules.pop(f"{adapter.__name__}.{name}")
+            delattr(adapter, name)
+
+
+# -- the loop of a replay ----------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that is told the time."""
+
+    def __init__(self):
+        self.now_ns, self.idled = 0, []
+
+    def start(self):
+        self.now_ns = 0
+
+    def idle_until(self, instant_ns):
+        self.idled.append(instant_ns)
+        self.now_ns = max(self.now_ns, instant_ns)
+
+
+class Loop:
+    """vLLM's engine and a scheduler at once: a step takes 10 ns and answers one request."""
+
+    batch_queue = None
+    request_block_hasher = "hasher"
+    vocab_size = 50
+
+    def __init__(self, clock, waits_until_ns=-1, **switches):
+        self.clock, self.engine, self.until_ns = clock, self, waits_until_ns
+        config = replace(CONFIG, **switches)
+        self.setup = SimpleNamespace(seed=0, config=config)
+        self.engine_config = config
+        self.log = SimpleNamespace(num_gone=0, close=lambda: setattr(self, "is_closed", True))
+        self.there, self.sent, self.turned_away, self.served_ns = [], [], [], []
+        self.waits_until_ns, self.on_gone, self.is_closed, self.posted = -1, None, False, []
+
+    def new_scheduler(self, cls, policy, *arguments):
+        return self
+
+    def send(self, arrival, request, at_ns):
+        self.there.append(arrival.request)
+        self.sent.append((at_ns, request))
+
+    def turn_away(self, state, output_tokens, reason):
+        self.turned_away.append((state.id, state.queued_ns, output_tokens, reason))
+
+    def has_requests(self):
+        return bool(self.there)
+
+    has_unfinished_requests = has_requests
+
+    def step_fn(self):
+        if self.clock.now_ns < self.until_ns:
+            self.waits_until_ns = self.until_ns
+            return None, False
+        self.clock.now_ns += 10
+        gone = self.there.pop(0)
+        self.served_ns.append((gone.id, self.clock.now_ns))
+        self.log.num_gone += 1
+        if self.on_gone is not None:
+            self.on_gone(RequestState(gone), self.clock.now_ns)
+        return None, True
+
+    def post_step(self, executed):
+        self.posted.append(executed)
+
+
+def replayed(ours, arrivals, max_concurrency=None, temperature=0.0, progress=None, **loop):
+    clock = Clock()
+    found = Loop(clock, **loop)
+    replay = ours.replay.Replay(found, {"name": "fcfs"}, clock, lambda *_: 0, temperature, progress)
+    replay.run(arrivals, max_concurrency)
+    assert found.is_closed
+    return found
+
+
+def test_replay_sends_requests_at_their_times_and_is_idle_between_them(ours):
+    told = []
+    found = replayed(
+        ours, [arrival(0, 100), arrival(1, 105), arrival(2, 500)], progress=told.append
+    )
+    assert found.served_ns == [(0, 110), (1, 120), (2, 510)]
+    assert [at_ns for at_ns, _ in found.sent] == [100, 105, 500]
+    assert found.clock.idled == [100, 500]
+    assert (told, found.posted) == ([1, 2, 3], [True] * 3)
+
+
+def test_replay_whose_requests_come_between_steps_sends_them_at_the_end_of_one(ours):
+    work = [arrival(0, 100), arrival(1, 105)]
+    found = replayed(ours, work, arrivals_between_steps=True)
+    assert [at_ns for at_ns, _ in found.sent] == [100, 110]
+
+
+def test_replay_waits_with_the_policy_until_its_instant_or_the_next_request(ours):
+    found = replayed(ours, [arrival(0, 100), arrival(1, 200)], waits_until_ns=300)
+    assert found.clock.idled == [100, 200, 300]
+    assert found.served_ns == [(0, 310), (1, 320)]
+
+
+def test_replay_in_a_closed_loop_sends_the_next_request_when_one_is_answered(ours):
+    found = replayed(ours, [arrival(i) for i in range(4)], max_concurrency=2)
+    assert [at_ns for at_ns, _ in found.sent] == [0, 0, 10, 20]
+
+
+def test_replay_whose_policy_waits_for_nothing_is_stalled(ours):
+    with pytest.raises(Stalled, match=r"stalled at t = 0\.000000 s: the policy waits and nothing"):
+        replayed(ours, [arrival(0)], waits_until_ns=FOREVER)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ValueError("no room"), SchedlabError, "vLLM failed: ValueError: no room"),
+        (PolicyError("policy X: bad"), PolicyError, "^policy X: bad$"),
+        (KeyboardInterrupt("key"), KeyboardInterrupt, "^key$"),
+    ],
+)
+def test_failure_of_a_step_is_vllms_unless_it_is_ours(ours, monkeypatch, error, kind, message):
+    def fails(self):
+        raise error
+
+    monkeypatch.setattr(Loop, "step_fn", fails)
+    with pytest.raises(kind, match=message):
+        replayed(ours, [arrival(0)])
+
+
+def test_request_sent_to_vllm_asks_for_its_tokens_and_one_too_long_is_turned_away(ours):
+    work = [
+        arrival(0, 5, prompt=20, output=10), arrival(1, 6, prompt=20, output=11),
+        arrival(2, 7, prompt=4, output=9, max_tokens=3, priority=2),
+    ]  # fmt: skip
+    found = replayed(ours, work)
+    assert found.turned_away == [
+        (1, 6, 11, "prompt and output take 31 tokens, max_model_len is 30")
+    ]
+    (_, first), (at_ns, last) = found.sent
+    assert (first.request_id, len(first.prompt), first.params.max_tokens) == ("0", 20, 10)
+    assert (at_ns, last.params.max_tokens, last.priority) == (7, 3, 2)
+    assert last.arrival_time == 7e-9
+    assert last.params.ignore_eos
+    assert not last.params.detokenize
+    assert last.params.seed is None
+    (_, drawn) = replayed(ours, work[2:], temperature=0.5).sent[0]
+    assert (drawn.params.temperature, drawn.params.seed) == (0.5, 2)
+
+
+# -- the scheduler -----------------------------------------------------------------------------
+
+
+def plan_of(chunks=(), finished="leave"):
+    return BatchPlan(
+        decodes=(), chunks=chunks, admitted=(), preempted=(), swapped=(), rejected=(),
+        padding_tokens=0, finished=finished, pad_finished=False, max_steps=1, until_ns=FOREVER,
+        start_ns=0, list_decodes=list,
+    )  # fmt: skip
+
+
+class Policy:
+    """A policy that writes down what it hears."""
+
+    needs_prediction = False
+    static_keys = True
+    rekeyed = None
+    on_start = on_arrival = on_reject = None
+
+    def __init__(self):
+        self.heard = []
+
+    def on_finish(self, state, now_ns):
+        self.heard.append((state.id, now_ns))
+
+    def on_tokens(self, plan, num_steps, now_ns):
+        self.heard.append(("tokens", num_steps, now_ns))
+
+
+class Population:
+    """The requests that plans know."""
+
+    def __init__(self):
+        self.waiting, self.states, self.queued = [], {}, []
+        self.admits_nobody = False
+        self.finished, self.left = [], []
+
+    def add(self, request, seen, now_ns):
+        state = self.states[request.request_id] = RequestState(seen)
+        return state
+
+    def state_of(self, vllm_id):
+        return self.states[vllm_id]
+
+    def enqueue(self, state, now_ns):
+        self.queued.append((state.id, now_ns))
+
+    def is_known(self, state):
+        return state in self.states.values()
+
+    def look(self, now_ns):
+        return self.finished
+
+    def forget_the_gone(self, now_ns):
+        return self.left
+
+
+@pytest.fixture
+def scheduler(ours):
+    """A scheduler of our class at 70 ns that has not asked a server for anything."""
+    found = object.__new__(ours.scheduler.PolicyScheduler)
+    found.requests, found._policy, found.plan_requests = {}, Policy(), Population()
+    found._blocked, found._rejected, found._plans_ahead = [], [], False
+    found._last_plan, found._pause_state = None, "no"
+    found._engine, found._view = SimpleNamespace(now_ns=0), None
+    found._builder = SimpleNamespace(reset=lambda now_ns: None, plan=None)
+    found.now_ns = lambda: 70
+    found.seen = lambda request: arrival(int(request.request_id)).request
+    return found
+
+
+def sent(number, status="waiting", client=0):
+    return SimpleNamespace(
+        request_id=str(number), status=status, client_index=client,
+        get_finished_reason=lambda: "error",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "ahead", "queued"),
+    [("waiting", False, [(3, 70)]), ("waiting", True, []), ("grammar", False, [])],
+)
+def test_request_waits_with_the_policy_at_once_unless_it_has_to_hear_of_more(
+    scheduler, status, ahead, queued
+):
+    scheduler._plans_ahead = ahead
+    scheduler.add_request(sent(3, status))
+    assert scheduler.plan_requests.queued == queued
+    assert [state.id for state in scheduler._blocked] == ([] if queued else [3])
+    scheduler.add_request(sent(3, status))
+    assert len(scheduler.plan_requests.queued) + len(scheduler._blocked) == 1, "it is known"
+
+
+def test_request_without_a_prediction_that_the_policy_needs_is_rejected_and_its_client_told(
+    scheduler,
+):
+    scheduler._policy.needs_prediction = True
+    scheduler.add_request(sent(1, client=4))
+    assert scheduler.requests == {}
+    assert scheduler.plan_requests.state_of("1").status is Status.REJECTED
+    answered = {0: Outputs()}
+    outputs = scheduler.update_from_output(None, answered)
+    (told,) = outputs[4].outputs
+    assert (told.request_id, told.new_token_ids, told.finish_reason) == ("1", [], "error")
+    assert told.stop_reason.startswith("policy Policy needs extra_args")
+    assert outputs[0].outputs == []
+    assert scheduler.update_from_output(None, {}) == {}, "it is told once"
+
+
+def test_policy_hears_once_of_who_is_answered_or_aborted_and_not_of_the_rejected(scheduler):
+    done, aborted, rejected, known = (RequestState(arrival(i).request) for i in range(4))
+    rejected.status = Status.REJECTED
+    known.last_token_ns = 60
+    scheduler.plan_requests.finished = [done]
+    scheduler.plan_requests.left = [aborted, rejected, known]
+    scheduler._last_plan = plan_of(chunks=((done, 2),))
+    scheduler._tell(80)
+    assert scheduler._policy.heard == [(0, 80), (1, 80), ("tokens", 1, 80)]
+    assert (done.last_token_ns, aborted.last_token_ns, known.last_token_ns) == (80, 80, 60)
+    scheduler.plan_requests.finished = scheduler.plan_requests.left = []
+    scheduler._policy.heard.clear()
+    scheduler._tell(90)
+    scheduler._last_plan = plan_of()
+    scheduler._tell(95)
+    assert scheduler._policy.heard == [], "nothing was computed"
+
+
+@pytest.mark.parametrize(
+    ("of_builder", "returned", "message"),
+    [
+        (None, None, r"plan\(\) must return what builder.build\(\) gave"),
+        ("plan", plan_of(), r"plan\(\) must return what builder.build\(\) gave"),
+        ("hold", "hold", "vLLM keeps no finished request in its batch"),
+        ("plan", KeyError("x"), "policy Policy: KeyError: 'x'"),
+    ],
+)
+def test_plan_that_vllm_cannot_carry_out_is_the_policys_fault(
+    scheduler, of_builder, returned, message
+):
+    plans = {"plan": plan_of(), "hold": plan_of(finished="hold")}
+    scheduler._builder.plan = plans.get(of_builder)
+
+    def plan(view, builder):
+        if isinstance(returned, Exception):
+            raise returned
+        return plans.get(returned) if isinstance(returned, str) else returned
+
+    scheduler._policy.plan = plan
+    with pytest.raises(PolicyError, match=message):
+        scheduler._make_plan()
+    assert scheduler._last_plan is None
+
+
+@pytest.mark.parametrize(("pause", "nobody"), [("no", False), ("new", True)])
+def test_blocked_request_waits_once_it_is_ready_and_a_pause_admits_nobody(
+    scheduler, monkeypatch, pause, nobody
+):
+    ready, later, gone = (RequestState(arrival(i).request) for i in range(3))
+    scheduler._blocked, scheduler._pause_state = [ready, later, gone], pause
+    scheduler.plan_requests.states = {"0": ready, "1": later}
+    scheduler._is_ready = lambda state: state is ready
+    scheduler._builder.plan = plan = plan_of()
+    scheduler._policy.plan = lambda view, builder: plan
+    assert scheduler._make_plan() is plan is scheduler._last_plan
+    assert scheduler.plan_requests.queued == [(0, 70)]
+    assert scheduler._blocked == [later]
+    assert scheduler.plan_requests.admits_nobody == nobody
+
+
+@pytest.mark.parametrize("policy", ["sjf", {"name": "sjf"}])
+def test_policy_of_a_server_is_named_alone_or_with_its_knobs(ours, policy):
+    made = ours.scheduler._make_policy({"schedlab": {"policy": policy}}, False)
+    assert isinstance(made, type(registry.make("sjf")))
+
+
+@pytest.mark.parametrize(
+    "config", [None, {}, {"schedlab": 3}, {"schedlab": {}}, {"schedlab": {"policy": {}}}]
+)
+def test_server_without_a_policy_is_told_how_to_name_one(ours, config):
+    with pytest.raises(SpecError, match="--additional-config names no policy; write"):
+        ours.scheduler._make_policy(config, True)
+
+
+@pytest.mark.parametrize(("asks", "is_refused"), [(False, True), (True, False)])
+def test_policy_that_asks_for_times_needs_a_cost_model(ours, asks, is_refused):
+    config = {"schedlab": {"policy": "fastserve"}}
+    if is_refused:
+        with pytest.raises(SpecError, match="asks how long steps take"):
+            ours.scheduler._make_policy(config, asks)
+    else:
+        ours.scheduler._make_policy(config, asks)
+
+
+# -- the engine --------------------------------------------------------------------------------
+
+
+def test_limits_that_differ_from_those_of_vllm_are_named_with_both_values():
+    engine.require_same(CONFIG, replace(CONFIG))
+    other = replace(CONFIG, block_size=8, async_scheduling=True)
+    with pytest.raises(SpecError) as told:
+        engine.require_same(CONFIG, other)
+    assert "block_size is 8 in vLLM, 4 in the experiment" in str(told.value)
+    assert "async_scheduling is True in vLLM, False in the experiment" in str(told.value)
+    assert "num_blocks" not in str(told.value)
+    with pytest.raises(SpecError, match="max_num_resident is 3 in vLLM"):
+        engine.require_same(CONFIG, replace(CONFIG, max_num_resident=3))
+    with pytest.raises(SpecError, match="it recomputes who is preempted"):
+        engine.require_same(replace(CONFIG, kv_allocator="contiguous_max"), CONFIG)
+
+
+def test_engine_is_opened_once_for_equal_setups_and_closed_before_another(monkeypatch):
+    told = []
+
+    def opened(setup):
+        told.append(("open", setup))
+        return SimpleNamespace(setup=setup, close=lambda: told.append(("close", setup)))
+
+    monkeypatch.setattr(engine, "Core", opened)
+    monkeypatch.setattr(engine, "_opened", [])
+    one, two = (engine.VllmSetup("schedlab-tiny", CONFIG, seed=seed) for seed in (1, 2))
+    assert engine.open_core(one) is engine.open_core(replace(one))
+    engine.open_core(two)
+    assert told == [("open", one), ("close", one), ("open", two)]
+
+
+def test_weights_and_cache_with_its_null_block_have_to_fit(monkeypatch):
+    asked = []
+    monkeypatch.setattr(engine, "open_device", lambda device: device)
+    monkeypatch.setattr(engine, "require_memory", lambda *given: asked.append(given))
+    config = replace(CONFIG, null_blocks=1)
+    engine.require_room(engine.VllmSetup("schedlab-tiny", config, dtype="fp16"))
+    shape = engine.model("schedlab-tiny")
+    ((num_bytes, device, what),) = asked
+    kv_bytes = (8 + 1) * 4 * shape.kv_bytes_per_token("fp16")
+    assert num_bytes == shape.weight_bytes("fp16") + kv_bytes
+    assert device == "cpu"
+    assert "36 tokens of KV cache" in what
+
+
+def test_graphs_are_of_the_captured_sizes_and_none_in_eager_mode():
+    found = object.__new__(engine.Core)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(enforce_eager=False),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[8, 1, 4]),
+    )
+    found.engine = SimpleNamespace(vllm_config=config)
+    assert found.graph_buckets == (1, 4, 8)
+    config.model_config.enforce_eager = True
+    assert found.graph_buckets == ()
