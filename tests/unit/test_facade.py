@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import schedlab as sl
+from schedlab.experiments.outcomes import _of_setting
+from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.policies import ContinuousBatching
 from schedlab.policies.static import Static
 from schedlab.sim.cost.cost_model import CostModel
@@ -258,3 +260,14 @@ def test_json_that_another_wrote_is_no_measurement(tmp_path):
         SpecError, match="was not written by schedlab measure: it has no list point"
     ):
         sl.load_measurement(tmp_path)
+
+
+def test_setting_of_several_runs_has_half_an_interval_beside_each_mean():
+    metrics = {"completed": Estimate(8.0, 0.5), "duration_s": Estimate(3.0, None)}
+    settings = {"policy": "fcfs", "workload.request_rate": "2"}
+    several = _of_setting(Row("x", "fcfs", settings, 3, metrics))
+    assert several == {
+        "label": "x", "policy": "fcfs", "workload.request_rate": 2.0, "completed": 8.0,
+        "completed_ci95": 0.5, "duration_s": 3.0, "duration_s_ci95": None,
+    }  # fmt: skip
+    assert "completed_ci95" not in _of_setting(Row("x", "fcfs", settings, 1, metrics))

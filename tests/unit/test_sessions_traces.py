@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from schedlab.experiments.running.run import run
+from schedlab.experiments.running.run import _of_sessions, run
 from schedlab.experiments.running.session_workload import with_think_times
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
@@ -399,10 +399,11 @@ def test_turn_follows_the_latest_that_it_needs_in_whatever_order_they_are_named(
 
 @dataclass
 class Sent:
-    """What drawing think times anew needs of a trace."""
+    """A trace, of which little is there."""
 
     turns: Turns
-    report: SimpleNamespace
+    report: SimpleNamespace | None
+    session: np.ndarray | None = None
 
     def __len__(self):
         return len(self.turns)
@@ -417,3 +418,12 @@ def test_think_time_is_drawn_where_the_last_answer_needed_is_for_the_user():
     assert fresh.delay_ns.tolist() == [0, 5 * 10**9, 22, 5 * 10**9], "22 ns are a tool's"
     fresh = with_think_times(replace(trace, turns=replace(turns, tool=None)), think, 0).turns
     assert fresh.delay_ns.tolist() == [0, 5 * 10**9, 5 * 10**9, 5 * 10**9]
+
+
+def test_session_is_predicted_to_be_as_long_as_all_its_requests_together():
+    turns = Turns.from_rows([[], [0], [1], [], [], [4]], [0] * 6)
+    trace = Sent(turns, None, np.array([4, 4, 4, 9, 2, 2]))
+    drawn = SimpleNamespace(predicted_tokens=np.array([1.0, 5.0, 2.0, 7.0, 3.0, 3.0]))
+    assert _of_sessions(trace, drawn).tolist() == [8.0, 8.0, 8.0, 7.0, 6.0, 6.0]
+    assert _of_sessions(trace, None) is None
+    assert _of_sessions(replace(trace, turns=None), drawn) is None
