@@ -23,7 +23,8 @@ class Boosted(Wrapper):
     A decision costs the inner ordering's plus one look at each boosted request.
 
     Skip-ahead is honest because a step in which someone could be admitted promises nothing, and
-    in others it does not matter who is boosted.
+    in others it does not matter who is boosted; where iterations count, the step at whose end they
+    begin to be counted for somebody promises nothing else.
 
     Parameters
     ----------
@@ -80,6 +81,12 @@ class Boosted(Wrapper):
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Promise nothing where someone could be admitted: waits reach the threshold."""
         return 1, FOREVER
+
+    def promise(self, view: EngineView, hooks_matter: bool = True) -> tuple[int, int]:
+        """Promise one step where somebody's iterations are counted from its end on."""
+        if self._new and self.threshold_iterations is not None:
+            return 1, FOREVER
+        return super().promise(view, hooks_matter)
 
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield boosted requests by arrival, then the others in the inner order."""

@@ -4,6 +4,7 @@ import pytest
 
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.policies.wrapper import Wrapper
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan import FOREVER
 from tests import laws
 from tests.laws import arrival
@@ -156,3 +157,20 @@ def test_wrapper_tells_whether_its_inner_policy_needs_a_prediction():
 def test_wrapper_of_more_than_an_ordering_is_refused(inner):
     with pytest.raises(Exception, match=f"must be an ordering.*{inner} does more"):
         registry.make("boosted", inner=inner)
+
+
+def test_iterations_of_who_comes_between_steps_are_counted_alike_ahead_and_step_by_step():
+    # 1 comes while 0 runs: it waits from the end of that step on, not of all that is skipped, so
+    # that it is due when 0 leaves its seat, before 2, which is shorter.
+    work = [
+        arrival(0, 0, 8, 30, predicted_tokens=30.0), arrival(1, 1500, 8, 9, predicted_tokens=9.0),
+        arrival(2, 1600, 8, 2, predicted_tokens=2.0),
+    ]  # fmt: skip
+    config = EngineConfig(
+        num_blocks=40, max_model_len=100, block_size=4, max_num_seqs=1, arrivals_between_steps=True
+    )
+    policy = {"inner": "sjf", "threshold_iterations": 20}
+    ahead = laws.run(registry.make("boosted", **policy), work, config)
+    by_steps = laws.run(registry.make("boosted", **policy), work, laws.slow(config))
+    assert laws.signature(ahead) == laws.signature(by_steps)
+    assert ahead.requests()["finish_ns"].argsort().tolist() == [0, 1, 2]
