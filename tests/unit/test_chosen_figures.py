@@ -57,6 +57,14 @@ def test_filter_by_the_end_of_a_key_keeps_its_values_and_their_runs(results):
 
 
 @pytest.mark.slow
+def test_filter_by_several_values_of_a_key_keeps_all_of_them(results):
+    some = filtered(results, {"policy": ["static", "fcfs"], "request_rate": ["4"]})
+    assert [(row.policy, row.settings["workload.request_rate"]) for row in some.rows] == [
+        ("fcfs", "4"), ("fcfs", "4"), ("static", "4"), ("static", "4")
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

@@ -528,3 +528,11 @@ def test_baseline_is_damaged_if_a_name_has_not_three_parts(key, is_read, tmp_pat
         return
     with pytest.raises(SpecError, match="named workload/policy/seed"):
         regress_baseline.kept_baseline(tmp_path)
+
+
+_MOVES = [(2.0, 3.0, 0.5), (-2.0, -3.0, -0.5), (-2.0, 0.0, 1.0), (0.0, 1.0, math.inf)]
+
+
+@pytest.mark.parametrize(("before", "now", "change"), [*_MOVES, (0.0, -1.0, -math.inf)])
+def test_change_of_a_figure_has_the_sign_of_its_move(before, now, change):
+    assert regress.Move("mean_slack_ms", before, now, allowed=0.0, better=True).change == change

@@ -123,6 +123,26 @@ def test_bailian_chat_waits_for_its_parent_and_finds_its_answer(file):
     assert two.request.prefix_hash_ids[:1] == one.request.prefix_hash_ids
 
 
+def test_bailian_answer_that_the_next_prompt_does_not_quote_has_no_names(file):
+    # The next prompt is long enough, and begins otherwise than the one before it.
+    rows = [
+        {"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.0, "input_length": 20,
+         "output_length": 14, "hash_ids": [10, 11]},
+        {"chat_id": 3, "parent_chat_id": 1, "timestamp": 5.0, "input_length": 50,
+         "output_length": 2, "hash_ids": [12, 13, 14, 15]},
+    ]  # fmt: skip
+    lines = "".join(json.dumps(row | {"type": "text", "turn": 1}) + "\n" for row in rows)
+    trace = read(file(lines), sessions=True)
+    one, _ = requests_of(trace, max_model_len=100, hash_block_tokens=16)
+    assert one.turn.answer_hash_ids == ()
+
+
+def test_description_of_one_session_has_no_arrivals(file):
+    found = describe(read(file("".join(SESSIONS.splitlines(keepends=True)[:2]))))
+    assert found["num_requests"] == 2
+    assert found["arrivals"] is None
+
+
 def test_bailian_chat_whose_parent_comes_later_is_refused(file):
     with pytest.raises(TraceError, match="chat 7 has a later chat as its parent"):
         read(file(BAILIAN.replace('"parent_chat_id": -1', '"parent_chat_id": 9')), sessions=True)

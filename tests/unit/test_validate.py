@@ -130,6 +130,23 @@ def test_fit_finds_the_terms_a_recording_was_made_with(tmp_path, monkeypatch):
     assert found.predicted_ms == pytest.approx(run_there.latencies_ms(), rel=1e-9)
 
 
+def test_fit_of_terms_that_predict_alike_takes_the_first(tmp_path, monkeypatch):
+    class Same:
+        root_mean_square_error = 0.1
+
+    monkeypatch.setattr(host_terms, "validate", lambda spec: Same())
+    assert host_terms.fit(tiny(tmp_path, [row(0), row(1)])) == HostTerms(0.0, 0.0)
+
+
+def test_fit_on_the_same_run_by_another_path_is_refused(tmp_path):
+    spec = tiny(tmp_path, [row(0), row(1)])
+    (tmp_path / "there").symlink_to(tmp_path, target_is_directory=True)
+    measured = str(tmp_path / "there" / Path(spec.validation.measured).name)
+    again = spec.validation.model_copy(update={"measured": measured})
+    with pytest.raises(SpecError, match="the very run"):
+        validate_elsewhere(spec, spec.model_copy(update={"validation": again}))
+
+
 def test_profile_beyond_the_device_is_refused(tmp_path):
     # Llama-3-8B in bf16 has 14 GB of weights in its layers: 7 ms at 2039 GB/s.
     with pytest.raises(SpecError, match="beyond the device"):
