@@ -113,7 +113,7 @@ def held_out_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder.")],
     data: Annotated[Path, typer.Argument(metavar="DATA", help="The file it was trained on.")],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="Ends in .jsonl or .jsonl.gz.")
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Ends in .jsonl or .jsonl.gz.")
     ],
     tokenizer: Tokenizer = "auto",
 ) -> None:

@@ -165,7 +165,7 @@ def learn_command(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", metavar="FOLDER", help="File to write, for cost_model.kernels."
+            "-o", "--output", metavar="FILE", help="File to write, for cost_model.kernels."
         ),
     ],
     aiconfigurator: Annotated[

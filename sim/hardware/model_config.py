@@ -72,7 +72,7 @@ def read_config(path: Path) -> ModelShape:
     """
     config = _Config(path)
     kind = config.data.get("model_type")
-    if isinstance(kind, str) and kind in _AROUND_TEXT:
+    if kind in _AROUND_TEXT:
         config.data = {"_name_or_path": _name(config), **config.section("text_config")}
         kind = config.data.get("model_type")
     if not isinstance(kind, str):
