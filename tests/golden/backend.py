@@ -23,7 +23,7 @@ from schedlab.gpu_backend.stopwatch import ReferenceTime
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import Request
-from tests.golden.drawn import _digest, _plain
+from tests.golden.rounding import json_digest, rounded
 
 _LIMITS = {
     "small": EngineConfig(num_blocks=40, max_model_len=128, block_size=16, max_num_seqs=6,
@@ -40,7 +40,7 @@ def designs(name: str) -> dict[str, Any]:
     kinds = [point.kind for point in points]
     return {
         "num": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
-        "points": _digest(points),
+        "points": json_digest(points),
         "random": points[-12:],
         "sentinels": sentinels(limits),
         "knots": [token_knots(1, 1), token_knots(2, 17), token_knots(1, 100)],
@@ -83,7 +83,7 @@ def clocks(_: str) -> dict[str, Any]:
         for _step in range(12):
             told.append(watch())
             watch.between_steps()
-        told.append(_plain(watch.describe()))
+        told.append(rounded(watch.describe()))
     clock = VirtualClock(SimpleNamespace(__call__=None), "m")
     clock.stopwatch = _Watch()
     shape = BatchShape(1, 5, 5)
@@ -233,13 +233,13 @@ def measured(_: str) -> dict[str, Any]:
                         progress=lambda *what: told.append(what))  # fmt: skip
         lines = log.read_text().splitlines()
     return {
-        "asked": [len(timer.asked), _digest(timer.asked)],
+        "asked": [len(timer.asked), json_digest(timer.asked)],
         "told": [told[0], told[-1], len(told)],
         "lines": len(lines),
         "drift": taken.drift,
         "medians": [taken.median_s(i) for i in (0, 1, len(points) - 1, -1, -3)],
         "spreads": [taken.spread(i) for i in (0, 2)],
-        "rows": _digest(_plain([[list(r.shape), r.seconds]
+        "rows": json_digest(rounded([[list(r.shape), r.seconds]
                                 for r in calibration.measured(taken, points)])),
     }  # fmt: skip
 

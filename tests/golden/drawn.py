@@ -1,7 +1,6 @@
 """What figures and tables say of a small sweep: every curve, bar, cell, remark and verdict."""
 
 import functools
-import hashlib
 import json
 import re
 import shutil
@@ -42,6 +41,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.sweeps.sweep_all import run_into
 from schedlab.experiments.sweeps.workers import InProcess
 from tests.golden.fleets import SlowSteps
+from tests.golden.rounding import json_digest, rounded
 
 _SWEEP = {
     "name": "small",
@@ -95,10 +95,6 @@ def _box(vertices: Any) -> list[list[str]]:
     return [_numbers(np.min(vertices, axis=0)), _numbers(np.max(vertices, axis=0))]
 
 
-def _digest(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
-
-
 def seen(figure: Figure) -> dict[str, Any]:
     """Return what a figure shows: words as they are, numbers few or as a digest."""
     found: dict[str, Any] = {
@@ -135,10 +131,10 @@ def seen(figure: Figure) -> dict[str, Any]:
             "legend": [t.get_text() for t in legend.get_texts()] if legend else [],
             "ticks": [t.get_text() for t in axes.get_yticklabels()] * bool(axes.images),
             "num": [len(lines), len(bars), len(areas)],
-            "lines": _digest(lines),
-            "bars": _digest(bars),
-            "areas": _digest(areas),
-            "image": [_digest(_numbers(one.get_array().filled(-1))) for one in axes.images],
+            "lines": json_digest(lines),
+            "bars": json_digest(bars),
+            "areas": json_digest(areas),
+            "image": [json_digest(_numbers(one.get_array().filled(-1))) for one in axes.images],
         }
     return found
 
@@ -180,7 +176,7 @@ def report_figures(_: str) -> dict[str, Any]:
     ):  # fmt: skip
         for drawing in drawings(shown, "title")[: 4 if name == "many" else None]:
             drawn = seen(drawing.draw())
-            found[f"{name}: {drawing.name}"] = [drawing.caption, _digest(drawn), drawn["words"]]
+            found[f"{name}: {drawing.name}"] = [drawing.caption, json_digest(drawn), drawn["words"]]
     rows, load = shown_load(whole.rows)
     return {**found, "shown": [load, [row.label for row in rows]]}
 
@@ -199,7 +195,7 @@ def run_figures(_: str) -> dict[str, Any]:
         "slowdown": seen(distributions.slowdown_against_length(runs, alone, "title")),
         "predictability": seen(distributions.predictability({"x": alike}, "title")),
         "attainment": seen(plots.attainment_against_rate(results().rows, "t", target=0.5)),
-        "seats": _digest([_numbers([s.seat, s.begin_s, s.end_s, s.used_s]) for s in seats]),
+        "seats": json_digest([_numbers([s.seat, s.begin_s, s.end_s, s.used_s]) for s in seats]),
         "spread": _numbers(spread(alike)),
         "slowdowns": _numbers(slowdowns(one, alone)),
         "by length": [_numbers(part) for part in distributions._by_length(
@@ -269,11 +265,11 @@ def tables(_: str) -> dict[str, Any]:
         "text": text_table("t", ["p\nq", "v", "w"], cells, 40, 1).splitlines(),
         "csv": _lines(summary_csv(whole.rows))[:2],
         "csv of one": _lines(summary_csv([replace(r, num_replications=1) for r in few.rows])),
-        "data": _digest(json.loads(json.dumps(_plain(summary_data(whole.rows))))),
+        "data": json_digest(json.loads(json.dumps(rounded(summary_data(whole.rows))))),
         "renamed": [[row.label, row.policy] for row in renamed.rows],
         "merged": [[row.label, row.num_replications] for row in merged([whole, there]).rows],
         "shown": repr(Results(whole)).splitlines(),
-        "frame": _digest(_plain([_of_setting(row) for row in whole.rows])),
+        "frame": json_digest(rounded([_of_setting(row) for row in whole.rows])),
         "warnings": [warnings(run.load()) for run in whole.runs[::5]],
         "notes": notes(
             [{"name": "fitted", "model": "m", "hardware": "h", "calibration": "measured",
@@ -284,14 +280,6 @@ def tables(_: str) -> dict[str, Any]:
             [f"predictor {i}" for i in range(11)],
         ),
     }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return f"{value:.9g}" if isinstance(value, float) else value
 
 
 def report(_: str) -> dict[str, Any]:
@@ -316,12 +304,12 @@ def report(_: str) -> dict[str, Any]:
         "lead": page._lead(whole, heads),
         "results": list(page._results_table(whole)),
         "one": list(page._results_table(replace(whole, rows=whole.rows[:1]))),
-        "verdicts": _plain(page._verdicts(whole)),
+        "verdicts": rounded(page._verdicts(whole)),
         "by class": list(page._by_class(whole)),
-        "cost models": _plain(page._cost_models(described, heads)),
-        "metrics": _digest(list(page._all_metrics(whole.rows))),
+        "cost models": rounded(page._cost_models(described, heads)),
+        "metrics": json_digest(list(page._all_metrics(whole.rows))),
         "cells": [page._effect(x) for x in (1.26, -0.04, float("nan"), float("inf"))],
-        "live": _digest(_plain(live_data(whole.rows, "name"))),
+        "live": json_digest(rounded(live_data(whole.rows, "name"))),
     }
 
 

@@ -40,6 +40,7 @@ from tests.golden import (
     wild,
 )
 from tests.golden.fleets import SlowSteps
+from tests.golden.rounding import rounded
 from tests.unit.test_search import searched, tuned
 
 KEPT = Path(__file__).with_name("pinned.json")
@@ -99,7 +100,7 @@ def workload(name: str) -> dict[str, Any]:
     for column in columns.values():
         if isinstance(column, np.ndarray) and column.dtype != object:
             digest.update(column.tobytes())
-    return {"columns": digest.hexdigest()[:16], **_rounded(describe(trace))}
+    return {"columns": digest.hexdigest()[:16], **rounded(describe(trace))}
 
 
 # -- metrics: all of them, of runs with preemption, tenants, targets, prefixes, several engines --
@@ -235,15 +236,13 @@ def metrics(name: str) -> dict[str, Any]:
     chosen = every_run()
     if result.tiers:
         names = [facts.name for facts in result.tiers]
-        return _rounded(
-            {one.name: result.metric(one.name) for one in [*chosen, *every_tier(names)]}
-        )
+        return rounded({one.name: result.metric(one.name) for one in [*chosen, *every_tier(names)]})
     if name == "sessions":
-        return _rounded({one.name: result.metric(one.name) for one in [*chosen, *every_session()]})
+        return rounded({one.name: result.metric(one.name) for one in [*chosen, *every_session()]})
     chosen += map(metric_named, METRICS)
     if result.engines:
         chosen += [*every_fleet(), metric_named("engine_busy_share(engine=1)")]
-    return _rounded({metric.name: result.metric(metric.name) for metric in chosen})
+    return rounded({metric.name: result.metric(metric.name) for metric in chosen})
 
 
 # -- searches: every value that is tried, and what is said ----------------------------------------
@@ -262,7 +261,7 @@ def bracket(name: str) -> dict[str, Any]:
     """Search where a line crosses zero."""
     keys = dict(BRACKETS[name])
     truth = keys.pop("truth")
-    return {"found": _rounded(tuple(searched(lambda value: value - truth, **keys)))}
+    return {"found": rounded(tuple(searched(lambda value: value - truth, **keys)))}
 
 
 TUNINGS: dict[str, dict[str, Any]] = {
@@ -277,9 +276,9 @@ def tuning(name: str) -> dict[str, Any]:
     """Tune two limits over a known surface."""
     found = tuned(**TUNINGS[name])
     tried = [[*trial.values.values(), trial.goal.mean, trial.excess] for trial in found.trials]
-    digest = hashlib.sha256(json.dumps(_rounded(tried)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(rounded(tried)).encode()).hexdigest()[:16]
     said = [found.best.values, found.given.values, found.verdict, *found.remarks]
-    return {"tried": digest, "num_invalid": found.num_invalid, "said": _rounded(said)}
+    return {"tried": digest, "num_invalid": found.num_invalid, "said": rounded(said)}
 
 
 # -- defaults --------------------------------------------------------------------------------
@@ -340,7 +339,7 @@ PINNED = {
 def pinned(name: str) -> dict[str, Any]:
     """Compute one of `PINNED`, as JSON gives it back."""
     of, case = PINNED[name]
-    return json.loads(json.dumps(_rounded(of(case))))
+    return json.loads(json.dumps(rounded(of(case))))
 
 
 def kept() -> dict[str, dict[str, Any]]:
@@ -361,17 +360,3 @@ def _lines(table: dict[str, Any]) -> str:
     """Write a line a value, so that a difference in version control names what moved."""
     rows = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in table.items())
     return ",\n  ".join(rows)
-
-
-def _rounded(value: Any) -> Any:
-    """Round to nine digits: functions of numpy differ in the sixteenth from machine to machine.
-
-    What rounding left of nothing, as in the deviation of a constant, is nothing.
-    """
-    if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(one) for one in value]
-    if isinstance(value, float | np.floating):
-        return f"{0.0 if abs(value) < 1e-14 else value:.9g}"
-    return int(value) if isinstance(value, np.integer) else value

@@ -81,6 +81,7 @@ from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.traces.load_tests import Quantiles
 from tests.golden import drawn
+from tests.golden.rounding import json_digest, rounded
 from tests.unit.test_claims import experiment
 
 # -- claims ---------------------------------------------------------------------------------------
@@ -328,12 +329,12 @@ def searched(_: str) -> dict[str, Any]:
     below = replace(found[0], label="b", brackets=tuple(
         one._replace(bound="below") for one in found[0].brackets))  # fmt: skip
     return {
-        "asked": drawn._digest(served.asked),
+        "asked": json_digest(served.asked),
         "values": [[one.label, one.values, one.num_requests, one.bound] for one in found],
         "rows": find_rows([*found, broken, below]),
         "lines": find_lines(spec, [*found, broken]),
         "verdicts": told,
-        "data": drawn._digest(drawn._plain(_without(find_data(spec, found, told, 3), "spec_hash"))),
+        "data": json_digest(rounded(_without(find_data(spec, found, told, 3), "spec_hash"))),
         "remarks": [
             _remarks(bars, brackets, metrics, is_part)
             for bars, brackets, metrics in _odd_searches()
@@ -382,12 +383,12 @@ def tuned(maximize: str) -> dict[str, Any]:
         ((math.nan,), (-1.0, 0.0)), ((2.5,), (-0.1,)), ((1.0,), (0.15, 0.01))))]  # fmt: skip
     return {
         "ranks": [one.values["a"] for one in sorted(ranked, key=lambda one: one.rank)],
-        "asked": [len(served.asked), drawn._digest(served.asked)],
+        "asked": [len(served.asked), json_digest(served.asked)],
         "best": [found.best.values, found.best.goals, found.verdict, *found.remarks],
         "rows": tune_rows(found),
         "lines": tune_lines(spec, found),
         "odd": [tune_rows(odd), tune_lines(spec, odd)[:2]],
-        "data": drawn._digest(drawn._plain(_without(tune_data(spec, found, 7), "spec_hash"))),
+        "data": json_digest(rounded(_without(tune_data(spec, found, 7), "spec_hash"))),
     }
 
 
@@ -411,13 +412,13 @@ def recommended(case: str) -> dict[str, Any]:
     cut = replace(found, is_cut=True, max_model_len=70_000, usd_per_million_tokens=math.nan,
                   change=None)  # fmt: skip
     return {
-        "asked": [len(served.asked), drawn._digest(served.asked)],
+        "asked": [len(served.asked), json_digest(served.asked)],
         "tried": tried_rows(found),
         "expected": expected_rows(found),
         "lines": recommend_lines(found, described),
         "serve": serve_line(found).splitlines(),
         "cut": [*serve_line(cut).splitlines(), *recommend_lines(cut, [])],
-        "data": drawn._digest(drawn._plain(recommend_data(found, described, 7))),
+        "data": json_digest(rounded(recommend_data(found, described, 7))),
         "best": found.best.candidate,
         "default": found.default.candidate,
         "excluded": found.excluded,
@@ -472,16 +473,16 @@ def backends(_: str) -> dict[str, Any]:
     return {
         "markdown": comparison_files.markdown(found, spec).splitlines(),
         "told": [comparison_files.runs_told(some, spec) for some in (found, found[:2])],
-        "data": drawn._digest(drawn._plain(shown)),
+        "data": json_digest(rounded(shown)),
         "agreement": comparison_files.agreement(found),
         "steps": drawn.seen(step_figure(found, "title")),
         "latencies": drawn.seen(cdf_figure(found, "title")),
         "frontier": drawn.seen(frontier_figure(found, "title")),
         "measurement": repr(Measurement(shown)).splitlines(),
-        "validation": [*validation.rows(), *validation.lines(), drawn._plain(validation.to_data()),
+        "validation": [*validation.rows(), *validation.lines(), rounded(validation.to_data()),
                        validation.root_mean_square_error],
         "load tests": [load_tests.header(), *load_tests.rows(), *load_tests.lines(),
-                       drawn._plain(load_tests.to_data())],
+                       rounded(load_tests.to_data())],
     }  # fmt: skip
 
 
