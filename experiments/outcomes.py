@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.analysis.policy_comparison import METRICS, PolicyChange, compare_policies
-from schedlab.experiments.figures.accessor import Plots
+from schedlab.experiments.figures.accessor import Plots, Shown
 from schedlab.experiments.results.saved_results import SavedResults
 from schedlab.experiments.results.tables import Row, notes, result_table
 from schedlab.experiments.results.text_table import html_table, text_table
@@ -241,13 +241,12 @@ class Measurement(_Shown):
         """Kendall's tau of the measured and the simulated order of policies, by load and metric."""
         return dict(self.data["rank_agreement_kendall_tau"])
 
-    def plot(self) -> Figure:
+    def plot(self) -> Shown:
         """Draw the error of the simulation for each metric, policy and load."""
+        from schedlab.experiments.figures.interactive import shown
         from schedlab.experiments.figures.plots import measured_against_simulated
-        from schedlab.experiments.figures.style import show_in_notebooks
 
-        show_in_notebooks()
-        return measured_against_simulated(self.data, self.name)
+        return shown(measured_against_simulated(self.data, self.name))
 
     def to_frame(self) -> DataFrame:
         """Return a pandas DataFrame, a row a setting and metric."""
@@ -313,11 +312,11 @@ class Claims(_Shown):
 
     def plot(self) -> Iterator[Figure]:
         """Draw the claims, a figure each: a strip a number, with its band and its source."""
+        from schedlab.experiments.figures.interactive import shown
         from schedlab.experiments.figures.plots import claim
-        from schedlab.experiments.figures.style import show_in_notebooks
 
-        show_in_notebooks()
-        return (claim(one) for one in self.experiments)
+        # Stills: there is nothing to look closer at, and they are many.
+        return (shown(claim(one), still=True) for one in self.experiments)
 
     def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]], int, list[str]]:
         rows = [

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.figures import plots
 from schedlab.experiments.figures.figures import shown_load
 from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
-from schedlab.experiments.figures.style import show_in_notebooks
+from schedlab.experiments.figures.interactive import shown
 from schedlab.experiments.results.saved_results import SavedResults
 from schedlab.experiments.results.selection import num_gpus
 from schedlab.experiments.results.tables import Row
@@ -19,99 +19,119 @@ if TYPE_CHECKING:
     from schedlab.sim.result import RunResult
 
 
+Shown = Any
+"""A plotly.graph_objects.Figure, or a matplotlib.figure.Figure."""
+
+
 class Plots:
-    """Figures of some results, each a matplotlib figure.
+    """Figures of some results: Plotly's in a notebook where it is installed, else matplotlib's.
 
     Parameters
     ----------
     results : SavedResults
         What to draw. Figures that set settings side by side are of the highest request rate that
         not every setting is saturated at, unless `rate` names another.
+    still : bool
+        Whether they are matplotlib's everywhere.
     """
 
-    def __init__(self, results: SavedResults) -> None:
+    def __init__(self, results: SavedResults, still: bool = False) -> None:
         self._results = results
-        show_in_notebooks()
+        self._still = still
+
+    @property
+    def matplotlib(self) -> Plots:
+        """The same as matplotlib figures everywhere: to be changed, or saved as files."""
+        return Plots(self._results, still=True)
 
     def throughput_against_p99(
         self, metrics: tuple[str, str] = ("ttft", "tpot"), highlight: Sequence[str] | None = None
-    ) -> Figure:
+    ) -> Shown:
         """Draw P99 latencies over achieved throughput."""
-        return plots.throughput_against_p99(self._rows, self._results.name, metrics, highlight)
+        return self._shown(
+            plots.throughput_against_p99(self._rows, self._results.name, metrics, highlight)
+        )
 
     def latency_against_rate(
         self, metrics: tuple[str, str] = ("ttft", "tpot"), highlight: Sequence[str] | None = None
-    ) -> Figure:
+    ) -> Shown:
         """Draw P99 latencies over the request rate."""
-        return plots.latency_against_rate(self._rows, self._results.name, metrics, highlight)
+        return self._shown(
+            plots.latency_against_rate(self._rows, self._results.name, metrics, highlight)
+        )
 
     def attainment_against_rate(
         self,
         metric: str = "slo_attainment",
         target: float = 0.9,
         highlight: Sequence[str] | None = None,
-    ) -> Figure:
+    ) -> Shown:
         """Draw the share of requests within their targets over the request rate."""
-        return plots.attainment_against_rate(
-            self._rows, self._results.name, metric, target, highlight
+        return self._shown(
+            plots.attainment_against_rate(self._rows, self._results.name, metric, target, highlight)
         )
 
-    def pareto(self, x: str = "output_throughput", y: str = "p99_ttft_ms") -> Figure:
+    def pareto(self, x: str = "output_throughput", y: str = "p99_ttft_ms") -> Shown:
         """Draw all settings by two metrics, with those that no other beats."""
-        return plots.pareto(self._rows, self._results.name, x, y)
+        return self._shown(plots.pareto(self._rows, self._results.name, x, y))
 
-    def gpu_frontier(self) -> Figure:
+    def gpu_frontier(self) -> Shown:
         """Draw output tokens a second of a GPU against those that a user sees."""
         gpus = [num_gpus(self._results.of(row)[0]) for row in self._rows]
-        return plots.gpu_frontier(self._rows, self._results.name, gpus)
+        return self._shown(plots.gpu_frontier(self._rows, self._results.name, gpus))
 
-    def lines(self, *metrics: str, x: str | None = None, by: Sequence[str] = ()) -> Figure:
+    def lines(self, *metrics: str, x: str | None = None, by: Sequence[str] = ()) -> Shown:
         """Draw metrics over a swept key or over another metric, a curve a setting."""
-        return plots.lines(self._rows, self._results.name, metrics or ("p99_ttft_ms",), x, by)
+        return self._shown(
+            plots.lines(self._rows, self._results.name, metrics or ("p99_ttft_ms",), x, by)
+        )
 
     def heat_map(
         self, metrics: Sequence[str] = DEFAULT_METRICS, rate: float | None = None
-    ) -> Figure:
+    ) -> Shown:
         """Draw the settings against metrics at one load."""
         rows, title = self._at(rate)
-        return plots.heat_map(rows, title, metrics)
+        return self._shown(plots.heat_map(rows, title, metrics))
 
-    def latency_cdf(self, metric: str = "ttft", rate: float | None = None) -> Figure:
+    def latency_cdf(self, metric: str = "ttft", rate: float | None = None) -> Shown:
         """Draw the distribution of a latency over requests (first replication) at one load."""
         rows, title = self._at(rate)
-        return plots.latency_cdf(self._first(rows), title, metric)
+        return self._shown(plots.latency_cdf(self._first(rows), title, metric))
 
-    def slowdown_against_length(self, rate: float | None = None) -> Figure:
+    def slowdown_against_length(self, rate: float | None = None) -> Shown:
         """Draw latencies over those on a server of one's own, by output length, at one load."""
         from schedlab.experiments.analysis.latencies import alone_s
         from schedlab.experiments.specification.loading import load_spec
 
         rows, title = self._at(rate)
         alone = alone_s(load_spec(self._results.of(rows[0])[0].folder / "spec.yaml"))
-        return plots.slowdown_against_length(self._first(rows), alone, title)
+        return self._shown(plots.slowdown_against_length(self._first(rows), alone, title))
 
-    def predictability(self) -> Figure:
+    def predictability(self) -> Shown:
         """Draw how much the latency of one and the same request varies from run to run."""
         runs = {row.label: [p.load() for p in self._results.of(row)] for row in self._rows}
-        return plots.predictability(runs, self._results.name)
+        return self._shown(plots.predictability(runs, self._results.name))
 
-    def time_series(self, setting: str | None = None) -> Figure:
+    def time_series(self, setting: str | None = None) -> Shown:
         """Draw requests, memory and preemptions over the time of one run, by a setting's label."""
         label, run = self._one(setting)
-        return plots.time_series(run, label)
+        return self._shown(plots.time_series(run, label))
 
-    def gantt(self, setting: str | None = None) -> Figure:
+    def gantt(self, setting: str | None = None) -> Shown:
         """Draw what happened to each of the first requests of one run, by a setting's label."""
         label, run = self._one(setting)
-        return plots.gantt(run, label)
+        return self._shown(plots.gantt(run, label))
 
-    def batching(self) -> Figure:
+    def batching(self) -> Shown:
         """Draw who sat in which seat of the batch, a panel a setting."""
-        return plots.batching(self._first(self._rows), self._results.name)
+        return self._shown(plots.batching(self._first(self._rows), self._results.name))
 
     @property
     def _rows(self) -> list[Row]:
         return self._results.rows
+
+    def _shown(self, figure: Figure) -> Shown:
+        return shown(figure, self._still)
 
     def _at(self, rate: float | None) -> tuple[list[Row], str]:
         rows, load = shown_load(self._rows, rate)

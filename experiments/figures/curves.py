@@ -178,14 +178,16 @@ def attainment_against_rate(
         drawn = _arrange(results, highlight)
         ends: Ends = []
         for curve in drawn:
-            end = _draw_curve(axes, curve, rate, metric, 100.0, lowest=0.0)
             if curve.look is None:
+                _draw_curve(axes, curve, rate, metric, 100.0, lowest=0.0)
                 continue
             held, broken = rate_bracket(curve.rows, metric, target)
+            told = curve._replace(name=f"{curve.name}: {_bracket_text(held, broken)}")
+            end = _draw_curve(axes, told, rate, metric, 100.0, lowest=0.0)
             for limit in (held, broken):
                 if math.isfinite(limit):
                     axes.plot(limit, 100 * target, "|", color=curve.look.color, markersize=9)
-            ends.append((f"{curve.name}: {_bracket_text(held, broken)}", curve.look, *end))
+            ends.append((told.name, curve.look, *end))
         axes.set_xlim(left=0)
         axes.set_ylabel(metric_named(metric).axis)
         axes.set_xlabel(_RATE_NAMES[key])
@@ -268,7 +270,8 @@ def _draw_curve(
         axes.plot(x, y, "-", color=PALE, linewidth=1.0, zorder=1)
         return math.nan, math.nan
     color, marker, line = curve.look
-    axes.plot(x, y, line, color=color, zorder=2, linewidth=2.8 - 1.4 * curve.slimness)
+    width = 2.8 - 1.4 * curve.slimness
+    axes.plot(x, y, line, color=color, zorder=2, linewidth=width, label=curve.name)
     for row, at_x, at_y in zip(curve.rows, x, y, strict=True):
         half_width = row.estimate(metric).half_width
         if half_width is not None and math.isfinite(half_width):
@@ -276,7 +279,7 @@ def _draw_curve(
             low = max(at_y - half_width * scale, floor)
             axes.plot([at_x] * 2, [low, at_y + half_width * scale], color=color, linewidth=1)
         axes.plot(
-            at_x, at_y, marker, color=color, zorder=3,
+            at_x, at_y, marker, color=color, zorder=3, label=f"_{row.label}",
             markerfacecolor="white" if is_saturated(row) else color,
             markersize=8.0 - 3.0 * curve.slimness,
         )  # fmt: skip

@@ -156,7 +156,7 @@ def _draw(
         x = [(across.x[i] or 0.0) + shift for i in order]
         line = "none" if across.names else look.line
         shown = [values[i] for i in order]
-        axes.plot(x, shown, linestyle=line, marker=look.marker, color=look.color)
+        axes.plot(x, shown, linestyle=line, marker=look.marker, color=look.color, label=group)
         for at, i in zip(x, order, strict=True):
             half = (results[i].estimate(metric.name).half_width or 0.0) * metric.scale
             if math.isfinite(half) and half:

@@ -237,9 +237,18 @@ def plain_numbers(axes: Axes, axis: str) -> None:
     along.set_minor_formatter(NullFormatter())
 
 
+def is_notebook() -> bool:
+    """Say whether this is a notebook, or anything else that shows what a browser can show."""
+    return getattr(_shell(), "kernel", None) is not None
+
+
+def _shell() -> Any:  # noqa: ANN401 - IPython's, which need not be installed
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+
+
 def show_in_notebooks() -> None:
     """Let Jupyter show a figure that ends a cell, though none is pyplot's; elsewhere do nothing."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    shell = _shell()
     if shell is None:
         return
     from matplotlib.figure import Figure
