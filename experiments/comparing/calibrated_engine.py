@@ -112,7 +112,8 @@ def open_vllm(
 
     require_vllm()
     from schedlab.gpu_backend.vllm.clock import MeasuredStepClock
-    from schedlab.gpu_backend.vllm.engine import VllmSetup, open_core
+    from schedlab.gpu_backend.vllm.engine import VllmSetup
+    from schedlab.gpu_backend.vllm.opening import open_core
     from schedlab.gpu_backend.vllm.replay import Replay
     from schedlab.gpu_backend.vllm.step_timer import VllmStepTimer
 

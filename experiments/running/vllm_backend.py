@@ -87,7 +87,8 @@ def open_vllm(point: Resolved, pricing: Pricing) -> VllmBackend:
     _refuse(spec)
     require_vllm()
     from schedlab.gpu_backend.vllm.clock import MeasuredStepClock, ModelledStepClock
-    from schedlab.gpu_backend.vllm.engine import VllmSetup, open_core
+    from schedlab.gpu_backend.vllm.engine import VllmSetup
+    from schedlab.gpu_backend.vllm.opening import open_core
 
     core = open_core(
         VllmSetup(

@@ -267,22 +267,3 @@ def require_same(ours: EngineConfig, theirs: EngineConfig) -> None:
         raise SpecError(
             f"engine: {'; '.join(differing)} (engine.profile sets what is vLLM's own: vllm-0.32)"
         )
-
-
-_opened: list[Core] = []
-
-
-def open_core(setup: VllmSetup) -> Core:
-    """Return an engine core; the last one that was opened, if it was opened alike.
-
-    Raises
-    ------
-    SpecError
-        As `Core`.
-    """
-    if _opened and _opened[0].setup == setup:
-        return _opened[0]
-    while _opened:
-        _opened.pop().close()
-    _opened.append(Core(setup))
-    return _opened[0]

@@ -113,7 +113,15 @@ class VllmStepTimer:
         self._stopwatch.between_steps()
         warm_ups = 0 if point in self._warm else WARM_UPS
         self._warm.add(point)
-        num_steps = warm_ups + repetitions
+        taken = self._repeat(point, warm_ups + repetitions)
+        host, forward = zip(*taken[warm_ups:], strict=True)
+        return host, forward
+
+    def run(self, point: BatchPoint) -> None:
+        """Run a batch once, without timing it."""
+        self._repeat(point, 1)
+
+    def _repeat(self, point: BatchPoint, num_steps: int) -> list[tuple[float, float]]:
         # A decode reads one token more in each repetition, and vLLM ends it at the longest length.
         decodes = [self._add(1, max(cached - num_steps - 1, 0)) for cached in point.decodes]
         if decodes:
@@ -125,8 +133,7 @@ class VllmStepTimer:
             self._finish(chunks)
         self._finish(decodes)
         self._step([])  # workers forget them
-        host, forward = zip(*taken[warm_ups:], strict=True)
-        return host, forward
+        return taken
 
     def _add(self, num_tokens: int, num_cached: int) -> tuple[Any, int, int]:
         """Add a request whose prompt is computed but for `num_tokens`."""
@@ -136,7 +143,8 @@ class VllmStepTimer:
         params = SamplingParams(
             max_tokens=_MOST_TOKENS, ignore_eos=True, temperature=0.0, detokenize=False
         )
-        request = VllmRequest(f"design-{number}", prompt, params, None)
+        hasher = self._core.engine.request_block_hasher
+        request = VllmRequest(f"design-{number}", prompt, params, None, block_hasher=hasher)
         self._scheduler.add_request(request)
         return request, num_tokens, num_cached
 

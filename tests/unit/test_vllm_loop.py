@@ -22,7 +22,7 @@ if find_spec("vllm") is not None:
     pytest.skip("vLLM is here: tests/vllm ask the real one", allow_module_level=True)
 
 from schedlab.gpu_backend import vllm as adapter
-from schedlab.gpu_backend.vllm import engine
+from schedlab.gpu_backend.vllm import engine, opening
 
 CONFIG = EngineConfig(num_blocks=8, max_model_len=30, block_size=4)
 OURS = ("release", "step_output", "refusals", "scheduler", "replay")
@@ -302,7 +302,7 @@ def scheduler(ours):
 def sent(number, status="waiting", client=0):
     return SimpleNamespace(
         request_id=str(number), status=status, client_index=client,
-        get_finished_reason=lambda: "error",
+        get_finished_reason=lambda: "error", num_prompt_tokens=1, max_tokens=1, priority=0,
     )  # fmt: skip
 
 
@@ -332,9 +332,21 @@ def test_request_without_a_prediction_that_the_policy_needs_is_rejected_and_its_
     outputs = scheduler.update_from_output(None, answered)
     (told,) = outputs[4].outputs
     assert (told.request_id, told.new_token_ids, told.finish_reason) == ("1", [], "error")
-    assert told.stop_reason.startswith("policy Policy needs extra_args")
+    assert told.stop_reason.startswith("policy Policy orders by predicted output: give it a predi")
     assert outputs[0].outputs == []
     assert scheduler.update_from_output(None, {}) == {}, "it is told once"
+
+
+def test_request_that_carries_nonsense_is_rejected_alone_and_its_client_told(scheduler):
+    def seen(request):
+        raise SpecError("schedlab.slo must be a mapping")
+
+    scheduler.seen, scheduler._ids = seen, iter([5])
+    scheduler.add_request(sent(1))
+    assert scheduler.plan_requests.state_of("1").id == 5
+    assert scheduler.plan_requests.queued == scheduler._blocked == []
+    outputs = scheduler.update_from_output(None, {})
+    assert outputs[0].outputs[0].stop_reason == "schedlab.slo must be a mapping"
 
 
 def test_policy_hears_once_of_who_is_answered_or_aborted_and_not_of_the_rejected(scheduler):
@@ -399,7 +411,8 @@ def test_blocked_request_waits_once_it_is_ready_and_a_pause_admits_nobody(
 
 @pytest.mark.parametrize("policy", ["sjf", {"name": "sjf"}])
 def test_policy_of_a_server_is_named_alone_or_with_its_knobs(ours, policy):
-    made = ours.scheduler._make_policy({"schedlab": {"policy": policy}}, False)
+    spec = ours.scheduler._policy_spec({"schedlab": {"policy": policy}})
+    made = ours.scheduler._make_policy(spec, False)
     assert isinstance(made, type(registry.make("sjf")))
 
 
@@ -408,17 +421,16 @@ def test_policy_of_a_server_is_named_alone_or_with_its_knobs(ours, policy):
 )
 def test_server_without_a_policy_is_told_how_to_name_one(ours, config):
     with pytest.raises(SpecError, match="--additional-config names no policy; write"):
-        ours.scheduler._make_policy(config, True)
+        ours.scheduler._policy_spec(config)
 
 
 @pytest.mark.parametrize(("asks", "is_refused"), [(False, True), (True, False)])
 def test_policy_that_asks_for_times_needs_a_cost_model(ours, asks, is_refused):
-    config = {"schedlab": {"policy": "fastserve"}}
     if is_refused:
         with pytest.raises(SpecError, match="asks how long steps take"):
-            ours.scheduler._make_policy(config, asks)
+            ours.scheduler._make_policy({"name": "fastserve"}, asks)
     else:
-        ours.scheduler._make_policy(config, asks)
+        ours.scheduler._make_policy({"name": "fastserve"}, asks)
 
 
 # -- the engine --------------------------------------------------------------------------------
@@ -445,12 +457,26 @@ def test_engine_is_opened_once_for_equal_setups_and_closed_before_another(monkey
         told.append(("open", setup))
         return SimpleNamespace(setup=setup, close=lambda: told.append(("close", setup)))
 
-    monkeypatch.setattr(engine, "Core", opened)
-    monkeypatch.setattr(engine, "_opened", [])
+    monkeypatch.setattr(opening, "Core", opened)
+    monkeypatch.setattr(opening, "warm_up", lambda core: told.append(("warm", core.setup)))
+    monkeypatch.setattr(opening, "_opened", [])
     one, two = (engine.VllmSetup("schedlab-tiny", CONFIG, seed=seed) for seed in (1, 2))
-    assert engine.open_core(one) is engine.open_core(replace(one))
-    engine.open_core(two)
-    assert told == [("open", one), ("close", one), ("open", two)]
+    assert opening.open_core(one) is opening.open_core(replace(one))
+    opening.open_core(replace(two, device="cuda"))  # it captures graphs of its own sizes
+    assert [(what, setup.seed) for what, setup in told] == [
+        ("open", 1), ("warm", 1), ("close", 1), ("open", 2),
+    ]  # fmt: skip
+
+
+def test_every_size_is_each_number_of_tokens_and_of_rows_that_fits():
+    config = replace(
+        CONFIG, num_blocks=100, max_model_len=10, max_num_batched_tokens=25, max_num_seqs=3
+    )
+    sizes = opening.every_size(config)
+    prompts = [sum(n for n, _ in point.chunks) for point in sizes if point.chunks]
+    assert prompts == list(range(1, 26))
+    assert max(n for point in sizes for n, _ in point.chunks) == 10
+    assert [len(point.decodes) for point in sizes if point.decodes] == [1, 2, 3]
 
 
 def test_weights_and_cache_with_its_null_block_have_to_fit(monkeypatch):

@@ -8,8 +8,9 @@ from schedlab.experiments.comparing.calibrate import calibrate, calibration_conf
 from schedlab.experiments.comparing.calibrated_engine import vllm_config
 from schedlab.gpu_backend.calibration_design import BatchPoint
 from schedlab.gpu_backend.stopwatch import ReferenceSpeed
-from schedlab.gpu_backend.vllm.engine import VllmSetup, open_core
+from schedlab.gpu_backend.vllm.engine import VllmSetup
 from schedlab.gpu_backend.vllm.environment import prepare_environment
+from schedlab.gpu_backend.vllm.opening import open_core
 from tests.vllm.test_backend import CONFIG
 
 LIMITS = {
