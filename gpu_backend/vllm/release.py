@@ -90,3 +90,10 @@ def new_request_data(scheduler: Any, request: Any) -> Any:  # noqa: ANN401 - vLL
 def resumed_are_new(scheduler: Any) -> bool:  # noqa: ANN401 - vLLM's
     """Whether workers forget preempted requests."""
     return bool(scheduler.use_v2_model_runner)
+
+
+def tokenizer(model_config: Any) -> Any:  # noqa: ANN401 - vLLM's
+    """Return the tokenizer of a server, or None if it has none."""
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return cached_tokenizer_from_config(model_config)

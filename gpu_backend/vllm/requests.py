@@ -10,25 +10,7 @@ from schedlab.gpu_backend.vllm.blocks import Blocks
 from schedlab.policies.policy import Policy
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.waiting_queue import WaitingQueue
-from schedlab.sim.request import Request, RequestState, Slo, Status
-
-
-def seen_of_server(request: Any, request_id: int, arrival_ns: int) -> Request:  # noqa: ANN401
-    """Return what a policy sees of vLLM's request, with what it carries in `extra_args`."""
-    carried = dict((request.sampling_params.extra_args or {}).get("schedlab", {}))
-    slo = carried.get("slo")
-    return Request(
-        id=request_id,
-        arrival_ns=arrival_ns,
-        prompt_tokens=request.num_prompt_tokens,
-        max_tokens=request.max_tokens,
-        priority=request.priority,
-        slo=Slo(**slo) if slo else None,
-        application=carried.get("application"),
-        session=carried.get("session"),
-        tenant=carried.get("tenant"),
-        predicted_tokens=carried.get("predicted_tokens"),
-    )
+from schedlab.sim.request import Request, RequestState, Status
 
 
 class Requests:

@@ -4,12 +4,14 @@ r"""The class for vLLM's ``--scheduler-cls``: any policy decides, vLLM does ever
         --additional-config '{"schedlab": {"policy": {"name": "sjf"}}}'
 
 What a request carries for a policy travels in ``SamplingParams.extra_args["schedlab"]`` (over HTTP
-``vllm_xargs``): `predicted_tokens`, `slo` (a mapping of `ttft_ms`, `tpot_ms`, `e2el_ms`), `tenant`,
-`application`, `session`.
+``vllm_xargs``, as JSON text): `predicted_tokens`, `slo` (a mapping of `ttft_ms`, `tpot_ms`,
+`e2el_ms`), `tenant`, `application`, `session`. ``"predictor"`` within ``"policy"`` names one that
+is run as requests arrive.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from itertools import count
@@ -23,9 +25,10 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from schedlab.gpu_backend.vllm import release
+from schedlab.gpu_backend.vllm.arrivals import Arrivals, bare
 from schedlab.gpu_backend.vllm.builder import VllmPlanBuilder
 from schedlab.gpu_backend.vllm.refusals import refuse_policy, refuse_server
-from schedlab.gpu_backend.vllm.requests import Requests, seen_of_server
+from schedlab.gpu_backend.vllm.requests import Requests
 from schedlab.gpu_backend.vllm.step_output import step_output
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
@@ -34,6 +37,9 @@ from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError
 from schedlab.sim.request import Request, RequestState, Status
+
+_log = logging.getLogger("vllm.schedlab")
+"""Shown as vLLM shows its own."""
 
 
 class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
@@ -57,7 +63,11 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - as vLLM's
         super().__init__(*arguments, **options)
         refuse_server(self)
-        self._policy = _make_policy(self.vllm_config.additional_config, self.has_cost_model)
+        spec = _policy_spec(self.vllm_config.additional_config)
+        self._arrivals = Arrivals(
+            spec.pop("predictor", None), lambda: release.tokenizer(self.vllm_config.model_config)
+        )
+        self._policy = _make_policy(spec, self.has_cost_model)
         self._ids = count()
         self.engine_config = config = self._engine_config()
         self._started_ns = time.monotonic_ns()
@@ -81,8 +91,14 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         return time.monotonic_ns() - self._started_ns
 
     def seen(self, request: Any) -> Request:  # noqa: ANN401 - vLLM's
-        """Return what a policy sees of a request."""
-        return seen_of_server(request, next(self._ids), self.arrival_ns(request))
+        """Return what a policy sees of a request.
+
+        Raises
+        ------
+        SpecError
+            If it carries what nobody understands, or its answer cannot be predicted.
+        """
+        return self._arrivals.seen(request, next(self._ids), self.arrival_ns(request))
 
     def arrival_ns(self, request: Any) -> int:  # noqa: ANN401 - vLLM's
         """Return when the front end got a request, by that clock."""
@@ -119,9 +135,19 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         super().add_request(request)
         if is_new:
             now_ns = self.now_ns()
-            state = self.plan_requests.add(request, self.seen(request), now_ns)
-            if self._policy.needs_prediction and state.request.predicted_tokens is None:
-                what = "needs extra_args['schedlab']['predicted_tokens'] of every request"
+            refused = None
+            try:
+                seen = self.seen(request)
+            except SpecError as error:
+                seen, refused = bare(request, next(self._ids), now_ns), str(error)
+            state = self.plan_requests.add(request, seen, now_ns)
+            if refused is not None:
+                self._reject(request, refused)
+            elif self._policy.needs_prediction and seen.predicted_tokens is None:
+                what = (
+                    "orders by predicted output: give it a predictor, or every request "
+                    "predicted_tokens in extra_args['schedlab'] (over HTTP in vllm_xargs)"
+                )
                 self._reject(request, f"policy {self._name} {what}")
             elif request.status == RequestStatus.WAITING and not self._plans_ahead:
                 self.plan_requests.enqueue(state, now_ns)
@@ -130,6 +156,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
                 self._blocked.append(state)
 
     def _reject(self, request: Any, reason: str) -> None:  # noqa: ANN401 - vLLM's
+        # Over HTTP a client learns of an internal error, whatever the reason.
+        _log.warning("request %s is refused: %s", request.request_id, reason)
         request.stop_reason = reason
         state = self.plan_requests.state_of(request.request_id)
         if state in self.plan_requests.waiting:
@@ -264,8 +292,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         return outputs
 
 
-def _make_policy(additional_config: object, has_cost_model: bool) -> Any:  # noqa: ANN401 - a Policy
-    """Construct the policy that the server was given."""
+def _policy_spec(additional_config: object) -> dict[str, Any]:
+    """Return name, knobs and predictor of the policy that the server was given."""
     ours = additional_config.get("schedlab") if isinstance(additional_config, Mapping) else None
     spec = ours.get("policy") if isinstance(ours, Mapping) else None
     if isinstance(spec, str):
@@ -275,7 +303,11 @@ def _make_policy(additional_config: object, has_cost_model: bool) -> Any:  # noq
             "--additional-config names no policy; "
             'write \'{"schedlab": {"policy": {"name": "fcfs"}}}\''
         )
-    knobs = dict(spec)
-    policy = registry.make(knobs.pop("name"), **knobs)
-    refuse_policy(policy, str(spec["name"]), has_cost_model)
+    return dict(spec)
+
+
+def _make_policy(spec: dict[str, Any], has_cost_model: bool) -> Any:  # noqa: ANN401 - a Policy
+    name = spec.pop("name")
+    policy = registry.make(name, **spec)
+    refuse_policy(policy, str(name), has_cost_model)
     return policy

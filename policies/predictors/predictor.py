@@ -24,9 +24,11 @@ class PredictionInputs:
         Prompt lengths.
     output_tokens : ndarray of int64, shape (n,)
         True output lengths, for predictors that emulate one with a known error. A predictor
-        that claims to predict must not read it.
+        that claims to predict must not read it; inside a server it is empty.
     application, prompt : sequence of str, optional
         Where the requests come from, and their text.
+    prompt_ids : sequence of sequence of int, optional
+        Token ids of the prompts; known inside a server, but not of a trace.
     rng : numpy.random.Generator
         The stream ``"predictor"``.
     """
@@ -36,6 +38,7 @@ class PredictionInputs:
     rng: np.random.Generator
     application: npt.NDArray[np.object_] | None = None
     prompt: npt.NDArray[np.object_] | None = None
+    prompt_ids: npt.NDArray[np.object_] | None = None
 
 
 class Predictor(Knobs):
@@ -51,6 +54,8 @@ class Predictor(Knobs):
     source: ClassVar[str] = ""
     emulated: ClassVar[bool] = False
     """Whether it derives its predictions from the true lengths."""
+    reads_text: ClassVar[bool] = False
+    """Whether it cannot predict without the text of a prompt."""
     one_at_a_time: bool = False
     """Whether a prediction waits until those of earlier requests are made."""
 

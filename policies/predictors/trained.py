@@ -42,6 +42,7 @@ class Trained(Predictor):
     """
 
     source = "Fu et al., NeurIPS 2024 (listmle); Magnus, arXiv:2406.04785 (random_forest)"
+    reads_text = True
 
     def __init__(
         self, model: str, latency_s: float | None = None, one_at_a_time: bool = False

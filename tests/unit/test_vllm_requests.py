@@ -10,13 +10,14 @@ from schedlab import core
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core import plan_builder, step_ledger
-from schedlab.sim.request import Slo, Status
+from schedlab.sim.request import Status
 
 if core.running() != "python":
     pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
 
+from schedlab.gpu_backend.vllm.arrivals import bare
 from schedlab.gpu_backend.vllm.blocks import VllmHit
-from schedlab.gpu_backend.vllm.requests import Requests, seen_of_server
+from schedlab.gpu_backend.vllm.requests import Requests
 
 
 def test_requests_inside_vllm_have_all_that_plans_ask_of_a_population():
@@ -71,19 +72,10 @@ def inside(*running, free_blocks=10):
     config = EngineConfig(num_blocks=8, max_model_len=64)
     requests = Requests(scheduler, config, registry.make("fcfs"), evicted.append)
     for number, request in enumerate(running):
-        state = requests.add(request, seen_of_server(request, number, 7), 9)
+        state = requests.add(request, bare(request, number, 7), 9)
         requests.enqueue(state, 9)
         requests.admit(state, 0, 10)
     return requests, scheduler, evicted
-
-
-def test_what_a_request_carries_is_seen_by_policies():
-    carried = {"slo": {"ttft_ms": 5.0}, "tenant": "t", "session": "s", "predicted_tokens": 3.0}
-    seen = seen_of_server(Sampled(4, max_tokens=6, schedlab=carried), 4, 70)
-    assert (seen.id, seen.arrival_ns, seen.prompt_tokens, seen.max_tokens) == (4, 70, 20, 6)
-    assert (seen.slo, seen.tenant, seen.session) == (Slo(ttft_ms=5.0), "t", "s")
-    assert (seen.predicted_tokens, seen.application) == (3.0, None)
-    assert seen_of_server(Sampled(4), 4, 70).slo is None
 
 
 def test_progress_is_copied_with_tokens_in_flight_and_who_has_all_of_them_leaves():
@@ -122,7 +114,7 @@ def test_preempted_requests_lose_what_they_computed_each_time():
 def test_requests_that_are_gone_are_forgotten_with_their_last_token():
     one, other = Sampled(0, computed=20, outputs=1), Sampled(1)
     requests, scheduler, _ = inside(one, other)
-    waiting = requests.add(Sampled(2), seen_of_server(Sampled(2), 2, 8), 9)
+    waiting = requests.add(Sampled(2), bare(Sampled(2), 2, 8), 9)
     requests.enqueue(waiting, 9)
     one.num_output_tokens = 3
     del scheduler.requests["r0"]
@@ -149,7 +141,7 @@ def test_blocks_of_vllm_are_asked_for_what_a_plan_grants():
 @pytest.mark.parametrize(("keep", "fits"), [(2, True), (3, False)])
 def test_newcomer_takes_blocks_beyond_those_that_others_use_and_the_watermark(keep, fits):
     requests, scheduler, _ = inside(free_blocks=5)
-    state = requests.add(Sampled(0), seen_of_server(Sampled(0), 0, 7), 9)
+    state = requests.add(Sampled(0), bare(Sampled(0), 0, 7), 9)
     kv = requests.kv
     hit = kv.lookup(state)
     assert hit[:2] == (48, 2)

@@ -1,19 +1,28 @@
 """The backend `vllm` of experiments: a model of one layer runs in vLLM's own engine loop."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.gpu_backend.decoder_config import decoder_config
 from schedlab.gpu_backend.stopwatch import ReferenceSpeed
+from schedlab.gpu_backend.vllm import opening
 from schedlab.policies import Policy
+from schedlab.policies.fcfs import FirstComeFirstServed
 from schedlab.sim.core.plan_log import first_difference
 from schedlab.sim.errors import PolicyError, SpecError, Stalled
 from schedlab.sim.result import RunResult
+from tests.gpu.backend import random_tensors
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1,
@@ -145,6 +154,50 @@ def test_policy_that_fails_ends_the_run_and_the_next_one_is_whole(model, policy,
     with pytest.raises(error, match=said):
         run(spec_of(model, policy=f"tests.vllm.test_backend:{policy}", engine=engine))
     assert_same(run(spec_of(model)), run(spec_of(model, "sim")))
+
+
+def test_checkpoint_in_a_folder_is_what_vllm_computes_with(model, tmp_path):
+    from safetensors.torch import save_file
+
+    tensors = {name: t.clone() for name, t in random_tensors(decoder_config(model)).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    real = {"clock": "modelled", "weights": str(tmp_path)}
+    assert_same(run(spec_of(model, real=real)), run(spec_of(model, "sim")))
+    (core,) = opening._opened
+    loaded = core.engine.model_executor.driver_worker.worker.get_model().state_dict()
+    # Weights of matrix products are packed on a CPU.
+    for name in ("model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"):
+        torch.testing.assert_close(loaded[name], tensors[name], rtol=0, atol=0)
+
+
+class Tells(FirstComeFirstServed):
+    def plan(self, view, builder):
+        print("planned", flush=True)
+        return super().plan(view, builder)
+
+
+def test_interrupt_ends_the_run_and_leaves_no_process_behind(model, tmp_path):
+    spec = spec_of(
+        model, policy="tests.vllm.test_backend:Tells", clock="wall", engine={"trial_requests": 0},
+        workload={"request_rate": 0.01},
+    ).to_data()  # fmt: skip
+    (tmp_path / "spec.yaml").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "schedlab", "run", str(tmp_path / "spec.yaml"), "-q"]
+    process = subprocess.Popen(
+        [*command, "-o", str(tmp_path / "run")], stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "planned\n"
+        process.send_signal(signal.SIGINT)  # it waits for the second request, for a minute or more
+        assert process.wait(60) == 130
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+        assert not (tmp_path / "run").exists()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

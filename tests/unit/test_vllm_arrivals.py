@@ -1,0 +1,110 @@
+"""What a policy inside vLLM sees of a request: what it carries, and what a predictor says."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from schedlab.gpu_backend.vllm.arrivals import Arrivals
+from schedlab.policies.predictors.predictor import Predictor
+from schedlab.sim.errors import SpecError
+from schedlab.sim.request import Slo
+
+
+class Tokenizer:
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens
+        return " ".join(str(i) for i in ids)
+
+
+class Reads(Predictor):
+    reads_text = True
+
+    def predict(self, inputs):
+        assert len(inputs.output_tokens) == 0, "nobody knows them"
+        assert inputs.prompt_tokens[0] == len(inputs.prompt_ids[0])
+        words = len(inputs.prompt[0].split())
+        if words == 1:
+            raise ValueError("too short")
+        return np.array([np.nan if words == 2 else words + (inputs.application is not None) / 2])
+
+
+def sent(*ids, **carried):
+    return SimpleNamespace(
+        num_prompt_tokens=len(ids), prompt_token_ids=list(ids), max_tokens=6, priority=3,
+        sampling_params=SimpleNamespace(extra_args=carried or None),
+    )  # fmt: skip
+
+
+READS = Arrivals("tests.unit.test_vllm_arrivals:Reads", Tokenizer)
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_request_shows_what_it_carries_as_a_mapping_or_its_json(is_text):
+    carried = {
+        "slo": {"ttft_ms": 5, "tpot_ms": None},
+        "tenant": "t",
+        "session": "s",
+        "predicted_tokens": -3,
+    }
+    seen = Arrivals().seen(sent(1, 2, schedlab=json.dumps(carried) if is_text else carried), 4, 70)
+    assert (seen.id, seen.arrival_ns, seen.prompt_tokens, seen.max_tokens) == (4, 70, 2, 6)
+    assert (seen.slo, seen.tenant, seen.session) == (Slo(ttft_ms=5.0), "t", "s")
+    assert (seen.predicted_tokens, seen.application, seen.priority) == (-3.0, None, 3)
+
+
+def test_request_that_carries_nothing_shows_what_vllm_knows():
+    seen = Arrivals().seen(sent(1, 2, other=1), 4, 70)
+    assert (seen.slo, seen.predicted_tokens, seen.tenant) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("carried", "said"),
+    [
+        ("{", "schedlab: not a mapping in JSON"),
+        ("[" * 100_000, "schedlab: not a mapping in JSON"),
+        (3, "schedlab must be a mapping, got 3"),
+        ({"predicted_token": 3}, "unknown key 'predicted_token'; did you mean predicted_tokens"),
+        ({"slo": 3}, "schedlab.slo must be a mapping"),
+        ({"slo": {"tftt_ms": 3}}, "schedlab.slo: unknown key 'tftt_ms'; did you mean ttft_ms"),
+        ({"slo": {"ttft_ms": 0}}, "schedlab.slo.ttft_ms must be a finite number > 0, got 0"),
+        ({"predicted_tokens": True}, "predicted_tokens must be a finite number, got True"),
+        ({"predicted_tokens": float("nan")}, "predicted_tokens must be a finite number, got nan"),
+        ({"tenant": ["a"]}, "schedlab.tenant must be a name"),
+    ],
+)
+def test_request_that_carries_nonsense_is_told_the_key(carried, said):
+    with pytest.raises(SpecError) as told:
+        Arrivals().seen(sent(1, schedlab=carried), 0, 0)
+    assert said in str(told.value)
+    assert len(str(told.value)) < 300
+
+
+def test_predictor_is_asked_with_text_and_ids_unless_the_request_carries_a_prediction():
+    assert READS.seen(sent(7, 8, 9), 0, 0).predicted_tokens == 3.0
+    assert READS.seen(sent(7, 8, 9, schedlab={"application": "a"}), 0, 0).predicted_tokens == 3.5
+    assert READS.seen(sent(7, schedlab={"predicted_tokens": 2}), 0, 0).predicted_tokens == 2.0
+    assert Arrivals({"name": "constant", "tokens": 9}).seen(sent(7), 0, 0).predicted_tokens == 9.0
+
+
+def test_predictor_that_fails_or_says_no_number_is_named():
+    with pytest.raises(SpecError, match="predictor Reads: ValueError: too short"):
+        READS.seen(sent(7), 0, 0)
+    with pytest.raises(SpecError, match="predictor Reads says nan"):
+        READS.seen(sent(7, 8), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("predictor", "said"),
+    [
+        ("oracle", "'oracle' takes the true length"),
+        ({"name": "noisy", "kendall_tau": 0.6}, "'noisy' takes the true length"),
+        ("tests.unit.test_vllm_arrivals:Reads", "Reads reads text, and this server has no tok"),
+        ({"tokens": 3}, "policy.predictor must be a name, or a mapping with one"),
+        (3, "policy.predictor must be a name"),
+    ],
+)
+def test_predictor_that_cannot_predict_there_is_refused_at_start(predictor, said):
+    with pytest.raises(SpecError, match=said):
+        Arrivals(predictor)
