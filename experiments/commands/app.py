@@ -27,6 +27,16 @@ _EXTRAS = {
 }
 """Packages that some commands need, and what brings them along."""
 
+_WORDS = {
+    "<str>": "NAME",
+    "<path>": "FILE",
+    "<int>": "N",
+    "<int range>": "N",
+    "<float>": "X",
+    "<float range>": "X",
+}
+"""What stands for a value of a type in help."""
+
 _EARLIER_NAMES = {"compare-policies": "compare"}
 """What commands were called before, which works for a version more, and are called now."""
 
@@ -38,13 +48,26 @@ class _OnDemand(Mapping[str, Any]):
         module, _ = COMMANDS[name]
         group = get_group(import_module(f"{__package__}.{module}").app)
         group.name = name
-        return group.commands.get(name, group)
+        return _in_words(group.commands.get(name, group))
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
 
     def __len__(self) -> int:
         return len(COMMANDS)
+
+
+def _in_words(command: Any) -> Any:  # noqa: ANN401 - click's
+    """Let the help of a command say what a value stands for instead of its type in Python."""
+    for inner in getattr(command, "commands", {}).values():
+        _in_words(inner)
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: ""  # its name says it
+        elif hasattr(parameter, "display_type"):
+            told = parameter.display_type
+            parameter.display_type = lambda ctx, told=told: _WORDS.get(told(ctx), told(ctx))
+    return command
 
 
 class _Commands(TyperGroup):

@@ -8,13 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from schedlab.experiments.commands import completion
+
 if TYPE_CHECKING:
     from schedlab.experiments.specification.experiment import ExperimentSpec
 
-SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="Its file or name.")]
+SpecFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SPEC",
+        help="Its file, or a name (schedlab examples).",
+        autocompletion=completion.experiments,
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. engine.max_num_seqs=64."),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Changes, e.g. engine.max_num_seqs=64.",
+        autocompletion=completion.changes,
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -25,6 +38,7 @@ Metrics = Annotated[
         "--metric",
         "-m",
         metavar="METRIC",
+        autocompletion=completion.metrics,
         help="A metric, e.g. 'largest(latency=itl)' or my_module:cost; may be repeated.",
     ),
 ]

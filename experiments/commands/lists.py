@@ -110,8 +110,15 @@ def cost_models(part: Part = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def models(part: Part = None, as_json: AsJson = False) -> None:
-    """List known models (a config.json works, too)."""
-    from schedlab.sim.hardware.models import model, model_names
+    """List known models (a config.json works, too).
+
+    The names of their repositories on huggingface.co are understood, and later releases of the
+    same shape: llama-3.3-70b is found as llama-3.1-70b.
+    """
+    from schedlab.sim.hardware.models import canonical_model, model, model_names
+
+    if part is not None and canonical_model(part) in model_names():
+        part = canonical_model(part)
 
     listed = _Listed(
         "models",
@@ -135,7 +142,10 @@ def models(part: Part = None, as_json: AsJson = False) -> None:
 @app.command()
 def gpus(part: Part = None, as_json: AsJson = False) -> None:
     """List known GPUs (a YAML of datasheet numbers works, too)."""
-    from schedlab.sim.hardware.gpus import gpu, gpu_names
+    from schedlab.sim.hardware.gpus import canonical_gpu, gpu, gpu_names
+
+    if part is not None and canonical_gpu(part) in gpu_names():
+        part = canonical_gpu(part)
 
     listed = _Listed(
         "GPUs",

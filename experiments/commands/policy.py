@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from schedlab.experiments.commands import completion
+
 app = typer.Typer(
     help="Prove policies.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
@@ -18,7 +20,12 @@ def _group() -> None:
 
 @app.command("check")
 def check_command(
-    name: Annotated[str, typer.Argument(metavar="POLICY", help="A name, or module:Class.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="POLICY", help="A name, or module:Class.", autocompletion=completion.policies
+        ),
+    ],
     knobs: Annotated[
         list[str] | None,
         typer.Argument(metavar="KNOB=VALUE", help="Its knobs, e.g. chunk_size=256."),

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from schedlab.experiments.commands import completion
 from schedlab.experiments.commands.experiment import AsJson, Quiet
 from schedlab.experiments.commands.running import AllCores, local_workers, opened_runs
 from schedlab.experiments.commands.terminal import print_lines, print_table
@@ -20,9 +21,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def recommend(
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="A known model (schedlab models), or config.json.")
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="A known model (schedlab models), or config.json.",
+            autocompletion=completion.models,
+        ),
     ],
-    gpu: Annotated[str, typer.Option(metavar="GPU", help="A known GPU (schedlab gpus), or YAML.")],
+    gpu: Annotated[
+        str,
+        typer.Option(
+            metavar="GPU",
+            help="A known GPU (schedlab gpus), or YAML.",
+            autocompletion=completion.gpus,
+        ),
+    ],
     gpus: Annotated[
         int, typer.Option(metavar="N", min=1, max=1024, help="How many are at hand.")
     ] = 1,
@@ -30,6 +43,7 @@ def recommend(
         str,
         typer.Option(
             metavar="TRACE",
+            autocompletion=completion.presets,
             help="A trace, a preset, or what vllm bench serve --save-detailed or GuideLLM saved.",
         ),
     ] = "azure-conv",
@@ -59,7 +73,11 @@ def recommend(
     vllm: Annotated[str, typer.Option(metavar="RELEASE", help="Of vLLM.")] = "0.32",
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A policy to try, may be repeated; a few by default."),
+        typer.Option(
+            metavar="NAME",
+            help="A policy to try, may be repeated; a few by default.",
+            autocompletion=completion.policies,
+        ),
     ] = None,
     cost_model: Annotated[
         str, typer.Option(metavar="PROFILE", help="Folder of a measured profile, or roofline.")

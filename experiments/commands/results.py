@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from schedlab.experiments.commands import completion
 from schedlab.experiments.commands.experiment import AsJson, Metrics, known_metrics
 from schedlab.experiments.commands.terminal import print_lines, print_table
 from schedlab.sim.text import json_text
@@ -22,7 +23,11 @@ def plot(
     ] = None,
     figure: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A figure by name (--list); may be repeated."),
+        typer.Option(
+            metavar="NAME",
+            help="A figure by name (--list); may be repeated.",
+            autocompletion=completion.figures,
+        ),
     ] = None,
     metric: Metrics = None,
     x: Annotated[

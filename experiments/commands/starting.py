@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from schedlab.experiments.commands import completion
 from schedlab.experiments.commands.terminal import print_table
 from schedlab.sim.text import json_text
 
@@ -32,7 +33,10 @@ def init(
 @app.command()
 def examples(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Print this one, to change it.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Print this one, to change it.", autocompletion=completion.shipped
+        ),
     ] = None,
 ) -> None:
     """List the experiments that come with schedlab (run NAME), or print one."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from schedlab.experiments.commands import completion
 from schedlab.experiments.commands.experiment import find_own_modules
 from schedlab.experiments.commands.terminal import print_table
 from schedlab.experiments.commands.trace_fetch import fetch_command
@@ -101,7 +102,12 @@ def convert_command(
 @app.command("synth")
 def synth_command(
     out: Target,
-    preset: Annotated[str, typer.Option(help="See `trace presets`.")] = "azure-conv",
+    preset: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="See `trace presets`.", autocompletion=completion.presets
+        ),
+    ] = "azure-conv",
     num_requests: Annotated[int, typer.Option("--num-requests", "-n")] = 1000,
     rate: Annotated[
         float | None,

@@ -101,9 +101,7 @@ def _offer_names(schema: Schema) -> None:
     for section in ("Find", "Tune"):
         for bound in ("at_most", "at_least"):
             defs[section]["properties"][bound]["properties"] = metrics
-    properties["sweep"]["properties"] = {
-        row.split("`")[1]: {"type": "array", "minItems": 1} for row in _rows(ExperimentSpec, "")
-    }
+    properties["sweep"]["properties"] = {key: {"type": "array", "minItems": 1} for key in keys()}
     properties["sweep"]["properties"]["policy"]["items"] = properties["policy"]
 
 
@@ -119,6 +117,11 @@ def _offer(place: Schema, names: list[str]) -> None:
         if form.get("type") == "string":
             kept = {key: form.pop(key) for key in ("type", "minLength") if key in form}
             form["anyOf"] = [{"enum": names}, kept]
+
+
+def keys() -> list[str]:
+    """Return every key of the specification, dotted; NAME stands for one that is free."""
+    return [row.split("`")[1] for row in _rows(ExperimentSpec, "")]
 
 
 def key_table() -> str:

@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -271,6 +272,24 @@ def test_policies_lists_every_registered_policy_and_its_knobs():
     assert all(name in output for name in registry.names())
     assert "max_batch_size" in output
     assert "kendall_tau" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["models", "meta-llama/Llama-3.3-70B-Instruct"], "llama-3.1-70b"),
+        (["gpus", "NVIDIA H200"], "h200"),
+    ],
+)
+def test_models_and_gpus_find_what_their_keys_take(arguments, found):
+    assert f"\n{found} " in schedlab(*arguments).stdout
+
+
+@pytest.mark.parametrize("command", ["run", "calibrate", "trace", "profile"])
+def test_help_tells_no_types_of_python(command):
+    for more in ([], ["convert"] if command == "trace" else []):
+        told = schedlab(command, *more, "--help").stdout
+        assert not re.search(r"<(list|int|str|float|path)", told), told
 
 
 def test_models_and_gpus_list_every_name():

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.specification.starter import POLICY
+from schedlab.traces import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["workload.num_requests=12", "replications=1", "workload.request_rate=4", "-q"]
@@ -113,3 +114,28 @@ def test_version_is_an_option_and_a_command(arguments):
 @pytest.mark.parametrize("command", [[], ["run"], ["trace", "describe"], ["regress", "check"]])
 def test_h_is_help_everywhere(command):
     assert schedlab(*command, "-h").stdout == schedlab(*command, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["re"], ["recommend", "regress", "report"]),
+        (["run", "quick"], ["quickstart"]),
+        (["run", "mine"], ["mine.yaml"]),
+        (["run", "x", "engine.max_num_s"], ["engine.max_num_seqs=", "engine.max_num_seqs=..."]),
+        (["run", "quickstart", "policy", "=", "sj"], ["sjf"]),  # as bash cuts it up
+        (["run", "quickstart", "workload.trace", "="], sorted(PRESETS)),
+        (["run", "quickstart", "engine.block_size", "=", "1"], []),
+        (["run", "quickstart", "policy=sj"], ["policy=sjf"]),  # as zsh and fish leave it
+        (["recommend", "--model", "llama-3-"], ["llama-3-70b", "llama-3-8b"]),
+        (["recommend", "--gpu", "h2"], ["h200"]),
+        (["plot", "out", "--figure", "gan"], ["gantt"]),
+        (["run", "quickstart", "-m", "p99_tt"], ["p99_ttft_ms"]),
+    ],
+)  # fmt: skip
+def test_shell_completes_commands_experiments_keys_and_names(words, offered):
+    Path("mine.yaml").touch()
+    given = {"COMP_WORDS": " ".join(["schedlab", *words]), "COMP_CWORD": str(len(words))}
+    env = {"_SCHEDLAB_COMPLETE": "complete_bash", **given}
+    done = CliRunner().invoke(app, [], env=env, prog_name="schedlab")
+    assert sorted(done.stdout.split()) == offered
