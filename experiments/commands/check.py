@@ -30,5 +30,5 @@ def check(spec_file: SpecFile, overrides: Overrides = None) -> None:
     different = list(dict.fromkeys(row[1:] for row in rows))
     shown = rows if len(different) > 1 else [("every setting", *different[0])]
     print_table("", ("setting", "KV memory\ntokens", "longest request\ntokens"), shown)
-    count = f"{len(settings)} settings, {spec.replications} replications each"
+    count = f"settings: {len(settings)}, replications of each: {spec.replications}"
     print_lines([f"{spec.name}: nothing wrong found; {count}"])

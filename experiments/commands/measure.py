@@ -43,6 +43,8 @@ def measure(
     max_s: Annotated[
         float,
         typer.Option(
+            "--time-limit-s",
+            "--max-s",
             metavar="SECONDS",
             help="Begin no measured run that would end later than this (seconds); compare what "
             "there is then.",
@@ -116,6 +118,8 @@ def calibrate(
     max_s: Annotated[
         float,
         typer.Option(
+            "--time-limit-s",
+            "--max-s",
             metavar="SECONDS",
             help="Begin no round but the first that would end later than this (seconds).",
         ),

@@ -35,6 +35,11 @@ _PUBLIC_TRACES = {
     "ShareGPT": "the Hugging Face dataset anon8231489123/ShareGPT_Vicuna_unfiltered",
 }
 
+PREDICTOR_ADVICE = (
+    "add policy.predictor, such as {name: noisy, kendall_tau: 0.6}; with oracle, which knows every "
+    "length, a policy looks better than it can be"
+)
+
 
 def check_names(spec: ExperimentSpec, fail: Fail) -> None:
     """Check that everything a specification names exists and takes the knobs it is given.
@@ -62,11 +67,17 @@ def check_names(spec: ExperimentSpec, fail: Fail) -> None:
 def _check_engine(spec: ExperimentSpec, fail: Fail) -> None:
     """Check what one kind of engine is of."""
     from schedlab.sim.hardware.gpus import gpu
+    from schedlab.sim.hardware.memory import check_tensor_parallel
+    from schedlab.sim.hardware.models import model
 
     try:
         gpu(spec.hardware)
     except SpecError as error:
         fail(("hardware",), str(error))
+    try:
+        check_tensor_parallel(model(spec.model), spec.engine.tensor_parallel_size)
+    except SpecError as error:
+        fail(("engine", "tensor_parallel_size"), str(error))
     _check_cost_model(spec, fail)
     _check_policy(spec, fail)
     _check_speculation(spec, fail)
@@ -143,7 +154,7 @@ def _check_cluster(spec: ExperimentSpec, fail: Fail) -> None:
         except SpecError as error:
             fail(where, str(error))
         if cls.needs_prediction and spec.policy.predictor is None:
-            fail(where, f"{chosen.name} needs predictions; add policy.predictor: oracle")
+            fail(where, f"{chosen.name} needs predictions; {PREDICTOR_ADVICE}")
     _check_migrator(("cluster", "migration"), spec.cluster.migration, fail)
     _check_autoscaler(("cluster", "autoscaler"), spec.cluster.autoscaler, fail)
     for name, kind in spec.cluster.pools.items():
@@ -269,7 +280,7 @@ def _check_policy(spec: ExperimentSpec, fail: Fail) -> None:
         fail(("policy",), str(error))
     if predictor is None:
         if made.needs_prediction:  # of a wrapper, what it wraps
-            fail(("policy",), f"{policy.name} needs predictions; add policy.predictor: oracle")
+            fail(("policy",), f"{policy.name} needs predictions; {PREDICTOR_ADVICE}")
         return
     path: KeyPath = ("policy", "predictor")
     try:

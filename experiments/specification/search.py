@@ -55,7 +55,14 @@ class MeasurementSpec(Section):
 
 
 def _range(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    if any(isinstance(end, str) for end in value):
+        raise ValueError(
+            f"takes two numbers, got {value}; to compare policies, sweep them and let schedlab "
+            "find tell the rate of each, or ask schedlab recommend"
+        )
+    return tuple(value)
 
 
 Range = Annotated[tuple[Positive, Positive], BeforeValidator(_range)]
@@ -217,4 +224,7 @@ def check_search(find: Find | None, tune: Tune | None, swept: list[str], fail: F
         keys = [goal, *(section.over if isinstance(section, Tune) else ())]
         for key in keys:
             if key in swept:
-                fail((name,), f"{key} is swept as well; set {key} to one value, and it is not")
+                fail(
+                    (name,),
+                    f"{key} is swept as well; give it one value ({key}=1) to sweep it no more",
+                )

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from schedlab.sim.errors import SpecError, look_alike
 
+_EARLIER_NAMES = {"azure-conv": "azure-replay"}
+"""What experiments were called before; azure-conv is a preset, which draws and replays nothing."""
+
 
 @cache
 def shipped_experiments() -> dict[str, Path]:
@@ -89,8 +92,9 @@ def experiment_file(named: str | Path) -> Path:
     if path.is_file():
         return path
     known = shipped_experiments()
-    if str(named) in known:
-        return known[str(named)]
+    name = _EARLIER_NAMES.get(str(named), str(named))
+    if name in known:
+        return known[name]
     near = look_alike(path.stem, known)
     hint = f"; {near} comes with schedlab, by that name" if near else ""
     raise SpecError(f"{path}: no such file{hint} (schedlab examples lists all)")

@@ -85,3 +85,7 @@ def test_examples_command_lists_every_shipped_experiment():
     assert done.exit_code == 0
     for name in shipped_experiments():
         assert f"\n{name} " in done.output
+
+
+def test_experiment_is_found_by_its_earlier_name():
+    assert experiment_file("azure-conv") == shipped_experiments()["azure-replay"]

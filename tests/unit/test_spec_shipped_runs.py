@@ -11,7 +11,7 @@ from schedlab.sim.record.columns import FINISHED
 from schedlab.sim.record.saved_log import read_table
 
 NEED_FILES = {
-    "azure-conv", "compare-h200", "compare-vllm-cpu", "compare-vllm-h200", "validate-rtx4090",
+    "azure-replay", "compare-h200", "compare-vllm-cpu", "compare-vllm-h200", "validate-rtx4090",
     "validate-rtx4090-vllm", "validate-rtxpro6000", "validate-rtxpro6000-vllm",
 }  # fmt: skip
 """A trace to be fetched, or a profile to be measured or imported."""

@@ -164,6 +164,8 @@ def test_missing_file_suggests_the_nearest_and_folder_is_refused(tmp_path):
     (tmp_path / "conversation.csv").write_text(OWN)
     with pytest.raises(TraceError, match=r"no such trace file: .*did you mean conversation\.csv"):
         read(tmp_path / "conversatoin.csv")
+    with pytest.raises(TraceError, match=r"no such trace file: \S+$"):  # not all that is there
+        read(tmp_path / "nope")
     with pytest.raises(TraceError, match="is a folder"):
         read(tmp_path)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, cast
 
-from schedlab.sim.errors import TraceError, nearest
+from schedlab.sim.errors import TraceError, look_alike, nearest
 from schedlab.traces.published import PUBLISHED
 from schedlab.traces.row_error import RowError
 
@@ -71,8 +71,9 @@ def existing(path: str | Path) -> Path:
     if path.is_dir():
         raise TraceError(f"{path} is a folder, not a trace file")
     message = f"no such trace file: {path}"
-    if path.parent.is_dir():
-        message += f"; {nearest(path.name, (p.name for p in path.parent.iterdir()))}"
+    there = (p.name for p in path.parent.iterdir()) if path.parent.is_dir() else ()
+    if near := look_alike(path.name, [*there, *PUBLISHED]):
+        message += f"; did you mean {near}?"
     raise TraceError(message)
 
 
