@@ -1,9 +1,11 @@
 """Random workloads and limits for property tests."""
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from schedlab.sim.config import EngineConfig
+from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.request import Refinement
 from tests.laws import arrival
 
@@ -93,4 +95,28 @@ def configs(draw, longest=100):
         swap_space_blocks=swap_space_blocks,
         kv_block_bytes=100,
         max_num_resident=draw(st.sampled_from([None, None, None, 1, 3, 30])),
+    )
+
+
+@st.composite
+def kv_tiers(draw, config):
+    """Return limits with one or two tiers of memory below, and what these need."""
+    below = tuple(
+        KVTier(
+            name,
+            num_blocks=draw(st.sampled_from([1, 7, 30, 500])),
+            load_bytes_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
+            store_bytes_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
+            load_latency_ns=draw(st.sampled_from([0, 300])),
+            store_latency_ns=draw(st.sampled_from([0, 300])),
+            write=draw(st.sampled_from(["through", "back"])),
+        )
+        for name in ("cpu", "disk")[: draw(st.integers(1, 2))]
+    )
+    return replace(
+        config,
+        kv_tiers=below,
+        swap_space_blocks=below[0].num_blocks,
+        enable_prefix_caching=config.enable_prefix_caching or config.preemption_mode != "swap",
+        kv_load=draw(st.sampled_from(["when_faster", "always"])),
     )

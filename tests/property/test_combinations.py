@@ -1,6 +1,7 @@
 """Everything at once: any policy, memory, switches, drafts, closed loops and sessions, drawn."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -18,9 +19,10 @@ from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws, sessions
 from tests.policy_cases import CASES, MAY_WAIT, make
-from tests.workloads import KV_ALLOCATORS, workloads
+from tests.workloads import KV_ALLOCATORS, kv_tiers, workloads
 
 LONGEST = 100
+RATES = ((), (), (), (0.0,), (0.6,), (1.0,), (0.9, 0.5, 0.1))
 DRAFT_LENGTHS = {
     "fixed": lambda: None,
     "by_batch_size": lambda: ByBatchSize([[2, 1], [4, 0]]),
@@ -66,13 +68,7 @@ class Combination:
     def run(self, config=None, **options):
         config = config or self.config
         length = DRAFT_LENGTHS[self.draft_length]()
-
-        def make_executor(pricing):
-            if not self.rates:
-                return SimExecutor(pricing)
-            acceptance = DrawnAcceptance(list(self.rates), 0.0, seed=3)
-            return SpeculativeExecutor(pricing, config, acceptance, NgramDrafter(1e-8))
-
+        make_executor = partial(executor, config, self.rates)
         if self.clients is not None:
             options["max_concurrency"] = self.clients
         return laws.run(
@@ -81,14 +77,22 @@ class Combination:
         )  # fmt: skip
 
 
+def executor(config, rates, pricing):
+    """Return what runs steps: with drafts that are accepted at these rates, if there are any."""
+    if not rates:
+        return SimExecutor(pricing)
+    acceptance = DrawnAcceptance(list(rates), 0.0, seed=3)
+    return SpeculativeExecutor(pricing, config, acceptance, NgramDrafter(1e-8))
+
+
 @st.composite
-def limits(draw, speculates):
+def limits(draw, speculates, may_have_tiers=True):
     """Draw limits of an engine, with every switch it has."""
     block_size = draw(st.sampled_from([1, 2, 4, 16, 32]))
     paged = speculates or draw(st.booleans())
     swap_space_blocks = draw(st.sampled_from([0, 0, 1, 3, 30, 500]))
     budget = draw(st.sampled_from([1, 3, 4, 17, 64, 260, 500, 5000]))
-    return EngineConfig(
+    config = EngineConfig(
         num_blocks=-(-LONGEST // block_size) + draw(st.sampled_from([0, 0, 1, 3, 20, 400])),
         max_model_len=LONGEST,
         block_size=block_size,
@@ -114,6 +118,17 @@ def limits(draw, speculates):
         num_speculative_tokens=draw(st.sampled_from([1, 3, 5])) if speculates else 0,
         num_lookahead_tokens=draw(st.sampled_from([0, 5])) if speculates else 0,
         first_launch_ns=draw(st.sampled_from([0, 0, 2500])),
+    )
+    if may_have_tiers and paged and not speculates and draw(st.integers(0, 2)) == 0:
+        config = draw(kv_tiers(config))
+    return config
+
+
+def without_caching(config):
+    """Return limits for a policy that sets memory aside."""
+    keeps_tiers = config.preemption_mode == "swap"
+    return replace(
+        config, enable_prefix_caching=False, kv_tiers=config.kv_tiers if keeps_tiers else ()
     )
 
 
@@ -155,11 +170,11 @@ def in_sessions(arrivals):
 @st.composite
 def combinations(draw):
     """Draw a policy with all that it has to live with."""
-    rates = draw(st.sampled_from([(), (), (), (0.0,), (0.6,), (1.0,), (0.9, 0.5, 0.1)]))
+    rates = draw(st.sampled_from(RATES))
     policy = draw(st.sampled_from(CASES))
     config = draw(limits(bool(rates)))
-    if isinstance(make(policy), Static):  # which sets memory aside
-        config = replace(config, enable_prefix_caching=False)
+    if isinstance(make(policy), Static):
+        config = without_caching(config)
     if draw(st.integers(0, 3)) == 0:
         seed = draw(st.integers(0, 10_000))
         work = in_sessions(sessions.drawn(seed, draw(st.integers(1, 6)), LONGEST))

@@ -14,7 +14,6 @@ from schedlab.policies.static import Static
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
-from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.failures import Failures, Outage
@@ -27,7 +26,16 @@ from schedlab.sim.record.columns import FINISHED, REJECTED
 from schedlab.sim.request import Arrival, Slo
 from tests import laws, sessions
 from tests.policy_cases import CASES, make
-from tests.property.test_combinations import LONGEST, in_sessions, limits, named
+from tests.property.test_combinations import (
+    DRAFT_LENGTHS,
+    LONGEST,
+    RATES,
+    executor,
+    in_sessions,
+    limits,
+    named,
+    without_caching,
+)
 from tests.property.test_fleet_failures import Restless, UpAndDown, failures
 from tests.workloads import share, workloads
 
@@ -56,6 +64,8 @@ class FleetCombination:
     local: tuple[int, int | None]
     link: Link
     num_layers: int = 1
+    rates: tuple[float, ...] = ()
+    draft_length: str = "fixed"
     make_router: Callable[[str], Any] = routers.make
     make_migrator: Callable[[], Any] = Restless
     make_autoscaler: Callable[[int], Any] = UpAndDown
@@ -69,8 +79,9 @@ class FleetCombination:
                 self.roles[pool] == "mixed" and self.moves_every_ns is None
             )
             limits = config if keeps else replace(config, enable_prefix_caching=False)
-            executor = SimExecutor(Pricing(laws.LinearCost(1000, 10, 1)))
-            return Engine(limits, make(self.policy), executor, check_conservation)
+            runs = executor(limits, self.rates, Pricing(laws.LinearCost(1000, 10, 1)))
+            length = DRAFT_LENGTHS[self.draft_length]() if self.rates else None
+            return Engine(limits, make(self.policy), runs, check_conservation, length)
 
         size = len(self.roles)
         disaggregation = migration = None
@@ -92,7 +103,7 @@ class FleetCombination:
             staleness_ns=self.staleness_ns,
             disaggregation=disaggregation,
             interconnect=Interconnect(self.link, 1000, [1] * size, self.num_layers),
-            changes=Changes(supply, self.failures, scaling, migration),
+            changes=None if self.rates else Changes(supply, self.failures, scaling, migration),
         )
 
 
@@ -101,11 +112,14 @@ def fleet_combinations(draw):
     """Draw a fleet and all that happens to it."""
     roles = draw(st.sampled_from(ROLES))
     policy = draw(st.sampled_from(CASES))
-    config = draw(limits(speculates=False))
+    # Who drafts does not move, and its engines neither fail nor come and go.
+    rates = draw(st.sampled_from(RATES)) if set(roles) == {"mixed"} else ()
+    moves_every_ns = None if rates else draw(st.sampled_from((None, 400, 3_000)))
+    hands_over = "decode" in roles or moves_every_ns is not None
+    config = draw(limits(bool(rates), may_have_tiers=not hands_over))
     if isinstance(make(policy), Static):
-        config = replace(config, enable_prefix_caching=False)
-    moves_every_ns = draw(st.sampled_from((None, 400, 3_000)))
-    if "decode" in roles or moves_every_ns is not None:  # what the specification asks for
+        config = without_caching(config)
+    if hands_over:  # what the specification asks for
         config = replace(
             config, kv_allocator="paged", async_scheduling=False, arrivals_between_steps=False
         )
@@ -120,15 +134,17 @@ def fleet_combinations(draw):
         config=config,
         roles=roles,
         router=draw(st.sampled_from(routers.names())),
-        failures=draw(failures(len(roles))),
+        failures=Failures() if rates else draw(failures(len(roles))),
         start_up_ns=draw(st.sampled_from((0, 900))),
         staleness_ns=draw(st.sampled_from((0, 0, 1_500))),
         clients=draw(st.sampled_from((None, None, 3))),
-        scaling=draw(st.sampled_from((None, None, (3_000, 6), (900, 3)))),
+        scaling=None if rates else draw(st.sampled_from((None, None, (3_000, 6), (900, 3)))),
         moves_every_ns=moves_every_ns,
         stages=(draw(st.sampled_from((1, 3))), draw(st.sampled_from((1, 2, 5)))),
         local=(draw(st.sampled_from((0, 0, 15))), draw(st.sampled_from((None, None, 20)))),
         link=Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
+        rates=rates,
+        draft_length=draw(st.sampled_from(sorted(DRAFT_LENGTHS))),
     )
 
 
@@ -143,7 +159,7 @@ def check_fleet(one):
     for row, a in enumerate(sorted(one.workload, key=lambda a: a.request.id)):
         times = log.token_times(a.request.id)
         assert len(times) == requests["generated_tokens"][row]
-        assert (np.diff(times) > 0).all()
+        assert (np.diff(times) >= (0 if one.rates else 1)).all()  # drafts come together
         if status[row] == FINISHED:
             assert len(times) == min(a.output_tokens, a.request.max_tokens)
     for other in (one.run(), one.run(fast=False)):

@@ -7,40 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlab.policies import registry
-from schedlab.sim.config import KVTier
 from schedlab.testing import POLICY_LAWS, Case
 from tests.policy_cases import PARAMS
 from tests.property.test_engine_switches import cases
 from tests.property.test_laws import make
-from tests.workloads import share
-
-
-@st.composite
-def tiers(draw, name):
-    return KVTier(
-        name,
-        num_blocks=draw(st.sampled_from([1, 7, 30, 500])),
-        load_bytes_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
-        store_bytes_per_s=draw(st.sampled_from([1e8, 1e9, 1e12])),
-        load_latency_ns=draw(st.sampled_from([0, 300])),
-        store_latency_ns=draw(st.sampled_from([0, 300])),
-        write=draw(st.sampled_from(["through", "back"])),
-    )
+from tests.workloads import kv_tiers, share
 
 
 @st.composite
 def tiered(draw):
     """Draw work with common prefixes, limits, and one or two tiers below them."""
     workload, config = draw(cases())
-    below = tuple(draw(tiers(name)) for name in ("cpu", "disk")[: draw(st.integers(1, 2))])
-    config = replace(
-        config,
-        kv_tiers=below,
-        swap_space_blocks=below[0].num_blocks,
-        enable_prefix_caching=config.enable_prefix_caching or config.preemption_mode != "swap",
-        kv_load=draw(st.sampled_from(["when_faster", "always"])),
-    )
-    return tuple(workload), config
+    return tuple(workload), draw(kv_tiers(config))
 
 
 # Every way of asking for tokens: the loop of vLLM, ranks, chunks, and plans of their own.

@@ -1,6 +1,8 @@
 """Random workloads in batches of a seed each: what fails is shrunk to its smallest form."""
 
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -64,6 +66,8 @@ def run_batch(kind: str, batch_seed: int, num_examples: int = BATCH) -> tuple[in
     try:
         seed(batch_seed)(chosen(given(strategy)(law)))()
     except Exception as error:  # whatever a law or the simulator raises is what is looked for
+        where = traceback.extract_tb(error.__traceback__)[-1]
         notes = "\n".join(getattr(error, "__notes__", ()))
-        return num_tried, f"{type(error).__name__}: {error}\n{notes}"
+        told = f"{type(error).__name__}: {error}, at {Path(where.filename).name}:{where.lineno}"
+        return num_tried, f"{told}: {where.line}\n{notes}"
     return num_tried, None
