@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.results.results_folder import MARKER
 from schedlab.experiments.results.tables import warnings
+from schedlab.experiments.specification.named_files import name_files
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import read_json_object, write_text
 from schedlab.sim.yaml_lines import dump_yaml
@@ -120,7 +121,7 @@ def write_point(
     light : bool
         Whether to leave out the tables.
     """
-    write_text(folder / "spec.yaml", dump_yaml(spec.to_data()))
+    write_text(folder / "spec.yaml", dump_yaml(name_files(spec.to_data())))
     result.save(folder, light)
     noted = {
         "content_hash": content_hash,

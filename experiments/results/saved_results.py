@@ -12,6 +12,7 @@ from schedlab.experiments.results.point_folder import PointMetrics, content_hash
 from schedlab.experiments.results.tables import Row, rows, summary_csv, summary_data
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.named_files import name_files
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import read_json_object, write_text
 from schedlab.sim.text import json_text
@@ -129,7 +130,7 @@ def write_summary(spec: ExperimentSpec, results: SavedResults) -> None:
         What it gave.
     """
     folder = results.folder
-    write_text(folder / "spec.yaml", dump_yaml(spec.to_data()))
+    write_text(folder / "spec.yaml", dump_yaml(name_files(spec.to_data())))
     write_text(folder / "summary.csv", summary_csv(results.rows))
     write_text(folder / "summary.json", json_text(summary(spec, results)) + "\n")
 
@@ -167,10 +168,19 @@ def _places(folder: Path) -> tuple[str, list[dict[str, Any]]]:
     path = folder / POINTS_FILE
     data = read_json_object(path)
     places = data.get("points")
-    keys = {*_OF_POINT, "content_hash", "folder"}
-    if not isinstance(places, list) or not all(keys <= place.keys() for place in places):
+    if not isinstance(places, list) or not all(map(_is_place, places)):
         raise SchedlabError(f"{path}: not a list of points that this version can read")
     return str(data.get("name")), places
+
+
+def _is_place(place: object) -> bool:
+    kinds = {"label": str, "settings": dict, "replication": int, "content_hash": str, "folder": str}
+    return (
+        isinstance(place, dict)
+        and all(isinstance(place.get(key), kind) for key, kind in kinds.items())
+        and all(isinstance(value, str) for value in place["settings"].values())
+        and Path(place["folder"]).name == place["folder"] != ""
+    )
 
 
 def _setting(label: str, settings: Mapping[str, str]) -> tuple[str, ...]:

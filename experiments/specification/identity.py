@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from itertools import islice
 from pathlib import Path
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.fields import Data
-from schedlab.sim.errors import SpecError
-from schedlab.sim.files import open_regular
+from schedlab.experiments.specification.named_files import content_hash
 
 
 def spec_hash(spec: ExperimentSpec) -> str:
@@ -81,23 +79,5 @@ def _canonical(value: object) -> object:
     if isinstance(value, str) and ("/" in value or "\\" in value):
         path = Path(value)
         if path.is_absolute() and path.exists():
-            return _digest(path)
+            return content_hash(path)
     return value
-
-
-_MOST_FILES = 2000
-
-
-def _digest(path: Path) -> str:
-    if path.is_dir():
-        found = list(islice(path.rglob("*"), _MOST_FILES + 1))
-        if len(found) > _MOST_FILES:
-            raise SpecError(
-                f"{path}: holds more than {_MOST_FILES:,} files: no model, profile or recording "
-                "does; name the folder itself"
-            )
-        inside = sorted(p for p in found if p.is_file())
-        lines = [f"{p.relative_to(path).as_posix()} {_digest(p)}" for p in inside]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    with open_regular(path) as file:  # a device would never end
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,6 +13,7 @@ from schedlab.experiments.specification.checks import check_names
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.fields import Data, shorthand_of
 from schedlab.experiments.specification.key_errors import describe_error, section_at
+from schedlab.experiments.specification.named_files import found_files
 from schedlab.experiments.specification.paths import absolute_paths
 from schedlab.experiments.specification.search import check_search
 from schedlab.experiments.specification.shipped import experiment_file
@@ -30,7 +31,7 @@ from schedlab.sim.yaml_lines import (
 
 _MERGED_SECTIONS = ("engine", "workload", "cluster", "slo", "sweep")
 _MOST_SWEPT = 2000
-_NEVER_SWEPT = ("name", "sweep", "replications", "extends", "claim", "find", "tune")
+_NEVER_SWEPT = ("name", "sweep", "replications", "extends", "files", "claim", "find", "tune")
 
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -143,6 +144,10 @@ def _read(path: Path) -> Located:
     located = read_yaml(path)
     if not isinstance(located.data, dict):
         raise SpecError(f"{path}: an experiment is a mapping of keys to values")
+    if "files" in located.data:
+        located.data = found_files(
+            located.data, path.parent, located.place(("files",)) or str(path)
+        )
     located.data = absolute_paths(located.data, path.parent)
     return located
 
@@ -183,8 +188,8 @@ def _written(text: str) -> tuple[str, Value]:
 
 def _override(located: Located, key: str, value: Value, place: str) -> None:
     parts = key.split(".")
-    if parts[0] == "extends":
-        raise SpecError(f"{place}: extends cannot be overridden")
+    if parts[0] in ("extends", "files"):
+        raise SpecError(f"{place}: {parts[0]} cannot be overridden")
     path: KeyPath = tuple(parts)
     if parts[0] == "sweep" and len(parts) > 1:
         swept = ".".join(parts[1:])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from functools import partial
 from pathlib import Path
 
 from schedlab.experiments.specification.cost_model import key_of
@@ -12,6 +13,9 @@ from schedlab.experiments.specification.shipped import shipped_frontends, shippe
 from schedlab.experiments.specification.swept import swept_keys
 from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import Value
+
+Change = Callable[[str, str], str]
+"""Takes a path and the key it stands at; returns what stands there instead."""
 
 
 def is_preset(trace: str) -> bool:
@@ -96,22 +100,8 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
         The same data, with values that are paths, swept ones included, made absolute, and
         names of shipped profiles replaced by their folders.
     """
-    if key == "sweep" and isinstance(value, dict):
-        return {
-            swept: [_swept_paths(item, folder, swept) for item in items]
-            if isinstance(items, list)
-            else items
-            for swept, items in value.items()
-        }
-    if key == "claim":
-        return _paths_in_changes(value, folder)
-    if isinstance(value, dict):
-        return {
-            name: absolute_paths(item, folder, f"{key}.{name}" if key else name)
-            for name, item in value.items()
-        }
-    key = _OF_POOL.sub("", key)
-    if isinstance(value, str) and value and key in _IS_PATH and _IS_PATH[key](value, folder):
+
+    def absolute(value: str, key: str) -> str:
         try:
             path = folder / Path(os.path.expandvars(value)).expanduser()
             if key in _PROFILES and not path.exists():
@@ -121,7 +111,47 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
             return str(path.resolve())
         except (OSError, RuntimeError, ValueError) as error:
             raise SpecError(f"{key}: {value!r} is no path: {error}") from None
-    return value
+
+    return changed_paths(value, folder, absolute, key)
+
+
+def changed_paths(
+    value: Value, folder: Path, change: Change, key: str = "", known: Container[str] = ()
+) -> Value:
+    """Return specification data with every path in it replaced.
+
+    Parameters
+    ----------
+    value : Value
+        What stands at `key`; not changed.
+    folder : Path
+        What relative paths in it are relative to: of some keys what is there decides whether
+        their value is a path.
+    change : callable
+        Takes a path and its dotted key, and returns what is to stand there.
+    key : str
+        Dotted key of `value`; empty for the whole specification.
+    known : container of str
+        What is a path wherever a path may stand.
+    """
+    inside = partial(changed_paths, folder=folder, change=change, known=known)
+    if key == "sweep" and isinstance(value, dict):
+        return {
+            swept: [_swept_paths(item, swept, inside) for item in items]
+            if isinstance(items, list)
+            else items
+            for swept, items in value.items()
+        }
+    if key == "claim":
+        return _paths_in_changes(value, inside)
+    if isinstance(value, dict):
+        return {
+            name: inside(item, key=f"{key}.{name}" if key else name) for name, item in value.items()
+        }
+    key = _OF_POOL.sub("", key)
+    if not isinstance(value, str) or not value or key not in _IS_PATH:
+        return value
+    return change(value, key) if value in known or _IS_PATH[key](value, folder) else value
 
 
 def relative_paths(value: object) -> object:
@@ -147,25 +177,25 @@ def relative_paths(value: object) -> object:
     return value
 
 
-def _paths_in_changes(value: Value, folder: Path) -> Value:
-    """Return a claim with the paths absolute that the variations of its figures change."""
+def _paths_in_changes(value: Value, inside: Callable[..., Value]) -> Value:
+    """Return a claim with the paths replaced that the variations of its figures change."""
     if isinstance(value, list):
-        return [_paths_in_changes(part, folder) for part in value]
+        return [_paths_in_changes(part, inside) for part in value]
     if not isinstance(value, dict):
         return value
-    found = {name: _paths_in_changes(item, folder) for name, item in value.items()}
-    if isinstance(change := found.get("change"), dict):
-        for name, item in change.items():
+    found = {name: _paths_in_changes(item, inside) for name, item in value.items()}
+    if isinstance(changes := found.get("change"), dict):
+        for name, item in changes.items():
             swept = name.removeprefix("sweep.")
             if swept == name:
-                change[name] = absolute_paths(item, folder, name)
+                changes[name] = inside(item, key=name)
             elif isinstance(item, list):
-                change[name] = [_swept_paths(each, folder, swept) for each in item]
+                changes[name] = [_swept_paths(each, swept, inside) for each in item]
     return found
 
 
-def _swept_paths(item: Value, folder: Path, key: str) -> Value:
+def _swept_paths(item: Value, key: str, inside: Callable[..., Value]) -> Value:
     keys = swept_keys(key)
     if len(keys) > 1 and isinstance(item, list) and len(item) == len(keys):
-        return [absolute_paths(part, folder, k) for k, part in zip(keys, item, strict=True)]
-    return absolute_paths(item, folder, key)
+        return [inside(part, key=k) for k, part in zip(keys, item, strict=True)]
+    return inside(item, key=key)

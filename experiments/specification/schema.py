@@ -41,6 +41,11 @@ def json_schema() -> Schema:
         "type": "string",
         "description": "Another experiment file this one changes (one level).",
     }
+    schema["properties"]["files"] = {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "description": "Of a result: files that are named above, and the SHA-256 of each.",
+    }
     schema["properties"]["sweep"]["additionalProperties"] = {"type": "array", "minItems": 1}
     schema["required"].remove("name")
     # With a parent, or swept, even a required section may be absent from the file itself.

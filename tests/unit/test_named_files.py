@@ -1,0 +1,93 @@
+"""Files of a result: named without the folders of whoever ran it, found again by what they hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from schedlab.experiments.commands import cli
+from schedlab.experiments.specification.loading import load_spec
+from schedlab.experiments.specification.named_files import found_files, name_files
+from schedlab.sim.errors import SpecError
+
+TRACE = "arrival_s,prompt_tokens,output_tokens\n0,9,4\n1,9,4\n"
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
+    "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with an experiment whose trace lies beside it, and whose model is a folder."""
+    folder = tmp_path / "home" / "alice" / "project"
+    (folder / "study" / "models" / "mine").mkdir(parents=True)
+    (folder / "study" / "t.csv").write_text(TRACE)
+    (folder / "study" / "models" / "mine" / "config.json").write_text(json.dumps(MODEL))
+    (folder / "study" / "s.yaml").write_text(
+        "{name: tiny, model: models/mine, workload: {trace: t.csv, request_rate: 4}}"
+    )
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run(monkeypatch, *argv):
+    monkeypatch.setattr("sys.argv", ["schedlab", "run", *argv, "-q"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+
+
+def test_results_name_no_folder_above_the_working_directory(project, monkeypatch):
+    run(monkeypatch, "study/s.yaml", "-o", "out", "sweep.policy=[fcfs, shortest_prompt]")
+    files = [path for path in Path("out").rglob("*") if path.is_file()]
+    assert len([path for path in files if path.name == "spec.yaml"]) == 3
+    assert [path for path in files if b"alice" in path.read_bytes()] == []
+
+
+def test_result_moved_elsewhere_is_the_same_experiment_where_its_files_are(
+    project, tmp_path, monkeypatch
+):
+    run(monkeypatch, "study/s.yaml", "-o", "out")
+    before = load_spec("study/s.yaml")
+    assert load_spec("out/spec.yaml") == before
+    moved = Path("out").rename(tmp_path / "moved")
+    assert load_spec(moved / "spec.yaml") == before  # the files are found from here
+    project = project.rename(tmp_path / "copied")
+    monkeypatch.chdir(project / "study")  # not where the run was
+    assert load_spec(moved / "spec.yaml").workload.trace == str(project / "study" / "t.csv")
+
+
+def test_result_whose_file_has_changed_is_refused_by_name(project, monkeypatch):
+    run(monkeypatch, "study/s.yaml", "-o", "out")
+    Path("study/t.csv").write_text(TRACE + "2,9,4\n")
+    with pytest.raises(SpecError, match=r"files: \S*study/t\.csv does not hold what it held"):
+        load_spec("out/spec.yaml")
+
+
+def test_result_whose_file_is_gone_takes_another_that_is_named(project, monkeypatch):
+    run(monkeypatch, "study/s.yaml", "-o", "out")
+    Path("study/t.csv").rename("u.csv")
+    with pytest.raises(SpecError, match=r"study/t\.csv"):
+        load_spec("out/spec.yaml")
+    assert load_spec("out/spec.yaml", ["workload.trace=u.csv"]).workload.trace == str(
+        project / "u.csv"
+    )
+
+
+def test_profile_that_comes_with_the_program_goes_by_its_name():
+    spec = load_spec("compare-cpu")
+    kept = name_files(spec.to_data())
+    assert not Path(kept["cost_model"]["profile"]).is_absolute()
+    assert "files" not in kept
+
+
+@pytest.mark.parametrize("files", ["x", ["t.csv"], {"t.csv": 1}, {1: "x"}])
+def test_files_that_are_no_mapping_of_hashes_are_refused(files):
+    data = yaml.safe_load("workload: {trace: t.csv}")
+    with pytest.raises(SpecError, match=r"s\.yaml:3: files: must map"):
+        found_files({**data, "files": files}, Path.cwd(), "s.yaml:3")
