@@ -256,9 +256,9 @@ class RunResult:
                 "without --light"
             )
         requests = read_table(table)
-        tiers = tuple(TierFacts.from_data(facts) for facts in ours.get("tiers", ()))
-        found = {name: _whole_table(folder / f"{name}.parquet") for name in _COPIES if tiers}
         try:
+            tiers = tuple(TierFacts.from_data(facts) for facts in ours.get("tiers", ()))
+            found = {name: _whole_table(folder / f"{name}.parquet") for name in _COPIES if tiers}
             return cls(
                 name=str(ours["name"]),
                 policy=str(ours["policy"]),
@@ -273,7 +273,7 @@ class RunResult:
                 tiers=tiers,
                 **found,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SchedlabError(f"{path}: not a whole schedlab result: {error!r}") from None
 
 

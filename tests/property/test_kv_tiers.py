@@ -1,7 +1,5 @@
 """Memory in tiers: the laws of every policy hold, and nothing is lost or counted twice."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -8,12 +8,14 @@ command goes on where it was stopped. Exits with 1 if anything was found.
 """
 
 import argparse
+import gc
 import importlib
 import json
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -28,9 +30,11 @@ from tests.torture.hand_written import (
 )
 from tests.torture.kills import disturbed, victims
 from tests.torture.mutated_files import mutated_file_cases
+from tests.torture.odd_options import option_cases
 from tests.torture.odd_values import specification_cases
 from tests.torture.random_workloads import batches, run_batch
-from tests.torture.sandbox import Case, run_case
+from tests.torture.sandbox import Case, modules_of, run_case
+from tests.torture.sound_files import seeds
 
 _CALIBRATION = "schedlab.gpu_backend.calibration"
 _LOADED_BEFOREHAND = (
@@ -46,8 +50,11 @@ _LOADED_BEFOREHAND = (
 )
 _BARS = {"inputs": 10_000, "workloads": 20_000, "kills": 300}
 """How many of each a campaign tries."""
-_ALL_INPUTS = 90_000
+_ALL_INPUTS = 40_000
 """About how many there are; a campaign takes them at equal distances."""
+_COSTLY = ("report ", "plot ")
+_COSTLY_EVERY = 40
+"""Of those that draw all figures anew, seconds each, it takes one in so many times as many."""
 
 
 class Tried(NamedTuple):
@@ -58,7 +65,7 @@ class Tried(NamedTuple):
     faults: list[str]
 
 
-def load(calibrates: bool = True) -> None:
+def load(calibrates: bool = False) -> None:
     """Import what cases need, once, for the forks they run in.
 
     PyTorch, which only calibration needs, takes as long as all else, and makes forks slower.
@@ -76,6 +83,7 @@ def all_cases() -> Iterator[tuple[str, Case]]:
         policy_cases(),
         file_cases(),
         command_cases(),
+        option_cases(),
         environment_cases(),
         specification_cases(),
         mutated_file_cases(),
@@ -97,10 +105,33 @@ def torture(
         yield name, faults
 
 
+def _load_what_sound_files_need() -> None:
+    """Import what reading every kind of file imports, so that no fork has to do it again."""
+    load()
+    tried = set()
+    for seed in seeds():
+        kind = (seed.argv[0], seed.kind.rpartition(" ")[0] or seed.kind)
+        if kind not in tried:
+            tried.add(kind)
+            case = Case(seed.argv, dict(seed.files))
+            with tempfile.TemporaryDirectory(prefix="torture-") as outside:
+                (folder := Path(outside) / "cwd").mkdir()
+                for name in modules_of(case, folder):
+                    with suppress(ImportError):
+                        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else a collection in a fork would copy all pages
+
+
 def _inputs(asked: argparse.Namespace, begin: int) -> Iterator[Tried]:
+    _load_what_sound_files_need()
     every = max(1, _ALL_INPUTS // asked.inputs)
-    named = (case for i, case in enumerate(all_cases()) if (i + asked.seed) % every == 0)
-    chosen = (case for case in named if asked.only in case[0])
+    cases = enumerate(case for case in all_cases() if asked.only in case[0])
+    chosen = (
+        case
+        for i, case in cases
+        if (i + asked.seed) % (every * (_COSTLY_EVERY if case[0].startswith(_COSTLY) else 1)) == 0
+    )
     for number, case in enumerate(chosen):
         if number >= begin:
             for name, faults in torture([case], asked.limit):
@@ -116,7 +147,7 @@ def _workloads(asked: argparse.Namespace, begin: int) -> Iterator[Tried]:
 
 
 def _kills(asked: argparse.Namespace, begin: int) -> Iterator[Tried]:
-    load()
+    load(calibrates=True)
     with victims() as all_of_them:
         rounds = [disturbed(victim, asked.seed) for victim in all_of_them]
         number = 0

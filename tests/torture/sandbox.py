@@ -5,12 +5,14 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 DONE, REFUSED = 0, 2
 """Exit codes of a command: it did what was asked; it refused its input."""
+
+Content = bytes | str
 
 MAX_MESSAGE_CHARS = 3000
 MEMORY_BYTES = 4 << 30
@@ -24,7 +26,7 @@ class Case:
     ----------
     argv : sequence of str
         What follows ``schedlab`` on the command line.
-    files : dict of str to (bytes or str)
+    files : mapping of str to (bytes, str, or callable that returns them)
         Written into the empty working directory beforehand, by relative name.
     names : sequence of str
         One of these must be in the message of a refusal; none asked if empty.
@@ -35,7 +37,7 @@ class Case:
     """
 
     argv: Sequence[str]
-    files: dict[str, bytes | str] = field(default_factory=dict)
+    files: Mapping[str, Content | Callable[[], Content]] = field(default_factory=dict)
     names: Sequence[str] = ()
     prepare: str = ""
     ends: Sequence[int] = (DONE, REFUSED)
@@ -61,7 +63,8 @@ def run_case(case: Case, folder: Path, limit_s: float = 20.0) -> Ending:
     for name, content in case.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        found = content() if callable(content) else content
+        path.write_bytes(found if isinstance(found, bytes) else found.encode())
     before = _listing(folder)
     texts = folder.with_name(f"{folder.name}.out"), folder.with_name(f"{folder.name}.err")
     child = os.fork()
@@ -71,6 +74,23 @@ def run_case(case: Case, folder: Path, limit_s: float = 20.0) -> Ending:
     out, err = (path.read_text(encoding="utf-8", errors="replace") for path in texts)
     left = sorted(_listing(folder) - before - set(case.names))
     return Ending(code, out, err, left, list(_faults(case, code, err, left)))
+
+
+def modules_of(case: Case, folder: Path) -> list[str]:
+    """Return the names of the modules that are there after a case, which runs in `folder`."""
+    lists = """
+import sys
+from schedlab.experiments.commands import cli
+command = cli.main
+def main():
+    try:
+        command()
+    finally:
+        open("../modules", "w").write("\\n".join(sys.modules))
+cli.main = main
+"""
+    run_case(replace(case, prepare=lists), folder, limit_s=120.0)
+    return folder.with_name("modules").read_text().splitlines()
 
 
 def _become(case: Case, folder: Path, texts: tuple[Path, Path]) -> None:

@@ -176,3 +176,42 @@ def test_point_whose_warnings_are_no_lines_is_refused_by_its_folder(single, tmp_
     (folder / "point.json").write_text(json.dumps({"warnings": warnings}))
     with pytest.raises(SchedlabError, match=r"point: not the result of a point \(.*warnings"):
         read_point(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("settings", "../.."),
+        ("settings", {"policy": [1]}),
+        ("replication", None),
+        ("folder", "../elsewhere"),
+        ("folder", ""),
+        ("label", 1),
+    ],
+)
+def test_sweep_with_a_point_that_is_none_is_refused_by_its_file(tmp_path, key, value):
+    point = {
+        "label": "a", "settings": {}, "replication": 0, "content_hash": "0", "folder": "a",
+        key: value,
+    }  # fmt: skip
+    (tmp_path / "points.json").write_text(json.dumps({"name": "x", "points": [point]}))
+    with pytest.raises(SchedlabError, match=r"points\.json: not a list of points"):
+        read_results(tmp_path)
+
+
+def test_sweep_with_a_point_that_is_no_mapping_is_refused_by_its_file(tmp_path):
+    (tmp_path / "points.json").write_text('{"name": "x", "points": ["a"]}')
+    with pytest.raises(SchedlabError, match=r"points\.json: not a list of points"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"kv_capacity_tokens": float("inf")}, {"tiers": [1]}, {"tiers": [{}]}]
+)
+def test_result_with_an_impossible_number_is_refused_by_its_file(single, tmp_path, change):
+    shutil.copytree(single[1].folder, tmp_path / "r")
+    path = tmp_path / "r" / "result.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "schedlab": data["schedlab"] | change}))
+    with pytest.raises(SchedlabError, match=r"result\.json: not a whole schedlab result"):
+        read_point(tmp_path / "r").load()
