@@ -153,7 +153,7 @@ def find(
     jobs: int = 1,
     **overrides: Any,  # noqa: ANN401 - YAML values
 ) -> Findings:
-    """Find the largest value within bars, e.g. the highest request rate that holds an SLO.
+    """Find the largest (or least) value within bars, e.g. the highest rate that holds an SLO.
 
     Parameters
     ----------
@@ -165,6 +165,7 @@ def find(
     jobs : int
         Processes.
     """
+    from schedlab.experiments.search.cheapest import cheapest
     from schedlab.experiments.search.find import find as search
     from schedlab.experiments.search.find import verdicts
     from schedlab.experiments.search.search_report import basis_lines, find_lines
@@ -176,13 +177,14 @@ def find(
         runs = Runs(Store(Path(scratch if folder is None else folder)), workers)
         found = search(asked, runs)
         assert asked.find is not None
-        told = verdicts(asked.find, found)
+        best = cheapest(asked, found, runs)
+        told = list(best.lines) if best is not None else verdicts(asked.find, found)
         lines = [
             *find_lines(asked, found),
             *told,
             *basis_lines(runs.cost_models, list(runs.extrapolated.values())),
         ]
-    return Findings(asked.find.maximize, found, lines)
+    return Findings(asked, found, lines)
 
 
 def compare(

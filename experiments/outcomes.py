@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from schedlab.experiments.search.find import Found
+    from schedlab.experiments.specification.experiment import ExperimentSpec
     from schedlab.sim.result import RunResult
 
 DataFrame = Any
@@ -182,17 +183,23 @@ class Findings(_Shown):
 
     Attributes
     ----------
-    maximized : str
-        The key that was searched.
+    spec : ExperimentSpec
+        What was asked.
     found : list of Found
         Answers with all that was tried.
     lines : list of str
         What was asked, how surely, and what is odd.
     """
 
-    maximized: str
+    spec: ExperimentSpec
     found: list[Found]
     lines: list[str]
+
+    @property
+    def key(self) -> str:
+        """What was searched."""
+        assert self.spec.find is not None
+        return self.spec.find.key
 
     def to_frame(self) -> DataFrame:
         """Return a pandas DataFrame, a row a setting and seed."""
@@ -200,7 +207,7 @@ class Findings(_Shown):
             [
                 {
                     "setting": one.label, "replication": i, "bound": one.bound or None,
-                    self.maximized: bracket.value, "breaks_at": bracket.above,
+                    self.key: bracket.value, "breaks_at": bracket.breaks_at,
                 }
                 for one in self.found
                 for i, bracket in enumerate(one.brackets)
@@ -208,10 +215,9 @@ class Findings(_Shown):
         )  # fmt: skip
 
     def _table(self) -> tuple[str, Sequence[str], Sequence[Sequence[str]], int, list[str]]:
-        from schedlab.experiments.search.search_report import find_rows
+        from schedlab.experiments.search.search_report import find_table
 
-        header = ("setting", self.maximized, "holds at", "breaks at")
-        return "", header, find_rows(self.found), 1, self.lines
+        return "", *find_table(self.spec, self.found), 1, self.lines
 
 
 @dataclass(repr=False)

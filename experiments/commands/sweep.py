@@ -93,7 +93,7 @@ def sweep_command(
     check_backend(spec, jobs, ray)
     asked = known_metrics(metric)
     if light:
-        _refuse_more_than_is_kept(asked)
+        _refuse_more_than_is_kept(asked, spec)
     part = _shard(shard)
     folder = output or results_folder(spec, "sweep")
     if dry_run:
@@ -118,10 +118,11 @@ def sweep_command(
         raise typer.Exit(FAILED)
 
 
-def _refuse_more_than_is_kept(asked: Sequence[str]) -> None:
-    from schedlab.sim.metrics.registry import every_run
+def _refuse_more_than_is_kept(asked: Sequence[str], spec: ExperimentSpec) -> None:
+    from schedlab.sim.metrics.registry import every_fleet, every_run
 
-    kept = {metric.name for metric in every_run()}
+    is_fleet = spec.cluster is not None or any(key.startswith("cluster") for key in spec.sweep)
+    kept = {metric.name for metric in every_run() + (every_fleet() if is_fleet else [])}
     if more := [name for name in asked if name not in kept]:
         raise SpecError(f"--light keeps no tables, and {more[0]} is computed from them")
 
@@ -131,8 +132,9 @@ def _bounded(spec: ExperimentSpec) -> list[str]:
     from schedlab.experiments.specification.search import is_key
 
     asked = [one for one in (spec.find, spec.tune) if one is not None]
-    names = [name for one in asked for name in (one.maximize, *one.at_most, *one.at_least)]
-    return [name for name in names if not is_key(name)]
+    goals = [one.maximize or one.minimize for one in asked]
+    names = [*goals, *(name for one in asked for name in (*one.at_most, *one.at_least))]
+    return [name for name in names if name is not None and not is_key(name)]
 
 
 class _Outcome(NamedTuple):
@@ -145,26 +147,28 @@ class _Outcome(NamedTuple):
 
 
 def _find(spec: ExperimentSpec, runs: Runs) -> _Outcome:
-    """Find the largest value within bars (the section `find`), e.g. the highest request rate."""
+    """Find the largest (or least) value within bars, e.g. the highest rate, the fewest engines."""
+    from schedlab.experiments.search.cheapest import cheapest
     from schedlab.experiments.search.find import find, verdicts
-    from schedlab.experiments.search.search_report import find_data, find_lines, find_rows
+    from schedlab.experiments.search.search_report import find_data, find_lines, find_table
 
     found = find(spec, runs)
     assert spec.find is not None
-    told = verdicts(spec.find, found)
-    header = ("setting", spec.find.maximize, "holds at", "breaks at")
-    data = find_data(spec, found, told, runs.num_asked)
-    return _Outcome(data, header, find_rows(found), [*find_lines(spec, found), *told])
+    best = cheapest(spec, found, runs)
+    told = list(best.lines) if best is not None else verdicts(spec.find, found)
+    data = find_data(spec, found, told, runs.num_asked, best)
+    return _Outcome(data, *find_table(spec, found), [*find_lines(spec, found), *told])
 
 
 def _tune(spec: ExperimentSpec, runs: Runs) -> _Outcome:
-    """Find the best values of engine limits within bars (the section `tune`)."""
+    """Find the best values within bars (the section `tune`), e.g. engine limits, or a fleet."""
     from schedlab.experiments.search.search_report import tune_data, tune_lines, tune_rows
     from schedlab.experiments.search.tune import tune
+    from schedlab.experiments.specification.sweep import short_names
 
     tuned = tune(spec, runs)
     assert spec.tune is not None
-    header = (*(key.rpartition(".")[2] for key in spec.tune.over), spec.tune.maximize, "bars")
+    header = (*short_names(list(spec.tune.over)).values(), spec.tune.goal, "bars")
     data = tune_data(spec, tuned, runs.num_asked)
     return _Outcome(data, header, tune_rows(tuned), tune_lines(spec, tuned))
 
@@ -191,7 +195,7 @@ def _search_command(
         folder = output or results_folder(spec, name)
         check_backend(spec, jobs, ray)
         if light:
-            _refuse_more_than_is_kept(_bounded(spec))
+            _refuse_more_than_is_kept(_bounded(spec), spec)
         with opened_runs(folder, choose_workers(jobs, ray), quiet, light) as runs:
             found = search(spec, runs)
         basis = basis_lines(runs.cost_models, list(runs.extrapolated.values()))

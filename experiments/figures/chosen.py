@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.analysis.rate_curves import curve_name
 from schedlab.experiments.figures import plots
-from schedlab.experiments.figures.figures import Drawing, drawings, shown_load
+from schedlab.experiments.figures.figures import (
+    Drawing,
+    drawings,
+    good_requests_per_usd,
+    shown_load,
+)
 from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
 from schedlab.experiments.figures.lines import lines
 from schedlab.experiments.figures.searches import answers, recommended, tried, tuned
@@ -208,6 +213,11 @@ def _cdf(results: SavedResults, title: str, chosen: Chosen) -> Figure:
     )
 
 
+def _goodput_per_dollar(results: SavedResults, title: str, _: Chosen) -> Figure:
+    rows, title = _at_one_load(results, title)
+    return plots.goodput_per_dollar(good_requests_per_usd(results, rows), title)
+
+
 def _one_run(results: SavedResults) -> RunResult:
     if len(results.rows) > 1:
         raise SpecError(
@@ -249,6 +259,21 @@ FIGURES: dict[str, _Kind] = {
     "gantt": _Kind(
         "What happened to each of the first requests of one run.",
         lambda results, title, _: plots.gantt(_one_run(results), title),
+    ),
+    "engines_over_time": _Kind(
+        "Requests and KV memory of every engine of a fleet over time, of one run.",
+        lambda results, title, _: plots.engines_over_time(_one_run(results), title),
+    ),
+    "engine_shares": _Kind(
+        "Requests, tokens and time of every engine of a fleet, of one run.",
+        lambda results, title, _: plots.engine_shares(_one_run(results).observation(), title),
+    ),
+    "transfers": _Kind(
+        "KV of prompts that went from engine to engine, of one run.",
+        lambda results, title, _: plots.transfers(_one_run(results), title),
+    ),
+    "goodput_per_dollar": _Kind(
+        "Requests within their targets for a dollar, at one load.", _goodput_per_dollar
     ),
 }
 """Figures of runs and sweeps, by name."""

@@ -66,7 +66,7 @@ def drawings(results: SavedResults, title: str | None = None) -> list[Drawing]:
         Over a swept request rate: throughput and rate against P99 latency, attainment if there
         are targets. For several settings: the frontier, a heat map and latency distributions, at
         the `shown_load`. For a single run: latency distributions, time series and the first
-        requests.
+        requests. Of fleets those of `fleet_drawings` as well.
     """
     if title is not None:
         results = replace(results, name=title)
@@ -78,7 +78,50 @@ def drawings(results: SavedResults, title: str | None = None) -> list[Drawing]:
         found += _between_settings(results)
     elif results.runs:
         found += _of_one_run(results)
-    return found
+    return found + fleet_drawings(results)
+
+
+def fleet_drawings(results: SavedResults) -> list[Drawing]:
+    """Return the figures of what the engines of a fleet did; none of a single engine.
+
+    Parameters
+    ----------
+    results : SavedResults
+        A results folder.
+
+    Returns
+    -------
+    list of Drawing
+        Of one run: each engine over time, what each had, and KV that was sent. Of several
+        settings: good requests for a dollar, at the `shown_load`.
+    """
+    if len(results.rows) > 1:
+        rows, load = shown_load(results.rows)
+        goods = good_requests_per_usd(results, rows)
+        if not any(map(math.isfinite, (value for values in goods.values() for value in values))):
+            return []
+        title = f"{results.name} {load}".rstrip()
+        return [
+            Drawing(
+                "goodput_per_dollar",
+                "Requests within their targets for a dollar of GPU hours.",
+                lambda: plots.goodput_per_dollar(goods, title),
+            )
+        ]
+    return list(_of_one_fleet(results)) if results.runs else []
+
+
+def good_requests_per_usd(results: SavedResults, rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Return good requests / cost of the run of each setting, one number a replication."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        metrics = [run.head()["metrics"] for run in results.of(row)]
+        found[row.label] = [_ratio(one.get("num_slo_met"), one.get("cost_usd")) for one in metrics]
+    return {name: values for name, values in found.items() if values}
+
+
+def _ratio(good: float | None, usd: float | None) -> float:
+    return good / usd if good is not None and usd else math.nan
 
 
 def shown_load(rows: Sequence[Row], asked: float | None = None) -> tuple[list[Row], str]:
@@ -212,6 +255,29 @@ def _of_one_run(results: SavedResults) -> Iterator[Drawing]:
     yield Drawing(
         "gantt", "What happened to each of the first requests.", lambda: plots.gantt(run, title)
     )
+
+
+def _of_one_fleet(results: SavedResults) -> Iterator[Drawing]:
+    run = results.runs[0].load()
+    title = f"{results.name} ({run.policy})"
+    if not run.engines:
+        return
+    yield Drawing(
+        "engines_over_time",
+        "Requests and KV memory of every engine over time, and how uneven requests are.",
+        lambda: plots.engines_over_time(run, title),
+    )
+    yield Drawing(
+        "engine_shares",
+        "What each engine had of the requests, of the tokens and of its time.",
+        lambda: plots.engine_shares(run.observation(), title),
+    )
+    if "transfer_end_ns" in run.requests:
+        yield Drawing(
+            "transfers",
+            "When KV of the first prompts was sent from engine to engine.",
+            lambda: plots.transfers(run, title),
+        )
 
 
 def _in_front(rows: Sequence[Row]) -> list[str] | None:

@@ -69,7 +69,7 @@ def heat_map(
         figure = new_figure(width, 1.0 + 0.27 * len(results), least=0.75 * width)
         axes = figure.subplots()
         image = axes.imshow(
-            np.ma.masked_invalid(shade), cmap=_shades(), vmin=0, vmax=1, aspect="auto"
+            np.ma.masked_invalid(shade), cmap=shades(), vmin=0, vmax=1, aspect="auto"
         )
         for j, metric in enumerate(shown):
             ties = _not_worse(results, metric)
@@ -142,7 +142,7 @@ def _not_worse(results: Sequence[Row], metric: str) -> set[int]:
     return {i for i, (mean, half) in bounds.items() if mean + half >= best_mean - best_half}
 
 
-def _shades() -> Colormap:
+def shades() -> Colormap:
     """Return one hue from white to dark: as readable in grey as in colour."""
     from matplotlib.colors import LinearSegmentedColormap
 

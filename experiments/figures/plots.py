@@ -23,6 +23,12 @@ from schedlab.experiments.figures.distributions import (
     predictability,
     slowdown_against_length,
 )
+from schedlab.experiments.figures.fleets import (
+    engine_shares,
+    engines_over_time,
+    goodput_per_dollar,
+    transfers,
+)
 from schedlab.experiments.figures.gantt import batching, gantt, seats
 from schedlab.experiments.figures.heat_map import heat_map
 from schedlab.experiments.figures.lines import lines
@@ -35,7 +41,10 @@ __all__ = [
     "batching",
     "claim",
     "curve_name",
+    "engine_shares",
+    "engines_over_time",
     "gantt",
+    "goodput_per_dollar",
     "gpu_frontier",
     "heat_map",
     "is_saturated",
@@ -50,4 +59,5 @@ __all__ = [
     "slowdown_against_length",
     "throughput_against_p99",
     "time_series",
+    "transfers",
 ]

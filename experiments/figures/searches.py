@@ -64,7 +64,7 @@ def answers(found: Data, title: str) -> Figure:
             axes.plot(values, [i] * len(values), ".", color=look.color, alpha=0.45, markersize=5)
             axes.plot(mean, i, look.marker, color=look.color)
             if one["bound"]:
-                arrow = ">" if one["bound"] == "at least" else "<"
+                arrow = ">" if one["bound"] in ("at least", "above") else "<"
                 axes.plot(mean * (1.04 if arrow == ">" else 0.96), i, arrow, color=look.color)
             elif one["ci95"] and isinstance(one["ci95"], float) and math.isfinite(one["ci95"]):
                 low, high = mean - one["ci95"], mean + one["ci95"]
@@ -72,7 +72,7 @@ def answers(found: Data, title: str) -> Figure:
         axes.set_yticks(range(len(settings)), [one["label"] for one in settings])
         axes.set_ylim(len(settings) - 0.5, -0.5)
         axes.set_xlim(left=0)
-        axes.set_xlabel(f"largest {found['find']['maximize']} within the bars")
+        axes.set_xlabel(f"{_searched(found['find'])} within the bars")
         axes.set_title(title)
         note(figure, f"{_bars(found['find'])}; dots: seeds; bars: 95 % confidence intervals")
     return figure
@@ -123,7 +123,7 @@ def tried(found: Data, title: str) -> Figure:
             if low > 0 and axes.get_ylim()[1] > _LOG_FROM * low:
                 axes.set_yscale("log")
                 plain_numbers(axes, "y")
-            axes.set_xlabel(asked["maximize"])
+            axes.set_xlabel(_goal(asked))
             axes.set_ylabel(metric.axis)
         name_below(figure, [(name, look._replace(marker=".")) for name, look in drawn.items()])
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
@@ -132,7 +132,7 @@ def tried(found: Data, title: str) -> Figure:
 
 
 def tuned(found: Data, title: str) -> Figure:
-    """Draw every setting that was tuned over: what is maximized, against each key.
+    """Draw every setting that was tuned over: what is optimized, against each key.
 
     Parameters
     ----------
@@ -145,31 +145,38 @@ def tuned(found: Data, title: str) -> Figure:
     -------
     matplotlib.figure.Figure
         A panel a key. Hollow settings break a bar; the line joins the best that holds at each
-        value; the star is the winner, the diamond what was given.
+        value; the star is the winner, the diamond what was given. Names stand in the order asked.
     """
     keys = list(found["tune"]["over"])
     trials = [trial for trial in found["tried"] if trial["goals"]]
     goals = [float(np.mean([_number(goal) for goal in trial["goals"]])) for trial in trials]
-    goal = found["tune"]["maximize"]
+    goal = _goal(found["tune"])
+    least = "minimize" in found["tune"]
     is_metric = "." not in goal or "(" in goal or ":" in goal
     scale = metric_named(goal).scale if is_metric else 1.0
     best, given = found["best_on_new_seeds"], found["given_on_new_seeds"]
     with house_style():
-        figure, all_axes = panels(1.0 + 4.0 * len(keys), 4.0, len(keys))
+        figure, all_axes = panels(1.0 + 4.0 * len(keys), 4.0, len(keys), sharex=False)
         for axes, key in zip(all_axes, keys, strict=True):
+            names = [one for one in found["tune"]["over"][key] if isinstance(one, str)]
+            place = {name: float(i) for i, name in enumerate(names)}
             points = [
-                (float(trial["values"][key]), goal * scale, bool(trial["holds"]))
+                (_place(trial["values"][key], place), goal * scale, bool(trial["holds"]))
                 for trial, goal in zip(trials, goals, strict=True)
             ]
-            _draw_trials(axes, points)
+            _draw_trials(axes, points, least)
             for one, marker, color in ((given, "D", LOOKS[1].color), (best, "*", LOOKS[2].color)):
                 if one:
                     value = float(np.mean([_number(goal) for goal in one["goals"]])) * scale
                     size = 14 if marker == "*" else 7
-                    axes.plot(one["values"][key], value, marker, color=color, markersize=size,
-                              markeredgecolor="white", zorder=4)  # fmt: skip
-            axes.set_xscale("log")
-            plain_numbers(axes, "x")
+                    axes.plot(_place(one["values"][key], place), value, marker, color=color,
+                              markersize=size, markeredgecolor="white", zorder=4)  # fmt: skip
+            if names:
+                axes.set_xticks(range(len(names)), names)
+                axes.set_xlim(-0.5, len(names) - 0.5)
+            else:
+                axes.set_xscale("log")
+                plain_numbers(axes, "x")
             axes.set_xlabel(key)
         all_axes[0].set_ylabel(metric_named(goal).axis if is_metric else f"largest {goal}")
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
@@ -197,14 +204,29 @@ def recommended(found: Data, title: str) -> Figure:
     return answers({"find": asked, "settings": settings}, title)
 
 
-def _draw_trials(axes: Axes, points: Sequence[tuple[float, float, bool]]) -> None:
+def _goal(asked: Data) -> str:
+    return str(asked.get("maximize") or asked["minimize"])
+
+
+def _searched(asked: Data) -> str:
+    return f"{'largest' if asked.get('maximize') else 'least'} {_goal(asked)}"
+
+
+def _place(value: float | str, names: Mapping[str, float]) -> float:
+    """Return where a value stands on its axis."""
+    return names[value] if isinstance(value, str) else float(value)
+
+
+def _draw_trials(
+    axes: Axes, points: Sequence[tuple[float, float, bool]], least: bool = False
+) -> None:
     blue = LOOKS[0].color
     for x, y, holds in points:
         axes.plot(x, y, "o", color=blue, markerfacecolor=blue if holds else "white", markersize=4.5)
     tops: dict[float, float] = {}
     for x, y, holds in points:
         if holds:
-            tops[x] = max(y, tops.get(x, -math.inf))
+            tops[x] = min(y, tops.get(x, y)) if least else max(y, tops.get(x, y))
     axes.plot(*np.array(sorted(tops.items())).reshape(-1, 2).T, "-", color=blue, linewidth=1.0)
 
 

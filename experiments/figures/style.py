@@ -140,13 +140,15 @@ def new_figure(width: float, height: float, least: float = 0.0) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels(width: float, height: float, num: int) -> tuple[Figure, list[Axes]]:
+def panels(
+    width: float, height: float, num: int, *, sharex: bool = True
+) -> tuple[Figure, list[Axes]]:
     """Return a figure with panels side by side, below each other on a column of a paper."""
     if _paper.get() == "column":
         figure = new_figure(SIZES["column"], 2.1 * num)
-        return figure, list(figure.subplots(num, 1, sharex=True, squeeze=False)[:, 0])
+        return figure, list(figure.subplots(num, 1, sharex=sharex, squeeze=False)[:, 0])
     figure = new_figure(width, height)
-    return figure, list(figure.subplots(1, num, sharex=True, squeeze=False)[0])
+    return figure, list(figure.subplots(1, num, sharex=sharex, squeeze=False)[0])
 
 
 def note(figure: Figure, text: str) -> None:

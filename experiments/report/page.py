@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.experiments.analysis.by_class import class_table
-from schedlab.experiments.figures.figures import Drawing, drawings, shown_load
+from schedlab.experiments.figures.figures import Drawing, drawings, fleet_drawings, shown_load
 from schedlab.experiments.figures.style import house_style
+from schedlab.experiments.report.fleet import fleet_table
 from schedlab.experiments.report.live import live, plotly_script
 from schedlab.experiments.results import tables as report
 from schedlab.experiments.results.saved_results import SavedResults, read_results
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _JUDGED = ("request_throughput", "request_goodput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
 _SECTIONS = (
-    "verdicts", "by_class", "figures", "cost_models", "provenance", "all_metrics", "live",
+    "verdicts", "by_class", "figures", "fleet", "cost_models", "provenance", "all_metrics", "live",
 )  # fmt: skip
 _LARGEST_SVG_BYTES = 700_000
 _ERRORS = {
@@ -125,10 +126,12 @@ def report_page(results: SavedResults, library: str | None = None) -> str:
     -------
     str
         One page: what to mind, tables, verdicts over paired replications, what each class of
-        requests got (where the workload has classes), figures, the cost model
-        and its accuracy, provenance and all metrics. Styles and images are inside of it.
+        requests got (where the workload has classes), figures, what the engines of a fleet did,
+        the cost model and its accuracy, provenance and all metrics. Styles and images are inside.
     """
     heads = [run.head() for run in results.runs]
+    of_fleet = fleet_drawings(results)
+    others = [one for one in drawings(results) if one.name not in {f.name for f in of_fleet}]
     return render(
         name=results.name,
         lead=_lead(results, heads),
@@ -137,7 +140,8 @@ def report_page(results: SavedResults, library: str | None = None) -> str:
         results=_results_table(results),
         verdicts=_verdicts(results),
         by_class=_by_class(results),
-        figures=images(drawings(results)),
+        figures=images(others),
+        fleet=_fleet(results, of_fleet),
         cost_models=_cost_models(results, heads),
         provenance=_provenance(results, heads),
         all_metrics=_all_metrics(results.rows),
@@ -238,6 +242,12 @@ def _by_class(results: SavedResults) -> PageTable | None:
         return None
     note = "Goodput of a class: its good requests over the time of the whole run; classes add up."
     return PageTable(*class_table(results.folder), 2, note)
+
+
+def _fleet(results: SavedResults, found: Sequence[Drawing]) -> dict[str, Any] | None:
+    """Say what the engines of a fleet did, where there is one."""
+    told = fleet_table(results)
+    return None if told is None else {"table": PageTable(*told), "figures": images(found)}
 
 
 def _verdicts(results: SavedResults) -> dict[str, Any] | None:

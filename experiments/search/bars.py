@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import make_spec, set_key
-from schedlab.experiments.specification.sweep import shown
+from schedlab.experiments.specification.sweep import short_names, shown
 
 Metrics = Mapping[str, float]
 
@@ -69,5 +69,6 @@ def with_values(spec: ExperimentSpec, values: Mapping[str, Any]) -> ExperimentSp
 
 def label_of(setting: str, values: Mapping[str, Any]) -> str:
     """Return what to call a point of a search."""
-    parts = [f"{key.rpartition('.')[2]}={shown(value)}" for key, value in values.items()]
+    names = short_names(list(values))
+    parts = [f"{names[key]}={shown(value)}" for key, value in values.items()]
     return ", ".join([setting, *parts] if setting else parts)

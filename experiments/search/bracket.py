@@ -1,10 +1,10 @@
-"""Search for the largest value at which something holds, and watch whether that makes sense."""
+"""Search for the largest, or least, value at which something holds, and watch what is odd."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 _SCAN = 5
@@ -38,31 +38,50 @@ class Bracket(NamedTuple):
     Attributes
     ----------
     value : float
-        The largest value below the first break at which every bar holds; the smallest value
-        tried if none holds there.
-    above : float
-        The smallest value tried at which a bar breaks; infinity if none breaks.
-    bound : {"", "at least", "below"}
-        "at least" if nothing breaks up to the largest value tried, so that the answer lies
-        beyond; "below" if even the smallest value breaks a bar.
+        The largest (or least) value before the first break at which every bar holds; the first
+        value tried if none holds there.
+    breaks_at : float
+        The value tried next to it at which a bar breaks; infinity (or 0) if none breaks.
+    bound : {"", "at least", "below", "at most", "above"}
+        "at least" (of the least value: "at most") if nothing breaks up to the last value tried, so
+        that the answer lies beyond; "below" ("above") if even the first value breaks a bar.
     probes : tuple of Probe
         Everything that was tried, by value.
+    least : bool
+        Whether the least value was searched: then "before" is above.
     """
 
     value: float
-    above: float
+    breaks_at: float
     bound: str
     probes: tuple[Probe, ...]
+    least: bool = False
 
     @property
     def holds_again(self) -> list[float]:
-        """Values above one that breaks at which every bar holds: then there is no one answer."""
-        return [probe.value for probe in self.probes if probe.holds and probe.value > self.above]
+        """Values beyond one that breaks at which every bar holds: then there is no one answer."""
+        return [
+            probe.value
+            for probe in self.probes
+            if probe.holds and probe.value != self.breaks_at
+            and (probe.value < self.breaks_at) is self.least
+        ]  # fmt: skip
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether a value was found at which every bar holds."""
+        return self.bound not in ("below", "above")
 
     def falls(self, bar: int) -> list[tuple[Probe, Probe]]:
-        """Return neighbours between which the excess over a bar falls: it is not monotone."""
+        """Return neighbours between which the excess over a bar goes the wrong way.
+
+        It is to rise with the value; with the least value searched, to fall.
+        """
         return [
-            (low, high) for low, high in pairwise(self.probes) if high.excess[bar] < low.excess[bar]
+            (low, high)
+            for low, high in pairwise(self.probes)
+            if low.excess[bar] != high.excess[bar]
+            and (high.excess[bar] < low.excess[bar]) is not self.least
         ]
 
 
@@ -76,22 +95,27 @@ def bracket(
     tolerance: float,
     whole: bool,
     near: float | None = None,
+    *,
+    least: bool = False,
 ) -> Search:
-    """Search the largest value that holds: first a scan, then bisection.
+    """Search the largest (or least) value that holds: first a scan, then bisection.
 
     Parameters
     ----------
     between : (float, float) or None
         Smallest and largest value. Five values across it are tried, so that a break that heals
-        further up is seen. `None` doubles or halves from `start` until one holds and one breaks.
+        further on is seen. `None` doubles or halves from `start` until one holds and one breaks.
     start : float
         Where to begin without a range.
     tolerance : float
-        Bisection ends when ``above <= value * (1 + tolerance)``, or at neighbouring integers.
+        Bisection ends when the value that breaks is within this share of the one that holds, or
+        at neighbouring integers.
     whole : bool
         Whether values are integers.
     near : float, optional
         A value around which it is looked for first.
+    least : bool
+        Whether bars hold at large values, and the least such value is searched.
 
     Yields
     ------
@@ -101,16 +125,20 @@ def bracket(
     Returns
     -------
     Bracket
-        The answer, below the *first* break: what holds again above it is told, not used.
+        The answer, before the *first* break: what holds again beyond it is told, not used.
     """
     if near is not None:
         low, high = near / _NEAR, near * _NEAR
+        if whole:  # that the neighbour of a small integer is looked at, too
+            low, high = min(low, near - 1), max(high, near + 1)
         if between is not None:
             low, high = max(low, between[0]), min(high, between[1])
-        found_near = yield from bracket((low, high), near, tolerance, whole)
+        low = max(low, 1.0) if whole else low
+        found_near = yield from bracket((low, high), near, tolerance, whole, least=least)
         if not found_near.bound:
             return found_near
     probes: dict[float, Probe] = {}
+    beyond = 0.0 if least else math.inf
 
     def rounded(value: float) -> float:
         return float(max(1, round(value))) if whole else value
@@ -127,22 +155,27 @@ def bracket(
             probes[value] = probe
             if len({p.holds for p in probes.values()}) == 2:
                 break
-            further = rounded(value * 2 if probe.holds else value / 2)
+            further = rounded(value * 2 if probe.holds is not least else value / 2)
             if further == value:
                 break
             value = further
     while True:
-        tried = tuple(probes[value] for value in sorted(probes))
-        breaks = [probe.value for probe in tried if not probe.holds]
-        above = breaks[0] if breaks else math.inf
-        held = [probe.value for probe in tried if probe.value < above]
+        by_value = tuple(probes[value] for value in sorted(probes))
+        from_easy = by_value[::-1] if least else by_value
+        held = [probe.value for probe in takewhile(lambda probe: probe.holds, from_easy)]
         if not held:
-            return Bracket(tried[0].value, above, "below", tried)
-        if not breaks:
-            return Bracket(held[-1], above, "at least", tried)
-        middle = rounded(math.sqrt(held[-1] * above))
-        close = above <= held[-1] * (1 + tolerance)
-        if close or middle in (held[-1], above):
-            return Bracket(held[-1], above, "", tried)
+            first = from_easy[0].value
+            return Bracket(first, first, "above" if least else "below", by_value, least)
+        best = held[-1]
+        if len(held) == len(by_value):
+            bound = "at most" if least else "at least"
+            if least and whole and best == 1:
+                bound = ""  # nothing is less
+            return Bracket(best, beyond, bound, by_value, least)
+        breaks_at = from_easy[len(held)].value
+        middle = rounded(math.sqrt(best * breaks_at))
+        close = max(best, breaks_at) <= min(best, breaks_at) * (1 + tolerance)
+        if close or middle in (best, breaks_at):
+            return Bracket(best, breaks_at, "", by_value, least)
         (probe,) = yield [middle]
         probes[middle] = probe

@@ -1,4 +1,7 @@
-"""The largest value of a key within bars, e.g. the highest rate that meets a latency target."""
+"""The largest, or least, value of a key within bars.
+
+E.g. the highest rate that meets a latency target, or the fewest engines that do.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,13 @@ from schedlab.sim.errors import SchedlabError, SpecError
 _LENGTH = "workload.num_requests"
 _RIPPLE = 0.01
 """A share of a metric by which it may go the wrong way without a remark."""
+
+_BOUNDS = {
+    "at least": "no bar breaks up to the largest value tried",
+    "below": "a bar breaks at the smallest value tried already",
+    "at most": "no bar breaks down to the smallest value tried",
+    "above": "a bar breaks at the largest value tried still",
+}
 
 MOST_DOUBLINGS = 3
 """Of the length of runs, until an answer no longer depends on it."""
@@ -66,12 +76,12 @@ class Found:
 
     @property
     def bound(self) -> str:
-        """``at least`` or ``below`` if the answer of a replication lies beyond what was tried."""
+        """As `Bracket.bound`, if the answer of a replication lies beyond what was tried."""
         return next((one.bound for one in self.brackets if one.bound), "")
 
 
 def find(spec: ExperimentSpec, runs: Runs) -> list[Found]:
-    """Search the largest value within the bars, for every setting of the sweep.
+    """Search the largest (or least) value within the bars, for every setting of the sweep.
 
     Parameters
     ----------
@@ -97,7 +107,7 @@ def find(spec: ExperimentSpec, runs: Runs) -> list[Found]:
     if asked is None:
         raise SpecError("find: is required here, e.g. max workload.request_rate subject to ...")
     length = spec.workload.num_requests
-    is_searched = any(_LENGTH in swept_keys(key) for key in (*spec.sweep, asked.maximize))
+    is_searched = any(_LENGTH in swept_keys(key) for key in (*spec.sweep, asked.key))
     if length is None or is_searched or not asked.settle:
         return find_all(points(spec), asked, runs)
     return settled(lambda n: points(with_values(spec, {_LENGTH: n})), length, asked, runs)
@@ -246,7 +256,7 @@ def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:
     known = [one for one in others if not one.bound and not first.bound]
     changes = corrected([paired_change(one.values, first.values) for one in known])
     return [
-        verdict(one.label, first.label, asked.maximize, change, True)
+        verdict(one.label, first.label, asked.key, change, not asked.least)
         for one, change in zip(known, changes, strict=True)
     ]
 
@@ -273,8 +283,10 @@ def _search_all(
     answers: dict[int, Bracket] = {}
     failed: dict[Setting, Done] = {}
     for i, point in enumerate(todo):
-        start = _present(point.spec, asked.maximize) or 1.0
-        searches[i] = bracket(asked.between, start, asked.tolerance, whole, near.get(point.label))
+        start = _present(point.spec, asked.key) or 1.0
+        searches[i] = bracket(
+            asked.between, start, asked.tolerance, whole, near.get(point.label), least=asked.least
+        )
         wanted[i] = next(searches[i])
     while wanted:
         pairs = [(i, value) for i, values in wanted.items() for value in values]
@@ -300,7 +312,7 @@ def _point(
     point: Point, asked: Find, value: float, whole: bool | None = None
 ) -> tuple[ExperimentSpec, str]:
     whole = _is_whole(point.spec, asked) if whole is None else whole
-    values = {asked.maximize: int(value) if whole else float(f"{value:.6g}")}
+    values = {asked.key: int(value) if whole else float(f"{value:.6g}")}
     swept = point.label if point.settings else ""
     return with_values(point.spec, values), label_of(swept, values)
 
@@ -318,9 +330,9 @@ def _is_whole(spec: ExperimentSpec, asked: Find) -> bool:
     """Say whether a key takes integers only: then it refuses a number in between."""
     low = asked.between[0] if asked.between else 1.0
     try:
-        with_values(spec, {asked.maximize: int(low) + 0.5})
+        with_values(spec, {asked.key: int(low) + 0.5})
     except SpecError:
-        with_values(spec, {asked.maximize: max(1, int(low))})  # what else is wrong is told
+        with_values(spec, {asked.key: max(1, int(low))})  # what else is wrong is told
         return True
     return False
 
@@ -335,17 +347,19 @@ def _remarks(
     remarks = []
     again = sorted({value for one in brackets for value in one.holds_again})
     if again:
-        first = min(one.above for one in brackets if one.holds_again)
+        least = brackets[0].least
+        breaks = [one.breaks_at for one in brackets if one.holds_again]
+        first = max(breaks) if least else min(breaks)
         remarks.append(
             f"NOT MONOTONE: a bar breaks at {first:.4g} and all hold again at "
-            f"{', '.join(f'{value:.4g}' for value in again[:3])}; the answer is below the first "
-            "break"
+            f"{', '.join(f'{value:.4g}' for value in again[:3])}; the answer is "
+            f"{'above' if least else 'below'} the first break"
         )
     for i, bar in enumerate(bars):
         falls = [(low, high) for one in brackets for low, high in one.falls(i)]
         if not falls:
             continue
-        low, high = max(falls, key=lambda pair: pair[0].excess[i] - pair[1].excess[i])
+        low, high = max(falls, key=lambda pair: abs(pair[0].excess[i] - pair[1].excess[i]))
         sign = 1.0 if bar.at_most else -1.0
         begin, end = (bar.bound + sign * probe.excess[i] for probe in (low, high))
         if abs(end - begin) > _RIPPLE * abs(begin):
@@ -353,10 +367,8 @@ def _remarks(
                 f"{bar.metric} is not monotone over what was tried: most from "
                 f"{begin:.4g} at {low.value:.4g} to {end:.4g} at {high.value:.4g}"
             )
-    if any(one.bound == "at least" for one in brackets):
-        remarks.append("no bar breaks up to the largest value tried")
-    if any(one.bound == "below" for one in brackets):
-        remarks.append("a bar breaks at the smallest value tried already")
+    bounds = [one.bound for one in brackets]
+    remarks += [text for bound, text in _BOUNDS.items() if bound in bounds]
     means = {name: estimate([one[name] for one in metrics]) for name in metrics[0]}
     row = Row("", "", {}, len(metrics), means)
     # Where only a part is measured, what leaves inside stands beside what arrives inside.

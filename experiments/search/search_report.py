@@ -10,10 +10,13 @@ from typing import Any
 
 from schedlab.experiments.results.tables import notes
 from schedlab.experiments.search.bars import bars_of
+from schedlab.experiments.search.cheapest import Cheapest, prices
 from schedlab.experiments.search.find import Found
 from schedlab.experiments.search.tune import Trial, Tuned
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
+from schedlab.experiments.specification.search import Find, Tune
+from schedlab.experiments.specification.sweep import shown
 from schedlab.experiments.statistics import with_interval
 from schedlab.sim.files import write_text
 from schedlab.sim.text import json_text, number, percent
@@ -21,6 +24,8 @@ from schedlab.sim.text import json_text, number, percent
 Data = dict[str, Any]
 
 _SHOWN_TRIALS = 10
+BEYOND = {"at least": ">= ", "below": "< ", "at most": "<= ", "above": "> "}
+"""What stands before an answer that lies beyond what was tried."""
 
 
 def basis_lines(
@@ -56,19 +61,36 @@ def find_rows(found: Sequence[Found]) -> list[tuple[str, ...]]:
         if one.error:
             rows.append((one.label, "-", "-", "-"))
             continue
-        beyond = {"at least": ">= ", "below": "< "}.get(one.bound, "")
-        above = [bracket.above for bracket in one.brackets]
-        holds = ["-" if b.bound == "below" else number(b.value, 4) for b in one.brackets]
+        beyond = BEYOND.get(one.bound, "")
+        breaks = [bracket.breaks_at for bracket in one.brackets]
+        holds = [number(b.value, 4) if b.has_answer else "-" for b in one.brackets]
         half_width = None if one.bound else one.value.half_width
         rows.append(
             (
                 one.label,
                 beyond + with_interval(one.value.mean, half_width),
                 ", ".join(holds),
-                ", ".join("-" if math.isinf(value) else number(value, 4) for value in above),
+                ", ".join(number(value, 4) if 0 < value < math.inf else "-" for value in breaks),
             )
         )
     return rows
+
+
+def find_table(
+    spec: ExperimentSpec, found: Sequence[Found]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the header and rows of a search; with prices if the least of a fleet is searched."""
+    assert spec.find is not None
+    header: tuple[str, ...] = ("setting", spec.find.key, "holds at", "breaks at")
+    rows = find_rows(found)
+    costs = [prices(one) for one in found] if spec.find.least else []
+    if any(cost is not None for cost in costs):
+        header = (*header, "USD an hour")
+        rows = [
+            (*row, "-" if cost is None else with_interval(cost.mean, cost.half_width))
+            for row, cost in zip(rows, costs, strict=True)
+        ]
+    return header, rows
 
 
 def find_lines(spec: ExperimentSpec, found: Sequence[Found]) -> list[str]:
@@ -76,7 +98,7 @@ def find_lines(spec: ExperimentSpec, found: Sequence[Found]) -> list[str]:
     asked = spec.find
     assert asked is not None
     bars = " and ".join(map(str, bars_of(asked.at_most, asked.at_least)))
-    lines = [f"largest {asked.maximize} at which {bars} ({_requests(spec, found)})"]
+    lines = [f"{asked.extreme} {asked.key} at which {bars} ({_requests(spec, found)})"]
     if spec.replications > 1:
         lines.append(
             f"mean ± 95 % interval over {spec.replications} seeds, each searched alone to within "
@@ -94,7 +116,11 @@ def find_lines(spec: ExperimentSpec, found: Sequence[Found]) -> list[str]:
 
 
 def find_data(
-    spec: ExperimentSpec, found: Sequence[Found], told: Sequence[str], num_runs: int
+    spec: ExperimentSpec,
+    found: Sequence[Found],
+    told: Sequence[str],
+    num_runs: int,
+    best: Cheapest | None = None,
 ) -> Data:
     """Return the same for JSON, with every value that was tried."""
     assert spec.find is not None
@@ -102,7 +128,7 @@ def find_data(
     return {
         "name": spec.name,
         "spec_hash": spec_hash(spec),
-        "find": spec.find.model_dump(),
+        "find": _asked(spec.find),
         "num_runs": num_runs,
         "settings": [
             {
@@ -115,7 +141,7 @@ def find_data(
                 "replications": [
                     {
                         "value": bracket.value,
-                        "breaks_at": bracket.above,
+                        "breaks_at": bracket.breaks_at,
                         "tried": [
                             {
                                 "value": probe.value,
@@ -134,6 +160,7 @@ def find_data(
             for one in found
         ],
         "verdicts": list(told),
+        **({"cheapest": best._asdict()} if best is not None else {}),
     }
 
 
@@ -141,7 +168,7 @@ def tune_rows(tuned: Tuned) -> list[tuple[str, ...]]:
     """Return a row for each of the best settings tried."""
     return [
         (
-            *(f"{value:g}" for value in trial.values.values()),
+            *(shown(value) for value in trial.values.values()),
             with_interval(trial.goal.mean, trial.goal.half_width),
             "hold" if trial.holds else f"broken by {percent(max(trial.excess), 0)}",
         )
@@ -156,12 +183,12 @@ def tune_lines(spec: ExperimentSpec, tuned: Tuned) -> list[str]:
     bars = " and ".join(map(str, bars_of(asked.at_most, asked.at_least))) or "no bars"
     invalid = f", {tuned.num_invalid} not allowed" if tuned.num_invalid else ""
     lines = [
-        f"{len(tuned.trials)} settings tried{invalid}; maximized: {asked.maximize} within {bars} "
+        f"{len(tuned.trials)} settings tried{invalid}; {asked.extreme}: {asked.goal} within {bars} "
         f"({_requests(spec)})"
     ]
     for title, trial in (("best", tuned.best), ("given", tuned.given)):
         if trial is not None:
-            values = ", ".join(f"{key}={value:g}" for key, value in trial.values.items())
+            values = ", ".join(f"{key}={shown(value)}" for key, value in trial.values.items())
             goal = with_interval(trial.goal.mean, trial.goal.half_width)
             held = "bars hold" if trial.holds else "A BAR BREAKS"
             lines.append(f"{title}: {values}: {goal}, {held} (on {len(trial.goals)} new seeds)")
@@ -176,12 +203,13 @@ def tune_data(spec: ExperimentSpec, tuned: Tuned, num_runs: int) -> Data:
         if trial is None:
             return None
         data = asdict(trial)
+        del data["least"]  # said once, by the key that is asked
         return {**data, "holds": trial.holds}
 
     return {
         "name": spec.name,
         "spec_hash": spec_hash(spec),
-        "tune": spec.tune.model_dump(),
+        "tune": _asked(spec.tune),
         "num_runs": num_runs,
         "num_invalid": tuned.num_invalid,
         "best_on_new_seeds": plain(tuned.best),
@@ -195,6 +223,11 @@ def tune_data(spec: ExperimentSpec, tuned: Tuned, num_runs: int) -> Data:
 def write_json(data: Data, path: Path) -> None:
     """Write a report, whole or not at all."""
     write_text(path, json_text(data) + "\n")
+
+
+def _asked(section: Find | Tune) -> Data:
+    """Return what was asked, with the one key that says what is optimized."""
+    return section.model_dump(exclude={"minimize" if section.minimize is None else "maximize"})
 
 
 def _requests(spec: ExperimentSpec, found: Sequence[Found] = ()) -> str:

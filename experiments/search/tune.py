@@ -1,4 +1,4 @@
-"""The best values of a few numbers within bars: coarse to fine, then confirmed on new seeds."""
+"""The best values of a few keys within bars: coarse to fine, then confirmed on new seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schedlab.experiments.search.bars import Metrics, bars_of, label_of, with_va
 from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, still_moving
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find, Tune, is_key
-from schedlab.experiments.specification.sweep import Point, points
+from schedlab.experiments.specification.sweep import Point, points, shown
 from schedlab.experiments.statistics import Estimate, estimate, paired_change, verdict
 from schedlab.experiments.sweeps.jobs import Done
 from schedlab.experiments.sweeps.runs import Runs
@@ -19,7 +19,8 @@ from schedlab.sim.errors import SchedlabError, SpecError
 
 _SETTLED = 0.02
 
-Values = tuple[float, ...]
+Value = float | str
+Values = tuple[Value, ...]
 """A value for each key of `over`, in its order."""
 
 
@@ -29,21 +30,24 @@ class Trial:
 
     Attributes
     ----------
-    values : mapping of str to float
+    values : mapping of str to float or str
         Key to value.
     goals : tuple of float
-        What is maximized, one a replication.
+        What is maximized or minimized, one a replication.
     excess : tuple of float
         By how much each bar is broken on average, as a share of the bar; <= 0 holds.
+    least : bool
+        Whether less is better.
     """
 
-    values: Mapping[str, float]
+    values: Mapping[str, Value]
     goals: tuple[float, ...]
     excess: tuple[float, ...]
+    least: bool = False
 
     @property
     def goal(self) -> Estimate:
-        """Mean of what is maximized, and half its 95 % confidence interval."""
+        """Mean of what is maximized or minimized, and half its 95 % confidence interval."""
         return estimate(self.goals)
 
     @property
@@ -55,7 +59,7 @@ class Trial:
     def rank(self) -> tuple[bool, float]:
         """What is better is larger: bars held first, then the goal, else the smaller excess."""
         if self.holds:
-            mean = self.goal.mean
+            mean = -self.goal.mean if self.least else self.goal.mean
             return True, mean if not math.isnan(mean) else -math.inf
         return False, -max(self.excess)
 
@@ -101,11 +105,11 @@ def tune(spec: ExperimentSpec, runs: Runs) -> Tuned:
     Returns
     -------
     Tuned
-        A grid of `levels` values a key, evenly spaced on a logarithmic scale; then the
-        neighbours of the best at half the spacing, again and again until they differ by no more
-        than the tolerance, nothing is new, or `max_settings` were tried. All settings meet the same
-        seeds. The winner and the experiment's own values are then run on new seeds: chosen as
-        the best of many, a winner looks better on the seeds it won by than it is.
+        A grid of `levels` values a key, evenly spaced on a logarithmic scale, and of all names;
+        then the neighbours of the best at half the spacing, with its names, again and again until
+        they differ by no more than the tolerance, nothing is new, or `max_settings` were tried. All
+        settings meet the same seeds. The winner and the experiment's own values are then run on new
+        seeds: chosen as the best of many, a winner looks better on the seeds it won by than it is.
 
     Raises
     ------
@@ -120,22 +124,24 @@ def tune(spec: ExperimentSpec, runs: Runs) -> Tuned:
     if spec.sweep:
         raise SpecError("tune takes one experiment without a sweep; e.g. override sweep={}")
     search = _Search(spec, asked, runs)
-    steps = [
-        (high / low) ** (1 / (asked.levels - 1)) if asked.levels > 1 else high / low
-        for low, high in asked.over.values()
-    ]
-    axes = [
-        [low * step**i for i in range(asked.levels)]
-        for (low, _), step in zip(asked.over.values(), steps, strict=True)
-    ]
-    search.try_all(itertools.product(*axes))
+    steps = {
+        key: (high / low) ** (1 / (asked.levels - 1)) for key, (low, high) in asked.ranges.items()
+    }
+    axes: dict[str, Sequence[Value]] = {
+        key: [asked.ranges[key][0] * steps[key] ** i for i in range(asked.levels)]
+        if key in steps
+        else names
+        for key, names in asked.over.items()
+    }
+    search.try_all(itertools.product(*axes.values()))
     if not search.trials:
         raise SpecError(f"tune.over: no combination of values is allowed: {search.last_error}")
-    while max(steps) > 1 + asked.tolerance:
-        steps = [math.sqrt(step) for step in steps]
-        centre = search.best_values()
-        around = itertools.product(*((v / s, v, v * s) for v, s in zip(centre, steps, strict=True)))
-        search.try_all(around)
+    while max(steps.values(), default=1.0) > 1 + asked.tolerance:
+        steps = {key: math.sqrt(step) for key, step in steps.items()}
+        for key, value in zip(asked.over, search.best_values(), strict=True):
+            step = steps.get(key, 1.0)
+            axes[key] = (value,) if isinstance(value, str) else (value / step, value, value * step)
+        search.try_all(itertools.product(*axes.values()))
     return _confirmed(spec, asked, search, runs)
 
 
@@ -144,12 +150,16 @@ class _Search:
 
     def __init__(self, spec: ExperimentSpec, asked: Tune, runs: Runs) -> None:
         self._spec, self._asked, self._runs = spec, asked, runs
-        self._whole = [_is_whole(spec, key, low) for key, (low, _) in asked.over.items()]
+        self._whole = {key: isinstance(_value(spec, key), int) for key in asked.ranges}
         self.trials: dict[Values, Trial] = {}
         self.num_invalid = 0
         self.is_cut = False
         self.last_error = ""
         self._invalid: set[Values] = set()
+
+    def is_whole(self, key: str) -> bool:
+        """Say whether a key takes integers only."""
+        return self._whole[key]
 
     def best_values(self) -> Values:
         return max(self.trials, key=lambda values: self.trials[values].rank)
@@ -170,7 +180,8 @@ class _Search:
         if len(allowed) > room:
             self.is_cut = True
             allowed = dict(list(allowed.items())[:room])
-        trials = evaluate(list(allowed.values()), self._asked, self._runs)
+        settings = [(self._named(values), one) for values, one in allowed.items()]
+        trials = evaluate(settings, self._asked, self._runs)
         for values, trial in zip(allowed, trials, strict=True):
             if isinstance(trial, Trial):
                 self.trials[values] = trial
@@ -180,31 +191,34 @@ class _Search:
                 self.last_error = trial
 
     def _rounded(self, combination: Values) -> Values:
-        bounded = [
-            min(max(value, low), high)
-            for value, (low, high) in zip(combination, self._asked.over.values(), strict=True)
-        ]
-        return tuple(
-            float(round(value)) if whole else float(f"{value:.4g}")
-            for value, whole in zip(bounded, self._whole, strict=True)
-        )
+        rounded: list[Value] = []
+        for key, value in zip(self._asked.over, combination, strict=True):
+            if isinstance(value, str):
+                rounded.append(value)
+                continue
+            low, high = self._asked.ranges[key]
+            bounded = min(max(value, low), high)
+            rounded.append(float(round(bounded)) if self._whole[key] else float(f"{bounded:.4g}"))
+        return tuple(rounded)
 
-    def _named(self, values: Values) -> dict[str, float]:
+    def _named(self, values: Values) -> dict[str, Value]:
         return {
-            key: int(value) if whole else value
-            for key, value, whole in zip(self._asked.over, values, self._whole, strict=True)
+            key: int(value) if self._whole.get(key) else value
+            for key, value in zip(self._asked.over, values, strict=True)
         }
 
 
-def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[Trial | str]:
+def evaluate(
+    settings: Sequence[tuple[Mapping[str, Value], ExperimentSpec]], asked: Tune, runs: Runs
+) -> list[Trial | str]:
     """Run settings with all replications and weigh them.
 
     Parameters
     ----------
-    specs : sequence of ExperimentSpec
-        The settings.
+    settings : sequence of (mapping, ExperimentSpec)
+        The values of each, and the experiment that has them.
     asked : Tune
-        What is maximized, and the bars.
+        What is maximized or minimized, and the bars.
     runs : Runs
         Runs what is asked.
 
@@ -213,16 +227,16 @@ def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[T
     list of Trial or str
         One a setting; why there is none, where a run of it failed.
     """
-    values = [{key: _value(spec, key) for key in asked.over} for spec in specs]
+    values = [one for one, _ in settings]
     expanded = [
-        Point(point.spec, {"setting": label}, point.replication, label)
-        for spec, label in zip(specs, [label_of("", v) for v in values], strict=True)
+        Point(point.spec, {"setting": label_of("", one)}, point.replication, label_of("", one))
+        for one, spec in settings
         for point in points(spec)
     ]
     bars = bars_of(asked.at_most, asked.at_least)
     if not expanded:
         return []
-    if is_key(asked.maximize):
+    if is_key(asked.goal):
         found = find_all(expanded, _as_find(asked), runs)
         # Within the bars by construction, but for a setting that breaks one at the least value.
         return [
@@ -230,7 +244,7 @@ def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[T
             for v, one in zip(values, found, strict=True)
         ]
     tried = runs.tried([(point.spec, point.label) for point in expanded])
-    num = len(expanded) // len(specs)
+    num = len(expanded) // len(settings)
     trials: list[Trial | str] = []
     for i, v in enumerate(values):
         own: list[Metrics] = []
@@ -243,21 +257,21 @@ def evaluate(specs: Sequence[ExperimentSpec], asked: Tune, runs: Runs) -> list[T
         if failed:
             trials.append(failed)
             continue
-        goals = tuple(float(one[asked.maximize]) for one in own)
+        goals = tuple(float(one[asked.goal]) for one in own)
         excess = tuple(
             math.fsum(bar.excess(one) for one in own) / num / (abs(bar.bound) or 1.0)
             for bar in bars
         )
-        trials.append(Trial(v, goals, excess))
+        trials.append(Trial(v, goals, excess, asked.minimize is not None))
     return trials
 
 
 def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -> Tuned:
     ordered = sorted(search.trials.values(), key=lambda trial: trial.rank, reverse=True)
     fresh = spec.model_copy(update={"seed": spec.seed + spec.replications})
-    own = {key: _value(spec, key) for key in asked.over}
+    own = _values(spec, asked)
     winner = dict(ordered[0].values)
-    settings = [winner] if own == winner else [winner, own]
+    settings = [winner] if own == winner else [winner, own]  # the first is to be set
     (best, *others), told_length = _settled(fresh, asked, settings, runs)
     given = others[0] if others else None
     told = "the experiment's own values are the best found"
@@ -265,7 +279,8 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -
         names = label_of("", best.values), f"the given {label_of('', given.values)}"
         told = "no verdict from one run; set replications to 5 or more"
         if len(best.goals) > 1:
-            told = verdict(*names, asked.maximize, paired_change(best.goals, given.goals), True)
+            change = paired_change(best.goals, given.goals)
+            told = verdict(*names, asked.goal, change, asked.minimize is None)
         if not given.holds:
             told += " (which breaks a bar)"
     remarks = [told_length] if told_length else []
@@ -273,8 +288,9 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -
         remarks.append("NO SETTING HOLDS ALL BARS; this one breaks them least")
     elif not best.holds:
         remarks.append("the winner breaks a bar on new seeds: it holds by luck only")
-    for key, (low, high) in asked.over.items():
-        if best.values[key] in (low, high):
+    for key, (low, high) in asked.ranges.items():
+        ends = (high,) if low == 1 and search.is_whole(key) else (low, high)
+        if best.values[key] in ends:
             remarks.append(f"{key} is best at the end of its range: the best may lie beyond")
     alike = [t for t in ordered[1:] if t.holds and len(t.goals) > 1 and _alike(ordered[0], t)]
     if alike:
@@ -288,16 +304,17 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -
 
 
 def _settled(
-    fresh: ExperimentSpec, asked: Tune, settings: Sequence[Mapping[str, float]], runs: Runs
+    fresh: ExperimentSpec, asked: Tune, settings: Sequence[Mapping[str, Value]], runs: Runs
 ) -> tuple[list[Trial], str]:
     """Run settings with ever more requests until their goals stay; say how the first moved."""
     length = fresh.workload.num_requests
     history: list[tuple[int | None, list[Trial]]] = []
     for _ in range(MOST_DOUBLINGS + 1):
         spec = fresh if length is None else with_values(fresh, {"workload.num_requests": length})
-        specs = [with_values(spec, {k: _plain(v) for k, v in one.items()}) for one in settings]
+        best, *given = settings
+        there = [(best, with_values(spec, {key: _plain(value) for key, value in best.items()}))]
         try:
-            found = evaluate(specs, asked, runs)
+            found = evaluate([*there, *((own, spec) for own in given)], asked, runs)
         except SchedlabError:
             if not history:
                 raise
@@ -336,31 +353,46 @@ def _moves(history: Sequence[tuple[int | None, list[Trial]]]) -> float:
 
 def _alike(best: Trial, other: Trial) -> bool:
     change = paired_change(other.goals, best.goals)
-    return not change.high < 0.0
+    return not (change.low > 0.0 if best.least else change.high < 0.0)
 
 
 def _as_find(asked: Tune) -> Find:
     return Find(
-        maximize=asked.maximize,
+        maximize=asked.goal,
         between=asked.between,
         at_most=asked.at_most,
         at_least=asked.at_least,
     )
 
 
+def _values(spec: ExperimentSpec, asked: Tune) -> dict[str, Value]:
+    """Return the value that each key that is varied has in an experiment."""
+    return {
+        key: _value(spec, key) if key in asked.ranges else _name(spec, key, names)
+        for key, names in asked.over.items()
+    }
+
+
 def _value(spec: ExperimentSpec, key: str) -> float:
-    data: object = spec.to_data()
-    for part in key.split("."):
-        data = data.get(part) if isinstance(data, dict) else None
+    data = _at(spec, key)
     if not isinstance(data, int | float):
         raise SpecError(f"tune.over: {key} has no number in this experiment to start from")
     return data
 
 
-def _is_whole(spec: ExperimentSpec, key: str, low: float) -> bool:
-    """Say whether a key takes integers only."""
-    return isinstance(_value(spec, key), int) and not isinstance(low, bool)
+def _name(spec: ExperimentSpec, key: str, names: Sequence[Value]) -> str:
+    """Return which name stands at a key; what else stands there in short, if it is none of them."""
+    data = _at(spec, key)
+    same = [one for one in names if _at(with_values(spec, {key: one}), key) == data]
+    return str(same[0]) if same else shown(data)
 
 
-def _plain(value: float) -> float:
-    return int(value) if float(value).is_integer() else value
+def _at(spec: ExperimentSpec, key: str) -> object:
+    data: object = spec.to_data()
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
+
+
+def _plain(value: Value) -> Value:
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.fields import (
     TEXT,
@@ -24,7 +24,7 @@ from schedlab.sim.yaml_lines import KeyPath
 Fail = Callable[[KeyPath, str], NoReturn]
 
 _SENTENCE = re.compile(
-    r"\s*max(?:imi[sz]e)?\s+(?P<key>\S+)"
+    r"\s*(?P<side>max|min)(?:imi[sz]e)?\s+(?P<key>\S+)"
     r"(?:\s+between\s+(?P<low>\S+)\s+and\s+(?P<high>\S+))?"
     r"\s+subject\s+to\s+(?P<bars>.+?)\s*"
 )
@@ -68,11 +68,36 @@ def _range(value: object) -> object:
 Range = Annotated[tuple[Positive, Positive], BeforeValidator(_range)]
 
 
-class Find(Section):
-    """The largest value of a key at which every bar holds; for `schedlab find`."""
+def _axis(values: tuple[float | str, ...]) -> tuple[float | str, ...]:
+    """Take two numbers that can be the ends of a logarithmic range, or different names."""
+    numbers = [value for value in values if not isinstance(value, str)]
+    if not numbers and values and all(values):
+        return values
+    if len(values) == len(numbers) == 2 and all(0 < value <= 1e15 for value in numbers):
+        return values
+    raise ValueError(
+        "takes the smallest and the largest value, two numbers above 0, or names to choose from; "
+        f"got {list(values)}"
+    )
 
-    maximize: str = Field(
-        min_length=1, description="Dotted key of a number, e.g. `workload.request_rate`."
+
+Axis = Annotated[tuple[Finite | str, ...], BeforeValidator(_range), AfterValidator(_axis)]
+"""Two numbers, the smallest and the largest value, or names."""
+
+
+class Find(Section):
+    """The largest, or least, value of a key at which every bar holds; for `schedlab find`."""
+
+    maximize: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Dotted key of a number, e.g. `workload.request_rate`.",
+    )
+    minimize: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead: the key whose least value is searched, e.g. `cluster.count`, at "
+        "which bars hold and below which they break.",
     )
     between: Range | None = Field(
         default=None,
@@ -96,25 +121,46 @@ class Find(Section):
         "answer moves by less than the tolerance.",
     )
 
+    @property
+    def key(self) -> str:
+        """What is searched."""
+        key = self.maximize or self.minimize
+        assert key is not None
+        return key
+
+    @property
+    def least(self) -> bool:
+        """Whether the least value is searched, and not the largest."""
+        return self.minimize is not None
+
+    @property
+    def extreme(self) -> str:
+        """Which of the two, in a word."""
+        return "least" if self.least else "largest"
+
     @model_validator(mode="after")
     def _makes_sense(self) -> Find:
+        if (self.maximize is None) == (self.minimize is None):
+            raise ValueError("give either maximize or minimize, the key that is searched")
         if not self.at_most and not self.at_least:
-            raise ValueError("give at_most or at_least: without a bar there is no largest value")
+            raise ValueError(
+                f"give at_most or at_least: without a bar there is no {self.extreme} value"
+            )
         if self.between is not None and self.between[0] >= self.between[1]:
             raise ValueError(f"between must rise, got {list(self.between)}")
         return self
 
 
 def _find(value: object) -> object:
-    """Read `max KEY between A and B subject to METRIC <= X and METRIC >= Y`."""
+    """Read `max KEY between A and B subject to METRIC <= X and METRIC >= Y`, or `min KEY ...`."""
     if not isinstance(value, str):
         return value
     said = _SENTENCE.fullmatch(value)
     if said is None:
         raise ValueError(
-            "write it as a mapping, or as: max KEY between A and B subject to METRIC <= X"
+            "write it as a mapping, or as: max KEY between A and B subject to METRIC <= X (or min)"
         )
-    data: dict[str, Any] = {"maximize": said["key"]}
+    data: dict[str, Any] = {f"{said['side']}imize": said["key"]}
     if said["low"] is not None:
         data["between"] = [_number(said["low"]), _number(said["high"])]
     for part in _BETWEEN_BARS.split(said["bars"]):
@@ -137,16 +183,24 @@ FindField = Annotated[Find, Shorthand(_find, TEXT)]
 
 
 class Tune(Section):
-    """The best values of some numbers within bars; for `schedlab tune`."""
+    """The best values of some keys within bars; for `schedlab tune`."""
 
-    maximize: str = Field(
+    maximize: str | None = Field(
+        default=None,
         min_length=1,
         description="A metric, e.g. `output_throughput`, or a dotted key such as "
         "`workload.request_rate`: the largest value within the bars, as `find` finds it.",
     )
-    over: Annotated[dict[str, Range], Field(min_length=1)] = Field(
+    minimize: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Instead: a metric that is to be small, e.g. "
+        "`usd_per_million_output_tokens` of a fleet.",
+    )
+    over: Annotated[dict[str, Axis], Field(min_length=1)] = Field(
         description="Dotted key to the smallest and largest value tried, e.g. "
-        "`engine.max_num_seqs: [8, 512]`."
+        "`engine.max_num_seqs: [8, 512]`, or to the names tried, e.g. "
+        "`hardware: [a100-80gb, h100-80gb]`."
     )
     at_most: dict[str, Finite] = Field(
         default_factory=dict, description="Metric to the most it may be."
@@ -172,18 +226,49 @@ class Tune(Section):
         "answer moves by less than 2 %.",
     )
 
+    @property
+    def goal(self) -> str:
+        """The metric, or key, that is to be large or small."""
+        goal = self.maximize or self.minimize
+        assert goal is not None
+        return goal
+
+    @property
+    def extreme(self) -> str:
+        """What is done with it, in a word."""
+        return "maximized" if self.minimize is None else "minimized"
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The keys that take numbers, each with the smallest and largest value tried."""
+        found = {}
+        for key, axis in self.over.items():
+            low, *more = axis
+            if not isinstance(low, str):
+                (high,) = more
+                assert not isinstance(high, str)
+                found[key] = (low, high)
+        return found
+
     @model_validator(mode="after")
     def _ranges_rise(self) -> Tune:
-        for key, (low, high) in self.over.items():
+        for key, (low, high) in self.ranges.items():
             if low >= high:
                 raise ValueError(f"over: {key} must rise, got {[low, high]}")
-        if is_key(self.maximize):
+        for key, axis in self.over.items():
+            if len(set(axis)) < len(axis):
+                raise ValueError(f"over: {key} has a name twice, got {list(axis)}")
+        if (self.maximize is None) == (self.minimize is None):
+            raise ValueError("give either maximize or minimize")
+        if is_key(self.goal):
+            if self.minimize is not None:
+                raise ValueError(f"minimize takes a metric, and {self.goal} is a key")
             if not self.at_most and not self.at_least:
                 raise ValueError("give at_most or at_least: a largest value needs a bar")
-            if self.maximize in self.over:
-                raise ValueError(f"{self.maximize} is both maximized and varied")
+            if self.goal in self.over:
+                raise ValueError(f"{self.goal} is both maximized and varied")
         elif self.between is not None:
-            raise ValueError(f"between belongs to a key that is maximized; {self.maximize} is none")
+            raise ValueError(f"between belongs to a key that is maximized; {self.goal} is none")
         return self
 
 
@@ -218,9 +303,9 @@ def check_search(find: Find | None, tune: Tune | None, swept: list[str], fail: F
         for side in ("at_most", "at_least"):
             for metric in getattr(section, side):
                 check(metric, (name, side, metric))
-        goal = section.maximize
+        goal = section.key if isinstance(section, Find) else section.goal
         if isinstance(section, Tune) and not is_key(goal):
-            check(goal, (name, "maximize"))
+            check(goal, (name, "minimize" if section.minimize else "maximize"))
         keys = [goal, *(section.over if isinstance(section, Tune) else ())]
         for key in keys:
             if key in swept:

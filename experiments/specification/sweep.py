@@ -70,7 +70,7 @@ def points(spec: ExperimentSpec) -> list[Point]:
     base = {key: value for key, value in spec.to_data().items() if key not in about_all}
     base["replications"] = 1
     axes = [_axis(key, items) for key, items in spec.sweep.items()]
-    names = _short_names([key for axis in axes for key in axis])
+    names = short_names([key for axis in axes for key in axis])
     texts = {key: _texts(values) for axis in axes for key, values in axis.items()}
     found: list[Point] = []
     for choice in itertools.product(*(range(len(items)) for items in spec.sweep.values())):
@@ -106,7 +106,7 @@ def _axis(key: str, items: Sequence[object]) -> dict[str, list[object]]:
     return {k: list(column) for k, column in zip(swept_keys(key), columns, strict=True)}
 
 
-def _short_names(keys: Sequence[str]) -> dict[str, str]:
+def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Name each key by as few of its last parts as tell it from the others."""
     names = {}
     for key in keys:

@@ -261,7 +261,7 @@ def bracket(name: str) -> dict[str, Any]:
     """Search where a line crosses zero."""
     keys = dict(BRACKETS[name])
     truth = keys.pop("truth")
-    return {"found": rounded(tuple(searched(lambda value: value - truth, **keys)))}
+    return {"found": rounded(tuple(searched(lambda value: value - truth, **keys))[:4])}
 
 
 TUNINGS: dict[str, dict[str, Any]] = {

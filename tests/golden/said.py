@@ -356,7 +356,7 @@ def _odd_searches() -> Any:
 
     heals = bracket((1, -5, -0.1), (2, 9, -0.1), (3, -7, -0.1), (4, 3, 0.2), above=2.0)
     falls = bracket((1, -5, -0.1), (2, -40, -0.05), (3, -38, -0.08), (5, 40, -0.2), above=5.0)
-    yield bars, [heals, heals._replace(above=1.5)], [fine, fine]
+    yield bars, [heals, heals._replace(breaks_at=1.5)], [fine, fine]
     yield bars, [falls], [slow]
     yield bars, [falls._replace(bound="at least"), heals._replace(bound="below")], [fine, slow]
 

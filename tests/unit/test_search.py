@@ -12,8 +12,14 @@ from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.search import tune as tuning
 from schedlab.experiments.search.bars import Bar
 from schedlab.experiments.search.bracket import Bracket, Probe, bracket
+from schedlab.experiments.search.cheapest import cheapest
 from schedlab.experiments.search.find import Found, _remarks, find, verdicts
-from schedlab.experiments.search.search_report import find_data, find_lines, find_rows
+from schedlab.experiments.search.search_report import (
+    find_data,
+    find_lines,
+    find_rows,
+    find_table,
+)
 from schedlab.experiments.search.tune import Trial
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.search import Find
@@ -24,9 +30,11 @@ from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SchedlabError, SpecError
 
 
-def searched(excess, between=None, start=1.0, tolerance=0.02, whole=False, near=None, tried=None):
+def searched(
+    excess, between=None, start=1.0, tolerance=0.02, whole=False, near=None, tried=None, least=False
+):
     """Drive a search with a function in place of runs."""
-    search = bracket(between, start, tolerance, whole, near)
+    search = bracket(between, start, tolerance, whole, near, least=least)
     asked = next(search)
     try:
         while True:
@@ -41,7 +49,7 @@ def searched(excess, between=None, start=1.0, tolerance=0.02, whole=False, near=
 @pytest.mark.parametrize("between", [(1.0, 40.0), None])
 def test_bracket_holds_the_truth_within_the_tolerance(truth, between):
     found = searched(lambda value: value - truth, between)
-    assert found.value <= truth < found.above <= 1.02 * found.value
+    assert found.value <= truth < found.breaks_at <= 1.02 * found.value
     assert found.bound == ""
     assert not found.holds_again
 
@@ -49,25 +57,25 @@ def test_bracket_holds_the_truth_within_the_tolerance(truth, between):
 @pytest.mark.parametrize("start", [0.01, 1.0, 500.0])
 def test_bracket_without_a_range_doubles_or_halves_from_the_start(start):
     found = searched(lambda value: value - 7.0, start=start)
-    assert found.value <= 7.0 < found.above
+    assert found.value <= 7.0 < found.breaks_at
 
 
 @pytest.mark.parametrize("truth", [1, 2, 17, 63])
 def test_bracket_of_integers_ends_at_neighbours(truth):
     found = searched(lambda value: value - truth, (1.0, 64.0), whole=True)
-    assert (found.value, found.above) == (truth, truth + 1)
+    assert (found.value, found.breaks_at) == (truth, truth + 1)
 
 
 def test_bracket_tells_answers_beyond_the_range():
     high = searched(lambda value: -1.0, (1.0, 40.0))
-    assert (high.value, high.above, high.bound) == (40.0, math.inf, "at least")
+    assert (high.value, high.breaks_at, high.bound) == (40.0, math.inf, "at least")
     low = searched(lambda value: 1.0, (1.0, 40.0))
     assert (low.value, low.bound) == (1.0, "below")
 
 
 def test_bracket_tells_a_break_that_heals_and_answers_below_it():
     found = searched(lambda value: 1.0 if 2.0 < value < 10.0 else -1.0, (1.0, 40.0))
-    assert found.value <= 2.0 < found.above
+    assert found.value <= 2.0 < found.breaks_at
     assert found.holds_again
     assert found.falls(0)
 
@@ -75,9 +83,9 @@ def test_bracket_tells_a_break_that_heals_and_answers_below_it():
 def test_bracket_at_a_value_that_just_meets_its_bar_holds():
     # The scan of 1 to 100 tries 10, the middle of its logarithms.
     found = searched(lambda value: value - 10.0, (1.0, 100.0))
-    assert 10.0 <= found.value < found.above <= 10.2
+    assert 10.0 <= found.value < found.breaks_at <= 10.2
     level = searched(lambda value: -1.0, (1.0, 40.0))
-    assert (level.value, level.above, level.bound) == (40.0, math.inf, "at least")
+    assert (level.value, level.breaks_at, level.bound) == (40.0, math.inf, "at least")
     assert level.falls(0) == []
 
 
@@ -137,13 +145,13 @@ def test_remark_tells_the_metric_where_it_is_not_monotone(bar, said):
 def test_bracket_near_a_value_looks_a_quarter_around_it_and_within_its_range(near, first):
     tried = []
     found = searched(lambda value: value - near, (1.0, 40.0), near=near, tried=tried)
-    assert found.value <= near * (1 + 1e-12) < found.above <= found.value * 1.02
+    assert found.value <= near * (1 + 1e-12) < found.breaks_at <= found.value * 1.02
     assert (min(tried), max(tried)) == pytest.approx(first)
 
 
 def test_bracket_takes_what_cannot_be_measured_as_a_break():
     found = searched(lambda value: math.inf if value > 5 else -1.0, (1.0, 40.0))
-    assert found.value <= 5 < found.above
+    assert found.value <= 5 < found.breaks_at
 
 
 def test_bracket_near_a_value_looks_elsewhere_where_it_is_not_there():
@@ -163,10 +171,10 @@ def test_bracket_near_a_value_looks_elsewhere_where_it_is_not_there():
             return end.value, tried
 
     found, tried = near(7.2)
-    assert found.value <= 7.0 < found.above <= 1.02 * found.value
+    assert found.value <= 7.0 < found.breaks_at <= 1.02 * found.value
     assert min(tried) == 7.2 / 1.25
     found, tried = near(20.0)
-    assert found.value <= 7.0 < found.above
+    assert found.value <= 7.0 < found.breaks_at
     assert min(tried) == 1.0
 
 
@@ -238,8 +246,8 @@ def test_find_on_runs_brackets_the_bar_for_every_seed(tmp_path):
     for one, metrics in zip(found.brackets, found.metrics, strict=True):
         assert metrics["p99_ttft_ms"] <= 120
         assert one.bound == ""
-        assert one.above <= 1.02 * one.value
-        (breaking,) = [probe for probe in one.probes if probe.value == one.above]
+        assert one.breaks_at <= 1.02 * one.value
+        (breaking,) = [probe for probe in one.probes if probe.value == one.breaks_at]
         assert breaking.excess[0] > 0
     assert len(list((tmp_path / "out").glob("*/result.json"))) == runs.num_asked
 
@@ -252,7 +260,7 @@ def test_find_of_an_integer_key_answers_in_integers(tmp_path):
     )
     (found,) = find(asked, Runs(Store(tmp_path / "out"), InProcess()))
     assert found.values[0].is_integer()
-    assert found.brackets[0].above - found.values[0] in (1.0, math.inf)
+    assert found.brackets[0].breaks_at - found.values[0] in (1.0, math.inf)
 
 
 @pytest.mark.slow
@@ -500,3 +508,119 @@ def test_worse_trial_is_the_one_whose_worst_bar_is_broken_more():
     unknown = Trial({}, (math.nan,), (0.0, 0.0))
     ranked = sorted([badly, better, unknown, held, evenly], key=lambda one: one.rank)
     assert ranked == [badly, evenly, unknown, held, better]
+
+
+# -- the least, and the cheapest fleet ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("truth", [1, 2, 17, 63])
+@pytest.mark.parametrize("between", [(1.0, 64.0), None])
+def test_least_integer_is_the_one_above_the_last_that_breaks(truth, between):
+    found = searched(lambda value: truth - value, between, start=8.0, whole=True, least=True)
+    assert (found.value, found.breaks_at) == (truth, truth - 1)
+    assert found.bound == ""
+    assert found.has_answer
+
+
+def test_least_value_tells_answers_beyond_the_range():
+    low = searched(lambda value: -1.0, (2.0, 40.0), least=True)
+    assert (low.value, low.breaks_at, low.bound) == (2.0, 0.0, "at most")
+    high = searched(lambda value: 1.0, (1.0, 40.0), least=True)
+    assert (high.value, high.bound, high.has_answer) == (40.0, "above", False)
+
+
+def test_least_value_is_above_a_break_that_heals_further_down():
+    found = searched(lambda value: 1.0 if 2.0 < value < 10.0 else -1.0, (1.0, 40.0), least=True)
+    assert found.breaks_at < 10.0 <= found.value
+    assert found.holds_again
+    assert all(value < found.breaks_at for value in found.holds_again)
+    assert found.falls(0)
+
+
+class Fleets:
+    """Stands for runs: a fleet holds if it has enough engines, and costs what they cost."""
+
+    num_asked = 0
+
+    def tried(self, wanted):
+        return [PointMetrics(label, {}, 0, "", self._metrics(one)) for one, label in wanted]
+
+    points = tried
+
+    def _metrics(self, one):
+        needed, usd = {"a100-80gb": (7, 2.0), "h100-80gb": (3, 4.0)}[one.hardware]
+        needed += one.seed == 1  # one day asks for more
+        usd_per_hour = usd * one.cluster.count
+        return {
+            "slo_attainment": min(1.0, 0.9 * one.cluster.count / needed), "duration_s": 36.0,
+            "cost_usd": usd_per_hour / 100, "usd_per_million_output_tokens": usd_per_hour,
+            "offered_request_rate": 1.0, "request_throughput": 1.0,
+        }  # fmt: skip
+
+
+def fleet(**keys):
+    return make_spec({
+        "name": "f", "model": "llama-3-8b", "hardware": "h100-80gb", "cluster": 2,
+        "replications": 5,
+        "workload": {"trace": "azure-conv", "num_requests": 10, "request_rate": 5.0}, **keys,
+    })  # fmt: skip
+
+
+def test_cheapest_fleet_is_as_large_as_the_worst_seed_asks_and_is_run_on_new_ones():
+    asked = fleet(
+        find="min cluster.count between 1 and 16 subject to slo_attainment >= 0.9",
+        sweep={"hardware": ["a100-80gb", "h100-80gb"]},
+    )
+    found = find(asked, Fleets())
+    assert [one.values for one in found] == [[7, 8, 7, 7, 7], [3, 4, 3, 3, 3]]
+    best = cheapest(asked, found, Fleets())
+    assert (best.label, best.value) == ("hardware=h100-80gb", 4)
+    assert best.usd_per_hour.mean == 16.0
+    assert best.measured["slo_attainment"].mean == 1.0
+    assert best.holds
+    assert best.lines[1].startswith("hardware=h100-80gb beats hardware=a100-80gb in USD an hour")
+    header, rows = find_table(asked, found)
+    assert header[-1] == "USD an hour"
+    assert rows[1][-1].startswith("12.8")
+    assert cheapest(fleet(find="max cluster.count subject to failed <= 0"), found, Fleets()) is None
+
+
+def test_tune_over_names_and_counts_finds_the_cheapest_that_holds():
+    asked = fleet(
+        tune={
+            "minimize": "usd_per_million_output_tokens",
+            "over": {"hardware": ["a100-80gb", "h100-80gb"], "cluster.count": [1, 16]},
+            "at_least": {"slo_attainment": 0.89},
+            "settle": False,
+        }
+    )
+    tuned = tuning.tune(asked, Fleets())
+    assert tuned.best.values == {"hardware": "h100-80gb", "cluster.count": 4}  # 3 break on a day
+    assert tuned.given.values == {"hardware": "h100-80gb", "cluster.count": 2}
+    assert not tuned.given.holds
+    assert all(trial.rank <= tuned.trials[0].rank for trial in tuned.trials)
+    assert "end of its range" not in " ".join(tuned.remarks)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"find": {"maximize": "a.b", "minimize": "c.d", "at_most": {"failed": 0}}}, "give either"),
+        ({"find": "mean cluster.count subject to failed <= 0"}, "max KEY"),
+        ({"tune": {"minimize": "a.b", "over": {"seed": [1, 2]}}}, "minimize takes a metric"),
+        ({"tune": {"minimize": "costs", "over": {"seed": [1, 2]}}}, "no metric is called 'costs'"),
+        ({"tune": {"minimize": "failed", "over": {"hardware": ["a", 3]}}}, "or names to choose"),
+        ({"tune": {"minimize": "failed", "over": {"hardware": ["a", "a"]}}}, "a name twice"),
+    ],
+)
+def test_search_for_the_least_that_is_asked_wrongly_is_refused_by_name(keys, message):
+    with pytest.raises(SpecError, match=message):
+        fleet(**keys)
+
+
+def test_tune_over_a_name_that_is_unknown_is_refused_by_name():
+    asked = fleet(
+        tune={"minimize": "cost_usd", "over": {"cluster.rooter": ["vllm", "jsq"]}}, cluster=1
+    )
+    with pytest.raises(SpecError, match=r"cluster\.rooter: unknown key; did you mean router"):
+        tuning.tune(asked, Fleets())

@@ -1,0 +1,120 @@
+"""Figures and tables of a fleet show what its engines did."""
+
+import numpy as np
+import pytest
+
+from schedlab.experiments.figures import fleets, plots
+from schedlab.experiments.figures.figures import fleet_drawings
+from schedlab.experiments.report.fleet import fleet_table
+from schedlab.experiments.results.saved_results import read_results
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.sweeps.sweep_all import run_into
+from schedlab.experiments.sweeps.workers import InProcess
+from schedlab.sim.errors import SchedlabError
+
+FLEET = {
+    "model": "schedlab-small",
+    "hardware": "a100-80gb",
+    "slo": {"ttft_ms": 500, "tpot_ms": 50},
+    "workload": {"trace": "fixed", "num_requests": 12, "request_rate": 200},
+    "cluster": {
+        "pools": {"prompts": {"role": "prefill"}, "answers": {"role": "decode", "count": 2}},
+        "start_up": {"load_gb_per_s": 100, "warm_up_s": 0.05},
+        "failures": {"engines": [{"engine": 2, "at_s": 0.05, "down_s": 0.01}]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run(make_spec(FLEET))
+
+
+def test_requests_over_time_are_those_of_the_steps(result):
+    steps = result.log.steps()
+    begin, end = (steps[name].astype(float) for name in ("start_ns", "end_ns"))
+    edges = np.linspace(begin.min(), end.max(), 8)
+    requests, held = fleets._means(result, edges)
+    for index in range(result.num_engines):
+        there = steps["engine"] == index
+        weights = (end - begin)[there]
+        num = (steps["num_running"] + steps["num_waiting"])[there]
+        assert requests[index].sum() * np.diff(edges)[0] == pytest.approx(weights @ num)
+        tokens = steps["kv_allocated_tokens"][there]
+        assert held[index].sum() * np.diff(edges)[0] == pytest.approx(weights @ tokens)
+    # The first piece alone, by hand.
+    inside = np.clip(edges[1] - begin, 0, end - begin)
+    first = inside[steps["engine"] == 0] @ steps["num_running"][steps["engine"] == 0]
+    waiting = inside[steps["engine"] == 0] @ steps["num_waiting"][steps["engine"] == 0]
+    assert requests[0][0] * np.diff(edges)[0] == pytest.approx(first + waiting)
+
+
+def test_engine_that_died_is_white_until_it_is_up_again(result):
+    figure = plots.engines_over_time(result, "title")
+    requests, held, uneven = figure.axes[:3]
+    shown = requests.collections[0].get_array()
+    assert shown.mask[2].any()
+    assert not shown.mask[2].all()
+    assert not shown.mask[:2].any()
+    assert [line.get_label() for line in uneven.lines[:2]] == ["prompts", "answers"]
+    assert np.nanmin(uneven.lines[0].get_ydata()) == 1.0  # one engine is its own mean
+    assert (held.collections[0].get_array() <= 100).all()
+
+
+def test_shares_of_engines_add_up_to_the_run(result):
+    observed = result.observation()
+    shares = fleets.of_engines(observed)
+    assert shares["requests answered"].sum() == 12
+    computed = observed.steps["num_decodes"].sum() + observed.steps["prefill_tokens"].sum()
+    assert shares["tokens computed"].sum() == computed
+    assert shares["busy (% of the run)"].max() / 100 == pytest.approx(
+        result.metrics()["max_engine_busy_share"]
+    )
+    figure = plots.engine_shares(observed, "title")
+    most = result.metrics()["token_imbalance"]
+    assert figure.axes[1].get_title(loc="left") == f"most / mean {most:.2f}"
+
+
+def test_transfers_have_a_row_for_each_prompt_that_went_elsewhere(result):
+    figure = plots.transfers(result, "title", max_requests=5)
+    (axes,) = figure.axes
+    assert len(axes.patches) == 4 * 5
+    sent = axes.patches[10:15]
+    columns = result.requests
+    first = np.argsort(columns["arrival_ns"], kind="stable")[0]
+    took = columns["transfer_end_ns"][first] - columns["transfer_start_ns"][first]
+    assert sent[0].get_width() == pytest.approx(took / 1e9)
+    assert axes.get_title(loc="left") == "title (first 5 of 12 requests)"
+
+
+def test_figures_of_a_fleet_refuse_a_single_engine():
+    alone = run(make_spec({key: FLEET[key] for key in ("model", "hardware", "workload")}))
+    for draw in (plots.engines_over_time, plots.transfers):
+        with pytest.raises(SchedlabError, match=r"one engine|no prompt went"):
+            draw(alone, "title")
+    with pytest.raises(SchedlabError, match="give the experiment a cluster"):
+        plots.engine_shares(alone.observation(), "title")
+    with pytest.raises(SchedlabError, match="no setting has good requests and a price"):
+        plots.goodput_per_dollar({"a": [float("nan")]}, "title")
+
+
+def test_report_tells_each_engine_of_a_run_and_each_fleet_of_a_sweep(tmp_path):
+    run_into(make_spec(FLEET), tmp_path / "one", InProcess())
+    one = read_results(tmp_path / "one")
+    table = fleet_table(one)
+    assert [line[:2] for line in table.lines] == [
+        ("0 prompts", "prefill"), ("1 answers", "decode"), ("2 answers", "decode"),
+    ]  # fmt: skip
+    assert [drawing.name for drawing in fleet_drawings(one)] == [
+        "engines_over_time", "engine_shares", "transfers",
+    ]  # fmt: skip
+    swept = {**FLEET, "cluster": 2, "sweep": {"cluster.count": [1, 2]}, "replications": 2}
+    run_into(make_spec(swept), tmp_path / "swept", InProcess())
+    results = read_results(tmp_path / "swept")
+    assert [line[0] for line in fleet_table(results).lines] == [row.label for row in results.rows]
+    (drawing,) = fleet_drawings(results)
+    bars = [bar.get_width() for bar in drawing.draw().axes[0].patches]
+    heads = [run.head()["metrics"] for run in results.of(results.rows[0])]
+    expected = np.mean([head["num_slo_met"] / head["cost_usd"] for head in heads])
+    assert bars[0] == pytest.approx(expected)
