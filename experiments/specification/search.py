@@ -55,14 +55,7 @@ class MeasurementSpec(Section):
 
 
 def _range(value: object) -> object:
-    if not isinstance(value, list):
-        return value
-    if any(isinstance(end, str) for end in value):
-        raise ValueError(
-            f"takes two numbers, got {value}; to compare policies, sweep them and let schedlab "
-            "find tell the rate of each, or ask schedlab recommend"
-        )
-    return tuple(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 Range = Annotated[tuple[Positive, Positive], BeforeValidator(_range)]

@@ -405,7 +405,7 @@ def test_tune_of_a_rate_searches_it_at_every_setting(tmp_path):
     [
         ({"maximize": "throughput", "over": {"seed": [1, 2]}}, "no metric is called 'throughput'"),
         ({"maximize": "completed", "over": {"seed": [2, 1]}}, "must rise"),
-        ({"maximize": "x", "over": {"policy": ["fcfs", "sjf"]}}, "to compare policies, sweep them"),
+        ({"maximize": "completed", "over": {"policy": ["fcfs", 3]}}, "or names to choose from"),
         ({"maximize": "workload.request_rate", "over": {"seed": [1, 2]}}, "needs a bar"),
         ({"maximize": "completed", "over": {}}, "over"),
         ({"maximize": "completed", "between": [1, 2], "over": {"seed": [1, 2]}}, "between belongs"),
