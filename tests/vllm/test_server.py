@@ -155,6 +155,10 @@ def test_server_with_a_policy_predicts_answers_refuses_and_ends(folder, tmp_path
         carried = {"schedlab": json.dumps({"predicted_tokens": 7, "slo": {"ttft_ms": 100}})}
         assert server.answer("w1", vllm_xargs=carried)["usage"]["completion_tokens"] == 5
 
+        grammar = {"structured_outputs": {"regex": "(w1|w2)+"}}
+        (choice,) = server.answer(**grammar)["choices"]
+        assert set(choice["text"].split()) in ({"w1"}, {"w2"}, {"w1", "w2"})
+
         for prompt, told, why in (
             ("w1", None, "predictor Words: ValueError: too short to say"),
             ("w1 w2", '{"predicted": 7}', "schedlab: unknown key 'predicted'"),
