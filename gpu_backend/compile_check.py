@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,10 +188,10 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
 def _inspect(cubin: bytes) -> dict[str, int | None]:
     """Return registers, stack and counts of instructions of a binary."""
     patterns = {
-        "local_accesses": r"\b(?:LDL|STL)\b",
-        "wide_async_copies": r"\bLDGSTS\.E\.\S*128\b",
-        "hgmma": r"\bHGMMA\b",
-        "hmma": r"\bHMMA\b",
+        "local_accesses": r"(?:LDL|STL)\b",
+        "wide_async_copies": r"LDGSTS\.E\..*128\b",
+        "hgmma": r"HGMMA\b",
+        "hmma": r"HMMA\b",
     }
     tool = cuobjdump()
     if tool is None:
@@ -205,8 +206,12 @@ def _inspect(cubin: bytes) -> dict[str, int | None]:
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if found is None:
         raise ValueError(f"cuobjdump's resource usage is not understood: {usage!r}")
-    counts = {name: len(re.findall(pattern, sass)) for name, pattern in patterns.items()}
     code = parse(sass)
+    operations = Counter(instruction.name for instruction in code)
+    counts = {
+        name: sum(count for operation, count in operations.items() if re.match(pattern, operation))
+        for name, pattern in patterns.items()
+    }
     # A checker that finds nothing is believed only where it finds what was planted.
     if counts["hgmma"] and not hazards(plant(code)):
         raise ValueError("a hazard planted in the machine code was not found")

@@ -30,7 +30,7 @@ from schedlab.traces.writer import write
 
 fast = bool(os.environ.get("FAST"))
 rates = [2, 10] if fast else [2, 4, 6, 8, 10, 12]
-num_requests = 25 if fast else 300
+num_requests = 15 if fast else 300
 
 # %% [markdown]
 # All registered policies (ten with `FAST=1`) with their default knobs; those that order by output length get a

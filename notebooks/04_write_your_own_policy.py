@@ -59,7 +59,7 @@ results = sl.run(
         "name": "patience",
         "model": "llama-3-8b",
         "engine": {"max_num_seqs": 16},
-        "workload": {"trace": "azure-conv", "num_requests": 120 if fast else 600, "request_rate": 5},
+        "workload": {"trace": "azure-conv", "num_requests": 40 if fast else 600, "request_rate": 5},
         "replications": 5,
         "sweep": {
             "policy": [

@@ -71,7 +71,7 @@ one_server = {
         "max_model_len": 8192,
         "num_gpu_blocks_override": 10_000,
     },
-    "workload": {"prompt_tokens": 1, "num_requests": 120 if fast else 4_000},
+    "workload": {"prompt_tokens": 1, "num_requests": 60 if fast else 4_000},
     "measure": {"warm_up_requests": 12 if fast else 400},
     "replications": 5 if fast else 10,
     "sweep": {"workload.request_rate": [3, 5, 7]},

@@ -4,6 +4,8 @@ Lengths and arrivals are drawn by numpy, and times are rounded from floating poi
 same on every platform with IEEE doubles, so the comparison has no tolerance.
 """
 
+import re
+
 import pytest
 
 from schedlab.sim.metrics.registry import names
@@ -56,7 +58,20 @@ def test_wild_runs_do_what_no_shipped_policy_does():
     assert (requests["finish_ns"] > requests["last_token_ns"]).any()
 
 
-@pytest.mark.parametrize("name", pinned.PINNED)
+# Tables that take more than a fifth of a second, many of them alone.
+SLOW = re.compile(
+    "combined|wild|metrics |figure lines|figures of|recommendation|tuning|parts measured fleet|"
+    "sittings|search|claim figures"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if SLOW.match(name) else name
+        for name in pinned.PINNED
+    ],
+)
 def test_workloads_metrics_and_defaults_are_the_kept_ones(name):
     assert pinned.pinned(name) == pinned.kept()[name]
 

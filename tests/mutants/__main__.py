@@ -1,7 +1,8 @@
 """``python -m tests.mutants``: plant bugs one at a time, run tests until one fails, keep score.
 
-Every bug is planted in a process of its own; no file is changed. A bug survives if all tests pass;
-one that hangs or dies counts as caught. See docs/mutation-testing.md.
+Every bug is planted in a process of its own; no file is changed. A bug survives if all tests pass
+that were asked in the time there is; one that hangs or dies counts as caught. See
+docs/mutation-testing.md.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.asking import asked_of
 from tests.mutants.judging import (
     OPTIONS,
     ROOT,
     Children,
     Fate,
     Mutant,
-    asked_of,
     every_mutant,
     judge_anew,
     runs_at_import,
@@ -47,7 +48,9 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--limit-s", type=float, default=120.0, help="CPU time: longer is hanging")
+    parser.add_argument(
+        "--limit-s", type=float, default=120.0, help="CPU time of a test and of all"
+    )
     parser.add_argument(
         "--json",
         type=Path,
@@ -79,13 +82,13 @@ def main() -> None:
         with ThreadPoolExecutor(asked.jobs) as pool:
             for mutant, fate in pool.map(judged, todo):
                 fates[mutant] = fate
-                print(f"{len(fates):5d} {fate.how:8s} {fate.seconds:6.1f} s  {mutant}", file=out)
+                print(f"{len(fates):5d} {fate.how:9s} {fate.seconds:6.1f} s  {mutant}", file=out)
                 if asked.json is not None:
                     rows = [{"mutant": str(m), **asdict(f)} for m, f in fates.items()]
                     asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
     slips = {mutant.module: isinstance(mutant.bug, Slip) for mutant in mutants}
-    files = {file for module, briefly in slips.items() for file, _ in asked_of(module, briefly)}
+    files = {asked.file for module, briefly in slips.items() for asked in asked_of(module, briefly)}
     os.chdir(ROOT)
     if code := pytest.main([*OPTIONS, *sorted(files)], plugins=[Children(judge_all)]):
         sys.exit(int(code))
@@ -113,7 +116,7 @@ def _summary(fates: list[tuple[Mutant, Fate]], total: int) -> None:
     by(lambda mutant: mutant.room)
     for mutant, fate in fates:
         if not fate.caught:
-            print(f"  survived: {mutant}")
+            print(f"  {fate.how}: {mutant}")
 
 
 def _score(caught: list[bool]) -> str:

@@ -15,75 +15,27 @@ import importlib.util
 import io
 import multiprocessing
 import os
-import re
 import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from tests.mutants.asking import GOLDEN, LAWS, Asked, asked_of, in_turn, module_of
 from tests.mutants.mutation import Mutation, mutations
 from tests.mutants.slips import Slip, every_slip
 
 ROOT = Path(__file__).resolve().parents[2]
-# Slow, or about something else than what a simulation gives.
-LEFT_OUT = {
-    "test_cli_report",
-    "test_notebooks",
-    "test_plots",
-    "test_predictor_training",
-    "test_predictors_trained",
-    "test_report_page",
-    "test_sweeping",
-    "test_traces_fetch",
-    "test_wheel",
-}
-# As `make unit`: files that import nothing but simulator and policies.
-_OTHERS = re.compile(r"schedlab\.(experiments|gpu_backend|traces)|notebook")
-# Laws of these policies are asked whatever the mutant; and those of the policy it is in.
-LAWFUL = ("fcfs", "srtf", "static", "vtc", "sarathi")
-LAWS = "tests/property/test_laws.py"
-GOLDEN = "tests/golden/test_golden.py"
-# The golden tables that know most of a room: asked before anything else, for speed alone.
-TABLES = {
-    "sim.core": "wild|combined (fcfs|fastserve|hygen|plas|sarathi|vtc)",
-    "sim.kv": "wild|combined (fcfs|fastserve|sarathi)",
-    "sim.cost": "prices|import",
-    "sim.hardware": "memory",
-    "sim.drive": "fleet|router|front",
-    "sim.record": "fleet|metrics",
-    "sim.metrics": "metrics",
-    "sim.speculation": "combined (fcfs|sarathi|vtc)",
-    "policies.autoscalers": "combined fleets",
-    "policies.migrators": "combined fleets",
-    "policies.routers": "router|combined fleets",
-    "policies.speculation": "combined (fcfs|sarathi|vtc)",
-    "policies.predictors": "predictor",
-    "experiments.statistics": "verdicts|intervals",
-    "experiments.analysis": "compared|figures of runs",
-    "experiments.claims": "claim",
-    "experiments.comparing": "backends|replay|overheads",
-    "experiments.figures": "figure|backends",
-    "experiments.regression": "regression|baseline",
-    "experiments.report": "report",
-    "experiments.results": "tables|report",
-    "experiments.running": "resolved|requests|recommendation",
-    "experiments.search": "search|tuning|recommendation|bracket",
-    "experiments.specification": "keys|resolved|expanded|refused",
-    "experiments.sweeps": "planned|times|tables",
-    "experiments.training": "learned",
-    "gpu_backend": "calibration|pools|clocks|sittings|fit|measured|layouts|tiles|samples",
-    "traces": "file|arrivals|draw|classes|turns|load tests",
-}
 MEMORY_BYTES = 6 << 30
-OPTIONS = ("-q", "-m", "not slow", "--hypothesis-profile=quick", "-p", "no:cacheprovider")
+OPTIONS = ("-q", "--hypothesis-profile=quick", "-p", "no:cacheprovider")
+UNDECIDED = 2
 
 
 @dataclass(frozen=True)
@@ -96,8 +48,7 @@ class Mutant:
     @property
     def module(self) -> str:
         """The module's name."""
-        inside = self.path.removeprefix("schedlab/").removesuffix(".py")
-        return "schedlab." + inside.replace("/", ".")
+        return module_of(self.path)
 
     @property
     def room(self) -> str:
@@ -117,7 +68,8 @@ class Fate:
     caught : bool
         Whether anything failed.
     how : str
-        "failed", "hung", "died|"survived".
+        "failed", "hung" (a single test did), "died", "survived", or "undecided": asking all of
+        them would have taken too long.
     seconds : float
         Wall time.
     by : str
@@ -184,55 +136,6 @@ def slip_mutants(subjects: list[str]) -> list[Mutant]:
             except (ValueError, FileNotFoundError) as error:
                 print(error, file=sys.stderr)
     return found
-
-
-def asked_of(module: str, briefly: bool) -> list[tuple[str, str]]:
-    """Return the tests to ask of a module, in turn: files, and what the names of tests hold.
-
-    First its own, then golden, the unit layer, laws. Its own are those that name it, those named
-    after it first; of a policy, the small golden runs of it before them. Of what is neither
-    simulator nor policy only its own and golden are asked, and so they are of anything `briefly`;
-    of a policy then its laws as well.
-    """
-    _, package, *_, subject = module.split(".")
-    simulates = package in ("sim", "policies")
-    own, others = [], []
-    rooms = ["unit", "property", "theory", "torture"]
-    rooms += ["gpu"] if package == "gpu_backend" else []
-    for path in sorted(p for room in rooms for p in (ROOT / "tests" / room).glob("test_*.py")):
-        text, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
-        if name == LAWS or (simulates and path.stem in LEFT_OUT):
-            continue
-        if module in text or f'"{subject}"' in text or subject in path.stem:
-            own.append((subject not in path.stem, "property" in name, len(text), name))
-        elif path.parent.name == "unit" and not _OTHERS.search(text):
-            others.append(name)
-    asked = [
-        (GOLDEN, table) for room, table in TABLES.items() if module.startswith(f"schedlab.{room}")
-    ]
-    if package == "policies":
-        asked.append((GOLDEN, f"(small_runs.*|combined ){subject}"))
-    asked += [(name, "") for *_, name in sorted(own)]
-    asked.append((GOLDEN, ""))
-    if simulates and not briefly:
-        asked += [(name, "") for name in others]
-        asked.append((LAWS, "|".join({*LAWFUL, subject})))
-    elif package == "policies":
-        asked.append((LAWS, subject))
-    return asked
-
-
-def in_turn(asked: Sequence[tuple[str, str]], nodes: Sequence[str]) -> list[str]:
-    """Return the tests among those collected that are asked for, each once."""
-    of_file: dict[str, list[str]] = {}
-    for node in nodes:
-        of_file.setdefault(node.partition("::")[0], []).append(node)
-    found: dict[str, None] = {}
-    for file, name in asked:
-        for node in of_file.get(file, ()):
-            if re.search(name, node):
-                found.setdefault(node)
-    return list(found)
 
 
 def runs_at_import(mutant: Mutant) -> bool:
@@ -310,7 +213,7 @@ class Children:
         mutant : Mutant
             The bug, in the body of a function.
         limit_s : float
-            CPU time after which it hangs.
+            CPU time: a test that takes it hangs, and asking stops after as much.
         planted : bool
             Otherwise there is no bug, and its module's own tests are asked: they should pass.
         """
@@ -321,9 +224,10 @@ class Children:
         if child == 0:
             try:
                 os.close(reading)
+                os.setpgid(0, 0)
+                resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
                 _confine(limit_s)
-                self._ask(mutant, folder, planted, writing)
-                os._exit(0)
+                os._exit(self._ask(mutant, folder, planted, writing, limit_s))
             except Exception as error:
                 os.write(writing, f"{type(error).__name__}: {error}".encode())
             finally:
@@ -335,19 +239,25 @@ class Children:
         shutil.rmtree(folder, ignore_errors=True)
         return _fate(status, start, by)
 
-    def _ask(self, mutant: Mutant, folder: Path, planted: bool, writing: int) -> None:
+    def _ask(
+        self, mutant: Mutant, folder: Path, planted: bool, writing: int, limit_s: float
+    ) -> int:
         """Run the tests to ask; the first that fails is written down and ends the process."""
         asked = asked_of(mutant.module, isinstance(mutant.bug, Slip))
         if planted:
             plant(mutant)
         else:
-            asked = [(file, name) for file, name in asked if file not in (GOLDEN, LAWS)]
+            asked = [one for one in asked if one.file not in (GOLDEN, LAWS) and not one.slow]
         self._config._tmp_path_factory._basetemp = folder
         self._config.get_terminal_writer()._file = io.StringIO()
-        items = [self._items[node] for node in in_turn(asked, list(self._items))]
+        items = [self._items[node] for node in in_turn(asked, _slowness(self._items))]
         self._config.pluginmanager.register(_Quits(writing))
         for item, after in zip_longest(items, items[1:]):
+            if planted and _cpu_s() > limit_s:
+                return UNDECIDED
+            _confine(limit_s)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+        return 0
 
 
 class _Quits:
@@ -363,14 +273,20 @@ class _Quits:
 
 
 class _Chosen:
-    """A plugin of pytest: leaves the tests to ask of a module, in turn."""
+    """A plugin of pytest: leaves the tests to ask of a module, in turn, while there is time."""
 
-    def __init__(self, asked: list[tuple[str, str]]) -> None:
+    def __init__(self, asked: list[Asked], limit_s: float) -> None:
         self._asked = asked
+        self._limit_s = limit_s
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         of_node = {item.nodeid: item for item in items}
-        items[:] = [of_node[node] for node in in_turn(self._asked, list(of_node))]
+        items[:] = [of_node[node] for node in in_turn(self._asked, _slowness(of_node))]
+
+    def pytest_runtest_logstart(self) -> None:
+        if _cpu_s() > self._limit_s:
+            os._exit(UNDECIDED)
+        _confine(self._limit_s)
 
 
 def judge_anew(mutant: Mutant, limit_s: float) -> Fate:
@@ -396,17 +312,29 @@ def judge_anew(mutant: Mutant, limit_s: float) -> Fate:
 
 
 def _fate(status: int, start_s: float, by: str = "") -> Fate:
-    how = {0: "survived", 1: "failed", -signal.SIGXCPU: "hung"}.get(status, "died")
-    return Fate(how != "survived", how, time.monotonic() - start_s, by)
+    told = {0: "survived", 1: "failed", UNDECIDED: "undecided", -signal.SIGXCPU: "hung"}
+    how = told.get(status, "died")
+    return Fate(how not in ("survived", "undecided"), how, time.monotonic() - start_s, by)
+
+
+def _slowness(items: dict[str, Any]) -> dict[str, bool]:
+    return {node: item.get_closest_marker("slow") is not None for node, item in items.items()}
+
+
+def _cpu_s() -> float:
+    """Return the CPU time of this process and of those that it waited for."""
+    return sum(os.times()[:4])
 
 
 def _confine(limit_s: float) -> None:
-    os.setpgid(0, 0)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (round(limit_s), round(limit_s) + 5))
+    """Allow this process so much CPU time from now on."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (round(time.process_time() + limit_s), hard))
 
 
 def _ask_anew(mutant: Mutant, limit_s: float) -> None:
+    os.setpgid(0, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     _confine(limit_s)
     os.chdir(ROOT)
     quiet = os.open(os.devnull, os.O_WRONLY)
@@ -416,6 +344,6 @@ def _ask_anew(mutant: Mutant, limit_s: float) -> None:
 
     sys.meta_path.insert(0, _Hook(mutant))
     asked = asked_of(mutant.module, isinstance(mutant.bug, Slip))
-    files = list(dict.fromkeys(file for file, _ in asked))
-    code = pytest.main([*OPTIONS, "-x", *files], plugins=[_Chosen(asked)])
+    files = list(dict.fromkeys(one.file for one in asked))
+    code = pytest.main([*OPTIONS, "-x", *files], plugins=[_Chosen(asked, limit_s)])
     os._exit(code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED))

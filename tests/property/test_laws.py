@@ -14,7 +14,7 @@ def law(name, policy, workload, config):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=share(0.35))
+@settings(max_examples=share(0.25))
 @given(workload=workloads(), config=configs())
 def test_policy_on_random_work_keeps_the_laws(name, workload, config):
     # All on each workload: drawing one takes half as long as a law on it.
@@ -27,7 +27,7 @@ def test_policy_on_random_work_keeps_the_laws(name, workload, config):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=share(0.16))
+@settings(max_examples=share(0.12))
 @given(workload=workloads(), config=configs())
 def test_policy_writes_to_nothing_sees_no_lengths_and_repeats_itself(name, workload, config):
     for other in (

@@ -3,7 +3,8 @@
 import pytest
 
 from schedlab.sim.metrics.fairness import jain_index
-from tests.mutants.judging import Mutant, in_turn, plant, runs_at_import, slip_mutants
+from tests.mutants.asking import Asked, in_turn, names
+from tests.mutants.judging import Mutant, plant, runs_at_import, slip_mutants
 from tests.mutants.slips import ROOT, Slip, every_slip
 
 
@@ -67,6 +68,21 @@ def test_line_outside_the_bodies_of_functions_runs_at_import(line, at_import):
 
 
 def test_tests_are_asked_in_turn_and_each_once():
-    nodes = ["a.py::one", "a.py::two[x]", "b.py::three", "c.py::four"]
-    asked = [("a.py", "two"), ("b.py", ""), ("a.py", ""), ("d.py", "")]
-    assert in_turn(asked, nodes) == ["a.py::two[x]", "b.py::three", "a.py::one"]
+    nodes = {"a.py::one": False, "a.py::two[x]": False, "b.py::three": True, "c.py::four": False}
+    asked = [Asked("a.py", "two"), Asked("b.py"), Asked("a.py"), Asked("d.py")]
+    assert in_turn(asked, nodes) == ["a.py::two[x]", "a.py::one"]
+    assert in_turn([*asked, Asked("b.py", slow=True)], nodes)[2:] == ["b.py::three"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("from schedlab.sim.cost import roofline, table", True),
+        ("from schedlab.sim.cost import (\n    roofline,\n    table,\n)", True),
+        ("import schedlab.sim.cost.table", True),
+        ("import schedlab.sim.cost.tables", False),
+        ("from schedlab.sim.cost import roofline\ntable = 1", False),
+    ],
+)
+def test_module_is_named_whole_or_by_what_is_imported_from_its_package(text, named):
+    assert names(text, "schedlab.sim.cost.table") is named

@@ -127,11 +127,11 @@ def test_train_learning_curve_counts_what_learning_costs(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     from schedlab.experiments.training import train
 
-    monkeypatch.setattr(train, "CURVE_PROMPTS", (30, 60, 8_000))
+    monkeypatch.setattr(train, "CURVE_PROMPTS", (30, 8_000))
     rows = answered(150)
     report = trained(write(tmp_path / "a.jsonl", rows), tmp_path / "model", "pointwise")
     curve = report["learning_curve"]
-    assert [point["num_prompts"] for point in curve] == [30, 60, 120]
+    assert [point["num_prompts"] for point in curve] == [30, 120]
     tokens = [point["generated_tokens"] for point in curve]
     assert tokens == sorted(tokens)
     assert tokens[-1] < sum(row["output_tokens"] for row in rows)

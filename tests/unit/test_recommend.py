@@ -36,8 +36,8 @@ WORKLOAD = {"trace": "fixed", "num_requests": 8}
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Let searches try two values of a limit and double runs once: seconds instead of a minute."""
-    monkeypatch.setattr("schedlab.experiments.search.recommend._MOST_SEQS", (16, 256))
+    """Let searches try few values of limits and double runs once: seconds instead of a minute."""
+    monkeypatch.setattr("schedlab.experiments.search.recommend._MOST_SEQS", (256,))
     monkeypatch.setattr("schedlab.experiments.search.recommend._MOST_TOKENS", (1024, 2048))
     monkeypatch.setattr("schedlab.experiments.search.find.MOST_DOUBLINGS", 1)
 

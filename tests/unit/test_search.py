@@ -268,7 +268,8 @@ def test_find_command_writes_what_was_tried_and_takes_it_up_again(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("s.yaml").write_text(
         "workload: {trace: fixed, num_requests: 12}\nreplications: 2\n"
-        "find: max workload.request_rate between 2 and 64 subject to mean_ttft_ms <= 60\n"
+        "find: {maximize: workload.request_rate, between: [2, 64], at_most: {mean_ttft_ms: 60},\n"
+        "  tolerance: 0.3, settle: false}\n"
         "sweep: {policy: [fcfs, static]}\n"
     )
     from schedlab.experiments.commands import sweep as commands
@@ -393,6 +394,7 @@ def test_tune_of_a_rate_searches_it_at_every_setting(tmp_path):
             "over": {"engine.max_num_seqs": [2, 64]},
             "levels": 2,
             "tolerance": 10.0,
+            "settle": False,
         },
     )
     found = tuning.tune(asked, Runs(Store(tmp_path / "out"), InProcess()))

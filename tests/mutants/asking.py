@@ -1,0 +1,173 @@
+"""Which tests are asked about a mutant, and in what turn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+# Slow, or about something else than what a simulation gives.
+LEFT_OUT = {
+    "test_cli_report",
+    "test_notebooks",
+    "test_plots",
+    "test_predictor_training",
+    "test_predictors_trained",
+    "test_report_page",
+    "test_sweeping",
+    "test_traces_fetch",
+    "test_wheel",
+}
+# As `make unit`: files that import nothing but simulator and policies.
+_OTHERS = re.compile(r"schedlab\.(experiments|gpu_backend|traces)|notebook")
+# Laws of these policies are asked whatever the mutant; and those of the policy it is in.
+LAWFUL = ("fcfs", "srtf", "static", "vtc", "sarathi")
+LAWS = "tests/property/test_laws.py"
+GOLDEN = "tests/golden/test_golden.py"
+# The golden tables that know most of a room: asked before anything else, for speed alone.
+TABLES = {
+    "sim.core": "wild|combined (fcfs|fastserve|hygen|plas|sarathi|vtc)",
+    "sim.kv": "wild|combined (fcfs|fastserve|sarathi)",
+    "sim.cost": "prices|import",
+    "sim.hardware": "memory",
+    "sim.drive": "fleet|router|front",
+    "sim.record": "fleet|metrics",
+    "sim.metrics": "metrics",
+    "sim.speculation": "combined (fcfs|sarathi|vtc)",
+    "policies.autoscalers": "combined fleets",
+    "policies.migrators": "combined fleets",
+    "policies.routers": "router|combined fleets",
+    "policies.speculation": "combined (fcfs|sarathi|vtc)",
+    "policies.predictors": "predictor",
+    "experiments.statistics": "verdicts|intervals",
+    "experiments.analysis": "compared|figures of runs",
+    "experiments.claims": "claim",
+    "experiments.comparing": "backends|replay|overheads",
+    "experiments.figures": "figure|backends",
+    "experiments.regression": "regression|baseline",
+    "experiments.report": "report",
+    "experiments.results": "tables|report",
+    "experiments.running": "resolved|requests|recommendation",
+    "experiments.search": "search|tuning|recommendation|bracket",
+    "experiments.specification": "keys|resolved|expanded|refused",
+    "experiments.sweeps": "planned|times|tables",
+    "experiments.training": "learned",
+    "gpu_backend": "calibration|pools|clocks|sittings|fit|measured|layouts|tiles|samples",
+    "traces": "file|arrivals|draw|classes|turns|load tests",
+}
+
+
+class Asked(NamedTuple):
+    """Tests of a file.
+
+    Attributes
+    ----------
+    file : str
+        From the root of the repository.
+    name : str
+        A regular expression that is looked for in their names.
+    slow : bool
+        Those marked slow; otherwise the others.
+    """
+
+    file: str
+    name: str = ""
+    slow: bool = False
+
+
+def module_of(path: str) -> str:
+    """Return the name of the module in a file, which is given from the root of the repository."""
+    return "schedlab." + path.removeprefix("schedlab/").removesuffix(".py").replace("/", ".")
+
+
+def asked_of(module: str, briefly: bool) -> list[Asked]:
+    """Return the tests to ask of a module, in turn.
+
+    First its own, then golden, the unit layer, laws. Its own are those that name it, those named
+    after it first; of a policy, the small golden runs of it before them. Of what is neither
+    simulator nor policy only its own and golden are asked, and so they are of anything `briefly`;
+    of a policy then its laws as well, and of anything those of its own that are slow, and the tests
+    of modules beside it that import it.
+    """
+    _, package, *_, subject = module.split(".")
+    simulates = package in ("sim", "policies")
+    beside = _users(module)
+    own, related, others = [], [], []
+    rooms = ["unit", "property", "theory", "torture"]
+    rooms += ["gpu"] if package == "gpu_backend" else []
+    for path in sorted(p for room in rooms for p in (ROOT / "tests" / room).glob("test_*.py")):
+        text, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
+        if name == LAWS or (simulates and not briefly and path.stem in LEFT_OUT):
+            continue
+        place = subject not in path.stem, "property" in name, len(text), name
+        if names(text, module) or f'"{subject}"' in text or subject in path.stem:
+            own.append(place)
+        elif path.parent.name == "unit" and not _OTHERS.search(text):
+            others.append(name)
+        if any(names(text, user) for user in beside):
+            related.append(place)
+    asked = [
+        one
+        for room, table in TABLES.items()
+        if module.startswith(f"schedlab.{room}")
+        for one in _golden(table)
+    ]
+    if package == "policies":
+        asked += _golden(f"(small_runs.*|combined ){subject}")
+    asked += [Asked(name) for *_, name in sorted(own)]
+    asked += _golden()
+    if simulates and not briefly:
+        asked += [Asked(name) for name in others]
+        asked.append(Asked(LAWS, "|".join({*LAWFUL, subject})))
+    elif package == "policies":
+        asked.append(Asked(LAWS, subject))
+    if briefly:
+        asked += [Asked(name, slow=True) for *_, name in sorted(own)]
+        asked += [Asked(name, slow=slow) for slow in (False, True) for *_, name in sorted(related)]
+    return asked
+
+
+def _golden(table: str = "") -> list[Asked]:
+    return [Asked(GOLDEN, table), Asked(GOLDEN, table, slow=True)]
+
+
+def names(text: str, module: str) -> bool:
+    """Whether a file names a module: whole, or as what it imports from a package."""
+    package, _, name = module.rpartition(".")
+    imported = rf"from {re.escape(package)} import (\([^)]*|[^(\n]*)\b{name}\b"
+    return re.search(rf"{re.escape(module)}\b|{imported}", text) is not None
+
+
+@cache
+def _users(module: str) -> list[str]:
+    """Return the modules of its package that name a module."""
+    found = []
+    for path in sorted((ROOT / module.split(".")[1]).rglob("*.py")):
+        user = module_of(path.relative_to(ROOT).as_posix())
+        if user != module and names(path.read_text(encoding="utf-8"), module):
+            found.append(user)
+    return found
+
+
+def in_turn(asked: Sequence[Asked], nodes: Mapping[str, bool]) -> list[str]:
+    """Return the tests among those collected that are asked for, each once.
+
+    Parameters
+    ----------
+    asked : sequence of Asked
+        What to look for.
+    nodes : mapping
+        By pytest's name of a test, whether it is slow.
+    """
+    of_file: dict[str, list[str]] = {}
+    for node in nodes:
+        of_file.setdefault(node.partition("::")[0], []).append(node)
+    found: dict[str, None] = {}
+    for one in asked:
+        for node in of_file.get(one.file, ()):
+            if nodes[node] == one.slow and re.search(one.name, node):
+                found.setdefault(node)
+    return list(found)
