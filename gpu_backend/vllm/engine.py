@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from schedlab.gpu_backend.device import open_device, require_memory
 from schedlab.gpu_backend.vllm.model_folder import model_folder
+from schedlab.gpu_backend.vllm.step_estimates import DTYPES
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_name
@@ -17,7 +18,6 @@ from schedlab.sim.hardware.models import model
 if TYPE_CHECKING:
     from schedlab.gpu_backend.vllm.scheduler import PolicyScheduler
 
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _OURS = (
     "num_blocks", "null_blocks", "max_model_len", "block_size", "max_num_seqs",
     "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
@@ -122,7 +122,7 @@ class Core:
             model=str(self._folder),
             skip_tokenizer_init=True,
             load_format="auto" if setup.weights else "dummy",
-            dtype=_DTYPES[dtype_name(setup.dtype)],
+            dtype=DTYPES[dtype_name(setup.dtype)],
             seed=setup.seed,
             max_model_len=config.max_model_len,
             block_size=config.block_size,

@@ -19,7 +19,10 @@ def refuse_policy(policy: Policy, name: str, has_cost_model: bool = False) -> No
             f"policy {name!r} seals batches and keeps rows of finished requests; vLLM has neither"
         )
     if name in _ASK_FOR_TIMES and not has_cost_model:
-        raise SpecError(f"policy {name!r} asks how long steps take; vLLM has no cost model")
+        raise SpecError(
+            f"policy {name!r} asks how long steps take; give the server a cost model: "
+            '\'{"schedlab": {"policy": ..., "cost_model": "roofline", "hardware": "h100-80gb"}}\''
+        )
 
 
 def refuse_server(scheduler: Any) -> None:  # noqa: ANN401 - vLLM's

@@ -6,7 +6,8 @@ r"""The class for vLLM's ``--scheduler-cls``: any policy decides, vLLM does ever
 What a request carries for a policy travels in ``SamplingParams.extra_args["schedlab"]`` (over HTTP
 ``vllm_xargs``, as JSON text): `predicted_tokens`, `slo` (a mapping of `ttft_ms`, `tpot_ms`,
 `e2el_ms`), `tenant`, `application`, `session`. ``"predictor"`` within ``"policy"`` names one that
-is run as requests arrive.
+is run as requests arrive; ``"cost_model"`` beside it (with ``"hardware"`` and, if need be,
+``"model"``) answers policies that ask what a step would take.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ from schedlab.gpu_backend.vllm.arrivals import Arrivals, bare
 from schedlab.gpu_backend.vllm.builder import VllmPlanBuilder
 from schedlab.gpu_backend.vllm.refusals import refuse_policy, refuse_server
 from schedlab.gpu_backend.vllm.requests import Requests
+from schedlab.gpu_backend.vllm.step_estimates import pricing
 from schedlab.gpu_backend.vllm.step_output import step_output
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError
+from schedlab.sim.errors import InfeasiblePlan, PolicyError, SpecError, nearest
 from schedlab.sim.request import Request, RequestState, Status
 
+_KEYS = ("policy", "cost_model", "hardware", "model")
 _log = logging.getLogger("vllm.schedlab")
 """Shown as vLLM shows its own."""
 
@@ -58,18 +61,20 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
     """
 
     has_cost_model = False
-    """Whether policies may ask what a step would take."""
+    """Whether policies may ask what a step would take, also where no cost model is given."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - as vLLM's
         super().__init__(*arguments, **options)
         refuse_server(self)
-        spec = _policy_spec(self.vllm_config.additional_config)
+        given = _given(self.vllm_config.additional_config)
+        spec = _policy_spec(given)
         self._arrivals = Arrivals(
             spec.pop("predictor", None), lambda: release.tokenizer(self.vllm_config.model_config)
         )
-        self._policy = _make_policy(spec, self.has_cost_model)
         self._ids = count()
         self.engine_config = config = self._engine_config()
+        self._pricing = pricing(given, self.vllm_config, config)
+        self._policy = _make_policy(spec, self.has_cost_model or self._pricing is not None)
         self._started_ns = time.monotonic_ns()
         self.plan_requests = Requests(self, config, self._policy, self._take_memory)
         executor = SimpleNamespace(estimate_step_ns=self._estimate_step_ns)
@@ -125,7 +130,9 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         return release.with_switches(config)
 
     def _estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
-        raise InfeasiblePlan("no cost model is known to vLLM, so steps cannot be estimated")
+        if self._pricing is None:
+            raise InfeasiblePlan("the server has no cost model, so steps cannot be estimated")
+        return self._pricing.estimate_ns(shape, num_steps)
 
     # -- requests in and out -------------------------------------------------------------------
 
@@ -292,10 +299,19 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         return outputs
 
 
-def _policy_spec(additional_config: object) -> dict[str, Any]:
+def _given(additional_config: object) -> Mapping[str, Any]:
+    """Return what a server was given for its policy."""
+    given = additional_config.get("schedlab") if isinstance(additional_config, Mapping) else None
+    given = given if isinstance(given, Mapping) else {}
+    for key in given:
+        if key not in _KEYS:
+            raise SpecError(f"schedlab: unknown key {key!r:.80}; {nearest(str(key), _KEYS)}")
+    return given
+
+
+def _policy_spec(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return name, knobs and predictor of the policy that the server was given."""
-    ours = additional_config.get("schedlab") if isinstance(additional_config, Mapping) else None
-    spec = ours.get("policy") if isinstance(ours, Mapping) else None
+    spec = given.get("policy")
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, Mapping) or "name" not in spec:

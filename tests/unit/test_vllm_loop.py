@@ -411,7 +411,7 @@ def test_blocked_request_waits_once_it_is_ready_and_a_pause_admits_nobody(
 
 @pytest.mark.parametrize("policy", ["sjf", {"name": "sjf"}])
 def test_policy_of_a_server_is_named_alone_or_with_its_knobs(ours, policy):
-    spec = ours.scheduler._policy_spec({"schedlab": {"policy": policy}})
+    spec = ours.scheduler._policy_spec(ours.scheduler._given({"schedlab": {"policy": policy}}))
     made = ours.scheduler._make_policy(spec, False)
     assert isinstance(made, type(registry.make("sjf")))
 
@@ -421,7 +421,12 @@ def test_policy_of_a_server_is_named_alone_or_with_its_knobs(ours, policy):
 )
 def test_server_without_a_policy_is_told_how_to_name_one(ours, config):
     with pytest.raises(SpecError, match="--additional-config names no policy; write"):
-        ours.scheduler._policy_spec(config)
+        ours.scheduler._policy_spec(ours.scheduler._given(config))
+
+
+def test_key_that_no_server_knows_is_refused_with_the_nearest(ours):
+    with pytest.raises(SpecError, match=r"unknown key 'cost_modle'; did you mean cost_model"):
+        ours.scheduler._given({"schedlab": {"policy": "fcfs", "cost_modle": "roofline"}})
 
 
 @pytest.mark.parametrize(("asks", "is_refused"), [(False, True), (True, False)])

@@ -8,10 +8,7 @@ from schedlab.policies import registry
 from tests.vllm import schedlab_steps, vllm_steps, workloads
 from tests.vllm.test_decisions import SWITCHES, Virtual, first_difference
 
-REFUSED = {
-    "dynamic", "fair_batching", "fastserve", "hygen", "magnus", "multi_bin", "prompt_buckets",
-    "qoserve", "scorpio", "static",
-}  # fmt: skip
+REFUSED = {"dynamic", "magnus", "multi_bin", "prompt_buckets", "static"}
 
 
 @pytest.mark.parametrize("name", sorted(set(registry.names()) - REFUSED))

@@ -20,6 +20,9 @@ from vllm.v1.request import Request as VllmRequest
 from vllm.v1.request import RequestStatus
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.request import Request
 from tests.vllm.schedlab_steps import Step
 from tests.vllm.workloads import STEP_NS, Workload
@@ -28,6 +31,26 @@ init_none_hash(sha256)
 
 STOP = 63
 """The token that ends an answer; no prompt has it."""
+
+
+class SameTime(CostModel):
+    """Every step takes the same time."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        pass
+
+    def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
+        """Return it, `k` times."""
+        return [STEP_NS] * k
+
+    def describe(self) -> dict[str, object]:
+        """Return its name."""
+        return {"name": "same time"}
+
+
+COSTS = {
+    "cost_model": "tests.vllm.vllm_steps:SameTime", "hardware": "a100-80gb", "model": "llama-3-8b",
+}  # fmt: skip
 
 
 class Nothing(SimpleNamespace):
@@ -74,7 +97,7 @@ def vllm_config(config: EngineConfig, policy: str) -> Any:
         max_in_flight_tokens=2 * config.max_num_batched_tokens,
         max_concurrent_batches=2 if config.async_scheduling else 1,
         use_v2_model_runner=False,
-        additional_config={"schedlab": {"policy": policy}},
+        additional_config={"schedlab": {"policy": policy, **COSTS}},
     )
 
 
