@@ -153,7 +153,7 @@ def find(
     jobs: int = 1,
     **overrides: Any,  # noqa: ANN401 - YAML values
 ) -> Findings:
-    """Find the largest (or least) value within bars, e.g. the highest rate that holds an SLO.
+    """Find the largest (or least) value within constraints, e.g. the most requests/s in an SLO.
 
     Parameters
     ----------
@@ -166,6 +166,7 @@ def find(
         Processes.
     """
     from schedlab.experiments.search.cheapest import cheapest
+    from schedlab.experiments.search.constraints import needs_tables
     from schedlab.experiments.search.find import find as search
     from schedlab.experiments.search.find import verdicts
     from schedlab.experiments.search.search_report import basis_lines, find_lines
@@ -174,7 +175,8 @@ def find(
 
     asked = spec(experiment, **overrides)
     with tempfile.TemporaryDirectory() as scratch, _workers([asked], jobs) as workers:
-        runs = Runs(Store(Path(scratch if folder is None else folder)), workers)
+        store = Store(Path(folder or scratch), light=not needs_tables(asked))
+        runs = Runs(store, workers)
         found = search(asked, runs)
         assert asked.find is not None
         best = cheapest(asked, found, runs)

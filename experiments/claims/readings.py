@@ -111,18 +111,18 @@ class Readings:
         return Reading(self._values[setting, replication][metric])
 
     def _capacity(self, capacity: Capacity, settings: Sequence[Setting], replication: int) -> _Walk:
-        """Walk up the load until a bar breaks; what lies above is not run."""
+        """Walk up the load until a constraint breaks; what lies above is not run."""
         over = list(self._spec.sweep).index(capacity.over)
         loads = self._spec.sweep[capacity.over]
-        # A bar holds where the excess is <= 0.
-        bars = [(name, bar, 1.0) for name, bar in capacity.at_most.items()]
-        bars += [(name, bar, -1.0) for name, bar in capacity.at_least.items()]
+        # A constraint holds where the excess is <= 0.
+        constraints = [(name, constraint, 1.0) for name, constraint in capacity.at_most.items()]
+        constraints += [(name, constraint, -1.0) for name, constraint in capacity.at_least.items()]
         before: tuple[float, list[float]] | None = None
         for setting in settings:
             load = float(loads[setting[over]])
             yield setting, replication
             values = self._values[setting, replication]
-            excess = [sign * (values[name] - bar) for name, bar, sign in bars]
+            excess = [sign * (values[name] - constraint) for name, constraint, sign in constraints]
             if not all(e <= 0.0 for e in excess):
                 if before is None or any(math.isnan(e) for e in excess):
                     return Reading(math.nan)

@@ -19,9 +19,12 @@ COMMANDS = {
     "sweep": ("sweep", "Run a sweep by many workers; run it again and only what is missing runs."),
     "find": (
         "sweep",
-        "Find the largest value within bars (the section `find`), e.g. the highest request rate.",
+        "Find the largest or least value within constraints: the highest rate, the fewest engines.",
     ),
-    "tune": ("sweep", "Find the best values of engine limits within bars (the section `tune`)."),
+    "tune": (
+        "sweep",
+        "Find the best values within constraints: of engine limits, policies, fleets.",
+    ),
     "recommend": (
         "recommend",
         "Search how to serve a model within latency targets: a vllm serve line, what to expect.",

@@ -127,16 +127,6 @@ def _refuse_more_than_is_kept(asked: Sequence[str], spec: ExperimentSpec) -> Non
         raise SpecError(f"--light keeps no tables, and {more[0]} is computed from them")
 
 
-def _bounded(spec: ExperimentSpec) -> list[str]:
-    """Return the metrics that a search goes by."""
-    from schedlab.experiments.specification.search import is_key
-
-    asked = [one for one in (spec.find, spec.tune) if one is not None]
-    goals = [one.maximize or one.minimize for one in asked]
-    names = [*goals, *(name for one in asked for name in (*one.at_most, *one.at_least))]
-    return [name for name in names if name is not None and not is_key(name)]
-
-
 class _Outcome(NamedTuple):
     """What a search came to: as JSON, and as a table with lines under it."""
 
@@ -147,7 +137,7 @@ class _Outcome(NamedTuple):
 
 
 def _find(spec: ExperimentSpec, runs: Runs) -> _Outcome:
-    """Find the largest (or least) value within bars, e.g. the highest rate, the fewest engines."""
+    """Find the largest or least value within constraints: the highest rate, the fewest engines."""
     from schedlab.experiments.search.cheapest import cheapest
     from schedlab.experiments.search.find import find, verdicts
     from schedlab.experiments.search.search_report import find_data, find_lines, find_table
@@ -161,14 +151,14 @@ def _find(spec: ExperimentSpec, runs: Runs) -> _Outcome:
 
 
 def _tune(spec: ExperimentSpec, runs: Runs) -> _Outcome:
-    """Find the best values within bars (the section `tune`), e.g. engine limits, or a fleet."""
+    """Find the best values within constraints: of engine limits, policies, fleets."""
     from schedlab.experiments.search.search_report import tune_data, tune_lines, tune_rows
     from schedlab.experiments.search.tune import tune
     from schedlab.experiments.specification.sweep import short_names
 
     tuned = tune(spec, runs)
     assert spec.tune is not None
-    header = (*short_names(list(spec.tune.over)).values(), spec.tune.goal, "bars")
+    header = (*short_names(list(spec.tune.over)).values(), spec.tune.goal, "constraints")
     data = tune_data(spec, tuned, runs.num_asked)
     return _Outcome(data, header, tune_rows(tuned), tune_lines(spec, tuned))
 
@@ -184,19 +174,25 @@ def _search_command(
         output: SearchOutput = None,
         jobs: NumWorkers = 1,
         ray: RayAddress = None,
-        light: Light = False,
+        tables: Annotated[
+            bool,
+            typer.Option("--tables", help="Also keep the requests and steps of every run."),
+        ] = False,
+        light: Annotated[bool, typer.Option("--light", hidden=True)] = False,
         quiet: Quiet = False,
         as_json: AsJson = False,
     ) -> None:
+        from schedlab.experiments.search.constraints import needs_tables
         from schedlab.experiments.search.search_report import basis_lines, write_json
         from schedlab.experiments.sweeps.workers import choose_workers
 
         spec = load_experiment(spec_file, overrides)
         folder = output or results_folder(spec, name)
         check_backend(spec, jobs, ray)
-        if light:
-            _refuse_more_than_is_kept(_bounded(spec), spec)
-        with opened_runs(folder, choose_workers(jobs, ray), quiet, light) as runs:
+        if light and tables:
+            raise SpecError("--light is without what --tables keeps; give one of them")
+        kept_light = not (tables or needs_tables(spec))
+        with opened_runs(folder, choose_workers(jobs, ray), quiet, kept_light) as runs:
             found = search(spec, runs)
         basis = basis_lines(runs.cost_models, list(runs.extrapolated.values()))
         table = {"header": found.header, "rows": found.rows, "num_text": 1}

@@ -72,14 +72,14 @@ def answers(found: Data, title: str) -> Figure:
         axes.set_yticks(range(len(settings)), [one["label"] for one in settings])
         axes.set_ylim(len(settings) - 0.5, -0.5)
         axes.set_xlim(left=0)
-        axes.set_xlabel(f"{_searched(found['find'])} within the bars")
+        axes.set_xlabel(f"{_searched(found['find'])} within the constraints")
         axes.set_title(title)
-        note(figure, f"{_bars(found['find'])}; dots: seeds; bars: 95 % confidence intervals")
+        note(figure, f"{_constraints(found['find'])}; dots: seeds; bars: 95 % confidence intervals")
     return figure
 
 
 def tried(found: Data, title: str) -> Figure:
-    """Draw what each value tried gave, a panel a bar.
+    """Draw what each value tried gave, a panel a constraint.
 
     Parameters
     ----------
@@ -91,19 +91,19 @@ def tried(found: Data, title: str) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        The metric of the bar over the value: a dot a seed and value, a line a setting through the
-        means of those values that at least half of the seeds tried.
+        The metric of the constraint over the value: a dot a seed and value, a line a setting
+        through the means of those values that at least half of the seeds tried.
     """
     asked = found["find"]
-    bars = [
+    constraints = [
         *((metric, bound, 1.0) for metric, bound in asked["at_most"].items()),
         *((metric, bound, -1.0) for metric, bound in asked["at_least"].items()),
     ]
     settings = [one for one in found["settings"] if one["replications"]]
     drawn = dict(zip((one["label"] for one in settings), looks(), strict=False))
     with house_style():
-        figure, all_axes = panels(1.0 + 4.4 * len(bars), 4.0, len(bars))
-        for i, (axes, (name, bound, sign)) in enumerate(zip(all_axes, bars, strict=True)):
+        figure, all_axes = panels(1.0 + 4.4 * len(constraints), 4.0, len(constraints))
+        for i, (axes, (name, bound, sign)) in enumerate(zip(all_axes, constraints, strict=True)):
             metric = metric_named(name)
             low = math.inf
             for one in settings:
@@ -127,7 +127,9 @@ def tried(found: Data, title: str) -> Figure:
             axes.set_ylabel(metric.axis)
         name_below(figure, [(name, look._replace(marker=".")) for name, look in drawn.items()])
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-        note(figure, "dashed: the bar; dots: a value tried with a seed; line: mean of a value")
+        note(
+            figure, "dashed: the constraint; dots: a value tried with a seed; line: mean of a value"
+        )
     return figure
 
 
@@ -144,8 +146,9 @@ def tuned(found: Data, title: str) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        A panel a key. Hollow settings break a bar; the line joins the best that holds at each
-        value; the star is the winner, the diamond what was given. Names stand in the order asked.
+        A panel a key. Hollow settings break a constraint; the line joins the best that holds at
+        each value; the star is the winner, the diamond what was given. Names stand in the order
+        asked.
     """
     keys = list(found["tune"]["over"])
     trials = [trial for trial in found["tried"] if trial["goals"]]
@@ -182,8 +185,8 @@ def tuned(found: Data, title: str) -> Figure:
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         note(
             figure,
-            f"{_bars(found['tune'])}; hollow: breaks a bar; line: the best that holds; star: the "
-            "winner on new seeds; diamond: the given setting on the same",
+            f"{_constraints(found['tune'])}; hollow: breaks a constraint; line: the best that "
+            "holds; star: the winner on new seeds; diamond: the given setting on the same",
         )
     return figure
 
@@ -198,9 +201,9 @@ def recommended(found: Data, title: str) -> Figure:
     title : str
         Above it.
     """
-    bars = {"slo_attainment": found["question"]["attainment"]}
+    constraints = {"slo_attainment": found["question"]["attainment"]}
     settings = [{**one, "label": f"{one['stage']}: {one['label']}"} for one in found["tried"]]
-    asked = {"maximize": "requests/s", "at_least": bars, "at_most": {}}
+    asked = {"maximize": "requests/s", "at_least": constraints, "at_most": {}}
     return answers({"find": asked, "settings": settings}, title)
 
 
@@ -240,10 +243,10 @@ def _means(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
     return list(kept), [float(np.mean(ys)) for ys in kept.values()]
 
 
-def _bars(asked: Data) -> str:
-    bars = [f"{name} <= {bound:g}" for name, bound in asked["at_most"].items()]
-    bars += [f"{name} >= {bound:g}" for name, bound in asked["at_least"].items()]
-    return "within " + " and ".join(bars) if bars else "no bars"
+def _constraints(asked: Data) -> str:
+    constraints = [f"{name} <= {bound:g}" for name, bound in asked["at_most"].items()]
+    constraints += [f"{name} >= {bound:g}" for name, bound in asked["at_least"].items()]
+    return "within " + " and ".join(constraints) if constraints else "no constraints"
 
 
 def _number(value: float | str | None) -> float:

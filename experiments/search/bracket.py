@@ -8,8 +8,10 @@ from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 _SCAN = 5
-_MOST_DOUBLINGS = 16
-_NEAR = 1.25
+_MOST_STRIDES = 16
+_FAR = 2.0
+_NEAR_STEPS = 2.5
+"""How many tolerances the first stride away from where an answer is expected takes."""
 
 
 class Probe(NamedTuple):
@@ -20,7 +22,7 @@ class Probe(NamedTuple):
     value : float
         What was set.
     excess : tuple of float
-        By how much each bar is broken there; a bar holds at <= 0.
+        By how much each constraint is broken there; a constraint holds at <= 0.
     """
 
     value: float
@@ -28,23 +30,23 @@ class Probe(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether every bar holds."""
+        """Whether every constraint holds."""
         return all(excess <= 0.0 for excess in self.excess)
 
 
 class Bracket(NamedTuple):
-    """Where the bars begin to break.
+    """Where the constraints begin to break.
 
     Attributes
     ----------
     value : float
-        The largest (or least) value before the first break at which every bar holds; the first
-        value tried if none holds there.
+        The largest (or least) value before the first break at which every constraint holds; the
+        first value tried if none holds there.
     breaks_at : float
-        The value tried next to it at which a bar breaks; infinity (or 0) if none breaks.
+        The value tried next to it at which a constraint breaks; infinity (or 0) if none breaks.
     bound : {"", "at least", "below", "at most", "above"}
         "at least" (of the least value: "at most") if nothing breaks up to the last value tried, so
-        that the answer lies beyond; "below" ("above") if even the first value breaks a bar.
+        that the answer lies beyond; "below" ("above") if even the first value breaks a constraint.
     probes : tuple of Probe
         Everything that was tried, by value.
     least : bool
@@ -59,7 +61,7 @@ class Bracket(NamedTuple):
 
     @property
     def holds_again(self) -> list[float]:
-        """Values beyond one that breaks at which every bar holds: then there is no one answer."""
+        """Values beyond one that breaks at which all constraints hold: there is no one answer."""
         return [
             probe.value
             for probe in self.probes
@@ -69,19 +71,19 @@ class Bracket(NamedTuple):
 
     @property
     def has_answer(self) -> bool:
-        """Whether a value was found at which every bar holds."""
+        """Whether a value was found at which every constraint holds."""
         return self.bound not in ("below", "above")
 
-    def falls(self, bar: int) -> list[tuple[Probe, Probe]]:
-        """Return neighbours between which the excess over a bar goes the wrong way.
+    def falls(self, i: int) -> list[tuple[Probe, Probe]]:
+        """Return neighbours between which the excess over one constraint goes the wrong way.
 
         It is to rise with the value; with the least value searched, to fall.
         """
         return [
             (low, high)
             for low, high in pairwise(self.probes)
-            if low.excess[bar] != high.excess[bar]
-            and (high.excess[bar] < low.excess[bar]) is not self.least
+            if low.excess[i] != high.excess[i]
+            and (high.excess[i] < low.excess[i]) is not self.least
         ]
 
 
@@ -113,9 +115,10 @@ def bracket(
     whole : bool
         Whether values are integers.
     near : float, optional
-        A value around which it is looked for first.
+        Where the answer is expected: from there strides are taken instead of a scan, small at
+        first and twice as long each time, until one holds and one breaks.
     least : bool
-        Whether bars hold at large values, and the least such value is searched.
+        Whether constraints hold at large values, and the least such value is searched.
 
     Yields
     ------
@@ -127,38 +130,33 @@ def bracket(
     Bracket
         The answer, before the *first* break: what holds again beyond it is told, not used.
     """
-    if near is not None:
-        low, high = near / _NEAR, near * _NEAR
-        if whole:  # that the neighbour of a small integer is looked at, too
-            low, high = min(low, near - 1), max(high, near + 1)
-        if between is not None:
-            low, high = max(low, between[0]), min(high, between[1])
-        low = max(low, 1.0) if whole else low
-        found_near = yield from bracket((low, high), near, tolerance, whole, least=least)
-        if not found_near.bound:
-            return found_near
     probes: dict[float, Probe] = {}
+    low, high = between or (0.0, math.inf)
     beyond = 0.0 if least else math.inf
 
     def rounded(value: float) -> float:
+        value = min(max(value, low), high)
         return float(max(1, round(value))) if whole else value
 
-    if between is not None:
-        ratio = between[1] / between[0]
-        steps = [rounded(between[0] * ratio ** (i / (_SCAN - 1))) for i in range(_SCAN)]
+    if between is not None and near is None:
+        steps = [rounded(low * (high / low) ** (i / (_SCAN - 1))) for i in range(_SCAN)]
         found = yield list(dict.fromkeys(steps))
         probes |= {probe.value: probe for probe in found}
     else:
-        value = rounded(start)
-        for _ in range(_MOST_DOUBLINGS):
+        value = rounded(start if near is None else near)
+        ratio = _FAR if near is None else (1 + tolerance) ** _NEAR_STEPS
+        for _ in range(_MOST_STRIDES):
             (probe,) = yield [value]
             probes[value] = probe
             if len({p.holds for p in probes.values()}) == 2:
                 break
-            further = rounded(value * 2 if probe.holds is not least else value / 2)
+            upwards = probe.holds is not least
+            further = rounded(value * ratio if upwards else value / ratio)
+            if further == value and whole:
+                further = rounded(value + (1 if upwards else -1))
             if further == value:
                 break
-            value = further
+            value, ratio = further, min(ratio**2, _FAR)
     while True:
         by_value = tuple(probes[value] for value in sorted(probes))
         from_easy = by_value[::-1] if least else by_value

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from schedlab.experiments.search.bars import Metrics, bars_of, label_of, with_values
+from schedlab.experiments.search.constraints import Metrics, constraints_of, label_of, with_values
 from schedlab.experiments.search.find import Found
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.sweep import points
@@ -24,7 +24,7 @@ _S_PER_HOUR = 3600.0
 
 
 class Cheapest(NamedTuple):
-    """A fleet that holds the bars for the least money.
+    """A fleet that holds the constraints for the least money.
 
     Attributes
     ----------
@@ -35,9 +35,9 @@ class Cheapest(NamedTuple):
     usd_per_hour : Estimate
         What it costs at that value, on new seeds.
     measured : mapping of str to Estimate
-        Metric of each bar on those seeds, and whether it holds there.
+        Metric of each constraint on those seeds, and whether it holds there.
     holds : bool
-        Whether all bars hold on average.
+        Whether all constraints hold on average.
     lines : tuple of str
         The same in sentences, and by how much the others are dearer.
     """
@@ -110,14 +110,18 @@ def cheapest(spec: ExperimentSpec, found: Sequence[Found], runs: Runs) -> Cheape
         if point.label == best.label
     ]
     metrics = [one.metrics for one in runs.points(again)]
-    bars = bars_of(asked.at_most, asked.at_least)
-    measured = {bar.metric: estimate([float(one[bar.metric]) for one in metrics]) for bar in bars}
-    holds = all(sum(bar.excess(one) for one in metrics) <= 0 for bar in bars)
+    constraints = constraints_of(asked.at_most, asked.at_least)
+    measured = {
+        constraint.metric: estimate([float(one[constraint.metric]) for one in metrics])
+        for constraint in constraints
+    }
+    holds = all(sum(constraint.excess(one) for one in metrics) <= 0 for constraint in constraints)
     price = estimate([usd_per_hour(one) for one in metrics])
     said = ", ".join(f"{name} {with_interval(*value)}" for name, value in measured.items())
     lines = [
         f"cheapest: {best.label} with {asked.key}={value:g}, ${price.mean:.2f} an hour; on "
-        f"{len(metrics)} new seeds {said}: {'bars hold' if holds else 'A BAR BREAKS'}",
+        f"{len(metrics)} new seeds {said}: "
+        + ("constraints hold" if holds else "A CONSTRAINT BREAKS"),
         *_dearer(best, [one for _, one in priced if one is not best]),
     ]
     return Cheapest(best.label, value, price, measured, holds, tuple(lines))

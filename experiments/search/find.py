@@ -1,4 +1,4 @@
-"""The largest, or least, value of a key within bars.
+"""The largest, or least, value of a key within constraints.
 
 E.g. the highest rate that meets a latency target, or the fewest engines that do.
 """
@@ -11,8 +11,14 @@ from dataclasses import dataclass, replace
 
 from schedlab.experiments.analysis.rate_curves import SATURATED, is_saturated
 from schedlab.experiments.results.tables import Row
-from schedlab.experiments.search.bars import Bar, Metrics, bars_of, label_of, with_values
 from schedlab.experiments.search.bracket import Bracket, Probe, Search, bracket
+from schedlab.experiments.search.constraints import (
+    Constraint,
+    Metrics,
+    constraints_of,
+    label_of,
+    with_values,
+)
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find
 from schedlab.experiments.specification.sweep import Point, points
@@ -21,19 +27,20 @@ from schedlab.experiments.statistics import Estimate, corrected, estimate, paire
 from schedlab.experiments.sweeps.jobs import Done
 from schedlab.experiments.sweeps.runs import Runs, check
 from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.text import percent
 
 _LENGTH = "workload.num_requests"
 _RIPPLE = 0.01
 """A share of a metric by which it may go the wrong way without a remark."""
 
 _BOUNDS = {
-    "at least": "no bar breaks up to the largest value tried",
-    "below": "a bar breaks at the smallest value tried already",
-    "at most": "no bar breaks down to the smallest value tried",
-    "above": "a bar breaks at the largest value tried still",
+    "at least": "no constraint breaks up to the largest value tried",
+    "below": "a constraint breaks at the smallest value tried already",
+    "at most": "no constraint breaks down to the smallest value tried",
+    "above": "a constraint breaks at the largest value tried still",
 }
 
-MOST_DOUBLINGS = 3
+MOST_DOUBLINGS = 4
 """Of the length of runs, until an answer no longer depends on it."""
 
 
@@ -55,6 +62,8 @@ class Found:
         Why there is no answer, where a run of this setting failed; then there are no brackets.
     num_requests : int or None
         Requests of a run behind the answer; None for a whole trace.
+    settled : bool or None
+        Whether it stayed when runs became twice as long; None if that was not tried.
     """
 
     label: str
@@ -63,6 +72,7 @@ class Found:
     remarks: tuple[str, ...]
     error: str = ""
     num_requests: int | None = None
+    settled: bool | None = None
 
     @property
     def values(self) -> list[float]:
@@ -81,7 +91,7 @@ class Found:
 
 
 def find(spec: ExperimentSpec, runs: Runs) -> list[Found]:
-    """Search the largest (or least) value within the bars, for every setting of the sweep.
+    """Search the largest (or least) value within the constraints, for every setting of the sweep.
 
     Parameters
     ----------
@@ -114,7 +124,10 @@ def find(spec: ExperimentSpec, runs: Runs) -> list[Found]:
 
 
 def find_all(
-    todo: Sequence[Point], asked: Find, runs: Runs, near: Mapping[str, float] | None = None
+    todo: Sequence[Point],
+    asked: Find,
+    runs: Runs,
+    near: Mapping[str, Sequence[float]] | None = None,
 ) -> list[Found]:
     """Search at several points at the same time.
 
@@ -126,8 +139,8 @@ def find_all(
         What is searched.
     runs : Runs
         Runs what is asked.
-    near : mapping of str to float, optional
-        Label of a setting to a value near which its answer is looked for first.
+    near : mapping of str to sequence of float, optional
+        Label of a setting to where the answer of each replication is expected.
 
     Returns
     -------
@@ -140,11 +153,11 @@ def find_all(
     SchedlabError
         If a run of every setting fails.
     """
-    bars = bars_of(asked.at_most, asked.at_least)
+    constraints = constraints_of(asked.at_most, asked.at_least)
     groups: dict[Setting, list[int]] = {}
     for i, point in enumerate(todo):
         groups.setdefault(_setting(point), []).append(i)
-    brackets, failed = _search_all(todo, asked, bars, runs, near or {})
+    brackets, failed = _search_all(todo, asked, constraints, runs, near or {})
     if len(failed) == len(groups):
         check(list(failed.values()))
     answered = [i for i in range(len(todo)) if _setting(todo[i]) not in failed]
@@ -160,7 +173,7 @@ def find_all(
             continue
         of = tuple(brackets[i] for i in members)
         metrics = tuple(at_answer[i] for i in members)
-        remarks = _remarks(bars, of, metrics, is_part=first.spec.measure is not None)
+        remarks = _remarks(constraints, of, metrics, is_part=first.spec.measure is not None)
         found.append(Found(first.label, of, metrics, tuple(remarks), "", length))
     return found
 
@@ -177,7 +190,8 @@ def settled(
     length : int or None
         Requests of the first search; None for a whole trace, which is searched once.
     asked : Find
-        What is searched; answers that move by less than its tolerance stay.
+        What is searched; answers that move by no more than its tolerance, or than half their
+        own interval, stay.
     runs : Runs
         Runs what is asked.
 
@@ -188,7 +202,7 @@ def settled(
     """
     history = [find_all(todo(length), asked, runs)]
     for _ in range(MOST_DOUBLINGS):
-        reached = {one.label: one.value.mean for one in history[-1] if _is_answer(one)}
+        reached = {one.label: one.values for one in history[-1] if _is_answer(one)}
         if length is None or not reached:
             break
         length *= 2
@@ -196,16 +210,14 @@ def settled(
             history.append(find_all(todo(length), asked, runs, reached))
         except SchedlabError:
             break  # a trace file that is not so long
-        moves = [_move(one, other) for one, other in zip(*history[-2:], strict=True)]
-        if max(moves) <= asked.tolerance:
+        pairs = zip(history[-2], history[-1], strict=True)
+        if all(_stays(one, other, asked.tolerance) for one, other in pairs):
             break
     if len(history) == 1:
         return history[0]
     return [
-        replace(last, remarks=(_told_length(of, asked), *last.remarks))
-        if _is_answer(last)
-        else last
-        for last, of in zip(history[-1], zip(*history, strict=True), strict=True)
+        _with_its_way(of, asked.tolerance) if _is_answer(of[-1]) else of[-1]
+        for of in zip(*history, strict=True)
     ]
 
 
@@ -213,25 +225,49 @@ def _is_answer(one: Found) -> bool:
     return not one.error and not one.bound
 
 
-def _move(one: Found, other: Found) -> float:
-    """Return by what share an answer moved; 0 where there is none to move."""
+def _stays(one: Found, other: Found, tolerance: float) -> bool:
+    """Say whether an answer stayed; where there is none, nothing moved."""
     if not (_is_answer(one) and _is_answer(other)):
-        return 0.0
-    return abs(other.value.mean / one.value.mean - 1.0)
+        return True
+    return stays(one.value, other.value, tolerance)
 
 
-def _told_length(of: Sequence[Found], asked: Find) -> str:
-    """Say how the answer of a setting depends on the length of a run."""
-    path = ", ".join(f"{one.value.mean:.4g} with {one.num_requests}" for one in of)
-    if _move(*of[-2:]) <= asked.tolerance:
-        return f"by requests a run: {path}; settled to within {asked.tolerance:.0%}"
-    return f"by requests a run: {path}; {still_moving(of[-1].num_requests)}"
+def _with_its_way(of: Sequence[Found], tolerance: float) -> Found:
+    """Return the last answer of a setting with how it depends on the length of a run."""
+    last = of[-1]
+    path = [(one.num_requests, one.value) for one in of]
+    settled = _stays(of[-2], last, tolerance)
+    return replace(last, remarks=(told_way(path, tolerance), *last.remarks), settled=settled)
 
 
-def still_moving(num_requests: int | None) -> str:
-    """Say that an answer depends on the length of the runs, and how to go on from there."""
-    longer = f"{_LENGTH}={2 * (num_requests or 0)}"
-    return f"STILL MOVING, so no answer for long runs yet: {longer} goes on from there"
+def stays(before: Estimate, after: Estimate, tolerance: float) -> bool:
+    """Say whether twice the requests moved a mean by no more than a share, or than its interval."""
+    if before.mean == 0.0:
+        return after.mean == 0.0
+    unsure = (after.half_width or 0.0) / abs(after.mean) if after.mean else 0.0
+    return abs(after.mean / before.mean - 1.0) <= max(tolerance, unsure)
+
+
+def told_way(path: Sequence[tuple[int | None, Estimate]], tolerance: float) -> str:
+    """Say how an answer depends on the length of a run, and whether it has settled.
+
+    Parameters
+    ----------
+    path : sequence of (int or None, Estimate)
+        Requests of a run and what came out, from short to long; two at least.
+    tolerance : float
+        The share by which it may move and has settled.
+    """
+    way = ", ".join(f"{one.mean:.4g} with {length}" for length, one in path)
+    (_, before), (length, after) = path[-2:]
+    moved = percent(after.mean / before.mean - 1.0, signed=True) if before.mean else "from 0"
+    told = f"by requests a run: {way}; "
+    if stays(before, after, tolerance):
+        return f"{told}settled: the last doubling moved it by {moved}"
+    return (
+        f"{told}NOT SETTLED: the last doubling moved it by {moved}, and longer runs may move it as "
+        f"much again; {_LENGTH}={2 * (length or 0)} goes on from there"
+    )
 
 
 def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:
@@ -270,7 +306,11 @@ def _setting(point: Point) -> Setting:
 
 
 def _search_all(
-    todo: Sequence[Point], asked: Find, bars: Sequence[Bar], runs: Runs, near: Mapping[str, float]
+    todo: Sequence[Point],
+    asked: Find,
+    constraints: Sequence[Constraint],
+    runs: Runs,
+    near: Mapping[str, Sequence[float]],
 ) -> tuple[dict[int, Bracket], dict[Setting, Done]]:
     """Let every search take a step at a time, and run what all of them ask for together.
 
@@ -284,8 +324,9 @@ def _search_all(
     failed: dict[Setting, Done] = {}
     for i, point in enumerate(todo):
         start = _present(point.spec, asked.key) or 1.0
+        expected = near[point.label][point.replication] if point.label in near else None
         searches[i] = bracket(
-            asked.between, start, asked.tolerance, whole, near.get(point.label), least=asked.least
+            asked.between, start, asked.tolerance, whole, expected, least=asked.least
         )
         wanted[i] = next(searches[i])
     while wanted:
@@ -296,7 +337,11 @@ def _search_all(
             if isinstance(one, Done):
                 failed.setdefault(_setting(todo[i]), one)
             else:
-                probes[i].append(Probe(value, tuple(bar.excess(one.metrics) for bar in bars)))
+                probes[i].append(
+                    Probe(
+                        value, tuple(constraint.excess(one.metrics) for constraint in constraints)
+                    )
+                )
         wanted = {}
         for i, found in probes.items():
             if _setting(todo[i]) in failed:
@@ -338,7 +383,7 @@ def _is_whole(spec: ExperimentSpec, asked: Find) -> bool:
 
 
 def _remarks(
-    bars: Sequence[Bar],
+    constraints: Sequence[Constraint],
     brackets: Sequence[Bracket],
     metrics: Sequence[Metrics],
     is_part: bool,
@@ -351,20 +396,20 @@ def _remarks(
         breaks = [one.breaks_at for one in brackets if one.holds_again]
         first = max(breaks) if least else min(breaks)
         remarks.append(
-            f"NOT MONOTONE: a bar breaks at {first:.4g} and all hold again at "
+            f"NOT MONOTONE: a constraint breaks at {first:.4g} and all hold again at "
             f"{', '.join(f'{value:.4g}' for value in again[:3])}; the answer is "
             f"{'above' if least else 'below'} the first break"
         )
-    for i, bar in enumerate(bars):
+    for i, constraint in enumerate(constraints):
         falls = [(low, high) for one in brackets for low, high in one.falls(i)]
         if not falls:
             continue
         low, high = max(falls, key=lambda pair: abs(pair[0].excess[i] - pair[1].excess[i]))
-        sign = 1.0 if bar.at_most else -1.0
-        begin, end = (bar.bound + sign * probe.excess[i] for probe in (low, high))
+        sign = 1.0 if constraint.at_most else -1.0
+        begin, end = (constraint.bound + sign * probe.excess[i] for probe in (low, high))
         if abs(end - begin) > _RIPPLE * abs(begin):
             remarks.append(
-                f"{bar.metric} is not monotone over what was tried: most from "
+                f"{constraint.metric} is not monotone over what was tried: most from "
                 f"{begin:.4g} at {low.value:.4g} to {end:.4g} at {high.value:.4g}"
             )
     bounds = [one.bound for one in brackets]

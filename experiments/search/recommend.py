@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from schedlab.experiments.running.resolved import resolve
-from schedlab.experiments.search.bars import with_values
+from schedlab.experiments.search.constraints import with_values
 from schedlab.experiments.search.find import Found, find_all, settled
 from schedlab.experiments.search.vllm_defaults import Limits, default_limits, release
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -325,7 +325,7 @@ class _Search:
         if not candidates:
             return []
         points = self._points(candidates, _SCREENING_SEEDS, self.asked.workload.get("num_requests"))
-        expect = {one.label: near for one in candidates if near} if near else None
+        expect = {one.label: [near] * _SCREENING_SEEDS for one in candidates} if near else None
         found = find_all(points, self._find(0.05), self._runs, expect)
         tried = [Tried(stage, one, answer) for one, answer in zip(candidates, found, strict=True)]
         self.tried += tried
@@ -341,8 +341,8 @@ class _Search:
         return max(tried, key=lambda one: (one.rate, one.candidate == simplest))
 
     def _find(self, tolerance: float) -> Find:
-        bars = {"slo_attainment": self.asked.attainment}
-        return Find(maximize=_RATE, at_least=bars, tolerance=tolerance)
+        constraints = {"slo_attainment": self.asked.attainment}
+        return Find(maximize=_RATE, at_least=constraints, tolerance=tolerance)
 
     def _points(
         self,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.experiments.results.tables import notes
-from schedlab.experiments.search.bars import bars_of
 from schedlab.experiments.search.cheapest import Cheapest, prices
+from schedlab.experiments.search.constraints import constraints_of
 from schedlab.experiments.search.find import Found
 from schedlab.experiments.search.tune import Trial, Tuned
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -97,8 +97,8 @@ def find_lines(spec: ExperimentSpec, found: Sequence[Found]) -> list[str]:
     """Return what to say under the table: what was asked, how surely, and what is odd."""
     asked = spec.find
     assert asked is not None
-    bars = " and ".join(map(str, bars_of(asked.at_most, asked.at_least)))
-    lines = [f"{asked.extreme} {asked.key} at which {bars} ({_requests(spec, found)})"]
+    constraints = " and ".join(map(str, constraints_of(asked.at_most, asked.at_least)))
+    lines = [f"{asked.extreme} {asked.key} at which {constraints} ({_requests(spec, found)})"]
     if spec.replications > 1:
         lines.append(
             f"mean ± 95 % interval over {spec.replications} seeds, each searched alone to within "
@@ -124,7 +124,7 @@ def find_data(
 ) -> Data:
     """Return the same for JSON, with every value that was tried."""
     assert spec.find is not None
-    bars = bars_of(spec.find.at_most, spec.find.at_least)
+    constraints = constraints_of(spec.find.at_most, spec.find.at_least)
     return {
         "name": spec.name,
         "spec_hash": spec_hash(spec),
@@ -135,6 +135,7 @@ def find_data(
                 "label": one.label,
                 "error": one.error or None,
                 "num_requests": one.num_requests,
+                "settled": one.settled,
                 "mean": None if one.error else one.value.mean,
                 "ci95": None if one.error else one.value.half_width,
                 "bound": one.bound or None,
@@ -146,8 +147,10 @@ def find_data(
                             {
                                 "value": probe.value,
                                 "excess": {
-                                    str(bar): excess
-                                    for bar, excess in zip(bars, probe.excess, strict=True)
+                                    str(constraint): excess
+                                    for constraint, excess in zip(
+                                        constraints, probe.excess, strict=True
+                                    )
                                 },
                             }
                             for probe in bracket.probes
@@ -180,17 +183,19 @@ def tune_lines(spec: ExperimentSpec, tuned: Tuned) -> list[str]:
     """Return what to say under the table: the winner on new seeds, and what is odd."""
     asked = spec.tune
     assert asked is not None
-    bars = " and ".join(map(str, bars_of(asked.at_most, asked.at_least))) or "no bars"
+    constraints = (
+        " and ".join(map(str, constraints_of(asked.at_most, asked.at_least))) or "no constraints"
+    )
     invalid = f", {tuned.num_invalid} not allowed" if tuned.num_invalid else ""
     lines = [
-        f"{len(tuned.trials)} settings tried{invalid}; {asked.extreme}: {asked.goal} within {bars} "
-        f"({_requests(spec)})"
+        f"{len(tuned.trials)} settings tried{invalid}; {asked.extreme}: {asked.goal} within "
+        f"{constraints} ({_requests(spec)})"
     ]
     for title, trial in (("best", tuned.best), ("given", tuned.given)):
         if trial is not None:
             values = ", ".join(f"{key}={shown(value)}" for key, value in trial.values.items())
             goal = with_interval(trial.goal.mean, trial.goal.half_width)
-            held = "bars hold" if trial.holds else "A BAR BREAKS"
+            held = "constraints hold" if trial.holds else "A CONSTRAINT BREAKS"
             lines.append(f"{title}: {values}: {goal}, {held} (on {len(trial.goals)} new seeds)")
     return [*lines, tuned.verdict, *tuned.remarks]
 

@@ -1,4 +1,4 @@
-"""The best values of a few keys within bars: coarse to fine, then confirmed on new seeds."""
+"""The best values of a few keys within constraints: coarse to fine, confirmed on new seeds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from schedlab.experiments.search.bars import Metrics, bars_of, label_of, with_values
-from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, still_moving
+from schedlab.experiments.search.constraints import Metrics, constraints_of, label_of, with_values
+from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, stays, told_way
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find, Tune, is_key
 from schedlab.experiments.specification.sweep import Point, points, shown
@@ -35,7 +35,7 @@ class Trial:
     goals : tuple of float
         What is maximized or minimized, one a replication.
     excess : tuple of float
-        By how much each bar is broken on average, as a share of the bar; <= 0 holds.
+        By how much each constraint is broken on average, as a share of the constraint; <= 0 holds.
     least : bool
         Whether less is better.
     """
@@ -52,12 +52,12 @@ class Trial:
 
     @property
     def holds(self) -> bool:
-        """Whether every bar holds on average over the replications."""
+        """Whether every constraint holds on average over the replications."""
         return all(excess <= 0.0 for excess in self.excess)
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What is better is larger: bars held first, then the goal, else the smaller excess."""
+        """What is better is larger: constraints held, then the goal, or the smaller excess."""
         if self.holds:
             mean = -self.goal.mean if self.least else self.goal.mean
             return True, mean if not math.isnan(mean) else -math.inf
@@ -218,7 +218,7 @@ def evaluate(
     settings : sequence of (mapping, ExperimentSpec)
         The values of each, and the experiment that has them.
     asked : Tune
-        What is maximized or minimized, and the bars.
+        What is maximized or minimized, and the constraints.
     runs : Runs
         Runs what is asked.
 
@@ -233,12 +233,12 @@ def evaluate(
         for one, spec in settings
         for point in points(spec)
     ]
-    bars = bars_of(asked.at_most, asked.at_least)
+    constraints = constraints_of(asked.at_most, asked.at_least)
     if not expanded:
         return []
     if is_key(asked.goal):
         found = find_all(expanded, _as_find(asked), runs)
-        # Within the bars by construction, but for a setting that breaks one at the least value.
+        # Within them by construction, but for a setting that breaks one at the least value.
         return [
             one.error or Trial(v, tuple(one.values), (1.0 if one.bound == "below" else 0.0,))
             for v, one in zip(values, found, strict=True)
@@ -259,8 +259,8 @@ def evaluate(
             continue
         goals = tuple(float(one[asked.goal]) for one in own)
         excess = tuple(
-            math.fsum(bar.excess(one) for one in own) / num / (abs(bar.bound) or 1.0)
-            for bar in bars
+            math.fsum(constraint.excess(one) for one in own) / num / (abs(constraint.bound) or 1.0)
+            for constraint in constraints
         )
         trials.append(Trial(v, goals, excess, asked.minimize is not None))
     return trials
@@ -282,12 +282,12 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -
             change = paired_change(best.goals, given.goals)
             told = verdict(*names, asked.goal, change, asked.minimize is None)
         if not given.holds:
-            told += " (which breaks a bar)"
+            told += " (which breaks a constraint)"
     remarks = [told_length] if told_length else []
     if not ordered[0].holds:
-        remarks.append("NO SETTING HOLDS ALL BARS; this one breaks them least")
+        remarks.append("NO SETTING HOLDS ALL CONSTRAINTS; this one breaks them least")
     elif not best.holds:
-        remarks.append("the winner breaks a bar on new seeds: it holds by luck only")
+        remarks.append("the winner breaks a constraint on new seeds: it holds by luck only")
     for key, (low, high) in asked.ranges.items():
         ends = (high,) if low == 1 and search.is_whole(key) else (low, high)
         if best.values[key] in ends:
@@ -325,30 +325,21 @@ def _settled(
         if failed:
             raise SchedlabError(failed[0])
         history.append((length, [one for one in found if isinstance(one, Trial)]))
-        if not asked.settle or length is None or _moves(history) <= _SETTLED:
+        if not asked.settle or length is None or _all_stay(history):
             break
         length *= 2
     if len(history) < 2:
         return history[-1][1], ""
-    path = ", ".join(f"{trials[0].goal.mean:.4g} with {n}" for n, trials in history)
-    ends = f"settled to within {_SETTLED:.0%}"
-    if _moves(history) > _SETTLED:
-        ends = still_moving(history[-1][0])
-    searched = history[0][0]
-    return history[-1][1], (
-        f"the best by requests a run: {path}; {ends} (settings were tried with {searched})"
-    )
+    way = told_way([(n, trials[0].goal) for n, trials in history], _SETTLED)
+    return history[-1][1], f"the best {way} (settings were tried with {history[0][0]})"
 
 
-def _moves(history: Sequence[tuple[int | None, list[Trial]]]) -> float:
-    """Return by what share the goals moved with the last doubling; infinity before one."""
+def _all_stay(history: Sequence[tuple[int | None, list[Trial]]]) -> bool:
+    """Say whether the last doubling moved no goal; no before there was one."""
     if len(history) < 2:
-        return math.inf
+        return False
     pairs = zip(history[-2][1], history[-1][1], strict=True)
-    return max(
-        abs(after.goal.mean / before.goal.mean - 1.0) if before.goal.mean else math.inf
-        for before, after in pairs
-    )
+    return all(stays(before.goal, after.goal, _SETTLED) for before, after in pairs)
 
 
 def _alike(best: Trial, other: Trial) -> bool:

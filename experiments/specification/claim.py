@@ -38,12 +38,12 @@ class Measure(Named):
 
 
 class Capacity(Section):
-    """The largest value of a swept key at which every bar holds."""
+    """The largest value of a swept key at which every constraint holds."""
 
     over: str = Field(
         min_length=1,
         description="Swept key with rising numbers, e.g. `workload.request_rate`; between the "
-        "last that holds and the first that does not, the bar is interpolated.",
+        "last that holds and the first that does not, the constraint is interpolated.",
     )
     at_most: dict[str, Finite] = Field(
         default_factory=dict, description="Metric to the most it may be."
@@ -55,7 +55,7 @@ class Capacity(Section):
     @model_validator(mode="after")
     def _some_bar(self) -> Capacity:
         if not self.at_most and not self.at_least:
-            raise ValueError("give at_most or at_least: a capacity needs a bar")
+            raise ValueError("give at_most or at_least: a capacity needs a constraint")
         return self
 
 
@@ -99,7 +99,8 @@ class Figure(Section):
         default=None, description="What is measured, a name or a mapping with its parameters."
     )
     capacity: Capacity | None = Field(
-        default=None, description="Measured instead of a metric: the largest load within bars."
+        default=None,
+        description="Measured instead of a metric: the largest load within constraints.",
     )
     of: dict[str, Any] = Field(
         default_factory=dict,

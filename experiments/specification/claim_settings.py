@@ -129,9 +129,9 @@ def _measures(figure: Figure) -> list[tuple[KeyPath, Measure]]:
         return [(("metric",), figure.metric)]
     assert figure.capacity is not None
     return [
-        (("capacity", bar, name), Measure(name=name))
-        for bar in ("at_most", "at_least")
-        for name in getattr(figure.capacity, bar)
+        (("capacity", constraint, name), Measure(name=name))
+        for constraint in ("at_most", "at_least")
+        for name in getattr(figure.capacity, constraint)
     ]
 
 

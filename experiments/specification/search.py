@@ -26,10 +26,10 @@ Fail = Callable[[KeyPath, str], NoReturn]
 _SENTENCE = re.compile(
     r"\s*(?P<side>max|min)(?:imi[sz]e)?\s+(?P<key>\S+)"
     r"(?:\s+between\s+(?P<low>\S+)\s+and\s+(?P<high>\S+))?"
-    r"\s+subject\s+to\s+(?P<bars>.+?)\s*"
+    r"\s+subject\s+to\s+(?P<constraints>.+?)\s*"
 )
-_BAR = re.compile(r"(?P<metric>[\w.:]+(?:\(.*\))?)\s*(?P<sign><=|>=)\s*(?P<bar>\S+)")
-_BETWEEN_BARS = re.compile(r"\s+and\s+|\s*,\s*(?![^(]*\))")
+_CONSTRAINT = re.compile(r"(?P<metric>[\w.:]+(?:\(.*\))?)\s*(?P<sign><=|>=)\s*(?P<constraint>\S+)")
+_BETWEEN_CONSTRAINTS = re.compile(r"\s+and\s+|\s*,\s*(?![^(]*\))")
 
 
 class MeasurementSpec(Section):
@@ -79,7 +79,7 @@ Axis = Annotated[tuple[Finite | str, ...], BeforeValidator(_range), AfterValidat
 
 
 class Find(Section):
-    """The largest, or least, value of a key at which every bar holds; for `schedlab find`."""
+    """The largest or least value of a key at which every constraint holds; for `schedlab find`."""
 
     maximize: str | None = Field(
         default=None,
@@ -90,7 +90,7 @@ class Find(Section):
         default=None,
         min_length=1,
         description="Instead: the key whose least value is searched, e.g. `cluster.count`, at "
-        "which bars hold and below which they break.",
+        "which constraints hold and below which they break.",
     )
     between: Range | None = Field(
         default=None,
@@ -105,13 +105,13 @@ class Find(Section):
     )
     tolerance: Positive = Field(
         default=0.02,
-        description="Search ends when the next larger value tried, at which a bar breaks, is "
-        "no more than this share above the answer.",
+        description="Search ends when the next larger value tried, at which a constraint breaks, "
+        "is no more than this share above the answer.",
     )
     settle: Annotated[bool, Field(strict=True)] = Field(
         default=True,
-        description="Whether to double `workload.num_requests`, three times at most, until the "
-        "answer moves by less than the tolerance.",
+        description="Whether to double `workload.num_requests`, four times at most, until the "
+        "answer moves by no more than the tolerance, or than half its interval.",
     )
 
     @property
@@ -137,7 +137,7 @@ class Find(Section):
             raise ValueError("give either maximize or minimize, the key that is searched")
         if not self.at_most and not self.at_least:
             raise ValueError(
-                f"give at_most or at_least: without a bar there is no {self.extreme} value"
+                f"give at_most or at_least: without a constraint there is no {self.extreme} value"
             )
         if self.between is not None and self.between[0] >= self.between[1]:
             raise ValueError(f"between must rise, got {list(self.between)}")
@@ -156,12 +156,12 @@ def _find(value: object) -> object:
     data: dict[str, Any] = {f"{said['side']}imize": said["key"]}
     if said["low"] is not None:
         data["between"] = [_number(said["low"]), _number(said["high"])]
-    for part in _BETWEEN_BARS.split(said["bars"]):
-        bar = _BAR.fullmatch(part)
-        if bar is None:
-            raise ValueError(f"{part!r} is no bar: write it as METRIC <= X or METRIC >= X")
-        side = "at_most" if bar["sign"] == "<=" else "at_least"
-        data.setdefault(side, {})[bar["metric"]] = _number(bar["bar"])
+    for part in _BETWEEN_CONSTRAINTS.split(said["constraints"]):
+        constraint = _CONSTRAINT.fullmatch(part)
+        if constraint is None:
+            raise ValueError(f"{part!r} is no constraint: write it as METRIC <= X or METRIC >= X")
+        side = "at_most" if constraint["sign"] == "<=" else "at_least"
+        data.setdefault(side, {})[constraint["metric"]] = _number(constraint["constraint"])
     return data
 
 
@@ -176,13 +176,13 @@ FindField = Annotated[Find, Shorthand(_find, TEXT)]
 
 
 class Tune(Section):
-    """The best values of some keys within bars; for `schedlab tune`."""
+    """The best values of some keys within constraints; for `schedlab tune`."""
 
     maximize: str | None = Field(
         default=None,
         min_length=1,
         description="A metric, e.g. `output_throughput`, or a dotted key such as "
-        "`workload.request_rate`: the largest value within the bars, as `find` finds it.",
+        "`workload.request_rate`: the largest value within the constraints, as `find` finds it.",
     )
     minimize: str | None = Field(
         default=None,
@@ -215,8 +215,8 @@ class Tune(Section):
     max_settings: Count = Field(default=100, description="Most settings tried.")
     settle: Annotated[bool, Field(strict=True)] = Field(
         default=True,
-        description="Whether to double `workload.num_requests`, three times at most, until the "
-        "answer moves by less than 2 %.",
+        description="Whether to double `workload.num_requests`, four times at most, until the "
+        "answer moves by no more than 2 %, or than half its interval.",
     )
 
     @property
@@ -257,7 +257,7 @@ class Tune(Section):
             if self.minimize is not None:
                 raise ValueError(f"minimize takes a metric, and {self.goal} is a key")
             if not self.at_most and not self.at_least:
-                raise ValueError("give at_most or at_least: a largest value needs a bar")
+                raise ValueError("give at_most or at_least: a largest value needs a constraint")
             if self.goal in self.over:
                 raise ValueError(f"{self.goal} is both maximized and varied")
         elif self.between is not None:

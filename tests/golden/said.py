@@ -55,8 +55,8 @@ from schedlab.experiments.regression.matrix import Matrix, MatrixPoint, Toleranc
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.search import find as finding
 from schedlab.experiments.search import recommend as recommending
-from schedlab.experiments.search.bars import bars_of
 from schedlab.experiments.search.bracket import Bracket, Probe
+from schedlab.experiments.search.constraints import constraints_of
 from schedlab.experiments.search.find import _remarks, find, verdicts
 from schedlab.experiments.search.recommend import Question, recommend, serve_line
 from schedlab.experiments.search.recommend_report import (
@@ -312,7 +312,7 @@ def regressed(version: str) -> dict[str, Any]:
 
 
 def searched(_: str) -> dict[str, Any]:
-    """Search two settings with seeds under two bars, and say so."""
+    """Search two settings with seeds under two constraints, and say so."""
     spec = make_spec({
         "name": "asked", "replications": 5, "model": "llama-3-8b", "hardware": "h100",
         "engine": {"max_model_len": 4000},
@@ -336,15 +336,15 @@ def searched(_: str) -> dict[str, Any]:
         "verdicts": told,
         "data": json_digest(rounded(_without(find_data(spec, found, told, 3), "spec_hash"))),
         "remarks": [
-            _remarks(bars, brackets, metrics, is_part)
-            for bars, brackets, metrics in _odd_searches()
+            _remarks(constraints, brackets, metrics, is_part)
+            for constraints, brackets, metrics in _odd_searches()
             for is_part in (False, True)
         ],
     }
 
 
 def _odd_searches() -> Any:
-    bars = bars_of({"p99_ttft_ms": 100.0}, {"slo_attainment": 0.9})
+    constraints = constraints_of({"p99_ttft_ms": 100.0}, {"slo_attainment": 0.9})
     calm = dict.fromkeys(("median_e2el_ms", "median_queue_time_ms"), 0.0)
     slow = {**calm, "offered_request_rate": 10.0, "request_throughput": 9.0, "duration_s": 11.0,
             "completed": 99.0}  # fmt: skip
@@ -356,9 +356,13 @@ def _odd_searches() -> Any:
 
     heals = bracket((1, -5, -0.1), (2, 9, -0.1), (3, -7, -0.1), (4, 3, 0.2), above=2.0)
     falls = bracket((1, -5, -0.1), (2, -40, -0.05), (3, -38, -0.08), (5, 40, -0.2), above=5.0)
-    yield bars, [heals, heals._replace(breaks_at=1.5)], [fine, fine]
-    yield bars, [falls], [slow]
-    yield bars, [falls._replace(bound="at least"), heals._replace(bound="below")], [fine, slow]
+    yield constraints, [heals, heals._replace(breaks_at=1.5)], [fine, fine]
+    yield constraints, [falls], [slow]
+    yield (
+        constraints,
+        [falls._replace(bound="at least"), heals._replace(bound="below")],
+        [fine, slow],
+    )
 
 
 def tuned(maximize: str) -> dict[str, Any]:

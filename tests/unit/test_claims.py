@@ -180,7 +180,7 @@ def test_verdict_follows_from_band_and_interval(compare, paper, accept, found, e
         ({"against": None}, "needs against"),
         ({"compare": "value"}, "takes no against"),
         ({"accept": [5, 1]}, "from low to high"),
-        ({"capacity": {"over": "workload.request_rate"}}, "needs a bar"),
+        ({"capacity": {"over": "workload.request_rate"}}, "needs a constraint"),
         ({"acept": [1, 2]}, "did you mean accept"),
     ],
     ids=str,
@@ -416,8 +416,8 @@ def test_capacity_under_two_bars_is_where_the_first_of_them_breaks():
             ]  # fmt: skip
 
     given = experiment()
-    bars = {"at_most": {"mean_ttft_ms": 100}, "at_least": {"slo_attainment": 0.9}}
-    given["claim"]["figures"][1]["capacity"].update(bars)
+    constraints = {"at_most": {"mean_ttft_ms": 100}, "at_least": {"slo_attainment": 0.9}}
+    given["claim"]["figures"][1]["capacity"].update(constraints)
     spec = make_spec(given)
     read = Readings(spec, Known()).read([spec.claim.figures[1]])
     assert [r.value for r in read["capacity", "of"]] == [pytest.approx(4 + 16 / 5)] * 3

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.search import tune as tuning
-from schedlab.experiments.search.bars import Bar
 from schedlab.experiments.search.bracket import Bracket, Probe, bracket
 from schedlab.experiments.search.cheapest import cheapest
-from schedlab.experiments.search.find import Found, _remarks, find, verdicts
+from schedlab.experiments.search.constraints import Constraint
+from schedlab.experiments.search.find import Found, _remarks, find, stays, verdicts
 from schedlab.experiments.search.search_report import (
     find_data,
     find_lines,
@@ -23,6 +23,7 @@ from schedlab.experiments.search.search_report import (
 from schedlab.experiments.search.tune import Trial
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.search import Find
+from schedlab.experiments.statistics import Estimate
 from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
@@ -94,9 +95,9 @@ def test_bracket_at_a_value_that_just_meets_its_bar_holds():
     [(True, 7.0, 2.0), (True, 4.0, -1.0), (False, 7.0, -2.0), (False, 4.0, 1.0)],
 )
 def test_bar_is_broken_by_what_a_value_is_beyond_it(at_most, value, excess):
-    bar = Bar("m", 5.0, at_most)
-    assert bar.excess({"m": value}) == excess
-    assert bar.excess({"m": math.nan}) == math.inf
+    constraint = Constraint("m", 5.0, at_most)
+    assert constraint.excess({"m": value}) == excess
+    assert constraint.excess({"m": math.nan}) == math.inf
 
 
 def found(label, values, bound=""):
@@ -120,33 +121,34 @@ def test_verdict_is_given_only_between_answers_that_were_reached():
 def test_metric_that_ripples_by_less_than_a_per_cent_is_not_remarked_on():
     bracket = Bracket(2.0, 3.0, "", (Probe(1.0, (-1.0,)), Probe(2.0, (-1.99,))))
     metrics = [{"offered_request_rate": 1.0, "request_throughput": 1.0}]
-    assert _remarks([Bar("completed", 100.0, at_most=True)], [bracket], metrics, False) == []
-    (remark,) = _remarks([Bar("completed", 99.0, at_most=True)], [bracket], metrics, False)
+    assert _remarks([Constraint("completed", 100.0, at_most=True)], [bracket], metrics, False) == []
+    (remark,) = _remarks([Constraint("completed", 99.0, at_most=True)], [bracket], metrics, False)
     assert remark.endswith("most from 98 at 1 to 97.01 at 2")
 
 
 @pytest.mark.parametrize(
-    ("bar", "said"),
+    ("constraint", "said"),
     [
         # Of 9 at least there were 10 and then 12; of 9 at most 8 and then 6.
-        (Bar("completed", 9.0, at_most=False), "most from 10 at 1 to 12 at 2"),
-        (Bar("completed", 9.0, at_most=True), "most from 8 at 1 to 6 at 2"),
+        (Constraint("completed", 9.0, at_most=False), "most from 10 at 1 to 12 at 2"),
+        (Constraint("completed", 9.0, at_most=True), "most from 8 at 1 to 6 at 2"),
     ],
 )
-def test_remark_tells_the_metric_where_it_is_not_monotone(bar, said):
+def test_remark_tells_the_metric_where_it_is_not_monotone(constraint, said):
     bracket = Bracket(2.0, 3.0, "", (Probe(1.0, (-1.0,)), Probe(2.0, (-3.0,))))
     metrics = [{"offered_request_rate": 1.0, "request_throughput": 1.0}]
-    (remark,) = _remarks([bar], [bracket], metrics, is_part=True)
+    (remark,) = _remarks([constraint], [bracket], metrics, is_part=True)
     assert remark == f"completed is not monotone over what was tried: {said}"
 
 
-@pytest.mark.parametrize(("near", "first"), [(10.0, (8.0, 12.5)), (39.0, (31.2, 40.0)),
-                                             (1.1, (1.0, 1.375))])  # fmt: skip
-def test_bracket_near_a_value_looks_a_quarter_around_it_and_within_its_range(near, first):
+@pytest.mark.parametrize("truth", [9.3, 9.96, 10.0, 10.4, 39.5, 1.01])
+def test_bracket_near_the_truth_takes_few_runs_within_its_range(truth):
     tried = []
-    found = searched(lambda value: value - near, (1.0, 40.0), near=near, tried=tried)
-    assert found.value <= near * (1 + 1e-12) < found.breaks_at <= found.value * 1.02
-    assert (min(tried), max(tried)) == pytest.approx(first)
+    near = min(max(truth, 1.0), 10.0) if truth < 11 else truth
+    found = searched(lambda value: value - truth, (1.0, 40.0), near=near, tried=tried)
+    assert found.value <= truth * (1 + 1e-12) < found.breaks_at <= found.value * 1.02
+    assert len(tried) <= 5
+    assert 1.0 <= min(tried) <= max(tried) <= 40.0
 
 
 def test_bracket_takes_what_cannot_be_measured_as_a_break():
@@ -154,28 +156,22 @@ def test_bracket_takes_what_cannot_be_measured_as_a_break():
     assert found.value <= 5 < found.breaks_at
 
 
-def test_bracket_near_a_value_looks_elsewhere_where_it_is_not_there():
-    def near(value):
-        tried = []
-
-        def excess(at):
-            tried.append(at)
-            return at - 7.0
-
-        search = bracket((1.0, 40.0), 1.0, 0.02, False, value)
-        asked = next(search)
-        try:
-            while True:
-                asked = search.send([Probe(at, (excess(at),)) for at in asked])
-        except StopIteration as end:
-            return end.value, tried
-
-    found, tried = near(7.2)
+@pytest.mark.parametrize("near", [2.0, 30.0])
+def test_bracket_near_a_value_strides_on_where_it_is_not_there(near):
+    tried = []
+    found = searched(lambda value: value - 7.0, (1.0, 40.0), near=near, tried=tried)
     assert found.value <= 7.0 < found.breaks_at <= 1.02 * found.value
-    assert min(tried) == 7.2 / 1.25
-    found, tried = near(20.0)
-    assert found.value <= 7.0 < found.breaks_at
-    assert min(tried) == 1.0
+    assert len(tried) < 15
+    beyond = searched(lambda value: -1.0, (1.0, 40.0), near=near)
+    assert (beyond.value, beyond.bound) == (40.0, "at least")
+    below = searched(lambda value: 1.0, (1.0, 40.0), near=near)
+    assert (below.value, below.bound) == (1.0, "below")
+
+
+@pytest.mark.parametrize("truth", [1, 3, 17])
+def test_bracket_of_integers_near_a_value_ends_at_neighbours(truth):
+    found = searched(lambda value: value - truth, (1.0, 40.0), whole=True, near=truth + 1.0)
+    assert (found.value, found.breaks_at) == (truth, truth + 1)
 
 
 # -- the section -------------------------------------------------------------------------------
@@ -201,10 +197,10 @@ def test_find_reads_a_sentence():
     ("find", "message"),
     [
         ("min workload.request_rate", "write it as a mapping, or as: max KEY"),
-        ("max a.b subject to p99_ttft_ms < 5", "is no bar"),
+        ("max a.b subject to p99_ttft_ms < 5", "is no constraint"),
         ("max a.b subject to p99_ttft_ms <= fast", "'fast' is no number"),
         ("max a.b subject to p99_tft_ms <= 5", "did you mean p99_ttft_ms?"),
-        ({"maximize": "a.b"}, "without a bar"),
+        ({"maximize": "a.b"}, "without a constraint"),
         ({"maximize": "a.b", "between": [4, 1], "at_most": {"failed": 0}}, "must rise"),
     ],
 )
@@ -281,13 +277,16 @@ def test_find_command_writes_what_was_tried_and_takes_it_up_again(tmp_path, monk
     data = json.loads(Path("results/s-find/find.json").read_text())
     assert [one["label"] for one in data["settings"]] == ["fcfs", "static"]
     assert data["settings"][1]["bound"] == "below"
-    assert "a bar breaks at the smallest value tried already" in done.output
-    light = CliRunner().invoke(app, ["find", "s.yaml", "--light", "-o", "light", "--json"])
-    assert json.loads(light.stdout)["settings"] == data["settings"]
-    assert not list(Path("light").glob("*/*.parquet"))
+    assert "a constraint breaks at the smallest value tried already" in done.output
+    assert not list(Path("results").glob("*/*/*.parquet"))
+    whole = CliRunner().invoke(app, ["find", "s.yaml", "--tables", "-o", "whole", "--json"])
+    assert json.loads(whole.stdout)["settings"] == data["settings"]
+    assert list(Path("whole").glob("*/*.parquet"))
     gaps = "find=max workload.request_rate subject to largest(latency=itl) <= 60"
-    refused = CliRunner().invoke(app, ["find", "s.yaml", gaps, "--light", "-o", "light"])
-    assert "--light keeps no tables, and largest(latency=itl)" in refused.stderr
+    CliRunner().invoke(app, ["find", "s.yaml", gaps, "-o", "tables", "find.settle=false"])
+    assert list(Path("tables").glob("*/*.parquet"))  # such a metric is computed from them
+    both = CliRunner().invoke(app, ["find", "s.yaml", "--light", "--tables"])
+    assert "give one of them" in both.stderr
     before = {p: p.stat().st_mtime_ns for p in Path("results").glob("*/*/result.json")}
     again = CliRunner().invoke(app, ["find", "s.yaml", "--json"])
     assert json.loads(again.stdout) == data
@@ -298,7 +297,7 @@ def test_find_command_writes_what_was_tried_and_takes_it_up_again(tmp_path, monk
 
 
 class Surface:
-    """Stands for runs: a known goal and bar over two keys."""
+    """Stands for runs: a known goal and constraint over two keys."""
 
     num_asked = 0
 
@@ -334,8 +333,8 @@ def test_tune_finds_the_peak_within_the_bar():
     assert found.best.values["engine.max_num_seqs"] == pytest.approx(60, rel=0.1)
     assert 0.9 * 1000 <= found.best.values["engine.max_num_batched_tokens"] <= 1000
     assert found.best.holds
-    assert not found.given.holds  # 2048 tokens break the bar
-    assert "which breaks a bar" in found.verdict
+    assert not found.given.holds  # 2048 tokens break the constraint
+    assert "which breaks a constraint" in found.verdict
     assert len(found.trials) <= 100
 
 
@@ -347,7 +346,7 @@ def test_tune_leaves_out_combinations_that_are_not_allowed():
 def test_tune_without_any_setting_that_holds_says_so():
     found = tuned(at_most={"p99_itl_ms": 1})
     assert not found.best.holds
-    assert "NO SETTING HOLDS ALL BARS" in found.remarks[0]
+    assert "NO SETTING HOLDS ALL CONSTRAINTS" in found.remarks[0]
     assert found.best.values["engine.max_num_batched_tokens"] < 100  # least broken
 
 
@@ -408,7 +407,7 @@ def test_tune_of_a_rate_searches_it_at_every_setting(tmp_path):
         ({"maximize": "throughput", "over": {"seed": [1, 2]}}, "no metric is called 'throughput'"),
         ({"maximize": "completed", "over": {"seed": [2, 1]}}, "must rise"),
         ({"maximize": "completed", "over": {"policy": ["fcfs", 3]}}, "or names to choose from"),
-        ({"maximize": "workload.request_rate", "over": {"seed": [1, 2]}}, "needs a bar"),
+        ({"maximize": "workload.request_rate", "over": {"seed": [1, 2]}}, "needs a constraint"),
         ({"maximize": "completed", "over": {}}, "over"),
         ({"maximize": "completed", "between": [1, 2], "over": {"seed": [1, 2]}}, "between belongs"),
     ],
@@ -455,11 +454,11 @@ LIMITED = {"find": "max workload.request_rate between 1 and 40 subject to p99_tt
 @pytest.mark.parametrize(
     ("grows", "lengths", "said"),
     [
-        (0.0, [60, 120], "settled to within 2%"),
+        (0.0, [60, 120], "; settled: the last doubling moved it by +0.0%"),
         (
             0.3,
-            [60, 120, 240, 480],
-            "STILL MOVING, so no answer for long runs yet: workload.num_requests=960 ",
+            [60, 120, 240, 480, 960],
+            "; NOT SETTLED: the last doubling moved it by -1",
         ),
     ],
 )
@@ -469,6 +468,16 @@ def test_find_doubles_its_runs_until_the_answer_stays(grows, lengths, said):
     assert sorted(set(runs.lengths)) == lengths
     assert one.num_requests == lengths[-1]
     assert said in one.remarks[0]
+    assert one.settled is said.startswith("; settled")
+    assert one.settled or "workload.num_requests=1920 goes on from there" in one.remarks[0]
+
+
+def test_find_has_settled_when_the_answer_moves_by_less_than_its_interval():
+    before, after = Estimate(10.0, 0.8), Estimate(9.6, 0.5)
+    assert stays(before, after, 0.02)
+    assert not stays(before, after._replace(half_width=0.3), 0.02)
+    assert not stays(before, after._replace(half_width=None), 0.02)
+    assert stays(before, after._replace(half_width=None), 0.05)
 
 
 def test_find_of_a_short_trace_keeps_what_it_has():
@@ -504,7 +513,7 @@ def test_search_of_which_no_setting_runs_is_an_error():
 
 
 def test_worse_trial_is_the_one_whose_worst_bar_is_broken_more():
-    """Not the one that breaks more bars, nor the one whose bars are broken more together."""
+    """Not the one that breaks more of them, nor the one whose are broken more together."""
     evenly, badly = Trial({}, (9.0,), (0.3, 0.3)), Trial({}, (9.0,), (0.5, -0.4))
     held, better = Trial({}, (1.0,), (0.0, -0.1)), Trial({}, (2.0,), (-0.1, -0.1))
     unknown = Trial({}, (math.nan,), (0.0, 0.0))

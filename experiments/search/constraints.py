@@ -1,4 +1,4 @@
-"""Bars, and the points that a search holds against them."""
+"""Constraints, and the points that a search holds against them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import make_spec, set_key
+from schedlab.experiments.specification.search import is_key
 from schedlab.experiments.specification.sweep import short_names, shown
+from schedlab.sim.metrics.registry import every_run
 
 Metrics = Mapping[str, float]
 
 
-class Bar(NamedTuple):
+class Constraint(NamedTuple):
     """A bound on a metric.
 
     Attributes
@@ -31,7 +33,7 @@ class Bar(NamedTuple):
     at_most: bool
 
     def excess(self, metrics: Metrics) -> float:
-        """Return by how much a run breaks the bar: it holds at <= 0; NaN breaks it by infinity."""
+        """Return by how much a run breaks it: it holds at <= 0; NaN breaks it by infinity."""
         value = metrics[self.metric]
         excess = value - self.bound if self.at_most else self.bound - value
         return math.inf if math.isnan(value) else excess
@@ -40,10 +42,19 @@ class Bar(NamedTuple):
         return f"{self.metric} {'<=' if self.at_most else '>='} {self.bound:g}"
 
 
-def bars_of(at_most: Mapping[str, float], at_least: Mapping[str, float]) -> list[Bar]:
-    """Return the bars of a search."""
-    bars = [Bar(metric, bound, True) for metric, bound in at_most.items()]
-    return bars + [Bar(metric, bound, False) for metric, bound in at_least.items()]
+def constraints_of(at_most: Mapping[str, float], at_least: Mapping[str, float]) -> list[Constraint]:
+    """Return the constraints of a search."""
+    constraints = [Constraint(metric, bound, True) for metric, bound in at_most.items()]
+    return constraints + [Constraint(metric, bound, False) for metric, bound in at_least.items()]
+
+
+def needs_tables(spec: ExperimentSpec) -> bool:
+    """Say whether a search goes by a metric that is computed from requests or steps."""
+    asked = [one for one in (spec.find, spec.tune) if one is not None]
+    goals = {one.maximize or one.minimize or "" for one in asked}
+    names = goals.union(name for one in asked for name in (*one.at_most, *one.at_least))
+    kept = {metric.name for metric in every_run()}
+    return any(name not in kept and not is_key(name) for name in names if name)
 
 
 def with_values(spec: ExperimentSpec, values: Mapping[str, Any]) -> ExperimentSpec:
