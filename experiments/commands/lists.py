@@ -53,7 +53,6 @@ def list_metrics(
 @app.command()
 def policies(part: Part = None, as_json: AsJson = False) -> None:
     """List policies and predictors: purpose, source, knobs."""
-    from schedlab.experiments.search.recommend import NOT_IN_VLLM
     from schedlab.policies import registry
     from schedlab.policies.predictors import registry as predictors
 
@@ -67,7 +66,7 @@ def policies(part: Part = None, as_json: AsJson = False) -> None:
                 name,
                 _purpose(cls) + _needs(cls.needs_prediction),
                 cls.source,
-                "no" if name in NOT_IN_VLLM else "yes",
+                _in_vllm(name),
                 _knobs(cls.knobs()),
             )
             for name, cls in classes.items()
@@ -183,6 +182,14 @@ def _show(lists: Sequence[_Listed], part: str | None, as_json: bool) -> None:
         return
     for one in found:
         print_table(one.title, one.header, one.rows)
+
+
+def _in_vllm(policy: str) -> str:
+    from schedlab.experiments.search.recommend import ASK_A_COST_MODEL, NOT_IN_VLLM
+
+    if policy in NOT_IN_VLLM:
+        return "no"
+    return "with a cost model" if policy in ASK_A_COST_MODEL else "yes"
 
 
 def _purpose(maker: object) -> str:

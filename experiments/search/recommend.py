@@ -35,11 +35,11 @@ _WORTH_AN_OPTION = 0.02
 _MOST_SEQS = (32, 64, 128, 256, 512, 1024)
 _MOST_TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
 _BUILT_IN = ("fcfs", "priority")
-NOT_IN_VLLM = (
-    "dynamic", "magnus", "multi_bin", "prompt_buckets", "static",
-    "fair_batching", "fastserve", "hygen", "qoserve", "scorpio",
-)  # fmt: skip
+NOT_IN_VLLM = ("dynamic", "magnus", "multi_bin", "prompt_buckets", "static")
 """Policies that vLLM cannot run; docs/vllm.md says why."""
+
+ASK_A_COST_MODEL = ("fair_batching", "fastserve", "hygen", "qoserve", "scorpio")
+"""Policies that vLLM runs where it is given a cost model, which a line for it does not."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +233,11 @@ class _Search:
         for name in self.asked.policies:
             if name in NOT_IN_VLLM:
                 raise SpecError(f"policy {name} does not run in vLLM (docs/vllm.md)")
+            if name in ASK_A_COST_MODEL:
+                raise SpecError(
+                    f"policy {name} runs in vLLM with a cost model in its configuration, which is "
+                    "not written here (docs/vllm.md says how)"
+                )
             if name not in _BUILT_IN and not self._release.runs_policies:
                 raise SpecError(
                     f"vLLM {self.asked.vllm} has {' and '.join(_BUILT_IN)} alone: {name} needs a "

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.search.recommend import (
+    ASK_A_COST_MODEL,
     NOT_IN_VLLM,
     Candidate,
     Question,
@@ -80,11 +81,14 @@ def test_release_that_nobody_read_is_refused():
 
 def test_policies_that_vllm_refuses_are_those_of_its_page():
     page = (ROOT / "docs/vllm.md").read_text()
-    refused = [line for line in page.splitlines() if "| refused:" in line]
-    named = {
-        name for line in refused for name in re.findall(r"`(\w+)`", line.split("| refused")[0])
-    }
-    assert set(NOT_IN_VLLM) == named <= set(registry.names())
+    for policies, said in ((NOT_IN_VLLM, "refused:"), (ASK_A_COST_MODEL, "ask how long a step")):
+        lines = [line for line in page.splitlines() if f"| {said}" in line]
+        named = {
+            name for line in lines for name in re.findall(r"`(\w+)`", line.split(f"| {said}")[0])
+        }
+        assert set(policies) == named <= set(registry.names())
+    with pytest.raises(SpecError, match="scorpio runs in vLLM with a cost model"):
+        recommend(question(policies=("scorpio",)), None)
     with pytest.raises(SpecError, match="static does not run in vLLM"):
         recommend(question(policies=("static",)), None)
 
