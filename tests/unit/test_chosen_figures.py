@@ -109,6 +109,16 @@ def test_lines_over_a_metric_join_the_rates_of_a_setting(results):
     assert figure.axes[0].get_xlabel().startswith("throughput")
 
 
+def test_lines_over_a_metric_are_drawn_in_the_units_of_both_axes(results):
+    (axes,) = lines(results.rows, "", ["p99_ttft_ms"], "mean_e2el_ms", ["policy"]).axes
+    assert "(s)" in axes.get_xlabel()
+    assert "(s)" in axes.get_ylabel()
+    drawn = [tuple(xy) for line in axes.lines for xy in line.get_xydata()]
+    for row in results.rows:
+        at = row.mean("mean_e2el_ms") / 1e3, row.mean("p99_ttft_ms") / 1e3
+        assert any(xy == pytest.approx(at) for xy in drawn), row.label
+
+
 def test_lines_refuse_settings_that_share_a_place(results):
     with pytest.raises(SpecError, match=r"engine\.max_num_seqs varies as well; add it to --by"):
         lines(results.rows, "", ["mean_e2el_ms"], "request_rate", ["policy"])

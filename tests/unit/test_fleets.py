@@ -68,6 +68,19 @@ def test_pool_has_the_keys_of_the_experiment_but_for_its_own():
     assert new.point.spec.policy.name == "sjf"
 
 
+def test_requests_fit_the_engine_of_the_shortest_model_length():
+    pools = {"long": {"engine": {"max_model_len": 300}}, "short": {"engine": {"max_model_len": 90}}}
+    workload = {
+        "prompt_tokens": {"distribution": "uniform", "low": 20, "high": 120}, "output_tokens": 20,
+        "num_requests": 20, "request_rate": 9.0, "too_long": "drop",
+    }  # fmt: skip
+    for order in (pools, dict(reversed(pools.items()))):
+        requests = run(experiment(workload=workload, cluster={"pools": order})).requests
+        total = requests["prompt_tokens"].astype(int) + 20
+        assert 80 < total.max() <= 90
+        assert (requests["status"] == 0).all()
+
+
 def test_every_row_says_its_engine_and_engines_are_told_apart(tmp_path):
     result = run(experiment(cluster=POOLS, policy=PREDICTED))
     assert result.requests["engine"].tolist()[:6] == [0, 1, 2, 0, 1, 2]

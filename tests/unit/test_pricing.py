@@ -4,6 +4,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from schedlab.experiments.running.run import run
@@ -129,21 +130,29 @@ def test_count_is_the_same_whether_steps_are_taken_at_once_cut_off_or_taken_one_
 
 @pytest.mark.filterwarnings("ignore::schedlab.sim.cost.pricing.ExtrapolationWarning")
 @pytest.mark.parametrize("policy", ["fcfs", {"name": "qoserve", "ttft_s": 1.0, "tbt_s": 0.05}])
-@pytest.mark.parametrize("data_parallel_size", [1, 2])
-def test_run_does_not_report_more_extrapolated_steps_than_steps(policy, data_parallel_size):
+@pytest.mark.parametrize(
+    ("data_parallel_size", "pools"),
+    [(1, None), (2, None), (1, {"pools": {"a": {}, "b": {}}, "router": "round_robin"})],
+)
+def test_run_does_not_report_more_extrapolated_steps_than_steps(policy, data_parallel_size, pools):
     spec = make_spec(
         {
             "model": "schedlab-tiny",
             "hardware": "cpu",
             "cost_model": {"profile": str(PROFILE), "allow_mismatch": True},
             "policy": policy,
+            "cluster": pools,
             "engine": {"data_parallel_size": data_parallel_size, "num_gpu_blocks_override": 2000},
             "workload": {
                 "num_requests": 20, "prompt_tokens": 1500, "output_tokens": 8, "request_rate": 50,
             },
         }
     )  # fmt: skip
-    provenance = run(spec).provenance
+    result = run(spec)
+    provenance = result.provenance
     assert 0 < provenance["extrapolated_steps"] <= provenance["num_steps"]
+    if pools is not None:  # counted in all of them
+        of_pool = np.bincount(result.log.steps()["engine"])
+        assert provenance["extrapolated_steps"] > of_pool.max()
     assert max(provenance["extrapolated_by_feature"].values()) <= provenance["extrapolated_steps"]
     assert "extrapolated_steps" not in provenance["cost_model"]

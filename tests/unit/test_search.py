@@ -444,10 +444,11 @@ class Lengths:
         p99_ms = 100 * rate * (1 + self.grows * math.log2(length / 60))
         metrics = {"p99_ttft_ms": p99_ms, "offered_request_rate": rate, "request_throughput": rate,
                    "median_e2el_ms": 0.0, "median_queue_time_ms": 0.0, "duration_s": 1.0,
-                   "completed": 1e9}  # fmt: skip
+                   "completed": 1e9, "output_throughput": p99_ms}  # fmt: skip
         return PointMetrics(label, {}, 0, "", metrics)
 
 
+ONE_A_SECOND = {"num_requests": 60, "request_rate": 1.0}
 LIMITED = {"find": "max workload.request_rate between 1 and 40 subject to p99_ttft_ms <= 1000"}
 
 
@@ -478,6 +479,27 @@ def test_find_has_settled_when_the_answer_moves_by_less_than_its_interval():
     assert not stays(before, after._replace(half_width=0.3), 0.02)
     assert not stays(before, after._replace(half_width=None), 0.02)
     assert stays(before, after._replace(half_width=None), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("grows", "longest", "path", "said"),
+    [
+        (0.0, 10**9, "100 with 60, 100 with 120", "settled to within 2%"),
+        (0.3, 10**9, "100 with 60, 130 with 120, 160 with 240, 190 with 480", "STILL MOVING"),
+        (0.3, 120, "100 with 60, 130 with 120", "STILL MOVING"),
+    ],
+)
+def test_tune_doubles_the_runs_of_its_winner_until_they_stay(grows, longest, path, said):
+    section = {"maximize": "output_throughput", "over": {"engine.max_num_seqs": [8, 16]}}
+    found = tuning.tune(
+        spec(
+            tune={**section, "levels": 2, "tolerance": 5.0}, workload={**WORKLOAD, **ONE_A_SECOND}
+        ),
+        Lengths(grows, longest),
+    )
+    (told,) = [text for text in found.remarks if "by requests a run" in text]
+    assert told.startswith(f"the best by requests a run: {path}; {said}")
+    assert told.endswith("(settings were tried with 60)")
 
 
 def test_find_of_a_short_trace_keeps_what_it_has():
