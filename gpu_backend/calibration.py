@@ -6,9 +6,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TextIO
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from schedlab.gpu_backend.calibration_design import BatchPoint, design_hash, sen
 from schedlab.gpu_backend.calibration_fit import MeasuredBatch
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import write_text
+from schedlab.sim.files import alone, write_text
 from schedlab.sim.rng import stream
 
 SENTINEL_EVERY = 25
@@ -111,15 +112,14 @@ def measure(
     Raises
     ------
     SpecError
-        If `log` holds readings of another calibration.
+        If `log` holds readings of another calibration, or another process appends to it.
     """
     identity = design_hash(points, config, about)
-    readings = _resume(log, identity)
-    done = {(r.round, r.point) for r in readings if r.point >= 0}
     watch = sentinels(config)
-    total, finished = num_rounds * len(points), len(done)
     begun_s, longest_s, complete = time.monotonic(), 0.0, 0
-    with log.open("a", encoding="utf-8") as file:
+    with _resumed(log, identity) as (file, readings):
+        done = {(r.round, r.point) for r in readings if r.point >= 0}
+        total, finished = num_rounds * len(points), len(done)
 
         def record(reading: Visit) -> None:
             readings.append(reading)
@@ -154,6 +154,16 @@ def measure(
 def measured(measurement: Measurement, points: Sequence[BatchPoint]) -> list[MeasuredBatch]:
     """Return each point with its median time."""
     return [MeasuredBatch(p.shape, measurement.median_s(i)) for i, p in enumerate(points)]
+
+
+@contextmanager
+def _resumed(log: Path, identity: str) -> Iterator[tuple[TextIO, list[Visit]]]:
+    """Give a log to append to, and what it holds, to one calibration at a time."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with alone(log.parent, "calibration"):
+        readings = _resume(log, identity)
+        with log.open("a", encoding="utf-8") as file:
+            yield file, readings
 
 
 def _resume(log: Path, identity: str) -> list[Visit]:

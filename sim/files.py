@@ -57,6 +57,39 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def alone(path: Path, who: str) -> Iterator[None]:
+    """Keep a second process from doing the same work at the same time.
+
+    Parameters
+    ----------
+    path : Path
+        A file or folder that the work is about; it must be there.
+    who : str
+        What the message calls the other one, e.g. ``sweep``.
+
+    Raises
+    ------
+    SpecError
+        If another process is at it. A lock ends with its process, however that ends.
+    """
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield
+        return
+    number = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            folder = path if path.is_dir() else path.parent
+            raise SpecError(f"another {who} is at work in {folder}") from None
+        yield
+    finally:
+        os.close(number)
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file to read; a pipe or a device would keep its reader waiting for ever.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,7 +35,13 @@ def check_replaceable(folder: Path) -> None:
         raise SpecError(f"{folder} is not a folder; choose another with -o")
     if not folder.exists():
         return
-    strangers = sorted(_files(folder) - _written(folder))
+    strangers: list[str] = []
+    known: set[str] | None = None
+    while known != (known := _written(folder)):  # unless another run replaces it meanwhile
+        try:
+            strangers = sorted(_files(folder) - known)
+        except FileNotFoundError:  # another run has moved it aside
+            return
     if strangers:
         raise SpecError(
             f"{folder} holds {strangers[0]}, which is no result of schedlab; "
@@ -43,7 +50,9 @@ def check_replaceable(folder: Path) -> None:
 
 
 @contextmanager
-def replacing_folder(folder: Path) -> Iterator[Path]:
+def replacing_folder(
+    folder: Path, is_as_good: Callable[[Path], bool] | None = None
+) -> Iterator[Path]:
     """Give a new folder to write to, which takes the place of `folder` at the end.
 
     If the block raises (an error, Ctrl-C, a full disk), the new folder is removed and what was
@@ -55,6 +64,8 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     ----------
     folder : Path
         Where the results are to be in the end.
+    is_as_good : callable, optional
+        Whether what is there at the end is kept, since another process was faster.
 
     Yields
     ------
@@ -67,7 +78,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         As `check_replaceable`, or if nothing can be written there.
     """
     folder = folder.absolute()
-    _tidy_up_after_the_killed(folder)
+    tidy_up_after_the_killed(folder.parent, folder.name)
     check_replaceable(folder)
     is_first = not folder.parent.exists()
     new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
@@ -81,10 +92,14 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     try:
         yield new
         _write_marker(new, _files(new) - {MARKER})
-        check_replaceable(folder)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
+        while not _moved(new, folder):  # another run may be faster, and this one's older result
+            check_replaceable(folder)
+            if is_as_good is not None and is_as_good(folder):
+                shutil.rmtree(new)
+                break
+            shutil.rmtree(old, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                folder.rename(old)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         if is_first:
@@ -99,23 +114,45 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _tidy_up_after_the_killed(folder: Path) -> None:
-    """Remove unfinished results of processes that are gone, and put back what they moved aside."""
-    if os.name != "posix" or not folder.parent.is_dir():
+def _moved(new: Path, folder: Path) -> bool:
+    """Rename a folder unless there is one of that name with something in it."""
+    try:
+        new.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def tidy_up_after_the_killed(parent: Path, name: str = "") -> None:
+    """Remove unfinished results of processes that are gone, and put back what they moved aside.
+
+    Parameters
+    ----------
+    parent : Path
+        The folder that results are in.
+    name : str
+        Of one result; all if empty.
+    """
+    if os.name != "posix" or not parent.is_dir():
         return
-    left = re.compile(rf"\.+{re.escape(folder.name)}(?:\.(?:new|old)-(\d+))+")
-    for path in sorted(folder.parent.iterdir()):
+    left = re.compile(rf"\.+({re.escape(name) or '.+?'})(?:\.(?:new|old)-(\d+))+")
+    for path in sorted(parent.iterdir()):
         found = left.fullmatch(path.name)
-        if found is None or path.is_symlink() or _is_alive(int(found[1])):
+        if found is None or path.is_symlink() or _is_alive(int(found[2])):
             continue
         lock = _locked(path)
         if lock is None:  # its process is alive elsewhere, or nobody can tell
             continue
-        if path.name == f".{folder.name}.old-{found[1]}" and not folder.exists():
-            path.rename(folder)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        try:
+            folder = parent / found[1]
+            if path.name == f".{folder.name}.old-{found[2]}" and not folder.exists():
+                path.rename(folder)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
 
 
 def _is_alive(pid: int) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -111,7 +109,7 @@ def run_point(job: Job, progress: RequestsDone | None = None) -> Done:
     SchedlabError
         If the point is invalid, its run ends with an error, or this worker is no equal.
     """
-    from schedlab.experiments.results.point_folder import write_point
+    from schedlab.experiments.results.point_folder import content_hash_of, write_point
     from schedlab.experiments.running.point_hash import point_hash
     from schedlab.experiments.running.run import run
     from schedlab.sim.cost.pricing import ExtrapolationWarning
@@ -127,18 +125,13 @@ def run_point(job: Job, progress: RequestsDone | None = None) -> Done:
         warnings.simplefilter("ignore", ExtrapolationWarning)
         result = run(job.spec, progress)
     seconds = time.perf_counter() - begin
-    with fresh_folder(job.folder) as new:
+
+    def is_as_good(folder: Path) -> bool:
+        return content_hash_of(folder, job.light) == job.content_hash
+
+    with replacing_folder(job.folder, is_as_good) as new:
         write_point(result, job.spec, new, job.content_hash, seconds, job.light)
     return Done(job, time.perf_counter() - begin)
-
-
-@contextmanager
-def fresh_folder(folder: Path) -> Iterator[Path]:
-    """As `replacing_folder`, after clearing away what a killed writer left beside the folder."""
-    for left_over in folder.parent.glob(f".{folder.name}.new-*"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    with replacing_folder(folder) as new:
-        yield new
 
 
 def run_elsewhere(job: Job, folder: Path) -> tuple[Done, dict[str, bytes]]:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from schedlab.experiments.results.results_folder import MARKER
-from schedlab.experiments.sweeps.jobs import Done, Job, fresh_folder, run_elsewhere
+from schedlab.experiments.results.results_folder import MARKER, replacing_folder
+from schedlab.experiments.sweeps.jobs import Done, Job, run_elsewhere
 from schedlab.experiments.sweeps.workers import ONE_THREAD
 from schedlab.sim.errors import SpecError
 
@@ -98,7 +98,7 @@ def _task(job: Job) -> tuple[Done, dict[str, bytes]]:
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
-    with fresh_folder(folder) as new:
+    with replacing_folder(folder) as new:
         for name, content in files.items():
             if name != MARKER:
                 (new / name).write_bytes(content)

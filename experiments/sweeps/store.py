@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from schedlab.experiments.results.point_folder import PointMetrics, content_hash_of, read_point
+from schedlab.experiments.results.results_folder import tidy_up_after_the_killed
 from schedlab.experiments.results.saved_results import POINTS_FILE
 from schedlab.experiments.running.point_hash import point_hash
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.sweep import Point, slug
 from schedlab.experiments.sweeps.jobs import Job
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import write_text
+from schedlab.sim.files import alone, write_text
 
 SWEEP_FILE = ".schedlab-sweep.json"
 """Marks a folder that sweeps may add to."""
@@ -114,14 +115,10 @@ class Store:
         SpecError
             If another process is at it. A lock ends with its process, however that ends.
         """
-        import fcntl
-
         path = self.folder / f".lock{part}"
-        with path.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise SpecError(f"another sweep is at work in {self.folder}") from None
+        path.touch()
+        with alone(path, "sweep"):
+            tidy_up_after_the_killed(self.folder)
             yield
 
 
@@ -140,11 +137,13 @@ def check_sweep_folder(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise SpecError(f"{folder} is not a folder; choose another with -o")
-    if (folder / SWEEP_FILE).exists() or not folder.is_dir():
+    if not folder.is_dir():
         return
     # One that was killed before it had marked the folder left a file that was to be the marker.
     begun = re.compile(rf"\.{re.escape(SWEEP_FILE)}\.\d+\.tmp")
-    if any(not begun.fullmatch(path.name) for path in folder.iterdir()):
+    strangers = any(not begun.fullmatch(path.name) for path in folder.iterdir())
+    # Asked for last: another shard, which writes it before all else, may be beginning, too.
+    if strangers and not (folder / SWEEP_FILE).exists():
         raise SpecError(f"{folder} is no folder of a sweep; choose another or a new one with -o")
 
 

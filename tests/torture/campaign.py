@@ -1,7 +1,8 @@
-"""Bad inputs, random workloads and kills, with their numbers: ``make torture``.
+"""Bad inputs, random workloads, kills and interleavings, with their numbers: ``make torture``.
 
-    python -m tests.torture.campaign [inputs] [workloads] [kills] [--inputs N] [--workloads N]
-        [--kills N] [--seconds S] [--seed K] [--journal FILE] [--only TEXT] [--limit S]
+    python -m tests.torture.campaign [inputs] [workloads] [kills] [interleavings] [--inputs N]
+        [--workloads N] [--kills N] [--interleavings N] [--seconds S] [--seed K] [--journal FILE]
+        [--only TEXT] [--limit S]
 
 Prints every case that goes wrong as it is found, and how many were tried. With a journal, the same
 command goes on where it was stopped. Exits with 1 if anything was found.
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ _LOADED_BEFOREHAND = (
     "pyarrow.parquet",
     "scipy.special",
 )
-_BARS = {"inputs": 10_000, "workloads": 20_000, "kills": 300}
+_BARS = {"inputs": 10_000, "workloads": 20_000, "kills": 300, "interleavings": 2_000}
 """How many of each a campaign tries."""
 _ALL_INPUTS = 40_000
 """About how many there are; a campaign takes them at equal distances."""
@@ -159,7 +160,27 @@ def _kills(asked: argparse.Namespace, begin: int) -> Iterator[Tried]:
                     yield Tried(name, 1, faults_of())
 
 
-_PARTS = {"inputs": _inputs, "workloads": _workloads, "kills": _kills}
+def _interleavings(asked: argparse.Namespace, begin: int) -> Iterator[Tried]:
+    from tests.torture.concurrent_work import SCENARIOS
+
+    for number in count(begin):
+        name = list(SCENARIOS)[number % len(SCENARIOS)]
+        seed = asked.seed * 1_000_000 + number
+        with tempfile.TemporaryDirectory(prefix="torture-") as root:
+            try:
+                SCENARIOS[name](Path(root), seed)
+                faults = []
+            except AssertionError as error:
+                faults = [str(error)[:500]]
+        yield Tried(f"{name} of seed {seed}", 1, faults)
+
+
+_PARTS = {
+    "inputs": _inputs,
+    "workloads": _workloads,
+    "kills": _kills,
+    "interleavings": _interleavings,
+}
 
 
 def main() -> int:

@@ -74,14 +74,24 @@ class Disturbance:
         Killed by what.
     most_bytes : int
         No file may be larger; 0 = as large as it likes.
+    clock_steps : bool
+        Whether the clock of the day jumps back and forth all the time.
+    is_read_only : bool
+        Whether nothing can be written into the working directory.
     """
 
     at_change: int = 0
     after: float = 0.0
     signal: int = signal.SIGKILL
     most_bytes: int = 0
+    clock_steps: bool = False
+    is_read_only: bool = False
 
     def __str__(self) -> str:
+        if self.clock_steps:
+            return "clock that jumps"
+        if self.is_read_only:
+            return "folder that is read-only"
         if self.most_bytes:
             return f"disk full at {self.most_bytes} bytes"
         how = signal.Signals(self.signal).name
@@ -117,6 +127,8 @@ def _ways(num_changes: int, draw: random.Random) -> Iterator[Disturbance]:
         yield Disturbance(at_change=number, signal=signal.SIGTERM)
     for size in (1, 100, 700, 4000):
         yield Disturbance(most_bytes=size)
+    yield Disturbance(clock_steps=True)
+    yield Disturbance(is_read_only=True)
     while True:
         yield Disturbance(after=draw.random())
 
@@ -139,7 +151,10 @@ def _faults(
     folder.mkdir()
     victim.prepare(folder)
     before = _content(folder / "out")
+    if how.is_read_only:
+        folder.chmod(0o555)
     code = _become(victim, folder, how, took_s)
+    folder.chmod(0o755)
     found = _content(folder / "out")
     if not found and victim.keeps_what_was:  # between moving it aside and the new one in
         found = _content(next(folder.glob(".out.old-*"), folder / "out"))
@@ -149,12 +164,15 @@ def _faults(
         yield "lost what was there before"
     if how.most_bytes and code == -signal.SIGKILL:
         yield "hangs on a full disk"
+    if how.clock_steps and (code != 0 or found != expected):
+        yield f"ends with {code}: {_difference(found, expected)}"
+    if how.is_read_only and (code == 0 or found != before or not _said(folder)):
+        yield f"ends with {code}, says {_said(folder)[:200]!r}"
     if code == 97:
-        yield "raises what is no error of ours: " + (folder.with_suffix(".err")).read_text()[-300:]
+        yield "raises what is no error of ours: " + _said(folder)[-300:]
     again = _become(victim, folder, Disturbance(), took_s)
     if again != 0:
-        text = folder.with_suffix(".err").read_text()[-300:]
-        yield f"cannot be begun again: ends with {again}: {text}"
+        yield f"cannot be begun again: ends with {again}: {_said(folder)[-300:]}"
     elif (found := _content(folder / "out")) != expected:
         yield f"is another result when begun again: {_difference(found, expected)}"
     left = [path.name for path in folder.iterdir() if path.name.startswith(".")]
@@ -191,6 +209,10 @@ def _become(
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _said(folder: Path) -> str:
+    return folder.with_suffix(".err").read_text().strip()
 
 
 def _ended(work: Callable[[], None]) -> int:
@@ -241,6 +263,11 @@ def _disturb(folder: Path, how: Disturbance, took_s: float) -> Callable[[], int]
     if how.after:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends a process then and there
         signal.setitimer(signal.ITIMER_REAL, how.after * took_s)
+    if how.clock_steps:
+        draw, seconds = random.Random(0), time.time
+        time.time = lambda: seconds() + draw.choice((-1e7, -3600, 0, 1e-3, 1e7))
+    if how.is_read_only and os.geteuid() == 0:  # to whom nothing is read-only
+        os.setuid(65534)
     if how.most_bytes:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (how.most_bytes, how.most_bytes))

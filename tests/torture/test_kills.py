@@ -39,6 +39,18 @@ def test_fetch_killed_anywhere_goes_on_to_the_whole_file():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["run again", "sweep", "calibrate", "fetch"])
+@pytest.mark.parametrize("way", ["clock that jumps", "folder that is read-only", "disk full"])
+def test_work_under_adverse_conditions_is_done_or_refused_and_can_be_done_again(name, way):
+    load(calibrates=name == "calibrate")
+    with victims() as found:
+        (victim,) = [v for v in found if v.name == name]
+        ways = islice(disturbed(victim, 0), 300)
+        tried = next(tried for told, tried in ways if way in told)
+        assert tried() == []
+
+
+@pytest.mark.slow
 def test_careless_victim_is_found_out():
     def careless():
         with open("out", "w") as file:
