@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,11 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands.app import app
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.errors import PolicyLied
+from schedlab.sim.request import RequestState
 from schedlab.testing import POLICY_LAWS, Case, LawBroken, check_policy, random_cases
+from schedlab.testing.policy import KeyWatch
+from tests.laws import arrival
 
 HERE = __name__
 
@@ -161,6 +166,25 @@ def test_policy_that_breaks_a_law_is_caught_by_it(policy, law, reason):
         check_policy(policy, only=law)
     assert caught.value.law == law
     assert f"policy {policy.__name__} breaks the law {law!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("num_waiting", [2, 3])
+def test_queue_of_two_that_is_out_of_order_is_seen_while_plans_are_looked_at(num_waiting):
+    class Youngest(ContinuousBatching):
+        def key(self, state, now_ns):
+            return -state.id
+
+        def plan(self, view, builder):
+            return "planned"
+
+    waiting = [RequestState(arrival(i).request) for i in range(num_waiting)]
+    view = SimpleNamespace(now_ns=7, waiting=waiting)
+    with pytest.raises(PolicyLied, match=r"at 7 ns request 0 waits before request 1, .* 0 and -1"):
+        KeyWatch(Youngest(), num_plans=1).plan(view, None)
+    assert KeyWatch(Youngest(), num_plans=0).plan(view, None) == "planned"
+    watch = KeyWatch(Youngest(), num_plans=1)
+    assert watch.plan(SimpleNamespace(now_ns=7, waiting=waiting[::-1]), None) == "planned"
+    assert watch.plan(view, None) == "planned", "that was the only plan to look at"
 
 
 def test_every_law_of_policies_has_a_policy_that_breaks_it():

@@ -4,8 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from schedlab.gpu_backend.vllm.builder import VllmPlanBuilder
+from schedlab import core
 from schedlab.sim.errors import InfeasiblePlan
+
+if core.running() != "python":
+    pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
+
+from schedlab.gpu_backend.vllm.builder import VllmPlanBuilder
 
 WANTED = {"a": 4, "b": 5, "c": 1}
 NEW_BLOCKS = {("a", 1): 1, ("b", 1): 0, ("c", 1): 1, ("a", 4): 2, ("b", 2): 1, ("b", 5): 2}

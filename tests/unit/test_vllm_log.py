@@ -1,5 +1,6 @@
 """What is written down of steps of vLLM's loop, and the clocks that time them, without vLLM."""
 
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +61,34 @@ def log():
     found.turned_away(states[2], 4, "too long")
     found.close()
     return found
+
+
+def test_tokens_of_any_order_of_steps_come_at_the_ends_of_those_that_answered():
+    draw = Random(0)
+    for _ in range(40):
+        found = VllmLog(block_size=4)
+        expected = {i: [] for i in range(3)}
+        for i in expected:
+            state = RequestState(Request(i, 0, 5, max_tokens=9))
+            state.queued_ns = state.first_scheduled_ns = 0
+            found.sent(state, 9)
+        for step in range(9):
+            answered, decodes = [], []
+            for i, times in expected.items():
+                what = draw.choice(("prompt", "decode", "decode", "decode", "nothing"))
+                if what == "nothing":
+                    continue
+                answered.append(i)
+                times.append(100 * step + 70)
+                if what == "decode" and len(times) > 1:
+                    decodes.append(i)
+            chunks = tuple((5, 0) for i in answered if i not in decodes)
+            one = batch(dict.fromkeys(answered, 1), decodes, chunks, len(answered))
+            found.step(one, StepTimes(100 * step, 100 * step + 70, 0, 0, 40, 3), answered)
+        for i in expected:
+            found.finished(i, 900)
+        found.close()
+        assert {i: found.token_times(i).tolist() for i in expected} == expected
 
 
 def test_log_of_vllm_has_the_tokens_of_every_request_at_the_ends_of_its_steps(log):

@@ -186,6 +186,26 @@ def test_replay_in_a_closed_loop_sends_the_next_request_when_one_is_answered(our
     assert [at_ns for at_ns, _ in found.sent] == [0, 0, 10, 20]
 
 
+class Hesitant(Loop):
+    """Its policy waits a while before every step."""
+
+    def step_fn(self):
+        done = super().step_fn()
+        if done[1]:
+            self.until_ns = self.clock.now_ns + 5
+        return done
+
+
+def test_replay_counts_only_waits_in_a_row_towards_a_stall(ours, monkeypatch):
+    monkeypatch.setattr(ours.replay, "_MOST_WAITS", 1)
+    clock = Clock()
+    found = Hesitant(clock, waits_until_ns=5)
+    replay = ours.replay.Replay(found, {"name": "fcfs"}, clock, lambda *_: 0, 0.0, None)
+    replay.run([arrival(i) for i in range(4)], None)
+    assert found.served_ns == [(0, 15), (1, 30), (2, 45), (3, 60)]
+    assert clock.idled == [5, 20, 35, 50]
+
+
 def test_replay_whose_policy_waits_for_nothing_is_stalled(ours):
     with pytest.raises(Stalled, match=r"stalled at t = 0\.000000 s: the policy waits and nothing"):
         replayed(ours, [arrival(0)], waits_until_ns=FOREVER)
