@@ -1,0 +1,99 @@
+"""Every command that prints a table prints it whole at any width, into pipes and into logs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schedlab.experiments.commands.app import app
+from schedlab.experiments.results import text_table as tables
+from schedlab.experiments.search.recommend_report import HEADER
+
+SPEC = """\
+name: small
+model: llama-3-8b
+hardware: a100-80gb
+workload: {trace: azure-conv, num_requests: 30, request_rate: 6}
+slo: {ttft_ms: 1000, tpot_ms: 50}
+replications: 2
+sweep:
+  policy: [static, {name: sjf, predictor: {name: noisy, kendall_tau: 0.6}}]
+find: {maximize: workload.request_rate, between: [2, 9], at_most: {p99_ttft_ms: 900}, settle: false}
+tune: {maximize: output_throughput, over: {engine.max_num_seqs: [4, 8]}, levels: 2, settle: false}
+"""
+MATRIX = """\
+workloads: {chat: {workload: {trace: fixed, num_requests: 9, request_rate: 6}}}
+seeds: [0]
+registered: false
+policies: {fcfs: fcfs, static: static}
+metrics: {mean_ttft_ms: {relative: 0.01}}
+"""
+COMMANDS = [
+    ["run", "s.yaml", "-o", "out", "-m", "largest(latency=itl)"],
+    ["check", "s.yaml"],
+    ["sweep", "s.yaml", "-o", "out"],
+    ["compare", "out", "--all"],
+    ["by-class", "out"],
+    ["find", "s.yaml"],
+    ["tune", "s.yaml", "sweep={}"],
+    ["regress", "check", "--baseline", "."],
+    ["policies"], ["metrics"], ["models"], ["gpus"], ["cost-models"],
+    ["examples"], ["plot", "--list"], ["doctor"],
+    ["trace", "describe", "t.csv"], ["trace", "formats"], ["trace", "presets"],
+    ["trace", "fetch", "--list"],
+]  # fmt: skip
+WIDTHS = [80, 100, 120, 180]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Run every command once, and keep what it gave to the table: command to arguments."""
+    kept = {}
+    real = tables.text_table
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("widths"))
+        Path("s.yaml").write_text(SPEC)
+        Path("t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,4\n1.5,1234,4\n")
+        Path("matrix.yaml").write_text(MATRIX)
+        CliRunner().invoke(app, ["regress", "update", "--baseline", ".", "-q"])
+        baseline = Path("baseline.json")
+        moved = re.sub(r"(mean_ttft_ms.: )\d", r"\g<1>3", baseline.read_text())
+        baseline.write_text(moved)
+        for words in COMMANDS:
+            told = kept[" ".join(words)] = []
+            keep = lambda *given, told=told: told.append(given) or real(*given)  # noqa: E731
+            patch.setattr(tables, "text_table", keep)
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code in (0, 1), (words, done.output)
+    row = ("token budget", "4", "2", "1024", "16384", "shortest_prompt", "22.7 ±0.4", "settled")
+    kept["recommend"] = [("", HEADER, [row[: len(HEADER)]], None, 6)]
+    return kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [*WIDTHS, None])
+def test_table_of_every_command_shows_each_cell_whole(width, printed):
+    assert all(printed.values()), [name for name, told in printed.items() if not told]
+    for name, told in printed.items():
+        for title, header, rows, _, num_keys in told:
+            shown = tables.text_table(title, header, rows, width, num_keys)
+            lines = shown.removeprefix(title).split("\n")
+            assert width is None or max(map(len, lines)) <= width, (name, width, shown)
+            squeezed = " ".join(shown.split())
+            numbers = [cell for row in rows for cell in row if re.fullmatch(r"[\d,.% ±+-]+", cell)]
+            assert all(number in squeezed for number in numbers), (name, width, shown)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", ["policies", "models", "gpus"])
+def test_what_a_terminal_is_told_is_no_wider_than_it(command, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = CliRunner().invoke(app, [command])
+    assert max(map(len, done.stdout.splitlines())) <= width
+
+
+def test_pipe_is_told_tables_in_one_piece():
+    """What reads a pipe or a log has no width: a row stays a row."""
+    done = CliRunner().invoke(app, ["gpus"])
+    assert done.stdout.count("memory GiB") == 1
