@@ -1,10 +1,13 @@
 """The page that is alive: its data, that nothing breaks out of it, what a browser makes of it."""
 
+import csv
 import html
 import json
 import re
 import shutil
 import subprocess
+import time
+from xml.etree import ElementTree
 
 import pytest
 
@@ -127,6 +130,58 @@ def test_real_plotly_draws_in_the_page(folder, tmp_path):
     dom = browsed(report_page(read_results(folder), library), tmp_path, "")
     assert "main-svg" in dom
     assert 'id="explore" hidden' not in dom
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_buttons_download_the_chart_and_the_settings_shown(folder, tmp_path):
+    library = plotly_script()
+    if library is None:
+        pytest.skip("Plotly is not installed")
+    results = read_results(folder)
+    click = """addEventListener("load", () => {
+      const only = document.getElementById("only-policy");
+      only.value = "fcfs"; only.dispatchEvent(new Event("change"));
+      for (const button of document.querySelectorAll("#axes button")) button.click();
+    });"""
+    page = report_page(results, library).replace("</body>", f"<script>{click}</script></body>")
+    table, chart = downloaded(page, tmp_path, (".csv", ".svg"))
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    shown = [row for row in results.rows if row.policy == "fcfs"]
+    assert [row["label"] for row in rows] == [row.label for row in shown]
+    measured = [float(row["p99_ttft_ms"]) for row in rows]
+    assert measured == pytest.approx([row.mean("p99_ttft_ms") for row in shown])
+    words = " ".join(ElementTree.fromstring(chart.read_text()).itertext())
+    assert "fcfs" in words
+    assert "static" not in words
+
+
+def downloaded(page, tmp_path, endings):
+    """Return the files, one for each ending, that a browser with the page has downloaded."""
+    folder, profile = tmp_path / "downloads", tmp_path / "profile"
+    folder.mkdir()
+    (profile / "Default").mkdir(parents=True)
+    settings = {
+        "download": {"default_directory": str(folder), "prompt_for_download": False},
+        "profile": {"default_content_setting_values": {"automatic_downloads": 1}},
+    }
+    (profile / "Default/Preferences").write_text(json.dumps(settings))
+    path = tmp_path / "page.html"
+    path.write_text(page)
+    given = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    browser = subprocess.Popen(
+        [BROWSER, *given, path.as_uri()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(600):
+            found = [next(folder.glob(f"*{ending}"), None) for ending in endings]
+            if all(found):
+                return found
+            time.sleep(0.1)
+        raise AssertionError(f"no download after a minute: {list(folder.iterdir())}")
+    finally:
+        browser.terminate()
+        browser.wait(30)
 
 
 @pytest.mark.parametrize(("rates", "key"), [([1, 4], "workload.request_rate"), ([4], None)])
