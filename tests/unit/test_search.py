@@ -484,9 +484,19 @@ def test_find_has_settled_when_the_answer_moves_by_less_than_its_interval():
 @pytest.mark.parametrize(
     ("grows", "longest", "path", "said"),
     [
-        (0.0, 10**9, "100 with 60, 100 with 120", "settled to within 2%"),
-        (0.3, 10**9, "100 with 60, 130 with 120, 160 with 240, 190 with 480", "STILL MOVING"),
-        (0.3, 120, "100 with 60, 130 with 120", "STILL MOVING"),
+        (0.0, 10**9, "100 with 60, 100 with 120", "settled: the last doubling moved it by +0.0%"),
+        (
+            0.3,
+            10**9,
+            "100 with 60, 130 with 120, 160 with 240, 190 with 480, 220 with 960",
+            "NOT SETTLED: the last doubling moved it by +15.8%",
+        ),
+        (
+            0.3,
+            120,
+            "100 with 60, 130 with 120",
+            "NOT SETTLED: the last doubling moved it by +30.0%",
+        ),
     ],
 )
 def test_tune_doubles_the_runs_of_its_winner_until_they_stay(grows, longest, path, said):
