@@ -18,7 +18,7 @@ from schedlab.sim.drive.engine_state import EngineState
 from schedlab.sim.request import Request
 
 JOINT_S = 0.002
-"""Ends of one joint step are at most so far apart."""
+"""Ends of one joint step are closer together than this."""
 
 
 class RecordedRouter:

@@ -1,5 +1,6 @@
 import pytest
 
+from schedlab.experiments.bench import splitwise
 from schedlab.experiments.bench.splitwise import PeerProfile
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.hardware.deployment import Deployment
@@ -32,3 +33,27 @@ def test_profile_of_the_peer_interpolates_medians_and_goes_on_beyond_them(profil
     assert profile.step_ns(BatchShape(50, 9, 9), 2) == [37_000_000] * 2
     both = BatchShape(50, 9, 9, ((60, 0), (40, 0)))
     assert profile.step_ns(both) == [18_700_000], "a mixed batch is a tenth slower than prompts"
+
+
+def test_table_has_ours_over_the_peers_for_every_rate_metric_and_percentile(monkeypatch, capsys):
+    def found(factor, rate):
+        return {
+            name: [factor * rate * (i + 1)] * 99 + [factor * rate * 10.0]
+            for i, name in enumerate(splitwise._METRICS)
+        }
+
+    monkeypatch.setattr(splitwise, "specification", lambda peer, rate, n: (peer, rate, n))
+    monkeypatch.setattr(splitwise, "ours", lambda asked: found(1.0, asked[1]))
+    monkeypatch.setattr(splitwise, "theirs", lambda asked, peer, python: found(4.0, asked[1]))
+    splitwise.main(["--peer", "p", "--python", "q", "--rates", "2", "3", "--num-requests", "7"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    timed = [row for row in rows if "seconds" in row]
+    assert [row[0] for row in timed] == ["2", "3"]
+    for rate in (2.0, 3.0):
+        for i, name in enumerate(splitwise._METRICS):
+            (median,) = [r for r in rows if r[:3] == [f"{rate:g}", name, "p50"]]
+            assert [float(cell) for cell in median[3:]] == [
+                rate * (i + 1),
+                4 * rate * (i + 1),
+                0.25,
+            ]

@@ -30,6 +30,13 @@ def result(**columns):
     return RunResult("r", "fcfs", rows, log=None, kv_capacity_tokens=1)
 
 
+def test_stay_of_no_time_counts_as_one_of_a_nanosecond():
+    same = result(
+        arrival_ns=[7, 7], finish_ns=[7, 8], generated_tokens=[3, 3], status=[FINISHED] * 2
+    )
+    assert same.metric("jain_fairness") == 1.0
+
+
 def test_jain_fairness_compares_speeds_not_times():
     s = 10**9
     even = result(

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.comparing import frontend_measurement
 from schedlab.experiments.comparing.frontend_measurement import measure_frontend
+from schedlab.experiments.comparing.load_tests import LoadTestValidation
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.drive.frontend import Frontend, read_frontend, write_frontend
@@ -257,6 +260,29 @@ def test_measurement_finds_the_front_end_a_recording_was_made_with(tmp_path):
         assert one.output_token_s == pytest.approx(1e-4, rel=0.3)
     assert found.held_out.mean_absolute_errors()["TTFT median"] < 0.02
     assert set(found.without) == {"llama-3.1-8b", "qwen2.5-3b"}
+
+
+def test_every_model_is_held_against_the_gaps_of_all_others(monkeypatch):
+    def validated(specs):
+        (one,) = specs
+        return LoadTestValidation((f"stage of {one}",), ("the same", f"of {one.model}"), 2.0)
+
+    monkeypatch.setattr(frontend_measurement, "_test_of", lambda one: one)
+    monkeypatch.setattr(frontend_measurement, "_gaps", lambda one, test: [one.name])
+    monkeypatch.setattr(frontend_measurement, "_fit", lambda gaps, source: (source, *gaps))
+    monkeypatch.setattr(frontend_measurement, "_with", lambda one, found: one)
+    monkeypatch.setattr(frontend_measurement, "validate_load_tests", validated)
+    specs = [SimpleNamespace(name=name, model=name[0]) for name in ("a1", "b1", "a2", "c1")]
+    told = []
+    found = measure_frontend(specs, "s", lambda *what: told.append(what))
+    assert found.frontend == ("s", "a1", "a2", "b1", "c1")
+    assert found.without == {
+        "a": ("s", "b1", "c1"), "b": ("s", "a1", "a2", "c1"), "c": ("s", "a1", "a2", "b1"),
+    }  # fmt: skip
+    assert found.held_out.stages == tuple(f"stage of {one}" for one in specs)
+    assert found.held_out.notes == ("the same", "of a", "of b", "of c")
+    assert found.held_out.cpu_s == 8.0
+    assert [what[:2] for what in told] == [(i, 8) for i in range(8)]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from schedlab.experiments.results.tables import warnings
-from schedlab.experiments.running.prediction import prediction_line
+from schedlab.experiments.running.prediction import _agreement, prediction_line
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.predictors import registry
@@ -274,3 +274,9 @@ def test_prompts_have_no_output_length():
     columns = prompts(np.array(["a"], dtype=object), np.array([1]), None)
     assert not any("output" in name for name in Prompts.__dataclass_fields__)
     assert list(columns.application) == [None]
+
+
+def test_errors_of_a_prediction_do_not_cancel_and_its_order_is_of_the_true_lengths():
+    told = _agreement(np.array([1.0, 2.0, 6.0]), np.array([3, 4, 2]))
+    assert told["mean_absolute_error_tokens"] == pytest.approx((2 + 2 + 4) / 3)
+    assert told["kendall_tau"] == pytest.approx(-1 / 3)

@@ -233,3 +233,36 @@ def test_gpu_of_just_the_memory_of_a_class_is_of_that_class():
         for n in (70 * gib - 1, 70 * gib, 160 * gib - 1, 160 * gib)
     }
     assert list(at.values()) == [of.other, of.large, of.large, of.huge]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_every_option_of_the_command_reaches_the_search(tmp_path, monkeypatch, exists):
+    monkeypatch.chdir(tmp_path)
+    trace = "rows.csv" if exists else "azure-conv"
+    Path("rows.csv").write_text("rows\n")
+    asked = []
+
+    def search(question, runs):
+        asked.append((question, runs.store.folder))
+        raise SchedlabError("asked")
+
+    monkeypatch.setattr("schedlab.experiments.search.recommend.recommend", search)
+    options = [
+        "--model", "qwen2.5-3b", "--gpu", "h100", "--gpus", "3", "--workload", trace,
+        "--ttft-ms", "11", "--tpot-ms", "12", "--e2el-ms", "13", "--attainment", "0.7",
+        "--rate", "14", "--vllm", "0.24", "--policy", "edf", "--policy", "vtc",
+        "--cost-model", "some/profile", "--usd-per-hour", "15", "--num-requests", "16", "-q",
+    ]  # fmt: skip
+    for more in ([], ["--serve-as", "mine", "-o", "there"]):
+        done = CliRunner().invoke(app, ["recommend", *options, *more])
+        assert "error: asked" in done.output
+    resample = {"resample": True} if exists else {}
+    first = Question(
+        model="qwen2.5-3b", hardware=gpu("h100").name, num_gpus=3,
+        workload={"trace": trace, "num_requests": 16, **resample},
+        slo={"ttft_ms": 11.0, "tpot_ms": 12.0, "e2el_ms": 13.0}, attainment=0.7, vllm="0.24",
+        policies=("edf", "vtc"), cost_model="some/profile", rate=14.0, usd_per_hour=15.0,
+        served="qwen2.5-3b",
+    )  # fmt: skip
+    place = tmp_path / f"results/recommend-qwen2.5-3b-{gpu('h100').name}"
+    assert asked == [(first, place), (replace(first, served="mine"), tmp_path / "there")]
