@@ -109,8 +109,9 @@ def shipped(folder: str) -> list[Path]:
 
     Parameters
     ----------
-    folder : {"policies", "claims"}
-        Systems against their papers, or what is said of serving in general.
+    folder : {"policies", "fleets", "claims"}
+        Systems against their papers, several engines likewise, or what is said of serving in
+        general.
     """
     return sorted((Path(__file__).resolve().parents[1] / "papers" / folder).glob("*.yaml"))
 

@@ -16,13 +16,27 @@ from schedlab.experiments.specification.sweep import shown
 from schedlab.sim.files import write_text
 from schedlab.sim.text import json_text, markdown_table, number
 
-_PREFACE = """\
+_ABOUT = {
+    "policies": """\
 # Does it do what its paper says?
 
 Written by `schedlab claims`. To change it, change `experiments/papers/policies/*.yaml` and run
 that again.
 
-Each system of the literature is held against the figures of its paper, in simulation. The step
+Each system of the literature is held against the figures of its paper, in simulation.""",
+    "fleets": """\
+# Do fleets do what is said of them?
+
+Written by `schedlab claims --page fleets`. To change it, change `experiments/papers/fleets/*.yaml`
+and run that again.
+
+What papers and posts claim of several engines (prompts and answers apart, migration, routers) is
+held against simulation.""",
+}
+"""How each page begins."""
+
+_PREFACE = """\
+ The step
 times come from an analytic roofline (UNCALIBRATED: datasheets, and what kernels reach of them),
 so ratios between policies are meant to carry over, milliseconds are not. All setups are smaller
 than, or different from, the papers'; what differs stands with each system.
@@ -43,18 +57,26 @@ interval excludes "no effect" (a ratio of 1, a change of 0) |
 | not measured | a replication had nothing to measure |
 
 The band is fixed in the experiment beside the paper's own figure; where the paper gives none, the
-table shows a dash and the band is an expectation of ours. Loads that a setup states relative to
+table shows a dash and the band is an expectation of ours."""
+_MOVED = {
+    "policies": """\
+ Loads that a setup states relative to
 what the engine serves (hrrn, llumnix, ltr-overload, qoserve) moved when the step times did.
-"""
+""",
+    "fleets": "\n",
+}
+"""How it ends."""
 
 
-def markdown(findings: Sequence[Finding]) -> str:
+def markdown(findings: Sequence[Finding], page: str = "policies") -> str:
     """Return the page: a table of all figures, then a section for each system.
 
     Parameters
     ----------
     findings : sequence of Finding
         In the order in which they are shown.
+    page : {"policies", "fleets"}
+        Which page it is.
 
     Returns
     -------
@@ -66,7 +88,7 @@ def markdown(findings: Sequence[Finding]) -> str:
     papers = [m for m in stated if m.figure.stated_by == "paper"]
     posts = [m for m in stated if m.figure.stated_by == "post"]
     own = [m for m in measured if m.figure.paper is None]
-    lines = [_PREFACE]
+    lines = [_ABOUT[page] + _PREFACE + _MOVED[page]]
     lines += [f"* {len(papers)} figures that papers state: {counts(papers)}."] if papers else []
     lines += (
         [f"* {len(posts)} figures that posts and vendors state: {counts(posts)}."] if posts else []
@@ -132,8 +154,8 @@ def experiment_data(finding: Finding) -> dict[str, object]:
     }
 
 
-def write(findings: Sequence[Finding], folder: Path) -> list[Path]:
-    """Write policies.md and policies.json into a folder, which is made if absent.
+def write(findings: Sequence[Finding], folder: Path, page: str = "policies") -> list[Path]:
+    """Write PAGE.md and PAGE.json into a folder, which is made if absent.
 
     Parameters
     ----------
@@ -141,6 +163,8 @@ def write(findings: Sequence[Finding], folder: Path) -> list[Path]:
         What to write.
     folder : Path
         Where to; files of these names are replaced.
+    page : {"policies", "fleets"}
+        Which page it is.
 
     Returns
     -------
@@ -149,8 +173,8 @@ def write(findings: Sequence[Finding], folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        "policies.md": markdown(findings),
-        "policies.json": json_text(data(findings), digits=7) + "\n",
+        f"{page}.md": markdown(findings, page),
+        f"{page}.json": json_text(data(findings), digits=7) + "\n",
     }
     for name, text in texts.items():
         write_text(folder / name, text)

@@ -22,8 +22,10 @@ def claims(
         typer.Argument(metavar="FILE", help="Experiments with a claim; all shipped if none."),
     ] = None,
     page: Annotated[
-        Literal["policies", "claims"],
-        typer.Option(help="Systems against their papers, or what posts say of serving."),
+        Literal["policies", "fleets", "claims"],
+        typer.Option(
+            help="Systems, or fleets, against their papers, or what posts say of serving."
+        ),
     ] = "policies",
     output: Annotated[
         Path | None,
@@ -38,7 +40,7 @@ def claims(
     """Hold what is claimed against simulations: a verdict for each figure."""
     from schedlab.experiments.claims import page as claims_page
     from schedlab.experiments.claims import report as claims_report
-    from schedlab.experiments.claims.claims import examine, load_claims
+    from schedlab.experiments.claims.claims import examine, load_claims, shipped
 
     if page == "claims":
         if spec_files:
@@ -51,13 +53,13 @@ def claims(
         written = claims_page.write(quoted, findings, output) if output is not None else []
     else:
         find_own_modules(*(path.absolute().parent for path in spec_files or []))
-        loaded = load_claims(spec_files)
+        loaded = load_claims(spec_files or shipped(page))
         workers = local_workers(jobs, [spec for _, spec in loaded])
         with opened_runs(keep, workers, quiet) as runs:
             findings = [examine(path, spec, runs) for path, spec in loaded]
         if not quiet:
             header = ("system", "figure", "paper", "accepted", "measured [95 %]", "verdict")
             print_table("claims", header, claims_report.row_texts(findings))
-        written = claims_report.write(findings, output) if output is not None else []
+        written = claims_report.write(findings, output, page) if output is not None else []
     for file in written:
         typer.echo(file)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.figures import plots
-from schedlab.experiments.figures.figures import shown_load
+from schedlab.experiments.figures.figures import good_requests_per_usd, shown_load
 from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
 from schedlab.experiments.figures.interactive import shown
 from schedlab.experiments.results.saved_results import SavedResults
@@ -125,6 +125,28 @@ class Plots:
     def batching(self) -> Shown:
         """Draw who sat in which seat of the batch, a panel a setting."""
         return self._shown(plots.batching(self._first(self._rows), self._results.name))
+
+    def engines_over_time(self, setting: str | None = None) -> Shown:
+        """Draw requests and memory of each engine of a fleet over time, of one run."""
+        label, run = self._one(setting)
+        return self._shown(plots.engines_over_time(run, label))
+
+    def engine_shares(self, setting: str | None = None) -> Shown:
+        """Draw what each engine of a fleet had of requests, tokens and time, of one run."""
+        label, run = self._one(setting)
+        return self._shown(plots.engine_shares(run.observation(), label))
+
+    def transfers(self, setting: str | None = None) -> Shown:
+        """Draw when KV of the first prompts went from engine to engine, of one run."""
+        label, run = self._one(setting)
+        return self._shown(plots.transfers(run, label))
+
+    def goodput_per_dollar(self, rate: float | None = None) -> Shown:
+        """Draw requests within their targets for a dollar, a bar a setting, at one load."""
+        rows, title = self._at(rate)
+        return self._shown(
+            plots.goodput_per_dollar(good_requests_per_usd(self._results, rows), title)
+        )
 
     @property
     def _rows(self) -> list[Row]:

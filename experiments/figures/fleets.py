@@ -292,13 +292,12 @@ def _draw_rows(
 ) -> None:
     """Shade a row an engine by its values."""
     num = len(values)
-    image = axes.pcolormesh(
-        edges_s, np.arange(num + 1) - 0.5, np.ma.masked_invalid(values), cmap=shades(), vmin=0,
-        rasterized=True,
+    image = axes.imshow(
+        np.ma.masked_invalid(values), cmap=shades(), vmin=0, aspect="auto",
+        interpolation="nearest", extent=(edges_s[0], edges_s[-1], num - 0.5, -0.5),
     )  # fmt: skip
     if num <= _MOST_NAMED:
         axes.set_yticks(range(num), [engine_name(result, index) for index in range(num)])
-    axes.set_ylim(num - 0.5, -0.5)
     axes.set_ylabel("engine")
     axes.grid(visible=False)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.01)

@@ -275,11 +275,17 @@ def _areas(axes: Axes) -> Iterator[Data]:
             }  # fmt: skip
 
 
+_MOST_APART = 40
+
+
 def _images(axes: Axes) -> Iterator[Data]:
     """Yield a picture of numbers, with the scale of its colours."""
     for image in axes.images:
         shades = np.ma.filled(np.ma.asarray(image.get_array(), dtype=np.float64), math.nan)
         low, high = image.get_clim()
+        left, right, bottom, top = image.get_extent()
+        dx, dy = (right - left) / shades.shape[1], (bottom - top) / shades.shape[0]
+        gap = 1.5 if shades.shape[1] <= _MOST_APART else 0  # else there is more gap than picture
         colors = [_color(image.cmap(share)) for share in np.linspace(0, 1, 17)]
         scale: Data = {}
         if image.colorbar:
@@ -291,8 +297,9 @@ def _images(axes: Axes) -> Iterator[Data]:
             }
         yield {
             "type": "heatmap", "z": [_values(row) for row in shades], "zmin": low, "zmax": high,
+            "x0": left + dx / 2, "dx": dx, "y0": top + dy / 2, "dy": dy,
             "colorscale": [[k / 16, color] for k, color in enumerate(colors)],
-            "xgap": 1.5, "ygap": 1.5, "colorbar": scale, "hoverinfo": "skip",
+            "xgap": gap, "ygap": 1.5, "colorbar": scale, "hoverinfo": "skip",
         }  # fmt: skip
 
 

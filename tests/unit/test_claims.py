@@ -34,7 +34,7 @@ from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = shipped("policies") + shipped("claims")
+SHIPPED = shipped("policies") + shipped("fleets") + shipped("claims")
 
 
 def figure(compare="ratio", paper=None, accept=(1.0, 2.0)):
@@ -336,7 +336,7 @@ def test_shipped_claim_loads_and_has_seeds_enough(path, validator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["policies", "claims"])
+@pytest.mark.parametrize("page", ["policies", "fleets", "claims"])
 def test_results_page_shows_every_shipped_experiment(page):
     record = json.loads((ROOT / "docs" / "results" / f"{page}.json").read_text())
     by_file = {entry["file"]: entry for entry in record["experiments"]}
@@ -346,7 +346,7 @@ def test_results_page_shows_every_shipped_experiment(page):
         assert by_file[path.name]["source_sha256"] == source_sha256(path), path.name
 
 
-@pytest.mark.parametrize("page", ["policies", "claims"])
+@pytest.mark.parametrize("page", ["policies", "fleets", "claims"])
 def test_every_stated_figure_that_is_not_reproduced_says_why(page):
     record = json.loads((ROOT / "docs" / "results" / f"{page}.json").read_text())
     for entry in record["experiments"]:

@@ -5,6 +5,7 @@ import pytest
 
 from schedlab.experiments.figures import fleets, plots
 from schedlab.experiments.figures.figures import fleet_drawings
+from schedlab.experiments.figures.interactive import traces_and_layout
 from schedlab.experiments.report.fleet import fleet_table
 from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.running.run import run
@@ -53,13 +54,22 @@ def test_requests_over_time_are_those_of_the_steps(result):
 def test_engine_that_died_is_white_until_it_is_up_again(result):
     figure = plots.engines_over_time(result, "title")
     requests, held, uneven = figure.axes[:3]
-    shown = requests.collections[0].get_array()
+    shown = requests.images[0].get_array()
     assert shown.mask[2].any()
     assert not shown.mask[2].all()
     assert not shown.mask[:2].any()
     assert [line.get_label() for line in uneven.lines[:2]] == ["prompts", "answers"]
     assert np.nanmin(uneven.lines[0].get_ydata()) == 1.0  # one engine is its own mean
-    assert (held.collections[0].get_array() <= 100).all()
+    assert (held.images[0].get_array() <= 100).all()
+
+
+def test_engines_over_time_are_where_they_were_in_a_live_figure_too(result):
+    figure = plots.engines_over_time(result, "title")
+    shown = next(one for one in traces_and_layout(figure)["data"] if one["type"] == "heatmap")
+    edges = figure.axes[0].images[0].get_extent()
+    assert shown["x0"] == pytest.approx(shown["dx"] / 2)
+    assert shown["x0"] + shown["dx"] * (len(shown["z"][0]) - 0.5) == pytest.approx(edges[1])
+    assert (shown["y0"], shown["dy"]) == (0, 1)
 
 
 def test_shares_of_engines_add_up_to_the_run(result):
