@@ -21,6 +21,7 @@ from schedlab.sim.drive.retries import Retries
 from schedlab.sim.drive.router import Router, chosen
 from schedlab.sim.drive.server import Server
 from schedlab.sim.drive.sessions import open_source
+from schedlab.sim.record.spool import SpoolFile
 from schedlab.sim.request import RequestState
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Fleet:
         self._is_closed = is_closed
         self._staleness_ns = staleness_ns
         self._supply = supply
+        self._spool_file = SpoolFile()
         self._settles = settles
         self._takers: list[Member] = []
         self._known_takers: Sequence[EngineState] = ()
@@ -276,6 +278,7 @@ class Fleet:
         engine.cache_is_watched = self._router.looks_at_caches
         engine.requests.sessions = self.sessions
         engine.requests.on_gone = partial(self._is_gone, member)
+        engine.log.share_memory(len(self.members), self._spool_file)
         self.logs.append((member.index, engine.log))
         if member.slow_by:
             member.keep_pace()

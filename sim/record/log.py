@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from schedlab.sim.record.columns import REJECTED, Columns, LazyTable
 from schedlab.sim.record.copies import Copies
-from schedlab.sim.record.spool import Spool
+from schedlab.sim.record.spool import Spool, SpoolFile
 from schedlab.sim.record.steps import (
     VERIFICATION_COLUMNS,
     Int64,
@@ -102,8 +102,23 @@ class RunLog:
         self._evictions = array("q")
         self._resumptions = array("q")
         self._spools: dict[str, Spool] = {}
+        self._spool_file = SpoolFile()
+        self._num_sharing = 1
         self._num_spilled_steps = 0
         self._token_times: tuple[tuple[int, int], TokenTimes | StoredTokenTimes] | None = None
+
+    def share_memory(self, num_logs: int, file: SpoolFile) -> None:
+        """Hold only a part of what may lie in memory, and move the rest to a common file.
+
+        Parameters
+        ----------
+        num_logs : int
+            Logs that grow at the same time.
+        file : SpoolFile
+            Theirs: a thousand engines have no thousand files open.
+        """
+        self._num_sharing = num_logs
+        self._spool_file = file
 
     # -- writing (the engine) ------------------------------------------------------------------
 
@@ -141,7 +156,7 @@ class RunLog:
                 r.predicted_tokens, slo_ttft_ms=ttft, slo_tpot_ms=tpot, slo_e2el_ms=e2el
             )
             self._targets.extend([_NAN if x is None else x for x in targets])
-        if len(self._requests) >= MOST_NUMBERS_IN_MEMORY:
+        if len(self._requests) * self._num_sharing >= MOST_NUMBERS_IN_MEMORY:
             self._spill()
 
     def reject(self, state: RequestState, output_tokens: int, reason: str) -> None:
@@ -160,8 +175,8 @@ class RunLog:
             self._durations_ns.extend(durations_ns)
             self._new_blocks.extend(new_blocks)
         if (
-            len(self._segments) >= MOST_NUMBERS_IN_MEMORY
-            or len(self._durations_ns) >= MOST_NUMBERS_IN_MEMORY
+            len(self._segments) * self._num_sharing >= MOST_NUMBERS_IN_MEMORY
+            or len(self._durations_ns) * self._num_sharing >= MOST_NUMBERS_IN_MEMORY
         ):
             self._spill()
 
@@ -209,7 +224,7 @@ class RunLog:
     def _spill_table(self, name: str, values: array[Any], width: int) -> None:
         rows = _matrix(values, width)
         if name not in self._spools:
-            self._spools[name] = Spool(width, rows.dtype)
+            self._spools[name] = Spool(width, rows.dtype, self._spool_file)
         self._spools[name].append(rows)
 
     def _spool(self, name: str, values: array[Any]) -> Spool:

@@ -16,11 +16,25 @@ Matrix = npt.NDArray[Any]
 """Rows and columns of numbers of one type."""
 
 
+class SpoolFile:
+    """A temporary file that several tables write to, each behind what is there.
+
+    It has no name: it is gone with the last of them, however the process ends. It lies where
+    Python's `tempfile` puts it, so that TMPDIR says where.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+
+    def open(self) -> IO[bytes]:
+        """Return it; it is made when it is asked for first."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this
+        return self._file
+
+
 class Spool:
     """A table of which pieces of rows lie in a temporary file, and perhaps the last in memory.
-
-    The file has no name: it is gone with the spool, however the process ends. It lies where
-    Python's `tempfile` puts it, so that TMPDIR says where.
 
     Parameters
     ----------
@@ -28,13 +42,17 @@ class Spool:
         Numbers in a row.
     dtype : data type
         Of all of them; 8 bytes.
+    file : SpoolFile, optional
+        Where they lie; one of its own, if not given.
     """
 
-    def __init__(self, num_columns: int, dtype: npt.DTypeLike = np.int64) -> None:
+    def __init__(
+        self, num_columns: int, dtype: npt.DTypeLike = np.int64, file: SpoolFile | None = None
+    ) -> None:
         self.num_columns = num_columns
         self.dtype = np.dtype(dtype)
         self.num_rows = 0
-        self._file: IO[bytes] | None = None
+        self._file = SpoolFile() if file is None else file
         self._pieces: list[int | Matrix] = []
         """Where in the file a piece begins, or the piece."""
         self._firsts: list[int] = []
@@ -55,8 +73,7 @@ class Spool:
 
     def followed_by(self, rows: Matrix) -> Spool:
         """Return the same table with more rows, which stay in memory."""
-        whole = Spool(self.num_columns, self.dtype)
-        whole._file = self._file
+        whole = Spool(self.num_columns, self.dtype, self._file)
         whole._pieces, whole._firsts = [*self._pieces, rows], [*self._firsts, self.num_rows]
         whole.num_rows = self.num_rows + len(rows)
         return whole
@@ -145,9 +162,7 @@ class Spool:
         return self._firsts[piece + 1] if piece + 1 < len(self._firsts) else self.num_rows
 
     def _open(self) -> IO[bytes]:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this
-        return self._file
+        return self._file.open()
 
     def _empty(self, num_rows: int) -> Matrix:
         return np.empty(num_rows, dtype=self.dtype)

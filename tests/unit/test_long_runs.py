@@ -26,6 +26,7 @@ CASES = {
     "measured in part": ("measure={warm_up_s: 2.0, cool_down_s: 1.0}",),
     "predicted": ("policy={name: sjf, predictor: {name: noisy, sigma: 0.5}}",),
     "two engines": ("engine.data_parallel_size=2",),
+    "a fleet": ("cluster={count: 3, router: vllm}",),
     "two tenants": ("workload.classes={chat: {share: 0.7}, batch: {share: 0.3}}",),
 }
 
@@ -94,3 +95,30 @@ def test_temporary_files_of_a_run_have_no_names(monkeypatch, tmp_path):
     result = run(make_spec(SPEC, ()))
     assert isinstance(result.requests, LazyTable)
     assert os.listdir(tmp_path) == []
+
+
+def test_logs_of_a_fleet_share_what_may_lie_in_memory_and_one_file(monkeypatch):
+    made = []
+    share = log.RunLog.share_memory
+
+    def shared(self, num_logs, file):
+        made.append(self)
+        share(self, num_logs, file)
+
+    monkeypatch.setattr(log.RunLog, "share_memory", shared)
+    for router in ("vllm", "round_robin"):  # together, and one after the other
+        made.clear()
+        spec = make_spec(SPEC, (f"cluster={{count: 4, router: {router}}}",))
+        wanted = run(spec)
+        most = max(len(one._requests) for one in made) + 1
+        assert not any(one._spools for one in made)
+        monkeypatch.setattr(log, "MOST_NUMBERS_IN_MEMORY", 2 * most)  # too much for none alone
+        made.clear()
+        found = run(spec)
+        assert all(one._spools for one in made)
+        assert len({id(one._spool_file) for one in made}) == 1
+        monkeypatch.undo()
+        monkeypatch.setattr(log.RunLog, "share_memory", shared)
+        for name in wanted.requests:
+            np.testing.assert_equal(found.requests[name], wanted.requests[name])
+        np.testing.assert_equal(found.metrics(), wanted.metrics())
