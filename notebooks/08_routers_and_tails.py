@@ -80,7 +80,9 @@ prefixes = sl.run(
     slo={"ttft_ms": 500, "tpot_ms": 40},
     **{"workload.num_requests": num_requests},
 )
-prefixes.plot.heat_map(["prefix_hit_share", "p99_ttft_ms", "p99_e2el_ms", "output_throughput"])
+for row in prefixes.rows:
+    print(f"{row.label:40} finds {row.mean('prefix_hit_share'):.0%} of the prompt tokens")
+prefixes.plot.heat_map(["p99_ttft_ms", "p99_e2el_ms", "output_throughput"])
 
 # %%
 prefixes.plot.latency_cdf("ttft")

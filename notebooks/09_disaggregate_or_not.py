@@ -64,8 +64,8 @@ for name, found in kinds.items():
         )
 
 # %% [markdown]
-# Apart, the gap between tokens hardly depends on the load, while first tokens queue at half of the
-# engines: the two latencies are separated. Which is better depends on which target binds.
+# Apart, the gap between tokens stays near that of an answer alone, while first tokens queue at half
+# of the engines: the two latencies are separated. Which is better depends on which target binds.
 
 # %%
 kinds["together"].plot.latency_against_rate(("ttft", "itl"))

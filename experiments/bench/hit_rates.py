@@ -132,8 +132,11 @@ def table(
         ["*nobody shares*", *(f"{least / total:.1%}" for least, _ in ends), *[""] * len(fleets)]
     ]
     for name, router in routers.items():
-        shares = [
-            run(fleet(trace, num_requests, num, router, evicts=evicts)).metric("prefix_hit_share")
+        shares = [  # of all prompts, as the bounds are: also of those that were turned away
+            run(fleet(trace, num_requests, num, router, evicts=evicts))
+            .requests["prefix_hit_tokens"]
+            .sum()
+            / total
             for evicts in (False, True)
             for num in fleets
         ]
