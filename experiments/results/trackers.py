@@ -35,7 +35,7 @@ def log_runs(results: SavedResults, tracker: str, project: str | None = None) ->
     Raises
     ------
     SchedlabError
-        If its package is not installed.
+        If its package is not installed, or cannot write where it is configured to.
     """
     try:
         package = import_module(tracker)
@@ -51,7 +51,10 @@ def log_runs(results: SavedResults, tracker: str, project: str | None = None) ->
             "replication": str(point.replication),
         }
         metrics = {name: value for name, value in point.metrics.items() if math.isfinite(value)}
-        send(package, project or results.name, point, parameters, metrics)
+        try:
+            send(package, project or results.name, point, parameters, metrics)
+        except Exception as error:  # whatever the package raises where it cannot write
+            raise SchedlabError(f"{tracker}: {' '.join(str(error).split())}") from error
     return len(results.runs)
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import schedlab as sl
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.trackers import log_runs
+from schedlab.sim.errors import SchedlabError
 
 SPEC = {
     "name": "logged",
@@ -71,3 +72,12 @@ def test_tracker_that_is_not_there_is_told_in_a_line(results, monkeypatch, track
     found = CliRunner().invoke(app, ["log", str(results.folder), "--to", tracker])
     assert found.exit_code == 2
     assert told in found.output
+
+
+def test_tracker_that_cannot_write_is_an_error_in_its_words(results, monkeypatch):
+    def refuse(project):
+        raise RuntimeError("the store\nis in maintenance")
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(set_experiment=refuse))
+    with pytest.raises(SchedlabError, match=r"^mlflow: the store is in maintenance$"):
+        log_runs(results, "mlflow")
