@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from schedlab.experiments.commands import completion
+from schedlab.experiments.commands.terminal import print_table
 
 app = typer.Typer(
     help="Prove policies.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
@@ -57,9 +58,12 @@ def check_command(
         found = policy_verdicts(make, may_wait=may_wait, only=law, seed=seed, num_cases=num_cases)
     except ValueError as error:
         raise SpecError(f"--law: {error}") from None
-    for verdict in found:
-        state = "holds " if verdict.broken is None else "BROKEN"
-        typer.echo(f"{state}  {verdict.law}: {verdict.meaning[0].lower()}{verdict.meaning[1:]}")
+    print_table(
+        "",
+        ("", "law", "what it asks for"),
+        [("holds" if one.broken is None else "BROKEN", one.law, one.meaning) for one in found],
+        num_keys=2,
+    )
     broken = [verdict.broken for verdict in found if verdict.broken is not None]
     for shown in broken:
         typer.echo(f"\n{shown}")

@@ -86,10 +86,20 @@ def update_command(
     keep: Keep = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run the matrix and keep what it gives as the baseline, after showing what moved."""
+    """Run the matrix and keep what it gives as the baseline, after showing what moved.
+
+    Without a folder `regression` here, it is made with the matrix that comes with schedlab.
+    """
     from schedlab.experiments.regression import check as regress
     from schedlab.experiments.regression.baseline import BASELINE, kept_baseline, version_change
+    from schedlab.experiments.specification.shipped import shipped_folder
+    from schedlab.sim.files import write_text
 
+    if baseline == _DEFAULT and not baseline.exists():
+        baseline.mkdir()
+        shipped = shipped_folder("regression") / "matrix.yaml"
+        write_text(baseline / "matrix.yaml", shipped.read_text(encoding="utf-8"))
+        typer.echo(f"{baseline / 'matrix.yaml'}: that of schedlab, to be made yours", err=True)
     matrix = _matrix(baseline)
     path = baseline / BASELINE
     kept = kept_baseline(baseline) if path.exists() else None

@@ -126,7 +126,7 @@ def swept_key(rows: Sequence[Row], name: str) -> str:
         return ending[0]
     if ending:
         raise SpecError(f"{name} may be {' or '.join(ending)}: write the whole key")
-    raise SpecError(f"no key {name!r} is swept here; {nearest(name, ['policy', *keys])}")
+    raise SpecError(f"no key {name!r} is swept here; {nearest(name, {'policy', *keys})}")
 
 
 def num_gpus(run: PointMetrics) -> int:

@@ -536,3 +536,17 @@ _MOVES = [(2.0, 3.0, 0.5), (-2.0, -3.0, -0.5), (-2.0, 0.0, 1.0), (0.0, 1.0, math
 @pytest.mark.parametrize(("before", "now", "change"), [*_MOVES, (0.0, -1.0, -math.inf)])
 def test_change_of_a_figure_has_the_sign_of_its_move(before, now, change):
     assert regress.Move("mean_slack_ms", before, now, allowed=0.0, better=True).change == change
+
+
+def test_update_without_a_folder_begins_with_the_matrix_of_schedlab(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(
+        "schedlab.experiments.commands.regress._measure", lambda matrix, *_: asked.append(matrix)
+    )
+    monkeypatch.setattr(regress, "keep", lambda folder, outcome: None)
+    CliRunner().invoke(app, ["regress", "update", "-q"])
+    assert (tmp_path / "regression/matrix.yaml").read_text() == (
+        ROOT / "regression/matrix.yaml"
+    ).read_text()
+    assert asked[0].points

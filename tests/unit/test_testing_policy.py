@@ -1,6 +1,7 @@
 """The checks for policies: each catches a policy made to break it, and says how to see it again."""
 
 import random
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -275,15 +276,15 @@ def test_command_for_an_honest_policy_prints_a_line_a_law_and_exits_with_0():
     done = check("shortest_prompt", "--cases", "2")
     assert done.exit_code == 0, done.output
     for law in POLICY_LAWS:
-        assert f"holds   {law}" in done.output
+        assert re.search(rf"^holds +{law} ", done.output, re.M)
 
 
 @pytest.mark.slow
 def test_command_for_a_policy_that_lies_says_which_laws_are_broken_and_exits_with_1():
     done = check(f"{HERE}:Lying", "--cases", "6")
     assert done.exit_code == 1
-    assert "BROKEN  keeps_its_promises" in done.output
-    assert "holds   is_reproducible" in done.output
+    assert re.search("^BROKEN +keeps_its_promises ", done.output, re.M)
+    assert re.search("^holds +is_reproducible ", done.output, re.M)
     assert "case = Case(" in done.output
 
 
