@@ -667,3 +667,11 @@ def test_tune_over_a_name_that_is_unknown_is_refused_by_name():
     )
     with pytest.raises(SpecError, match=r"cluster\.rooter: unknown key; did you mean router"):
         tuning.tune(asked, Fleets())
+
+
+def test_light_runs_of_a_fleet_keep_what_is_measured_of_it():
+    from schedlab.experiments.commands.sweep import _refuse_more_than_is_kept
+
+    _refuse_more_than_is_kept(["cost_usd", "usd_per_million_output_tokens"], fleet())
+    with pytest.raises(SpecError, match="--light keeps no tables, and cost_usd"):
+        _refuse_more_than_is_kept(["cost_usd"], spec())
