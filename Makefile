@@ -23,7 +23,7 @@ AISIMULATE ?= aisimulate==0.13.0.dev202610270000000085
 VLLM_RELEASE ?= 0.32.0
 VLLM_TORCH   ?= torch==2.13.0
 
-.PHONY: demo core bench-peers test fast unit mutants torture oldest test-vllm docs lint format bench golden notebooks lock clean
+.PHONY: demo core bench-peers test fast unit mutants torture determinism oldest test-vllm docs lint format bench golden notebooks lock clean
 
 demo: $(VENV)/installed experiments/schedlab.schema.json  ## install, then run the quick start
 	$(BIN)/schedlab run quickstart -o runs/quickstart
@@ -48,6 +48,9 @@ mutants: $(VENV)/tested          ## plant 100 small bugs, count those that tests
 
 torture: $(VENV)/tested          ## a campaign of bad inputs, random workloads and kills, with their numbers
 	$(BIN)/python -m tests.torture.campaign $(ARGS)
+
+determinism: $(VENV)/tested      ## digests of small experiments, to be compared between machines
+	$(BIN)/python -m tests.determinism $(ARGS)
 
 oldest: $(OLDEST)/installed      ## fast tests with the oldest packages that pyproject.toml allows
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m "not slow" --ignore tests/gpu $(ARGS)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from schedlab.sim.sums import in_order
+
 
 class FluidEquilibrium(NamedTuple):
     """The steady state in which every iteration admits what arrives during it."""
@@ -43,7 +45,7 @@ def fluid_equilibrium(
     ValueError
         If the load has no equilibrium (the denominator is not positive).
     """
-    per_second = sum(
+    per_second = in_order(
         rate * (out + 1.0) * (prompt + out / 2.0)
         for rate, prompt, out in zip(request_rates, prompt_tokens, output_tokens, strict=True)
     )

@@ -14,6 +14,7 @@ from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState, Status
+from schedlab.sim.sums import in_order
 
 
 @register("nested_wait")
@@ -171,8 +172,8 @@ class NestedWait(Policy):
         """Work out of each segment how many it may hold, and how many at one stage."""
         edges, rates = self.output_edges, self.request_rates or self._ended
         stages = [end - start for start, end in pairwise((0, *edges))]
-        flows = [sum(rates[i:]) for i in range(len(edges))]
-        total = sum(n * flow for n, flow in zip(stages, flows, strict=True))
+        flows = [in_order(rates[i:]) for i in range(len(edges))]
+        total = in_order(n * flow for n, flow in zip(stages, flows, strict=True))
         self._limits = []
         for num_stages, flow in zip(stages, flows, strict=True):
             share = self.total_limit * num_stages * flow / total

@@ -12,6 +12,7 @@ from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RequestState, Slo, Status
+from schedlab.sim.sums import in_order
 
 _NO_TARGETS = Slo()
 _ROUNDING = 1e-9
@@ -232,8 +233,8 @@ class Scorpio(Policy):
 def _step_s(view: EngineView, targets_s: list[float], lengths: list[float]) -> float:
     """Estimate a step of the virtual batch, from the targets and lengths of its members."""
     tightest_s = min(targets_s)
-    rows = math.ceil(sum([tightest_s / target_s for target_s in targets_s]) - _ROUNDING)
-    mean = sum(lengths) / len(lengths)
+    rows = math.ceil(in_order([tightest_s / target_s for target_s in targets_s]) - _ROUNDING)
+    mean = in_order(lengths) / len(lengths)
     shape = BatchShape(rows, round(rows * mean), round(max(lengths)), rows_sampled=rows)
     return view.estimate_step_ns(shape) / 1e9
 

@@ -12,6 +12,7 @@ from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
+from schedlab.sim.sums import in_order
 
 
 @register("wait")
@@ -129,7 +130,7 @@ class Wait(Policy):
         """Return the free places of each type, and how many a step may fill."""
         rates = self.request_rates or self._arrived
         weights = [rate * (n + 1) for rate, n in zip(rates, self.output_edges, strict=True)]
-        total = sum(weights) or 1
+        total = in_order(weights) or 1
         limits = [max(1, int(self.total_limit * weight / total)) for weight in weights]
         free = [max(limit - n, 0) for limit, n in zip(limits, running, strict=True)]
         steps = [max(1, int(limit / (n + 1))) for limit, n in

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from schedlab.sim.errors import SpecError
 from schedlab.sim.rng import uniforms
+from schedlab.sim.sums import in_order
 from schedlab.traces.durations import Durations
 from schedlab.traces.lengths import Lengths
 from schedlab.traces.read_report import ReadReport
@@ -87,7 +88,7 @@ class SessionShape:
     shared_groups: int = 1
 
     def __post_init__(self) -> None:
-        shares = sum(tool.share for tool in self.tools.values())
+        shares = in_order(tool.share for tool in self.tools.values())
         shares += self.fan_out.share if self.fan_out else 0.0
         if shares > 1.0:
             raise SpecError(f"the shares of tools and fan_out add up to {shares:g}, more than 1")

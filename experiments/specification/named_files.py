@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -63,7 +64,7 @@ def name_files(data: Data) -> Data:
             return shipped[text]
         path = Path(text)
         name = _name(path)
-        if path.exists():
+        if os.path.exists(text):  # which a name too long for a path is none to, and no error
             files[name] = content_hash(path)
         return name
 

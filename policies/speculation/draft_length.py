@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from schedlab.policies.knobs import Knobs
 from schedlab.sim.core.draft_length import Decoding
+from schedlab.sim.sums import in_order
 
 
 class DraftLength(Knobs):
@@ -47,7 +48,7 @@ def expected_tokens(rate: float, drafts: int) -> float:
     >>> expected_tokens(0.5, 2)
     1.75
     """
-    return sum([rate**i for i in range(drafts + 1)])
+    return in_order([rate**i for i in range(drafts + 1)])
 
 
 def acceptance_rate(decoding: Decoding, prior: float, weight: float) -> float:

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from schedlab.sim.sums import in_order
+
 Floats = npt.NDArray[np.float64]
 Chunks = Sequence[tuple[int, int]]
 """Prefill chunks as (new tokens, context tokens)."""
@@ -92,7 +94,7 @@ class AttentionGrid:
         """Price one call; see `AttentionTime.call_us`."""
         if self.separate_prefills and len(chunks) > 1:
             longest, *others = sorted(chunks, reverse=True)
-            alone = sum(self.call_us((other,), 0, 0) for other in others)
+            alone = in_order(self.call_us((other,), 0, 0) for other in others)
             return alone + self.call_us((longest,), num_decodes, context)
         chunk, kv = self.pooled(chunks)
         low, high, weight = _between(self._chunks, chunk)

@@ -18,6 +18,7 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.table_profile import Curve, TableProfile, read_table
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.sums import in_order
 
 _NUMPY_FROM = 16
 
@@ -321,4 +322,5 @@ def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def _sum_ns(curves: Sequence[Curve], at: int) -> float:
-    return 1e3 * sum(curve.calls * max(line_us(curve.at, curve.us, at), 0.0) for curve in curves)
+    times_us = (curve.calls * max(line_us(curve.at, curve.us, at), 0.0) for curve in curves)
+    return 1e3 * in_order(times_us)

@@ -7,6 +7,7 @@ starts.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from schedlab.sim.metrics.registry import register
 from schedlab.sim.metrics.weighted import ratio
 from schedlab.sim.record.columns import Floats, Ints, whole_numbers
 from schedlab.sim.record.fleet import STILL, Span
+from schedlab.sim.sums import in_order
 
 _NS_PER_S = 1e9
 _S_PER_HOUR = 3600.0
@@ -77,7 +79,7 @@ def gpu_seconds(run: Observation) -> float:
         return float("nan")
     if not any(engine.paid for engine in run.engines):
         return sum(engine.num_gpus for engine in run.engines) * run.duration_s
-    return float(sum(engine.num_gpus * _span_s(run, engine.paid) for engine in run.engines))
+    return in_order(engine.num_gpus * _span_s(run, engine.paid) for engine in run.engines)
 
 
 @register(about="fleet", unit="USD")
@@ -91,9 +93,10 @@ def cost_usd(run: Observation) -> float:
     if not run.engines:
         return float("nan")
     if not any(engine.paid for engine in run.engines):
-        return sum(usd_per_hour) * run.duration_s / _S_PER_HOUR
+        return in_order(usd_per_hour) * run.duration_s / _S_PER_HOUR
     paid_s = [_span_s(run, engine.paid) for engine in run.engines]
-    return float(np.dot(usd_per_hour, paid_s)) / _S_PER_HOUR
+    # A product of vectors is rounded as the processor likes.
+    return in_order(map(operator.mul, usd_per_hour, paid_s)) / _S_PER_HOUR
 
 
 @register(about="fleet", better="higher", unit="%")
@@ -101,8 +104,8 @@ def availability_share(run: Observation) -> float:
     """Return the time for which engines were up / time for which their devices were there."""
     if not any(engine.paid for engine in run.engines):
         return 1.0
-    up_s = sum(_span_s(run, engine.served) for engine in run.engines)
-    return ratio(up_s, sum(_span_s(run, engine.paid) for engine in run.engines))
+    up_s = in_order(_span_s(run, engine.served) for engine in run.engines)
+    return ratio(up_s, in_order(_span_s(run, engine.paid) for engine in run.engines))
 
 
 @register(about="fleet", better="neither")
@@ -110,7 +113,8 @@ def mean_engines_up(run: Observation) -> float:
     """Return the mean number of engines that were up."""
     if not any(engine.paid for engine in run.engines):
         return float(_num_engines(run))
-    return ratio(sum(_span_s(run, engine.served) for engine in run.engines), run.duration_s)
+    up_s = in_order(_span_s(run, engine.served) for engine in run.engines)
+    return ratio(up_s, run.duration_s)
 
 
 @register(about="fleet", better="lower", unit="")

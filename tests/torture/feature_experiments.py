@@ -77,7 +77,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "cluster": {
             "count": 2, "router": "llumnix", "link": "ethernet-100g",
             "migration": {
-                "name": "llumnix", "every_ms": 10, "leave_below": 5, "last_stage_blocks": 2,
+                "name": "llumnix", "every_ms": 10, "leave_below": 2, "last_stage_blocks": 2,
                 "max_stages": 3,
             },
         },
@@ -116,11 +116,14 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "classes": {
         "workload": {
-            "num_requests": 20, "request_rate": 10, "trace": "azure-conv",
+            "num_requests": 20, "trace": "azure-conv",
             "classes": {
-                "paying": {"share": 1, "priority": 0, "slo": {"ttft_ms": 500}},
+                "paying": {
+                    "arrivals": {"process": "poisson", "rate": 9}, "priority": 0,
+                    "slo": {"ttft_ms": 500},
+                },
                 "agent": {
-                    "share": 2, "priority": 1, "prompt_tokens": 90,
+                    "priority": 1, "prompt_tokens": 90,
                     "shared_prefix": {"tokens": 64, "groups": 3},
                     "arrivals": {"process": "on_off", "rate": 5, "mean_on_s": 1, "mean_off_s": 1},
                 },

@@ -91,3 +91,8 @@ def test_files_that_are_no_mapping_of_hashes_are_refused(files):
     data = yaml.safe_load("workload: {trace: t.csv}")
     with pytest.raises(SpecError, match=r"s\.yaml:3: files: must map"):
         found_files({**data, "files": files}, Path.cwd(), "s.yaml:3")
+
+
+def test_name_that_is_too_long_for_a_path_names_no_file():
+    data = {"validation": {"measured": str(Path.cwd() / ("x" * 6000))}}
+    assert name_files(data) == {"validation": {"measured": "x" * 6000}}

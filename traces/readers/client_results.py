@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schedlab.sim.errors import TraceError
+from schedlab.sim.sums import in_order
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.readers.reader import Reader, ReadOptions
 from schedlab.traces.readers.source import JSON_ERRORS, Peek, Records, open_text, readable
@@ -111,7 +112,7 @@ def _vllm(data: dict[str, Any], path: Path) -> Iterator[ClientResult | None]:
         if not isinstance(itl, list):
             raise TraceError(f"{at}: itls must be a list of seconds, got {itl!r:.40}")
         first_s = _seconds(sent, "start_times", at) + _seconds(ttft, "ttfts", at)
-        last_s = first_s + sum(_seconds(gap, "itls", at) for gap in itl)
+        last_s = first_s + in_order(_seconds(gap, "itls", at) for gap in itl)
         yield _result(sent, prompt, output, first_s, last_s, at)
 
 
