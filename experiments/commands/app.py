@@ -114,7 +114,7 @@ class _Commands(TyperGroup):
             drop_output()
             raise typer.Exit(1) from None
         except OSError as error:
-            _complain(f"error: {error}")
+            _complain(f"error: {SchedlabError(error)}")  # which cuts a name that is too long
             raise typer.Exit(USER_ERROR) from None
         except ModuleNotFoundError as error:
             name = (error.name or "").partition(".")[0]

@@ -32,6 +32,7 @@ POLICY_VIEW = {
     "schedlab.sim.request",
     "schedlab.sim.construct",
     "schedlab.sim.errors",
+    "schedlab.sim.sums",
     "schedlab.sim.files",
     "schedlab.sim.cost.shape",
     "schedlab.sim.drive.engine_state",

@@ -361,3 +361,10 @@ def test_help_imports_nothing_heavy(arguments, more):
     )
     assert "Usage: schedlab" in done.stdout
     assert done.stderr.strip() == "[]"
+
+
+def test_folder_whose_name_is_too_long_is_refused_in_a_line(spec_file):
+    done = schedlab("sweep", spec_file, "-o", "9" * 5000)
+    assert done.exit_code == 2
+    assert "File name too long" in done.stderr
+    assert len(done.stderr) < 400
