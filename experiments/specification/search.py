@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.fields import (
     TEXT,
@@ -61,20 +61,22 @@ def _range(value: object) -> object:
 Range = Annotated[tuple[Positive, Positive], BeforeValidator(_range)]
 
 
-def _axis(values: tuple[float | str, ...]) -> tuple[float | str, ...]:
-    """Take two numbers that can be the ends of a logarithmic range, or different names."""
-    numbers = [value for value in values if not isinstance(value, str)]
-    if not numbers and values and all(values):
-        return values
-    if len(values) == len(numbers) == 2 and all(0 < value <= 1e15 for value in numbers):
-        return values
+def _axis(value: object) -> object:
+    """Take two numbers that can be the ends of a logarithmic range, or names."""
+    if not isinstance(value, list | tuple):
+        return value
+    numbers = [one for one in value if isinstance(one, int | float) and not isinstance(one, bool)]
+    if value and all(isinstance(one, str) and one for one in value):
+        return tuple(value)
+    if len(value) == len(numbers) == 2 and all(0 < one <= 1e15 for one in numbers):
+        return tuple(map(float, numbers))
     raise ValueError(
         "takes the smallest and the largest value, two numbers above 0, or names to choose from; "
-        f"got {list(values)}"
+        f"got {list(value)}"
     )
 
 
-Axis = Annotated[tuple[Finite | str, ...], BeforeValidator(_range), AfterValidator(_axis)]
+Axis = Annotated[tuple[float | str, ...], BeforeValidator(_axis)]
 """Two numbers, the smallest and the largest value, or names."""
 
 

@@ -654,6 +654,11 @@ def test_tune_over_names_and_counts_finds_the_cheapest_that_holds():
         ({"tune": {"minimize": "costs", "over": {"seed": [1, 2]}}}, "no metric is called 'costs'"),
         ({"tune": {"minimize": "failed", "over": {"hardware": ["a", 3]}}}, "or names to choose"),
         ({"tune": {"minimize": "failed", "over": {"hardware": ["a", "a"]}}}, "a name twice"),
+        ({"tune": {"minimize": "failed", "over": {"seed": [True, 2]}}}, r"over\.seed: takes the"),
+        (
+            {"tune": {"minimize": "failed", "over": {"seed": [1, math.inf]}}},
+            r"over\.seed: takes the",
+        ),
     ],
 )
 def test_search_for_the_least_that_is_asked_wrongly_is_refused_by_name(keys, message):
