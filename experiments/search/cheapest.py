@@ -59,7 +59,9 @@ def usd_per_hour(metrics: Metrics) -> float:
 
 
 def prices(one: Found) -> Estimate | None:
-    """Return what the answers of a setting cost an hour; None where that is not known."""
+    """Return what the answers of a setting cost an hour; None if one has none, or no price."""
+    if not all(bracket.has_answer for bracket in one.brackets):
+        return None
     values = [usd_per_hour(metrics) for metrics in one.metrics]
     return None if not values or any(map(math.isnan, values)) else estimate(values)
 
@@ -90,11 +92,7 @@ def cheapest(spec: ExperimentSpec, found: Sequence[Found], runs: Runs) -> Cheape
     if asked is None or not asked.least:
         return None
     priced = [
-        (price.mean, one)
-        for one in found
-        if not one.error
-        and all(bracket.has_answer for bracket in one.brackets)
-        and (price := prices(one)) is not None
+        (price.mean, one) for one in found if not one.error and (price := prices(one)) is not None
     ]
     if not priced:
         return None

@@ -419,8 +419,9 @@ def _remarks(
     # Where only a part is measured, what leaves inside stands beside what arrives inside.
     behind = row.mean("offered_request_rate") > SATURATED * row.mean("request_throughput")
     if behind if is_part else is_saturated(row):
+        longer = "asks for more" if brackets[0].least else "gives less"
         remarks.append(
             f"requests arrive more than {100 * SATURATED - 100:.0f} % faster than served at the "
-            "answer: it depends on the length of the run, and a longer one gives less"
+            f"answer: it depends on the length of the run, and a longer one {longer}"
         )
     return remarks

@@ -626,6 +626,13 @@ def test_cheapest_fleet_is_as_large_as_the_worst_seed_asks_and_is_run_on_new_one
     assert header[-1] == "USD an hour"
     assert rows[1][-1].startswith("12.8")
     assert cheapest(fleet(find="max cluster.count subject to failed <= 0"), found, Fleets()) is None
+    few = fleet(
+        find="min cluster.count between 1 and 5 subject to slo_attainment >= 0.9",
+        sweep={"hardware": ["a100-80gb", "h100-80gb"]},
+    )
+    found = find(few, Fleets())
+    assert [row[-1][:4] for row in find_table(few, found)[1]] == ["-", "12.8"]  # five are too few
+    assert cheapest(few, found, Fleets()).label == "hardware=h100-80gb"
 
 
 def test_tune_over_names_and_counts_finds_the_cheapest_that_holds():
