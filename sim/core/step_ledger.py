@@ -343,7 +343,10 @@ class StepLedger:
         """
         self.plan = None
         if self._config.enable_prefix_caching:
-            raise InfeasiblePlan("admit() sets memory aside, which prefix caching does not allow")
+            raise InfeasiblePlan(
+                "admit() sets memory aside, which prefix caching does not allow: set "
+                "engine.enable_prefix_caching=false (profiles of vLLM switch it on)"
+            )
         if state.status is not Status.WAITING or state.id in self._admitted or state.swapped:
             raise InfeasiblePlan(f"{state!r} cannot be admitted: it is not waiting for a prefill")
         self._require_not_rejected(state)
