@@ -508,3 +508,15 @@ def test_heat_map_marks_the_best_of_each_column():
     axes = plots.heat_map(rows, "title", ["request_throughput", "p99_ttft_ms"]).axes[0]
     bold = {text.get_position() for text in axes.texts if text.get_fontweight() == "bold"}
     assert bold == {(0, 1), (1, 0)}
+
+
+def test_gantt_of_a_few_draws_those_that_came_first(small_run):
+    (axes,) = plots.gantt(small_run, "title", max_requests=3).axes
+    came_s = (
+        np.sort(small_run.requests["arrival_ns"])[:3] - small_run.requests["arrival_ns"].min()
+    ) / 1e9
+    begins = [
+        min(bar.get_x() for bar in axes.patches if round(bar.get_y() + bar.get_height() / 2) == i)
+        for i in range(3)
+    ]
+    assert begins == pytest.approx(came_s.tolist())
