@@ -40,6 +40,9 @@ _BOUNDS = {
     "above": "a constraint breaks at the largest value tried still",
 }
 
+_MOST_UNSURE = 0.05
+"""The share by which an answer may move at most and have settled, however wide its interval."""
+
 MOST_DOUBLINGS = 4
 """Of the length of runs, until an answer no longer depends on it."""
 
@@ -241,11 +244,14 @@ def _with_its_way(of: Sequence[Found], tolerance: float) -> Found:
 
 
 def stays(before: Estimate, after: Estimate, tolerance: float) -> bool:
-    """Say whether twice the requests moved a mean by no more than a share, or than its interval."""
+    """Say whether twice the requests moved a mean by no more than a share, or than its interval.
+
+    Half an interval, that is, and 5 % at most: a wide one says that runs are too short.
+    """
     if before.mean == 0.0:
         return after.mean == 0.0
     unsure = (after.half_width or 0.0) / abs(after.mean) if after.mean else 0.0
-    return abs(after.mean / before.mean - 1.0) <= max(tolerance, unsure)
+    return abs(after.mean / before.mean - 1.0) <= max(tolerance, min(unsure, _MOST_UNSURE))
 
 
 def told_way(path: Sequence[tuple[int | None, Estimate]], tolerance: float) -> str:

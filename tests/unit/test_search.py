@@ -478,6 +478,7 @@ def test_find_has_settled_when_the_answer_moves_by_less_than_its_interval():
     assert stays(before, after, 0.02)
     assert not stays(before, after._replace(half_width=0.3), 0.02)
     assert not stays(before, after._replace(half_width=None), 0.02)
+    assert not stays(before, Estimate(9.0, 5.0), 0.02)  # a wide interval is no excuse
     assert stays(before, after._replace(half_width=None), 0.05)
 
 
