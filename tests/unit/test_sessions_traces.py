@@ -447,3 +447,13 @@ def test_session_is_predicted_to_be_as_long_as_all_its_requests_together():
     assert _of_sessions(trace, drawn).tolist() == [8.0, 8.0, 8.0, 7.0, 6.0, 6.0]
     assert _of_sessions(trace, None) is None
     assert _of_sessions(replace(trace, turns=None), drawn) is None
+
+
+def test_rows_that_are_taken_need_those_they_needed_wherever_they_are_now():
+    turns = Turns.from_rows([[], [0], [0], [0, 2], [3]], [0, 1, 2, 3, 4])
+    rows = np.array([0, 2, 3, 4])
+    some = turns.take(rows)
+    assert [some.needs(i) for i in range(4)] == [[], [0], [0, 1], [2]]
+    assert some.delay_ns.tolist() == [0, 2, 3, 4]
+    with pytest.raises(TraceError, match="row 3 needs the answer of row 2, which is left out"):
+        turns.take(np.array([0, 1, 3]))

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from schedlab.sim.core.executor import SimExecutor, Steps
@@ -22,6 +23,7 @@ from schedlab.testing import (
     check_executor,
     check_reader,
 )
+from schedlab.testing import reader as reader_laws
 from schedlab.testing.cases import random_cases
 from schedlab.testing.check import verdicts
 from schedlab.testing.executor import _Watch
@@ -261,3 +263,27 @@ def test_smaller_case_that_is_shown_fails_in_the_same_way():
     (verdict,) = verdicts("it", None, {"law": law}, [case])
     assert len(verdict.broken.case.workload) == 2
     assert isinstance(verdict.broken.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(("rows_read", "holds"), [(8, True), (7, False), (5, False)])
+def test_requests_are_the_rows_read_less_all_that_were_dropped(monkeypatch, rows_read, holds):
+    report = SimpleNamespace(rows_read=rows_read, rows_dropped={"a": 2, "b": 3}, format="mine")
+    ones = np.ones(3, dtype=np.int64)
+    trace = SimpleNamespace(prompt_tokens=ones, output_tokens=ones, arrival_ns=None, report=report)
+    monkeypatch.setattr(reader_laws, "_read", lambda *_: Rows(trace))
+    told = SimpleNamespace(name="mine")
+    if holds:
+        reader_laws.gives_valid_requests(told, None, None)
+    else:
+        with pytest.raises(AssertionError, match=f"says {rows_read - 5} requests are left"):
+            reader_laws.gives_valid_requests(told, None, None)
+
+
+class Rows:
+    """Three rows of a trace."""
+
+    def __init__(self, trace):
+        self.__dict__.update(vars(trace))
+
+    def __len__(self):
+        return 3

@@ -141,3 +141,9 @@ def test_workload_of_stream_with_short_array_raises(tmp_path):
     arrivals = workload(stream(path, chunk_rows=2), max_model_len=9, predicted_tokens=np.ones(4))
     with pytest.raises(TraceError, match="has 4 values for 3 requests"):
         list(arrivals)
+
+
+@pytest.mark.parametrize(("times_ns", "row"), [([-1, 0, 5], 0), ([0, 5, 4], 2), ([3, 2, 9], 1)])
+def test_times_before_zero_or_before_the_row_above_are_refused_with_their_row(times_ns, row):
+    with pytest.raises(TraceError, match=f"arrival_ns runs backwards at row {row}"):
+        list(workload(make_trace(), max_model_len=100, arrival_ns=np.array(times_ns)))
