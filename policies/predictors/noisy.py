@@ -7,6 +7,9 @@ import numpy as np
 from schedlab.policies.predictors.predictor import Floats, PredictionInputs, Predictor
 from schedlab.policies.predictors.registry import register
 
+_MOST_SIGMA = 50.0
+"""Errors of a factor of e to it are common then; of larger ones no exponential is finite."""
+
 
 @register("noisy")
 class Noisy(Predictor):
@@ -42,8 +45,8 @@ class Noisy(Predictor):
         super().__init__(latency_s)
         if (sigma is None) == (kendall_tau is None):
             raise ValueError("noisy takes exactly one of sigma and kendall_tau")
-        if sigma is not None and not 0.0 <= sigma < math.inf:
-            raise ValueError(f"sigma must be finite and >= 0, got {sigma}")
+        if sigma is not None and not 0.0 <= sigma <= _MOST_SIGMA:
+            raise ValueError(f"sigma must be between 0 and {_MOST_SIGMA:g}, got {sigma}")
         if kendall_tau is not None and not 0.0 <= kendall_tau <= 1.0:
             raise ValueError(f"kendall_tau must be in [0, 1], got {kendall_tau}")
         if not 0.0 < factor < math.inf:

@@ -123,6 +123,7 @@ def test_bucketed_with_half_accuracy_is_wrong_half_of_the_time_and_by_one_bucket
         ("noisy", {}, "exactly one of sigma and kendall_tau"),
         ("noisy", {"sigma": 0.1, "kendall_tau": 0.5}, "exactly one"),
         ("noisy", {"sigma": -1.0}, "sigma must be"),
+        ("noisy", {"sigma": 1e18}, "sigma must be"),
         ("noisy", {"kendall_tau": 1.5}, "kendall_tau must be"),
         ("noisy", {"sigma": 0.1, "factor": 0.0}, "factor"),
         ("bucketed", {"num_buckets": 1}, "at least 2"),
