@@ -64,15 +64,17 @@ def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
                 axes = grid[row, column]
                 for point, look in zip(here, looks(), strict=False):
                     for run, line in ((point.measured, "-"), (point.simulated, ":")):
-                        values = latencies_s(run, latency)
-                        seconds = np.sort(values[~np.isnan(values)])
-                        share = np.arange(1, len(seconds) + 1) / len(seconds)
+                        values_ms = latencies_s(run, latency) * 1e3
+                        latencies_ms = np.sort(values_ms[~np.isnan(values_ms)])
+                        share = np.arange(1, len(latencies_ms) + 1) / len(latencies_ms)
                         label = point.policy if line == "-" else None
-                        axes.plot(seconds, share, color=look.color, linestyle=line, label=label)
+                        axes.plot(
+                            latencies_ms, share, color=look.color, linestyle=line, label=label
+                        )
                 axes.set_xscale("log")
                 plain_numbers(axes, "x")
                 axes.set_ylim(0, 1)
-                axes.set_xlabel(f"{name} (s)")
+                axes.set_xlabel(f"{name} (ms)")
                 if column == 0:
                     axes.set_ylabel("share of requests")
                 if row == 0:

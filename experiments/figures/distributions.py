@@ -59,13 +59,13 @@ def latency_cdf(results: Mapping[str, RunResult], title: str, metric: str = "ttf
         Share of completed requests with at most this latency, on a logarithmic axis, with P50
         and P99 marked.
     """
-    values = {label: latencies_s(result, metric) for label, result in results.items()}
+    values = {label: latencies_s(result, metric) * 1e3 for label, result in results.items()}
     with house_style():
         figure = new_figure(legend_width(values, 5.4), 3.9)
         axes = figure.subplots()
         _draw_cdfs(axes, values)
         axes.set_xscale("log")
-        axes.set_xlabel(f"{_NAMES[metric]} (s); marks: P50 and P99")
+        axes.set_xlabel(f"{_NAMES[metric]} (ms); marks: P50 and P99")
         axes.set_title(title)
         plain_numbers(axes, "x")
     return figure

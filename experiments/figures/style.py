@@ -235,7 +235,7 @@ def plain_numbers(axes: Axes, axis: str) -> None:
     span = high / low
     subs = (1.0, 2.0, 5.0) if span < 100 else (1.0, 3.0) if span < 1e4 else (1.0,)
     along.set_major_locator(LogLocator(subs=subs, numticks=20))
-    along.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    along.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     along.set_minor_formatter(NullFormatter())
 
 

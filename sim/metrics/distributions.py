@@ -33,7 +33,6 @@ _STATISTICS = {
     "mean": "mean", "median": "median", "std": "std of",
     **{f"p{percent}": f"P{percent}" for percent in PERCENTILES},
 }  # fmt: skip
-_IN_SECONDS = ("ttft", "e2el", "queue_time")
 
 
 def _statistic(statistic: str, latency: Latency) -> None:
@@ -41,11 +40,8 @@ def _statistic(statistic: str, latency: Latency) -> None:
         return _of(run, statistic, latency)
 
     of.__doc__ = f"Return the {_STATISTICS[statistic]} {_LABELS[latency]}: {_WORDS[latency]}."
-    in_seconds = latency in _IN_SECONDS
     register(
         f"{statistic}_{latency}_ms",
-        unit="s" if in_seconds else "ms",
-        scale=1e-3 if in_seconds else 1.0,
         label=f"{_STATISTICS[statistic]} {_LABELS[latency]}",
         every_run=True,
     )(of)

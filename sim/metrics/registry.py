@@ -202,7 +202,7 @@ def metric_named(name: str, /, **parameters: Value) -> Metric:
     Examples
     --------
     >>> metric_named("p99_ttft_ms").axis
-    'P99 TTFT (s)'
+    'P99 TTFT (ms)'
     >>> metric_named("largest", latency="itl").name
     'largest(latency=itl)'
     """

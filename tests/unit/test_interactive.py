@@ -51,7 +51,7 @@ def test_curves_keep_points_names_and_scale_and_text_is_no_markup(swept):
     assert [trace["name"] for trace in named] == ["fcfs", "static"]  # once, though of two panels
     row = swept.rows[0]
     assert named[0]["x"] == [2, 6]
-    assert named[0]["y"][0] == pytest.approx(row.mean("p99_ttft_ms") / 1e3)
+    assert named[0]["y"][0] == pytest.approx(row.mean("p99_ttft_ms"))
     over = {trace["hovertemplate"].partition("<br>")[0] for trace in found["data"]
             if trace["mode"] == "markers"}  # fmt: skip
     assert over == {one.label for one in swept.rows}

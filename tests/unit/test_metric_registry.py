@@ -22,9 +22,9 @@ from schedlab.sim.metrics.registry import every_run, metric_named, register
 @pytest.mark.parametrize(
     ("metric", "label", "scale"),
     [
-        ("p99_ttft_ms", "P99 TTFT (s)", 1e-3),
+        ("p99_ttft_ms", "P99 TTFT (ms)", 1.0),
         ("median_itl_ms", "median ITL (ms)", 1.0),
-        ("mean_queue_time_ms", "mean queue time (s)", 1e-3),
+        ("mean_queue_time_ms", "mean queue time (ms)", 1.0),
         ("tpot_slo_attainment", "TPOT attainment (%)", 100.0),
         ("kv_fragmentation_share", "KV fragmentation (%)", 100.0),
         ("num_preemptions", "preemptions", 1.0),
