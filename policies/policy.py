@@ -37,6 +37,9 @@ class Policy(Knobs):
     pauses: bool = False
     """Whether a step's rows go to some of those who hold memory while the others keep theirs, so
     that as many may hold memory as fit it (unless `max_num_resident` says how many)."""
+    sets_memory_aside: ClassVar[bool] = False
+    """Whether it calls `PlanBuilder.admit`, which is refused where prefixes are cached; said here,
+    it is told before anything runs."""
     static_keys: bool = True
     """Whether `key` has not changed for waiting requests; if not, the queue is sorted again.
 

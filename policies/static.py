@@ -38,6 +38,7 @@ class Static(Policy):
     """
 
     source = "FasterTransformer's batching as described in Orca (OSDI'22), section 2"
+    sets_memory_aside = True
 
     def __init__(
         self,

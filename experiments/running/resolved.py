@@ -164,4 +164,10 @@ def _config(
         config = EngineConfig(**limits)
     except ValueError as error:
         raise SpecError(f"engine: {error}") from error
-    return config.for_policy(policy_class(spec.policy.name).pauses)
+    policy = policy_class(spec.policy.name)
+    if config.enable_prefix_caching and policy.sets_memory_aside:
+        raise SpecError(
+            f"policy {spec.policy.name} sets memory aside, which prefix caching does not allow: "
+            "set engine.enable_prefix_caching=false (profiles of vLLM switch it on)"
+        )
+    return config.for_policy(policy.pauses)

@@ -148,3 +148,11 @@ def test_expert_parallelism_of_a_dense_model_is_refused():
     data = {"workload": {"trace": "azure-conv", "num_requests": 1}}
     with pytest.raises(SpecError, match=r"enable_expert_parallel: llama-3-8b has no experts"):
         resolve(make_spec(data | {"engine": {"enable_expert_parallel": True}}))
+
+
+def test_policy_that_sets_memory_aside_is_refused_beside_a_prefix_cache():
+    spec = {**SPEC, "policy": "dynamic", "engine": {"enable_prefix_caching": True}}
+    with pytest.raises(SpecError, match=r"policy dynamic .* engine.enable_prefix_caching=false"):
+        resolve(make_spec(spec))
+    spec["engine"] = {"enable_prefix_caching": False}
+    assert not resolve(make_spec(spec)).config.enable_prefix_caching
