@@ -123,7 +123,7 @@
         y: points.map((point) => point.y[0]),
         error_y: { type: "data", array: points.map((point) => point.y[1] ?? 0), thickness: 1 },
         text: points.map((point) => point.row.label),
-        hovertemplate: "%{text}<br>%{y:.4g} at %{x}<extra></extra>",
+        hovertemplate: "%{text}<br>%{y:,.4~r} at %{x}<extra></extra>",
         line: { color: COLORS[i % COLORS.length] },
         marker: {
           size: 8, symbol: i % 8, color: COLORS[i % COLORS.length],
@@ -135,7 +135,7 @@
       text: axis in data.metrics ? metricTitle(axis)
         : axis === data.rate ? "request rate (requests/s)" : axis,
     });
-    const scale = logarithmic.checked ? { type: "log", dtick: "D2", tickformat: "~g" } : { type: "linear" };
+    const scale = logarithmic.checked ? { type: "log", dtick: "D2", tickformat: ",~g" } : { type: "linear" };
     Plotly.react(chart, traces, {
       margin: { t: 20, r: 20, b: 60, l: 70 }, height: 460, hovermode: "closest",
       paper_bgcolor: "#fff", plot_bgcolor: "#fff",
