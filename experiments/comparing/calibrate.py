@@ -206,8 +206,8 @@ def calibrate(
 
     taken = measure(
         opened.timer, config, points, folder / "points.jsonl",
-        about=about, num_rounds=num_rounds, seed=seed, progress=progress,
-        max_s=max_s - (time.monotonic() - begun_s), on_round=write,
+        about=about, num_rounds=num_rounds, repetitions=opened.repetitions, seed=seed,
+        progress=progress, max_s=max_s - (time.monotonic() - begun_s), on_round=write,
     )  # fmt: skip
     found, residuals = write(taken)
     _save_figure(points, residuals, folder)
