@@ -10,6 +10,7 @@ from schedlab.experiments.specification.cost_model import CostModelField
 from schedlab.experiments.specification.engine import EngineSpec
 from schedlab.experiments.specification.failures import FailureKeys, StartUp
 from schedlab.experiments.specification.fields import (
+    CountOrZero,
     Data,
     Finite,
     Named,
@@ -73,10 +74,8 @@ class MigratorKeys(Named):
 class Local(Section):
     """Requests that are served whole where others go on: `decode` engines compute their prompts."""
 
-    max_prompt_tokens: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
-        default=0, description="Those with no longer a prompt."
-    )
-    max_queued_tokens: Annotated[int, Field(ge=0), BeforeValidator(whole)] | None = Field(
+    max_prompt_tokens: CountOrZero = Field(default=0, description="Those with no longer a prompt.")
+    max_queued_tokens: CountOrZero | None = Field(
         default=None,
         description="Those that would find more prompt tokens before them wherever prompts are "
         "computed; none if absent.",

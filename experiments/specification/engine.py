@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.fields import (
     Count,
+    CountOrZero,
     Data,
     Finite,
     Fraction,
@@ -109,7 +110,7 @@ class EngineSpec(Section):
     enable_chunked_prefill: bool = _limit(
         "enable_chunked_prefill", "Whether a prompt may take many steps."
     )
-    long_prefill_token_threshold: Annotated[int, Field(ge=0), BeforeValidator(whole)] = _limit(
+    long_prefill_token_threshold: CountOrZero = _limit(
         "long_prefill_token_threshold",
         "Most prompt tokens a request computes in one step; 0 is no limit.",
     )
@@ -194,7 +195,7 @@ class EngineSpec(Section):
         "check_horizon",
         "Ask the policy again at every skipped step (slow, for debugging).",
     )
-    trial_requests: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
+    trial_requests: CountOrZero = Field(
         default=300,
         description="Requests on which a policy given as module:Class is tried before a run: with "
         "check_horizon, and whether skipping ahead changes anything. 0 tries nothing.",

@@ -88,7 +88,7 @@ class ExperimentSpec(Section):
     name: Annotated[str, AfterValidator(_name)] = Field(
         min_length=1, description="Name in tables and figures."
     )
-    seed: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(whole)] = Field(
         default=0, description="Seed of every random stream; replication r uses seed + r."
     )
     model: str = Field(

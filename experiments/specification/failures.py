@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from schedlab.experiments.specification.fields import (
+    CountOrZero,
     NonNegative,
     Positive,
     Seconds,
     Section,
-    whole,
 )
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.drive.failures import Failures, Outage, Slowdown
 
-EngineIndex = Annotated[int, Field(ge=0), BeforeValidator(whole)]
+EngineIndex = CountOrZero
 
 
 class StartUp(Section):
@@ -93,7 +91,7 @@ class FailureKeys(Section):
         default_factory=list,
         description="Engines whose links are down for a time; what is on them is sent again.",
     )
-    max_retries: Annotated[int, Field(ge=0), BeforeValidator(whole)] = Field(
+    max_retries: CountOrZero = Field(
         default=10, description="How often a request that loses its engine is sent again."
     )
     deadline_s: NonNegative | None = Field(

@@ -42,6 +42,7 @@ def _measurable(value: float) -> float:
 
 
 Count = Annotated[int, Field(ge=1), BeforeValidator(whole), AfterValidator(_measurable)]
+CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(whole), AfterValidator(_measurable)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[Finite, Field(gt=0), AfterValidator(_measurable)]
 NonNegative = Annotated[Finite, Field(ge=0), AfterValidator(_measurable)]

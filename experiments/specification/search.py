@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from schedlab.experiments.specification.fields import (
     TEXT,
     Count,
+    CountOrZero,
     Finite,
     Positive,
     Seconds,
@@ -38,7 +39,7 @@ class MeasurementSpec(Section):
     warm_up_s: Seconds | None = Field(
         default=None, description="Seconds after the first arrival that are left out."
     )
-    warm_up_requests: Annotated[int, Field(ge=0), BeforeValidator(whole)] | None = Field(
+    warm_up_requests: CountOrZero | None = Field(
         default=None, description="Instead: first requests that are left out."
     )
     cool_down_s: Seconds | None = Field(
@@ -206,7 +207,7 @@ class Tune(Section):
     between: Range | None = Field(
         default=None, description="Of a key that is maximized: smallest and largest value tried."
     )
-    levels: Annotated[int, Field(ge=2), BeforeValidator(whole)] = Field(
+    levels: Annotated[int, Field(ge=2, le=1000), BeforeValidator(whole)] = Field(
         default=4, description="Values of each key in the first, coarse grid."
     )
     tolerance: Positive = Field(

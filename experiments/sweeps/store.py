@@ -120,6 +120,8 @@ class Store:
         with alone(path, "sweep"):
             tidy_up_after_the_killed(self.folder)
             yield
+            # Workers of a sweep that was killed live until they notice.
+            tidy_up_after_the_killed(self.folder)
 
 
 def check_sweep_folder(folder: Path) -> None:

@@ -688,3 +688,23 @@ def test_light_runs_of_a_fleet_keep_what_is_measured_of_it():
     _refuse_more_than_is_kept(["cost_usd", "usd_per_million_output_tokens"], fleet())
     with pytest.raises(SpecError, match="--light keeps no tables, and cost_usd"):
         _refuse_more_than_is_kept(["cost_usd"], spec())
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("seed", {"seed": 2**63}),
+        ("levels", {"levels": 1001}),
+        ("trial_requests", {"engine": {"trial_requests": 1e308}}),
+    ],
+)
+def test_number_beyond_what_can_be_run_is_refused_at_its_key(key, changes):
+    tuned = {"maximize": "output_throughput", "over": {"engine.max_num_seqs": [1, 8]}}
+    if "levels" in changes:
+        tuned |= changes
+        changes = {}
+    with pytest.raises(SpecError, match=key):
+        make_spec({
+            "name": "a", "model": "llama-3-8b", "hardware": "a100-80gb", "policy": "fcfs",
+            "workload": {"trace": "azure-conv", "num_requests": 9}, "tune": tuned, **changes,
+        })  # fmt: skip
