@@ -124,6 +124,8 @@ class NestedWait(Policy):
             elif i + 1 < len(self.output_edges):  # all move on together to the end of the segment
                 furthest = max(stages[i], default=-FOREVER)
                 steps = min(steps, max(self.output_edges[i] - furthest, 1))
+        if view.config.num_speculative_tokens:  # drafts bring requests together at one stage
+            steps = 1
         if timed_out and steps > 1 and not self._stay_timed_out(timed_out[-1], entries, view):
             steps = 1
         all_granted = self._grant(chosen, num_new, view, builder)

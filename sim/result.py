@@ -25,6 +25,7 @@ from schedlab.sim.metrics.window import Window
 from schedlab.sim.record.columns import Columns, whole_numbers
 from schedlab.sim.record.copies import Copies, CopyTable, TierFacts
 from schedlab.sim.record.fleet import EngineFacts
+from schedlab.sim.record.log import REQUEST_COLUMNS
 from schedlab.sim.record.saved_log import (
     ResultLog,
     SavedLog,
@@ -256,6 +257,9 @@ class RunResult:
                 "without --light"
             )
         requests = read_table(table)
+        missing = [name for name in REQUEST_COLUMNS if name not in requests]
+        if missing:
+            raise SchedlabError(f"{table}: column {missing[0]} is missing")
         try:
             tiers = tuple(TierFacts.from_data(facts) for facts in ours.get("tiers", ()))
             found = {name: _whole_table(folder / f"{name}.parquet") for name in _COPIES if tiers}

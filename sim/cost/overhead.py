@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from schedlab.sim.errors import SpecError
 
+_LARGEST_S = 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulingOverhead:
@@ -60,8 +62,11 @@ class SchedulingOverhead:
             "base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s", "first_step_s",
         ):  # fmt: skip
             value = getattr(self, key)
-            if not (math.isfinite(value) and value >= 0):
-                raise SpecError(f"overhead: {key} must be finite and >= 0, got {value!r}")
+            if not (math.isfinite(value) and 0 <= value <= _LARGEST_S):
+                raise SpecError(
+                    f"overhead: {key} must be finite and >= 0 (and at most {_LARGEST_S:g}), "
+                    f"got {value!r}"
+                )
 
     def ns(self, num_running: int, num_waiting: int, has_prefills: bool = False) -> int:
         """Return the overhead of one step in nanoseconds, rounded to the nearest."""

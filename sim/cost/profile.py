@@ -89,10 +89,10 @@ class Regime:
         if self.knots_tokens[0] < 1 or not _increasing(self.knots_tokens):
             raise SpecError("knots_tokens must be >= 1 and strictly increasing")
         for value in self.knots_s:
-            _check_number("knots_s", value)
+            check_number("knots_s", value)
         for key, value in self.coefficients_s.items():
             _check_key(key, FEATURES, "coefficients_s")
-            _check_number(f"coefficients_s.{key}", value)
+            check_number(f"coefficients_s.{key}", value)
         if self.buckets and (self.buckets[0] < 1 or not _increasing(self.buckets)):
             raise SpecError("buckets must be >= 1 and strictly increasing")
 
@@ -119,7 +119,7 @@ class FitError:
 
     def __post_init__(self) -> None:
         for key in ("mape", "p90", "max"):
-            _check_number(key, getattr(self, key))
+            check_number(key, getattr(self, key))
         if not math.isfinite(self.bias):
             raise SpecError(f"bias must be finite, got {self.bias!r}")
 
@@ -156,8 +156,8 @@ class Fit:
             raise SpecError("validity: new_tokens is missing")
         for key, (low, high) in self.validity.items():
             _check_key(key, ("new_tokens", *FEATURES), "validity")
-            _check_number(f"validity.{key}", low)
-            _check_number(f"validity.{key}", high)
+            check_number(f"validity.{key}", low)
+            check_number(f"validity.{key}", high)
             if low > high:
                 raise SpecError(f"validity.{key}: {low} > {high}")
 
@@ -228,7 +228,7 @@ def measured_overhead(meta: Mapping[str, object]) -> SchedulingOverhead | None:
     known = tuple(field.name for field in fields(SchedulingOverhead))
     for key in stated:
         _check_key(key, known, "profile meta: scheduling_overhead")
-    return SchedulingOverhead(**{key: _number(key, value) for key, value in stated.items()})
+    return SchedulingOverhead(**{key: number(key, value) for key, value in stated.items()})
 
 
 def profile_of(
@@ -328,13 +328,26 @@ def _regime(name: str, regimes: Mapping[str, Any]) -> Regime:
         return Regime(
             knots_tokens=_whole(data, "knots_tokens"),
             knots_s=tuple(
-                _number(f"knots_s[{i}]", x) for i, x in enumerate(_array(data, "knots_s"))
+                number(f"knots_s[{i}]", x) for i, x in enumerate(_array(data, "knots_s"))
             ),
-            coefficients_s={key: _number(key, value) for key, value in coefficients.items()},
+            coefficients_s={key: number(key, value) for key, value in coefficients.items()},
             buckets=_whole(data, "buckets") if "buckets" in data else (),
         )
     except SpecError as problem:
         raise SpecError(f"regimes.{name}: {problem}") from problem
+
+
+def check_number(name: str, value: float) -> None:
+    """Raise `SpecError` unless a time or a rate is finite, not negative and no absurdity."""
+    if not 0 <= value <= _LARGEST:
+        raise SpecError(f"{name} must be finite and >= 0 (and at most {_LARGEST:g}), got {value!r}")
+
+
+def number(name: str, value: object) -> float:
+    """Return a number of a profile; raises `SpecError` if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError(f"{name} must be a number, got {value!r}")
+    return float(value)
 
 
 def _fit_error(name: str, errors: Mapping[str, Any]) -> FitError:
@@ -343,8 +356,8 @@ def _fit_error(name: str, errors: Mapping[str, Any]) -> FitError:
     for key in keys:
         if key not in data:
             raise SpecError(f"error.{name}: key {key!r} is missing")
-    values = {key: _number(f"error.{name}.{key}", data[key]) for key in keys[:4]}
-    return FitError(**values, num_points=int(_number("num_points", data["num_points"])))
+    values = {key: number(f"error.{name}.{key}", data[key]) for key in keys[:4]}
+    return FitError(**values, num_points=int(number("num_points", data["num_points"])))
 
 
 def _section(data: Mapping[str, Any], key: str, known: Iterable[str]) -> dict[str, Any]:
@@ -362,17 +375,6 @@ def _check_key(key: str, known: tuple[str, ...], where: str) -> None:
         raise SpecError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
 
 
-def _check_number(name: str, value: float) -> None:
-    if not 0 <= value <= _LARGEST:
-        raise SpecError(f"{name} must be finite and >= 0 (and at most {_LARGEST:g}), got {value!r}")
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SpecError(f"{name} must be a number, got {value!r}")
-    return float(value)
-
-
 def _array(data: Mapping[str, Any], key: str) -> list[Any]:
     if not isinstance(data[key], list):
         raise SpecError(f"{key} must be an array, got {data[key]!r}")
@@ -380,7 +382,7 @@ def _array(data: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _whole(data: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    values = [_number(f"{key}[{i}]", value) for i, value in enumerate(_array(data, key))]
+    values = [number(f"{key}[{i}]", value) for i, value in enumerate(_array(data, key))]
     if any(value != int(value) for value in values):
         raise SpecError(f"{key} must hold whole numbers")
     return tuple(int(value) for value in values)
@@ -389,7 +391,7 @@ def _whole(data: Mapping[str, Any], key: str) -> tuple[int, ...]:
 def _pair(name: str, value: object) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2:
         raise SpecError(f"{name} must be [least, largest], got {value!r}")
-    return _number(name, value[0]), _number(name, value[1])
+    return number(name, value[0]), number(name, value[1])
 
 
 def _increasing(values: tuple[int, ...]) -> bool:

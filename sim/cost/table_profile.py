@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlab.sim.cost.attention import AttentionGrid, AttentionTime, RooflineAttention, Skew
-from schedlab.sim.cost.profile import require_meta
+from schedlab.sim.cost.profile import check_number, number, require_meta
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object, write_text
 
@@ -55,9 +55,9 @@ class Curve:
             raise SpecError(f"{self.name}: at and us must have the same length, at least 1")
         if any(a >= b for a, b in pairwise(self.at)):
             raise SpecError(f"{self.name}: at must be strictly increasing")
-        for value in (self.calls, *self.us):
-            if not (math.isfinite(value) and value >= 0):
-                raise SpecError(f"{self.name}: {value!r} is not a time or a count")
+        for key, values in (("calls", (self.calls,)), ("at", self.at), ("us", self.us)):
+            for value in values:
+                check_number(f"{self.name}: {key}", value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +252,9 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
 def _attention(columns: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the columns of a grid, or the rates, once every number in them is one."""
     for name, values in columns.items():
-        for value in values if isinstance(values, list) else (values,):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and math.isfinite(value) and value >= 0):
-                raise SpecError(f"attention: {name} must be finite and >= 0, got {value!r}")
+        is_rate = name in RooflineAttention.__slots__
+        for value in values if isinstance(values, list) and not is_rate else (values,):
+            check_number(f"attention: {name}", number(f"attention: {name}", value))
     return columns
 
 

@@ -54,6 +54,9 @@ class _TargetRow(NamedTuple):
     slo_e2el_ms: float | None
 
 
+REQUEST_COLUMNS = (*_RequestRow._fields, *_TargetRow._fields)
+"""What every table of requests has."""
+
 MOST_NUMBERS_IN_MEMORY = 2_000_000
 """Of requests, segments or steps, 8 bytes each; what is more is moved to temporary files."""
 

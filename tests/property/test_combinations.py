@@ -14,7 +14,7 @@ from schedlab.policies.static import Static
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
-from schedlab.sim.request import Arrival, Slo
+from schedlab.sim.request import Arrival, Request, Slo
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws, sessions
@@ -217,3 +217,18 @@ def check_combination(one):
 @given(combination=combinations())
 def test_any_combination_keeps_the_laws_however_it_is_driven(combination):
     check_combination(combination)
+
+
+def test_nested_wait_with_drafts_skips_no_step_in_which_requests_meet_at_one_stage():
+    work = [
+        Arrival(Request(i, 0, prompt, 1 << 20, predicted_tokens=float(output)), output, 0)
+        for i, (prompt, output) in enumerate(((2, 9), (20, 10)))
+    ]
+    config = EngineConfig(
+        num_blocks=200, max_model_len=100, block_size=1, max_num_seqs=3, max_num_batched_tokens=17,
+        num_speculative_tokens=2,
+    )  # fmt: skip
+    cost = laws.LinearCost()
+    check_combination(
+        Combination("nested_wait", work, config, cost, None, (0.6, 0.6), "by_batch_size")
+    )

@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -321,9 +322,12 @@ def test_profile_of_the_runs_sharing_of_experts_is_taken(tmp_path):
         ({"schema": "x"}, "schema 'x'"),
         ({"by_tokens": None}, "NoneType"),
         ({"by_tokens": [{"name": "a", "calls": 1, "at": [2, 1], "us": [1, 1]}]}, "increasing"),
-        ({"by_tokens": [{"name": "a", "calls": 1, "at": [1], "us": [-1]}]}, "not a time"),
+        ({"by_tokens": [{"name": "a", "calls": 1, "at": [1], "us": [-1]}]}, "a: us must be fin"),
+        ({"by_tokens": [{"name": "a", "calls": 1e308, "at": [1], "us": [1]}]}, "a: calls must be"),
+        ({"by_tokens": [{"name": "a", "calls": 1, "at": [-math.inf], "us": [1]}]}, "a: at must be"),
         ({"attention": {"us_per_pear": 1}}, "did you mean us_per_pair"),
-        ({"attention": {"us_per_pair": "1"}}, "us_per_pair must be finite and >= 0, got '1'"),
+        ({"attention": {"us_per_pair": "1"}}, "us_per_pair must be a number, got '1'"),
+        ({"attention": {"us_per_pair": [], "us_per_kv_token": 1}}, "us_per_pair must be a number"),
         ({"attention": {**GRID, "us": [0.0] * len(GRID["us"])}}, "positive"),
     ],
 )
