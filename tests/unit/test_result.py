@@ -4,11 +4,13 @@ import json
 import math
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import replacing
 from schedlab.sim.record.columns import pairs
+from schedlab.sim.record.log import REQUEST_COLUMNS
 from schedlab.sim.result import RunResult
 from tests.hand_log import HandLog
 from tests.unit.test_metrics import MS, TOKENS_NS, columns, steps
@@ -32,7 +34,7 @@ def result(**changes):
     fields = {
         "name": "three",
         "policy": "fcfs",
-        "requests": columns(),
+        "requests": dict.fromkeys(REQUEST_COLUMNS, np.zeros(3, dtype=np.int64)) | columns(),
         "log": HandLog(TOKENS_NS, steps(), LOST),
         "kv_capacity_tokens": 100,
         "reject_reasons": {7: "too long"},
@@ -202,3 +204,11 @@ def test_replacing_keeps_the_old_file_if_writing_fails(tmp_path):
         write_half()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_table_of_requests_without_a_column_is_refused_with_its_name(tmp_path):
+    result().save(tmp_path)
+    table = pq.read_table(tmp_path / "requests.parquet")
+    pq.write_table(table.drop_columns("prefix_hit_tokens"), tmp_path / "requests.parquet")
+    with pytest.raises(SchedlabError, match=r"requests\.parquet: column prefix_hit_tokens is mis"):
+        RunResult.load(tmp_path)
