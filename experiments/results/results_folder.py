@@ -162,7 +162,11 @@ def _is_alive(pid: int) -> bool:
         return False
     except OSError:
         return True  # somebody else's
-    return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] != "Z"  # one that ended, and whom nobody asked
 
 
 def _locked(folder: Path) -> int | None:

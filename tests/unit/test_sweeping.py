@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.point_folder import POINT_FILE
+from schedlab.experiments.results.results_folder import tidy_up_after_the_killed
 from schedlab.experiments.running.point_hash import code_version, point_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.sweeps import dry_run
@@ -536,3 +537,15 @@ def test_time_of_a_point_is_that_of_its_first_requests_and_of_those_left(monkeyp
         monkeypatch.setattr(dry_run, "_num_requests", lambda spec, n=n: n)
         found = dry_run.time_point(SimpleNamespace(label="x", spec=None))
         assert found == ("x", pytest.approx(2.0 + 0.01 * n), timed, n)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="tells zombies by /proc")
+def test_folder_of_a_process_that_ended_and_was_not_waited_for_is_removed(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    gone, alive = (tmp_path / f".run.new-{pid}" for pid in (process.pid, os.getpid()))
+    gone.mkdir()
+    alive.mkdir()
+    tidy_up_after_the_killed(tmp_path)
+    assert [path.exists() for path in (gone, alive)] == [False, True]
+    process.wait()
