@@ -13,7 +13,14 @@ from scipy.optimize import nnls
 from schedlab.gpu_backend.calibration_design import batch_kind, token_knots
 from schedlab.gpu_backend.swap_timing import SwapTime, swapped_byte_s
 from schedlab.sim.cost.fitted import FittedCostModel
-from schedlab.sim.cost.profile import FEATURES, Fit, FitError, Regime, step_features
+from schedlab.sim.cost.profile import (
+    FEATURES,
+    Fit,
+    FitError,
+    Regime,
+    RunLevel,
+    step_features,
+)
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.rng import stream
 
@@ -70,6 +77,22 @@ def with_swapping(fit: Fit, times: Sequence[SwapTime]) -> Fit:
     sizes = [float(t.num_bytes) for t in times]
     validity = {**fit.validity, "swapped_bytes": (min(sizes), max(sizes))}
     return replace(fit, eager=eager, graph=graph, validity=validity)
+
+
+def run_level(fit: Fit, steps: Sequence[MeasuredBatch]) -> RunLevel:
+    """Return by how much the steps of a run differ from a fit to batches timed by themselves.
+
+    The ratio of sums, of what was measured and what `fit` says: a run takes as long as its steps
+    together, the slow ones among them. One is returned where there are no steps of a kind.
+    """
+
+    def ratio(some: list[MeasuredBatch]) -> float:
+        return sum(s.seconds for s in some) / float(predictions(fit, some).sum()) if some else 1.0
+
+    return RunLevel(
+        decode_steps=ratio([s for s in steps if not s.shape.chunks]),
+        prompt_steps=ratio([s for s in steps if s.shape.chunks]),
+    )
 
 
 def judge(fit: Fit, points: Sequence[MeasuredBatch]) -> FitError:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ class Calibrated:
     fit : Fit
         The cost model and its errors.
     overhead : dict of str to float
-        Scheduling overhead of the real engine: base_s, per_running_s, per_waiting_s.
+        Scheduling overhead of the real engine.
     drift : list of float
         Largest sentinel deviation of each round.
     held_out : dict
@@ -144,6 +144,7 @@ def calibrate(
         error_by_kind,
         fit_profile,
         predictions,
+        run_level,
         with_swapping,
     )
 
@@ -180,6 +181,7 @@ def calibrate(
         rows = measured(taken, points)
         train, test = rows[: len(fitted_on)], rows[len(fitted_on) :]
         fit = fit_profile(train, test, buckets)
+        level = run_level(fit, opened.run_steps)
         if opened.swapping:
             fit = with_swapping(fit, opened.swapping)
         by_kind = error_by_kind(fit, test)
@@ -200,7 +202,7 @@ def calibrate(
         intervals = coefficient_intervals(train, buckets, seed)
         text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
         write_text(folder / "residuals.json", text + "\n")
-        write_fit(folder, meta, fit)
+        write_fit(folder, meta, replace(fit, run_level=level))
         found = Calibrated(fit, opened.overhead, taken.drift, by_kind, verdict(fit, by_kind, taken))
         return found, residuals
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,17 +17,20 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Arrival
+from schedlab.traces.lengths import exponential, independent, lognormal
 from schedlab.traces.synthetic import synthesize
 from schedlab.traces.workload import workload
 
 if TYPE_CHECKING:
     from schedlab.gpu_backend.calibration import BatchTimer
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
     from schedlab.gpu_backend.runner import ModelRunner
     from schedlab.gpu_backend.stopwatch import Stopwatch
     from schedlab.gpu_backend.swap_timing import SwapTime
 
-_SLOWEST = 0.95
+_SLOWEST = 0.99
 _NUM_REQUESTS = 128
+_NUM_SHORT, _MEAN_ANSWER = 320, 16.0
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,14 @@ class CalibratedEngine:
     swapping : list of SwapTime
         What copies to the host and back take; none where the engine does not swap.
     overhead : dict of str to float
-        What the engine costs beside the model: base_s, per_running_s, per_waiting_s.
+        What the engine costs beside the model; see `overhead_of`.
     about : dict
         What else its profile says.
     repetitions : int
         How often a batch is timed when its turn comes.
+    run_steps : list of MeasuredBatch
+        Steps of runs in this engine, which say at what level a profile of single batches stands;
+        none where that is not measured.
     """
 
     timer: BatchTimer
@@ -58,6 +65,7 @@ class CalibratedEngine:
     overhead: dict[str, float]
     about: dict[str, object] = field(default_factory=dict)
     repetitions: int = 2
+    run_steps: list[MeasuredBatch] = field(default_factory=list)
 
 
 def open_ours(
@@ -102,11 +110,12 @@ def open_vllm(
     seed: int,
     stopwatch: Stopwatch,
 ) -> CalibratedEngine:
-    """Open vLLM, and measure what its loop costs beside the model.
+    """Open vLLM, and measure what its loop costs beside the model, and what it does to steps.
 
-    That is measured with `fcfs` in `schedlab.gpu_backend.vllm.scheduler.PolicyScheduler`. On a CPU
-    a batch is timed once a visit: vLLM keeps oneDNN's matrix products of the latest 32 numbers of
-    rows, which a second repetition finds and prompts of a run, all of other lengths, do not.
+    That is measured with `fcfs` in `schedlab.gpu_backend.vllm.scheduler.PolicyScheduler`, on short
+    requests all at once and sent by a few clients in turn, so that steps of all sizes are met. On a
+    CPU a batch is timed once a visit: vLLM keeps oneDNN's matrix products of the latest 32 numbers
+    of rows, which a second repetition finds and prompts of a run, all of other lengths, do not.
 
     Raises
     ------
@@ -116,6 +125,7 @@ def open_vllm(
     from schedlab.experiments.running.vllm_backend import require_vllm
 
     require_vllm()
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
     from schedlab.gpu_backend.vllm.clock import MeasuredStepClock
     from schedlab.gpu_backend.vllm.engine import VllmSetup
     from schedlab.gpu_backend.vllm.opening import open_core
@@ -129,22 +139,30 @@ def open_vllm(
     def refuse(_: BatchShape, num_steps: int) -> int:
         raise SpecError("fcfs asks for no estimates")
 
-    replay = Replay(core, {"name": "fcfs"}, MeasuredStepClock(stopwatch=stopwatch), refuse)
-    log = replay.run(chat(config, min(_NUM_REQUESTS, 2 * config.max_num_seqs), seed), None)
-    steps = log.recorded()[1:]
-    overhead = overhead_of([s.shape for s in steps], [s.overhead_ns for s in steps])
-    total_s = sum(log.seconds().values())
+    requests = short(config, min(_NUM_SHORT, 20 * config.max_num_seqs), seed)
+    logs = [
+        Replay(core, {"name": "fcfs"}, MeasuredStepClock(stopwatch=stopwatch), refuse).run(
+            requests, clients
+        )
+        for clients in (None, max(1, config.max_num_seqs // 4))
+    ]
+    steps = [step for log in logs for step in log.recorded()[1:]]
+    spent = [log.seconds() for log in logs]
+    total_s = sum(sum(one.values()) for one in spent)
     return CalibratedEngine(
         VllmStepTimer(core, stopwatch),
         kernels("vllm", device),
         core.graph_buckets,
         [],
-        overhead,
+        overhead_of([s.shape for s in steps], [s.overhead_ns for s in steps]),
         {
             **core.describe(),
-            "share_of_time": {name[:-2]: s / total_s for name, s in log.seconds().items()},
+            "share_of_time": {
+                name[:-2]: sum(one[name] for one in spent) / total_s for name in spent[0]
+            },
         },
         repetitions=1 if device == "cpu" else 2,
+        run_steps=[MeasuredBatch(s.shape, (s.duration_ns - s.overhead_ns) / 1e9) for s in steps],
     )
 
 
@@ -182,19 +200,38 @@ def scheduling_overhead(
 
 
 def overhead_of(shapes: Sequence[BatchShape], overheads_ns: Sequence[int]) -> dict[str, float]:
-    """Fit the time outside the model to a base, the running and the waiting requests.
+    """Fit the time outside the model to a base, the requests that run and wait, and prompts.
 
-    By non-negative least squares; the slowest 5 % of the steps (garbage collection, other
-    processes) are left out.
+    By non-negative least squares, which keeps the mean of what is fitted; the slowest 1 % of the
+    steps (other processes) are left out.
+
+    Returns
+    -------
+    dict of str to float
+        Terms of `schedlab.sim.cost.overhead.SchedulingOverhead`.
     """
     from scipy.optimize import nnls
 
     seconds = np.array(overheads_ns) / 1e9
     kept = seconds <= np.quantile(seconds, _SLOWEST)
-    columns = np.array([(1.0, shape.num_running, shape.num_waiting) for shape in shapes])
+    columns = np.array(
+        [(1.0, one.num_running, one.num_waiting, bool(one.chunks)) for one in shapes], dtype=float
+    )
     solution: Any = nnls(columns[kept], seconds[kept])[0]
-    names = ("base_s", "per_running_s", "per_waiting_s")
+    names = ("base_s", "per_running_s", "per_waiting_s", "per_prefill_step_s")
     return {name: float(value) for name, value in zip(names, solution, strict=True)}
+
+
+def short(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arrival]:
+    """Return requests of few tokens, all at once: prompts of a quarter of a step, short answers.
+
+    A run of them has as many steps with prompts, of as many sizes, as one has with decodes alone.
+    """
+    middle = max(1, min(config.max_num_batched_tokens, config.max_model_len // 2) // 4)
+    lengths = independent(lognormal(math.log(middle), 0.8), exponential(_MEAN_ANSWER))
+    trace = synthesize(num_requests, lengths=lengths, rate=float("inf"), seed=seed)
+    fitting = trace.fit(config.max_model_len, "clip_prompt")
+    return list(workload(fitting, max_model_len=config.max_model_len))
 
 
 def chat(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arrival]:

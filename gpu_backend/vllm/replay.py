@@ -226,12 +226,15 @@ class Replay:
         self._clock = clock
         self._temperature = temperature
         self._progress = progress
+        self._made: dict[int, VllmRequest | str] = {}
         self.scheduler: ReplayScheduler = core.new_scheduler(
             ReplayScheduler, policy, clock, estimate_step_ns
         )
 
     def run(self, arrivals: Iterable[Arrival], max_concurrency: int | None) -> VllmLog:
         """Send the requests at their times, and step until all are answered.
+
+        They are made before the clock starts: in a server that is the work of another process.
 
         Raises
         ------
@@ -243,7 +246,9 @@ class Replay:
             If the engine fails.
         """
         engine, scheduler, clock = self._core.engine, self.scheduler, self._clock
-        source = Source(arrivals, self._submit, max_concurrency)
+        coming = list(arrivals)
+        self._made = {one.request.id: self._make(one) for one in coming}
+        source = Source(coming, self._submit, max_concurrency)
         if max_concurrency is not None:
             scheduler.on_gone = source.request_is_gone
         clock.start()
@@ -277,32 +282,37 @@ class Replay:
         scheduler.log.close()
         return scheduler.log
 
-    def _submit(self, arrival: Arrival, at_ns: int) -> None:
+    def _make(self, arrival: Arrival) -> VllmRequest | str:
+        """Return vLLM's request, or why there can be none."""
         request, output_tokens = arrival.request, arrival.output_tokens
-        scheduler = self.scheduler
-        reason = too_long(request, output_tokens, scheduler.engine_config.max_model_len)
+        limit = self.scheduler.engine_config.max_model_len
+        reason = too_long(request, output_tokens, limit)
         if reason is not None:
-            state = RequestState(request)
-            state.queued_ns = at_ns
-            scheduler.turn_away(state, output_tokens, reason)
-            return
-        num_tokens = min(output_tokens, request.max_tokens)
+            return reason
         params = SamplingParams(
-            max_tokens=num_tokens,
+            max_tokens=min(output_tokens, request.max_tokens),
             ignore_eos=True,
             temperature=self._temperature,
             seed=request.id if self._temperature else None,
             detokenize=False,
         )
         engine, setup = self._core.engine, self._core.setup
-        sent = VllmRequest(
+        return VllmRequest(
             str(request.id),
             prompt_ids(request, self._core.vocab_size, setup.seed, setup.config.block_size),
             params,
             None,
-            arrival_time=at_ns / 1e9,
             priority=request.priority,
             block_hasher=engine.request_block_hasher,
         )
-        between = setup.config.arrivals_between_steps
-        scheduler.send(arrival, sent, self._clock.now_ns if between else at_ns)
+
+    def _submit(self, arrival: Arrival, at_ns: int) -> None:
+        made = self._made.pop(arrival.request.id)
+        if isinstance(made, str):
+            state = RequestState(arrival.request)
+            state.queued_ns = at_ns
+            self.scheduler.turn_away(state, arrival.output_tokens, made)
+            return
+        made.arrival_time = at_ns / 1e9
+        between = self._core.setup.config.arrivals_between_steps
+        self.scheduler.send(arrival, made, self._clock.now_ns if between else at_ns)

@@ -42,7 +42,7 @@ class FittedCostModel(CostModel):
     ``step = curve(new tokens) + sum of coefficient * feature`` with the features of
     `sim.cost.profile.step_features`. A decode-only step no larger than the largest CUDA-graph
     bucket is priced by the graph regime, its tokens rounded up to the bucket; any other by the
-    eager one.
+    eager one. What comes out is multiplied by the profile's `RunLevel`, but for swapped bytes.
 
     Outside the validity box the formula goes on linearly, but nobody has checked it there:
     `outside` tells which steps those are, and `Pricing` counts them.
@@ -62,8 +62,10 @@ class FittedCostModel(CostModel):
         self.meta = meta
         self.source = source
         self.mismatches = list(mismatches)
-        self._eager = _Pricer(fit.eager)
-        self._graph = _Pricer(fit.graph) if fit.graph else None
+        level = fit.run_level
+        self._prompts = _Pricer(fit.eager, level.prompt_steps)
+        self._decodes = _Pricer(fit.eager, level.decode_steps)
+        self._graph = _Pricer(fit.graph, level.decode_steps) if fit.graph else None
         self._largest_graph = fit.graph.buckets[-1] if fit.graph else 0
         self._box = list(fit.validity.items())
         self.scheduling_overhead = measured_overhead(meta)
@@ -85,7 +87,7 @@ class FittedCostModel(CostModel):
             tokens += q
             pairs += q * (2 * c + q + 1) // 2
         context += padding_context
-        pricer = self._eager
+        pricer = self._prompts if chunks else self._decodes
         if self._graph is not None and not chunks and tokens <= self._largest_graph:
             pricer = self._graph
         try:
@@ -158,13 +160,14 @@ def fitted(
 
 
 class _Pricer:
-    """A regime in nanoseconds, with the curve's values remembered."""
+    """A regime in nanoseconds, times a level, with the curve's values remembered."""
 
-    def __init__(self, regime: Regime) -> None:
+    def __init__(self, regime: Regime, level: float) -> None:
         def ns(feature: str) -> float:
-            return regime.coefficients_s.get(feature, 0.0) * 1e9
+            return regime.coefficients_s.get(feature, 0.0) * 1e9 * level
 
         self._regime = regime
+        self._level = level
         x, y = regime.knots_tokens, regime.knots_s
         middle = bisect_left(x, x[-1] / 2, hi=len(x) - 2)
         self._slope_beyond = max(0.0, (y[-1] - y[middle]) / (x[-1] - x[middle]))
@@ -174,8 +177,8 @@ class _Pricer:
         self.pair_ns = ns("prefill_attention_pairs")
         self.decode_ns = ns("num_decodes")
         self.prefill_ns = ns("num_prefills")
-        swap = "swapped_bytes"
-        self.swapped_byte_ns = ns(swap) if swap in regime.coefficients_s else None
+        swapped_byte_s = regime.coefficients_s.get("swapped_bytes")
+        self.swapped_byte_ns = None if swapped_byte_s is None else swapped_byte_s * 1e9
 
     def price(self, tokens: int) -> float:
         """Evaluate the curve at a token count and remember it."""
@@ -193,5 +196,5 @@ class _Pricer:
             seconds = y[i - 1] + (y[i] - y[i - 1]) * (at - x[i - 1]) / (x[i] - x[i - 1])
         else:
             seconds = y[-1] + self._slope_beyond * (at - x[-1])
-        self.curve_ns[tokens] = seconds * 1e9
-        return seconds * 1e9
+        self.curve_ns[tokens] = seconds * 1e9 * self._level
+        return self.curve_ns[tokens]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,32 @@ class FitError:
 
 
 @dataclass(frozen=True, slots=True)
+class RunLevel:
+    """How many times as long a step takes in a run as a batch of its shape timed by itself.
+
+    Between the steps of a run come requests, answers and plans, so caches hold less of what a step
+    needs than where one batch follows another.
+
+    Attributes
+    ----------
+    decode_steps : float
+        Of steps without prompt tokens.
+    prompt_steps : float
+        Of the others.
+    """
+
+    decode_steps: float = 1.0
+    prompt_steps: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key in _LEVELS:
+            check_number(f"run_level.{key}", getattr(self, key))
+
+
+_LEVELS = ("decode_steps", "prompt_steps")
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
     """All that fit.json holds.
 
@@ -139,6 +165,8 @@ class Fit:
         component is absent) is always inside.
     train, held_out : FitError
         Errors on the measured points the fit has seen, and on those it has not.
+    run_level : RunLevel
+        By how much steps of a run differ from these points; swapping is left as it is.
     """
 
     eager: Regime
@@ -146,6 +174,7 @@ class Fit:
     validity: Mapping[str, tuple[float, float]]
     train: FitError
     held_out: FitError
+    run_level: RunLevel = field(default_factory=RunLevel)
 
     def __post_init__(self) -> None:
         if self.eager.buckets:
@@ -190,6 +219,7 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
         },
         "validity": {key: list(bounds) for key, bounds in fit.validity.items()},
         "error": {"train": asdict(fit.train), "held_out": asdict(fit.held_out)},
+        **({"run_level": asdict(fit.run_level)} if fit.run_level != RunLevel() else {}),
     }
     for name, content in (("meta.json", dict(meta)), ("fit.json", data)):
         write_text(Path(folder) / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -225,7 +255,7 @@ def measured_overhead(meta: Mapping[str, object]) -> SchedulingOverhead | None:
         return None
     if not isinstance(stated, Mapping):
         raise SpecError(f"profile meta: scheduling_overhead is no mapping: {stated!r}")
-    known = tuple(field.name for field in fields(SchedulingOverhead))
+    known = tuple(term.name for term in fields(SchedulingOverhead))
     for key in stated:
         _check_key(key, known, "profile meta: scheduling_overhead")
     return SchedulingOverhead(**{key: number(key, value) for key, value in stated.items()})
@@ -297,12 +327,16 @@ def read_fit(folder: Path) -> Fit:
         regimes = _section(data, "regimes", ("eager", "graph"))
         error = _section(data, "error", ("train", "held_out"))
         bounds = _section(data, "validity", ("new_tokens", *FEATURES))
+        levels = _section(data, "run_level", _LEVELS) if "run_level" in data else {}
         return Fit(
             eager=_regime("eager", regimes),
             graph=_regime("graph", regimes) if "graph" in regimes else None,
             validity={key: _pair(f"validity.{key}", value) for key, value in bounds.items()},
             train=_fit_error("train", error),
             held_out=_fit_error("held_out", error),
+            run_level=RunLevel(
+                **{key: number(f"run_level.{key}", value) for key, value in levels.items()}
+            ),
         )
     except SpecError as problem:
         raise SpecError(f"{path}: {problem}") from problem

@@ -33,6 +33,7 @@ from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     error_by_kind,
     fit_profile,
     judge,
+    run_level,
     with_swapping,
 )
 from schedlab.gpu_backend.step_timer import StepTimer  # noqa: E402
@@ -40,7 +41,7 @@ from schedlab.gpu_backend.stopwatch import ReferenceSpeed  # noqa: E402
 from schedlab.gpu_backend.swap_timing import SwapTime, swap_times, swapped_byte_s  # noqa: E402
 from schedlab.sim.config import EngineConfig  # noqa: E402
 from schedlab.sim.cost.fitted import FittedCostModel  # noqa: E402
-from schedlab.sim.cost.profile import Fit, FitError, Regime  # noqa: E402
+from schedlab.sim.cost.profile import Fit, FitError, Regime, RunLevel  # noqa: E402
 from schedlab.sim.cost.shape import BatchShape  # noqa: E402
 from schedlab.sim.errors import SpecError  # noqa: E402
 from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
@@ -463,7 +464,25 @@ def test_time_outside_of_the_model_is_told_apart_by_who_runs_and_who_waits():
         BatchShape(1, 1, 1, num_running=int(runs), num_waiting=int(waits))
         for runs, waits in rng.integers(1, 50, (40, 2))
     ]
-    spent = [90_000 + 2_000 * one.num_running + 50 * one.num_waiting for one in shapes]
-    assert overhead_of(shapes, spent) == pytest.approx(
-        {"base_s": 90e-6, "per_running_s": 2e-6, "per_waiting_s": 50e-9}
-    )
+    shapes = [one._replace(chunks=((9, 0),)) if i % 3 else one for i, one in enumerate(shapes)]
+    spent = [
+        90_000 + 2_000 * one.num_running + 50 * one.num_waiting + 700_000 * bool(one.chunks)
+        for one in shapes
+    ]
+    assert overhead_of(shapes, spent) == pytest.approx({
+        "base_s": 90e-6, "per_running_s": 2e-6, "per_waiting_s": 50e-9, "per_prefill_step_s": 700e-6
+    })  # fmt: skip
+
+
+def test_run_level_is_the_ratio_of_sums_of_steps_with_and_without_prompts():
+    model = truth()
+    decodes = measured_by(model, [BatchPoint("decode", (50,) * n, ()) for n in (1, 4, 16)])
+    prompts = measured_by(model, [BatchPoint("mixed", (9,), ((n, 0),)) for n in (8, 100)])
+    # The longest takes 3 times as long, and by sums that is more than by the mean of the ratios.
+    run = [*decodes[:2], decodes[2]._replace(seconds=3 * decodes[2].seconds)]
+    run += [p._replace(seconds=1.5 * p.seconds) for p in prompts]
+    level = run_level(model.fit, run)
+    total = sum(d.seconds for d in decodes)
+    assert level.decode_steps == pytest.approx(1 + 2 * decodes[2].seconds / total, rel=1e-6)
+    assert level.prompt_steps == pytest.approx(1.5, rel=1e-6)
+    assert run_level(model.fit, []) == RunLevel(1.0, 1.0)

@@ -9,7 +9,15 @@ import pytest
 
 from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
-from schedlab.sim.cost.profile import Fit, FitError, Regime, read_fit, read_meta, write_fit
+from schedlab.sim.cost.profile import (
+    Fit,
+    FitError,
+    Regime,
+    RunLevel,
+    read_fit,
+    read_meta,
+    write_fit,
+)
 from schedlab.sim.cost.registry import load_profile
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
@@ -51,6 +59,33 @@ def test_fitted_step_is_the_curve_plus_each_term_by_hand():
     # Sum 300 * 3 = 900 ns, max 200 * 2 = 400, pairs 4*10 + 4*5/2 = 50, 2 * 100, one prefill 1000.
     shape = BatchShape(2, 300, 200, chunks=((4, 10),))
     assert cost().step_ns(shape) == [15_000 + 900 + 400 + 50 + 200 + 1000]
+
+
+def test_fitted_step_of_a_run_takes_the_level_of_its_kind_but_for_swapped_bytes():
+    eager = replace(EAGER, coefficients_s={**COEFFICIENTS, "swapped_bytes": 1e-9})
+    fit = replace(FIT, eager=eager, graph=GRAPH, run_level=RunLevel(1.5, 2.0))
+    mixed, decodes = BatchShape(2, 300, 200, chunks=((4, 10),)), BatchShape(11, 1100, 100)
+    alone = replace(fit, run_level=RunLevel())
+    assert cost(fit).step_ns(mixed) == [2 * ns for ns in cost(alone).step_ns(mixed)]
+    assert cost(fit).step_ns(decodes) == [(20_000 + 3300 + 200 + 1100) * 3 // 2]
+    assert cost(fit).step_ns(BatchShape(8, 0, 0)) == [18_000]  # of a graph
+    swapped = BatchShape(11, 1100, 100, swapped_bytes=5000)
+    assert cost(fit).step_ns(swapped) == [(20_000 + 3300 + 200 + 1100) * 3 // 2 + 5000]
+
+
+def test_run_level_of_a_profile_is_kept_and_a_wrong_one_named(tmp_path):
+    write_fit(tmp_path / "a", META, replace(FIT, run_level=RunLevel(1.05, 1.1)))
+    assert read_fit(tmp_path / "a").run_level == RunLevel(1.05, 1.1)
+    write_fit(tmp_path / "b", META, FIT)
+    assert "run_level" not in (tmp_path / "b" / "fit.json").read_text()
+    for level, told in (
+        ({"decodes": 1}, r"unknown key 'decodes'.*decode_steps"),
+        ({"prompt_steps": -1}, r"prompt_steps must be finite and >= 0"),
+        ({"prompt_steps": "1"}, r"prompt_steps must be a number"),
+    ):
+        folder = edited(tmp_path / "c", lambda data, level=level: data.update(run_level=level))
+        with pytest.raises(SpecError, match=told):
+            read_fit(folder)
 
 
 def test_fitted_curve_goes_on_as_its_upper_half_does_and_never_falls():

