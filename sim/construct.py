@@ -250,7 +250,13 @@ def import_class(what: str, path: str, base: type[T]) -> type[T]:
         ) from error
     cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, base)):
+        there = [
+            name for name, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, base)
+            and value.__module__ == module.__name__
+        ]  # fmt: skip
+        hint = f"; {nearest(class_name, there)}" if there else ""
         raise SpecError(
-            f"{what} {path!r}: {module_name} has no {base.__name__} class {class_name!r}"
+            f"{what} {path!r}: {module_name} has no {base.__name__} class {class_name!r}{hint}"
         )
     return cls

@@ -44,7 +44,7 @@ def check_command(
     from schedlab.experiments.commands.experiment import find_own_modules
     from schedlab.policies import registry
     from schedlab.sim.errors import SpecError
-    from schedlab.testing import policy_verdicts
+    from schedlab.testing import LawBroken, policy_verdicts
 
     find_own_modules()
     given = dict(_knob(text) for text in knobs or [])
@@ -65,8 +65,14 @@ def check_command(
         num_keys=2,
     )
     broken = [verdict.broken for verdict in found if verdict.broken is not None]
-    for shown in broken:
+    # A policy that raises breaks every law at the same place, which is told once.
+    alike: dict[tuple[str, str], list[LawBroken]] = {}
+    for one in broken:
+        alike.setdefault((one.reason, str(one.case)), []).append(one)
+    for shown, *others in alike.values():
         typer.echo(f"\n{shown}")
+        if others:
+            typer.echo(f"the same breaks {', '.join(one.law for one in others)}")
     if broken:
         raise typer.Exit(1)
 

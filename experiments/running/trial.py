@@ -74,7 +74,7 @@ def try_policy(
 
         executor: Executor = make_executor()
         made = make_policy()
-        policy: SchedulingPolicy = _named_as(made)(made, MAX_WATCHED) if watched else made
+        policy: SchedulingPolicy = KeyWatch(made, MAX_WATCHED) if watched else made
         engine = Engine(limits, policy, executor, observer=observe)
         sent = list(islice(arrivals(), num_requests))
         as_sent = [copy(arrival.request) for arrival in sent]
@@ -125,8 +125,3 @@ def _require_unchanged(tried: str, before: Request, after: Request) -> None:
                 f"{tried}: request {before.id} was changed: {field.name} from {was!r} to {now!r}; "
                 "a request belongs to the trace, keep what you know of it in the policy"
             )
-
-
-def _named_as(policy: Policy) -> type[KeyWatch]:
-    """Return the watch under the name of who is watched, which messages tell."""
-    return type(type(policy).__name__, (KeyWatch,), {})

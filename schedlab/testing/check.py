@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from schedlab.sim.errors import nearest
+from schedlab.sim.errors import SchedlabError, described, nearest
 from schedlab.testing.cases import Case, smallest
 
 T = TypeVar("T")
@@ -129,4 +131,7 @@ def _fails_like(
 def _in_words(error: Exception) -> str:
     if isinstance(error, AssertionError):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    if isinstance(error, SchedlabError):
+        return f"{type(error).__name__}: {error}"
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{described(error)} in {at.name}() ({Path(at.filename).name}:{at.lineno})"

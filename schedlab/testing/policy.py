@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -210,7 +210,11 @@ def _decisions(policy: Policy, case: Case) -> Iterator[tuple[int, dict[int, int]
 
 
 class _Around:
-    """Stands between the engine and a policy, and hands everything on."""
+    """Stands between the engine and a policy, under its name, and hands everything on."""
+
+    def __new__(cls, policy: Policy, *_: object, **__: object) -> Self:
+        # Messages of the engine tell the name of the type.
+        return object.__new__(type(type(policy).__name__, (cls,), {}))
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -288,6 +288,20 @@ def test_command_for_a_policy_that_lies_says_which_laws_are_broken_and_exits_wit
     assert "case = Case(" in done.output
 
 
+def test_command_for_a_policy_that_raises_says_once_where_and_what_else_breaks():
+    laws = ("--law", "never_idles", "--law", "serves_everyone")
+    done = check(f"{HERE}:Raising", *laws, "--cases", "1")
+    assert done.exit_code == 1
+    assert re.search(r"ZeroDivisionError: .* in key\(\) \(test_testing_policy.py:\d+\)", done.output)
+    assert done.output.count("case = Case(") == 1
+    assert "the same breaks serves_everyone" in done.output
+
+
+def test_policy_that_is_watched_is_told_by_its_own_name():
+    with pytest.raises(LawBroken, match="policy DriftingKeys at t = "):
+        check_policy(DriftingKeys, only="has_sane_keys")
+
+
 @pytest.mark.slow
 def test_command_takes_knobs_and_may_wait():
     done = check("wait", "max_wait_s=1e-5", "output_edges=[8, 30]", "--may-wait", "--cases", "2")
@@ -302,6 +316,7 @@ def test_command_takes_knobs_and_may_wait():
         (("fcfs", "speed=3"), "no parameter 'speed'"),
         (("fcfs", "speed"), "KNOB=VALUE"),
         (("fcfs", "--law", "never_idle"), "did you mean never_idles"),
+        ((f"{HERE}:NoneKey",), "did you mean NoneKeys"),
     ],
 )
 def test_command_with_a_mistake_says_what_is_right(arguments, message):
