@@ -94,7 +94,10 @@ def recommend(
     ] = 500,
     serve_as: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What vllm serve calls the model, if not MODEL."),
+        typer.Option(
+            metavar="NAME",
+            help="What vllm serve calls the model; its name on huggingface.co by default.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -124,6 +127,7 @@ def recommend(
     from schedlab.sim.files import write_text
     from schedlab.sim.hardware.gpus import canonical_gpu
     from schedlab.sim.hardware.models import model as known_model
+    from schedlab.sim.hardware.models import repository
 
     targets = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2el_ms": e2el_ms}
     slo = {key: value for key, value in targets.items() if value is not None}
@@ -138,7 +142,7 @@ def recommend(
         model=model, hardware=hardware, num_gpus=gpus, workload=_workload(workload, num_requests),
         slo=slo, attainment=attainment, vllm=vllm, policies=tuple(policy or ()),
         cost_model=cost_model, rate=rate, usd_per_hour=usd_per_hour,
-        served=serve_as or model,
+        served=serve_as or repository(model),
     )  # fmt: skip
     folder = output or Path("results") / f"recommend-{shape.name}-{Path(hardware).stem}"
     with opened_runs(folder, local_workers(jobs, []), quiet, light=True) as runs:

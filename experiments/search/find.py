@@ -46,6 +46,9 @@ _MOST_UNSURE = 0.05
 MOST_DOUBLINGS = 4
 """Of the length of runs, until an answer no longer depends on it."""
 
+_LONGER = f"{_LENGTH}={{}}"
+"""How an experiment asks for runs of so many requests."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -182,7 +185,12 @@ def find_all(
 
 
 def settled(
-    todo: Callable[[int | None], Sequence[Point]], length: int | None, asked: Find, runs: Runs
+    todo: Callable[[int | None], Sequence[Point]],
+    length: int | None,
+    asked: Find,
+    runs: Runs,
+    widest: float = math.inf,
+    longer: str = _LONGER,
 ) -> list[Found]:
     """Search, and again with twice the requests, until no answer moves; say how they moved.
 
@@ -197,6 +205,10 @@ def settled(
         own interval, stay.
     runs : Runs
         Runs what is asked.
+    widest : float
+        The share of an answer that half its interval may be, or it has not settled.
+    longer : str
+        As of `told_way`.
 
     Returns
     -------
@@ -214,12 +226,12 @@ def settled(
         except SchedlabError:
             break  # a trace file that is not so long
         pairs = zip(history[-2], history[-1], strict=True)
-        if all(_stays(one, other, asked.tolerance) for one, other in pairs):
+        if all(_stays(one, other, asked.tolerance, widest) for one, other in pairs):
             break
     if len(history) == 1:
         return history[0]
     return [
-        _with_its_way(of, asked.tolerance) if _is_answer(of[-1]) else of[-1]
+        _with_its_way(of, asked.tolerance, widest, longer) if _is_answer(of[-1]) else of[-1]
         for of in zip(*history, strict=True)
     ]
 
@@ -228,33 +240,45 @@ def _is_answer(one: Found) -> bool:
     return not one.error and not one.bound
 
 
-def _stays(one: Found, other: Found, tolerance: float) -> bool:
+def _stays(one: Found, other: Found, tolerance: float, widest: float) -> bool:
     """Say whether an answer stayed; where there is none, nothing moved."""
     if not (_is_answer(one) and _is_answer(other)):
         return True
-    return stays(one.value, other.value, tolerance)
+    return stays(one.value, other.value, tolerance, widest)
 
 
-def _with_its_way(of: Sequence[Found], tolerance: float) -> Found:
+def _with_its_way(of: Sequence[Found], tolerance: float, widest: float, longer: str) -> Found:
     """Return the last answer of a setting with how it depends on the length of a run."""
     last = of[-1]
     path = [(one.num_requests, one.value) for one in of]
-    settled = _stays(of[-2], last, tolerance)
-    return replace(last, remarks=(told_way(path, tolerance), *last.remarks), settled=settled)
+    settled = _stays(of[-2], last, tolerance, widest)
+    told = told_way(path, tolerance, widest, longer)
+    return replace(last, remarks=(told, *last.remarks), settled=settled)
 
 
-def stays(before: Estimate, after: Estimate, tolerance: float) -> bool:
+def stays(before: Estimate, after: Estimate, tolerance: float, widest: float = math.inf) -> bool:
     """Say whether twice the requests moved a mean by no more than a share, or than its interval.
 
-    Half an interval, that is, and 5 % at most: a wide one says that runs are too short.
+    Half an interval, that is, and 5 % at most: a wide one says that runs are too short. Nothing
+    has settled whose half interval is more than `widest` of it.
     """
     if before.mean == 0.0:
         return after.mean == 0.0
-    unsure = (after.half_width or 0.0) / abs(after.mean) if after.mean else 0.0
-    return abs(after.mean / before.mean - 1.0) <= max(tolerance, min(unsure, _MOST_UNSURE))
+    unsure = _unsure(after)
+    moved = abs(after.mean / before.mean - 1.0)
+    return moved <= max(tolerance, min(unsure, _MOST_UNSURE)) and unsure <= widest
 
 
-def told_way(path: Sequence[tuple[int | None, Estimate]], tolerance: float) -> str:
+def _unsure(value: Estimate) -> float:
+    return (value.half_width or 0.0) / abs(value.mean) if value.mean else 0.0
+
+
+def told_way(
+    path: Sequence[tuple[int | None, Estimate]],
+    tolerance: float,
+    widest: float = math.inf,
+    longer: str = _LONGER,
+) -> str:
     """Say how an answer depends on the length of a run, and whether it has settled.
 
     Parameters
@@ -263,16 +287,26 @@ def told_way(path: Sequence[tuple[int | None, Estimate]], tolerance: float) -> s
         Requests of a run and what came out, from short to long; two at least.
     tolerance : float
         The share by which it may move and has settled.
+    widest : float
+        The share of it that half its interval may be.
+    longer : str
+        How one asks for runs of so many requests, with ``{}`` for the number.
     """
     way = ", ".join(f"{one.mean:.4g} with {length}" for length, one in path)
     (_, before), (length, after) = path[-2:]
     moved = percent(after.mean / before.mean - 1.0, signed=True) if before.mean else "from 0"
     told = f"by requests a run: {way}; "
-    if stays(before, after, tolerance):
+    if stays(before, after, tolerance, widest):
         return f"{told}settled: the last doubling moved it by {moved}"
+    goes_on = f"{longer.format(2 * (length or 0))} goes on from there"
+    if stays(before, after, tolerance):
+        return (
+            f"{told}NOT SETTLED: the last doubling moved it by {moved}, and its interval is "
+            f"{percent(_unsure(after))} of it to either side; {goes_on}"
+        )
     return (
         f"{told}NOT SETTLED: the last doubling moved it by {moved}, and longer runs may move it as "
-        f"much again; {_LENGTH}={2 * (length or 0)} goes on from there"
+        f"much again; {goes_on}"
     )
 
 

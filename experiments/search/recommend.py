@@ -30,6 +30,12 @@ from schedlab.sim.hardware.models import model
 _RATE = "workload.request_rate"
 _SCREENING_SEEDS = 2
 _FINAL_SEEDS = 5
+_LEAST_RUN_S = 30.0
+"""Seconds over which requests arrive, at least: a short burst is served at any rate, for it is
+over before a queue has grown."""
+_MOST_REQUESTS = 20_000
+_WIDEST = 0.1
+"""The share of an answer that half its interval may be; a wider one asks for longer runs."""
 _WORTH_AN_OPTION = 0.02
 """By what share a value must beat vLLM's own before it is worth writing it down."""
 _MOST_SEQS = (32, 64, 128, 256, 512, 1024)
@@ -40,6 +46,9 @@ NOT_IN_VLLM = ("dynamic", "magnus", "multi_bin", "prompt_buckets", "static")
 
 ASK_A_COST_MODEL = ("fair_batching", "fastserve", "hygen", "qoserve", "scorpio")
 """Policies that vLLM runs where it is given a cost model, which a line for it does not."""
+
+UNNAMED = "YOUR_MODEL"
+"""Stands in a line for a model that nobody has said what vLLM calls it."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,8 @@ class Question:
     num_gpus : int
         GPUs at hand, at most.
     workload : mapping
-        The section of an experiment, without a request rate.
+        The section of an experiment, without a request rate, with the requests of a run to begin
+        with.
     slo : mapping
         The section of an experiment: targets of a request.
     attainment : float
@@ -69,7 +79,7 @@ class Question:
     usd_per_hour : float or None
         Of a GPU, instead of the table's.
     served : str
-        What `vllm serve` calls the model.
+        What `vllm serve` calls the model; empty where that is for the reader to fill in.
     """
 
     model: str
@@ -194,8 +204,9 @@ def recommend(asked: Question, runs: Runs) -> Recommendation:
     Recommendation
         Deployments are compared with vLLM's own limits; then, for the best, the token budget, the
         seats and the policy are varied one after the other. A value that does not serve 2 % more
-        than vLLM's own is not worth an option. All that is by two seeds; the choice and vLLM's own
-        settings are then searched again on five others, with runs as long as the answer asks for.
+        than vLLM's own is not worth an option. All that is by two seeds, in runs of half a minute
+        at least (20,000 requests at most); the choice and vLLM's own settings are then searched again
+        on five others, with runs as long as the answer asks for.
 
     Raises
     ------
@@ -226,6 +237,7 @@ class _Search:
         self._gpu = gpu(asked.hardware)
         self._limits = default_limits(self._gpu, self._release)
         self.policies = self._allowed_policies()
+        self.length: int = asked.workload["num_requests"]
         self.tried: list[Tried] = []
         self.excluded: dict[str, str] = {}
 
@@ -270,7 +282,14 @@ class _Search:
                 candidates.append(candidate)
         if not candidates:
             raise SpecError("; ".join(f"{name}: {why}" for name, why in self.excluded.items()))
-        return self._best(self._try("deployment", candidates), candidates[-1])
+        best = self._best(self._try("deployment", candidates), candidates[-1])
+        while self.length < (enough := min(_MOST_REQUESTS, math.ceil(_LEAST_RUN_S * best.rate))):
+            # By steps: rates of short runs are far too high, and so would the next length be.
+            self.length = min(enough, 4 * self.length)
+            self.tried.clear()
+            tried = self._try("deployment", candidates, near=best.rate / 2)
+            best = self._best(tried, candidates[-1])
+        return best
 
     def vary(self, stage: str, best: Tried, field: str, values: Sequence[Any]) -> Tried:
         """Try other values of one field; the present one stays unless another is worth it."""
@@ -297,7 +316,7 @@ class _Search:
         def again(length: int | None) -> list[Point]:
             return self._points(pair, _FINAL_SEEDS, length, first_seed=_SCREENING_SEEDS)
 
-        found = settled(again, asked.workload.get("num_requests"), find, self._runs)
+        found = settled(again, self.length, find, self._runs, _WIDEST, "--num-requests {}")
         finals = [Tried("confirmed", one, answer) for one, answer in zip(pair, found, strict=True)]
         best, default = finals[0], finals[-1]
         if best.found.error:
@@ -329,7 +348,7 @@ class _Search:
     ) -> list[Tried]:
         if not candidates:
             return []
-        points = self._points(candidates, _SCREENING_SEEDS, self.asked.workload.get("num_requests"))
+        points = self._points(candidates, _SCREENING_SEEDS, self.length)
         expect = {one.label: [near] * _SCREENING_SEEDS for one in candidates} if near else None
         found = find_all(points, self._find(0.05), self._runs, expect)
         tried = [Tried(stage, one, answer) for one, answer in zip(candidates, found, strict=True)]
@@ -400,7 +419,7 @@ def usd_per_million_tokens(usd_per_hour: float, num_gpus: int, tokens_per_s: flo
 def serve_line(found: Recommendation) -> str:
     """Return the command that starts what is recommended; what vLLM sets by itself is not in it."""
     asked, best = found.question, found.best.candidate
-    parts = [f"vllm serve {asked.served or asked.model}"]
+    parts = [f"vllm serve {asked.served or UNNAMED}"]
     if best.tensor_parallel_size > 1:
         parts.append(f"--tensor-parallel-size {best.tensor_parallel_size}")
     if best.replicas > 1:

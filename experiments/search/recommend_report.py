@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from schedlab.experiments.search.recommend import Recommendation, Tried, serve_line
+from schedlab.experiments.search.recommend import UNNAMED, Recommendation, Tried, serve_line
 from schedlab.experiments.search.search_report import basis_lines
 from schedlab.experiments.statistics import verdict, with_interval
 from schedlab.sim.hardware.gpus import gpu
@@ -55,7 +55,14 @@ def recommend_lines(found: Recommendation, cost_models: Sequence[Mapping[str, An
     lines = [
         f"within {targets} for {asked.attainment:.0%} of requests it serves {beyond}"
         f"{_served(found.best)} requests/s on {found.best.candidate.num_gpus} x {asked.hardware}"
+        + ", WHICH HAS NOT SETTLED (below)"
+        * (found.best.found.settled is False)
     ]
+    if not asked.served:
+        lines.append(
+            f"{UNNAMED} stands for what vLLM loads, a name on huggingface.co or a folder; "
+            "--serve-as NAME writes it"
+        )
     if asked.rate is not None:
         room = found.best.rate / asked.rate - 1.0
         lines.append(
@@ -89,10 +96,7 @@ def recommend_lines(found: Recommendation, cost_models: Sequence[Mapping[str, An
             "request: without --max-model-len vLLM refuses to start"
         )
     lines += [f"left out: {name}: {why}" for name, why in found.excluded.items()]
-    # What is a key of an experiment elsewhere is an option here.
-    remarks = found.best.found.remarks
-    lines += [one.replace("workload.num_requests=", "--num-requests ") for one in remarks]
-    return [*lines, *surety_lines(found, cost_models)]
+    return [*lines, *found.best.found.remarks, *surety_lines(found, cost_models)]
 
 
 def surety_lines(found: Recommendation, cost_models: Sequence[Mapping[str, Any]]) -> list[str]:

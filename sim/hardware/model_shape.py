@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from schedlab.sim.errors import SpecError
@@ -44,6 +44,8 @@ class ModelShape:
         Width of the experts that every token takes beside those chosen for it, all together.
     num_dense_layers : int
         Layers of a mixture that have a dense MLP instead of experts.
+    repository : str
+        Where huggingface.co has it; empty where that is not known.
     """
 
     name: str
@@ -67,6 +69,7 @@ class ModelShape:
     moe_intermediate_size: int = 0
     shared_intermediate_size: int = 0
     num_dense_layers: int = 0
+    repository: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for key in (

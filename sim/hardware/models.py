@@ -40,6 +40,7 @@ def _llama(
         max_model_len=max_model_len,
         tied_embeddings=tied,
         source=f"config.json of {repository} on huggingface.co",
+        repository=repository,
         **more,  # type: ignore[arg-type]
     )
 
@@ -60,6 +61,7 @@ def _opt(name: str, num_layers: int, hidden_size: int, num_heads: int) -> ModelS
         num_position_embeddings=2050,
         num_norm_vectors=2,
         source=f"config.json of facebook/{name} on huggingface.co",
+        repository=f"facebook/{name}",
     )
 
 
@@ -88,60 +90,60 @@ _qwen3 = partial(_llama, head_dim=128, qk_norm=True)
 # fmt: off
 _TABLE = {shape.name: shape for shape in (
     #      name            layers hidden heads kv  mlp   vocab   max len  repository
-    _llama("llama-2-7b",     32,  4096,  32,  32, 11008,  32000,   4096, "Llama-2-7b-hf"),
-    _llama("llama-2-13b",    40,  5120,  40,  40, 13824,  32000,   4096, "Llama-2-13b-hf"),
-    _llama("llama-2-70b",    80,  8192,  64,   8, 28672,  32000,   4096, "Llama-2-70b-hf"),
-    _llama("codellama-34b",  48,  8192,  64,   8, 22016,  32000,  16384, "CodeLlama-34b-hf"),
-    _llama("llama-3-8b",     32,  4096,  32,   8, 14336, 128256,   8192, "Meta-Llama-3-8B"),
-    _llama("llama-3-70b",    80,  8192,  64,   8, 28672, 128256,   8192, "Meta-Llama-3-70B"),
-    _llama("llama-3.1-8b",   32,  4096,  32,   8, 14336, 128256, 131072, "Llama-3.1-8B"),
-    _llama("llama-3.1-70b",  80,  8192,  64,   8, 28672, 128256, 131072, "Llama-3.1-70B"),
-    _llama("llama-3.1-405b",126, 16384, 128,  8, 53248, 128256, 131072, "Llama-3.1-405B"),
-    _llama("llama-3.2-1b",   16,  2048,  32,   8,  8192, 128256, 131072, "Llama-3.2-1B", tied=True),
-    _llama("llama-3.2-3b",   28,  3072,  24,   8,  8192, 128256, 131072, "Llama-3.2-3B", tied=True),
-    _llama("qwen2.5-0.5b",   24,   896,  14,   2,  4864, 151936,  32768, "Qwen2.5-0.5B-Instruct", tied=True),
-    _llama("qwen2.5-1.5b",   28,  1536,  12,   2,  8960, 151936,  32768, "Qwen2.5-1.5B-Instruct", tied=True),
-    _llama("qwen2.5-3b",     36,  2048,  16,   2, 11008, 151936,  32768, "Qwen2.5-3B-Instruct", tied=True),
-    _llama("qwen2.5-7b",     28,  3584,  28,   4, 18944, 152064,  32768, "Qwen2.5-7B-Instruct"),
-    _llama("qwen2.5-14b",    48,  5120,  40,   8, 13824, 152064,  32768, "Qwen2.5-14B-Instruct"),
-    _llama("qwen2.5-32b",    64,  5120,  40,   8, 27648, 152064,  32768, "Qwen2.5-32B-Instruct"),
-    _llama("qwen2.5-72b",    80,  8192,  64,   8, 29568, 152064,  32768, "Qwen2.5-72B-Instruct"),
-    _qwen3("qwen3-0.6b",     28,  1024,  16,   8,  3072, 151936,  40960, "Qwen3-0.6B", tied=True),
-    _qwen3("qwen3-1.7b",     28,  2048,  16,   8,  6144, 151936,  40960, "Qwen3-1.7B", tied=True),
-    _qwen3("qwen3-4b",       36,  2560,  32,   8,  9728, 151936,  40960, "Qwen3-4B", tied=True),
-    _qwen3("qwen3-8b",       36,  4096,  32,   8, 12288, 151936,  40960, "Qwen3-8B"),
-    _qwen3("qwen3-14b",      40,  5120,  40,   8, 17408, 151936,  40960, "Qwen3-14B"),
-    _qwen3("qwen3-32b",      64,  5120,  64,   8, 25600, 151936,  40960, "Qwen3-32B"),
-    _qwen3("qwen3-30b-a3b",  48,  2048,  32,   4,  6144, 151936,  40960, "Qwen3-30B-A3B",
+    _llama("llama-2-7b",     32,  4096,  32,  32, 11008,  32000,   4096, "meta-llama/Llama-2-7b-hf"),
+    _llama("llama-2-13b",    40,  5120,  40,  40, 13824,  32000,   4096, "meta-llama/Llama-2-13b-hf"),
+    _llama("llama-2-70b",    80,  8192,  64,   8, 28672,  32000,   4096, "meta-llama/Llama-2-70b-hf"),
+    _llama("codellama-34b",  48,  8192,  64,   8, 22016,  32000,  16384, "codellama/CodeLlama-34b-hf"),
+    _llama("llama-3-8b",     32,  4096,  32,   8, 14336, 128256,   8192, "meta-llama/Meta-Llama-3-8B"),
+    _llama("llama-3-70b",    80,  8192,  64,   8, 28672, 128256,   8192, "meta-llama/Meta-Llama-3-70B"),
+    _llama("llama-3.1-8b",   32,  4096,  32,   8, 14336, 128256, 131072, "meta-llama/Llama-3.1-8B"),
+    _llama("llama-3.1-70b",  80,  8192,  64,   8, 28672, 128256, 131072, "meta-llama/Llama-3.1-70B"),
+    _llama("llama-3.1-405b",126, 16384, 128,  8, 53248, 128256, 131072, "meta-llama/Llama-3.1-405B"),
+    _llama("llama-3.2-1b",   16,  2048,  32,   8,  8192, 128256, 131072, "meta-llama/Llama-3.2-1B", tied=True),
+    _llama("llama-3.2-3b",   28,  3072,  24,   8,  8192, 128256, 131072, "meta-llama/Llama-3.2-3B", tied=True),
+    _llama("qwen2.5-0.5b",   24,   896,  14,   2,  4864, 151936,  32768, "Qwen/Qwen2.5-0.5B-Instruct", tied=True),
+    _llama("qwen2.5-1.5b",   28,  1536,  12,   2,  8960, 151936,  32768, "Qwen/Qwen2.5-1.5B-Instruct", tied=True),
+    _llama("qwen2.5-3b",     36,  2048,  16,   2, 11008, 151936,  32768, "Qwen/Qwen2.5-3B-Instruct", tied=True),
+    _llama("qwen2.5-7b",     28,  3584,  28,   4, 18944, 152064,  32768, "Qwen/Qwen2.5-7B-Instruct"),
+    _llama("qwen2.5-14b",    48,  5120,  40,   8, 13824, 152064,  32768, "Qwen/Qwen2.5-14B-Instruct"),
+    _llama("qwen2.5-32b",    64,  5120,  40,   8, 27648, 152064,  32768, "Qwen/Qwen2.5-32B-Instruct"),
+    _llama("qwen2.5-72b",    80,  8192,  64,   8, 29568, 152064,  32768, "Qwen/Qwen2.5-72B-Instruct"),
+    _qwen3("qwen3-0.6b",     28,  1024,  16,   8,  3072, 151936,  40960, "Qwen/Qwen3-0.6B", tied=True),
+    _qwen3("qwen3-1.7b",     28,  2048,  16,   8,  6144, 151936,  40960, "Qwen/Qwen3-1.7B", tied=True),
+    _qwen3("qwen3-4b",       36,  2560,  32,   8,  9728, 151936,  40960, "Qwen/Qwen3-4B", tied=True),
+    _qwen3("qwen3-8b",       36,  4096,  32,   8, 12288, 151936,  40960, "Qwen/Qwen3-8B"),
+    _qwen3("qwen3-14b",      40,  5120,  40,   8, 17408, 151936,  40960, "Qwen/Qwen3-14B"),
+    _qwen3("qwen3-32b",      64,  5120,  64,   8, 25600, 151936,  40960, "Qwen/Qwen3-32B"),
+    _qwen3("qwen3-30b-a3b",  48,  2048,  32,   4,  6144, 151936,  40960, "Qwen/Qwen3-30B-A3B",
            num_experts=128, experts_per_token=8, moe_intermediate_size=768),
     _qwen3("qwen3-30b-a3b-instruct-2507", 48, 2048, 32, 4, 6144, 151936, 262144,
-           "Qwen3-30B-A3B-Instruct-2507",
+           "Qwen/Qwen3-30B-A3B-Instruct-2507",
            num_experts=128, experts_per_token=8, moe_intermediate_size=768),
-    _qwen3("qwen3-235b-a22b",94,  4096,  64,   4, 12288, 151936,  40960, "Qwen3-235B-A22B",
+    _qwen3("qwen3-235b-a22b",94,  4096,  64,   4, 12288, 151936,  40960, "Qwen/Qwen3-235B-A22B",
            num_experts=128, experts_per_token=8, moe_intermediate_size=1536),
-    _llama("llama-4-scout",  48,  5120,  40,   8, 16384, 202048, 10485760, "Llama-4-Scout-17B-16E-Instruct",
+    _llama("llama-4-scout",  48,  5120,  40,   8, 16384, 202048, 10485760, "meta-llama/Llama-4-Scout-17B-16E-Instruct",
            num_experts=16, experts_per_token=1, moe_intermediate_size=8192,
            shared_intermediate_size=8192, sliding_window=8192),
-    _llama("llama-4-maverick", 48, 5120, 40,   8, 16384, 202048, 1048576, "Llama-4-Maverick-17B-128E-Instruct",
+    _llama("llama-4-maverick", 48, 5120, 40,   8, 16384, 202048, 1048576, "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
            num_experts=128, experts_per_token=1, moe_intermediate_size=8192,
            shared_intermediate_size=8192, num_dense_layers=24, sliding_window=8192),
-    _llama("glm-4.5-air",    46,  4096,  96,   8, 10944, 151552, 131072, "GLM-4.5-Air", head_dim=128,
+    _llama("glm-4.5-air",    46,  4096,  96,   8, 10944, 151552, 131072, "zai-org/GLM-4.5-Air", head_dim=128,
            num_experts=128, experts_per_token=8, moe_intermediate_size=1408,
            shared_intermediate_size=1408, num_dense_layers=1),
-    _llama("phi-4",          40,  5120,  40,  10, 17920, 100352,  16384, "phi-4"),
-    _llama("mistral-7b-v0.1",32, 4096,  32,   8, 14336,  32000,  32768, "Mistral-7B-v0.1",
+    _llama("phi-4",          40,  5120,  40,  10, 17920, 100352,  16384, "microsoft/phi-4"),
+    _llama("mistral-7b-v0.1",32, 4096,  32,   8, 14336,  32000,  32768, "mistralai/Mistral-7B-v0.1",
            sliding_window=4096),
-    _llama("mistral-7b",     32,  4096,  32,   8, 14336,  32768,  32768, "Mistral-7B-v0.3"),
-    _llama("mistral-nemo-12b", 40, 5120, 32,   8, 14336, 131072, 131072, "Mistral-Nemo-Instruct-2407",
+    _llama("mistral-7b",     32,  4096,  32,   8, 14336,  32768,  32768, "mistralai/Mistral-7B-v0.3"),
+    _llama("mistral-nemo-12b", 40, 5120, 32,   8, 14336, 131072, 131072, "mistralai/Mistral-Nemo-Instruct-2407",
            head_dim=128),
-    _llama("mistral-small-24b", 40, 5120, 32,  8, 32768, 131072,  32768, "Mistral-Small-24B-Instruct-2501",
+    _llama("mistral-small-24b", 40, 5120, 32,  8, 32768, 131072,  32768, "mistralai/Mistral-Small-24B-Instruct-2501",
            head_dim=128),
     _llama("mistral-small-3.2-24b", 40, 5120, 32, 8, 32768, 131072, 131072,
-           "Mistral-Small-3.2-24B-Instruct-2506", head_dim=128),
-    _llama("yi-34b",         60,  7168,  56,   8, 20480,  64000,   4096, "Yi-34B"),
-    _llama("mixtral-8x7b",   32,  4096,  32,   8, 14336,  32000,  32768, "Mixtral-8x7B-v0.1",
+           "mistralai/Mistral-Small-3.2-24B-Instruct-2506", head_dim=128),
+    _llama("yi-34b",         60,  7168,  56,   8, 20480,  64000,   4096, "01-ai/Yi-34B"),
+    _llama("mixtral-8x7b",   32,  4096,  32,   8, 14336,  32000,  32768, "mistralai/Mixtral-8x7B-v0.1",
            num_experts=8, experts_per_token=2, moe_intermediate_size=14336),
-    _llama("mixtral-8x22b",  56,  6144,  48,   8, 16384,  32768,  65536, "Mixtral-8x22B-Instruct-v0.1",
+    _llama("mixtral-8x22b",  56,  6144,  48,   8, 16384,  32768,  65536, "mistralai/Mixtral-8x22B-Instruct-v0.1",
            num_experts=8, experts_per_token=2, moe_intermediate_size=16384),
     _opt("opt-125m", 12, 768, 12),
     _opt("opt-1.3b", 24, 2048, 32),
@@ -169,6 +171,14 @@ _ALIASES = {
     "mixtral-8x7b-v0.1": "mixtral-8x7b",
     "mixtral-8x22b-v0.1": "mixtral-8x22b",
 }
+_OTHER_WEIGHTS = {
+    "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
+    "deepseek-r1-distill-llama-8b": "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-r1-distill-llama-70b": "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+    "mistral-nemo-base-2407": "mistralai/Mistral-Nemo-Base-2407",
+    "mixtral-8x22b-v0.1": "mistralai/Mixtral-8x22B-v0.1",
+}
+"""Models of the shape of another, by the repositories that hold them."""
 
 
 UNSUPPORTED = {
@@ -229,6 +239,25 @@ def model(name: str) -> ModelShape:
             raise SpecError(f"model {name!r} is not supported: {UNSUPPORTED[kind]}")
     hint = nearest(key, [*_TABLE, *_ALIASES])
     raise SpecError(f"model {name!r} is unknown; {hint} (or the path of a config.json)")
+
+
+def repository(name: str) -> str:
+    """Return what huggingface.co, and so `vllm serve`, calls a model; empty if nobody said.
+
+    Examples
+    --------
+    >>> repository("llama-3.1-70b")
+    'meta-llama/Llama-3.1-70B'
+    >>> repository("meta-llama/Llama-3.1-70B-Instruct")
+    'meta-llama/Llama-3.1-70B-Instruct'
+    """
+    key = name.lower().removeprefix("meta-")
+    if key in _OTHER_WEIGHTS:
+        return _OTHER_WEIGHTS[key]
+    if key in _TABLE or key in _ALIASES:
+        return model(key).repository
+    is_name = canonical_model(name) in _TABLE and name.count("/") == 1
+    return name if is_name and not os.path.exists(name) else ""
 
 
 def canonical_model(name: str) -> str:

@@ -41,6 +41,7 @@ def small(monkeypatch):
     monkeypatch.setattr("schedlab.experiments.search.recommend._MOST_SEQS", (256,))
     monkeypatch.setattr("schedlab.experiments.search.recommend._MOST_TOKENS", (1024, 2048))
     monkeypatch.setattr("schedlab.experiments.search.find.MOST_DOUBLINGS", 1)
+    monkeypatch.setattr("schedlab.experiments.search.recommend._LEAST_RUN_S", 0.0)
 
 
 def question(**keys):
@@ -94,9 +95,16 @@ def test_policies_that_vllm_refuses_are_those_of_its_page():
 
 
 @pytest.mark.slow
-def test_recommendation_is_confirmed_on_new_seeds_and_given_as_a_line(tmp_path):
+def test_recommendation_is_confirmed_on_new_seeds_and_given_as_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("schedlab.experiments.search.recommend._LEAST_RUN_S", 0.3)
     found, runs = answered(tmp_path)
     best = found.best
+    # Eight requests are over before a queue has grown: any rate serves them.
+    (first,) = [one for one in found.tried if one.stage == "deployment"]
+    assert first.found.num_requests >= 0.3 * first.rate > 8
+    (way,) = [one for one in best.found.remarks if one.startswith("by requests a run")]
+    assert f"--num-requests {2 * best.found.num_requests} goes on" in way
+    assert "WHICH HAS NOT SETTLED" in recommend_lines(found, runs.cost_models)[0]
     assert best.rate > 0
     assert len(best.found.values) == 5
     seeds = {
@@ -112,6 +120,9 @@ def test_recommendation_is_confirmed_on_new_seeds_and_given_as_a_line(tmp_path):
     usd_per_hour = gpu("a100-80gb").usd_per_hour
     tokens_per_s = found.expected["output_throughput"].mean
     assert found.usd_per_million_tokens == usd_per_million_tokens(usd_per_hour, 1, tokens_per_s)
+    unnamed = replace(found, question=replace(found.question, served=""))
+    assert serve_line(unnamed).startswith("vllm serve YOUR_MODEL")
+    assert "--serve-as NAME" in "\n".join(recommend_lines(unnamed, runs.cost_models))
 
 
 @pytest.mark.slow
@@ -184,7 +195,7 @@ def test_recommend_command_writes_json_line_page_and_figure(tmp_path):
     ]
     result = CliRunner().invoke(app, argv)
     assert result.exit_code == 0, result.output
-    assert "vllm serve llama-3-8b" in result.output
+    assert "vllm serve meta-llama/Meta-Llama-3-8B" in result.output
     data = json.loads((out / "recommend.json").read_text())
     assert data["best"]["replications"]
     assert data["serve"] + "\n" == (out / "serve.sh").read_text()
@@ -262,7 +273,7 @@ def test_every_option_of_the_command_reaches_the_search(tmp_path, monkeypatch, e
         workload={"trace": trace, "num_requests": 16, **resample},
         slo={"ttft_ms": 11.0, "tpot_ms": 12.0, "e2el_ms": 13.0}, attainment=0.7, vllm="0.24",
         policies=("edf", "vtc"), cost_model="some/profile", rate=14.0, usd_per_hour=15.0,
-        served="qwen2.5-3b",
+        served="Qwen/Qwen2.5-3B-Instruct",
     )  # fmt: skip
     place = tmp_path / f"results/recommend-qwen2.5-3b-{gpu('h100').name}"
     assert asked == [(first, place), (replace(first, served="mine"), tmp_path / "there")]

@@ -13,7 +13,7 @@ from schedlab.experiments.search import tune as tuning
 from schedlab.experiments.search.bracket import Bracket, Probe, bracket
 from schedlab.experiments.search.cheapest import cheapest
 from schedlab.experiments.search.constraints import Constraint
-from schedlab.experiments.search.find import Found, _remarks, find, stays, verdicts
+from schedlab.experiments.search.find import Found, _remarks, find, stays, told_way, verdicts
 from schedlab.experiments.search.search_report import (
     find_data,
     find_lines,
@@ -480,6 +480,17 @@ def test_find_has_settled_when_the_answer_moves_by_less_than_its_interval():
     assert not stays(before, after._replace(half_width=None), 0.02)
     assert not stays(before, Estimate(9.0, 5.0), 0.02)  # a wide interval is no excuse
     assert stays(before, after._replace(half_width=None), 0.05)
+
+
+def test_answer_whose_interval_is_wider_than_asked_for_has_not_settled_and_says_so():
+    before, after = Estimate(10.0, 0.8), Estimate(9.9, 1.5)
+    assert stays(before, after, 0.02)
+    assert not stays(before, after, 0.02, widest=0.1)
+    told = told_way([(60, before), (120, after)], 0.02, 0.1, "--num-requests {}")
+    assert "NOT SETTLED: the last doubling moved it by -1.0%" in told
+    assert told.endswith(
+        "its interval is 15.2% of it to either side; --num-requests 240 goes on from there"
+    )
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,9 @@ def test_command_for_a_policy_that_raises_says_once_where_and_what_else_breaks()
     laws = ("--law", "never_idles", "--law", "serves_everyone")
     done = check(f"{HERE}:Raising", *laws, "--cases", "1")
     assert done.exit_code == 1
-    assert re.search(r"ZeroDivisionError: .* in key\(\) \(test_testing_policy.py:\d+\)", done.output)
+    assert re.search(
+        r"ZeroDivisionError: .* in key\(\) \(test_testing_policy.py:\d+\)", done.output
+    )
     assert done.output.count("case = Case(") == 1
     assert "the same breaks serves_everyone" in done.output
 
