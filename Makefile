@@ -23,7 +23,7 @@ AISIMULATE ?= aisimulate==0.13.0.dev202610270000000085
 VLLM_RELEASE ?= 0.32.0
 VLLM_TORCH   ?= torch==2.13.0
 
-.PHONY: demo core bench-peers test fast unit mutants torture determinism oldest test-vllm docs lint format bench golden notebooks lock clean
+.PHONY: demo core bench-peers test fast unit mutants torture determinism oldest test-vllm docs lint format bench golden notebooks lock locked clean
 
 demo: $(VENV)/installed experiments/schedlab.schema.json  ## install, then run the quick start
 	$(BIN)/schedlab run quickstart -o runs/quickstart
@@ -98,6 +98,9 @@ lock:                            ## write requirements.lock: what installing tod
 		--default-index https://pypi.org/simple --no-header --quiet; } > requirements.lock.tmp
 	mv requirements.lock.tmp requirements.lock
 	rm -rf $(LOCK)
+
+locked: $(VENV)/bin/python       ## install what requirements.lock names, by its checksums
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 
 clean:                           ## remove what was built and measured here
 	rm -rf $(VENV) $(OLDEST) $(LOCK) $(VLLM) $(PEERS) runs build schedlab/compiled *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

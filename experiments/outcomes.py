@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from schedlab.experiments.results.tables import Row, notes, result_table
 from schedlab.experiments.results.text_table import html_table, text_table
 from schedlab.sim.errors import SchedlabError, SpecError
 from schedlab.sim.metrics.registry import metric_named
-from schedlab.sim.text import number, percent
+from schedlab.sim.text import json_number, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -287,7 +286,7 @@ class Measurement(_Shown):
                 [
                     point["label"], point["decisions"]["same_step_times"],
                     percent(steps["mape"]), percent(steps["bias"], signed=True),
-                    *(percent(_finite(errors.get(name)), signed=True) for name in shown),
+                    *(percent(json_number(errors.get(name)), signed=True) for name in shown),
                 ]
             )  # fmt: skip
         lines = ["errors: simulated / measured - 1; decisions: with equal step times"]
@@ -332,11 +331,6 @@ class Claims(_Shown):
         ]
         told = ", ".join(f"{n} {verdict}" for verdict, n in self.verdicts.most_common())
         return "", ("claim", "figure", "measured", "verdict"), rows, 1, [told]
-
-
-def _finite(value: float | None) -> float:
-    """Return a number of JSON, which has no NaN."""
-    return math.nan if value is None else value
 
 
 def _with_interval(figure: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Protocol
@@ -34,6 +34,20 @@ class Stopwatch(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Return what a result must say of it."""
+
+
+def require_cpu(asked: str, device: str, others: Sequence[str]) -> None:
+    """Refuse CPU time as the time of a step on a device that computes beside the CPU.
+
+    Raises
+    ------
+    SpecError
+        If `device` is not the CPU; says what was `asked`, and the `others` that do.
+    """
+    if device != "cpu":
+        raise SpecError(
+            f"{asked} is CPU time, and {device} computes beside the CPU; use {' or '.join(others)}"
+        )
 
 
 class ElapsedTime:

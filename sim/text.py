@@ -111,6 +111,19 @@ def json_value(value: object, digits: int | None = None) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
+def json_number(value: object) -> float:
+    """Return a number that JSON may hold in words: what `json_value` made of it, undone.
+
+    Examples
+    --------
+    >>> json_number(None), json_number("-inf"), json_number(1.5)
+    (nan, -inf, 1.5)
+    """
+    if isinstance(value, int | float):
+        return value
+    return math.nan if value is None else float(str(value))
+
+
 def json_text(value: object, indent: int | None = 1, digits: int | None = None) -> str:
     """Return a value as JSON, by the rule of `json_value`.
 

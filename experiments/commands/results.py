@@ -150,9 +150,14 @@ def compare_command(
     from schedlab.experiments.analysis.policy_comparison import METRICS, compare_policies
     from schedlab.experiments.results.saved_results import read_points
     from schedlab.experiments.statistics import LEAST_SEEDS, SMALLEST, is_decided
+    from schedlab.sim.errors import SpecError
     from schedlab.sim.text import number
 
-    found = compare_policies(read_points(folder), known_metrics(metric) or METRICS, against, key)
+    metrics = known_metrics(metric) or METRICS
+    try:
+        found = compare_policies(read_points(folder), metrics, against, key)
+    except SpecError as error:
+        raise SpecError(f"{folder}: {error}") from None
     if as_json:
         typer.echo(json_text([asdict(c) | {"change": c.change._asdict()} for c in found]))
         return

@@ -222,13 +222,13 @@ def _stopwatch(folder: Path, clock: str, model_name: str, device: str, threads: 
         ElapsedTime,
         ReferenceSpeed,
         ReferenceTime,
+        require_cpu,
         sentinel_of,
     )
 
     if clock == "virtual":
         return ElapsedTime()
-    if device != "cpu":
-        raise SpecError(f"--clock reference is CPU time, and {device} computes beside the CPU")
+    require_cpu("--clock reference", device, ("virtual",))
     speed = ReferenceSpeed.read(folder)
     stopwatch = ReferenceTime(
         sentinel_of(model_name, threads), speed.sentinel_s * 1e9 if speed else 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from schedlab.experiments.figures.style import GREY, LOOKS, house_style, new_figure
+from schedlab.sim.text import json_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,10 +62,10 @@ def claim(experiment: Mapping[str, Any]) -> Figure:
 
 def _draw_strip(axes: Axes, said: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     scale = 100.0 if said["compare"] in _PARTS else 1.0
-    band = [_number(end) * scale for end in _pair(said["accept"])]
-    paper = [_number(end) * scale for end in _pair(said["paper"])] if said.get("paper") else []
-    estimate = _number(found["estimate"]) * scale
-    interval = [_number(end) * scale for end in found["interval"] or (math.nan, math.nan)]
+    band = [json_number(end) * scale for end in _pair(said["accept"])]
+    paper = [json_number(end) * scale for end in _pair(said["paper"])] if said.get("paper") else []
+    estimate = json_number(found["estimate"]) * scale
+    interval = [json_number(end) * scale for end in found["interval"] or (math.nan, math.nan)]
     low, high = _limits([*band, *paper, estimate, *interval])
     axes.set_xlim(low, high)
     axes.axvspan(max(band[0], low), min(band[1], high), color=_ACCEPTED, linewidth=0)
@@ -101,10 +102,6 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 def _pair(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value, value]
-
-
-def _number(value: object) -> float:
-    return math.nan if value is None else float(str(value))
 
 
 def _wrapped(name: str, width: int = 34) -> str:

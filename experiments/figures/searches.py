@@ -21,6 +21,7 @@ from schedlab.experiments.figures.style import (
 )
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.metrics.registry import metric_named
+from schedlab.sim.text import json_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +109,7 @@ def tried(found: Data, title: str) -> Figure:
             low = math.inf
             for one in settings:
                 points = sorted(
-                    (probe["value"], (bound + sign * _number(list(probe["excess"].values())[i]))
+                    (probe["value"], (bound + sign * json_number(list(probe["excess"].values())[i]))
                      * metric.scale)
                     for seed in one["replications"] for probe in seed["tried"]
                 )  # fmt: skip
@@ -152,7 +153,7 @@ def tuned(found: Data, title: str) -> Figure:
     """
     keys = list(found["tune"]["over"])
     trials = [trial for trial in found["tried"] if trial["goals"]]
-    goals = [float(np.mean([_number(goal) for goal in trial["goals"]])) for trial in trials]
+    goals = [float(np.mean([json_number(goal) for goal in trial["goals"]])) for trial in trials]
     goal = _goal(found["tune"])
     least = "minimize" in found["tune"]
     is_metric = "." not in goal or "(" in goal or ":" in goal
@@ -170,7 +171,7 @@ def tuned(found: Data, title: str) -> Figure:
             _draw_trials(axes, points, least)
             for one, marker, color in ((given, "D", LOOKS[1].color), (best, "*", LOOKS[2].color)):
                 if one:
-                    value = float(np.mean([_number(goal) for goal in one["goals"]])) * scale
+                    value = float(np.mean([json_number(goal) for goal in one["goals"]])) * scale
                     size = 14 if marker == "*" else 7
                     axes.plot(_place(one["values"][key], place), value, marker, color=color,
                               markersize=size, markeredgecolor="white", zorder=4)  # fmt: skip
@@ -247,8 +248,3 @@ def _constraints(asked: Data) -> str:
     constraints = [f"{name} <= {bound:g}" for name, bound in asked["at_most"].items()]
     constraints += [f"{name} >= {bound:g}" for name, bound in asked["at_least"].items()]
     return "within " + " and ".join(constraints) if constraints else "no constraints"
-
-
-def _number(value: float | str | None) -> float:
-    """Undo what JSON cannot hold."""
-    return math.nan if value is None else float(value)

@@ -15,6 +15,7 @@ from schedlab.experiments.results.tables import warnings
 from schedlab.experiments.specification.named_files import name_files
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.text import json_number
 from schedlab.sim.yaml_lines import dump_yaml
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class _Metrics(dict[str, float]):
     """Metrics of a saved run; what result.json does not have is computed from the tables."""
 
     def __init__(self, saved: Mapping[str, Any], folder: Path) -> None:
-        super().__init__({name: _number(value) for name, value in saved.items()})
+        super().__init__({name: json_number(value) for name, value in saved.items()})
         self._folder = folder
         self._computed: dict[str, float] = {}
 
@@ -212,8 +213,3 @@ def _head(folder: Path) -> Mapping[str, Any]:
     if not isinstance(head, dict):
         raise SchedlabError(f"{path}: not a schedlab result")
     return head
-
-
-def _number(value: Any) -> float:  # noqa: ANN401 - whatever JSON holds
-    """Undo what JSON cannot hold."""
-    return math.nan if value is None else float(value) if isinstance(value, str) else value

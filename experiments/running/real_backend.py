@@ -120,16 +120,17 @@ def open_stopwatch(spec: ExperimentSpec) -> Stopwatch:
     SpecError
         If it is the machine at its reference speed, and there is none, or not on this device.
     """
-    from schedlab.gpu_backend.stopwatch import ElapsedTime, ReferenceSpeed, ReferenceTime
+    from schedlab.gpu_backend.stopwatch import (
+        ElapsedTime,
+        ReferenceSpeed,
+        ReferenceTime,
+        require_cpu,
+    )
 
     real, profile = spec.real, spec.cost_model.profile
     if real.clock != "reference":
         return ElapsedTime()
-    if real.device != "cpu":
-        raise SpecError(
-            f"real.clock: reference is CPU time, and {real.device} computes beside the CPU; "
-            "virtual or wall"
-        )
+    require_cpu("real.clock: reference", real.device, ("virtual", "wall"))
     speed = None if profile is None else ReferenceSpeed.read(Path(profile))
     if speed is None:
         raise SpecError(

@@ -205,8 +205,8 @@ def recommend(asked: Question, runs: Runs) -> Recommendation:
         Deployments are compared with vLLM's own limits; then, for the best, the token budget, the
         seats and the policy are varied one after the other. A value that does not serve 2 % more
         than vLLM's own is not worth an option. All that is by two seeds, in runs of half a minute
-        at least (20,000 requests at most); the choice and vLLM's own settings are then searched again
-        on five others, with runs as long as the answer asks for.
+        at least (20,000 requests at most); the choice and vLLM's own settings are then searched
+        again on five others, with runs as long as the answer asks for.
 
     Raises
     ------

@@ -57,7 +57,7 @@ def test_compare_of_one_run_each_is_refused(spec_file):
     assert schedlab("run", spec_file, "replications=1", "-o", "one", "-q").exit_code == 0
     done = schedlab("compare", "one")
     assert done.exit_code == 2
-    assert "no verdict from one run" in done.output
+    assert " one: no verdict from one run" in done.output
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_reference_clock_without_a_reference_speed_says_how_to_measure_one():
 
 
 def test_reference_clock_on_a_gpu_is_refused():
-    with pytest.raises(SpecError, match="computes beside the CPU"):
+    with pytest.raises(SpecError, match="computes beside the CPU; use virtual or wall"):
         open_stopwatch(spec_of(device="cuda"))
 
 
