@@ -1,11 +1,15 @@
 """Closed-form queues that the engine must reproduce.
 
 One seat and a constant time per token make the engine a single server whose service time is
-(output tokens) x (time per token). Each mean is estimated from independent replications; the
-theory must lie inside the 99.9 % confidence interval of their mean, and the interval must be
-narrow enough to mean something. Seeds are fixed, so a pass is a pass for ever.
+(output tokens) x (time per token). That is shown in two steps, each sharper than a mean of the
+engine's could be: its waits are to the nanosecond those of Lindley's recursion, on some hundred
+requests; and the recursion's mean, which costs next to nothing, is that of theory on hundreds of
+thousands. Theory must lie inside the 99.9 % confidence interval of the mean of independent
+replications, and the interval must be narrow enough to mean something. Seeds are fixed, so a pass
+is a pass for ever.
 """
 
+import heapq
 import math
 
 import numpy as np
@@ -20,9 +24,7 @@ from tests.laws import arrival
 
 TOKEN_NS = 1_000
 MEAN_TOKENS = 100
-REPLICATIONS = 10
-REQUESTS = 1_000
-MORE_REQUESTS = 2_000  # where means scatter more
+SERVICE_NS = MEAN_TOKENS * TOKEN_NS
 
 SERIAL = laws.LinearCost(base_ns=TOKEN_NS, token_ns=0, context_ns=0)
 SHARED = laws.LinearCost(base_ns=0, token_ns=TOKEN_NS, context_ns=0)
@@ -41,15 +43,31 @@ def lognormal(rng, n):
     return np.maximum(1, np.rint(rng.lognormal(math.log(MEAN_TOKENS) - 0.5, 1.0, n)))
 
 
-def simulate(draw, load, replication, num_requests, config=CONFIG, cost=SERIAL, policy="fcfs"):
-    """Run Poisson arrivals at the given load; times in units of the token time."""
-    tokens = draw(stream(replication, "lengths"), num_requests).astype(int)
-    gaps = stream(replication, "arrivals").exponential(MEAN_TOKENS * TOKEN_NS / load, num_requests)
-    at_ns = np.cumsum(gaps).astype(int).tolist()
-    work = [arrival(i, at_ns[i], 1, int(n)) for i, n in enumerate(tokens)]
-    requests = laws.run(registry.make(policy), work, config, cost, prove=False).requests()
-    warm_up = num_requests // 10
-    return {name: column[warm_up:].astype(float) / TOKEN_NS for name, column in requests.items()}
+def draws(draw, load, seed, shape):
+    """Return services and times between Poisson arrivals at the given load, in ns."""
+    services = draw(stream(seed, "lengths"), shape).astype(int) * TOKEN_NS
+    gaps = stream(seed, "arrivals").exponential(SERVICE_NS / load, shape).astype(int)
+    return services, gaps
+
+
+def simulate(services, gaps, config=CONFIG, cost=SERIAL):
+    """Run an engine on such work; return when each arrived and what became of it."""
+    at_ns = np.cumsum(gaps)
+    work = [
+        arrival(i, at, 1, tokens)
+        for i, (at, tokens) in enumerate(
+            zip(at_ns.tolist(), (services // TOKEN_NS).tolist(), strict=True)
+        )
+    ]
+    return at_ns, laws.run(registry.make("fcfs"), work, config, cost, prove=False).requests()
+
+
+def waits(services, gaps):
+    """Return the waits of one server by Lindley's recursion, along the first axis."""
+    found = np.zeros_like(services)
+    for i in range(1, len(found)):
+        found[i] = np.maximum(0, found[i - 1] + services[i - 1] - gaps[i])
+    return found
 
 
 def assert_mean_is(samples, theory, narrow):
@@ -62,48 +80,81 @@ def assert_mean_is(samples, theory, narrow):
     )
 
 
-def waits(draw, load, num_requests=REQUESTS):
-    """Return the mean wait of each replication; the server may also idle up to one token."""
-    runs = [simulate(draw, load, r, num_requests) for r in range(REPLICATIONS)]
-    return [np.mean(run["first_scheduled_ns"] - run["arrival_ns"]) for run in runs]
+@pytest.mark.parametrize("load", [0.3, 0.8])
+@pytest.mark.parametrize("draw", [exponential, constant, lognormal])
+def test_engine_with_one_seat_is_a_single_server(draw, load):
+    services, gaps = draws(draw, load, 1, 200)
+    at_ns, requests = simulate(services, gaps)
+    begun = at_ns + waits(services, gaps)
+    assert requests["first_scheduled_ns"].tolist() == begun.tolist()
+    assert requests["finish_ns"].tolist() == (begun + services).tolist()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("load", "num_requests"), [(0.3, REQUESTS), (0.8, MORE_REQUESTS)])
-def test_engine_with_exponential_service_is_mm1(load, num_requests):
-    # M/M/1: W = rho / (1 - rho) * E[S]. Rounding to whole tokens changes E[S] by < 0.01 %.
-    means = waits(exponential, load, num_requests)
-    assert_mean_is(means, load / (1 - load) * MEAN_TOKENS, narrow=0.35)
+# M/M/1: W = rho / (1 - rho) * E[S]; rounding to whole tokens changes E[S] by < 0.01 %. M/D/1: half
+# of it. M/G/1, Pollaczek-Khinchine: W = rho / (1 - rho) * E[S^2] / (2 E[S]); lognormal with sigma 1
+# has E[S^2] = e E[S]^2.
+@pytest.mark.parametrize(
+    ("draw", "load", "in_services"),
+    [
+        (exponential, 0.3, 0.3 / 0.7),
+        (exponential, 0.8, 0.8 / 0.2),
+        (constant, 0.8, 0.8 / 0.2 / 2),
+        (lognormal, 0.6, 0.6 / 0.4 * math.e / 2),
+    ],
+    ids=["mm1 0.3", "mm1 0.8", "md1 0.8", "mg1 0.6"],
+)
+def test_mean_wait_of_a_single_server_is_that_of_theory(draw, load, in_services):
+    services, gaps = draws(draw, load, 1, (6_000, 400))
+    means = waits(services, gaps)[1_000:].mean(axis=0)
+    assert_mean_is(means, in_services * SERVICE_NS, narrow=0.04)
 
 
-@pytest.mark.slow
-def test_engine_with_constant_service_is_md1():
-    # M/D/1: half the wait of M/M/1.
-    load = 0.8
-    assert_mean_is(waits(constant, load), load / (2 * (1 - load)) * MEAN_TOKENS, narrow=0.25)
+def shared_times(services, gaps):
+    """Return times in a system that shares itself evenly at every moment.
 
+    Each that is there is served at one pace, so whoever has least left by the work done for each
+    goes first.
+    """
+    times, each, now_ns, left = np.zeros(len(services)), 0.0, 0, []
+    at_ns = np.cumsum(gaps)
 
-@pytest.mark.slow
-def test_engine_with_lognormal_service_is_mg1():
-    # Pollaczek-Khinchine: W = rho / (1 - rho) * E[S^2] / (2 E[S]); lognormal with sigma 1 has
-    # E[S^2] = e E[S]^2.
-    load = 0.6
-    theory = load / (1 - load) * math.e / 2 * MEAN_TOKENS
-    assert_mean_is(waits(lognormal, load, 1_500), theory, narrow=0.35)
+    def serve_until(end_ns):
+        nonlocal each, now_ns
+        while left and now_ns + (left[0][0] - each) * len(left) <= end_ns:
+            now_ns += (left[0][0] - each) * len(left)
+            each, i = heapq.heappop(left)
+            times[i] = now_ns - at_ns[i]
+        if left:
+            each += (end_ns - now_ns) / len(left)
+        now_ns = end_ns
+
+    for i, at in enumerate(at_ns.tolist()):
+        serve_until(at)
+        heapq.heappush(left, (each + services[i], i))
+    serve_until(math.inf)
+    return times
 
 
 @pytest.mark.slow
 def test_engine_with_many_seats_and_shared_time_is_processor_sharing():
-    # M/G/1-PS: T = E[S] / (1 - rho) whatever the distribution, heavy tails included. A step of B
-    # tokens takes B token times, so a lone arrival waits for the step under way: a few of them.
-    load = 0.6
+    # A step of B tokens takes B token times, so who comes waits for the step under way and ends
+    # with one: off by the tokens of a few steps.
     config = EngineConfig(
         num_blocks=10_000_000, max_model_len=1_000_000, max_num_seqs=2_000,
         max_num_batched_tokens=4_000,
     )  # fmt: skip
-    runs = [simulate(lognormal, load, r, 1_500, config, SHARED) for r in range(REPLICATIONS)]
-    times = [np.mean(run["finish_ns"] - run["arrival_ns"]) for run in runs]
-    assert_mean_is(times, MEAN_TOKENS / (1 - load), narrow=0.18)
+    services, gaps = draws(lognormal, 0.6, 1, 400)
+    at_ns, requests = simulate(services, gaps, config, SHARED)
+    times, ideal = requests["finish_ns"] - at_ns, shared_times(services, gaps)
+    assert times == pytest.approx(ideal, abs=20 * TOKEN_NS)
+    assert times.mean() == pytest.approx(ideal.mean(), rel=0.002)
+
+
+@pytest.mark.slow
+def test_mean_time_of_processor_sharing_does_not_depend_on_the_distribution():
+    # M/G/1-PS: T = E[S] / (1 - rho), heavy tails included.
+    means = [shared_times(*draws(lognormal, 0.6, seed, 3_000))[300:].mean() for seed in range(40)]
+    assert_mean_is(means, SERVICE_NS / 0.4, narrow=0.08)
 
 
 def test_littles_law_holds_exactly_on_a_whole_run():
