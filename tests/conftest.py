@@ -1,11 +1,13 @@
 """Settings of property tests, and what several tests need that takes a while to make.
 
 Property tests draw the same examples every time, however slow the machine. For more, choose a
-profile by name: ``--hypothesis-profile=thorough`` draws sixteen times as many, as fixed,
+profile by name: ``--hypothesis-profile=thorough`` draws over twenty times as many, as fixed,
 ``explore`` new ones; ``quick`` draws a few, for an answer while one writes.
 """
 
+import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ os.environ.pop("COLUMNS", None)
 _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 _ANY = settings(deadline=None, suppress_health_check=_SLOW, print_blob=True)
 settings.register_profile("quick", _ANY, max_examples=5, derandomize=True)
-settings.register_profile("lean", _ANY, max_examples=25, derandomize=True)
+settings.register_profile("lean", _ANY, max_examples=18, derandomize=True)
 settings.register_profile("thorough", _ANY, max_examples=400, derandomize=True)
 settings.register_profile("explore", _ANY, max_examples=1000)
 settings.load_profile("lean")
@@ -32,6 +34,16 @@ def pytest_xdist_auto_num_workers() -> int:
     """Make ``-n auto`` one worker for each core that this process may use, eight at most."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(usable or 1, 8)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep modules and tests, which stay to the end, out of what is searched for garbage."""
+    gc.disable()
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -93,14 +93,28 @@ _ARRIVALS = {
 }
 
 
+# What is given up after a hundred thousand or ten million turns is given up sooner, or
+# these cases would take longer than all others together.
+_SHORT_LIMITS = """
+import os
+from schedlab.sim.core import engine
+from schedlab.traces import arrivals
+os.environ['SCHEDLAB_PLAN_LIMIT_S'] = '0.3'
+engine._MOST_WAITS = 2_000
+arrivals._MOST_SEGMENTS = 200_000
+"""
+
+
 def policy_cases() -> Iterator[tuple[str, Case]]:
     """Run experiments with a policy that misbehaves."""
     modules = _MODULES | {name: f"{_POLICY}    {body}\n" for name, body in _BODIES.items()}
     for name, source in modules.items():
         files = {"s.yaml": SMALL, f"p_{name}.py": source}
-        short = "import os\nos.environ['SCHEDLAB_PLAN_LIMIT_S'] = '0.6'"
         run = ["run", "s.yaml", f"policy=p_{name}:P", "-q", "-o", "out"]
-        yield f"policy {name}", Case(run, files, [f"p_{name}", "policy P"], short, ends=[REFUSED])
+        yield (
+            f"policy {name}",
+            Case(run, files, [f"p_{name}", "policy P"], _SHORT_LIMITS, ends=[REFUSED]),
+        )
 
 
 def file_cases() -> Iterator[tuple[str, Case]]:
@@ -114,8 +128,11 @@ def file_cases() -> Iterator[tuple[str, Case]]:
         content = SMALL.replace("request_rate: 4", f"arrivals: {{process: {process}}}")
         yield (
             f"arrivals {name}",
-            Case(["run", "s.yaml", "-q"], {"s.yaml": content}, ["s.yaml"], ends=[REFUSED]),
-        )
+            Case(
+                ["run", "s.yaml", "-q"], {"s.yaml": content}, ["s.yaml"], _SHORT_LIMITS,
+                ends=[REFUSED],
+            ),
+        )  # fmt: skip
     pipe = "import os\nos.mkfifo('s.yaml')"
     yield "file pipe", Case(["run", "s.yaml", "-q"], {}, ["s.yaml"], pipe, ends=[REFUSED])
     yield "file device", Case(["run", "/dev/zero", "-q"], {}, ["/dev/zero"], ends=[REFUSED])

@@ -45,17 +45,21 @@ def test_variable_that_means_nothing_is_refused_by_name():
 
 @pytest.mark.slow
 def test_odd_value_at_any_key_is_refused_in_one_line_or_taken():
-    assert faults_of(list(specification_cases())[5::193]) == []
+    assert faults_of(list(specification_cases())[5::257]) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["trace", "model", "profile table", "report", "load test"])
+@pytest.mark.parametrize("kind", ["trace", "model", "profile table", "load test"])
 def test_sound_file_with_one_change_is_refused_by_name_or_read(kind):
     cases = list(mutated_file_cases(kind))
-    chosen = [cases[0], *cases[7 :: len(cases) // 3]]
-    if kind == "report":  # all of its figures are drawn anew for each that can be read
-        del chosen[:-1]
-    assert faults_of(chosen) == []
+    assert faults_of([cases[0], *cases[7 :: len(cases) // 3]]) == []
+
+
+@pytest.mark.slow
+def test_result_with_one_change_is_refused_by_name_or_reported():
+    # Of a sweep, without making what a search leaves; figures are drawn for each that can be read.
+    cases = [next(islice(mutated_file_cases("report"), at, None)) for at in (3, 60)]
+    assert faults_of(cases) == []
 
 
 @pytest.mark.slow
@@ -78,6 +82,6 @@ def test_sandbox_judges_what_goes_wrong(tmp_path):
 
 @pytest.mark.slow
 def test_campaign_has_thousands_of_cases_with_names_of_their_own():
-    names = [name for name, _ in islice(all_cases(), 5000)]
-    assert len(names) == 5000
+    names = [name for name, _ in islice(all_cases(), 2500)]
+    assert len(names) == 2500
     assert len(set(names)) > 0.9 * len(names)

@@ -6,6 +6,7 @@ import pytest
 
 from schedlab.policies import ContinuousBatching, Policy, registry
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core import engine as engine_module
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER
@@ -122,6 +123,19 @@ def test_policy_that_preempts_for_ever_is_stopped():
 
     with pytest.raises(Stalled, match="preemptions in a row without a token"):
         laws.run(Thrash(), [arrival(0, prompt=5, output=3)], CONFIG)
+
+
+def test_policy_that_waits_for_ever_is_stopped_after_as_often_as_it_may(monkeypatch):
+    monkeypatch.setattr(engine_module, "_MOST_WAITS", 50)
+    asked = []
+
+    def plan(view, builder):
+        asked.append(view.now_ns)
+        return builder.build(until_ns=view.now_ns + 1)
+
+    with pytest.raises(Stalled, match="policy Once has waited 50 times in a row"):
+        run_plan(plan)
+    assert asked == list(range(51))
 
 
 class Liar(ContinuousBatching):

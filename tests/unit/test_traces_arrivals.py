@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from schedlab.sim.errors import SpecError
+from schedlab.traces import arrivals
 from schedlab.traces.arrivals import (
     PROCESSES,
     all_at_once,
@@ -93,6 +94,13 @@ def test_on_off_has_the_rate_and_the_cv_of_an_interrupted_poisson_process():
 def test_on_off_with_off_share_still_has_the_mean_rate():
     times = on_off(4.0, 2.0, 6.0, 0.25)(300_000)
     assert len(times) / (times[-1] / 1e9) == pytest.approx(4.0, rel=0.03)
+
+
+def test_rate_that_changes_too_often_for_its_arrivals_is_refused(monkeypatch):
+    monkeypatch.setattr(arrivals, "_MOST_SEGMENTS", 2_000)
+    for draw in (on_off(1e-9, 0.001, 0.001), varying(1e-9)):
+        with pytest.raises(SpecError, match=r"changes of the rate of arrivals are not enough for"):
+            draw(20)
 
 
 def test_varying_has_the_fano_factor_of_its_formula():
