@@ -1,13 +1,16 @@
 """Continuous batching: vLLM V1's scheduling loop, with hooks."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
 
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import grant_running_in_order
+from schedlab.policies.serving_loop import plan_step
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
+
+_ADMISSION_HOOKS = ("candidates", "chunk", "hold", "order")
 
 
 class ContinuousBatching(Policy):
@@ -26,7 +29,15 @@ class ContinuousBatching(Policy):
     """
 
     source = "vLLM V1, vllm/v1/core/sched/scheduler.py, schedule()"
-    hooks = (*Policy.hooks, "candidates", "chunk", "hold", "order")
+    hooks = (*Policy.hooks, *_ADMISSION_HOOKS)
+
+    _is_plain: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        """Note whether the class leaves all hooks of admission as they are here."""
+        super().__init_subclass__()
+        base = ContinuousBatching
+        cls._is_plain = all(getattr(cls, name) is getattr(base, name) for name in _ADMISSION_HOOKS)
 
     def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
         """Choose who loses its memory; `running` has the latest admission first (and is taken).
@@ -64,20 +75,6 @@ class ContinuousBatching(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan one step as vLLM V1 does; to the last preemption with `preempt_in_order`."""
-        if view.config.preempt_in_order:
-            grant_running_in_order(view, builder, lambda running: self.victim(running, view.now_ns))
-        else:
-            while not builder.grant_running():
-                builder.preempt(self.victim(tuple(builder.running()), view.now_ns))
-        if builder.preempted:
-            return builder.build()
-        could_admit = False
-        if len(view.waiting):
-            could_admit = builder.seats_left > 0 and builder.tokens_left > 0
-            if could_admit:
-                for state in self.candidates(view, builder):
-                    granted = builder.grant(state, self.chunk(state, view))
-                    could_admit = builder.seats_left > 0 and builder.tokens_left > 0
-                    if not (granted and could_admit):
-                        break
-        return builder.build(*self.promise(view, hooks_matter=could_admit))
+        own = self.__dict__
+        is_plain = self._is_plain and (not own or own.keys().isdisjoint(_ADMISSION_HOOKS))
+        return plan_step(self, view, builder, is_plain)

@@ -32,10 +32,10 @@ MODULES = (
     "sim.cost.shape",
     "sim.drive.arrivals", "sim.drive.clock", "sim.drive.engine_state", "sim.drive.fleet",
     "sim.drive.members", "sim.drive.router", "sim.drive.server", "sim.drive.simulation",
-    "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix",
+    "sim.kv.contiguous", "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix",
     "sim.kv.prefix_index", "sim.kv.prompt",
     "sim.record.log",
-    "policies.routers.prefix_tree",
+    "policies.routers.prefix_tree", "policies.serving_loop",
 )  # fmt: skip
 """What is compiled, below `schedlab`: what runs once a plan, or once a request."""
 

@@ -1,0 +1,69 @@
+"""The loop behind `ContinuousBatching`: a function of its own, which the compiled core has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, SupportsIndex
+
+from schedlab.policies.preemption import grant_running_in_order
+from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
+
+
+class LoopHooks(Protocol):
+    """What the loop asks; see `ContinuousBatching`."""
+
+    def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
+        """Choose who loses its memory."""
+
+    def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterable[RequestState]:
+        """Yield the waiting requests to admit."""
+
+    def chunk(self, state: RequestState, view: EngineView) -> SupportsIndex | None:
+        """Return the most tokens of a newly admitted request to compute."""
+
+    def promise(self, view: EngineView, hooks_matter: bool = True) -> Sequence[SupportsIndex]:
+        """Return for how many steps, and until when, the plan holds."""
+
+
+def plan_step(
+    hooks: LoopHooks, view: EngineView, builder: PlanBuilder, is_plain: bool
+) -> BatchPlan:
+    """Plan one step as vLLM V1 does; to the last preemption with `preempt_in_order`.
+
+    Parameters
+    ----------
+    hooks : LoopHooks
+        The policy.
+    view, builder : EngineView, PlanBuilder
+        As `Policy.plan` gets them.
+    is_plain : bool
+        Whether everyone who waits is a candidate, in the order of the queue, and all of its prompt
+        may be computed at once: then nobody is asked.
+    """
+    if view.config.preempt_in_order:
+        _grant_running_in_order(hooks, view, builder)
+    else:
+        while not builder.grant_running():
+            builder.preempt(hooks.victim(tuple(builder.running()), view.now_ns))
+    if builder.preempted:
+        return builder.build()
+    could_admit = False
+    if len(view.waiting):
+        could_admit = builder.seats_left > 0 and builder.tokens_left > 0
+        if could_admit:
+            candidates = view.waiting if is_plain else hooks.candidates(view, builder)
+            for state in candidates:
+                most = None if is_plain else hooks.chunk(state, view)
+                granted = builder.grant(state, most)
+                could_admit = builder.seats_left > 0 and builder.tokens_left > 0
+                if not (granted and could_admit):
+                    break
+    max_steps, until_ns = hooks.promise(view, could_admit)
+    return builder.build(max_steps, until_ns)
+
+
+def _grant_running_in_order(hooks: LoopHooks, view: EngineView, builder: PlanBuilder) -> None:
+    grant_running_in_order(view, builder, lambda running: hooks.victim(running, view.now_ns))
