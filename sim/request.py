@@ -50,12 +50,13 @@ class Refinement:
         return self.every_tokens - state.num_output_tokens % self.every_tokens
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(init=False, eq=False)
 class Request:
     """What a server can know when a request arrives. It has no true output length.
 
     Nobody writes to it; `dataclasses.replace` makes another. (Python could forbid it, but then
-    making one takes as long as planning a step; that a policy does is found when it is tried.)
+    making one takes as long as planning a step; that a policy does is found when it is tried. For
+    the same reason the constructor is written out, so that it can be compiled.)
 
     Attributes
     ----------
@@ -100,6 +101,38 @@ class Request:
     prompt: str | None = None
     refinement: Refinement | None = None
     predicted_session_tokens: float | None = None
+
+    def __init__(
+        self,
+        id: int,
+        arrival_ns: int,
+        prompt_tokens: int,
+        max_tokens: int,
+        priority: int = 0,
+        slo: Slo | None = None,
+        application: str | None = None,
+        session: str | None = None,
+        tenant: str | None = None,
+        predicted_tokens: float | None = None,
+        prefix_hash_ids: tuple[int, ...] = (),
+        prompt: str | None = None,
+        refinement: Refinement | None = None,
+        predicted_session_tokens: float | None = None,
+    ) -> None:
+        self.id = id
+        self.arrival_ns = arrival_ns
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.priority = priority
+        self.slo = slo
+        self.application = application
+        self.session = session
+        self.tenant = tenant
+        self.predicted_tokens = predicted_tokens
+        self.prefix_hash_ids = prefix_hash_ids
+        self.prompt = prompt
+        self.refinement = refinement
+        self.predicted_session_tokens = predicted_session_tokens
 
 
 class Turn(NamedTuple):

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +195,8 @@ def calibrate(
             "held_out_error_by_kind": by_kind,
         }
         residuals = [
-            {"kind": point.kind, "features": list(point.shape[:3]), "chunks": list(point.chunks),
+            {"kind": point.kind, "features": list(astuple(point.shape)[:3]),
+             "chunks": list(point.chunks),
              "measured_s": row.seconds, "predicted_s": float(predicted)}
             for point, row, predicted in zip(points, rows, predictions(fit, rows), strict=True)
         ]  # fmt: skip

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +109,7 @@ class MeasuredRuns:
         shutil.rmtree(new, ignore_errors=True)
         measured.result.save(new)
         with gzip.open(new / _STEPS, "wt", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(step) + "\n" for step in measured.steps)
+            lines.writelines(json.dumps(step, default=astuple) + "\n" for step in measured.steps)
         about = {
             "machine": measured.machine,
             "kernels": kernels(spec.backend, spec.real.device),
@@ -185,12 +186,15 @@ def _frozen_garbage() -> Iterator[None]:
 
 def _step(row: list[Any]) -> RecordedStep:
     start_ns, tokens, preempted, shape, duration_ns, overhead_ns = row
-    batch = BatchShape(*shape)
+    num_decodes, context_sum, context_max, chunks, *others = shape
+    batch = BatchShape(
+        num_decodes, context_sum, context_max, tuple((q, c) for q, c in chunks), *others
+    )
     return RecordedStep(
         start_ns,
         {int(key): n for key, n in tokens.items()},
         tuple(preempted),
-        batch._replace(chunks=tuple((q, c) for q, c in batch.chunks)),
+        batch,
         duration_ns,
         overhead_ns,
     )

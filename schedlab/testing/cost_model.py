@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.shape import BatchShape
@@ -85,7 +86,8 @@ def random_shape(draw: random.Random) -> BatchShape:
 def _after(shape: BatchShape, steps: int) -> BatchShape:
     if not shape.num_decodes:
         return shape
-    return shape._replace(
+    return replace(
+        shape,
         decode_context_sum_tokens=shape.decode_context_sum_tokens + shape.num_decodes * steps,
         decode_context_max_tokens=shape.decode_context_max_tokens + steps,
         decode_context_min_tokens=shape.decode_context_min_tokens + steps,
@@ -105,7 +107,7 @@ def takes_time(model: CostModel, shape: BatchShape, k: int) -> None:
 
 def prices_many_steps_as_single_ones(model: CostModel, shape: BatchShape, k: int) -> None:
     """Give k steps of a decode batch at once to the bit what k calls of one step give."""
-    shape = shape._replace(chunks=(), swapped_bytes=0)
+    shape = replace(shape, chunks=(), swapped_bytes=0)
     if shape.num_decodes:
         singly = [model.step_ns(_after(shape, j))[0] for j in range(k)]
         together = model.step_ns(shape, k)

@@ -45,7 +45,11 @@ class DecodeBatch:
         self._offset_sum += offset
         self._phases[-offset % self.block_size] += 1
         if len(self._longest) > 2 * self.size + 64:
-            self._longest = sorted(entry for entry in self._longest if self._is_current(entry))
+            self._longest = sorted(
+                entry
+                for entry in self._longest
+                if entry[2]._batch is self and entry[2]._computed == -entry[0]
+            )
         # By seat, not by id: who went to another engine and came back is another state.
         heappush(self._longest, (-offset, state._seat, state))
 
@@ -71,9 +75,12 @@ class DecodeBatch:
     def context_max_tokens(self) -> int:
         """Largest number of cached tokens of a member, 0 if there is none."""
         longest = self._longest
-        while longest and not self._is_current(longest[0]):
+        while longest:
+            negative_offset, _, state = longest[0]
+            if state._batch is self and state._computed == -negative_offset:
+                return self.steps - negative_offset
             heappop(longest)
-        return self.steps - longest[0][0] if longest else 0
+        return 0
 
     @property
     def context_min_tokens(self) -> int:
@@ -83,10 +90,6 @@ class DecodeBatch:
         if self._least is None:  # the one that had it left, which is rare
             self._least = min(state._computed for state in self.members.values())
         return self._least + self.steps
-
-    def _is_current(self, entry: tuple[int, int, RequestState]) -> bool:
-        negative_offset, _, state = entry
-        return state._batch is self and state._computed == -negative_offset
 
     def advance(self, num_steps: int) -> int:
         """Take steps of all members; return the tokens that came out."""
@@ -114,6 +117,8 @@ class DecodeBatch:
         if k == 1:
             return [self._phases[self.steps % self.block_size]]
         start = self.steps % self.block_size
+        if start + k <= self.block_size:
+            return self._phases[start : start + k]
         cycle = self._phases[start:] + self._phases[:start]
         return (cycle * (k // self.block_size + 1))[:k]
 
@@ -122,12 +127,12 @@ class DecodeBatch:
         if free_blocks >= self.size * (at_most // self.block_size + 1):
             return at_most
         # A full cycle of block_size steps opens exactly one block per member.
-        cycles, left = divmod(free_blocks, self.size)
+        cycles = free_blocks // self.size
+        left = free_blocks - cycles * self.size
         done = cycles * self.block_size
-        start = self.steps % self.block_size
-        for need in self._phases[start:] + self._phases[:start]:
-            if need > left:
-                break
-            left -= need
+        phase = self.steps % self.block_size
+        while self._phases[phase] <= left:
+            left -= self._phases[phase]
             done += 1
+            phase = phase + 1 if phase + 1 < self.block_size else 0
         return min(done, at_most)

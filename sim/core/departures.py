@@ -87,11 +87,12 @@ class Departures(Population):
         if self.config.enable_prefix_caching:
             states = sorted(states, key=seat_number)  # blocks come free in this order
         self.num_turnovers += 1
+        batch = self.decodes
         for state in states:
-            if state in self.decodes:
+            if state._batch is batch:
                 self._leave_decodes(state)
             else:  # its last token came out of a prefill
-                steps = self.decodes.steps
+                steps = batch.steps
                 self.log.add_stint(state.id, state._entry_ns, steps, steps)
             del self.running[state.id]
             state.served_ns += end_ns - state._seated_ns
@@ -126,7 +127,8 @@ class Departures(Population):
         self.log.add_request(state, output_tokens, now_ns, status)
         self.executor.remove(state)
         self.num_finished += 1
-        self.sessions.answered(state, now_ns)
+        if state.session is not None:
+            self.sessions.answered(state, now_ns)
         if self.hooks.on_finish is not None:
             self.hooks.on_finish(state, now_ns)
         if self.on_gone is not None:

@@ -18,7 +18,6 @@ from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.step import Segment, batch_shape, segment_row
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, SchedlabError
-from schedlab.sim.record.steps import SegmentRow
 from schedlab.sim.request import Arrival, RequestState
 
 _MOST_WAITS = 100_000
@@ -284,7 +283,7 @@ class Engine:
         segment = self._segment
         assert segment is not None
         if segment.cut(now_ns):
-            self.executor.cut(segment.row.num_steps)
+            self.executor.cut(segment.num_steps)
         return segment.end_ns
 
     def die(self, now_ns: int) -> list[RequestState]:
@@ -301,8 +300,8 @@ class Engine:
         segment = self._segment
         if segment is not None:
             if segment.break_off(now_ns):
-                self.executor.cut(segment.row.num_steps)
-            if segment.row.num_steps:
+                self.executor.cut(segment.num_steps)
+            if segment.num_steps:
                 self.commit()
             self._segment = None
         self.now_ns = now_ns
@@ -318,15 +317,17 @@ class Engine:
         end_ns = self.now_ns = segment.end_ns
         if requests.tiers is not None:
             requests.tiers.now_ns = end_ns
-        requests.step_decoded = segment.row.num_decodes > 0
+        num_decodes = segment.shape.num_decodes
+        requests.step_decoded = num_decodes > 0
         requests.intake.step_done(end_ns - durations_ns[-1], end_ns)
         if self.config.num_speculative_tokens:
-            self._log_verifications(segment.row)
-        new_blocks = self._advance_decodes(segment)
+            self._log_verifications(len(durations_ns), num_decodes)
+        new_blocks = self._advance_decodes(segment, num_decodes)
         self.log.add_segment(segment.row, durations_ns, new_blocks)
         finished = steps.finished
-        if plan.chunks:
-            for state, n in plan.chunks:
+        chunks = plan.chunks
+        if chunks:
+            for state, n in chunks:
                 if requests.advance_prefill(state, n, end_ns, state in finished):
                     self._preemptions_without_token = 0
         if finished:
@@ -336,9 +337,9 @@ class Engine:
         if self.observer is not None:
             self.observer(self)
 
-    def _log_verifications(self, row: SegmentRow) -> None:
+    def _log_verifications(self, num_steps: int, num_decodes: int) -> None:
         """Write down what is drafted and accepted in the steps under way."""
-        num_steps, num_decodes, batch = row.num_steps, row.num_decodes, self.requests.decodes
+        batch = self.requests.decodes
         if not num_decodes:
             self.log.add_verifications(*[[0] * num_steps] * 3)
             return
@@ -346,9 +347,9 @@ class Engine:
         tokens, drafted, num_drafts = batch.verifications(num_steps)
         self.log.add_verifications(drafted, [n - num_decodes for n in tokens], num_drafts)
 
-    def _advance_decodes(self, segment: Segment) -> list[int]:
+    def _advance_decodes(self, segment: Segment, num_decodes: int) -> list[int]:
         """Let every member of the decode batch step; return the blocks opened in each step."""
-        num_steps, num_decodes = segment.row.num_steps, segment.row.num_decodes
+        num_steps = segment.num_steps
         if not num_decodes:
             return [0] * num_steps
         requests, kv = self.requests, self.kv

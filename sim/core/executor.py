@@ -152,7 +152,7 @@ class SimExecutor:
     def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
         """Schedule the request's end on the clock of the decode batch."""
         step = decodes.steps + self._steps_left(state)
-        if self._due_at.get(state.id) == step:
+        if self._due_at.get(state.id, -1) == step:
             return
         self._due_at[state.id] = step
         due = self._due.get(step)
@@ -233,11 +233,11 @@ class SimExecutor:
         while True:
             step = self._due_steps[0]
             for state in self._due[step]:
-                if state in decodes and self._due_at.get(state.id) == step:
+                if state in decodes and self._due_at.get(state.id, -1) == step:
                     return step
             heappop(self._due_steps)
             for state in self._due.pop(step):
-                if self._due_at.get(state.id) == step:
+                if self._due_at.get(state.id, -1) == step:
                     del self._due_at[state.id]
 
     def _due_in(self, decodes: DecodeBatch, step: int) -> list[RequestState]:
@@ -245,7 +245,7 @@ class SimExecutor:
         if len(due) > 1:
             # A request that left and came back may be listed twice at one step.
             due = list(dict.fromkeys(due))
-        return [state for state in due if state in decodes and self._due_at.get(state.id) == step]
+        return [state for state in due if state in decodes and self._due_at.get(state.id, -1) == step]
 
     def cut(self, num_steps: int) -> None:
         """Count the steps behind the first `num_steps` as not executed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from schedlab.sim.request import RequestState
 
@@ -16,7 +16,7 @@ Parts = tuple[tuple[int, tuple[int, ...]], ...]
 """KV blocks to load: the number of a tier, and names of blocks there."""
 
 
-class BatchPlan(NamedTuple):
+class BatchPlan:
     """What one step does. An empty plan means "wait".
 
     The promise: with no event (arrival, finish, KV shortage) the policy would return this same
@@ -58,21 +58,45 @@ class BatchPlan(NamedTuple):
         the prefix cache lacks, or, of those that were swapped out and so have no parts, all.
     """
 
-    decodes: tuple[RequestState, ...] | None
-    chunks: tuple[tuple[RequestState, int], ...]
-    admitted: tuple[RequestState, ...]
-    preempted: tuple[RequestState, ...]
-    swapped: tuple[RequestState, ...]
-    rejected: tuple[tuple[RequestState, str], ...]
-    padding_tokens: int
-    finished: Finished
-    pad_finished: bool
-    max_steps: int
-    until_ns: int
-    start_ns: int
-    list_decodes: Callable[[], tuple[RequestState, ...]]
-    trimmed: tuple[tuple[RequestState, int], ...] = ()
-    loading: tuple[tuple[RequestState, Parts], ...] = ()
+    __slots__ = (
+        "admitted", "chunks", "decodes", "finished", "list_decodes", "loading", "max_steps",
+        "pad_finished", "padding_tokens", "preempted", "rejected", "start_ns", "swapped",
+        "trimmed", "until_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        decodes: tuple[RequestState, ...] | None,
+        chunks: tuple[tuple[RequestState, int], ...],
+        admitted: tuple[RequestState, ...],
+        preempted: tuple[RequestState, ...],
+        swapped: tuple[RequestState, ...],
+        rejected: tuple[tuple[RequestState, str], ...],
+        padding_tokens: int,
+        finished: Finished,
+        pad_finished: bool,
+        max_steps: int,
+        until_ns: int,
+        start_ns: int,
+        list_decodes: Callable[[], tuple[RequestState, ...]],
+        trimmed: tuple[tuple[RequestState, int], ...] = (),
+        loading: tuple[tuple[RequestState, Parts], ...] = (),
+    ) -> None:
+        self.decodes = decodes
+        self.chunks = chunks
+        self.admitted = admitted
+        self.preempted = preempted
+        self.swapped = swapped
+        self.rejected = rejected
+        self.padding_tokens = padding_tokens
+        self.finished: Finished = finished
+        self.pad_finished = pad_finished
+        self.max_steps = max_steps
+        self.until_ns = until_ns
+        self.start_ns = start_ns
+        self.list_decodes = list_decodes
+        self.trimmed = trimmed
+        self.loading = loading
 
     def num_scheduled_tokens(self) -> dict[int, int]:
         """Write the plan out as vLLM does: {request id: tokens}. O(batch), so only on demand."""

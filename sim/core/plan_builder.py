@@ -281,25 +281,22 @@ class PlanBuilder(StepLedger):
             trimmed = tuple(self._trimmed.items())
             if trimmed or max_steps < FOREVER:
                 max_steps = 1  # a promise of some steps counts tokens, one a step
-        self.plan = plan = tuple.__new__(
-            BatchPlan,
-            (
-                decodes,
-                chunks,
-                admitted,
-                preempted,
-                swapped,
-                rejected,
-                self._padding_tokens,
-                finished,
-                pad_finished,
-                max_steps,
-                until_ns,
-                self._start_ns,
-                self._list_decodes,
-                trimmed,
-                loading,
-            ),
+        self.plan = plan = BatchPlan(
+            decodes,
+            chunks,
+            admitted,
+            preempted,
+            swapped,
+            rejected,
+            self._padding_tokens,
+            finished,
+            pad_finished,
+            max_steps,
+            until_ns,
+            self._start_ns,
+            self._list_decodes,
+            trimmed,
+            loading,
         )
         return plan
 

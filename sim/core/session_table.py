@@ -35,8 +35,7 @@ class SessionTable:
     def answered(self, state: RequestState, now_ns: int) -> None:
         """Note that an answer is there."""
         session = state.session
-        if session is None:
-            return
+        assert session is not None
         session.num_in_flight -= 1
         session.num_answered += 1
         session.last_answer_ns = now_ns

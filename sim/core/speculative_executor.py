@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from schedlab.sim.config import EngineConfig
@@ -99,7 +100,8 @@ class SpeculativeExecutor(SimExecutor):
         durations: list[int] = []
         for i, (drafted, longest, shortest, context) in enumerate(decodes.contexts(num_steps)):
             if i:
-                shape = shape._replace(
+                shape = replace(
+                    shape,
                     decode_context_sum_tokens=context,
                     decode_context_max_tokens=longest,
                     decode_context_min_tokens=shortest,

@@ -8,7 +8,7 @@ from schedlab.sim.core.executor import Steps
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.population import Population
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.record.steps import SegmentRow
+from schedlab.sim.record.steps import pack_segment, with_num_steps
 
 
 class Segment:
@@ -24,13 +24,15 @@ class Segment:
         How long they take, and who finishes in the last one.
     shape : BatchShape
         What the first of them costs by.
-    row : SegmentRow
-        What the log will say.
+    row : bytes
+        What the log will say, a packed `SegmentRow`.
     first_step_blocks : int
         KV blocks that the decodes of the first step open; the plan has allocated them.
+    end_ns : int
+        When the last one ends.
     """
 
-    __slots__ = ("first_step_blocks", "plan", "row", "shape", "start_ns", "steps")
+    __slots__ = ("end_ns", "first_step_blocks", "plan", "row", "shape", "start_ns", "steps")
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class Segment:
         start_ns: int,
         steps: Steps,
         shape: BatchShape,
-        row: SegmentRow,
+        row: bytes,
         first_step_blocks: int,
     ) -> None:
         self.plan = plan
@@ -47,12 +49,17 @@ class Segment:
         self.shape = shape
         self.row = row
         self.first_step_blocks = first_step_blocks
+        self.end_ns = start_ns + total_ns(steps.durations_ns)
 
     @property
-    def end_ns(self) -> int:
-        """When its last step ends."""
-        durations = self.steps.durations_ns
-        return self.start_ns + (durations[0] if len(durations) == 1 else sum(durations))
+    def num_steps(self) -> int:
+        """Of how many steps it consists."""
+        return len(self.steps.durations_ns)
+
+    def retime(self, durations_ns: list[int]) -> None:
+        """Let its steps take another time than the executor said."""
+        self.steps.durations_ns = durations_ns
+        self.end_ns = self.start_ns + total_ns(durations_ns)
 
     def cut(self, now_ns: int) -> bool:
         """Drop the steps that have not started before `now_ns`; False if there are none."""
@@ -75,9 +82,15 @@ class Segment:
         return False
 
     def _keep(self, num_steps: int) -> None:
-        self.steps = Steps(self.steps.durations_ns[:num_steps], self.steps.overhead_ns, [])
-        row = self.row
-        self.row = SegmentRow(row.start_ns, num_steps, *row[2:])  # `_replace` takes twice as long
+        durations_ns = self.steps.durations_ns[:num_steps]
+        self.steps = Steps(durations_ns, self.steps.overhead_ns, [])
+        self.end_ns = self.start_ns + total_ns(durations_ns)
+        self.row = with_num_steps(self.row, num_steps)
+
+
+def total_ns(durations_ns: list[int]) -> int:
+    """Return what steps take together."""
+    return durations_ns[0] if len(durations_ns) == 1 else sum(durations_ns)
 
 
 def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> BatchShape:
@@ -119,26 +132,21 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
     swapped_bytes = requests.step_swapped_bytes
     num_running, num_waiting = len(requests.running), len(requests.waiting)
     gathered_tokens = 0
-    # As a tuple, which is all that it is: through its own `__new__` it costs three times as much,
-    # with keywords ten times. A test compares the names with the fields.
-    return tuple.__new__(
-        BatchShape,
-        (
-            num_decodes,
-            decode_context_sum_tokens,
-            decode_context_max_tokens,
-            chunks,
-            padding_tokens,
-            padding_context_tokens,
-            rows_sampled,
-            swapped_bytes,
-            num_running,
-            num_waiting,
-            decode_context_min_tokens,
-            gathered_tokens,
-            padding_rows,
-            draft_tokens,
-        ),
+    return BatchShape(
+        num_decodes,
+        decode_context_sum_tokens,
+        decode_context_max_tokens,
+        chunks,
+        padding_tokens,
+        padding_context_tokens,
+        rows_sampled,
+        swapped_bytes,
+        num_running,
+        num_waiting,
+        decode_context_min_tokens,
+        gathered_tokens,
+        padding_rows,
+        draft_tokens,
     )
 
 
@@ -150,8 +158,8 @@ def _graph_padding(sizes: tuple[int, ...], num_tokens: int) -> int:
 
 def segment_row(
     requests: Population, shape: BatchShape, steps: Steps, start_ns: int, first_step_blocks: int
-) -> SegmentRow:
-    """Return what the log keeps of steps; the counts since the last step start anew.
+) -> bytes:
+    """Return what the log keeps of steps, packed; the counts since the last step start anew.
 
     Parameters
     ----------
@@ -180,25 +188,23 @@ def segment_row(
     kv_reserved_unused_tokens = 0 if kv.grows else kv.fragmentation(resident_tokens)[0]
     num_preempted, recomputed_tokens = requests.step_preempted, requests.step_recomputed_tokens
     requests.step_preempted = requests.step_recomputed_tokens = requests.step_swapped_bytes = 0
-    return tuple.__new__(
-        SegmentRow,
-        (
-            start_ns,
-            num_steps,
-            num_decodes,
-            shape.decode_context_sum_tokens,
-            num_prefills,
-            prefill_tokens,
-            prefills_done,
-            shape.padding_tokens,
-            shape.num_running,
-            shape.num_waiting,
-            kv_tokens,
-            kv_allocated_blocks,
-            kv_reserved_unused_tokens,
-            num_preempted,
-            recomputed_tokens,
-            steps.overhead_ns,
-            shape.swapped_bytes,
-        ),
+    # A `SegmentRow`, without the detour of making one; a test compares names with fields.
+    return pack_segment(
+        start_ns,
+        num_steps,
+        num_decodes,
+        shape.decode_context_sum_tokens,
+        num_prefills,
+        prefill_tokens,
+        prefills_done,
+        shape.padding_tokens,
+        shape.num_running,
+        shape.num_waiting,
+        kv_tokens,
+        kv_allocated_blocks,
+        kv_reserved_unused_tokens,
+        num_preempted,
+        recomputed_tokens,
+        steps.overhead_ns,
+        shape.swapped_bytes,
     )

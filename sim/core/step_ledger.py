@@ -52,6 +52,12 @@ class StepLedger:
         self._tiers = requests.tiers
         self._batch = requests.decodes
         self._speculates = requests.config.num_speculative_tokens > 0
+        # The limits that every plan begins with: worked out once.
+        self._most_tokens = requests.config.max_num_batched_tokens
+        self._most_rows = requests.config.max_num_seqs
+        self._most_resident = requests.config.most_resident
+        self._prefill_threshold = requests.config.long_prefill_token_threshold
+        self._spares_lone_request = requests.config.threshold_spares_lone_request
         self.preempted: dict[RequestState, PreemptionMode] = {}
         self.cached_tokens: dict[int, int] = {}
         self._admitted: dict[int, RequestState] = {}
@@ -65,11 +71,11 @@ class StepLedger:
 
     def reset(self, now_ns: int) -> None:
         """Open the ledger of a step that would start at `now_ns`."""
-        requests, config = self._requests, self._config
+        requests = self._requests
         self._start_ns = now_ns
-        self.tokens_left = config.max_num_batched_tokens
-        self.rows_left = config.max_num_seqs
-        self.residents_left = config.most_resident - requests.num_seated
+        self.tokens_left = self._most_tokens
+        self.rows_left = self._most_rows
+        self.residents_left = self._most_resident - requests.num_seated
         self.swap_blocks_left = requests.free_swap_blocks
         if self._tiers is not None:
             self.swap_blocks_left = self._tiers.room_for_swapping
@@ -97,8 +103,8 @@ class StepLedger:
             self._trimmed = {}
         if self._set_aside:
             self._set_aside = []
-        self._threshold = config.long_prefill_token_threshold
-        if config.threshold_spares_lone_request and requests.num_known == 1:
+        self._threshold = self._prefill_threshold
+        if self._spares_lone_request and requests.num_known == 1:
             self._threshold = 0
         self._kv.begin()
 
@@ -502,10 +508,13 @@ def _in_first_tier(parts: Parts) -> int:
 
 def whole_number(value: SupportsIndex, least: int, what: str, unit: str) -> int:
     """Return what a policy gave as a plain integer, numpy's included, or say what is wrong."""
-    try:
-        number = index(value)
-    except TypeError:
-        raise InfeasiblePlan(f"{what} a whole number of {unit}, got {value!r}") from None
+    if isinstance(value, int):  # most are, and to ask is dear
+        number: int = value
+    else:
+        try:
+            number = index(value)
+        except TypeError:
+            raise InfeasiblePlan(f"{what} a whole number of {unit}, got {value!r}") from None
     if number < least:
         raise InfeasiblePlan(f"{what} a whole number of {unit} >= {least}, got {value}")
     return number

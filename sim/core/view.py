@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedlab.sim.config import EngineConfig
@@ -161,4 +162,4 @@ class EngineView:
         each = float(self.config.num_speculative_tokens)
         if decodes.size:
             each = decodes.drafts_next_step() / decodes.size
-        return shape._replace(draft_tokens=round(shape.num_decodes * each))
+        return replace(shape, draft_tokens=round(shape.num_decodes * each))

@@ -80,13 +80,14 @@ class FittedCostModel(CostModel):
         ValueError
             If `k` < 1, or `k` > 1 for a step that cannot repeat (chunks or swapped bytes).
         """
-        num_decodes, context, longest, chunks, padding, padding_context, _, swapped = shape[:8]
-        tokens = num_decodes + padding
+        num_decodes, chunks, swapped = shape.num_decodes, shape.chunks, shape.swapped_bytes
+        context, longest = shape.decode_context_sum_tokens, shape.decode_context_max_tokens
+        tokens = num_decodes + shape.padding_tokens
         pairs = 0
         for q, c in chunks:
             tokens += q
             pairs += q * (2 * c + q + 1) // 2
-        context += padding_context
+        context += shape.padding_context_tokens
         pricer = self._prompts if chunks else self._decodes
         if self._graph is not None and not chunks and tokens <= self._largest_graph:
             pricer = self._graph

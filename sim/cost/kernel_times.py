@@ -142,8 +142,9 @@ class KernelTimes:
         ValueError
             If `k` < 1, or `k` > 1 for a step that cannot repeat (chunks or swapped bytes).
         """
-        num_decodes, context, longest, chunks, padding, padding_context, rows, swapped = shape[:8]
-        tokens = num_decodes + padding
+        num_decodes, chunks, rows = shape.num_decodes, shape.chunks, shape.rows_sampled
+        swapped = shape.swapped_bytes
+        tokens = num_decodes + shape.padding_tokens
         for chunk in chunks:
             tokens += chunk[0]
         base = swapped * self._ns_per_swapped_byte
@@ -156,10 +157,12 @@ class KernelTimes:
         found = self._head_ns.get(rows)
         base += self._price_head(rows) if found is None else found
         # A decode row also attends to its own token.
-        context += num_decodes + padding_context
+        context = shape.decode_context_sum_tokens + num_decodes + shape.padding_context_tokens
         attending = num_decodes + shape.padding_rows
         if chunks:
-            base += self._mixed_attention(chunks, attending, context, longest + 1)
+            base += self._mixed_attention(
+                chunks, attending, context, shape.decode_context_max_tokens + 1
+            )
             if k != 1:
                 raise ValueError(f"k = {k}: a step with chunks cannot be repeated")
             return [int((base if base > self._launch_ns else self._launch_ns) + 0.5)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
@@ -89,7 +90,7 @@ class Pricing:
             New tokens of all engines in that step.
         """
         self._count(self.cost_model.outside(shape), -1)
-        self.carried_out(shape._replace(gathered_tokens=gathered_tokens))
+        self.carried_out(replace(shape, gathered_tokens=gathered_tokens))
 
     def cut(self, shape: BatchShape, num_steps: int, kept: int) -> None:
         """Count only the first `kept` of `num_steps` steps that were counted before."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from schedlab.sim.cost.efficiency import Gemm
 from schedlab.sim.hardware.gpus import Gpu
 
-TILE = 128
+TILE: Final = 128
 """Rows and columns of a product that one thread block computes; half as many rows where there are
 no more."""
 
-OVERLAP = 3.0
+OVERLAP: Final = 3.0
 """How sharply arithmetic and traffic of a product hide behind each other:
 ``(a**OVERLAP + b**OVERLAP)**(1/OVERLAP)``, a maximum with a round corner."""
 
@@ -68,7 +69,7 @@ class Product:
 
     def arithmetic(self, rows: float) -> float:
         """Return the operations that the product takes the time of, at least those it has."""
-        tile = TILE if rows > TILE / 2 else TILE / 2
+        tile = float(TILE) if rows > TILE / 2 else TILE / 2
         padded = math.ceil(rows / tile) * tile
         tiles = math.ceil(padded / TILE) * self._column_tiles
         wave = math.ceil(tiles / self._num_sms) * self._num_sms * TILE * TILE
@@ -80,5 +81,7 @@ class Product:
         traffic_s = (self._weight_bytes + rows * self._row_bytes) / self._memory_bytes_per_s
         arithmetic_s = self.arithmetic(rows) / self._peak_flops_per_s
         computing_s, moving_s = arithmetic_s / self._flops_share, traffic_s / self._bandwidth_share
-        overlapped_s = math.pow(computing_s**OVERLAP + moving_s**OVERLAP, 1 / OVERLAP)
+        overlapped_s = math.pow(
+            math.pow(computing_s, OVERLAP) + math.pow(moving_s, OVERLAP), 1 / OVERLAP
+        )
         return self._latency_s + overlapped_s

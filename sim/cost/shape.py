@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 
-class BatchShape(NamedTuple):
+@dataclass(init=False, unsafe_hash=True)
+class BatchShape:
     """The composition of one step, as far as time depends on it.
 
     A context is the number of tokens of a request already in the KV cache *before* the step.
     A decode row computes one new token; a chunk computes several new prompt tokens.
+
+    Nobody writes to it, so that it may be a key; `dataclasses.replace` makes another. Its
+    constructor is written out so that it can be compiled.
     """
 
     num_decodes: int
@@ -42,6 +46,38 @@ class BatchShape(NamedTuple):
     """Tokens drafted for the decode rows, to be verified with them; cost models never see any, see
     `verification`."""
 
+    def __init__(
+        self,
+        num_decodes: int,
+        decode_context_sum_tokens: int,
+        decode_context_max_tokens: int,
+        chunks: tuple[tuple[int, int], ...] = (),
+        padding_tokens: int = 0,
+        padding_context_tokens: int = 0,
+        rows_sampled: int = 0,
+        swapped_bytes: int = 0,
+        num_running: int = 0,
+        num_waiting: int = 0,
+        decode_context_min_tokens: int = 0,
+        gathered_tokens: int = 0,
+        padding_rows: int = 0,
+        draft_tokens: int = 0,
+    ) -> None:
+        self.num_decodes = num_decodes
+        self.decode_context_sum_tokens = decode_context_sum_tokens
+        self.decode_context_max_tokens = decode_context_max_tokens
+        self.chunks = chunks
+        self.padding_tokens = padding_tokens
+        self.padding_context_tokens = padding_context_tokens
+        self.rows_sampled = rows_sampled
+        self.swapped_bytes = swapped_bytes
+        self.num_running = num_running
+        self.num_waiting = num_waiting
+        self.decode_context_min_tokens = decode_context_min_tokens
+        self.gathered_tokens = gathered_tokens
+        self.padding_rows = padding_rows
+        self.draft_tokens = draft_tokens
+
     @property
     def num_new_tokens(self) -> int:
         """Tokens computed: decodes and their drafts, chunks and padding."""
@@ -55,7 +91,8 @@ class BatchShape(NamedTuple):
         row; the context of its request is read once for all of them.
         """
         drafts = self.draft_tokens
-        return self._replace(
+        return replace(
+            self,
             padding_tokens=self.padding_tokens + drafts,
             rows_sampled=self.rows_sampled + drafts,
             draft_tokens=0,

@@ -299,11 +299,11 @@ class _Rows(NamedTuple):
 
 
 def _rows(shape: BatchShape) -> _Rows:
-    n, context, longest, chunks, padding, padding_context, rows = shape[:7]
-    shortest = shape.decode_context_min_tokens
-    tokens = n + padding
-    requests = max(rows, n + len(chunks))
-    context += padding_context
+    n, chunks = shape.num_decodes, shape.chunks
+    longest, shortest = shape.decode_context_max_tokens, shape.decode_context_min_tokens
+    tokens = n + shape.padding_tokens
+    requests = max(shape.rows_sampled, n + len(chunks))
+    context = shape.decode_context_sum_tokens + shape.padding_context_tokens
     prefills = chunks
     if chunks:
         tokens += sum([q for q, _ in chunks])

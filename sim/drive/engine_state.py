@@ -130,7 +130,7 @@ class LiveState:
         kv, segment = self._requests.kv, self.segment
         self._used_blocks = kv.num_blocks - kv.free_blocks
         self._used_until_ns = FOREVER
-        if segment is None or not kv.grows or not segment.row.num_decodes:
+        if segment is None or not kv.grows or not segment.shape.num_decodes:
             return
         begun, start_ns = 0, segment.start_ns
         for duration_ns in segment.steps.durations_ns:

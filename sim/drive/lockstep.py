@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
@@ -67,7 +68,7 @@ class Lockstep:
         if active:
             duration_ns = self._joint_step_ns(active)
             for segment in active:
-                segment.steps.durations_ns = [duration_ns]
+                segment.retime([duration_ns])
             self._next = self._clock.at(duration_ns, ENDS, self._end)
             return
         wait_until_ns = min(engine.wait_until_ns for engine in self._engines)
@@ -106,6 +107,6 @@ def joint_steps_ns(pricing: Pricing, segments: Sequence[Segment]) -> list[int]:
     return [
         segment.steps.durations_ns[0]
         - step_ns(segment.shape)[0]
-        + step_ns(segment.shape._replace(gathered_tokens=tokens))[0]
+        + step_ns(replace(segment.shape, gathered_tokens=tokens))[0]
         for segment in segments
     ]

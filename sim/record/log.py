@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from struct import Struct
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -61,13 +61,14 @@ MOST_NUMBERS_IN_MEMORY = 2_000_000
 """Of requests, segments or steps, 8 bytes each; what is more is moved to temporary files."""
 
 _NAN = float("nan")
-# Packed rows: an array takes their bytes at a third of the cost of their numbers one by one.
-_MOST_PACKED = 256
-_PACKS = tuple(Struct(f"{n}q").pack for n in range(_MOST_PACKED + 1))
-_pack_request = Struct(f"{len(_RequestRow._fields)}q").pack
-_pack_segment = Struct(f"{len(SegmentRow._fields)}q").pack
-_pack_targets = Struct(f"{len(_TargetRow._fields)}d").pack
-_NO_TARGETS = _pack_targets(*(_NAN for _ in _TargetRow._fields))
+_NUMBER_BYTES: Final = 8
+# Rows are packed: to append their bytes costs a third of what their numbers do one by one.
+_PACKS: Final = [Struct(f"{n}q").pack for n in range(257)]
+_pack_number: Final = _PACKS[1]
+_pack_stint: Final = Struct(f"{len(STINT_COLUMNS)}q").pack
+_pack_request: Final = Struct(f"{len(_RequestRow._fields)}q").pack
+_pack_targets: Final = Struct(f"{len(_TargetRow._fields)}d").pack
+_NO_TARGETS: Final = _pack_targets(*(_NAN for _ in _TargetRow._fields))
 
 
 class RunLog:
@@ -94,12 +95,12 @@ class RunLog:
         self.speculates = speculates
         self.reject_reasons: dict[int, str] = {}
         self.copies = Copies()
-        self._requests = array("q")
-        self._targets = array("d")
-        self._segments = array("q")
-        self._durations_ns = array("q")
-        self._new_blocks = array("q")
-        self._stints = array("q")
+        self._requests = bytearray()
+        self._targets = bytearray()
+        self._segments = bytearray()
+        self._durations_ns = bytearray()
+        self._new_blocks = bytearray()
+        self._stints = bytearray()
         self._verifications = array("q")
         self._bursts = array("q")
         self._evictions = array("q")
@@ -149,17 +150,17 @@ class RunLog:
             state.cached_tokens,
             state.prefix_hit_tokens,
         )
-        self._requests.frombytes(row)
+        self._requests += row
         slo = r.slo
         if slo is None and r.predicted_tokens is None:
-            self._targets.frombytes(_NO_TARGETS)
+            self._targets += _NO_TARGETS
         else:
             ttft, tpot, e2el = slo or (None, None, None)
             targets = _TargetRow(
                 r.predicted_tokens, slo_ttft_ms=ttft, slo_tpot_ms=tpot, slo_e2el_ms=e2el
             )
-            self._targets.extend([_NAN if x is None else x for x in targets])
-        if len(self._requests) * self._num_sharing >= MOST_NUMBERS_IN_MEMORY:
+            self._targets += _pack_targets(*[_NAN if x is None else x for x in targets])
+        if self._is_much(self._requests):
             self._spill()
 
     def reject(self, state: RequestState, output_tokens: int, reason: str) -> None:
@@ -167,26 +168,24 @@ class RunLog:
         self.add_request(state, output_tokens, -1, REJECTED)
         self.reject_reasons[state.id] = reason
 
-    def add_segment(self, row: SegmentRow, durations_ns: list[int], new_blocks: list[int]) -> None:
-        """Record steps of one batch."""
-        self._segments.frombytes(_pack_segment(*row))
-        if len(durations_ns) <= _MOST_PACKED:
-            pack = _PACKS[len(durations_ns)]
-            self._durations_ns.frombytes(pack(*durations_ns))
-            self._new_blocks.frombytes(pack(*new_blocks))
+    def add_segment(self, row: bytes, durations_ns: list[int], new_blocks: list[int]) -> None:
+        """Record steps of one batch: a packed `SegmentRow`, and a number of each for every step."""
+        self._segments += row
+        num_steps = len(durations_ns)
+        if num_steps == 1:
+            self._durations_ns += _pack_number(durations_ns[0])
+            self._new_blocks += _pack_number(new_blocks[0])
         else:
-            self._durations_ns.extend(durations_ns)
-            self._new_blocks.extend(new_blocks)
-        if (
-            len(self._segments) * self._num_sharing >= MOST_NUMBERS_IN_MEMORY
-            or len(self._durations_ns) * self._num_sharing >= MOST_NUMBERS_IN_MEMORY
-        ):
+            pack = _PACKS[num_steps] if num_steps < len(_PACKS) else Struct(f"{num_steps}q").pack
+            self._durations_ns += pack(*durations_ns)
+            self._new_blocks += pack(*new_blocks)
+        if self._is_much(self._segments) or self._is_much(self._durations_ns):
             self._spill()
 
     def add_stint(self, request_id: int, entry_ns: int, first: int, last: int) -> None:
         """Record the tokens that a request got since it entered the decode batch."""
         if last > first or entry_ns >= 0:
-            self._stints.frombytes(_PACKS[4](request_id, entry_ns, first, last))
+            self._stints += _pack_stint(request_id, entry_ns, first, last)
 
     def add_bursts(self, tokens: list[int]) -> None:
         """Record how many tokens each decode step of the stint added last yielded."""
@@ -207,11 +206,14 @@ class RunLog:
         """Record that an evicted request runs again, and how much of it must be computed."""
         self._resumptions.extend((request_id, now_ns, tokens_to_compute))
 
+    def _is_much(self, rows: bytearray) -> bool:
+        return len(rows) * self._num_sharing >= MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES
+
     def _spill(self) -> None:
         """Move what has grown to temporary files."""
-        self._num_spilled_steps += len(self._durations_ns)
+        self._num_spilled_steps = self.num_steps
         self._spill_table("requests", self._requests, len(_RequestRow._fields))
-        self._spill_table("targets", self._targets, len(_TargetRow._fields))
+        self._spill_table("targets", self._targets, len(_TargetRow._fields), np.float64)
         self._spill_table("segments", self._segments, len(SegmentRow._fields))
         self._spill_table("durations_ns", self._durations_ns, 1)
         self._spill_table("new_blocks", self._new_blocks, 1)
@@ -220,27 +222,29 @@ class RunLog:
             self._spill_table("verifications", self._verifications, len(VERIFICATION_COLUMNS))
             self._spill_table("bursts", self._bursts, 1)
             self._verifications, self._bursts = array("q"), array("q")
-        self._requests, self._targets = array("q"), array("d")
-        self._segments, self._stints = array("q"), array("q")
-        self._durations_ns, self._new_blocks = array("q"), array("q")
+        self._requests, self._targets = bytearray(), bytearray()
+        self._segments, self._stints = bytearray(), bytearray()
+        self._durations_ns, self._new_blocks = bytearray(), bytearray()
 
-    def _spill_table(self, name: str, values: array[Any], width: int) -> None:
-        rows = _matrix(values, width)
+    def _spill_table(
+        self, name: str, values: bytearray | array[int], width: int, dtype: npt.DTypeLike = np.int64
+    ) -> None:
+        rows = _matrix(values, width, dtype)
         if name not in self._spools:
             self._spools[name] = Spool(width, rows.dtype, self._spool_file)
         self._spools[name].append(rows)
 
-    def _spool(self, name: str, values: array[Any]) -> Spool:
+    def _spool(self, name: str, values: bytearray | array[int]) -> Spool:
         """Return a table of which something was spilled, with what is in memory of it."""
         spool = self._spools[name]
-        return spool.followed_by(_matrix(values, spool.num_columns))
+        return spool.followed_by(_matrix(values, spool.num_columns, spool.dtype))
 
     # -- reading -------------------------------------------------------------------------------
 
     @property
     def num_steps(self) -> int:
         """Steps run."""
-        return self._num_spilled_steps + len(self._durations_ns)
+        return self._num_spilled_steps + len(self._durations_ns) // _NUMBER_BYTES
 
     def requests(self) -> Columns:
         """Return one row a request, by id; times in ns (-1 = never), targets in ms (NaN = none)."""
@@ -252,7 +256,7 @@ class RunLog:
             name: np.ascontiguousarray(rows[order, i]) for i, name in enumerate(_RequestRow._fields)
         }
         columns["status"] = columns["status"].astype(np.int8)
-        targets = np.array(self._targets).reshape(-1, len(_TargetRow._fields))
+        targets = _matrix(self._targets, len(_TargetRow._fields), np.float64)
         for i, name in enumerate(_TargetRow._fields):
             columns[name] = np.ascontiguousarray(targets[order, i])
         return columns
@@ -350,8 +354,9 @@ class RunLog:
         }
 
 
-def _matrix(values: array[Any], width: int) -> npt.NDArray[Any]:
-    # A view: while it lives, the array cannot grow.
-    dtype = np.dtype(values.typecode)
+def _matrix(
+    values: bytearray | array[int], width: int, dtype: npt.DTypeLike = np.int64
+) -> npt.NDArray[Any]:
+    # A view: while it lives, what it shows cannot grow.
     rows = np.frombuffer(values, dtype=dtype) if values else np.zeros(0, dtype=dtype)
     return rows.reshape(-1, width)

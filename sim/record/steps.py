@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,16 @@ class SegmentRow(NamedTuple):
     """In each step."""
     swapped_bytes: int
     """In the first step."""
+
+
+_PACKED = Struct(f"{len(SegmentRow._fields)}q")
+pack_segment = _PACKED.pack
+"""Packs the numbers of a `SegmentRow`."""
+
+
+def with_num_steps(row: bytes, num_steps: int) -> bytes:
+    """Return a packed row with another number of steps."""
+    return pack_segment(*SegmentRow._make(_PACKED.unpack(row))._replace(num_steps=num_steps))
 
 
 VERIFICATION_COLUMNS = ("draft_tokens", "accepted_tokens", "num_drafts")

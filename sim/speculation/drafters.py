@@ -64,7 +64,7 @@ class ModelDrafter:
         context, num_decodes = shape.decode_context_sum_tokens, shape.num_decodes
         total = 0
         if shape.chunks or (rows and rows[0]):
-            first = shape.verification()._replace(swapped_bytes=0, rows_sampled=shape.rows_sampled)
+            first = replace(shape.verification(), swapped_bytes=0, rows_sampled=shape.rows_sampled)
             total = price(first)[0]
         for i, count in enumerate(rows[1:], 1):
             if not count:

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def designs(name: str) -> dict[str, Any]:
         "random": points[-12:],
         "sentinels": sentinels(limits),
         "knots": [token_knots(1, 1), token_knots(2, 17), token_knots(1, 100)],
-        "shapes": [list(point.shape) for point in points[-3:]],
+        "shapes": [list(astuple(point.shape)) for point in points[-3:]],
     }
 
 
@@ -239,7 +239,7 @@ def measured(_: str) -> dict[str, Any]:
         "drift": taken.drift,
         "medians": [taken.median_s(i) for i in (0, 1, len(points) - 1, -1, -3)],
         "spreads": [taken.spread(i) for i in (0, 2)],
-        "rows": json_digest(rounded([[list(r.shape), r.seconds]
+        "rows": json_digest(rounded([[list(astuple(r.shape)), r.seconds]
                                 for r in calibration.measured(taken, points)])),
     }  # fmt: skip
 

@@ -106,19 +106,27 @@ _MANY = BatchShape(64, 7000, 930, rows_sampled=64, num_running=64, decode_contex
 SHAPES = {
     "nothing decodes": BatchShape(0, 0, 0, ((65, 0),), rows_sampled=1, num_running=1),
     "alone": _ALONE,
-    "at the end of the range": _ALONE._replace(
-        decode_context_sum_tokens=930, decode_context_max_tokens=930, decode_context_min_tokens=930
+    "at the end of the range": replace(
+        _ALONE,
+        decode_context_sum_tokens=930,
+        decode_context_max_tokens=930,
+        decode_context_min_tokens=930,
     ),
     "unequal": BatchShape(4, 1300, 900, rows_sampled=4, decode_context_min_tokens=17),
     "many": _MANY,
-    "a row more than a tile": _MANY._replace(num_decodes=129, rows_sampled=129),
-    "padded": _MANY._replace(
-        num_decodes=5, padding_tokens=9, padding_rows=3, padding_context_tokens=450, rows_sampled=8
+    "a row more than a tile": replace(_MANY, num_decodes=129, rows_sampled=129),
+    "padded": replace(
+        _MANY,
+        num_decodes=5,
+        padding_tokens=9,
+        padding_rows=3,
+        padding_context_tokens=450,
+        rows_sampled=8,
     ),
     "rows that wait for others": BatchShape(
         2, 60, 40, padding_tokens=1, padding_rows=1, rows_sampled=9, decode_context_min_tokens=20
     ),
-    "gathered": _MANY._replace(gathered_tokens=777),
+    "gathered": replace(_MANY, gathered_tokens=777),
     "one chunk": BatchShape(0, 0, 0, ((300, 900),), rows_sampled=0, num_running=1),
     "mixed": BatchShape(
         4, 3000, 910, ((17, 100), (64, 0), (1, 5)), rows_sampled=6, decode_context_min_tokens=500

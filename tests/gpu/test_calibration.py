@@ -225,7 +225,7 @@ def test_swapped_byte_costs_the_mean_of_both_directions():
     fit = fit_profile(measured_by(truth(), design(LIMITS, 20, seed=0)), [])
     swapping = FittedCostModel(with_swapping(fit, times), {})
     shape = BatchPoint("decode", (64,), ()).shape
-    difference = swapping.step_ns(shape._replace(swapped_bytes=1_000_000))[0]
+    difference = swapping.step_ns(replace(shape, swapped_bytes=1_000_000))[0]
     assert difference - swapping.step_ns(shape)[0] == pytest.approx(1_000_000, rel=1e-3)
 
 

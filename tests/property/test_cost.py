@@ -74,11 +74,12 @@ def mixed_shapes(draw):
     chunks = draw(
         st.lists(st.tuples(st.integers(1, 2048), st.integers(0, 20_000)), min_size=1, max_size=4)
     )
-    return decodes._replace(chunks=tuple(chunks), swapped_bytes=draw(st.integers(0, 10**9)))
+    return replace(decodes, chunks=tuple(chunks), swapped_bytes=draw(st.integers(0, 10**9)))
 
 
 def step(shape, j):
-    return shape._replace(
+    return replace(
+        shape,
         decode_context_sum_tokens=shape.decode_context_sum_tokens + shape.num_decodes * j,
         decode_context_max_tokens=shape.decode_context_max_tokens + j,
     )
@@ -92,7 +93,8 @@ def test_cost_of_k_steps_at_once_equals_one_by_one_to_the_bit(cost, shape, k):
 
 @given(cost_models, st.one_of(decode_shapes(), mixed_shapes()), st.data())
 def test_cost_never_falls_when_a_step_has_more_to_do(cost, shape, data):
-    more = shape._replace(
+    more = replace(
+        shape,
         num_decodes=shape.num_decodes + data.draw(st.integers(0, 9)),
         decode_context_sum_tokens=shape.decode_context_sum_tokens + data.draw(st.integers(0, 9999)),
         decode_context_max_tokens=shape.decode_context_max_tokens + data.draw(st.integers(0, 99)),
@@ -128,11 +130,11 @@ def test_roofline_never_exceeds_the_peaks_of_the_device(cost, shape):
 
 @given(roofline, decode_shapes(), st.tuples(st.integers(1, 2048), st.integers(0, 20_000)))
 def test_roofline_step_takes_at_least_as_long_as_each_of_its_parts(cost, decodes, chunk):
-    both = cost.step_ns(decodes._replace(chunks=(chunk,)))[0]
+    both = cost.step_ns(replace(decodes, chunks=(chunk,)))[0]
     assert both >= cost.step_ns(decodes)[0]
     prompt = BatchShape(0, 0, 0, chunks=(chunk,))
     assert both >= cost.step_ns(prompt)[0]
-    assert cost.step_ns(prompt._replace(chunks=(chunk, chunk)))[0] >= cost.step_ns(prompt)[0]
+    assert cost.step_ns(replace(prompt, chunks=(chunk, chunk)))[0] >= cost.step_ns(prompt)[0]
 
 
 @given(roofline, st.integers(1, 4096), st.integers(0, 512))

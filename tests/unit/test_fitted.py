@@ -122,7 +122,7 @@ def test_fitted_padding_counts_as_tokens_and_context():
 
 def test_fitted_row_of_a_finished_request_costs_what_a_decode_row_does():
     alone = BatchShape(1, 100, 100, padding_tokens=10, padding_context_tokens=50)
-    beside = alone._replace(padding_rows=3)
+    beside = replace(alone, padding_rows=3)
     assert cost().step_ns(beside)[0] - cost().step_ns(alone)[0] == 3 * 100
 
 

@@ -134,7 +134,7 @@ def test_predictions_of_tables_are_the_prices_of_steps():
     chunk = BatchShape(0, 0, 0, chunks=((300, 900),))
     alone = PREDICT["prefill"](ATTENTION, columns | {"rows": np.ones(1)}, H100)[0]
     assert attention_us(chunk, 300) == pytest.approx(alone, abs=0.01)
-    both = decodes._replace(chunks=((300, 900),))
+    both = replace(decodes, chunks=((300, 900),))
     mixed = PREDICT["mixed"](ATTENTION, columns, H100)[0]
     assert attention_us(both, 348) == pytest.approx(mixed, abs=0.01)
 

@@ -1,6 +1,7 @@
 """Records that the hot path makes by position name each argument as the field it is for."""
 
 import ast
+import inspect
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.record.log import _RequestRow
 from schedlab.sim.record.steps import SegmentRow
 
-RECORDS = {record.__name__: record for record in (BatchPlan, BatchShape, SegmentRow)}
-# What packs the numbers of a row right away.
-RECORDS["_pack_request"] = _RequestRow
+RECORDS = {
+    "BatchPlan": tuple(inspect.signature(BatchPlan).parameters),
+    "BatchShape": tuple(inspect.signature(BatchShape).parameters),
+    # What packs the numbers of a row right away.
+    "pack_segment": SegmentRow._fields,
+    "_pack_request": _RequestRow._fields,
+}
 SIM = Path(schedlab.sim.__file__).parent
 
 
@@ -35,7 +40,7 @@ def name_of(argument):
 
 def misplaced(tree):
     for name, arguments in calls(tree):
-        for field, argument in zip(RECORDS[name]._fields, arguments, strict=False):
+        for field, argument in zip(RECORDS[name], arguments, strict=False):
             if isinstance(argument, ast.Starred):  # the rest of such a record, as it was
                 break
             if not isinstance(argument, ast.Constant) and name_of(argument) != field:
@@ -57,14 +62,15 @@ def test_positional_records_name_their_fields():
 
 
 def test_swapped_arguments_are_noticed():
-    assert list(misplaced(ast.parse("SegmentRow(num_steps, start_ns)"))) == [
+    assert list(misplaced(ast.parse("pack_segment(num_steps, start_ns)"))) == [
         (1, "start_ns"),
         (1, "num_steps"),
     ]
     assert list(misplaced(ast.parse("BatchShape(shape.num_decodes, _, 0)"))) == [
         (1, "decode_context_sum_tokens")
     ]
-    assert list(misplaced(ast.parse("tuple.__new__(SegmentRow, (num_steps, num_steps))"))) == [
-        (1, "start_ns")
+    assert list(misplaced(ast.parse("tuple.__new__(BatchPlan, (chunks, chunks))"))) == [
+        (1, "decodes")
     ]
-    assert not list(misplaced(ast.parse("SegmentRow(start_ns, row.num_steps, self._num_decodes)")))
+    right = "pack_segment(start_ns, row.num_steps, self._num_decodes)"
+    assert not list(misplaced(ast.parse(right)))

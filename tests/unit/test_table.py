@@ -127,7 +127,7 @@ def test_request_with_one_token_counts_as_a_decode():
 
 def test_mean_context_is_rounded_down():
     whole = BatchShape(2, 400, 200, rows_sampled=2, decode_context_min_tokens=200)
-    assert model().step_ns(whole._replace(decode_context_sum_tokens=401)) == model().step_ns(whole)
+    assert model().step_ns(replace(whole, decode_context_sum_tokens=401)) == model().step_ns(whole)
 
 
 def test_unequal_contexts_cost_a_share_of_the_way_to_the_longest():
@@ -135,7 +135,7 @@ def test_unequal_contexts_cost_a_share_of_the_way_to_the_longest():
     shape = BatchShape(2, 120, 90, rows_sampled=2, decode_context_min_tokens=10)
     base = 2 * 11 + 7 + 3 * (1 + 6 + 4 * 60)
     assert model(skew=SKEW).step_ns(shape) == [1000 * (base + 3 * 0.5 * 4 * 30)]
-    longer = shape._replace(decode_context_max_tokens=110)  # another bucket: the default
+    longer = replace(shape, decode_context_max_tokens=110)  # another bucket: the default
     assert model(skew=SKEW).step_ns(longer) == [1000 * (base + 3 * 0.1 * 4 * 50)]
 
 
@@ -166,7 +166,8 @@ def test_steps_priced_at_once_equal_steps_priced_one_by_one(skew, k):
         )
         one_by_one = [
             cost.step_ns(
-                shape._replace(
+                replace(
+                    shape,
                     decode_context_sum_tokens=sum(contexts) + n * j,
                     decode_context_max_tokens=max(contexts) + j,
                     decode_context_min_tokens=min(contexts) + j,
