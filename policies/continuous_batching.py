@@ -34,10 +34,12 @@ class ContinuousBatching(Policy):
     _is_plain: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
-        """Note whether the class leaves all hooks of admission as they are here."""
+        """Note whether the class leaves the hooks of admission, and the promise, as they are."""
         super().__init_subclass__()
         base = ContinuousBatching
-        cls._is_plain = all(getattr(cls, name) is getattr(base, name) for name in _ADMISSION_HOOKS)
+        cls._is_plain = cls._knows_its_hooks and all(
+            getattr(cls, name) is getattr(base, name) for name in (*_ADMISSION_HOOKS, "promise")
+        )
 
     def victim(self, running: Sequence[RequestState], now_ns: int) -> RequestState:
         """Choose who loses its memory; `running` has the latest admission first (and is taken).
@@ -76,5 +78,5 @@ class ContinuousBatching(Policy):
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan one step as vLLM V1 does; to the last preemption with `preempt_in_order`."""
         own = self.__dict__
-        is_plain = self._is_plain and (not own or own.keys().isdisjoint(_ADMISSION_HOOKS))
+        is_plain = self._is_plain and (not own or own.keys().isdisjoint(self.hooks))
         return plan_step(self, view, builder, is_plain)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, SupportsIndex
 
 from schedlab.policies.preemption import grant_running_in_order
-from schedlab.sim.core.plan import BatchPlan
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
@@ -40,8 +40,8 @@ def plan_step(
     view, builder : EngineView, PlanBuilder
         As `Policy.plan` gets them.
     is_plain : bool
-        Whether everyone who waits is a candidate, in the order of the queue, and all of its prompt
-        may be computed at once: then nobody is asked.
+        Whether everyone who waits is a candidate, in the order of the queue, all of its prompt may
+        be computed at once, and a step that cannot admit lasts: then nobody is asked.
     """
     if view.config.preempt_in_order:
         _grant_running_in_order(hooks, view, builder)
@@ -61,6 +61,8 @@ def plan_step(
                 could_admit = builder.seats_left > 0 and builder.tokens_left > 0
                 if not (granted and could_admit):
                     break
+    if is_plain and not could_admit:
+        return builder.build(FOREVER)
     max_steps, until_ns = hooks.promise(view, could_admit)
     return builder.build(max_steps, until_ns)
 

@@ -46,6 +46,9 @@ def build() -> Path:
             for extension in extensions:
                 # A product and a sum fused in one instruction are rounded once, Python's twice.
                 extension.extra_compile_args += ["-ffp-contract=off"]
+                if sys.platform == "linux":  # else each call goes by a table, for who replaces it
+                    extension.extra_compile_args += ["-fno-semantic-interposition"]
+                    extension.extra_link_args += ["-Wl,-Bsymbolic-functions"]
             distribution = Distribution({"name": "schedlab", "ext_modules": extensions})
             command = distribution.get_command_obj("build_ext")
             command.build_lib, command.build_temp = f"{scratch}/lib", f"{scratch}/objects"

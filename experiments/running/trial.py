@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from copy import copy
 from dataclasses import fields, replace
 from itertools import islice
 
@@ -77,7 +76,7 @@ def try_policy(
         policy: SchedulingPolicy = KeyWatch(made, MAX_WATCHED) if watched else made
         engine = Engine(limits, policy, executor, observer=observe)
         sent = list(islice(arrivals(), num_requests))
-        as_sent = [copy(arrival.request) for arrival in sent]
+        as_sent = [replace(arrival.request) for arrival in sent]
         try:
             simulate(engine, sent, max_concurrency)
         except _Enough:

@@ -245,7 +245,9 @@ class SimExecutor:
         if len(due) > 1:
             # A request that left and came back may be listed twice at one step.
             due = list(dict.fromkeys(due))
-        return [state for state in due if state in decodes and self._due_at.get(state.id, -1) == step]
+        return [
+            state for state in due if state in decodes and self._due_at.get(state.id, -1) == step
+        ]
 
     def cut(self, num_steps: int) -> None:
         """Count the steps behind the first `num_steps` as not executed."""

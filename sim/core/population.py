@@ -9,8 +9,7 @@ from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.core.waiting_queue import WaitingQueue
-from schedlab.sim.kv.contiguous import ContiguousKVCache
-from schedlab.sim.kv.paged import PagedKVCache
+from schedlab.sim.kv.ledger import KVCacheManager
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import RequestState, Status
 
@@ -26,7 +25,7 @@ class Population:
         The limits.
     waiting : WaitingQueue
         The queue, empty.
-    kv : PagedKVCache or ContiguousKVCache
+    kv : KVCacheManager
         The memory, free.
 
     Attributes
@@ -83,9 +82,7 @@ class Population:
         What happened since the last step began.
     """
 
-    def __init__(
-        self, config: EngineConfig, waiting: WaitingQueue, kv: PagedKVCache | ContiguousKVCache
-    ) -> None:
+    def __init__(self, config: EngineConfig, waiting: WaitingQueue, kv: KVCacheManager) -> None:
         self.config = config
         self.kv = kv
         self.intake = Intake(config)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.kv.contiguous import ContiguousKVCache, Reservation
+from schedlab.sim.kv.ledger import KVCacheManager
 from schedlab.sim.kv.paged import PagedKVCache
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import Request
@@ -15,9 +16,7 @@ _RESERVATIONS: dict[str, Reservation] = {
 }
 
 
-def make_kv_cache(
-    config: EngineConfig, output_tokens: Callable[[Request], int]
-) -> PagedKVCache | ContiguousKVCache:
+def make_kv_cache(config: EngineConfig, output_tokens: Callable[[Request], int]) -> KVCacheManager:
     """Return the allocator that a configuration names.
 
     Parameters

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from schedlab.sim.kv.ledger import NO_HIT, Hit, Mark, check_total, require_positive
+from schedlab.sim.kv.ledger import NO_HIT, Hit, KVCacheManager, Mark, check_total
 from schedlab.sim.request import Request, RequestState
 
 Reservation = Literal["max", "pow2", "exact"]
 
 
-class ContiguousKVCache:
+class ContiguousKVCache(KVCacheManager):
     """One contiguous range a request, reserved at admission: serving before paging.
 
     Ranges are placed first-fit, so external fragmentation is real: a reservation can fail
@@ -30,8 +30,6 @@ class ContiguousKVCache:
         access to it.
     """
 
-    grows = False
-
     def __init__(
         self,
         num_blocks: int,
@@ -40,12 +38,7 @@ class ContiguousKVCache:
         max_model_len: int,
         output_tokens: Callable[[Request], int],
     ) -> None:
-        require_positive(num_blocks, block_size)
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.free_blocks = num_blocks
-        self.shared_tokens = 0
-        self.num_evictions = 0
+        super().__init__(num_blocks, block_size, grows=False)
         self._reserve = reserve
         self._max_model_len = max_model_len
         self._output_tokens = output_tokens

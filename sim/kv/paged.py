@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from schedlab.sim.kv.ledger import NO_HIT, Hit, Mark, check_total, require_positive
+from schedlab.sim.kv.ledger import NO_HIT, Hit, KVCacheManager, Mark, check_total
 from schedlab.sim.request import Request, RequestState
 
 
-class PagedKVCache:
+class PagedKVCache(KVCacheManager):
     """Blocks handed out on demand, as in PagedAttention (Kwon et al., SOSP 2023).
 
     A request with c tokens in the cache holds ``ceil(c / block_size)`` blocks, so counting is
@@ -23,15 +23,8 @@ class PagedKVCache:
         If either is not positive.
     """
 
-    grows = True
-
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        require_positive(num_blocks, block_size)
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.free_blocks = num_blocks
-        self.shared_tokens = 0
-        self.num_evictions = 0
+        super().__init__(num_blocks, block_size, grows=True)
         self._free_at_begin = num_blocks
 
     def begin(self) -> None:
