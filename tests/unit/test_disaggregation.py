@@ -339,7 +339,7 @@ def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
         requests=SimpleNamespace(kv=kv, decodes=decodes, num_waiting=0, running={}),
     )
     segment = SimpleNamespace(
-        row=SimpleNamespace(num_decodes=2), start_ns=100, first_step_blocks=1,
+        shape=SimpleNamespace(num_decodes=2), start_ns=100, first_step_blocks=1,
         steps=SimpleNamespace(durations_ns=[10, 10, 10]),
     )  # fmt: skip
     clock = Clock()
