@@ -464,7 +464,7 @@ def test_time_outside_of_the_model_is_told_apart_by_who_runs_and_who_waits():
         BatchShape(1, 1, 1, num_running=int(runs), num_waiting=int(waits))
         for runs, waits in rng.integers(1, 50, (40, 2))
     ]
-    shapes = [one._replace(chunks=((9, 0),)) if i % 3 else one for i, one in enumerate(shapes)]
+    shapes = [replace(one, chunks=((9, 0),)) if i % 3 else one for i, one in enumerate(shapes)]
     spent = [
         90_000 + 2_000 * one.num_running + 50 * one.num_waiting + 700_000 * bool(one.chunks)
         for one in shapes
