@@ -2,21 +2,89 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
+
+
+class _Sent:
+    """A prompt that an engine was sent, as far as no later one has the same beginning.
+
+    Attributes
+    ----------
+    engine : int
+        Which one.
+    node : _Stretch
+        Where it ends, or what is remembered of it does.
+    end : int
+        So many of its leading blocks are remembered.
+    is_over : bool
+        Whether nothing of it is left that is not a later one's as well.
+    """
+
+    __slots__ = ("end", "engine", "is_over", "node")
+
+    def __init__(self, engine: int, node: _Stretch, end: int) -> None:
+        self.engine = engine
+        self.node = node
+        self.end = end
+        self.is_over = False
+
+
+class _Stretch:
+    """Blocks of prompts that nothing branches off within.
+
+    Attributes
+    ----------
+    ids : sequence of int
+        A prompt that has them.
+    start, end : int
+        From where to where in it.
+    parent : _Stretch or None
+        The blocks in front of them; None at the root, which has none.
+    next : dict of int to _Stretch
+        What follows, by the name of its first block.
+    last : dict of int to _Sent
+        By engine that remembers a block of them, the last prompt sent there that has them. What
+        was sent before may be forgotten up to a block in the middle of them.
+    """
+
+    __slots__ = ("end", "ids", "last", "next", "parent", "start")
+
+    def __init__(self, ids: Sequence[int], start: int, end: int, parent: _Stretch | None) -> None:
+        self.ids = ids
+        self.start = start
+        self.end = end
+        self.parent = parent
+        self.next: dict[int, _Stretch] = {}
+        self.last: dict[int, _Sent] = {}
+
+    def common(self, ids: Sequence[int]) -> int:
+        """Return how many leading blocks of a prompt that has the first of them lie up to here."""
+        low, high = self.start + 1, min(self.end, len(ids))
+        own = self.ids
+        if ids[high - 1] == own[high - 1]:
+            return high
+        while low < high:
+            middle = (low + high) // 2
+            if ids[middle] == own[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
 
 class PrefixTree:
     """Prefixes that engines were sent, of each engine the least recently used forgotten first.
 
-    The names of blocks are chained: equal names mean equal prefixes. So what an engine was sent is
-    a set of names, in which the beginnings of a prompt are always younger than its end; and a name
-    says which engines were sent it, so that one search of a prompt answers for all of them.
+    The names of blocks are chained: equal names mean equal prefixes. Of one prompt the end is
+    forgotten before the beginning, which others may share. Prompts are kept by stretches of blocks,
+    so that one of a hundred blocks costs no more than a short one.
     """
 
     def __init__(self) -> None:
-        self._sent: dict[int, OrderedDict[int, None]] = {}  # by engine, oldest first
-        self._holders: dict[int, int] = {}  # by name: a bit for each engine
+        self._root = _Stretch((), 0, 0, None)
+        self._sent: dict[int, deque[_Sent]] = {}  # by engine, oldest first
+        self._sizes: dict[int, int] = {}
 
     def tokens(
         self, ids: Sequence[int], engines: Sequence[int], block_sizes: Sequence[int]
@@ -32,53 +100,96 @@ class PrefixTree:
 
     def sizes(self, engines: Sequence[int]) -> list[int]:
         """Count the blocks remembered of each engine."""
-        sent = self._sent
-        return [len(sent[engine]) if engine in sent else 0 for engine in engines]
+        sizes = self._sizes
+        return [sizes.get(engine, 0) for engine in engines]
 
     def match(self, ids: Sequence[int]) -> dict[int, int]:
         """Count the leading blocks of a prompt that are remembered, by engine that has any."""
-        holders = self._holders
         found: dict[int, int] = {}
-        left = holders.get(ids[0], 0) if ids else 0
-        high = len(ids)
-        while left:  # whoever has the most of what is left
-            low, deepest = 1, left
-            while low < high:
-                middle = (low + high + 1) // 2
-                have = holders.get(ids[middle - 1], 0) & left
-                if have:
-                    low, deepest = middle, have
-                else:
-                    high = middle - 1
-            left &= ~deepest
-            high = low - 1
-            while deepest:
-                bit = deepest & -deepest
-                found[bit.bit_length() - 1] = low
-                deepest ^= bit
+        node: _Stretch | None = self._root
+        end = 0
+        while node is not None and node.end == end < len(ids):
+            node = node.next.get(ids[end])
+            if node is not None:
+                end = node.common(ids)
+                for engine, sent in node.last.items():
+                    found[engine] = min(sent.end, end)
         return found
 
     def add(self, engine: int, ids: Sequence[int], max_blocks: int) -> None:
         """Remember that an engine is sent a prompt, and so many blocks of it in all at most."""
-        names = self._sent.setdefault(engine, OrderedDict())
-        holders, bit = self._holders, 1 << engine
-        for name in reversed(ids):
-            if name in names:
-                names.move_to_end(name)
+        node = self._root
+        sent = _Sent(engine, node, len(ids))
+        size = self._sizes.get(engine, 0)
+        while node.end < len(ids):
+            node = self._next(node, ids)
+            before = node.last.get(engine)
+            node.last[engine] = sent
+            if before is None:
+                size += node.end - node.start
             else:
-                names[name] = None
-                holders[name] = holders.get(name, 0) | bit
-        while len(names) > max_blocks:
-            self._drop(names.popitem(last=False)[0], bit)
+                size += node.end - min(node.end, before.end)
+                if before.node is node:
+                    before.is_over = True
+        all_sent = self._sent.setdefault(engine, deque())
+        if node is not self._root:
+            sent.node = node
+            all_sent.append(sent)
+        while all_sent and (size > max_blocks or all_sent[0].is_over):
+            if all_sent[0].is_over:
+                all_sent.popleft()
+            else:
+                size -= self._forget_end(all_sent[0], size - max_blocks)
+        self._sizes[engine] = size
 
     def forget(self, engine: int) -> None:
         """Remember nothing of an engine."""
-        for name in self._sent.pop(engine, ()):
-            self._drop(name, 1 << engine)
+        for sent in self._sent.pop(engine, ()):
+            while not sent.is_over:
+                self._forget_end(sent, sent.end)
+        self._sizes.pop(engine, None)
 
-    def _drop(self, name: int, bit: int) -> None:
-        others = self._holders[name] & ~bit
-        if others:
-            self._holders[name] = others
+    def _next(self, node: _Stretch, ids: Sequence[int]) -> _Stretch:
+        """Return the stretch behind one that a prompt goes on with; all of it is the prompt's."""
+        name = ids[node.end]
+        after = node.next.get(name)
+        if after is None:
+            after = node.next[name] = _Stretch(ids, node.end, len(ids), node)
+            return after
+        end = after.common(ids)
+        if end == after.end:
+            return after
+        # What is behind stays the same object: prompts end there.
+        upper = node.next[name] = _Stretch(after.ids, after.start, end, node)
+        for engine, sent in list(after.last.items()):
+            upper.last[engine] = sent
+            if sent.end <= end:
+                del after.last[engine]
+                if sent.node is after:
+                    sent.node = upper
+        after.start, after.parent = end, upper
+        if after.last:
+            upper.next[after.ids[end]] = after
+        return upper
+
+    def _forget_end(self, sent: _Sent, num_blocks: int) -> int:
+        """Forget so many blocks at the end of a prompt, or a stretch if that is less; say how many.
+
+        Blocks of later prompts stay.
+        """
+        node, engine = sent.node, sent.engine
+        have = sent.end - node.start
+        if have > num_blocks:
+            sent.end -= num_blocks
+            return num_blocks
+        sent.end = node.start
+        parent = node.parent
+        assert parent is not None
+        del node.last[engine]
+        if not node.last:  # nor has anybody what is behind it
+            del parent.next[node.ids[node.start]]
+        if parent.last.get(engine) is sent:
+            sent.node = parent
         else:
-            del self._holders[name]
+            sent.is_over = True
+        return have

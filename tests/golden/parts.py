@@ -136,7 +136,8 @@ def tree(_: str) -> dict[str, Any]:
         engines, sizes = (0, 2, 5), (4, 4, 4)
         seen = []
         for _ in range(60):
-            ids = [100 * draw.randrange(3) + i for i in range(draw.randrange(9))]
+            first = 100 * draw.randrange(3)
+            ids = [first + i for i in range(draw.randrange(9))]
             seen.append([one.tokens(ids, engines, sizes)])
             if draw.random() < 0.06:
                 one.forget(draw.choice((0, 2, 5)))

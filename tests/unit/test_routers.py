@@ -1,3 +1,4 @@
+import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,6 +219,25 @@ def test_tree_forgets_the_ends_of_the_oldest_prompts_of_each_engine():
     assert (tree.match((1, 2, 3, 4)), tree.match((7,)), tree.match(())) == ({0: 2}, {}, {})
     assert tree.sizes([7, 0]) == [0, 6]
     assert tree.tokens((1, 2, 3, 4), [7, 0], [16, 4]) == [0, 8]
+
+
+def test_tree_remembers_what_a_list_of_blocks_by_last_use_does():
+    draw = random.Random(0)
+    for _ in range(30):
+        tree, used, most = PrefixTree(), {0: [], 7: []}, draw.choice((1, 4, 12))
+        texts = ["".join(draw.choices("ab", k=draw.randrange(7))) for _ in range(8)]
+        for _ in range(40):
+            engine, text = draw.choice((0, 7)), draw.choice(texts)
+            names = [hash(text[: i + 1]) for i in range(len(text))]  # of all up to there
+            if draw.random() < 0.05:
+                tree.forget(engine)
+                used[engine].clear()
+            tree.add(engine, names, most)
+            used[engine] = [n for n in used[engine] if n not in names] + names[::-1]
+            used[engine] = used[engine][-most:]
+            found = {e: sum(n in blocks for n in names) for e, blocks in used.items()}
+            assert tree.match(names) == {e: n for e, n in found.items() if n}
+            assert tree.sizes([0, 7]) == [len(used[0]), len(used[7])]
 
 
 def test_slo_aware_packs_where_targets_hold_and_else_takes_the_soonest():
