@@ -23,8 +23,10 @@ class JoinShortestQueue(Router):
         """Draw among those with the fewest."""
         found = loads(engines, _load)
         fewest = min(found)
-        places = [place for place, load in enumerate(found) if load == fewest]
-        return places[int(self.rng.random() * len(places))]
+        place = found.index(fewest)
+        for _ in range(int(self.rng.random() * found.count(fewest))):
+            place = found.index(fewest, place + 1)
+        return place
 
 
 def _load(engine: EngineState) -> int:

@@ -1,12 +1,11 @@
 """The engine with the most free KV memory."""
 
 from collections.abc import Sequence
-from operator import truediv
 
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.drive.offer import column
+from schedlab.sim.drive.offer import loads
 from schedlab.sim.request import Request
 
 
@@ -22,6 +21,8 @@ class LeastKV(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the one with the least in use."""
-        used, blocks = column(engines, "used_blocks"), column(engines, "num_blocks")
-        shares = map(truediv, used, blocks)
-        return self.least(list(zip(shares, column(engines, "num_waiting"), strict=True)))
+        return self.least(loads(engines, _load))
+
+
+def _load(engine: EngineState) -> tuple[float, int]:
+    return engine.used_blocks / engine.num_blocks, engine.num_waiting

@@ -1,13 +1,12 @@
 """The weighted scores of llm-d's inference scheduler."""
 
 from collections.abc import Sequence
-from operator import truediv
 
 from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.drive.offer import column
+from schedlab.sim.drive.offer import cached_tokens, column, loads
 from schedlab.sim.request import Request
 
 
@@ -46,21 +45,23 @@ class LlmD(Router):
         shortest = min(queues)
         span = max(queues) - shortest or 1  # all as short: all lose nothing
         if self.precise:
-            known = [engine.cached_tokens(request) for engine in engines]
+            known = cached_tokens(engines, request)
         else:
             known = self._tree.tokens(
                 request.prefix_hash_ids, column(engines, "index"), column(engines, "block_size")
             )
         prompt_tokens = request.prompt_tokens
         by_prefix, by_queue, by_kv = self.prefix, self.queue, self.kv
-        shares = map(truediv, column(engines, "used_blocks"), column(engines, "num_blocks"))
+        shares = loads(engines, _kv_share)
         of_nothing = by_prefix * 1.0  # as most know nothing of the prompt
-        losses = []
-        for waiting, tokens, share in zip(queues, known, shares, strict=True):
-            loss = by_prefix * (1 - tokens / prompt_tokens) if tokens else of_nothing
-            if waiting > shortest:
-                loss += by_queue * ((waiting - shortest) / span)
-            losses.append(loss + by_kv * share)
+        losses = [of_nothing + by_kv * share for share in shares]
+        for i, tokens in enumerate(known):
+            waiting = queues[i]
+            if tokens or waiting > shortest:
+                loss = by_prefix * (1 - tokens / prompt_tokens) + by_queue * (
+                    (waiting - shortest) / span
+                )
+                losses[i] = loss + by_kv * shares[i]
         place = self.least(losses)
         if not self.precise:
             chosen = engines[place]
@@ -70,3 +71,7 @@ class LlmD(Router):
     def engine_is_gone(self, index: int) -> None:
         """Forget what it was sent."""
         self._tree.forget(index)
+
+
+def _kv_share(engine: EngineState) -> float:
+    return engine.used_blocks / engine.num_blocks

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import loads
 from schedlab.sim.request import Request
 
 
@@ -31,7 +32,10 @@ class Llumnix(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the freest, in turn among equals."""
-        return self.least([-freeness(engine, self.headroom) for engine in engines])
+        return self.least(loads(engines, self._load))
+
+    def _load(self, engine: EngineState) -> float:
+        return -freeness(engine, self.headroom)
 
 
 def freeness(engine: EngineState, headroom: float) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import cached_tokens, loads
 from schedlab.sim.request import Request
 
 
@@ -22,10 +23,13 @@ class LMetric(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the least product, then the most that is cached, in turn among equals."""
+        scores = []
+        cached = cached_tokens(engines, request)
+        for (backlog_tokens, batch), tokens in zip(loads(engines, _load), cached, strict=True):
+            new_tokens = request.prompt_tokens - tokens
+            scores.append(((backlog_tokens + new_tokens) * batch, new_tokens))
+        return self.least(scores)
 
-        def score(engine: EngineState) -> tuple[int, int]:
-            new_tokens = request.prompt_tokens - engine.cached_tokens(request)
-            batch = engine.num_waiting + engine.num_running
-            return (engine.backlog_tokens + new_tokens) * batch, new_tokens
 
-        return self.least([score(engine) for engine in engines])
+def _load(engine: EngineState) -> tuple[int, int]:
+    return engine.backlog_tokens, engine.num_waiting + engine.num_running

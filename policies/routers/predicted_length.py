@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.offer import loads
 from schedlab.sim.request import Request
 
 
@@ -26,4 +27,8 @@ class PredictedLength(Router):
                 f"request {request.id} carries no prediction; the router needs a predictor, for "
                 "example policy.predictor: oracle"
             )
-        return self.least([engine.predicted_tokens_in_flight for engine in engines])
+        return self.least(loads(engines, _load))
+
+
+def _load(engine: EngineState) -> float:
+    return engine.predicted_tokens_in_flight

@@ -6,7 +6,7 @@ from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.drive.offer import column
+from schedlab.sim.drive.offer import cached_tokens, column
 from schedlab.sim.request import Request
 
 
@@ -87,17 +87,22 @@ class PrefixAware(Router):
         self, request: Request, engines: Sequence[EngineState], loads: Sequence[int]
     ) -> int:
         if self.precise:
-            tokens = [engine.cached_tokens(request) for engine in engines]
+            tokens = cached_tokens(engines, request)
         else:
             tokens = self._tree.tokens(
                 request.prefix_hash_ids, column(engines, "index"), column(engines, "block_size")
             )
         longest = max(tokens)
         if longest > self.cache_threshold * request.prompt_tokens:
-            holders = [place for place, n in enumerate(tokens) if n == longest]
-            return min(holders, key=lambda place: (loads[place], place))
+            return _least_loaded(tokens, longest, loads)
         if self.precise:
             sizes = column(engines, "used_blocks")
         else:
             sizes = self._tree.sizes(column(engines, "index"))
-        return min(zip(sizes, loads, range(len(engines)), strict=True))[2]
+        return _least_loaded(sizes, min(sizes), loads)
+
+
+def _least_loaded(values: Sequence[int], wanted: int, loads: Sequence[int]) -> int:
+    """Return the first of the least loaded engines that have a value."""
+    places = [place for place, value in enumerate(values) if value == wanted]
+    return min(places, key=loads.__getitem__)

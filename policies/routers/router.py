@@ -9,6 +9,7 @@ import numpy as np
 
 from schedlab.policies.knobs import Knobs
 from schedlab.sim.drive.engine_state import EngineState
+from schedlab.sim.drive.router import first_least
 from schedlab.sim.request import Request
 
 
@@ -59,10 +60,14 @@ class Router(Knobs):
 
         The first to be looked at is the one behind the last that was chosen.
         """
-        least = min(loads)
-        try:
-            place = loads.index(least, self.turn % len(loads))
-        except ValueError:  # none from there on
-            place = loads.index(least)
+        start = self.turn % len(loads)
+        if isinstance(loads, list) and isinstance(loads[0], float):
+            place = first_least(loads, start)
+        else:
+            least = min(loads)
+            try:
+                place = loads.index(least, start)
+            except ValueError:  # none from there on
+                place = loads.index(least)
         self.turn = place + 1
         return place

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import Request, RequestState
 
 if TYPE_CHECKING:
@@ -55,9 +56,11 @@ class LiveState:
     """
 
     __slots__ = (
-        "_backlog_tokens", "_board", "_clock", "_engine", "_place", "_requests", "_used_blocks",
-        "_used_until_ns", "block_size", "index", "num_blocks", "num_in_flight", "num_running",
-        "num_waiting", "predicted_tokens_in_flight", "prompt_tokens_in_flight", "segment",
+        "_backlog_tokens", "_begun", "_begun_blocks", "_begun_until_ns", "_blocks_per_step",
+        "_board", "_clock", "_engine", "_first_waiting_blocks", "_num_urgent", "_place",
+        "_requests", "_used_blocks", "_used_until_ns", "block_size", "index", "num_blocks",
+        "num_in_flight", "num_running", "num_waiting", "predicted_tokens_in_flight",
+        "prompt_tokens_in_flight", "segment",
     )  # fmt: skip
 
     def __init__(self, index: int, engine: Engine, clock: Clock) -> None:
@@ -71,6 +74,9 @@ class LiveState:
         self._requests = engine.requests
         self._clock = clock
         self._used_blocks = 0
+        # Of the steps of the segment that have begun: how many, what they opened, when they end.
+        self._begun = self._begun_blocks = self._begun_until_ns = 0
+        self._blocks_per_step: list[int] = []
         self._board: Board | None = None
         self._place = 0
         self.has_changed(None)
@@ -88,6 +94,7 @@ class LiveState:
         self.num_waiting = requests.num_waiting
         self.num_running = len(requests.running)
         self._backlog_tokens = self._used_until_ns = -1
+        self._first_waiting_blocks = self._num_urgent = -1
         board = self._board
         if board is not None:
             board.num_waiting[self._place] = self.num_waiting
@@ -125,41 +132,62 @@ class LiveState:
             self._count_blocks(now_ns)
         return self._used_blocks
 
+    @property
+    def has_aged(self) -> bool:
+        """Whether the blocks in use have been asked for, and may be others by now."""
+        return 0 <= self._used_until_ns < self._clock.now_ns
+
     def _count_blocks(self, now_ns: int) -> None:
         """Count the blocks in use, and say until when that holds."""
         kv, segment = self._requests.kv, self.segment
+        is_new = self._used_until_ns < 0
         self._used_blocks = kv.num_blocks - kv.free_blocks
         self._used_until_ns = FOREVER
         if segment is None or not kv.grows or not segment.shape.num_decodes:
             return
-        begun, start_ns = 0, segment.start_ns
-        for duration_ns in segment.steps.durations_ns:
-            if begun and start_ns >= now_ns:
-                self._used_until_ns = start_ns
-                break
+        durations_ns = segment.steps.durations_ns
+        if is_new:
+            self._begun = self._begun_blocks = 0
+            self._begun_until_ns = segment.start_ns
+            self._blocks_per_step = self._requests.decodes.blocks_per_step(len(durations_ns))
+        begun, until_ns = self._begun, self._begun_until_ns
+        while begun < len(durations_ns) and (not begun or until_ns < now_ns):
+            self._begun_blocks += self._blocks_per_step[begun]
+            until_ns += durations_ns[begun]
             begun += 1
-            start_ns += duration_ns
-        opened = sum(self._requests.decodes.blocks_per_step(begun))
-        self._used_blocks += opened - segment.first_step_blocks
+        self._begun, self._begun_until_ns = begun, until_ns
+        if begun < len(durations_ns):
+            self._used_until_ns = until_ns
+        self._used_blocks += self._begun_blocks - segment.first_step_blocks
 
     @property
     def first_waiting_blocks(self) -> int:
         """KV blocks that the request without a seat which came first needs; 0 if there is none."""
-        requests = self._requests
-        waiting = [*requests.waiting, *requests.intake.requests]
-        if not waiting:
-            return 0
-        first: RequestState = min(waiting, key=lambda s: (s.request.arrival_ns, s.id))
-        return -(-first.num_tokens // self.block_size)
+        if self._first_waiting_blocks < 0:
+            self._first_waiting_blocks = 0
+            if self.num_waiting:
+                requests = self._requests
+                waiting = [*requests.waiting, *requests.intake.requests]
+                first: RequestState = min(waiting, key=lambda s: (s.request.arrival_ns, s.id))
+                self._first_waiting_blocks = -(-first.num_tokens // self.block_size)
+        return self._first_waiting_blocks
 
     @property
     def num_urgent(self) -> int:
         """Unfinished requests with a seat whose priority is below 0."""
-        return sum([state.request.priority < 0 for state in self._requests.running.values()])
+        if self._num_urgent < 0:
+            running = self._requests.running.values()
+            self._num_urgent = sum([state.request.priority < 0 for state in running])
+        return self._num_urgent
 
     def cached_tokens(self, request: Request) -> int:
         """Count the leading prompt tokens that the prefix cache holds."""
-        return self._requests.kv.lookup(RequestState(request)).tokens
+        return self.found_tokens(RequestState(request))
+
+    def found_tokens(self, state: RequestState) -> int:
+        """As `cached_tokens`, of a request of which other engines are asked, too."""
+        kv = self._requests.kv
+        return kv.cached_tokens(state) if isinstance(kv, PrefixCachingKVCache) else 0
 
     def estimate_step_ns(self, shape: BatchShape) -> int:
         """Estimate how long a step of this shape takes there."""
@@ -219,6 +247,10 @@ class ReportedState:
         """Count the leading prompt tokens that the prefix cache holds at this moment."""
         return self._live.cached_tokens(request)
 
+    def found_tokens(self, state: RequestState) -> int:
+        """As `cached_tokens`, of a request of which other engines are asked, too."""
+        return self._live.found_tokens(state)
+
     def estimate_step_ns(self, shape: BatchShape) -> int:
         """Estimate how long a step of this shape takes there."""
         return self._live.estimate_step_ns(shape)
@@ -244,16 +276,19 @@ class Board:
     index, num_blocks, block_size, num_in_flight, num_waiting, num_running : list of int
         What each says; not to be written to by who reads.
     changed : set of int
-        Places of engines whose counts changed since who reads last emptied it.
+        Places of engines whose counts changed since `loads` was asked last.
     """
 
     __slots__ = (
-        "_engines", "block_size", "changed", "index", "num_blocks", "num_in_flight", "num_running",
-        "num_waiting",
+        "_engines", "_lives", "_load", "_loads", "block_size", "changed", "index", "num_blocks",
+        "num_in_flight", "num_running", "num_waiting",
     )  # fmt: skip
 
     def __init__(self, engines: Sequence[EngineState]) -> None:
         self._engines = list(engines)
+        self._lives = [(i, live) for i, live in enumerate(engines) if isinstance(live, LiveState)]
+        self._load: Callable[[EngineState], Any] | None = None
+        self._loads: list[Any] = []
         self.changed: set[int] = set()
         self.index = [engine.index for engine in engines]
         self.num_blocks = [engine.num_blocks for engine in engines]
@@ -268,6 +303,31 @@ class Board:
     def used_blocks(self) -> list[int]:
         """KV blocks that requests hold now."""
         return [engine.used_blocks for engine in self._engines]
+
+    def cached_tokens(self, request: Request) -> list[int]:
+        """Count the leading prompt tokens that each prefix cache holds."""
+        state = RequestState(request)
+        return [engine.found_tokens(state) for engine in self._engines]
+
+    def loads(self, load: Callable[[EngineState], Any]) -> list[Any]:
+        """Return the load of each engine, asking only those that changed.
+
+        Parameters
+        ----------
+        load : callable
+            Computes it of all that an engine says but `cached_tokens` and `estimate_step_ns`.
+            The same for every request: else all are asked anew.
+        """
+        if load == self._load:
+            for place, live in self._lives:
+                if live.has_aged:
+                    self.changed.add(place)
+            for place in self.changed:
+                self._loads[place] = load(self._engines[place])
+        else:
+            self._load, self._loads = load, [load(engine) for engine in self._engines]
+        self.changed.clear()
+        return self._loads
 
 
 class Candidate(NamedTuple):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from schedlab.sim.drive.engine_state import Board, EngineState
+from schedlab.sim.request import Request
 
 Column = Literal[
     "index", "num_blocks", "block_size", "num_in_flight", "num_waiting", "num_running",
@@ -25,19 +26,6 @@ class Offer(list[EngineState]):
     def __init__(self, engines: Iterable[EngineState] = ()) -> None:
         super().__init__(engines)
         self.board = Board(self)
-        self._load: Callable[[EngineState], float] | None = None
-        self._loads: list[float] = []
-
-    def loads(self, load: Callable[[EngineState], float]) -> list[float]:
-        """Return the load of each engine; see the function `loads`."""
-        changed = self.board.changed
-        if load == self._load:
-            for place in changed:
-                self._loads[place] = load(self[place])
-        else:
-            self._load, self._loads = load, [load(engine) for engine in self]
-        changed.clear()
-        return self._loads
 
 
 def column(engines: Sequence[EngineState], name: Column) -> list[int]:
@@ -51,17 +39,15 @@ def column(engines: Sequence[EngineState], name: Column) -> list[int]:
     return [getattr(engine, name) for engine in engines]
 
 
-def loads(engines: Sequence[EngineState], load: Callable[[EngineState], float]) -> list[float]:
-    """Return a load of each engine; only to be read.
-
-    Parameters
-    ----------
-    engines : sequence of EngineState
-        Of an `Offer` only those are asked that changed since the last time.
-    load : callable
-        Computes it of an engine's counts of requests and of their tokens in flight, and of nothing
-        else: memory in use also changes with the time.
-    """
+def loads(engines: Sequence[EngineState], load: Callable[[EngineState], Any]) -> list[Any]:
+    """Return a load of each engine, only to be read; of an `Offer` as `Board.loads` does it."""
     if isinstance(engines, Offer):
-        return engines.loads(load)
+        return engines.board.loads(load)
     return [load(engine) for engine in engines]
+
+
+def cached_tokens(engines: Sequence[EngineState], request: Request) -> list[int]:
+    """Count the leading tokens of a prompt that each prefix cache holds."""
+    if isinstance(engines, Offer):
+        return engines.board.cached_tokens(request)
+    return [engine.cached_tokens(request) for engine in engines]

@@ -105,6 +105,14 @@ class PrefixCachingKVCache(PagedKVCache):
                 return hit._replace(tokens=tokens, num_own=num_own)
         return hit
 
+    def cached_tokens(self, state: RequestState) -> int:
+        """Count the tokens that `lookup` finds, of a request that may go to another cache."""
+        if state.id in self._left_behind:
+            return self.lookup(state).tokens
+        self._catch_up()
+        most = (state.num_tokens - 1) // self.block_size
+        return self._index.find(self._prompt(state), most)[0].tokens
+
     def allocate(
         self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
     ) -> bool:

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
+from schedlab.policies.routers.router import Router
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import simulate_cluster
+from schedlab.sim.drive.offer import cached_tokens, loads
 from tests import laws
 from tests.laws import LinearCost
 from tests.workloads import configs, share, workloads
@@ -46,9 +48,8 @@ def run(workload, limits, policies, slowness, router, staleness_ns, max_concurre
         )
         for config, policy, slow in zip(limits, policies, slowness, strict=True)
     ]
-    log = simulate_cluster(
-        engines, routers.make(router), workload, max_concurrency, staleness_ns=staleness_ns
-    )
+    made = router if isinstance(router, Router) else routers.make(router)
+    log = simulate_cluster(engines, made, workload, max_concurrency, staleness_ns=staleness_ns)
     for engine in engines:
         assert engine.kv.free_blocks == engine.kv.num_blocks, "the run ended with blocks held"
     return log
@@ -72,6 +73,30 @@ def test_requests_leave_one_engine_once_and_every_engine_keeps_the_laws(fleet):
         ]
         config = limits.for_policy(registry.policy_class(policy).pauses)
         laws.check(own, share, config, may_wait=True)
+
+
+class AsksTwice(Router):
+    """Compares what is kept of engines with what each says when it is asked itself."""
+
+    def route(self, request, engines):
+        assert loads(engines, said) == [said(engine) for engine in engines]
+        assert cached_tokens(engines, request) == [e.cached_tokens(request) for e in engines]
+        return int(self.rng.random() * len(engines))
+
+
+def said(engine):
+    return (
+        engine.num_in_flight, engine.num_waiting, engine.num_running, engine.used_blocks,
+        engine.prompt_tokens_in_flight, engine.backlog_tokens, engine.first_waiting_blocks,
+    )  # fmt: skip
+
+
+@given(fleets())
+@settings(max_examples=share(0.2))
+def test_loads_that_are_kept_are_those_that_engines_tell(fleet):
+    router = AsksTwice()
+    router.rng = np.random.default_rng(0)
+    run(**fleet | {"router": router})
 
 
 def sent_at(arrival, sent_ns):
