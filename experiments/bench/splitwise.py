@@ -17,7 +17,6 @@ import csv
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from schedlab.experiments.bench.beside import compare
 from schedlab.experiments.running.run import run
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
@@ -208,22 +208,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=(4.0, 12.0, 20.0))
     parser.add_argument("--num-requests", type=int, default=2000)
     options = parser.parse_args(argv)
-    print(f"{'req/s':>6} {'metric':>15} {'':>5} {'here, s':>10} {'SplitwiseSim, s':>16} {'x':>7}")
-    for rate in options.rates:
-        spec = specification(options.peer, rate, options.num_requests)
-        start_s = time.perf_counter()
-        mine = ours(spec)
-        between_s = time.perf_counter()
-        its = theirs(spec, options.peer, options.python)
-        end_s = time.perf_counter()
-        for name in _METRICS:
-            for percentile in (50, 99):
-                a, b = (float(np.percentile(found[name], percentile)) for found in (mine, its))
-                print(
-                    f"{rate:6g} {name:>15} {f'p{percentile}':>5} {a:10.4f} {b:16.4f} {a / b:7.3f}"
-                )
-        print(f"{rate:6g} {'seconds to run':>15} {'':>5} {between_s - start_s:10.1f}"
-              f" {end_s - between_s:16.1f}", flush=True)  # fmt: skip
+
+    def asked(rate: float) -> dict[str, Any]:
+        return specification(options.peer, rate, options.num_requests)
+
+    compare(
+        "SplitwiseSim",
+        options.rates,
+        lambda rate: ours(asked(rate)),
+        lambda rate: theirs(asked(rate), options.peer, options.python),
+    )
 
 
 if __name__ == "__main__":
