@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from schedlab.policies.knobs import Knobs
-from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.drive.router import first_least
+from schedlab.sim.drive.engine_state import EngineState, first_least
 from schedlab.sim.request import Request
 
 

@@ -330,6 +330,18 @@ class Board:
         return self._loads
 
 
+def first_least(loads: list[float], start: int) -> int:
+    """Return the place of the least load, among equals the first from `start` on, in a circle."""
+    place, least = start, loads[start]
+    for i in range(start + 1, len(loads)):
+        if loads[i] < least:
+            place, least = i, loads[i]
+    for i in range(start):
+        if loads[i] < least:
+            place, least = i, loads[i]
+    return place
+
+
 class Candidate(NamedTuple):
     """An engine that requests can leave, or go to unless it drains."""
 

@@ -57,18 +57,6 @@ def chosen(router: Router, request: Request, states: Sequence[EngineState]) -> i
     return states[place].index
 
 
-def first_least(loads: list[float], start: int) -> int:
-    """Return the place of the least load, among equals the first from `start` on, in a circle."""
-    place, least = start, loads[start]
-    for i in range(start + 1, len(loads)):
-        if loads[i] < least:
-            place, least = i, loads[i]
-    for i in range(start):
-        if loads[i] < least:
-            place, least = i, loads[i]
-    return place
-
-
 def _who(states: Sequence[EngineState]) -> str:
     indices = [state.index for state in states]
     if indices == list(range(len(indices))):
