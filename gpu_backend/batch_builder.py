@@ -23,9 +23,9 @@ class Rows(NamedTuple):
 
     batch: StepBatch
     states: list[RequestState]
-    """Requests that get a token, in the batch's order."""
+    """Requests that get a token, in the batch's order; with drafts, each verifies several."""
     seats: Int64
-    """Their seats."""
+    """Their seats, one for each token."""
     indices: Int64
     """Where in their sequences the token goes."""
     picks: Int64
@@ -74,7 +74,7 @@ class BatchBuilder:
         plan, shape = work.plan, work.shape
         ahead, self._ahead = self._ahead, None
         decodes = list(work.decodes.members.values()) if shape.num_decodes else []
-        if not (plan.chunks or shape.padding_tokens):
+        if not (plan.chunks or shape.padding_tokens or shape.draft_tokens):
             if ahead is not None and ahead.states == decodes:
                 self._complete(ahead)
                 rows = ahead
@@ -139,37 +139,41 @@ class BatchBuilder:
         pool, plan = self._pool, work.plan
         seats: list[int] = []
         contexts: list[int] = []
+        num_new: list[int] = []
         for state in decodes:
             contexts.append(state.num_computed_tokens)
-            seats.append(pool.grow(state.id, contexts[-1] + 1))
+            num_new.append(state.decode_tokens)
+            seats.append(pool.grow(state.id, contexts[-1] + num_new[-1]))
         for state in held:
             contexts.append(state.num_computed_tokens - 1)
+            num_new.append(1)
             seats.append(pool.seat(state.id))
         num_singles = len(seats)
-        num_new = [1] * num_singles
-        is_sampled = [True] * num_singles
+        num_sampled = num_new.copy()
         states = decodes.copy()
         for state, n in plan.chunks:
             contexts.append(state.num_computed_tokens)
             seats.append(self._seat(state, contexts[-1] + n))
             num_new.append(n)
-            is_sampled.append(state.num_uncomputed_tokens == n)
-            if is_sampled[-1]:
+            num_sampled.append(int(state.num_uncomputed_tokens == n))
+            if num_sampled[-1]:
                 states.append(state)
         batch = self._next_batch()
         all_seats, before, new = np.array(seats), np.array(contexts), np.array(num_new)
         order = launch_order(before, new)
         batch.fill(
             self._sequences.tokens, pool.tables, pool.block_size, all_seats[order], before[order],
-            new[order] if plan.chunks else None, plan.padding_tokens,
+            new[order] if plan.chunks or work.shape.draft_tokens else None, plan.padding_tokens,
         )  # fmt: skip
         last_token = np.empty_like(new)
         last_token[order] = np.cumsum(new[order]) - 1
         batch.slots[last_token[len(decodes) : num_singles]] = -1  # held rows only read
-        sampled = np.flatnonzero(is_sampled)
-        indices = (before + new)[sampled]
-        batch.sample(last_token[sampled], self._keys(all_seats[sampled], indices))
-        picks = np.delete(np.arange(len(sampled)), slice(len(decodes), num_singles))
+        # Of each sequence the last tokens: one, or a decode's with those drafted.
+        sampled = np.repeat(np.arange(len(new)), num_sampled)
+        before_last = np.cumsum(num_sampled)[sampled] - 1 - np.arange(len(sampled))
+        indices = (before + new)[sampled] - before_last
+        batch.sample(last_token[sampled] - before_last, self._keys(all_seats[sampled], indices))
+        picks = np.flatnonzero((sampled < len(decodes)) | (sampled >= num_singles))
         return Rows(
             batch, states, all_seats[sampled][picks], indices[picks], picks,
             decode_only=False, was_ahead=False,

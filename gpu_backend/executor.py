@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schedlab.gpu_backend.batch_builder import BatchBuilder
+from schedlab.gpu_backend.batch_builder import BatchBuilder, Rows
 from schedlab.gpu_backend.block_pool import BlockPool
 from schedlab.gpu_backend.clock import Clock
 from schedlab.gpu_backend.runner import ModelRunner
@@ -20,6 +20,10 @@ from schedlab.sim.core.executor import Steps, Work
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Request, RequestState
+from schedlab.sim.speculation.recording import Drafts
+
+EstimateStepNs = Callable[[BatchShape, int], int]
+"""Answers policies that ask what a step would take."""
 
 
 class StepTime(NamedTuple):
@@ -75,6 +79,8 @@ class TorchExecutor:
         Every step so far.
     num_estimates : int
         How often a policy has asked what a step would take.
+    drafts : dict of int to list of (int, int)
+        By request, tokens drafted and accepted; empty, since it does not speculate.
 
     Notes
     -----
@@ -88,7 +94,7 @@ class TorchExecutor:
         config: EngineConfig,
         clock: Clock,
         *,
-        estimate_step_ns: Callable[[BatchShape, int], int] | None = None,
+        estimate_step_ns: EstimateStepNs | None = None,
         prompt_ids: PromptIds | None = None,
         seed: int = 0,
         shuffle_blocks: bool = False,
@@ -111,6 +117,7 @@ class TorchExecutor:
         )
         self.steps: list[StepTime] = []
         self.num_estimates = 0
+        self.drafts: dict[int, Drafts] = {}
         self._estimate_step_ns = estimate_step_ns
         self._held: dict[int, RequestState] = {}
         self._prepares_ahead = runner.is_cuda if prepare_ahead is None else prepare_ahead
@@ -202,14 +209,22 @@ class TorchExecutor:
         if self._prepares_ahead and rows.decode_only:
             self._builder.prepare_next(rows)
         tokens = self.runner.wait()
-        self.sequences.tokens[rows.seats, rows.indices] = tokens[rows.picks]
-        last = np.flatnonzero(self.sequences.last_index[rows.seats] == rows.indices)
-        finished = [rows.states[i] for i in last.tolist()]
+        finished = self._keep(work, rows, tokens)
         if work.plan.finished != "leave":
             self._held.update((state.id, state) for state in finished)
-        duration_ns, overhead_ns = self.clock.step_ends(work.shape)
+        duration_ns, overhead_ns = self._step_ends(work)
         device_ns, was_ahead = self.runner.device_ns, rows.was_ahead
         self.steps.append(
             StepTime(work.shape, duration_ns, overhead_ns, prepare_ns, device_ns, was_ahead)
         )
         return Steps([duration_ns], overhead_ns, finished)
+
+    def _step_ends(self, work: Work) -> tuple[int, int]:
+        """Return how long the step took, and how much of it is scheduling overhead."""
+        return self.clock.step_ends(work.shape)
+
+    def _keep(self, work: Work, rows: Rows, tokens: Int64) -> list[RequestState]:
+        """Write down the tokens that came out; return whose was the last."""
+        self.sequences.tokens[rows.seats, rows.indices] = tokens[rows.picks]
+        last = np.flatnonzero(self.sequences.last_index[rows.seats] == rows.indices)
+        return [rows.states[i] for i in last.tolist()]

@@ -78,7 +78,9 @@ class ModelRunner:
         # Static batching may pad prompts, and rows of held requests, beyond the token budget.
         max_tokens = config.max_num_batched_tokens + config.max_model_len + config.max_num_seqs
         max_blocks = -(-config.max_model_len // config.block_size)
-        self.layout = StepLayout(max_tokens, config.max_num_seqs, max_blocks)
+        # A decode samples its own successor and that of each drafted token.
+        max_samples = config.max_num_seqs * (1 + config.num_speculative_tokens)
+        self.layout = StepLayout(max_tokens, config.max_num_seqs, max_blocks, max_samples)
         self.device_ns = 0
         self._num_samples = 0
         self._graphs: DecodeGraphs | None = None
@@ -95,7 +97,7 @@ class ModelRunner:
                     decoder, self.kv_pools, self._views, self.new_batch(), self._buffer,
                     graph_buckets(config.max_num_seqs),
                 )  # fmt: skip
-        self._ids = torch.zeros(config.max_num_seqs, dtype=torch.int64, pin_memory=self.is_cuda)
+        self._ids = torch.zeros(max_samples, dtype=torch.int64, pin_memory=self.is_cuda)
 
     @property
     def graph_buckets(self) -> tuple[int, ...]:

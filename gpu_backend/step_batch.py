@@ -24,19 +24,24 @@ class StepLayout:
     ----------
     max_tokens, max_num_seqs, max_blocks : int
         Most tokens and sequences of a step, and blocks of a sequence.
+    max_samples : int, optional
+        Most tokens of a step that are sampled; by default one of each sequence.
     """
 
-    def __init__(self, max_tokens: int, max_num_seqs: int, max_blocks: int) -> None:
+    def __init__(
+        self, max_tokens: int, max_num_seqs: int, max_blocks: int, max_samples: int | None = None
+    ) -> None:
         self.max_tokens = max_tokens
         self.max_num_seqs = max_num_seqs
         self.max_blocks = max_blocks
+        self.max_samples = max_num_seqs if max_samples is None else max_samples
         # The block tables come last, so that a copy can end with those in use.
         parts = {
             "tokens": ((max_tokens,), torch.int64),
             "positions": ((max_tokens,), torch.int64),
             "slots": ((max_tokens,), torch.int64),
-            "sample_rows": ((max_num_seqs,), torch.int64),
-            "sample_keys": ((max_num_seqs,), torch.int64),
+            "sample_rows": ((self.max_samples,), torch.int64),
+            "sample_keys": ((self.max_samples,), torch.int64),
             "query_start": ((max_num_seqs + 1,), torch.int32),
             "context_lens": ((max_num_seqs,), torch.int32),
             "block_tables": ((max_num_seqs, max_blocks), torch.int32),

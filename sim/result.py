@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from schedlab.sim.record.saved_log import (
     write_table,
 )
 from schedlab.sim.record.sessions import has_sessions
+from schedlab.sim.speculation.recording import Drafts, read_drafts, write_drafts
 from schedlab.sim.text import json_value
 
 Metrics = dict[str, float]
@@ -42,6 +44,7 @@ Metrics = dict[str, float]
 _SCHEMA = 1
 
 _COPIES = "copies", "copy_waits"
+_DRAFTS = "drafts.jsonl"
 _VLLM_LATENCIES = tuple(
     f"{statistic}_{metric}_ms"
     for metric in ("ttft", "tpot", "itl", "e2el")
@@ -73,6 +76,9 @@ class RunResult:
         Memory below the GPU's of each engine, the nearest first.
     copies, copy_waits : mapping of str to ndarray
         Copies to and from there, and the steps that waited for some; see `sim.record.copies`.
+    drafts : mapping of int to list of (int, int)
+        By request, tokens drafted and accepted of each verification: of a real backend, which
+        alone knows them before it is told.
     reject_reasons : dict of int to str
         Why requests were turned away, by id.
     provenance : dict
@@ -97,6 +103,7 @@ class RunResult:
     tiers: tuple[TierFacts, ...] = ()
     copies: CopyTable = field(default_factory=Copies().columns)
     copy_waits: CopyTable = field(default_factory=Copies().wait_columns)
+    drafts: Mapping[int, Drafts] = field(default_factory=dict)
     _metrics: Metrics | None = field(default=None, init=False, repr=False, compare=False)
 
     def observation(self) -> Observation:
@@ -217,7 +224,8 @@ class RunResult:
         """Write result.json and tables (requests, steps, preemptions, gaps, tokens, stints).
 
         Where requests are those of sessions, there is a table of sessions as well; where engines
-        have tiers, one of copies and one of the steps that waited for some.
+        have tiers, one of copies and one of the steps that waited for some. Drafts of a real
+        backend are in drafts.jsonl, which the simulation takes as ``acceptance: {recording: ..}``.
 
         Each file is written whole or not at all, result.json last. The same result gives the same
         bytes, up to ``date`` (set SOURCE_DATE_EPOCH to fix that, too). A light result is
@@ -229,6 +237,8 @@ class RunResult:
             if self.tiers:
                 write_table(folder / "copies.parquet", [self.copies])
                 write_table(folder / "copy_waits.parquet", [self.copy_waits])
+            if self.drafts:
+                write_drafts(folder / _DRAFTS, self.drafts)
         text = json.dumps(self.to_vllm_json(), indent=2, allow_nan=False)
         write_text(folder / "result.json", text + "\n")
 
@@ -275,6 +285,7 @@ class RunResult:
                 num_engines=int(ours.get("num_engines", 1)),
                 engines=tuple(EngineFacts.from_data(facts) for facts in ours.get("engines", ())),
                 tiers=tiers,
+                drafts=read_drafts(folder / _DRAFTS) if (folder / _DRAFTS).is_file() else {},
                 **found,
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schedlab.experiments.running.fleet import Kind, changes, disaggregation, interconnect
@@ -24,6 +25,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.record.cluster_log import ClusterLog
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival
+from schedlab.sim.speculation.recording import Drafts
 
 if TYPE_CHECKING:
     from schedlab.gpu_backend.vllm.recording import VllmLog
@@ -62,6 +64,8 @@ class Served(NamedTuple):
     log: Log
     num_plans: int
     """How often policies were asked."""
+    drafts: Mapping[int, Drafts] = MappingProxyType({})
+    """What became of drafts, where the backend alone knows."""
 
 
 class Backend(Protocol):
@@ -242,8 +246,12 @@ def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
     for switch in ("enable_prefix_caching", "async_scheduling", "cuda_graph_padding"):
         if getattr(spec.engine, switch):
             raise SpecError(f"engine.{switch}: the real backend does not do that; set it to false")
-    if spec.engine.speculation is not None:
-        raise SpecError("engine.speculation: only the simulation has it; set backend: sim")
+    speculation = spec.engine.speculation
+    if speculation is not None and speculation.method != "ngram":
+        raise SpecError(
+            f"engine.speculation.method: the real backend has no {speculation.method}; set "
+            "method: ngram, or backend: sim"
+        )
     _refuse_tiers(spec)
     if spec.cluster is not None:
         raise SpecError("cluster: the real backend runs one engine")

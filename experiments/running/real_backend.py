@@ -44,7 +44,7 @@ class RealBackend:
 
     def serve(self, task: Task) -> Served:
         """Run a workload to its end."""
-        return serve_on_engines(self, task)
+        return serve_on_engines(self, task)._replace(drafts=self._executor.drafts)
 
     def drive(
         self, engines: Sequence[Engine], task: Task, new_engine: Callable[[int], Engine]
@@ -93,6 +93,7 @@ def open_device(point: Resolved, pricing: Pricing) -> RealBackend:
         ) from error
     from schedlab.gpu_backend.clock import ModelledClock, VirtualClock, WallClock
     from schedlab.gpu_backend.executor import TorchExecutor
+    from schedlab.gpu_backend.speculating_executor import PromptLookup, SpeculatingExecutor
 
     spec, config, real = point.spec, point.config, point.spec.real
     stopwatch = open_stopwatch(spec)
@@ -106,9 +107,19 @@ def open_device(point: Resolved, pricing: Pricing) -> RealBackend:
         spec.model, config, spec.engine.dtype, spec.seed, real.device, real.weights,
         real.temperature, real.cuda_graphs,
     )  # fmt: skip
-    executor = TorchExecutor(
-        runner, config, clock, estimate_step_ns=pricing.estimate_ns, seed=spec.seed
-    )
+    executor: TorchExecutor
+    if (speculation := point.speculation) is None:
+        executor = TorchExecutor(
+            runner, config, clock, estimate_step_ns=pricing.estimate_ns, seed=spec.seed
+        )
+    else:
+        executor = SpeculatingExecutor(
+            runner, config, clock, estimate_step_ns=pricing.estimate_ns, seed=spec.seed,
+            lookup=PromptLookup(
+                speculation.spec.prompt_lookup_min, speculation.spec.prompt_lookup_max
+            ),
+            modelled_drafter=speculation.drafter,
+        )  # fmt: skip
     return RealBackend(executor, clock, stopwatch, real)
 
 

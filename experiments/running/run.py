@@ -143,6 +143,7 @@ def _run(
         num_engines=len(places) or sum(kind.num_engines for kind in kinds),
         engines=() if spec.cluster is None else engine_facts(kinds, places),
         **_copies(point, log),
+        drafts=served.drafts,
         reject_reasons=log.reject_reasons,
         provenance={
             **provenance(spec, kinds),

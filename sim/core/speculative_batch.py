@@ -42,13 +42,15 @@ class SpeculativeBatch(DecodeBatch):
     """
 
     __slots__ = (
-        "_ahead", "_base", "_context_sum", "_contexts_at", "_joined", "_lengths", "_of_members",
+        "_ahead", "_base", "_config", "_context_sum", "_contexts_at", "_joined", "_lengths",
+        "_of_members",
         "last_tokens", "num_accepted", "num_cut_short",
     )  # fmt: skip
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config.block_size)
         most = config.num_speculative_tokens
+        self._config = config
         self.num_accepted = 0
         self.num_cut_short = 0
         self.last_tokens: list[int] = []
@@ -89,6 +91,39 @@ class SpeculativeBatch(DecodeBatch):
         if count:
             column = self._column(count)
             self._ahead[:, column : column + count] += sign * track.ahead[:, track.first :]
+
+    def settle(
+        self, state: SpeculatingState, came: int, accepted: int, drafted: int | None
+    ) -> None:
+        """Say what the next verification of a member gives, which was the last of its track.
+
+        Of an executor that verifies; before the batch advances.
+
+        Parameters
+        ----------
+        state : SpeculatingState
+            The member.
+        came : int
+            Tokens that come out.
+        accepted : int
+            Drafted tokens that were right.
+        drafted : int or None
+            Tokens drafted for the one after it; None if there is none.
+        """
+        track = state.track
+        assert track is not None
+        i, column = len(track.drafted) - 1, self._column(2)
+        assert i == state._verification(), "another verification is under way"
+        cut_short = int(accepted < track.drafted[i])
+        context = state.num_computed_tokens + came
+        track.came[-1] += came - 1
+        track.ahead[0, i] = came
+        track.ahead[2, i] = cut_short
+        self._ahead[0, column] += came - 1
+        self._ahead[2, column] += cut_short
+        if drafted is not None:
+            track.append(self._config, context, drafted)
+            self._ahead[:, column + 1] += track.ahead[:, -1]
 
     def _column(self, count: int) -> int:
         """Return the column of the next step, with room for `count` steps from there on."""

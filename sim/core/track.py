@@ -65,6 +65,30 @@ class Track:
         self.drafted = drafted
         self.ahead = ahead
 
+    def append(self, config: EngineConfig, context_tokens: int, drafted: int) -> None:
+        """Add a verification of so many drafted tokens; until told better, one token comes out.
+
+        Parameters
+        ----------
+        config : EngineConfig
+            The limits.
+        context_tokens : int
+            Tokens in the cache before it.
+        drafted : int
+            Tokens drafted for it.
+        """
+        size, held = config.block_size, self.held[-1]
+        holds = max(held, context_tokens + slots(config, context_tokens, drafted))
+        column: Any = np.zeros((3 + config.num_speculative_tokens, 1), dtype=np.int64)
+        column[0] = 1
+        column[1] = -(-holds // size) + (-held // size)
+        if drafted:
+            column[2 + drafted] = 1
+        self.came.append(self.came[-1] + 1)
+        self.held.append(holds)
+        self.drafted.append(drafted)
+        self.ahead = np.concatenate((self.ahead, column), axis=1)
+
 
 class SpeculatingState(RequestState):
     """A request with drafts; while it decodes with the others, its counters are those at joining.
@@ -159,6 +183,28 @@ def slots(config: EngineConfig, context_tokens: int, drafted: int) -> int:
     """
     lookahead = config.num_lookahead_tokens if drafted else 0
     return min(1 + drafted + lookahead, config.max_model_len - context_tokens)
+
+
+def most_drafts(config: EngineConfig, state: SpeculatingState, context_tokens: int) -> int:
+    """Return how many tokens may be drafted for a verification with so many in the cache.
+
+    As in vLLM, drafts may reach beyond the end of an answer, but not beyond `max_model_len`.
+    """
+    most = state.drafts if state.draft_once < 0 else state.draft_once
+    return max(0, min(most, config.max_model_len - 2 - context_tokens))
+
+
+def one_ahead(config: EngineConfig, state: SpeculatingState, drafted: int) -> Track:
+    """Return a track of one verification, of a request that is in no batch.
+
+    For drafts of which nobody knows what becomes of them until they are verified; see
+    `SpeculativeBatch.settle`.
+    """
+    context = state.num_computed_tokens
+    nothing: Any = np.zeros((3 + config.num_speculative_tokens, 0), dtype=np.int64)
+    track = Track([0], [context + state.spare_tokens], [], nothing)
+    track.append(config, context, drafted)
+    return track
 
 
 def look_ahead(

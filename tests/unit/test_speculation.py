@@ -74,13 +74,18 @@ def test_wrong_speculation_is_refused_by_name(speculation, message):
         ({"cluster": {"pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}}}},
          r"engine\.speculation: not simulated with cluster\.pools"),
         ({"cluster": {"count": 2, "failures": {}}}, "^engine.speculation: not where"),
-        ({"backend": "real", "model": "schedlab-tiny", "hardware": "cpu"}, "engine.speculation"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value,
 )  # fmt: skip
 def test_engine_that_cannot_speculate_says_so(keys, message):
     with pytest.raises(SpecError, match=message):
         run(spec_of(NGRAM, **keys))
+
+
+def test_real_backend_refuses_a_drafter_that_it_does_not_have():
+    eagle = {"method": "eagle", "num_speculative_tokens": 2}
+    with pytest.raises(SpecError, match=r"the real backend has no eagle; set method: ngram"):
+        run(spec_of(eagle, backend="real", model="schedlab-tiny", hardware="cpu"))
 
 
 def test_drafts_by_targets_that_nobody_has_are_refused_with_what_to_add(tmp_path):

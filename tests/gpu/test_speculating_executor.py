@@ -1,0 +1,140 @@
+"""Drafts by look-up on the real backend: the same answers, in fewer steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.gpu_backend.clock import ModelledClock
+from schedlab.gpu_backend.executor import TorchExecutor
+from schedlab.gpu_backend.prompt_lookup import look_up
+from schedlab.gpu_backend.speculating_executor import SpeculatingExecutor
+from schedlab.policies import registry
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.plan_log import RecordingExecutor
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.request import Arrival, Request
+from schedlab.sim.result import RunResult
+from schedlab.sim.speculation.drafters import NgramDrafter
+from schedlab.sim.speculation.recording import RecordedAcceptance, write_drafts
+from tests.gpu.backend import CONFIG, TIGHT, tiny_runner, variant
+from tests.laws import LinearCost
+
+FEW_WORDS = variant(vocab_size=5)
+"""A model that repeats itself, so that look-ups find what it will say."""
+
+
+def requests(n=12, seed=0):
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(n):
+        request = Request(
+            id=i, arrival_ns=i * 40_000, prompt_tokens=int(rng.integers(2, 40)), max_tokens=60
+        )
+        made.append(Arrival(request, int(rng.integers(1, 60)), request.arrival_ns))
+    return made
+
+
+def served(executor, config, policy="fcfs", arrivals=None):
+    """Run a workload; return answers by request."""
+    engine = Engine(
+        config, registry.make(policy), executor, observer=getattr(executor, "check", None)
+    )
+    log = simulate(engine, arrivals or requests())
+    check_conservation(engine)
+    return engine, log
+
+
+def speculating(config, temperature=0.0):
+    runner = tiny_runner(config, FEW_WORDS, temperature)
+    return SpeculatingExecutor(runner, config, ModelledClock(Pricing(LinearCost())))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("limits", [CONFIG, TIGHT], ids=["roomy", "tight"])
+def test_answers_with_drafts_are_those_without_in_fewer_steps(limits, temperature):
+    runner = tiny_runner(limits, FEW_WORDS, temperature)
+    plain = TorchExecutor(runner, limits, ModelledClock(Pricing(LinearCost())))
+    served(plain, limits)
+    with_drafts = speculating(replace(limits, num_speculative_tokens=3), temperature)
+    served(with_drafts, replace(limits, num_speculative_tokens=3))
+    for one in requests():
+        assert (
+            plain.generated(one.request.id).tolist()
+            == with_drafts.generated(one.request.id).tolist()
+        )
+    accepted = sum(a for drafts in with_drafts.drafts.values() for _, a in drafts)
+    drafted = sum(d for drafts in with_drafts.drafts.values() for d, _ in drafts)
+    assert 50 < accepted < drafted
+    assert len(with_drafts.steps) < len(plain.steps)
+
+
+@pytest.mark.parametrize("limits", [CONFIG, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize("policy", ["fcfs", "srtf"])
+def test_simulation_of_recorded_drafts_takes_the_steps_of_the_device(tmp_path, limits, policy):
+    config = replace(limits, num_speculative_tokens=3)
+    arrivals = [
+        a._replace(request=replace(a.request, predicted_tokens=float(a.output_tokens)))
+        for a in requests()
+    ]
+    real = speculating(config)
+    device = RecordingExecutor(real)
+    served(device, config, policy, arrivals)
+    write_drafts(tmp_path / "drafts.jsonl", real.drafts)
+    simulated = RecordingExecutor(
+        SpeculativeExecutor(
+            Pricing(LinearCost()), config, RecordedAcceptance(tmp_path / "drafts.jsonl"),
+            NgramDrafter(0.0),
+        )
+    )  # fmt: skip
+    served(simulated, replace(config, fast_forward=False), policy, arrivals)
+    assert [(s.tokens, s.preempted) for s in device.steps] == [
+        (s.tokens, s.preempted) for s in simulated.steps
+    ]
+
+
+def test_look_up_continues_the_longest_of_the_last_tokens_that_stood_before():
+    tokens = np.array([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], dtype=np.int32)
+    assert look_up(tokens, 2, 1, 4).tolist() == [9, 2]  # of three tokens, not of 2, 3 alone
+    assert look_up(tokens, 2, 1, 2).tolist() == [9, 2]  # the first of two places
+    assert look_up(tokens, 20, 1, 4).tolist() == [9, 2, 3, 8, 1, 2, 3]
+    assert look_up(tokens, 3, 4, 4).tolist() == []
+    assert look_up(np.array([7, 7, 7], dtype=np.int32), 5, 1, 4).tolist() == [7]
+    assert look_up(np.array([7], dtype=np.int32), 5, 1, 4).tolist() == []
+
+
+def test_run_on_the_device_keeps_its_drafts_for_the_simulation(tmp_path):
+    data = {
+        "name": "drafts", "model": "schedlab-tiny", "hardware": "cpu", "backend": "real",
+        "policy": "fcfs", "real": {"clock": "modelled"},
+        "engine": {
+            "dtype": "fp32", "num_gpu_blocks_override": 64, "block_size": 4, "max_num_seqs": 4,
+            "max_num_batched_tokens": 64, "max_model_len": 128,
+            "speculation": {
+                "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1,
+                "request_s": 0.001,
+            },
+        },
+        "workload": {
+            "prompt_tokens": {"distribution": "uniform", "low": 2, "high": 30},
+            "output_tokens": {"distribution": "uniform", "low": 1, "high": 60},
+            "num_requests": 10, "request_rate": 100,
+        },
+    }  # fmt: skip
+    measured = run(make_spec(data))
+    measured.save(tmp_path / "real")
+    recording = {"recording": str(tmp_path / "real" / "drafts.jsonl")}
+    data |= {"backend": "sim"}
+    data["engine"]["speculation"]["acceptance"] = recording
+    simulated = run(make_spec(data))
+    assert len(set(simulated.requests["finish_ns"])) > 5
+    assert simulated.requests["finish_ns"].tolist() == measured.requests["finish_ns"].tolist()
+    assert RunResult.load(tmp_path / "real").drafts == measured.drafts
+    assert sum(drafted for drafts in measured.drafts.values() for drafted, _ in drafts) > 20
