@@ -14,7 +14,7 @@ from schedlab.experiments.commands.experiment import (
     load_experiment,
     results_folder,
 )
-from schedlab.experiments.commands.terminal import steps_bar
+from schedlab.experiments.commands.terminal import print_lines, print_table, steps_bar
 from schedlab.sim.errors import SpecError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -64,7 +64,14 @@ def measure(
 ) -> None:
     """Run an experiment on the real backend and in simulation, and say how far they differ."""
     from schedlab.experiments.comparing.compare import compare as run_comparison
-    from schedlab.experiments.comparing.comparison_files import markdown, runs_told, write
+    from schedlab.experiments.comparing.comparison_files import (
+        HEADER,
+        agreement_lines,
+        point_lines,
+        point_rows,
+        runs_told,
+        write,
+    )
     from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
 
     spec = load_experiment(spec_file, overrides)
@@ -78,9 +85,13 @@ def measure(
         )
         write(found, spec, new)
     if not quiet:
-        typer.echo(markdown(found, spec))
-        typer.echo(runs_told(found, spec))
-        typer.echo(f"results: {folder}")
+        for point in found:
+            print_table(point.label, HEADER, point_rows(point))
+            print_lines(["", *point_lines(point, spec), ""])
+        lines = [f"do both backends rank alike? {line}" for line in agreement_lines(found)]
+        print_lines([*lines, "error: simulated / measured - 1; spread: half the range of the "
+                     "measured runs; interval: 95 %, a bootstrap over requests",
+                     runs_told(found, spec), f"results: {folder}"])  # fmt: skip
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schedlab.experiments.commands.terminal import print_table
+from schedlab.experiments.commands.terminal import print_lines, print_table
 from schedlab.sim.text import percent
 
 if TYPE_CHECKING:
@@ -218,12 +218,13 @@ def learn_command(
             ("GPU", "model", "learnt", "learnt on the other models"),
             layer_rows,
         )
-    typer.echo(f"kernels: {output} (use them with cost_model: {{name: roofline, kernels: FILE}})")
+    print_lines(
+        [f"kernels: {output} (use them with cost_model: {{name: roofline, kernels: FILE}})"]
+    )
 
 
 def _save(imported: Imported, output: Path) -> None:
     """Write the profile; say what was assumed, and how to use it."""
     imported.save(output)
-    for line in imported.assumptions:
-        typer.echo(f"assumed: {line}")
-    typer.echo(f"profile: {output} (use it with cost_model: {output})")
+    lines = [f"assumed: {line}" for line in imported.assumptions]
+    print_lines([*lines, f"profile: {output} (use it with cost_model: {output})"])

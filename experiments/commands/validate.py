@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from schedlab.experiments.commands.experiment import AsJson, Quiet, SpecFile, load_experiment
-from schedlab.experiments.commands.terminal import print_table, steps_bar
+from schedlab.experiments.commands.terminal import print_lines, print_table, steps_bar
 from schedlab.sim.errors import SpecError
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ def validate(
         typer.echo(json_text(found.to_data()))
         return
     print_table(f"{spec.name} (ms)", ("metric", "measured", "predicted", "error"), found.rows())
-    for line in found.lines():
-        typer.echo(line)
+    print_lines(found.lines())
 
 
 def _print_load_tests(specs: list[ExperimentSpec], as_json: bool, quiet: bool) -> None:
@@ -150,8 +149,7 @@ def _print_errors(found: LoadTestValidation, as_json: bool) -> None:
         return
     title = "measured ms, and error of the prediction"
     print_table(title, found.header(), found.rows())
-    for line in found.lines():
-        typer.echo(line)
+    print_lines(found.lines())
 
 
 def _print_steps(spec: ExperimentSpec, as_json: bool, figure: Path | None) -> None:
@@ -169,5 +167,4 @@ def _print_steps(spec: ExperimentSpec, as_json: bool, figure: Path | None) -> No
         return
     headings = ("kind", "count", "predicted ms", "recorded - predicted, ms")
     print_table(f"{spec.name}: recorded times forced on the replay", headings, found.rows())
-    for line in found.lines():
-        typer.echo(line)
+    print_lines(found.lines())

@@ -94,6 +94,10 @@ SHOWN = (
 )  # fmt: skip
 
 
+HEADER = ("metric", "measured", "spread", "simulated", "error", "interval", "")
+"""Of a table of `point_rows`."""
+
+
 def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
     """Return the comparison as tables a person reads."""
     real = found[0].measured.provenance["real"]
@@ -108,25 +112,37 @@ def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
         "",
     ]
     for point in found:
-        lines += [
-            f"## {point.label}",
-            "",
-            f"- measured {point.num_runs} of {spec.real.repeats} times",
-            f"- decisions with the same step times: {_same_step_times(point)}",
-            f"- decisions with measured step times: {point.measured_difference or 'identical'}",
-            f"- cost of the measured runs' own steps: mean error {point.steps['mape']:.1%}, "
-            f"bias {point.steps['bias']:+.1%} over {point.steps['num_steps']} steps",
-            "",
-        ]
-        header = ("metric", "measured", "spread", "simulated", "error", "interval", "")
-        shown = (row for row in point.rows if row.metric in SHOWN)
-        lines += markdown_table(header, map(_cells, shown))
-        lines.append("")
+        told = (f"- {line}" for line in point_lines(point, spec))
+        lines += [f"## {point.label}", "", *told, ""]
+        lines += [*markdown_table(HEADER, point_rows(point)), ""]
     lines += ["## Do both backends rank the policies alike?", ""]
+    lines += [f"- {line}" for line in agreement_lines(found)]
+    return "\n".join(lines) + "\n"
+
+
+def point_lines(point: PointComparison, spec: ExperimentSpec) -> list[str]:
+    """Return what to say of a point: how often it was measured, decisions, cost of its steps."""
+    return [
+        f"measured {point.num_runs} of {spec.real.repeats} times",
+        f"decisions with the same step times: {_same_step_times(point)}",
+        f"decisions with measured step times: {point.measured_difference or 'identical'}",
+        f"cost of the measured runs' own steps: mean error {point.steps['mape']:.1%}, "
+        f"bias {point.steps['bias']:+.1%} over {point.steps['num_steps']} steps",
+    ]
+
+
+def point_rows(point: PointComparison) -> list[tuple[str, ...]]:
+    """Return a row under `HEADER` for each metric that is shown."""
+    return [_cells(row) for row in point.rows if row.metric in SHOWN]
+
+
+def agreement_lines(found: list[PointComparison]) -> list[str]:
+    """Return for each load how alike both backends rank the policies."""
+    lines = []
     for load, taus in agreement(found).items():
         texts = (f"{m} {'-' if math.isnan(tau) else f'{tau:.2f}'}" for m, tau in taus.items())
-        lines.append(f"- {load or 'all'}: Kendall tau {', '.join(texts)}")
-    return "\n".join(lines) + "\n"
+        lines.append(f"{load or 'all'}: Kendall tau {', '.join(texts)}")
+    return lines
 
 
 def _cells(row: Compared) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -80,12 +81,13 @@ def test_folders_are_shown_side_by_side(folder, tmp_path):
     assert "one: static, request_rate=4" in page
 
 
-def browsed(page, tmp_path, actions):
+def browsed(page, tmp_path, actions, width=800):
     """Return the page as a browser has it after it ran, and then `actions` (JavaScript)."""
     path = tmp_path / "page.html"
     path.write_text(page.replace("</body>", f"<script>{actions}</script></body>"))
     ran = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", path.as_uri()],
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900",
+         "--dump-dom", path.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     return ran.stdout
@@ -118,6 +120,23 @@ def test_clicks_sort_the_table_and_choose_what_is_drawn(folder, tmp_path):
     rows = [results.rows[i] for i in fcfs]
     assert traces[0]["x"] == [1, 4, 16]
     assert traces[0]["y"] == pytest.approx([row.mean("mean_e2el_ms") for row in rows])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+@pytest.mark.parametrize("width", [800, 1280])
+def test_table_of_long_numbers_with_intervals_is_seen_whole(width, folder, tmp_path):
+    results = read_results(folder)
+    long = {name: Estimate(48_888.0, 12_345.0) for name in results.rows[0].metrics if "_ms" in name}
+    rows = [replace(row, metrics={**row.metrics, **long}) for row in results.rows]
+    actions = """
+      const results = document.querySelector("#results ~ .scroll");
+      document.title = results.scrollWidth + "/" + results.clientWidth;
+    """
+    dom = browsed(report_page(replace(results, rows=rows)), tmp_path, actions, width)
+    wide, seen = re.search(r"<title>(\d+)/(\d+)", dom).groups()
+    assert int(wide) <= int(seen)
+    assert "48,888" in dom
 
 
 @pytest.mark.slow

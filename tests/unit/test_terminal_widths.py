@@ -1,5 +1,6 @@
 """Every command that prints a table prints it whole at any width, into pipes and into logs."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.comparing import comparison_files
 from schedlab.experiments.results import text_table as tables
 from schedlab.experiments.search.recommend_report import HEADER
 
@@ -22,6 +24,31 @@ sweep:
 find: {maximize: workload.request_rate, between: [2, 9], at_most: {p99_ttft_ms: 900}, settle: false}
 tune: {maximize: output_throughput, over: {engine.max_num_seqs: [4, 8]}, levels: 2, settle: false}
 """
+CLAIM = """\
+workload: {num_requests: 8, prompt_tokens: 64, output_tokens: 9}
+replications: 2
+sweep: {policy: [fcfs, static]}
+claim:
+  system: Continuous
+  statement: It is faster.
+  source: a paper
+  scaled_down: nothing
+  figures:
+    - {name: throughput, metric: output_throughput, of: {policy: fcfs},
+       against: {policy: static}, compare: ratio, paper: [2, 4], accept: [1.5, 5]}
+"""
+MEASURED = """\
+name: measured
+model: llama-3-8b
+hardware: a100-80gb
+engine: {profile: vllm-0.19}
+workload: {trace: client.json}
+validation: {measured: client.json}
+"""
+CLIENT = {
+    "start_times": [0.0, 0.5, 1.0], "input_lens": [9, 1234, 20], "output_lens": [2, 3, 2],
+    "ttfts": [0.2, 0.3, 0.2], "itls": [[0.01], [0.01, 0.02], [0.03]], "errors": [""] * 3,
+}  # fmt: skip
 MATRIX = """\
 workloads: {chat: {workload: {trace: fixed, num_requests: 9, request_rate: 6}}}
 seeds: [0]
@@ -38,6 +65,11 @@ COMMANDS = [
     ["find", "s.yaml"],
     ["tune", "s.yaml", "sweep={}"],
     ["regress", "check", "--baseline", "."],
+    ["batch-means", "one", "--batches", "5"],
+    ["claims", "claim.yaml", "-j", "1"],
+    ["validate", "measured.yaml"],
+    ["policy", "check", "fcfs", "--cases", "1", "--law", "never_idles"],
+    ["predictor", "train", "one", "-o", "knn", "--kind", "knn"],
     ["policies"], ["metrics"], ["models"], ["gpus"], ["cost-models"],
     ["examples"], ["plot", "--list"], ["doctor"],
     ["trace", "describe", "t.csv"], ["trace", "formats"], ["trace", "presets"],
@@ -56,6 +88,23 @@ def printed(tmp_path_factory):
         Path("s.yaml").write_text(SPEC)
         Path("t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,4\n1.5,1234,4\n")
         Path("matrix.yaml").write_text(MATRIX)
+        Path("claim.yaml").write_text(CLAIM)
+        Path("measured.yaml").write_text(MEASURED)
+        Path("client.json").write_text(json.dumps(CLIENT))
+        CliRunner().invoke(
+            app,
+            [
+                "run",
+                "s.yaml",
+                "sweep={}",
+                "replications=1",
+                "policy={name: static, predictor: oracle, max_batch_size: 4}",
+                "-o",
+                "one",
+                "workload.num_requests=100",
+                "-q",
+            ],
+        )
         CliRunner().invoke(app, ["regress", "update", "--baseline", ".", "-q"])
         baseline = Path("baseline.json")
         moved = re.sub(r"(mean_ttft_ms.: )\d", r"\g<1>3", baseline.read_text())
@@ -68,6 +117,8 @@ def printed(tmp_path_factory):
             assert done.exit_code in (0, 1), (words, done.output)
     row = ("token budget", "4", "2", "1024", "16384", "shortest_prompt", "22.7 ±0.4", "settled")
     kept["recommend"] = [("", HEADER, [row[: len(HEADER)]], None, 6)]
+    compared = ("p99_ttft_ms", "12345.6", "102.5%", "1234.5", "-48.4%", "-81.1% .. +13.0%", "off")
+    kept["measure"] = [("fcfs, request_rate=6", comparison_files.HEADER, [compared], None, 1)]
     return kept
 
 
