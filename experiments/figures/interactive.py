@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from schedlab.experiments.figures.style import is_notebook, show_in_notebooks
+from schedlab.experiments.figures.style import is_notebook, picture, show_in_notebooks
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -51,10 +52,21 @@ def shown(figure: Figure, still: bool = False) -> Any:  # noqa: ANN401 - of matp
 
 
 def interactive(figure: Figure) -> Any:  # noqa: ANN401 - plotly.graph_objects.Figure
-    """Return a figure of this package as a Plotly figure; see `traces_and_layout`."""
+    """Return a figure of this package as a Plotly figure; see `traces_and_layout`.
+
+    A notebook keeps a picture beside it, for where no script runs: exports and GitHub's pages.
+    """
     from plotly.graph_objects import Figure as PlotlyFigure
 
-    return PlotlyFigure(traces_and_layout(figure))
+    class WithPicture(PlotlyFigure):  # type: ignore[misc, unused-ignore]
+        def _ipython_display_(self) -> None:
+            from IPython.display import display
+
+            bundle = self._repr_mimebundle_() or {}
+            both = {**bundle, "image/png": b64encode(picture(figure)).decode()}
+            display(both, raw=True)  # type: ignore[no-untyped-call, unused-ignore]
+
+    return WithPicture(traces_and_layout(figure))
 
 
 def traces_and_layout(figure: Figure) -> Data:

@@ -255,13 +255,15 @@ def show_in_notebooks() -> None:
         return
     from matplotlib.figure import Figure
 
-    def png(figure: Figure) -> bytes:
-        file = io.BytesIO()
-        with house_style():
-            figure.savefig(file, format="png", dpi=100)
-        return file.getvalue()
+    shell.display_formatter.formatters["image/png"].for_type(Figure, picture)
 
-    shell.display_formatter.formatters["image/png"].for_type(Figure, png)
+
+def picture(figure: Figure) -> bytes:
+    """Return a figure as a PNG, as notebooks keep it."""
+    file = io.BytesIO()
+    with house_style():
+        figure.savefig(file, format="png", dpi=100)
+    return file.getvalue()
 
 
 def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:

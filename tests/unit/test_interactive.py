@@ -1,5 +1,6 @@
 """Figures as Plotly shows them: every curve, name, axis and word of the still ones."""
 
+import base64
 import math
 import sys
 from types import SimpleNamespace
@@ -42,6 +43,18 @@ def test_every_figure_of_results_is_one_that_plotly_takes(name, swept):
     plotly = pytest.importorskip("plotly.graph_objects")
     found = interactive(getattr(swept.plot, name)())  # Plotly refuses what it does not know
     assert isinstance(found, plotly.Figure)
+    assert len(found.data) > 0
+
+
+def test_plotly_figure_in_a_notebook_has_a_picture_for_where_no_script_runs(swept, monkeypatch):
+    pytest.importorskip("plotly")
+    found = interactive(swept.plot.matplotlib.latency_against_rate())
+    kept = []
+    display = SimpleNamespace(display=lambda bundle, raw: kept.append(bundle))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    found._ipython_display_()
+    (bundle,) = kept
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert len(found.data) > 0
 
 
