@@ -104,6 +104,8 @@ class LiveState:
     def stand_on(self, board: Board, place: int) -> None:
         """Keep the counts of a place of a board as well, and no other ones any more."""
         self._board, self._place = board, place
+        if self._used_until_ns >= 0:
+            board.used_until_ns[place] = self._used_until_ns
 
     def count(self, request: Request, sign: int) -> None:
         """Count a request that is sent there (+1), or is answered or rejected (-1)."""
@@ -130,12 +132,9 @@ class LiveState:
         now_ns = self._clock.now_ns
         if now_ns > self._used_until_ns:
             self._count_blocks(now_ns)
+            if self._board is not None:
+                self._board.used_until_ns[self._place] = self._used_until_ns
         return self._used_blocks
-
-    @property
-    def has_aged(self) -> bool:
-        """Whether the blocks in use have been asked for, and may be others by now."""
-        return 0 <= self._used_until_ns < self._clock.now_ns
 
     def _count_blocks(self, now_ns: int) -> None:
         """Count the blocks in use, and say until when that holds."""
@@ -277,16 +276,19 @@ class Board:
         What each says; not to be written to by who reads.
     changed : set of int
         Places of engines whose counts changed since `loads` was asked last.
+    used_until_ns : list of int
+        Until when what each said last of its blocks in use holds.
     """
 
     __slots__ = (
-        "_engines", "_lives", "_load", "_loads", "block_size", "changed", "index", "num_blocks",
-        "num_in_flight", "num_running", "num_waiting",
+        "_clock", "_engines", "_load", "_loads", "block_size", "changed", "index", "num_blocks",
+        "num_in_flight", "num_running", "num_waiting", "used_until_ns",
     )  # fmt: skip
 
     def __init__(self, engines: Sequence[EngineState]) -> None:
         self._engines = list(engines)
-        self._lives = [(i, live) for i, live in enumerate(engines) if isinstance(live, LiveState)]
+        clocks = [engine._clock for engine in engines if isinstance(engine, LiveState)]
+        self._clock = clocks[0] if clocks else None
         self._load: Callable[[EngineState], Any] | None = None
         self._loads: list[Any] = []
         self.changed: set[int] = set()
@@ -296,6 +298,7 @@ class Board:
         self.num_in_flight = [engine.num_in_flight for engine in engines]
         self.num_waiting = [engine.num_waiting for engine in engines]
         self.num_running = [engine.num_running for engine in engines]
+        self.used_until_ns = [FOREVER] * len(self.index)
         for place, engine in enumerate(engines):
             engine.stand_on(self, place)
 
@@ -319,9 +322,10 @@ class Board:
             The same for every request: else all are asked anew.
         """
         if load == self._load:
-            for place, live in self._lives:
-                if live.has_aged:
-                    self.changed.add(place)
+            if self._clock is not None and min(self.used_until_ns) < self._clock.now_ns:
+                now_ns = self._clock.now_ns
+                aged = [i for i, until_ns in enumerate(self.used_until_ns) if until_ns < now_ns]
+                self.changed.update(aged)
             for place in self.changed:
                 self._loads[place] = load(self._engines[place])
         else:
