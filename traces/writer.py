@@ -1,4 +1,4 @@
-"""Write a trace as schedlab's own table, CSV or Parquet, all or nothing."""
+"""Write a trace as schedlab's own table, or as load generators read it, all or nothing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from schedlab.sim.errors import TraceError
+from schedlab.sim.errors import TraceError, nearest
 from schedlab.traces.trace import Trace
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
+LAYOUTS = ("schedlab", "burstgpt")
 # Names in the file for columns of `Trace` that are called otherwise in memory.
 _FILE_NAMES = {"session": "session_id"}
 
 
-def write(trace: Trace, path: str | Path) -> Path:
+def write(trace: Trace, path: str | Path, layout: str = "schedlab") -> Path:
     """Write `trace` to `path` in the format its suffix names.
 
     The file appears only when it is complete: it is written under a temporary name in the same
@@ -31,6 +32,9 @@ def write(trace: Trace, path: str | Path) -> Path:
         What to write; columns it does not have are left out of the file.
     path : str or Path
         Ends in ``.csv``, ``.csv.gz`` or ``.parquet``.
+    layout : {"schedlab", "burstgpt"}
+        Our own table, or BurstGPT's, which `vllm bench serve --dataset-name burstgpt` (lengths)
+        and AIPerf (lengths and times) read; that is CSV.
 
     Returns
     -------
@@ -40,7 +44,8 @@ def write(trace: Trace, path: str | Path) -> Path:
     Raises
     ------
     TraceError
-        If the suffix is unknown, the folder does not exist, or the requests are those of sessions.
+        If suffix or layout is unknown, the folder does not exist, the requests are those of
+        sessions, or the layout lacks what they have.
 
     Notes
     -----
@@ -50,6 +55,8 @@ def write(trace: Trace, path: str | Path) -> Path:
     path = Path(path)
     if trace.turns is not None:
         raise TraceError(f"{path}: a table has no place for what the requests of sessions wait for")
+    if layout not in LAYOUTS:
+        raise TraceError(f"no layout {layout!r} can be written; {nearest(layout, LAYOUTS)}")
     writers: dict[str, Callable[[Trace, IO[bytes]], None]] = {
         ".csv": _write_csv,
         ".csv.gz": _write_csv_gz,
@@ -58,6 +65,11 @@ def write(trace: Trace, path: str | Path) -> Path:
     suffix = next((s for s in SUFFIXES if path.name.endswith(s)), None)
     if suffix is None:
         raise TraceError(f"cannot tell the format of {path}: use one of {', '.join(SUFFIXES)}")
+    if layout == "burstgpt":
+        if suffix != ".csv":
+            raise TraceError(f"{path}: the layout of BurstGPT is CSV; let the name end in .csv")
+        trace.require_arrivals()
+        writers[suffix] = _write_burstgpt
     if not path.parent.is_dir():
         raise TraceError(f"no such folder: {path.parent}")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -82,6 +94,17 @@ def _write_csv(trace: Trace, file: IO[bytes]) -> None:
     writer = csv.writer(cast(Any, text))
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _write_burstgpt(trace: Trace, file: IO[bytes]) -> None:
+    """Write BurstGPT's six columns; `vllm bench serve` takes the rows of GPT-4 and no others."""
+    writer = csv.writer(cast(Any, _Text(file)), lineterminator="\n")
+    writer.writerow(
+        ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
+    )
+    columns = (trace.require_arrivals(), trace.prompt_tokens, trace.output_tokens)
+    for ns, prompt, output in zip(*(column.tolist() for column in columns), strict=True):
+        writer.writerow((_seconds(ns), "GPT-4", prompt, output, prompt + output, "API log"))
 
 
 def _write_csv_gz(trace: Trace, file: IO[bytes]) -> None:

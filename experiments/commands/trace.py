@@ -82,8 +82,15 @@ def convert_command(
     tokenizer: Tokenizer = "auto",
     default_output_tokens: OutputTokens = None,
     drop_empty: DropEmpty = False,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="LAYOUT",
+            help="schedlab, or burstgpt: CSV that vllm bench serve and AIPerf replay.",
+        ),
+    ] = "schedlab",
 ) -> None:
-    """Write any readable trace as schedlab's own table, CSV or Parquet."""
+    """Write any readable trace as schedlab's own table, or as load generators read it."""
     from schedlab import traces
 
     find_own_modules()
@@ -94,7 +101,7 @@ def convert_command(
         default_output_tokens=default_output_tokens,
         drop_empty=drop_empty,
     )
-    traces.write(trace, out)
+    traces.write(trace, out, to)
     _print_report(trace)
     typer.echo(f"wrote {len(trace):,} requests to {out}")
 

@@ -76,3 +76,24 @@ def test_csv_times_are_exact_decimals(tmp_path):
     assert text.startswith("arrival_s,prompt_tokens,output_tokens,max_tokens,priority,deadline_s")
     assert "\n0.000000001,40,1," in text
     assert "\n1.5,20,2," in text
+
+
+def test_trace_written_for_load_generators_is_burstgpts_and_reads_back(tmp_path):
+    path = write(full_trace(), tmp_path / "t.csv", "burstgpt")
+    lines = path.read_text().splitlines()
+    assert lines[0] == "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    assert lines[2] == "1.5,GPT-4,20,2,22,API log"
+    back = read(path)
+    assert back.report.format == "burstgpt"
+    np.testing.assert_array_equal(back.prompt_tokens, [40, 20, 64])
+    np.testing.assert_array_equal(back.output_tokens, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "said"),
+    [("t.parquet", "burstgpt", "is CSV"), ("t.csv", "burstgtp", "did you mean burstgpt")],
+)
+def test_layout_that_cannot_be_written_is_refused(name, layout, said, tmp_path):
+    with pytest.raises(TraceError, match=said):
+        write(full_trace(), tmp_path / name, layout)
+    assert not list(tmp_path.iterdir())
