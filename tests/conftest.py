@@ -7,8 +7,9 @@ profile by name: ``--hypothesis-profile=thorough`` draws over twenty times as ma
 
 import gc
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -53,6 +54,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     built_in = {"test_wheel", "test_kernels_compile"}
     items.sort(key=lambda item: item.path.stem not in built_in)
+
+
+@pytest.fixture(scope="module")
+def blank_figures() -> Iterator[None]:
+    """Let figures be saved without being drawn, which takes longer than what is asked here."""
+    from matplotlib.figure import Figure
+
+    def save(self: Figure, file: str | Path | IO[bytes], **_: object) -> None:
+        if isinstance(file, str | Path):
+            Path(file).write_bytes(b"<svg/>")
+        else:
+            file.write(b"<svg/>")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from schedlab.traces import PRESETS
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["workload.num_requests=12", "replications=1", "workload.request_rate=4", "-q"]
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):

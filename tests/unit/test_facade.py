@@ -140,10 +140,11 @@ def test_frames_without_pandas_say_what_to_install(swept, monkeypatch):
 
 
 @pytest.mark.slow
-def test_load_gives_what_run_kept(tmp_path):
+def test_load_gives_what_run_kept(tmp_path, blank_figures):
     kept = sl.run(SWEPT, folder=tmp_path / "out")
     assert repr(sl.load(tmp_path / "out")) == repr(kept)
-    assert kept.report().name == "report.html"
+    assert kept.report() == tmp_path / "out" / "report.html"
+    assert "two policies" in kept.report().read_text()
 
 
 @pytest.mark.slow

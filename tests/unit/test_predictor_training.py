@@ -78,6 +78,12 @@ def trained(data, folder, kind):
     return json.loads(done.stdout)
 
 
+@pytest.fixture
+def briefly(monkeypatch):
+    """Learn for a few steps: for those who do not ask how well."""
+    monkeypatch.setattr(network, "LEAST_STEPS", 10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["listmle", "pointwise", "buckets", "random_forest"])
 def test_train_learns_to_order_unseen_prompts_and_saves_what_it_learned(data, tmp_path, kind):
@@ -99,7 +105,7 @@ def test_train_learns_to_order_unseen_prompts_and_saves_what_it_learned(data, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["listmle", "random_forest"])
-def test_train_twice_gives_the_same_bytes_and_another_seed_does_not(tmp_path, kind):
+def test_train_twice_gives_the_same_bytes_and_another_seed_does_not(tmp_path, kind, briefly):
     data = write(tmp_path / "answers.jsonl", answered(80))
     for name in ("first", "second"):
         trained(data, tmp_path / name, kind)
@@ -112,7 +118,7 @@ def test_train_twice_gives_the_same_bytes_and_another_seed_does_not(tmp_path, ki
 
 
 @pytest.mark.slow
-def test_train_prints_agreement_within_applications_beside_their_mean(data, tmp_path):
+def test_train_prints_agreement_within_applications_beside_their_mean(data, tmp_path, briefly):
     pytest.importorskip("torch")
     done = schedlab("train", data, "-o", tmp_path / "model", "--kind", "pointwise")
     for text in ("overall", "mean of the application", "within qa", "within essay", "tau-b"):
@@ -123,7 +129,7 @@ def test_train_prints_agreement_within_applications_beside_their_mean(data, tmp_
 
 
 @pytest.mark.slow
-def test_train_learning_curve_counts_what_learning_costs(tmp_path, monkeypatch):
+def test_train_learning_curve_counts_what_learning_costs(tmp_path, monkeypatch, briefly):
     pytest.importorskip("torch")
     from schedlab.experiments.training import train
 

@@ -79,7 +79,7 @@ WIDTHS = [80, 100, 120, 180]
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory):
+def printed(tmp_path_factory, blank_figures):
     """Run every command once, and keep what it gave to the table: command to arguments."""
     kept = {}
     real = tables.text_table
