@@ -47,6 +47,11 @@ def pytest_collection() -> Generator[None, object, object]:
     return found
 
 
+def pytest_unconfigure() -> None:
+    """Let what libraries made be taken apart at the end, which some of them complain about."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files first that build something dear for all of their tests.
 

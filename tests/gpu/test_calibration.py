@@ -486,3 +486,31 @@ def test_run_level_is_the_ratio_of_sums_of_steps_with_and_without_prompts():
     assert level.decode_steps == pytest.approx(1 + 2 * decodes[2].seconds / total, rel=1e-6)
     assert level.prompt_steps == pytest.approx(1.5, rel=1e-6)
     assert run_level(model.fit, []) == RunLevel(1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("mape", "bias", "by_kind", "good"),
+    [
+        (0.0, 0.0, {}, True),
+        (laboratory.MAPE_BAR, laboratory.BIAS_BAR, {}, True),
+        (laboratory.MAPE_BAR, -laboratory.BIAS_BAR, {}, True),
+        (laboratory.MAPE_BAR * 1.01, 0.0, {}, False),
+        (0.0, laboratory.BIAS_BAR * 1.01, {}, False),
+        (0.0, -laboratory.BIAS_BAR * 1.01, {}, False),
+        (0.0, 0.0, {"decode": {"mape": 0.0, "bias": -laboratory.BIAS_BAR * 1.01}}, False),
+        (0.0, 0.0, {"mixed": {"mape": laboratory.MAPE_BAR * 1.01, "bias": 0.0}}, False),
+        (0.0, 0.0, {"by_time": {"mape": 9.0, "bias": 9.0}}, True),
+    ],
+)
+def test_profile_is_good_if_errors_of_all_kinds_are_small_in_size_and_sign(
+    mape, bias, by_kind, good
+):
+    held_out = SimpleNamespace(mape=mape, p90=0.2, bias=bias, num_points=5)
+    fit, quiet = SimpleNamespace(held_out=held_out), SimpleNamespace(drift=[])
+    said = laboratory.verdict(fit, by_kind, quiet)
+    assert said.startswith("GOOD" if good else "POOR")
+    assert "sentinels" not in said
+    assert "20.0% at the 90th percentile" in said
+    assert "over 5 replayed batches" in said
+    moved = SimpleNamespace(drift=[0.004, 0.5, 0.001])
+    assert "moved by up to 50.0%" in laboratory.verdict(fit, by_kind, moved)

@@ -331,3 +331,21 @@ def test_correctness_part_marks_failed_checks(monkeypatch):
     found = [r for case in PARTS["correctness"](subject()) for r in case.rows()]
     assert [r.failed for r in found] == [False, True, True]
     assert found[1].cells[-1] == "FAILED"
+
+
+def test_parts_asked_for_are_run_or_all_but_the_search_for_tiles(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        selfcheck, "run_parts", lambda names, subject, output, console: asked.append(names)
+    )
+    selfcheck.main(["--device", "cpu"])
+    selfcheck.main(["--device", "cpu", "--only", "tiles", "--only", "bench"])
+    assert asked == [[name for name in selfcheck.PARTS if name != "tiles"], ["tiles", "bench"]]
+    assert "tiles" in selfcheck.PARTS
+
+
+def test_paged_kernel_that_takes_longer_has_a_share_below_one():
+    contiguous, paged = (Timing(s, 1e-6, s, 5, "graph") for s in (3e-6, 4e-6))
+    found = kernel_bench._paged_share("decode", contiguous, paged)
+    assert found.value == pytest.approx(0.75)
+    assert found.detail.startswith("contiguous 3.0 us")

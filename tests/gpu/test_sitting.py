@@ -283,3 +283,29 @@ def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_compar
     for path in kept:
         there = second / "work" / path.relative_to(first / "work")
         assert there.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("before", "ends", "asked", "all_done"),
+    [
+        ({}, {}, ["bench", "steps", "comparison"], True),
+        ({"bench": "done"}, {}, ["steps", "comparison"], True),
+        ({"bench": "failed", "comparison": "done"}, {}, ["bench", "steps", "comparison"], True),
+        ({"steps": "done"}, {"bench": "stopped"}, ["bench", "comparison"], False),
+        ({}, {"comparison": "failed"}, ["bench", "steps", "comparison"], False),
+    ],
+)
+def test_sitting_begins_what_is_not_done_and_a_comparison_always(
+    tmp_path, monkeypatch, before, ends, asked, all_done
+):
+    names, run_now = ["bench", "steps", "comparison"], []
+    monkeypatch.setattr(sitting, "PIECES", {name: Piece(9.0, 1.0, None) for name in names})
+    monkeypatch.setattr(
+        sitting, "_run_piece", lambda _, name: run_now.append(name) or ends.get(name, "done")
+    )
+    at = sat(tmp_path)
+    at.results.mkdir(parents=True)
+    (at.results / "pieces.json").write_text(json.dumps(before))
+    assert run(at, names) is all_done
+    assert run_now == asked
+    assert outcomes(at) == {**before, **dict.fromkeys(names, "done"), **ends}

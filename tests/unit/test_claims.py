@@ -1,5 +1,6 @@
 """Claims: what is compared, how a verdict is reached, and that the page is made by rule."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -510,3 +511,17 @@ def test_page_counts_figures_of_papers_of_posts_and_our_expectations_apart(tmp_p
     assert "1 figures that posts and vendors state: 1 reproduced" in page
     assert "1 expectations of ours beside them" in page
     assert "[Continuous](#continuous)" in page
+
+
+def test_digest_of_a_claim_changes_with_every_byte_of_its_file_and_of_the_one_it_extends(tmp_path):
+    (child := tmp_path / "child.yaml").write_text("extends: base.yaml\nname: one\n")
+    (base := tmp_path / "base.yaml").write_text("seed: 1\n")
+    found = [source_sha256(child)]
+    base.write_text("seed: 1 # a remark\n")
+    found.append(source_sha256(child))
+    child.write_text(child.read_text() + "\n")
+    found.append(source_sha256(child))
+    child.write_text("name: one\n")
+    found.append(source_sha256(child))
+    assert len(set(found)) == 4
+    assert found[-1] == hashlib.sha256(b"name: one\n").hexdigest()

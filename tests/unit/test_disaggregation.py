@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from schedlab import core
 from schedlab.experiments.running.run import run as run_experiment
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.experiments.specification.pools import engine_pools
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
 from schedlab.sim.config import EngineConfig
@@ -352,3 +353,18 @@ def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
         assert live.used_blocks == 6 + opened, now_ns
     live.has_changed(None)
     assert live.used_blocks == 6
+
+
+def test_pool_has_its_own_profile_of_engine_and_its_own_keys_win():
+    asked = make_spec({
+        "engine": {"profile": "vllm-0.24", "max_num_seqs": 9},
+        "workload": {"trace": "fixed", "num_requests": 1, "request_rate": 1},
+        "cluster": {"pools": {
+            "a": {},
+            "b": {"engine": {"profile": "vllm-0.32", "max_num_seqs": 7}},
+            "c": {"engine": {"profile": "vllm-0.32", "free_uncached_first": False}},
+        }},
+    })  # fmt: skip
+    keys = ("threshold_spares_lone_request", "free_uncached_first", "max_num_seqs")
+    found = [tuple(getattr(p.spec.engine, key) for key in keys) for p in engine_pools(asked)]
+    assert found == [(False, True, 9), (True, True, 7), (True, False, 9)]

@@ -11,6 +11,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.autoscalers import registry
 from schedlab.policies.autoscalers.autoscaler import Autoscaler
 from schedlab.sim.drive import scaling
+from schedlab.sim.drive.fleet import Fleet
 from schedlab.sim.drive.pool_state import Answer, PoolState
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.record.fleet import Span
@@ -269,3 +270,23 @@ def test_link_of_ones_own_is_in_gigabytes_a_second_and_microseconds():
     found = fleet.interconnect(SimpleNamespace(link=own), [kind])
     assert (found.link.bytes_per_s, found.link.latency_s) == pytest.approx((25e9, 3e-6))
     assert (found.kv_bytes_per_token, found.num_layers, found.num_devices) == (64, 5, [2])
+
+
+def test_fleet_serves_with_engines_that_are_up_and_expects_those_that_are_there():
+    members = [
+        SimpleNamespace(is_up=up, is_there=there, is_draining=draining, role=role)
+        for up, there in ((True, True), (False, True), (False, False))
+        for draining in (False, True)
+        for role in ("prefill", "mixed")
+    ]
+
+    def expects(some, *roles, grows=False):
+        return Fleet.expects(SimpleNamespace(may_grow=lambda _: grows, members=some), *roles)
+
+    fleet = SimpleNamespace(members=members)
+    assert Fleet.serving(fleet, "mixed") == [members[1]]
+    assert Fleet.serving(fleet, "prefill", "mixed") == members[:2]
+    alone = [expects([member], "mixed") for member in members]
+    assert alone == [i in (1, 5) for i in range(12)]
+    assert expects([], "mixed", grows=True)
+    assert not expects(members, "decode")

@@ -16,6 +16,7 @@ from schedlab.sim.cost.importers.aiconfigurator import (
     import_aiconfigurator,
     step_grid,
 )
+from schedlab.sim.cost.importers.csv_table import read_csv
 from schedlab.sim.cost.importers.llmservingsim import Options, import_bundle, read_link
 from schedlab.sim.cost.importers.splitwise import import_splitwise
 from schedlab.sim.cost.importers.vidur import import_vidur
@@ -628,3 +629,21 @@ def test_configuration_given_to_aiconfigurator_is_read_as_the_same_model(tmp_pat
 def test_aiconfigurator_of_a_dense_model_has_no_experts_to_spread(compiled):
     with pytest.raises(SpecError, match="llama-3-8b has no experts"):
         import_aiconfigurator("meta-llama/Meta-Llama-3-8B", "h100", 2, expert_parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b", "needs a header and at least one row"),
+        ("a,b\n1,2\n3\n4,5", r":3: 1 cells, the header has 2"),
+        ("a,b\n1,2\n3,4\n5,6,7", r":4: 3 cells, the header has 2"),
+        ("a,b\nx,2", r":2: a must be a number, got 'x'"),
+        ("a,b\n1,2\n3,4\ninf,5", r":4: a must be a number, got 'inf'"),
+        ("a,b\n1,2\nnan,5", r":3: a must be a number, got 'nan'"),
+        ("a,b\n1,2\n3,4\n2.5,5", r":4: a must be whole, got 2.5"),
+    ],
+)
+def test_csv_names_the_line_that_is_wrong(tmp_path, text, message):
+    (path := tmp_path / "t.csv").write_text(text + "\n")
+    with pytest.raises(SpecError, match=f"t.csv{message}" if message[0] == ":" else message):
+        read_csv(path, ("a", "b")).whole("a")

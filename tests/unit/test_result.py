@@ -90,6 +90,17 @@ def test_to_vllm_json_values_are_plain_and_undefined_ones_null():
     json.dumps(exported, allow_nan=False)
 
 
+def test_to_vllm_json_has_each_metric_under_its_own_name(monkeypatch):
+    told = {name: float(i) for i, name in enumerate(result().metrics())}
+    monkeypatch.setattr(RunResult, "metrics", lambda self: told)
+    exported = result().to_vllm_json()
+    other = {"num_prompts": "num_requests", "duration": "duration_s"}
+    origin = {"date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id",
+              "request_rate", "burstiness", "max_concurrency", "rtfx", "schedlab"}  # fmt: skip
+    for key in exported.keys() - origin:
+        assert exported[key] == told[other.get(key, key)], key
+
+
 def test_save_and_load_give_the_same_result(tmp_path):
     result().save(tmp_path / "run")
     loaded = RunResult.load(tmp_path / "run")

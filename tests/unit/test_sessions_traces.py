@@ -18,6 +18,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces import read, write
 from schedlab.traces.linking import NOBODY, linked
+from schedlab.traces.row_error import RowError
 from schedlab.traces.statistics import describe
 from schedlab.traces.turns import Turns
 from schedlab.traces.workload import workload as requests_of
@@ -457,3 +458,35 @@ def test_rows_that_are_taken_need_those_they_needed_wherever_they_are_now():
     assert some.delay_ns.tolist() == [0, 2, 3, 4]
     with pytest.raises(TraceError, match="row 3 needs the answer of row 2, which is left out"):
         turns.take(np.array([0, 1, 3]))
+
+
+# Two sessions: a of rows 0 to 2, b of 3 and 4.
+@pytest.mark.parametrize(
+    ("changes", "row", "problem"),
+    [
+        ({}, None, ""),
+        ({"needs": [[], [0], [1], [], [4]]}, 4, "needs its own answer"),
+        ({"needs": [[], [0], [3], [], [3]]}, 2, "needs the answer of a later request"),
+        ({"needs": [[], [0], [1, 0], [], [-1]]}, 4, "a request that is not there"),
+        ({"needs": [[-1], [0], [1], [], [3]]}, 0, "a request that is not there"),
+        ({"needs": [[], [0], [1], [2], [3]]}, 3, "of a request of another session"),
+        ({"delay_ns": [0, 3, 0, -2, -1]}, 3, "delay must be >= 0, got -2e-09 s"),
+        ({"session": "aabba"}, 2, "of a request of another session"),
+        ({"session": "aaaba", "needs": [[], [0], [1], [], []]}, 4, "session a goes on behind"),
+        ({"arrival_ns": [1, 1, 1, 5, 6]}, 4, "the arrival time of its session's start"),
+        ({"arrival_ns": [1, 2, 1, 5, 5]}, 1, "the arrival time of its session's start"),
+    ],
+)
+def test_first_row_of_turns_that_cannot_be_is_named(changes, row, problem):
+    given = {
+        "needs": [[], [0], [1, 0], [], [3]], "delay_ns": [0, 3, 2, 0, 1], "session": "aaabb",
+        "arrival_ns": [1, 1, 1, 5, 5],
+    } | changes  # fmt: skip
+    turns = Turns.from_rows(given["needs"], given["delay_ns"])
+    session = np.array(list(given["session"]), dtype=object)
+    if row is None:
+        turns.check(session, np.array(given["arrival_ns"]), "t")
+        return
+    with pytest.raises(RowError, match=problem) as caught:
+        turns.check(session, np.array(given["arrival_ns"]), "t")
+    assert caught.value.row == row

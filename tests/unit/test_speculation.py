@@ -338,3 +338,28 @@ def test_table_of_batch_sizes_switches_drafts_off_under_load():
     assert set(each[decodes == 3]) == {0.0}
     assert set(each[decodes == 2]) == {1.0}
     assert set(each[decodes == 1]) == {3.0}
+
+
+def test_every_token_comes_out_of_a_verification_however_long_answers_are():
+    # Sums of the steps to come are kept for some 1,000 steps, and move up when there is no room.
+    config = EngineConfig(
+        num_blocks=10_000, max_model_len=4_096, max_num_seqs=3, num_speculative_tokens=2
+    )
+    answers, acceptance = [3_000, 2_500, 900], DrawnAcceptance([0.6, 0.3], 0.0, seed=1)
+    work = [laws.arrival(i, i * 450_000, 8, output) for i, output in enumerate(answers)]
+    log = laws.run(
+        registry.make("fcfs"), work, config, laws.LinearCost(1000, 0, 0), prove=False,
+        make_executor=lambda pricing: SpeculativeExecutor(
+            pricing, config, acceptance, NgramDrafter(0.0)
+        ),
+    )  # fmt: skip
+    steps = log.steps()
+    tokens = steps["num_decodes"] + steps["accepted_tokens"]
+    assert tokens.sum() == sum(answers) - len(answers), "the first of each comes with its prompt"
+    seen = np.concatenate([log.token_times(i) for i in range(3)])
+    ends, counts = np.unique(seen, return_counts=True)
+    came = dict(zip(ends.tolist(), counts.tolist(), strict=True))
+    for end_ns, num_tokens, prompts in zip(
+        steps["end_ns"].tolist(), tokens.tolist(), steps["num_prefills"].tolist(), strict=True
+    ):
+        assert came[end_ns] == num_tokens + prompts

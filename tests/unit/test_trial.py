@@ -10,7 +10,10 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import ContinuousBatching, Policy, registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.errors import PolicyError, PolicyLied, SpecError, Stalled
 from tests import laws
 
@@ -294,3 +297,24 @@ def test_trial_in_a_closed_loop_changes_no_bit():
     tried = run(spec("Honest", 30, {"request_rate": "inf", "max_concurrency": 5}))
     plain = spec("Honest", 30, {"request_rate": "inf", "max_concurrency": 5}, trial_requests=0)
     assert signature(tried) == signature(run(plain))
+
+
+@pytest.mark.parametrize("num_requests", [1, 5])
+def test_trial_sends_as_many_requests_as_it_says_to_fresh_policies(num_requests):
+    seen = []
+
+    class Sees(ContinuousBatching):
+        """First come, first served."""
+
+        def __init__(self):
+            seen.append([])
+
+        def on_arrival(self, state, now_ns):
+            seen[-1].append(state.id)
+
+    trial.try_policy(
+        "Sees", Sees, lambda: SimExecutor(Pricing(laws.LinearCost())),
+        EngineConfig(num_blocks=100, max_model_len=200), lambda: map(laws.arrival, range(9)),
+        num_requests,
+    )  # fmt: skip
+    assert seen == [list(range(num_requests))] * 2
