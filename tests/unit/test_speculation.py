@@ -345,8 +345,8 @@ def test_every_token_comes_out_of_a_verification_however_long_answers_are():
     config = EngineConfig(
         num_blocks=10_000, max_model_len=4_096, max_num_seqs=3, num_speculative_tokens=2
     )
-    answers, acceptance = [3_000, 2_500, 900], DrawnAcceptance([0.6, 0.3], 0.0, seed=1)
-    work = [laws.arrival(i, i * 450_000, 8, output) for i, output in enumerate(answers)]
+    answers, acceptance = [900, 1_100, 1_000], DrawnAcceptance([0.2, 0.5], 0.0, seed=1)
+    work = [laws.arrival(i, i * 300_000, 8, output) for i, output in enumerate(answers)]
     log = laws.run(
         registry.make("fcfs"), work, config, laws.LinearCost(1000, 0, 0), prove=False,
         make_executor=lambda pricing: SpeculativeExecutor(
