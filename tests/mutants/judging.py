@@ -166,6 +166,7 @@ def plant(mutant: Mutant) -> list[FunctionType]:
         for text in (source, mutant.bug.planted(source))
     )
     planted = []
+    gc.unfreeze()  # what was imported by then is kept out of it else (conftest.py)
     for thing in gc.get_objects():
         if type(thing) is not FunctionType:
             continue
