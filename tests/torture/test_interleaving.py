@@ -5,8 +5,11 @@ import fcntl
 import pytest
 
 from schedlab.sim.files import write_text
-from tests.torture.concurrent_work import SCENARIOS
 from tests.torture.interleaving import World
+
+pytest.importorskip("torch")  # which calibrations need
+
+from tests.torture.concurrent_work import SCENARIOS
 
 SEEDS = range(8)  # make torture tries more
 

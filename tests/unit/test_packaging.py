@@ -45,9 +45,8 @@ def test_lock_has_checksums_of_every_package():
     entries = re.split(r"^(?=\w)", (ROOT / "requirements.lock").read_text(), flags=re.M)[1:]
     assert len(entries) > 50
     assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
-    assert (
-        "--require-hashes -r requirements.lock" in (ROOT / ".github/workflows/ci.yml").read_text()
-    )
+    assert "--require-hashes -r requirements.lock" in (ROOT / "Makefile").read_text()
+    assert "run: make locked" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 
 def test_every_dependency_says_its_oldest_version():

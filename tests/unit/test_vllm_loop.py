@@ -16,6 +16,7 @@ from schedlab.sim.errors import PolicyError, SchedlabError, SpecError, Stalled
 from schedlab.sim.request import RequestState, Status
 from schedlab.testing.laws import arrival
 
+pytest.importorskip("torch")
 if core.running() != "python":
     pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
 if find_spec("vllm") is not None:
