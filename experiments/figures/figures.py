@@ -149,9 +149,7 @@ def shown_load(rows: Sequence[Row], asked: float | None = None) -> tuple[list[Ro
     """
     if not _sweeps_rate(rows) and asked is None:
         return list(rows), ""
-    loads: dict[float, list[Row]] = {}
-    for row in rows:
-        loads.setdefault(rate(row), []).append(row)
+    loads = _by_load(rows)
     open_loads = [
         load for load, there in loads.items()
         if math.isfinite(load) and not all(plots.is_saturated(row) for row in there)
@@ -161,9 +159,27 @@ def shown_load(rows: Sequence[Row], asked: float | None = None) -> tuple[list[Ro
         raise SchedlabError(
             f"no run at a rate of {load:g}; choose from {', '.join(f'{one:g}' for one in loads)}"
         )
-    key = next(key for key in plots.RATE_KEYS if key in loads[load][0].settings)
+    return loads[load], _load_in_words(loads[load][0])
+
+
+def all_loads(rows: Sequence[Row]) -> list[tuple[list[Row], str]]:
+    """Return the rows of each request rate, as `shown_load` does those of one."""
+    if not _sweeps_rate(rows):
+        return [(list(rows), "")]
+    return [(there, _load_in_words(there[0])) for there in _by_load(rows).values()]
+
+
+def _by_load(rows: Sequence[Row]) -> dict[float, list[Row]]:
+    loads: dict[float, list[Row]] = {}
+    for row in rows:
+        loads.setdefault(rate(row), []).append(row)
+    return loads
+
+
+def _load_in_words(row: Row) -> str:
+    key = next(key for key in plots.RATE_KEYS if key in row.settings)
     unit = "times the trace's rate" if key.endswith("rate_scale") else "requests/s"
-    return loads[load], f"at {loads[load][0].settings[key]} {unit}"
+    return f"at {row.settings[key]} {unit}"
 
 
 def _sweeps_rate(rows: Sequence[Row]) -> bool:

@@ -7,11 +7,12 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.experiments.analysis.by_class import class_table
-from schedlab.experiments.figures.figures import Drawing, drawings, fleet_drawings, shown_load
+from schedlab.experiments.figures.figures import Drawing, all_loads, drawings, fleet_drawings
 from schedlab.experiments.figures.style import house_style
 from schedlab.experiments.report.fleet import fleet_table
 from schedlab.experiments.report.live import live, plotly_script
@@ -251,32 +252,36 @@ def _fleet(results: SavedResults, found: Sequence[Drawing]) -> dict[str, Any] | 
 
 
 def _verdicts(results: SavedResults) -> dict[str, Any] | None:
-    """Compare each setting with the first one, at one load, over common random numbers."""
-    rows, load = shown_load(results.rows)
-    runs = {row.label: [run.head()["metrics"] for run in results.of(row)] for row in rows}
-    if len(rows) < 2 or min(map(len, runs.values())) < 2:
+    """Compare each setting with the first one, at each load, over common random numbers."""
+    loads = all_loads(results.rows)
+    runs = {row.label: [run.head()["metrics"] for run in results.of(row)] for row in results.rows}
+    if max(len(rows) for rows, _ in loads) < 2 or min(map(len, runs.values())) < 2:
         return None
-    base, *others = rows
     found = []
-    for row in others:
-        for metric in _JUDGED:
+    for (base, *others), load in loads:
+        for row, metric in product(others, _JUDGED):
             values, base_values = ([run[metric] for run in runs[r.label]] for r in (row, base))
             if None in (*values, *base_values) or len(values) != len(base_values):
                 continue
-            found.append((row, metric_named(metric), paired_change(values, base_values)))
+            change = paired_change(values, base_values)
+            found.append((load, row, base, metric_named(metric), change))
     lines = []
     changes = corrected([change for *_, change in found])
-    for (row, named, _), change in zip(found, changes, strict=True):
+    for (load, row, base, named, _), change in zip(found, changes, strict=True):
         sentence = verdict(_short(row), _short(base), named.label, change, named.larger_is_better)
-        lines.append((sentence, _effect(change.effect_size), str(change.num_pairs)))
+        at = [load] if len(loads) > 1 else []
+        lines.append((*at, sentence, _effect(change.effect_size), str(change.num_pairs)))
+    load = loads[0][1] if len(loads) == 1 else "at each rate"
     intro = (
-        f"Each setting against {_short(base)}, the first{', ' + load if load else ''}: paired over "
+        f"Each setting against {_short(loads[0][0][0])}, the first"
+        f"{', ' + load if load else ''}: paired over "
         "replications with the same random numbers; the brackets hold the 95 % confidence "
         f"interval. A verdict needs {LEAST_SEEDS} replications, a change of {SMALLEST:.0%} at "
         f"least, and a p-value of 5 % that is corrected for the {len(lines)} comparisons (Holm). "
         "The effect size is the mean of the paired differences over their standard deviation."
     )
-    return {"intro": intro, "table": PageTable(("verdict", "effect size", "pairs"), lines)}
+    header = ["at"] * (len(loads) > 1) + ["verdict", "effect size", "pairs"]
+    return {"intro": intro, "table": PageTable(header, lines, num_text=len(header) - 2)}
 
 
 def images(found: Iterable[Drawing]) -> list[dict[str, object]]:
