@@ -269,7 +269,7 @@ def _verdicts(results: SavedResults) -> dict[str, Any] | None:
     changes = corrected([change for *_, change in found])
     for (load, row, base, named, _), change in zip(found, changes, strict=True):
         sentence = verdict(_short(row), _short(base), named.label, change, named.larger_is_better)
-        at = [load] if len(loads) > 1 else []
+        at = [load.split(" ", 2)[1]] if len(loads) > 1 else []
         lines.append((*at, sentence, _effect(change.effect_size), str(change.num_pairs)))
     load = loads[0][1] if len(loads) == 1 else "at each rate"
     intro = (
@@ -280,7 +280,8 @@ def _verdicts(results: SavedResults) -> dict[str, Any] | None:
         f"least, and a p-value of 5 % that is corrected for the {len(lines)} comparisons (Holm). "
         "The effect size is the mean of the paired differences over their standard deviation."
     )
-    header = ["at"] * (len(loads) > 1) + ["verdict", "effect size", "pairs"]
+    header = [loads[0][1].split(" ", 2)[2]] if len(loads) > 1 else []
+    header += ["verdict", "effect size", "pairs"]
     return {"intro": intro, "table": PageTable(header, lines, num_text=len(header) - 2)}
 
 
