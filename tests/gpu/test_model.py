@@ -144,3 +144,13 @@ def test_norm_divides_by_the_root_of_the_mean_square_of_what_is_added():
     assert total.tolist() == [[3.0, 4.0]]
     expected = [3.0 / 12.5**0.5, 40.0 / 12.5**0.5]
     assert normed[0].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8])
+def test_gathering_takes_the_blocks_that_hold_tokens_and_no_others(length):
+    keys = torch.arange(4 * 2 * 4 * 3).view(4, 2, 4, 3).float()
+    table = torch.tensor([2, 0, 99][: -(-length // 4) + 1] if length > 4 else [2, 99])
+    k, v = cpu_ops._gather(keys, -keys, table, length)
+    expected = torch.cat([keys[2], keys[0]], dim=1)[:, :length]
+    assert torch.equal(k, expected)
+    assert torch.equal(v, -expected)

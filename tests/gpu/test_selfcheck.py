@@ -349,3 +349,14 @@ def test_paged_kernel_that_takes_longer_has_a_share_below_one():
     found = kernel_bench._paged_share("decode", contiguous, paged)
     assert found.value == pytest.approx(0.75)
     assert found.detail.startswith("contiguous 3.0 us")
+
+
+def test_operations_of_a_prefill_are_four_a_pair_under_the_diagonal(monkeypatch):
+    monkeypatch.setattr(kernel_bench, "paged_cache", lambda *_, **__: None)
+    monkeypatch.setattr(
+        kernel_bench, "time_prefill", lambda timer, cache, length: Timing(1e-6, 0, 0, 5, "graph")
+    )
+    found = next(kernel_bench.prefill_figures(None, None, None, (7,)))
+    pairs = sum(position + 1 for position in range(7))
+    per_pair = 4 * kernel_bench.NUM_HEADS * kernel_bench.HEAD_DIM
+    assert found.value == pytest.approx(pairs * per_pair / 1e-6 / 1e12)

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from schedlab.gpu_backend import swap_timing  # noqa: E402
 from schedlab.gpu_backend.swap import SwapSpace  # noqa: E402
 from schedlab.sim.errors import SchedlabError  # noqa: E402
 from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
@@ -84,3 +86,24 @@ def test_runner_takes_swap_space_only_where_preemption_swaps():
     assert tiny_runner(replace(CONFIG, swap_space_blocks=2)).swap._host is None
     swapping = replace(CONFIG, swap_space_blocks=2, preemption_mode="swap", kv_block_bytes=1)
     assert tiny_runner(swapping).swap._host is not None
+
+
+def test_swap_times_are_medians_of_what_comes_after_warming_up(monkeypatch):
+    pools = [(torch.zeros(6, 1, 4, 2), torch.zeros(6, 1, 4, 2))] * 3
+    ticks, begun = iter(range(1000)), []
+    monkeypatch.setattr(swap_timing, "_run", lambda *_: next(ticks))
+    monkeypatch.setattr(
+        swap_timing, "SwapSpace", lambda *_: SimpleNamespace(
+            swap_out=lambda _, blocks: begun.append(("out", len(blocks))),
+            swap_in=lambda _, blocks: begun.append(("in", len(blocks))),
+        ),
+    )  # fmt: skip
+    found = swap_timing.swap_times(SimpleNamespace(kv_pools=pools), lambda: 0)
+    block_bytes = 3 * 2 * 4 * 2 * 4
+    # Of 0, 2, ... 10 seconds out and 1, 3, ... 11 in the first is left out; 12 for each count.
+    assert [tuple(one) for one in found] == [
+        (way, n, n * block_bytes, 12.0 * i + 6 + (way == "in"))
+        for i, n in enumerate((1, 4, 5))
+        for way in ("out", "in")
+    ]
+    assert begun == [(way, n) for n in (1, 4, 5) for _ in range(6) for way in ("out", "in")]

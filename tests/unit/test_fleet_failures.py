@@ -10,6 +10,7 @@ from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
 from schedlab.policies.routers.router import Router
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
@@ -277,3 +278,25 @@ def test_engine_much_faster_than_its_clock_still_takes_time():
         for slow in ([fast], [])
     ]
     assert answered[0] == answered[1] > 0
+
+
+def test_engine_that_dies_gives_up_everyone_wherever_they_are_in_order_of_arrival():
+    def state(number):
+        request = SimpleNamespace(arrival_ns=number // 2)
+        return SimpleNamespace(id=number, request=request, served_ns=5, _seated_ns=number)
+
+    states = [state(number) for number in range(9)]
+    answered, left_decodes = [], []
+    engine = SimpleNamespace(
+        decodes=SimpleNamespace(members={6: states[6]}), unanswered=[states[8]],
+        running={6: states[6], 1: states[1]}, waiting=[states[4], states[0]],
+        intake=SimpleNamespace(requests=[states[5]]), arrived=[states[2]],
+        loading={7: states[7], 3: states[3]}, _leave_decodes=left_decodes.append,
+        _answer=lambda one, now_ns: answered.append((one.id, now_ns)),
+    )  # fmt: skip
+    left = Departures.abandon(engine, 100)
+    assert [one.id for one in left] == list(range(8))
+    assert [one.served_ns for one in left] == [5, 104, 5, 5, 5, 5, 99, 5]
+    assert answered == [(8, 100)]
+    assert left_decodes == [states[6]]
+    assert engine.unanswered == []

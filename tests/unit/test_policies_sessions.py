@@ -1,10 +1,12 @@
 """Policies that know the session of a request: who goes first, and whose memory is kept."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from schedlab.policies import registry
+from schedlab.policies.retaining import Retaining
 from schedlab.sim.config import EngineConfig
 from tests import laws, sessions
 
@@ -176,3 +178,28 @@ def test_infercept_keeps_until_recomputing_would_have_wasted_as_much():
     # 25 tokens are recomputed in a step of 100 ns; b has 30 + 4 in memory by then.
     assert until[0] == int(100 * (25 + 34) / 25)
     assert until[1] == 0
+
+
+def test_kept_memory_gives_way_from_the_last_session_and_before_who_runs():
+    kept = [SimpleNamespace(id=i, rank=rank, session=i) for i, rank in ((0, 2), (1, 3), (2, 1))]
+    running = SimpleNamespace(id=9, session=9)
+
+    class Ranks(Retaining):
+        """Sessions by a number of theirs."""
+
+        def key(self, state, now_ns):
+            return state.rank
+
+        def victim(self, running, now_ns):
+            return running[-1]
+
+    def preempted(num_failures):
+        gone, failures = [], iter([False] * num_failures)
+        builder = SimpleNamespace(
+            grant_running=lambda: next(failures, True), preempt=lambda state: gone.append(state.id),
+            running=lambda: [running], preempted=gone, build=lambda *promise: gone,
+        )  # fmt: skip
+        return Ranks().plan(SimpleNamespace(kept=kept, running=[running], now_ns=0), builder)
+
+    assert preempted(2) == [1, 0]
+    assert preempted(4) == [1, 0, 2, 9]
