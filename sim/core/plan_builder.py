@@ -72,8 +72,12 @@ class PlanBuilder(StepLedger):
 
     def _are_last(self, prefills: Collection[RequestState]) -> bool:
         """Whether all decodes were admitted before these, so that they come first."""
-        last = self.running()
-        return all(next(last) in prefills for _ in prefills)
+        left, prefilling = len(prefills), self._requests.prefilling
+        for state in self.running():
+            if not left or state.id not in prefilling:
+                break
+            left -= 1
+        return left == 0
 
     def grant_decodes(self) -> bool:
         """Schedule one token of every decode and no prefill; those are granted one by one.
@@ -226,8 +230,9 @@ class PlanBuilder(StepLedger):
 
     def running(self) -> Iterator[RequestState]:
         """Iterate over the running requests, latest admission first, less those preempted."""
-        gone = self.preempted
-        return (s for s in reversed(self._requests.running.values()) if s not in gone)
+        for state in reversed(self._requests.running.values()):
+            if state not in self.preempted:
+                yield state
 
     def serves(self, state: RequestState) -> bool:
         """Whether the plan so far gives a request tokens, or a seat."""

@@ -25,12 +25,15 @@ class Hit(NamedTuple):
 NO_HIT = Hit()
 
 
-class Mark(NamedTuple):
+class Mark:
     """A point in an open ledger."""
 
-    free_blocks: int
-    journal: int = 0
-    shared_tokens: int = 0
+    __slots__ = ("free_blocks", "journal", "shared_tokens")
+
+    def __init__(self, free_blocks: int, journal: int = 0, shared_tokens: int = 0) -> None:
+        self.free_blocks = free_blocks
+        self.journal = journal
+        self.shared_tokens = shared_tokens
 
 
 class KVCacheManager:
