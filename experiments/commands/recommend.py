@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -82,6 +82,10 @@ def recommend(
     cost_model: Annotated[
         str, typer.Option(metavar="PROFILE", help="Folder of a measured profile, or roofline.")
     ] = "roofline",
+    dtype: Annotated[
+        Literal["fp16", "bf16", "fp32"] | None,
+        typer.Option(help="Of weights and arithmetic, where a profile is of another than bf16."),
+    ] = None,
     usd_per_hour: Annotated[
         float | None,
         typer.Option(metavar="USD", min=0, help="Price of a GPU; the table's by default."),
@@ -142,7 +146,7 @@ def recommend(
         model=model, hardware=hardware, num_gpus=gpus, workload=_workload(workload, num_requests),
         slo=slo, attainment=attainment, vllm=vllm, policies=tuple(policy or ()),
         cost_model=cost_model, rate=rate, usd_per_hour=usd_per_hour,
-        served=serve_as or repository(model),
+        served=serve_as or repository(model), dtype=dtype or "",
     )  # fmt: skip
     folder = output or Path("results") / f"recommend-{shape.name}-{Path(hardware).stem}"
     with opened_runs(folder, local_workers(jobs, []), quiet, light=True) as runs:

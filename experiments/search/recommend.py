@@ -47,6 +47,8 @@ NOT_IN_VLLM = ("dynamic", "magnus", "multi_bin", "prompt_buckets", "static")
 ASK_A_COST_MODEL = ("fair_batching", "fastserve", "hygen", "qoserve", "scorpio")
 """Policies that vLLM runs where it is given a cost model, which a line for it does not."""
 
+_VLLM_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
 UNNAMED = "YOUR_MODEL"
 """Stands in a line for a model that nobody has said what vLLM calls it."""
 
@@ -80,6 +82,8 @@ class Question:
         Of a GPU, instead of the table's.
     served : str
         What `vllm serve` calls the model; empty where that is for the reader to fill in.
+    dtype : str
+        Of weights and arithmetic, as the key of an experiment; empty for its default, bf16.
     """
 
     model: str
@@ -94,6 +98,7 @@ class Question:
     rate: float | None = None
     usd_per_hour: float | None = None
     served: str = ""
+    dtype: str = ""
 
 
 class Candidate(NamedTuple):
@@ -398,6 +403,7 @@ class _Search:
                 "max_num_batched_tokens": candidate.max_num_batched_tokens,
                 "tensor_parallel_size": candidate.tensor_parallel_size,
                 "gpu_memory_utilization": self._release.gpu_memory_utilization,
+                **({"dtype": asked.dtype} if asked.dtype else {}),
             },
             "policy": candidate.policy,
             "workload": {**asked.workload, "request_rate": rate},
@@ -420,6 +426,8 @@ def serve_line(found: Recommendation) -> str:
     """Return the command that starts what is recommended; what vLLM sets by itself is not in it."""
     asked, best = found.question, found.best.candidate
     parts = [f"vllm serve {asked.served or UNNAMED}"]
+    if asked.dtype:
+        parts.append(f"--dtype {_VLLM_DTYPES[asked.dtype]}")
     if best.tensor_parallel_size > 1:
         parts.append(f"--tensor-parallel-size {best.tensor_parallel_size}")
     if best.replicas > 1:

@@ -150,7 +150,7 @@ def test_serve_line_names_only_what_differs_from_vllms_defaults():
     candidate = Candidate(2, 2, 256, 4096, "edf")
 
     class Found:
-        question = question()
+        question = question(dtype="fp16")
         limits = RELEASES["0.32"].other
         best = type("Best", (), {"candidate": candidate})
         is_cut = False
@@ -160,6 +160,7 @@ def test_serve_line_names_only_what_differs_from_vllms_defaults():
     assert "--data-parallel-size 2" in line
     assert "--max-num-batched-tokens 4096" in line
     assert "--max-num-seqs" not in line
+    assert "--dtype float16" in line
     assert json.loads(line.split("--additional-config ")[1].strip("'")) == {
         "schedlab": {"policy": {"name": "edf"}}
     }
@@ -263,6 +264,7 @@ def test_every_option_of_the_command_reaches_the_search(tmp_path, monkeypatch, e
         "--ttft-ms", "11", "--tpot-ms", "12", "--e2el-ms", "13", "--attainment", "0.7",
         "--rate", "14", "--vllm", "0.24", "--policy", "edf", "--policy", "vtc",
         "--cost-model", "some/profile", "--usd-per-hour", "15", "--num-requests", "16", "-q",
+        "--dtype", "fp16",
     ]  # fmt: skip
     for more in ([], ["--serve-as", "mine", "-o", "there"]):
         done = CliRunner().invoke(app, ["recommend", *options, *more])
@@ -273,7 +275,7 @@ def test_every_option_of_the_command_reaches_the_search(tmp_path, monkeypatch, e
         workload={"trace": trace, "num_requests": 16, **resample},
         slo={"ttft_ms": 11.0, "tpot_ms": 12.0, "e2el_ms": 13.0}, attainment=0.7, vllm="0.24",
         policies=("edf", "vtc"), cost_model="some/profile", rate=14.0, usd_per_hour=15.0,
-        served="Qwen/Qwen2.5-3B-Instruct",
+        served="Qwen/Qwen2.5-3B-Instruct", dtype="fp16",
     )  # fmt: skip
     place = tmp_path / f"results/recommend-qwen2.5-3b-{gpu('h100').name}"
     assert asked == [(first, place), (replace(first, served="mine"), tmp_path / "there")]
