@@ -292,8 +292,7 @@ class _Search:
             # By steps: rates of short runs are far too high, and so would the next length be.
             self.length = min(enough, 4 * self.length)
             self.tried.clear()
-            tried = self._try("deployment", candidates, near=best.rate / 2)
-            best = self._best(tried, candidates[-1])
+            best = self._best(self._try("deployment", candidates), candidates[-1])
         return best
 
     def vary(self, stage: str, best: Tried, field: str, values: Sequence[Any]) -> Tried:
