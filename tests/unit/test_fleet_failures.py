@@ -27,7 +27,7 @@ from schedlab.sim.drive.retries import as_received
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.record.columns import REJECTED
 from schedlab.sim.record.fleet import Span
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import RequestState, Session, Status
 from schedlab.sim.result import RunResult
 from schedlab.sim.rng import stream
 from tests.laws import LinearCost, arrival
@@ -105,7 +105,7 @@ def test_request_that_is_sent_again_keeps_its_past_and_no_memory():
     )  # fmt: skip
     for number, name in enumerate(kept, 100):
         setattr(sent, name, number)
-    sent._generated, sent._computed, sent.session = 3, 22, object()
+    sent._generated, sent._computed, sent.session = 3, 22, Session("its own", 5)
     fresh = as_received(sent)
     assert [getattr(fresh, name) for name in kept] == [*range(100, 109)]
     assert (fresh.num_output_tokens, fresh.num_computed_tokens) == (3, 0)
