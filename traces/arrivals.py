@@ -26,6 +26,9 @@ NS_PER_S = 1_000_000_000
 _LATEST_NS = float(2**62)
 _MOST_SEGMENTS = 10_000_000
 
+_LARGEST = 1e15
+"""Of a rate or a time: what is made of it by sums and products stays finite."""
+
 
 def poisson(rate: float, *, seed: int = 0) -> Process:
     """Return a Poisson process of `rate` requests a second.
@@ -384,7 +387,9 @@ def _extended(ends: list[Float64], segments: Segments, expected: float) -> list[
 
 
 def _positive(**values: float) -> None:
-    """Raise for the first value that is not a positive, finite number."""
+    """Raise for the first value that is not a positive, finite number, or beyond all measure."""
     for name, value in values.items():
         if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
             raise SpecError(f"{name} must be a positive number, got {value!r}")
+        if value > _LARGEST:
+            raise SpecError(f"{name} must be at most {_LARGEST:g}, got {value!r}")

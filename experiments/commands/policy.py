@@ -38,7 +38,9 @@ def check_command(
         list[str] | None, typer.Option("--law", help="Check this law only; may be repeated.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Which random workloads are drawn.")] = 0,
-    num_cases: Annotated[int, typer.Option("--cases", min=1, help="How many of them.")] = 20,
+    num_cases: Annotated[
+        int, typer.Option("--cases", min=1, max=100_000, help="How many of them.")
+    ] = 20,
 ) -> None:
     """Check that a policy keeps every law, on small random workloads; exits with 1 if not."""
     from schedlab.experiments.commands.experiment import find_own_modules

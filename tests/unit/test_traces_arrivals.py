@@ -148,6 +148,7 @@ def test_normalize_span_puts_the_last_arrival_at_n_over_rate():
     ("build", "message"),
     [
         (lambda: poisson(0), "rate must be a positive number, got 0"),
+        (lambda: poisson(1e308), r"rate must be at most 1e\+15, got 1e\+308"),
         (lambda: poisson(float("nan")), "rate must be"),
         (lambda: gamma(1.0, -1), "burstiness must be"),
         (lambda: on_off(1.0, 1.0, float("inf")), "mean_off_s must be"),
