@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -108,6 +109,8 @@ def absolute_paths(value: Value, folder: Path, key: str = "") -> Value:
                 path = shipped_profiles().get(value, path)
             if key in _FRONTENDS and not path.exists():
                 path = shipped_frontends().get(value, path)
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                path.stat()  # whatever is missing is told by who needs it; a name may be too long
             return str(path.resolve())
         except (OSError, RuntimeError, ValueError) as error:
             raise SpecError(f"{key}: {value!r} is no path: {error}") from None

@@ -348,3 +348,10 @@ def test_trace_path_with_an_unset_variable_names_the_variable(tmp_path, monkeypa
     monkeypatch.delenv("SOMEWHERE_ELSE", raising=False)
     with pytest.raises(SpecError, match="variable SOMEWHERE_ELSE is not set"):
         make_spec({"workload": {"trace": str(tmp_path / "${SOMEWHERE_ELSE}" / "trace.jsonl")}})
+
+
+@pytest.mark.parametrize("key", ["real.weights", "validation.measured", "cost_model.profile"])
+def test_path_with_a_name_too_long_is_refused_by_its_key(tmp_path, key):
+    (tmp_path / "s.yaml").write_text("name: a\n")
+    with pytest.raises(SpecError, match=rf"{key}.* is no path: .*too long"):
+        load_spec(tmp_path / "s.yaml", {key: "x" * 6000})
