@@ -213,6 +213,7 @@ class Fleet:
         """Take back `drain`, of an engine that has not left yet."""
         member.is_draining = False
         self._find_takers()
+        self.settle_soon(member)
         self.retries.send_parked()
 
     def fail(self, member: Member, comes_back: bool) -> None:

@@ -23,7 +23,7 @@ from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.migration import MigrationPlan
 from schedlab.sim.drive.scaling import PoolScaling
 from schedlab.sim.record.columns import FINISHED, REJECTED
-from schedlab.sim.request import Arrival, Slo
+from schedlab.sim.request import Arrival, Request, Slo
 from tests import laws, sessions
 from tests.policy_cases import CASES, make
 from tests.property.test_combinations import (
@@ -227,3 +227,33 @@ def test_request_whose_tightest_companion_moved_away_still_runs_under_scorpio():
     ]
     fleet = small_fleet("scorpio", ("mixed", "mixed"), moves_every_ns=7_000)
     check_fleet(replace(fleet, workload=work, make_migrator=OnlyFirst))
+
+
+def test_engine_that_is_kept_after_all_takes_over_who_waits_for_one():
+    def arrival(number, prompt_tokens, output_tokens):
+        request = Request(
+            id=number, arrival_ns=0, prompt_tokens=prompt_tokens, max_tokens=1 << 20,
+            predicted_tokens=float(output_tokens),
+        )  # fmt: skip
+        return Arrival(request, output_tokens, 0)
+
+    work = [arrival(0, 1, 2), arrival(1, 4, 14), *(arrival(i, 1, 1) for i in range(2, 10))]
+    # The autoscaler drains the only engine that decodes, and keeps it after all.
+    check_fleet(
+        FleetCombination(
+            policy="aged",
+            workload=work,
+            config=EngineConfig(
+                num_blocks=100, max_model_len=100, block_size=1, max_num_seqs=1,
+                max_num_batched_tokens=1,
+            ),
+            roles=("prefill", "prefill", "mixed", "decode"), router="jsq",
+            failures=Failures(
+                outages=[Outage(2, 0, 1), Outage(3, 12_000, 20_000)],
+                link_outages=[Outage(0, 0, 20_000)], max_retries=0,
+            ),
+            start_up_ns=0, staleness_ns=0, clients=None, scaling=(3000, 6), moves_every_ns=None,
+            stages=(1, 1), local=(0, None), link=Link(1e10, 0.0, ""), num_layers=1, rates=(),
+            draft_length="by_batch_size",
+        )
+    )  # fmt: skip
