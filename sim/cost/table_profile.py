@@ -22,6 +22,7 @@ _KEY_COLUMNS = ("prefill_chunk", "prefill_key", "num_decodes", "kv_decode", "us"
 _SECTIONS = (
     "schema", "by_tokens", "by_requests", "attention", "attention_calls", "skew", "all_reduce",
 )  # fmt: skip
+_MOST_CALLS = 1_000_000
 _SKEW_BINS = ("decode_bins", "rate_bins", "context_bins", "kv_bins")
 
 
@@ -226,7 +227,7 @@ def read_table(folder: Path) -> TableProfile:
             by_tokens=_curves(data["by_tokens"]),
             by_requests=_curves(data["by_requests"]),
             attention=_attention(data["attention"]),
-            attention_calls=int(data["attention_calls"]),
+            attention_calls=_calls(data["attention_calls"]),
             skew=_skew(data["skew"]) if "skew" in data else None,
             all_reduce=RingAllReduce(**data["all_reduce"]) if "all_reduce" in data else None,
         )
@@ -247,6 +248,14 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
         )
         for row in rows
     )
+
+
+def _calls(value: object) -> int:
+    """Return how often attention is called in a step."""
+    calls = number("attention_calls", value)
+    if not 0 <= calls <= _MOST_CALLS or calls != int(calls):
+        raise SpecError(f"attention_calls must be a whole number up to {_MOST_CALLS}, got {value}")
+    return int(calls)
 
 
 def _attention(columns: Mapping[str, Any]) -> Mapping[str, Any]:
