@@ -10,7 +10,6 @@ pandas and SimPy of the environment that runs it; docs/fleets.md says how to get
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from schedlab.experiments.bench.beside import Seconds, compare
+from schedlab.experiments.bench.beside import Peer, Seconds, beside_peer
 from schedlab.experiments.running.run import run
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
@@ -170,21 +169,11 @@ def theirs(spec: dict[str, Any], peer: Path, python: Path) -> Seconds:
 
 def main(argv: list[str] | None = None) -> None:
     """Run both and print a table."""
-    parser = argparse.ArgumentParser(description="Run a split cluster here and in DistServe's.")
-    parser.add_argument("--peer", type=Path, required=True, help="a checkout of DistServe")
-    parser.add_argument("--python", type=Path, required=True, help="one with pandas and SimPy")
-    parser.add_argument("--rates", type=float, nargs="+", default=(1.0, 2.0, 3.0))
-    parser.add_argument("--num-requests", type=int, default=500)
-    options = parser.parse_args(argv)
-
-    def asked(rate: float) -> dict[str, Any]:
-        return specification(options.peer, rate, options.num_requests)
-
-    compare(
-        "DistServe",
-        options.rates,
-        lambda rate: ours(asked(rate)),
-        lambda rate: theirs(asked(rate), options.peer, options.python),
+    beside_peer(
+        Peer("DistServe", "with pandas and SimPy", specification, ours, theirs),
+        (1.0, 2.0, 3.0),
+        500,
+        argv,
     )
 
 

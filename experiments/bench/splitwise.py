@@ -12,7 +12,6 @@ environment that runs it; docs/fleets.md says how to get both.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from schedlab.experiments.bench.beside import compare
+from schedlab.experiments.bench.beside import Peer, beside_peer
 from schedlab.experiments.running.run import run
 from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
@@ -202,21 +201,11 @@ def _without_ray(peer: Path, folder: Path) -> Path:
 
 def main(argv: list[str] | None = None) -> None:
     """Run both and print a table."""
-    parser = argparse.ArgumentParser(description="Run a split cluster here and in SplitwiseSim.")
-    parser.add_argument("--peer", type=Path, required=True, help="a checkout of SplitwiseSim")
-    parser.add_argument("--python", type=Path, required=True, help="one that has what it needs")
-    parser.add_argument("--rates", type=float, nargs="+", default=(4.0, 12.0, 20.0))
-    parser.add_argument("--num-requests", type=int, default=2000)
-    options = parser.parse_args(argv)
-
-    def asked(rate: float) -> dict[str, Any]:
-        return specification(options.peer, rate, options.num_requests)
-
-    compare(
-        "SplitwiseSim",
-        options.rates,
-        lambda rate: ours(asked(rate)),
-        lambda rate: theirs(asked(rate), options.peer, options.python),
+    beside_peer(
+        Peer("SplitwiseSim", "that has what it needs", specification, ours, theirs),
+        (4.0, 12.0, 20.0),
+        2000,
+        argv,
     )
 
 

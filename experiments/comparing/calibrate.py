@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from schedlab.sim.core.executor import SimExecutor, Steps, Work
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.profile import Fit, write_fit
 from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import write_text
@@ -195,7 +196,7 @@ def calibrate(
             "held_out_error_by_kind": by_kind,
         }
         residuals = [
-            {"kind": point.kind, "features": list(astuple(point.shape)[:3]),
+            {"kind": point.kind, "features": _decode_features(point.shape),
              "chunks": list(point.chunks),
              "measured_s": row.seconds, "predicted_s": float(predicted)}
             for point, row, predicted in zip(points, rows, predictions(fit, rows), strict=True)
@@ -215,6 +216,12 @@ def calibrate(
     found, residuals = write(taken)
     _save_figure(points, residuals, folder)
     return found
+
+
+def _decode_features(shape: BatchShape) -> list[int]:
+    return [
+        shape.num_decodes, shape.decode_context_sum_tokens, shape.decode_context_max_tokens,
+    ]  # fmt: skip
 
 
 def _stopwatch(folder: Path, clock: str, model_name: str, device: str, threads: int) -> Stopwatch:

@@ -19,6 +19,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Arrival
 from schedlab.traces.lengths import exponential, independent, lognormal
 from schedlab.traces.synthetic import synthesize
+from schedlab.traces.trace import Trace
 from schedlab.traces.workload import workload
 
 if TYPE_CHECKING:
@@ -230,12 +231,15 @@ def short(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arriva
     middle = max(1, min(config.max_num_batched_tokens, config.max_model_len // 2) // 4)
     lengths = independent(lognormal(math.log(middle), 0.8), exponential(_MEAN_ANSWER))
     trace = synthesize(num_requests, lengths=lengths, rate=float("inf"), seed=seed)
-    fitting = trace.fit(config.max_model_len, "clip_prompt")
-    return list(workload(fitting, max_model_len=config.max_model_len))
+    return _fitting(trace, config)
 
 
 def chat(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arrival]:
     """Return chat requests that fit the limits, all at once."""
     trace = synthesize(num_requests, preset="azure-conv", rate=float("inf"), seed=seed)
+    return _fitting(trace, config)
+
+
+def _fitting(trace: Trace, config: EngineConfig) -> Sequence[Arrival]:
     fitting = trace.fit(config.max_model_len, "clip_prompt")
     return list(workload(fitting, max_model_len=config.max_model_len))

@@ -143,11 +143,8 @@ class RunLevel:
     prompt_steps: float = 1.0
 
     def __post_init__(self) -> None:
-        for key in _LEVELS:
-            check_number(f"run_level.{key}", getattr(self, key))
-
-
-_LEVELS = ("decode_steps", "prompt_steps")
+        for key, value in asdict(self).items():
+            check_number(f"run_level.{key}", value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +324,8 @@ def read_fit(folder: Path) -> Fit:
         regimes = _section(data, "regimes", ("eager", "graph"))
         error = _section(data, "error", ("train", "held_out"))
         bounds = _section(data, "validity", ("new_tokens", *FEATURES))
-        levels = _section(data, "run_level", _LEVELS) if "run_level" in data else {}
+        known = tuple(level.name for level in fields(RunLevel))
+        levels = _section(data, "run_level", known) if "run_level" in data else {}
         return Fit(
             eager=_regime("eager", regimes),
             graph=_regime("graph", regimes) if "graph" in regimes else None,
