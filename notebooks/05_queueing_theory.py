@@ -93,7 +93,7 @@ factors = {"M/D/1": 0.5, "M/M/1": 1.0, "M/G/1": math.e / 2}
 
 def against_theory(results, metric, theory_s, title):
     """Draw a metric over the rate, and what theory says of it."""
-    figure = results.plot.lines(metric)
+    figure = results.plot.matplotlib.lines(metric)  # whose axes can be drawn on
     rates = np.linspace(0.2, 7.5, 60)
     axes = figure.axes[0]
     (theory,) = axes.plot(rates, theory_s(rates / 10), color="black", linewidth=0.8)

@@ -23,6 +23,8 @@ def test_notebook_runs_to_its_end(path, monkeypatch):
     # In this process: starting one takes longer than most of them.
     monkeypatch.setenv("FAST", "1")
     monkeypatch.setattr(sys, "argv", [str(path)])
+    # With Plotly installed their figures are Plotly's, as in a notebook.
+    monkeypatch.setattr("schedlab.experiments.figures.interactive.is_notebook", lambda: True)
     try:
         runpy.run_path(str(path), run_name="__main__")
     finally:
