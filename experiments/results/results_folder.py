@@ -43,10 +43,13 @@ def check_replaceable(folder: Path) -> None:
         except FileNotFoundError:  # another run has moved it aside
             return
     if strangers:
-        raise SpecError(
-            f"{folder} holds {strangers[0]}, which is no result of schedlab; "
-            "it would be lost: choose another folder with -o"
-        )
+        inside = [folder / where for where in Path(strangers[0]).parents]
+        others = next((one for one in inside if one != folder and (one / MARKER).exists()), None)
+        if others is not None:
+            told = f"other results, in {others.relative_to(folder)}, which"
+        else:
+            told = f"{strangers[0]}, which is no result of schedlab; it"
+        raise SpecError(f"{folder} holds {told} would be lost: choose another folder with -o")
 
 
 @contextmanager

@@ -45,8 +45,7 @@ def write_starter(folder: Path) -> list[Path]:
     """
     example = experiment_file(EXAMPLE).read_text(encoding="utf-8")
     texts = {
-        "spec.yaml": f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
-        + example.replace(f"schedlab run {EXAMPLE}", "schedlab run spec.yaml"),
+        "spec.yaml": example.replace(f"schedlab run {EXAMPLE}", "schedlab run spec.yaml"),
         "longest_first.py": POLICY,
         SCHEMA_FILE: json.dumps(json_schema(), indent=1) + "\n",
     }

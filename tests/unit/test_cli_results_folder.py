@@ -66,6 +66,13 @@ def test_check_replaceable_names_a_file_that_is_not_a_result(tmp_path, where):
         check_replaceable(tmp_path / "out")
 
 
+def test_check_replaceable_names_other_results_in_a_folder_as_results(tmp_path):
+    write(tmp_path / "out", "1")
+    write(tmp_path / "out" / "deeper" / "one", "2")
+    with pytest.raises(SpecError, match="out holds other results, in deeper/one, which would be"):
+        check_replaceable(tmp_path / "out")
+
+
 def test_check_replaceable_refuses_files_and_links(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path)
