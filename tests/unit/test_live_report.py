@@ -20,6 +20,9 @@ from schedlab.experiments.results.tables import Estimate, Row
 
 BROWSER = next((shutil.which(name) for name in ("chromium", "google-chrome", "chrome")
                 if shutil.which(name)), None)  # fmt: skip
+# Without a word to any network, which a browser says of itself.
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update"]  # fmt: skip
 STUB = "window.Plotly = {react: (div, traces) => { div.dataset.traces = JSON.stringify(traces); }};"
 SWEPT = {
     "name": "<b>alive</b>",
@@ -86,7 +89,7 @@ def browsed(page, tmp_path, actions, width=800):
     path = tmp_path / "page.html"
     path.write_text(page.replace("</body>", f"<script>{actions}</script></body>"))
     ran = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900",
+        [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",
          "--dump-dom", path.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
@@ -186,9 +189,9 @@ def downloaded(page, tmp_path, endings):
     (profile / "Default/Preferences").write_text(json.dumps(settings))
     path = tmp_path / "page.html"
     path.write_text(page)
-    given = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    given = [*FLAGS, f"--user-data-dir={profile}", path.as_uri()]
     browser = subprocess.Popen(
-        [BROWSER, *given, path.as_uri()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [BROWSER, *given], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         for _ in range(600):
