@@ -22,6 +22,7 @@ class Static(Policy):
     The prompts of a batch are computed before its first decode. Where they exceed
     `max_num_batched_tokens` (which engines of that time did not have), they take several steps.
     Under memory pressure the latest admission is preempted, and computed again in the next batch.
+    Who comes from another engine with its KV joins the batch that runs, for it has a seat already.
 
     Skip-ahead is honest: between events the members of a sealed batch do not change.
 
@@ -67,8 +68,7 @@ class Static(Policy):
             batch = self._form(view, builder)
             self._prefill(batch, 0, builder)
         elif view.prefilling:
-            done = max((s.num_computed_tokens for s in (*view.running, *view.held)), default=0)
-            self._prefill(view.prefilling, done, builder)
+            self._go_on_with_prompts(view, builder)
         else:
             while not builder.grant_running():
                 builder.preempt(next(builder.running()), "recompute")
@@ -88,6 +88,17 @@ class Static(Policy):
                 break
             batch.append(state)
         return batch
+
+    def _go_on_with_prompts(self, view: EngineView, builder: PlanBuilder) -> None:
+        done = max((s.num_computed_tokens for s in (*view.running, *view.held)), default=0)
+        prompts = list(view.prefilling)
+        self._prefill(prompts, done, builder)
+        # Requests that other engines began may have come with KV where a prompt was to go on.
+        while prompts and not builder.has_chunks:
+            last = next(builder.running())
+            builder.preempt(last, "recompute")
+            prompts = [state for state in prompts if state is not last]
+            self._prefill(prompts, done, builder)
 
     def _prefill(
         self, prompts: Collection[RequestState], longest_done: int, builder: PlanBuilder

@@ -229,6 +229,18 @@ def test_request_whose_tightest_companion_moved_away_still_runs_under_scorpio():
     check_fleet(replace(fleet, workload=work, make_migrator=OnlyFirst))
 
 
+@pytest.mark.parametrize("policy", ["static", "magnus"])
+def test_prompts_whose_memory_went_to_who_arrived_meanwhile_are_computed_by_sealed_batches(policy):
+    # The second is computed where the first goes on, and that takes the memory it was to have.
+    fleet = small_fleet(policy, ("prefill", "decode"))
+    work = [
+        laws.arrival(0, 0, 60, 10, predicted_tokens=10.0),
+        laws.arrival(1, 15_000, 50, 10, predicted_tokens=10.0),
+    ]
+    config = replace(fleet.config, num_blocks=25, max_num_batched_tokens=4)
+    check_fleet(replace(fleet, workload=work, config=config, local=(50, None)))
+
+
 def test_engine_that_is_kept_after_all_takes_over_who_waits_for_one():
     def arrival(number, prompt_tokens, output_tokens):
         request = Request(
