@@ -259,6 +259,11 @@ class StepLedger:
             need = kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
             if need > kv.free_blocks - keep:
                 return self._deny(state, "its whole sequence does not fit the free KV blocks")
+        elif state.swapped:
+            # Two that come back without room for a token would give way in turn, for ever.
+            need = kv.blocks_to_hold(state.request, state.num_computed_tokens + 1)
+            if need > kv.free_blocks - keep:
+                return self._deny(state, "its KV and its next token do not fit the free KV blocks")
         if not kv.reserve(state, n, keep, hit):
             return self._deny(state, "what is loaded of it does not fit the free KV blocks")
         self._admitted[state.id] = state

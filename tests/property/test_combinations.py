@@ -11,7 +11,7 @@ from schedlab.policies.speculation.by_batch_size import ByBatchSize
 from schedlab.policies.speculation.goodput import Goodput
 from schedlab.policies.speculation.slo import SloDrafts
 from schedlab.policies.static import Static
-from schedlab.sim.config import EngineConfig
+from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.request import Arrival, Request, Slo
@@ -217,6 +217,18 @@ def check_combination(one):
 @given(combination=combinations())
 def test_any_combination_keeps_the_laws_however_it_is_driven(combination):
     check_combination(combination)
+
+
+def test_two_that_come_back_from_a_tier_into_the_last_memory_do_not_give_way_for_ever():
+    work = in_sessions(sessions.drawn(0, 2, LONGEST))
+    tiers = (
+        KVTier("cpu", 30, 1e8, 1e8, 0, 0, "through"), KVTier("disk", 1, 1e8, 1e8, 0, 0, "through")
+    )  # fmt: skip
+    config = EngineConfig(
+        num_blocks=25, max_model_len=100, block_size=4, max_num_seqs=2, max_num_batched_tokens=3,
+        preemption_mode="swap", swap_space_blocks=30, kv_block_bytes=100, kv_tiers=tiers,
+    )  # fmt: skip
+    check_combination(Combination("aged", work, config, laws.LinearCost(), None, (), "fixed"))
 
 
 def test_nested_wait_with_drafts_skips_no_step_in_which_requests_meet_at_one_stage():
