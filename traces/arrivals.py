@@ -23,11 +23,23 @@ Process = Callable[[int], Int64]
 Segments = Iterator[tuple[Float64, Float64]]
 
 NS_PER_S = 1_000_000_000
+PIECE_ROWS = 1_000_000
+"""Requests that are drawn at a time: what is drawn beside their times and lengths stays small."""
+
 _LATEST_NS = float(2**62)
 _MOST_SEGMENTS = 10_000_000
 
 _LARGEST = 1e15
 """Of a rate or a time: what is made of it by sums and products stays finite."""
+
+
+def next_times(draw: Process, num_requests: int) -> Int64:
+    """Return the next arrival times of a process; beside them only a piece is in memory."""
+    times_ns = np.empty(num_requests, dtype=np.int64)
+    for low in range(0, num_requests, PIECE_ROWS):
+        piece = times_ns[low : low + PIECE_ROWS]
+        piece[:] = draw(len(piece))
+    return times_ns
 
 
 def poisson(rate: float, *, seed: int = 0) -> Process:

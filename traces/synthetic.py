@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from schedlab.sim.errors import SpecError
 from schedlab.sim.rng import stream
-from schedlab.traces.arrivals import Process, all_at_once, poisson, process
-from schedlab.traces.lengths import LengthPairs, independent
+from schedlab.traces.arrivals import PIECE_ROWS, Process, all_at_once, next_times, poisson, process
+from schedlab.traces.lengths import Int64, LengthPairs, independent
 from schedlab.traces.presets import preset as named_preset
 from schedlab.traces.read_report import ReadReport
 from schedlab.traces.trace import Trace
@@ -77,9 +79,9 @@ def synthesize(
         notes += chosen.notes
     else:
         notes.append("lengths from the distribution given")
-    prompt_tokens, output_tokens = lengths(stream(seed, "lengths").random((num_requests, 2)))
+    prompt_tokens, output_tokens = _lengths(lengths, num_requests, seed)
     return Trace(
-        arrival_ns=arrivals(num_requests),
+        arrival_ns=next_times(arrivals, num_requests),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         report=ReadReport(
@@ -91,6 +93,17 @@ def synthesize(
             notes=tuple(notes),
         ),
     )
+
+
+def _lengths(draw: LengthPairs, num_requests: int, seed: int) -> tuple[Int64, Int64]:
+    """Draw lengths; beside them only a piece is in memory."""
+    rng = stream(seed, "lengths")
+    prompt_tokens, output_tokens = (np.empty(num_requests, dtype=np.int64) for _ in range(2))
+    for low in range(0, num_requests, PIECE_ROWS):
+        piece = slice(low, min(low + PIECE_ROWS, num_requests))
+        uniform = rng.random((piece.stop - low, 2))
+        prompt_tokens[piece], output_tokens[piece] = draw(uniform)
+    return prompt_tokens, output_tokens
 
 
 def _preset_arrivals(name: str, rate: float | None, seed: int) -> tuple[Process, str]:

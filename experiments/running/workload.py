@@ -24,7 +24,7 @@ from schedlab.experiments.specification.workload import Workload
 from schedlab.sim.errors import SpecError
 from schedlab.sim.rng import stream
 from schedlab.traces import traffic_classes
-from schedlab.traces.arrivals import all_at_once, gamma, process
+from schedlab.traces.arrivals import all_at_once, gamma, next_times, process
 from schedlab.traces.lengths import LENGTHS
 from schedlab.traces.presets import preset
 from schedlab.traces.trace import Trace
@@ -155,7 +155,7 @@ def _arrivals_of_classes(workload: Workload, trace: Trace, seed: int) -> tuple[T
         else:
             assert one.request_rate is not None
             draw = gamma(one.request_rate, 1.0, seed=own_seed)
-        times.append(np.asarray(draw(len(trace)), dtype=np.int64))
+        times.append(next_times(draw, len(trace)))
     together = np.concatenate(times)
     first = np.argsort(together, kind="stable")[: len(trace)]
     report = trace.report.noted("arrivals drawn anew: a process for each class")
@@ -206,6 +206,6 @@ def _arrivals(workload: Workload, trace: Trace, seed: int) -> Trace:
         return started(trace, draw, note)
     return replace(
         trace,
-        arrival_ns=np.asarray(draw(len(trace)), dtype=np.int64),
+        arrival_ns=next_times(draw, len(trace)),
         report=trace.report.noted(f"arrivals drawn anew: {note}"),
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
-from schedlab.sim.record.columns import whole_numbers
+from schedlab.sim.record.columns import BATCH_ROWS, whole_numbers
 
 _NS_PER_S = 1_000_000_000
 
@@ -17,14 +17,14 @@ def max_concurrent_requests(run: Observation) -> int:
 
     Over half-open intervals [arrival, finish): departures come before arrivals.
     """
-    arrival_ns = whole_numbers(run.requests, "arrival_ns")[run.completed]
-    finish_ns = whole_numbers(run.requests, "finish_ns")[run.completed]
-    if not len(arrival_ns):
-        return 0
-    times_ns = np.concatenate([finish_ns, arrival_ns])
-    change = np.repeat(np.array([-1, 1]), len(arrival_ns))
-    # A stable sort keeps departures, listed first, ahead of arrivals at the same time.
-    return int(np.cumsum(change[np.argsort(times_ns, kind="stable")]).max())
+    arrival_ns = np.sort(whole_numbers(run.requests, "arrival_ns")[run.completed])
+    finish_ns = np.sort(whole_numbers(run.requests, "finish_ns")[run.completed])
+    most = 0
+    for low in range(0, len(arrival_ns), BATCH_ROWS):
+        here = arrival_ns[low : low + BATCH_ROWS]
+        arrived = np.arange(low + 1, low + len(here) + 1)
+        most = max(most, int((arrived - np.searchsorted(finish_ns, here, side="right")).max()))
+    return most
 
 
 @register(unit="tokens/s", better="higher", label="most output tokens in a second", every_run=True)

@@ -123,8 +123,10 @@ def _target(requests: Columns, waited: Latencies, name: str) -> tuple[Bools, Boo
 
 
 def _stated(requests: Columns) -> Bools:
-    targets = np.stack([requests[f"slo_{name}_ms"].astype(np.float64) for name in _DIMENSIONS])
-    return np.asarray(~np.isnan(targets).all(axis=0))
+    stated = np.zeros(len(requests["status"]), dtype=bool)
+    for name in _DIMENSIONS:
+        stated |= ~np.isnan(requests[f"slo_{name}_ms"].astype(np.float64, copy=False))
+    return stated
 
 
 def _num_met(requests: Columns, waited: Latencies) -> int:

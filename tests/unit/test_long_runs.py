@@ -7,6 +7,7 @@ import pytest
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.metrics import concurrency
 from schedlab.sim.record import columns, log, saved_log, steps, stored_token_times
 from schedlab.sim.record.columns import LazyTable
 from schedlab.sim.result import RunResult
@@ -35,7 +36,7 @@ def spilled(monkeypatch, most_numbers, batch_rows):
     monkeypatch.setattr(log, "MOST_NUMBERS_IN_MEMORY", most_numbers)
     monkeypatch.setattr(stored_token_times, "_WINDOW_STEPS", 2 * batch_rows + 1)
     monkeypatch.setattr(steps, "_MARKED", 5)
-    for module in (columns, steps, saved_log, stored_token_times):
+    for module in (columns, steps, saved_log, stored_token_times, concurrency):
         monkeypatch.setattr(module, "BATCH_ROWS", batch_rows)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from schedlab.sim.errors import SpecError
-from schedlab.traces import PRESETS, Trace, read, synthesize
+from schedlab.traces import PRESETS, Trace, arrivals, read, synthesize, synthetic
 from schedlab.traces import lengths as distributions
 from schedlab.traces.arrivals import all_at_once, gamma, poisson
 from schedlab.traces.lengths import (
@@ -111,6 +111,16 @@ def test_preset_shorter_trace_begins_the_longer_one(name):
     long, short = synthesize(600, preset=name, seed=9), synthesize(200, preset=name, seed=9)
     for column in ("arrival_ns", "prompt_tokens", "output_tokens"):
         assert getattr(long, column)[:200].tolist() == getattr(short, column).tolist()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_drawn_in_pieces_gives_the_same_requests(name, monkeypatch):
+    whole = synthesize(500, preset=name, seed=9)
+    for module in (arrivals, synthetic):
+        monkeypatch.setattr(module, "PIECE_ROWS", 70)
+    pieces = synthesize(500, preset=name, seed=9)
+    for column in ("arrival_ns", "prompt_tokens", "output_tokens"):
+        assert getattr(pieces, column).tolist() == getattr(whole, column).tolist()
 
 
 @pytest.mark.parametrize("name", PRESETS)
