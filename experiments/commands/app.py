@@ -70,6 +70,9 @@ def _in_words(command: Any) -> Any:  # noqa: ANN401 - click's
     return command
 
 
+_UsageError: Any = typer.BadParameter.__base__  # click's, or the one that newer Typers bring
+
+
 class _Commands(TyperGroup):
     """Imports commands on demand; turns errors meant for users into one line and an exit code."""
 
@@ -88,6 +91,8 @@ class _Commands(TyperGroup):
             self.params, self.add_help_option = [], False
         try:
             return super().parse_args(ctx, args)
+        except _UsageError as error:
+            raise _misused(error) from None
         finally:
             self.params, self.add_help_option = own
 
@@ -107,6 +112,8 @@ class _Commands(TyperGroup):
         except SchedlabError as error:
             _complain(f"error: {with_experiment(str(error))}")
             raise typer.Exit(USER_ERROR) from None
+        except _UsageError as error:
+            raise _misused(error) from None
         except KeyboardInterrupt:
             _complain("interrupted; nothing was written")
             raise typer.Exit(INTERRUPTED) from None
@@ -164,6 +171,15 @@ def _name_an_experiment(arguments: list[str]) -> bool:
         return True
     first = arguments[0] if arguments else ""
     return first in shipped_experiments() and not Path(first).is_dir()
+
+
+def _misused(error: Any) -> Exception:  # noqa: ANN401 - click's
+    """Say in one line how the command line is wrong; return what ends the program."""
+    told = error.format_message()
+    if error.ctx is None or told == error.ctx.get_help():
+        return error  # type: ignore[no-any-return]  # a group without a command shows its help
+    _complain(f"error: {' '.join(told.split()).rstrip('.')}; see {error.ctx.command_path} -h")
+    return typer.Exit(USER_ERROR)
 
 
 def _complain(text: str) -> None:

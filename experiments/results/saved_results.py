@@ -116,6 +116,9 @@ def read_points(folder: Path) -> list[PointMetrics]:
         ]
     if (folder / "result.json").is_file():
         return [read_point(folder)]
+    if not folder.is_dir():
+        told = "is a file, and results are a folder" if folder.exists() else "no such folder"
+        raise SchedlabError(f"{folder}: {told}")
     raise SchedlabError(f"{folder} holds no results: neither {POINTS_FILE} nor result.json")
 
 

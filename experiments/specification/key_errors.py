@@ -20,12 +20,15 @@ _BOUNDS = {
 }
 _ELSEWHERE = {
     "scheduling_policy": "policy, at the top",
+    "scheduler": "policy, at the top",
     "scheduler_cls": "policy, at the top",
     "gpu": "hardware, at the top",
     "tp": "engine.tensor_parallel_size",
     "tp_size": "engine.tensor_parallel_size",
     "dp": "engine.data_parallel_size, or cluster for engines that do not wait for each other",
     "replicas": "cluster, at the top",
+    "trace": "workload.trace",
+    "num_prompts": "workload.num_requests",
     "qps": "workload.request_rate",
     "request_rates": "sweep: {workload.request_rate: [...]}",
 }
