@@ -3,6 +3,8 @@
 Both run as processes of their own, in turn, on the same requests; what counts is the ratio inside a
 round, because a shared machine changes its speed by the minute. "slope" is what one request more
 costs, from a short and a long run; "whole" is the whole short run, start-up and files included.
+Where requests are drawn, our long run has ten times those of the peer's, more of the same: what
+so many cost ours would be lost in what one start differs from the next.
 
 The peer is AISimulate (NVIDIA, Apache-2.0), which simulates vLLM's scheduler in Rust. Its Python
 package belongs in an environment of its own: ``make bench-peers`` makes it. Of Vidur and BLIS see
@@ -28,9 +30,9 @@ from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.files import write_text
 
-TIMES = {"schedlab": 6, "AISimulate": 1}
-"""How often a contestant takes both lengths in a round: what 9,000 requests more cost ours is as
-little as one start differs from the next, and the peer's is seconds."""
+TIMES = {"schedlab": 3, "AISimulate": 1}
+"""How often a contestant takes both lengths in a round: our runs are short beside the peer's, and
+one start differs from the next by a tenth of a second."""
 
 MOONCAKE = "traces/mooncake/conversation_trace.jsonl"
 ENGINE = {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
@@ -43,6 +45,9 @@ class PeerCase(NamedTuple):
     few: int
     """Requests of the short run."""
     many: int
+    """Of the peer's long run."""
+    our_many: int
+    """Of ours."""
     peer_model: str
     peer_hardware: str
     longest_tokens: int
@@ -52,12 +57,14 @@ def cases(data: Path) -> dict[str, PeerCase]:
     """Return what is measured, by name; without the data folder lengths come from the preset."""
     azure = data / TRACE
     bench = workloads(azure if azure.is_file() else None)
-    found = {
-        name: PeerCase(
-            bench[name], 1_000, 10_000, "meta-llama/Meta-Llama-3.1-8B", "a100_sxm", 4_096
+    found = {}
+    for name in ("all at once", "6 req/s"):
+        spec = bench[name]
+        if azure.is_file():  # it has fewer rows than we need
+            spec = {**spec, "workload": {**spec["workload"], "resample": True}}
+        found[name] = PeerCase(
+            spec, 1_000, 10_000, 100_000, "meta-llama/Meta-Llama-3.1-8B", "a100_sxm", 4_096
         )
-        for name in ("all at once", "6 req/s")
-    }
     if (data / MOONCAKE).is_file():
         spec = {
             "name": "bench",
@@ -68,7 +75,7 @@ def cases(data: Path) -> dict[str, PeerCase]:
             "workload": {"trace": str(data / MOONCAKE), "max_total_tokens": 131_072},
         }  # fmt: skip
         found["Mooncake, prefix caching"] = PeerCase(
-            spec, 500, 2_000, "meta-llama/Meta-Llama-3.1-8B", "h200_sxm", 131_072
+            spec, 500, 6_000, 6_000, "meta-llama/Meta-Llama-3.1-8B", "h200_sxm", 131_072
         )
     return found
 
@@ -166,22 +173,27 @@ def _has_finished(output: Path, status: int) -> bool:
 
 def commands(case: PeerCase, peer: Path, folder: Path) -> dict[str, list[list[str]]]:
     """Write what both need, and return their command lines by name: a short and a long run."""
-    ours, theirs = [], []
+    theirs = []
+    for count in {case.few, case.many, case.our_many}:
+        write_text(folder / f"{count}.yaml", json.dumps(_of_length(case, count)))
+    ours = [
+        [sys.executable, "-m", "schedlab", "run", f"{count}.yaml", "-o", f"ours{count}"]
+        for count in (case.few, case.our_many)
+    ]
     for count in (case.few, case.many):
-        load = {**case.spec["workload"], "num_requests": count}
-        spec = {**case.spec, "workload": load}
-        write_text(folder / f"{count}.yaml", json.dumps(spec))
         trace = folder / f"{count}.jsonl"
-        write_text(trace, "".join(peer_trace(spec, case.longest_tokens)))
+        lines = peer_trace(_of_length(case, count), case.longest_tokens)
+        write_text(trace, "".join(lines))
         write_text(folder / f"{count}.peer.yaml", json.dumps(peer_config(case, trace)))
-        ours.append([
-            sys.executable, "-m", "schedlab", "run", f"{count}.yaml", "-o", f"ours{count}",
-        ])  # fmt: skip
         theirs.append([
             str(peer), "predict", "-c", f"{count}.peer.yaml", "--overwrite",
             "--output-dir", f"theirs{count}",
         ])  # fmt: skip
     return {"schedlab": ours, "AISimulate": theirs}
+
+
+def _of_length(case: PeerCase, num_requests: int) -> dict[str, Any]:
+    return {**case.spec, "workload": {**case.spec["workload"], "num_requests": num_requests}}
 
 
 def measure(case: PeerCase, peer: Path, rounds: int) -> list[dict[str, list[float]]]:
@@ -203,8 +215,8 @@ def medians(both: list[list[str]], times: int, folder: Path) -> list[float]:
 
 def ratios(case: PeerCase, rows: list[dict[str, list[float]]]) -> dict[str, Any]:
     """Return requests a CPU second by contestant, and the ratios inside the rounds."""
-    more = case.many - case.few
-    by_slope = [{n: more / (long - short) for n, (short, long) in row.items()} for row in rows]
+    more = {"schedlab": case.our_many - case.few, "AISimulate": case.many - case.few}
+    by_slope = [{n: more[n] / (long - short) for n, (short, long) in row.items()} for row in rows]
     whole = [row["AISimulate"][0] / row["schedlab"][0] for row in rows]
     slope = [row["schedlab"] / row["AISimulate"] for row in by_slope]
     return {
@@ -229,15 +241,18 @@ def main(argv: list[str] | None = None) -> None:
           f" {'short run':>20}")  # fmt: skip
     found: dict[str, Any] = {"core": core.running()}
     for name, case in cases(data).items():
+        found[name] = {"few": case.few, "many": case.many, "our_many": case.our_many}
         rows = measure(case, options.peer.resolve(), options.rounds)
-        told = found[name] = {**ratios(case, rows), "cpu_s": rows}
+        told = ratios(case, rows)
+        found[name] |= {**told, "cpu_s": rows}
         speed = told["requests_per_cpu_s"]
         spans = [
             f"{told[kind]:.2f} ({told[f'{kind}_range'][0]:.2f}-{told[f'{kind}_range'][1]:.2f})"
             for kind in ("slope_ratio", "whole_ratio")
         ]
         print(f"{name:26} {speed['schedlab']:11,.0f} {speed['AISimulate']:11,.0f} {spans[0]:>22}"
-              f" {spans[1]:>20}", flush=True)  # fmt: skip
+              f" {spans[1]:>20}  {case.few:,} to {case.our_many:,} and {case.many:,} requests",
+              flush=True)  # fmt: skip
     if options.json is not None:
         write_text(options.json, json.dumps(found, indent=1) + "\n")
 

@@ -1,6 +1,7 @@
 """The bench beside a peer: both get the same requests, and ratios are taken inside a round."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ CASE = peers.PeerCase(
         "engine": {"max_num_seqs": 128, "max_num_batched_tokens": 2048},
         "workload": {"trace": "azure-conv", "num_requests": 20, "request_rate": 6.0},
     },
-    few=100, many=1_100, peer_model="m", peer_hardware="h", longest_tokens=4096,
+    few=100, many=1_100, our_many=10_100, peer_model="m", peer_hardware="h", longest_tokens=4096,
 )  # fmt: skip
 
 
@@ -32,11 +33,25 @@ def test_peer_has_the_same_limits(tmp_path):
     assert engine["kv_cache"] == {"block_size": 16, "prefix_caching": False}
 
 
+def test_our_long_run_has_more_of_the_same_requests_than_the_peers(tmp_path):
+    case = CASE._replace(few=5, many=10, our_many=20)
+    lines = peers.commands(case, Path("peer"), tmp_path)
+    ours = [
+        json.loads((tmp_path / line[4]).read_text())["workload"]["num_requests"]
+        for line in lines["schedlab"]
+    ]
+    configs = [json.loads((tmp_path / line[3]).read_text()) for line in lines["AISimulate"]]
+    theirs = [Path(one["traffic"]["source"]["paths"][0]).read_text() for one in configs]
+    assert ours == [5, 20]
+    assert [text.count("\n") for text in theirs] == [5, 10]
+    assert theirs[1].startswith(theirs[0])
+
+
 def test_ratios_are_medians_of_those_inside_a_round():
     rows = [
-        {"schedlab": [1.0, 2.0], "AISimulate": [2.0, 6.0]},  # 1,000 and 250 a second
-        {"schedlab": [2.0, 4.0], "AISimulate": [2.0, 6.0]},  # on a machine half as fast for us
-        {"schedlab": [1.0, 2.0], "AISimulate": [3.0, 8.0]},
+        {"schedlab": [1.0, 11.0], "AISimulate": [2.0, 6.0]},  # 1,000 and 250 a second
+        {"schedlab": [2.0, 22.0], "AISimulate": [2.0, 6.0]},  # on a machine half as fast for us
+        {"schedlab": [1.0, 11.0], "AISimulate": [3.0, 8.0]},
     ]
     told = peers.ratios(CASE, rows)
     assert told["requests_per_cpu_s"] == {"schedlab": 1_000, "AISimulate": 250}
