@@ -14,15 +14,20 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def check(spec_file: SpecFile, overrides: Overrides = None) -> None:
     """Check an experiment, every point of its sweep included, and run nothing."""
     from schedlab.experiments.running.resolved import resolve
+    from schedlab.experiments.running.workload import load_workload
     from schedlab.experiments.specification.sweep import points
     from schedlab.sim.errors import SpecError
 
     spec = load_experiment(spec_file, overrides)
     settings = [point for point in points(spec) if point.replication == 0]
     rows = []
+    read: set[str] = set()
     for point in settings:
         try:
             found = resolve(point.spec)
+            if (workload := point.spec.workload.model_dump_json()) not in read:
+                load_workload(point.spec, found.config.max_model_len)
+                read.add(workload)
         except SpecError as error:
             raise SpecError(f"{point.label}: {error}" if spec.sweep else str(error)) from None
         tokens = found.config.num_blocks * found.config.block_size

@@ -146,12 +146,14 @@ class PointsBar:
     def __init__(self, draw: Draw | None) -> None:
         self._draw = draw
         self._count, self._total = 0, 1
+        self._errors: set[str] = set()
 
     def point_ended(self, count: int, total: int, timing: TimeEstimate, done: Done | None) -> None:
         """Take note of a point that ended, or of the first to begin."""
         if done is not None and done.error:
-            seed = done.job.spec.seed
-            typer.echo(f"failed: {done.job.label}, seed {seed}: {done.error}", err=True)
+            why = "as before" if done.error in self._errors else done.error
+            self._errors.add(done.error)
+            typer.echo(f"failed: {done.job.label}, seed {done.job.spec.seed}: {why}", err=True)
         self._count, self._total = count, max(total, 1)
         if self._draw is not None:
             self._draw(f"{count} of {total} points, {timing.text()}", count / self._total)

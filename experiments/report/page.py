@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 _JUDGED = ("request_throughput", "request_goodput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
 _SECTIONS = (
-    "verdicts", "by_class", "figures", "fleet", "cost_models", "provenance", "all_metrics", "live",
+    "expected", "verdicts", "by_class", "figures", "fleet", "cost_models", "provenance",
+    "all_metrics", "live",
 )  # fmt: skip
 _LARGEST_SVG_BYTES = 700_000
 _ERRORS = {

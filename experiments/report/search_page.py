@@ -7,8 +7,11 @@ from typing import Any
 
 from schedlab.experiments.figures.chosen import SEARCHES, search_drawings
 from schedlab.experiments.report.page import PageTable, images, render
+from schedlab.experiments.statistics import with_interval
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import read_json_object, write_text
+from schedlab.sim.metrics.registry import metric_named
+from schedlab.sim.text import json_number, number
 
 
 def is_search(folder: Path) -> bool:
@@ -51,7 +54,18 @@ def write_search_page(folder: Path, output: Path | None = None) -> Path:
         notes=data["lines"],
         results=table,
         command=str(data.get("serve", "")),
+        expected=_expected(data) if "expected" in data else None,
         figures=images(search_drawings(folder)),
     )
     write_text(path, text)
     return path
+
+
+def _expected(data: dict[str, Any]) -> PageTable:
+    """Return what `recommend` expects of its choice."""
+    rows = []
+    for name, found in data["expected"].items():
+        metric = metric_named(name)
+        mean, half_width = json_number(found["mean"]), json_number(found["ci95"])
+        rows.append((metric.axis, with_interval(mean, half_width, metric.scale)))
+    return PageTable(("metric", "mean"), rows, note=f"At {number(data['at_rate'])} requests/s.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from schedlab.experiments.running.resolved import resolve
+from schedlab.experiments.running.workload import load_workload
 from schedlab.experiments.search.constraints import with_values
 from schedlab.experiments.search.find import Found, find_all, settled
 from schedlab.experiments.search.vllm_defaults import Limits, default_limits, release
@@ -286,7 +287,11 @@ class _Search:
                     continue
                 candidates.append(candidate)
         if not candidates:
-            raise SpecError("; ".join(f"{name}: {why}" for name, why in self.excluded.items()))
+            reasons = set(self.excluded.values())
+            named = (f"{name}: {why}" for name, why in self.excluded.items())
+            raise SpecError("; ".join(reasons if 1 == len(reasons) < len(self.excluded) else named))
+        first = self._spec(candidates[0], 1)
+        load_workload(first, resolve(first).config.max_model_len)  # raises before anything runs
         best = self._best(self._try("deployment", candidates), candidates[-1])
         while self.length < (enough := min(_MOST_REQUESTS, math.ceil(_LEAST_RUN_S * best.rate))):
             # By steps: rates of short runs are far too high, and so would the next length be.

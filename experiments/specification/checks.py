@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -442,3 +443,19 @@ def _check_trace(spec: ExperimentSpec, fail: Fail) -> None:
         if name := next(upstream, None):
             hint += f", or: schedlab trace fetch {name}, and workload.trace: {name}"
         fail(("workload", "trace"), f"no such file: {path}{hint}")
+    if spec.workload.format == "auto":
+        state = path.stat()
+        if why := _unknown_format(path, state.st_mtime_ns, state.st_size):
+            fail(("workload", "trace"), why)
+
+
+@lru_cache
+def _unknown_format(path: Path, _mtime_ns: int, _num_bytes: int) -> str:
+    """Say why nothing reads a file; nothing if something does. Known while it stays as it is."""
+    from schedlab.traces.readers import detect_format
+
+    try:
+        detect_format(path)
+    except TraceError as error:
+        return str(error)
+    return ""

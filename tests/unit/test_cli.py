@@ -243,6 +243,23 @@ def test_misused_command_says_so_in_one_line(spec_file, arguments, message):
     assert done.stderr.count("\n") == 1
 
 
+def test_check_reads_the_workload_to_its_end(spec_file):
+    Path("t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,4\n1,9,x\n")
+    done = schedlab("check", spec_file, "workload={trace: t.csv}")
+    assert done.exit_code == 2
+    assert "t.csv:3: output_tokens is 'x', expected a number" in done.stderr
+
+
+def test_runs_that_fail_for_one_reason_say_it_once(spec_file):
+    Path("t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,4\n1,9,x\n")
+    done = schedlab(
+        "sweep", spec_file, "-j", "1", "-o", "out", "workload={trace: t.csv}", "replications=3"
+    )
+    assert done.exit_code == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("failed: ")]
+    assert [line.endswith(": as before") for line in lines] == [False, True, True]
+
+
 def test_group_without_a_command_shows_its_help():
     assert "Fetch, look at, convert and draw" in schedlab("trace").output
 

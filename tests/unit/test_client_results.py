@@ -9,7 +9,7 @@ from schedlab.experiments.comparing.validate import validate
 from schedlab.experiments.comparing.vllm_recording import read_recording
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.errors import TraceError
-from schedlab.traces import read
+from schedlab.traces import detect_format, read
 
 VLLM = {
     "date": "20261122-101500", "num_prompts": 3, "completed": 2, "failed": 1,
@@ -81,6 +81,19 @@ def test_recording_of_a_client_has_its_requests_as_they_were_sent(client, saved)
     assert found.queued_s.tolist() == [105.0, 107.5]
     assert found.first_token_s.tolist() == [105.25, 108.0]
     assert found.last_token_s.tolist() == [105.375, 109.5]
+
+
+@pytest.mark.parametrize("name", ["result.json", "pretty.json"])
+@pytest.mark.parametrize("client", ALL)
+def test_results_of_a_client_are_known_by_what_is_in_them(client, name, saved):
+    assert detect_format(saved(ALL[client], name)) == "client_results"
+
+
+@pytest.mark.parametrize("name", ["result.json", "pretty.json"])
+def test_results_without_single_requests_say_which_option_saves_them(name, saved):
+    path = saved({"completed": 3, "request_throughput": 1.5, "total_input_tokens": 9}, name)
+    with pytest.raises(TraceError, match="run it again with --save-result --save-detailed"):
+        read(path)
 
 
 @pytest.mark.parametrize("client", ALL)

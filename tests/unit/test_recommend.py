@@ -135,6 +135,20 @@ def test_recommendation_for_a_rate_takes_as_few_gpus_as_do(tmp_path):
     assert tried == {(1, 1), (1, 2), (2, 1)}
 
 
+def test_reason_that_all_deployments_share_is_told_once():
+    missing = {"trace": "gone.csv", "num_requests": 8, "resample": True}
+    with pytest.raises(SpecError) as told:
+        recommend(question(num_gpus=4, workload=missing), None)
+    assert str(told.value).count("gone.csv") == 1
+
+
+def test_workload_that_cannot_be_read_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,x\n")
+    odd = {"trace": str(tmp_path / "t.csv"), "num_requests": 8, "resample": True}
+    with pytest.raises(SchedlabError, match=r"t\.csv:2: output_tokens is 'x'"):
+        recommend(question(workload=odd), None)
+
+
 def test_model_that_fits_nowhere_is_refused_with_the_reasons():
     with pytest.raises(SpecError, match=r"tensor parallel 1: .*GiB"):
         recommend(question(model="llama-3.1-70b"), None)
@@ -200,7 +214,11 @@ def test_recommend_command_writes_json_line_page_and_figure(tmp_path):
     data = json.loads((out / "recommend.json").read_text())
     assert data["best"]["replications"]
     assert data["serve"] + "\n" == (out / "serve.sh").read_text()
-    assert "vllm serve" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "vllm serve" in page
+    shown = re.search(r"output throughput \(tokens/s\)</td>\s*<td class=.number.>([\d,.]+)", page)
+    expected = data["expected"]["output_throughput"]["mean"]
+    assert float(shown[1].replace(",", "")) == pytest.approx(expected, rel=0.01)
     drawn = CliRunner().invoke(app, ["plot", str(out), "--format", "svg"])
     assert drawn.output.strip().endswith("recommended.svg")
 

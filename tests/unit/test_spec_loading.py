@@ -248,6 +248,14 @@ def test_extends_merges_sections_and_replaces_the_rest(tmp_path, spec_file):
     assert spec.workload.num_requests == 1000
 
 
+def test_trace_of_no_known_format_is_refused_with_its_line(spec_file):
+    (spec_file.parent / "odd.csv").write_text("when,asked,said\n0,1,2\n")
+    spec_file.write_text(YAML.replace("trace: azure-conv", "trace: ./odd.csv"))
+    said = r"file.yaml:7: workload.trace: .*odd.csv: unknown trace format: it looks like CSV with"
+    with pytest.raises(SpecError, match=said):
+        load_spec(spec_file)
+
+
 def test_extends_mistakes_name_the_file_they_are_in(tmp_path, spec_file):
     child = tmp_path / "child.yaml"
     child.write_text("extends: file.yaml\n\nengine: {block_siz: 8}\n")
@@ -317,7 +325,7 @@ def test_spec_hash_ignores_the_name_and_where_files_are(tmp_path):
     for folder, name in (("one", "a"), ("two", "b")):
         (tmp_path / folder).mkdir()
         trace = tmp_path / folder / f"{name}.csv"
-        trace.write_text("same bytes")
+        trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
         hashes.add(spec_hash(make_spec({"name": name, "workload": {"trace": str(trace)}})))
     assert len(hashes) == 1
 
@@ -330,10 +338,10 @@ def test_spec_hash_changes_with_what_can_change_the_result(override):
 
 def test_spec_hash_changes_with_the_content_of_the_trace(tmp_path):
     trace = tmp_path / "t.csv"
-    trace.write_text("1")
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
     spec = make_spec({"workload": {"trace": str(trace)}})
     before = spec_hash(spec)
-    trace.write_text("2")
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,2\n")
     assert spec_hash(spec) != before
 
 

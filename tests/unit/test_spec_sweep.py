@@ -48,7 +48,7 @@ def test_labels_tell_apart_values_of_the_same_name():
 
 def test_labels_keep_as_much_of_the_key_as_needed(tmp_path):
     for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("x")
+        (tmp_path / name).write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
     traces = [str(tmp_path / name) for name in ("a.csv", "b.csv")]
     found = expand({"workload.trace": traces, "policy.pad_prompts": [True]}, policy="static")
     assert found[0].label == "trace=a.csv, pad_prompts=true"

@@ -149,9 +149,8 @@ def detect_format(path: str | Path) -> str:
         if reader.sniff(seen):
             return name
     raise TraceError(
-        f"{path}: unknown trace format. It looks like {_described(seen)}. "
-        f"Known formats: {', '.join(f'{r.name} ({r.summary})' for r in READERS.values())}. "
-        "Give format= if it is one of them."
+        f"{path}: unknown trace format: it looks like {_described(seen)}; if it is one of "
+        f"{', '.join(READERS)}, say so by format (schedlab trace formats tells them apart)"
     )
 
 

@@ -25,6 +25,8 @@ from schedlab.traces.readers.trace_builder import TraceBuilder
 from schedlab.traces.trace import Trace
 
 _NO_ANSWER = "failed or not finished when it was recorded"
+_WITHOUT_REQUESTS = {"request_throughput", "total_input_tokens"}
+"""Keys that vLLM's results have with and without --save-detailed."""
 _MOST_TOKENS = 2**31
 _LATEST_S = 4e9
 """Seconds since 1970 until 2096; differences then fit 64 bits of nanoseconds."""
@@ -79,6 +81,11 @@ def read_client_results(path: Path) -> tuple[list[ClientResult], int]:
         rows = list(_guidellm(data, path))
     elif isinstance(data, dict) and "start_times" in data:
         rows = list(_vllm(data, path))
+    elif isinstance(data, dict) and data.keys() >= _WITHOUT_REQUESTS:
+        raise TraceError(
+            f"{path}: vllm bench serve saved no single requests in it; run it again with "
+            "--save-result --save-detailed"
+        )
     else:
         raise TraceError(
             f"{path}: not the per-request results of a load generator: vLLM's have start_times "
@@ -194,9 +201,11 @@ def _seconds(value: object, what: str, at: str) -> float:
 
 
 def _sniff(peek: Peek) -> bool:
-    is_vllm = peek.kind == "jsonl" and "start_times" in peek.names
+    is_report = peek.kind == "jsonl" and bool(
+        {"start_times", "benchmarks"} & set(peek.names) or set(peek.names) >= _WITHOUT_REQUESTS
+    )
     is_inference_perf = peek.kind == "json" and {"start_time", "info"} <= set(peek.names)
-    return is_vllm or is_inference_perf
+    return is_report or is_inference_perf
 
 
 def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:

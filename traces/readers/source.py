@@ -113,7 +113,9 @@ def peek(path: Path) -> Peek:
             return Peek("json", _first_element_keys(opening, text))
         if opening.lstrip().startswith("{"):
             try:
-                return Peek("jsonl", tuple(json.loads(opening)))
+                # A .json file may be one object over many lines.
+                rest = text.read() if ".json" in path.suffixes and opening.strip() == "{" else ""
+                return Peek("jsonl", tuple(json.loads(opening + rest)))
             except JSON_ERRORS as error:
                 raise TraceError(f"{path}:1: no complete JSON object ({error})") from None
         return Peek("csv", tuple(name.strip() for name in next(csv.reader([opening]))))
