@@ -111,15 +111,16 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place:
         return False
     running = view.running
     num_waiting, num_running = len(waiting), len(running)
-    if num_running > builder.rows_left or num_running > builder.tokens_left:
+    drafts, size = config.num_speculative_tokens, config.block_size
+    tokens_left = builder.tokens_left - num_running * (1 + drafts)
+    if num_running > builder.rows_left or tokens_left < 0:
         return False
     if not num_waiting and not prefilling:
         return builder.grant_all(running) if by_name else builder.grant_decodes()
     if num_waiting > builder.residents_left or num_waiting + num_running > builder.rows_left:
         return False
-    size = config.block_size
-    tokens_left = builder.tokens_left - num_running
-    blocks_left = view.free_blocks - config.watermark_blocks - num_running
+    slots = 1 + (drafts + config.num_lookahead_tokens if drafts else 0)
+    blocks_left = view.free_blocks - config.watermark_blocks - num_running * -(-slots // size)
     for state in chain(prefilling, waiting):
         if state.swapped:
             return False

@@ -231,6 +231,17 @@ def test_two_that_come_back_from_a_tier_into_the_last_memory_do_not_give_way_for
     check_combination(Combination("aged", work, config, laws.LinearCost(), None, (), "fixed"))
 
 
+def test_ranks_are_looked_at_where_drafts_take_the_memory_of_who_waits():
+    lengths = [(1, 1)] * 8 + [(1, 17), (3, 19), (1, 10), (6, 18), (30, 16), (1, 7)]
+    work = [laws.arrival(i, 0, prompt, output) for i, (prompt, output) in enumerate(lengths)]
+    config = EngineConfig(
+        num_blocks=100, max_model_len=100, block_size=1, max_num_seqs=5, max_num_batched_tokens=64,
+        watermark=0.05, num_speculative_tokens=1,
+    )  # fmt: skip
+    cost = laws.LinearCost()
+    check_combination(Combination("gittins", work, config, cost, None, (0.0,), "by_batch_size"))
+
+
 def test_nested_wait_with_drafts_skips_no_step_in_which_requests_meet_at_one_stage():
     work = [
         Arrival(Request(i, 0, prompt, 1 << 20, predicted_tokens=float(output)), output, 0)
