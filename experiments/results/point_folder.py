@@ -85,7 +85,7 @@ class _Metrics(dict[str, float]):
     """Metrics of a saved run; what result.json does not have is computed from the tables."""
 
     def __init__(self, saved: Mapping[str, Any], folder: Path) -> None:
-        super().__init__({name: json_number(value) for name, value in saved.items()})
+        super().__init__({name: _measured(name, value) for name, value in saved.items()})
         self._folder = folder
         self._computed: dict[str, float] = {}
 
@@ -95,6 +95,13 @@ class _Metrics(dict[str, float]):
         if name not in self._computed:
             self._computed[name] = RunResult.load(self._folder).metric(name)
         return self._computed[name]
+
+
+def _measured(name: str, value: object) -> float:
+    try:
+        return json_number(value)
+    except ValueError:
+        raise TypeError(f"metric {name!r} is {value!r}") from None
 
 
 def write_point(

@@ -215,3 +215,13 @@ def test_result_with_an_impossible_number_is_refused_by_its_file(single, tmp_pat
     path.write_text(json.dumps({**data, "schedlab": data["schedlab"] | change}))
     with pytest.raises(SchedlabError, match=r"result\.json: not a whole schedlab result"):
         read_point(tmp_path / "r").load()
+
+
+@pytest.mark.parametrize("value", ["many", [1.0], {"a": 1}])
+def test_point_whose_metric_is_no_number_is_refused_by_its_folder(single, tmp_path, value):
+    folder = shutil.copytree(single[1].folder, tmp_path / "point")
+    whole = json.loads((folder / "result.json").read_text())
+    whole["schedlab"]["metrics"]["mean_ttft_ms"] = value
+    (folder / "result.json").write_text(json.dumps(whole))
+    with pytest.raises(SchedlabError, match=r"point: not the result of a point .*mean_ttft_ms"):
+        read_point(folder)
