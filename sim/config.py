@@ -96,7 +96,7 @@ class EngineConfig:
     enable_chunked_prefill : bool
         Whether a prompt may be computed in pieces.
     long_prefill_token_threshold : int
-        Largest piece of a prompt in one step; 0 means no limit.
+        Largest piece of a prompt in one step, or of a token and its drafts; 0 means no limit.
     threshold_spares_lone_request : bool
         That limit does not hold for the only request there is.
     watermark : float
@@ -144,8 +144,8 @@ class EngineConfig:
     num_speculative_tokens : int
         Most tokens drafted for a request in one step, which verifies them; 0 = no speculation.
     num_lookahead_tokens : int
-        KV slots given to a verification beyond its tokens, as vLLM gives them to drafts made with a
-        cache of their own.
+        KV slots given to a request beyond the tokens that a step computes of it, as vLLM gives them
+        to drafts made with a cache of their own.
     first_launch_ns : int
         How long the engine is busy launching its first step (no warm-up): the step planned ahead
         meanwhile is planned only then, and knows who came until then.

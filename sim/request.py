@@ -328,6 +328,11 @@ class RequestState:
         return 0
 
     @property
+    def fresh_tokens(self) -> int:
+        """Tokens of its context whose blocks get no name before it is scheduled again."""
+        return 0
+
+    @property
     def decode_tokens(self) -> int:
         """Tokens that it computes when it decodes next."""
         return 1

@@ -83,13 +83,17 @@ class Blocks:
         num_tokens: int,
         keep_free_blocks: int = 0,
         hit: VllmHit = _NO_HIT,
+        ahead_tokens: int = 0,
     ) -> bool:
-        """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
+        """Take what `num_tokens` more tokens, and those ahead, need; False if it does not fit."""
         request = self._requests.vllm_request(state)
         if state.status is Status.RUNNING:
-            blocks = self._manager.allocate_slots(request, num_tokens)
+            blocks = self._manager.allocate_slots(
+                request, num_tokens, num_lookahead_tokens=ahead_tokens
+            )
         else:
-            need = -(-(hit.tokens + num_tokens) // self.block_size) - hit.blocks_in_use
+            filled = hit.tokens + num_tokens + ahead_tokens
+            need = -(-filled // self.block_size) - hit.blocks_in_use
             if need > self.free_blocks - keep_free_blocks:
                 return False
             # The watermark was looked at just now.
@@ -98,6 +102,7 @@ class Blocks:
                 num_tokens,
                 num_new_computed_tokens=hit.tokens,
                 new_computed_blocks=hit.blocks if hit.tokens else None,
+                num_lookahead_tokens=ahead_tokens,
                 has_scheduled_reqs=False,
             )
         if blocks is None:

@@ -204,7 +204,7 @@ class Departures(Population):
         if turn is not None:
             self._name_answer(state, turn)
         spare = state.spare_tokens
-        self.kv.release(state, False, spare, spare)
+        self.kv.release(state, False, spare, spare + state.fresh_tokens)
         self._let_go(state)
 
     def _name_answer(self, state: RequestState, turn: Turn) -> None:

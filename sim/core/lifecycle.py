@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.plan import BatchPlan, Parts
-from schedlab.sim.core.track import SpeculatingState
+from schedlab.sim.core.track import SpeculatingState, slots_ahead
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import Arrival, Request, RequestState, Status
 
@@ -322,7 +322,11 @@ class Lifecycle(Departures):
         bool
             Whether a token came out.
         """
-        state._computed += num_tokens
+        if isinstance(state, SpeculatingState):
+            end = state._computed + num_tokens
+            state.computed(num_tokens, slots_ahead(self.config, end))
+        else:
+            state._computed += num_tokens
         self.resident_tokens += num_tokens
         left = state.num_uncomputed_tokens
         if left == 0:

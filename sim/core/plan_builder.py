@@ -46,6 +46,8 @@ class PlanBuilder(StepLedger):
             prefills = [s for s in prefills if s not in gone]
         num_decodes = self._count_decodes()
         tokens = self._decode_tokens() if self._speculates else num_decodes
+        if self._cuts_drafts:
+            return self._grant_in_order(requests.running.values())
         if not prefills and num_decodes <= self.rows_left and tokens <= self.tokens_left:
             # Most steps.
             self._all_decodes = self._take_decodes(num_decodes, tokens)
@@ -103,7 +105,7 @@ class PlanBuilder(StepLedger):
         self._require_no_decodes("grant_decodes")
         num_decodes = self._count_decodes()
         tokens = self._decode_tokens() if self._speculates else num_decodes
-        if num_decodes > self.rows_left or tokens > self.tokens_left:
+        if num_decodes > self.rows_left or tokens > self.tokens_left or self._cuts_drafts:
             return self._grant_in_order(self._list_decodes())
         if not self._take_decodes(num_decodes, tokens):
             return False
@@ -136,7 +138,7 @@ class PlanBuilder(StepLedger):
         """
         self.plan = None
         num_decodes = len(decodes)
-        if num_decodes > self.tokens_left or num_decodes > self.rows_left:
+        if num_decodes > self.tokens_left or num_decodes > self.rows_left or self._cuts_drafts:
             return False
         tokens = num_decodes
         if self._speculates:
@@ -167,6 +169,11 @@ class PlanBuilder(StepLedger):
         self.tokens_left -= tokens
         self.rows_left -= num_decodes
         return True
+
+    @property
+    def _cuts_drafts(self) -> bool:
+        """Whether the largest piece of a request may be less than its token and drafts."""
+        return 0 < self._threshold <= self._config.num_speculative_tokens
 
     def _require_no_decodes(self, caller: str) -> None:
         self.plan = None
@@ -311,7 +318,8 @@ class PlanBuilder(StepLedger):
             self._kv.free_blocks += self._set_aside_blocks
             for state in self._set_aside:
                 if state.id in self._chunks:
-                    self._kv.allocate(state, self._chunks[state.id][1])
+                    n = self._chunks[state.id][1]
+                    self._kv.allocate(state, n, ahead_tokens=self._ahead(state, n))
 
     def _list_decodes(self) -> tuple[RequestState, ...]:
         return tuple(s for s in self._requests.running.values() if s.is_decoding)

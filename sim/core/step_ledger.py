@@ -9,7 +9,7 @@ from typing import SupportsIndex, get_args
 from schedlab.sim.config import PreemptionMode
 from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.population import Population
-from schedlab.sim.core.track import slots
+from schedlab.sim.core.track import slots_ahead
 from schedlab.sim.errors import InfeasiblePlan
 from schedlab.sim.kv.ledger import NO_HIT, Hit
 from schedlab.sim.request import RequestState, Status
@@ -52,6 +52,7 @@ class StepLedger:
         self._tiers = requests.tiers
         self._batch = requests.decodes
         self._speculates = requests.config.num_speculative_tokens > 0
+        self._looks_ahead = requests.config.num_lookahead_tokens > 0
         # The limits that every plan begins with: worked out once.
         self._most_tokens = requests.config.max_num_batched_tokens
         self._most_rows = requests.config.max_num_seqs
@@ -175,7 +176,9 @@ class StepLedger:
         """Schedule a decode with its drafts; of them only those that the budget has room for."""
         tokens = state.decode_tokens
         n = min(tokens, self.tokens_left) if want is None else min(tokens, self.tokens_left, want)
-        if not self._kv.allocate(state, slots(self._config, state.num_computed_tokens, n - 1)):
+        if 0 < self._threshold < n:  # as in vLLM, where it is of any piece
+            n = self._threshold
+        if not self._kv.allocate(state, n, ahead_tokens=self._ahead(state, n)):
             return self._deny(state, "its token and drafts do not fit the free KV blocks")
         self._decodes[state.id] = state
         if n < tokens:
@@ -183,6 +186,12 @@ class StepLedger:
         self.tokens_left -= n
         self.rows_left -= 1
         return n
+
+    def _ahead(self, state: RequestState, num_tokens: int, cached_tokens: int = 0) -> int:
+        """Count the slots that a request is given behind tokens to compute, for its drafts' KV."""
+        if not self._looks_ahead:
+            return 0
+        return slots_ahead(self._config, (state.num_computed_tokens or cached_tokens) + num_tokens)
 
     def _has_room_for_one(self) -> bool:
         return self.tokens_left > 0 and self.rows_left > 0
@@ -203,7 +212,7 @@ class StepLedger:
         if not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
         n = min(self._chunk_limit(state, want), self.tokens_left)
-        if not self._kv.allocate(state, n):
+        if not self._kv.allocate(state, n, ahead_tokens=self._ahead(state, n)):
             return self._deny(state, "its next chunk does not fit the free KV blocks")
         self._chunks[state.id] = (state, n)
         self.tokens_left -= n
@@ -233,7 +242,7 @@ class StepLedger:
             need = self._kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
             if need > self._kv.free_blocks - keep:
                 return self._deny(state, "its whole sequence does not fit the free KV blocks")
-        if not self._kv.allocate(state, n, keep, hit):
+        if not self._kv.allocate(state, n, keep, hit, self._ahead(state, n, hit.tokens)):
             return self._deny(state, "it does not fit the free KV blocks")
         self._admitted[state.id] = state
         if hit.tokens:
@@ -364,8 +373,9 @@ class StepLedger:
         if self.residents_left < 1:
             self._deny(state, self._why_no_seat())
             return False
-        free = self._kv.free_blocks
-        if not self._kv.allocate(state, state.num_uncomputed_tokens, self._watermark()):
+        free, n = self._kv.free_blocks, state.num_uncomputed_tokens
+        keep = self._watermark()
+        if not self._kv.allocate(state, n, keep, ahead_tokens=self._ahead(state, n)):
             self._deny(state, "its whole sequence does not fit the free KV blocks")
             return False
         if self._kv.grows:
@@ -422,12 +432,16 @@ class StepLedger:
             raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
         if self._all_decodes:
             raise InfeasiblePlan(f"{state!r} cannot be preempted after all decodes were granted")
+        decodes = state.id in self._decodes
         granted = self._withdraw(state)
         unnamed = requests.unnamed_tokens(state, granted, self._start_ns)
-        if self._speculates and (state.is_decoding or state.spare_tokens):
+        if self._speculates:
             # Drafts are no content that anybody finds again; the token to compute is.
-            slots_held = max(granted, state.spare_tokens)
-            granted, unnamed = slots_held, slots_held - min(granted, 1)
+            known = 1 if decodes else granted or -state.fresh_tokens
+            if granted:
+                granted += self._ahead(state, granted)
+            granted = max(granted, state.spare_tokens)
+            unnamed = granted - known
         self._kv.release(state, True, granted, unnamed)
         if not is_kept:
             self.residents_left += 1
@@ -468,10 +482,7 @@ class StepLedger:
         elif self._decodes.pop(state.id, None) is not None:
             granted = 1
             if self._speculates:
-                drafts = self._trimmed.pop(state, state.decode_tokens - 1)
-                self.tokens_left += 1 + drafts
-                self.rows_left += 1
-                return slots(self._config, state.num_computed_tokens, drafts)
+                granted += self._trimmed.pop(state, state.decode_tokens - 1)
         else:
             return 0
         self.tokens_left += granted

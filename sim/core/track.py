@@ -78,7 +78,8 @@ class Track:
             Tokens drafted for it.
         """
         size, held = config.block_size, self.held[-1]
-        holds = max(held, context_tokens + slots(config, context_tokens, drafted))
+        end = context_tokens + 1 + drafted
+        holds = max(held, end + slots_ahead(config, end))
         column: Any = np.zeros((3 + config.num_speculative_tokens, 1), dtype=np.int64)
         column[0] = 1
         column[1] = -(-holds // size) + (-held // size)
@@ -103,7 +104,7 @@ class SpeculatingState(RequestState):
         Its verifications; None before its first token, and while it lacks its KV.
     """
 
-    __slots__ = ("_spare", "draft_once", "drafts", "track")
+    __slots__ = ("_fresh", "_spare", "draft_once", "drafts", "track")
 
     def __init__(self, request: Request, drafts: int) -> None:
         super().__init__(request)
@@ -111,6 +112,7 @@ class SpeculatingState(RequestState):
         self.draft_once = -1
         self.track: Track | None = None
         self._spare = 0
+        self._fresh = 0
 
     @property
     def num_computed_tokens(self) -> int:
@@ -130,6 +132,19 @@ class SpeculatingState(RequestState):
         track = self.track
         assert track is not None
         return track.held[self._verification()] - self._computed - self._came()
+
+    @property
+    def fresh_tokens(self) -> int:
+        """Drafted tokens that its last verification accepted.
+
+        vLLM names blocks when it schedules, up to the tokens that are known then: the one to
+        compute, and not those drafted.
+        """
+        if self._batch is None:
+            return self._fresh
+        track, i = self.track, self._verification()
+        assert track is not None
+        return track.came[i] - track.came[i - 1] - 1 if i > track.first else self._fresh
 
     @property
     def decode_tokens(self) -> int:
@@ -162,6 +177,8 @@ class SpeculatingState(RequestState):
         assert track is not None
         first, last = track.first, track.first + steps
         came = track.came[last] - track.came[first]
+        if steps:
+            self._fresh = track.came[last] - track.came[last - 1] - 1
         self._computed += came
         self._generated += came
         self._spare = track.held[last] - self._computed
@@ -169,20 +186,26 @@ class SpeculatingState(RequestState):
         track.first = last
         return [after - before for before, after in pairwise(track.came[first : last + 1])]
 
+    def computed(self, num_tokens: int, ahead_tokens: int) -> None:
+        """Count tokens of its prompt as computed, and so many slots behind them as held."""
+        self._computed += num_tokens
+        self._spare = max(self._spare - num_tokens, ahead_tokens)
+        self._fresh = 0
+
     def lost_memory(self) -> None:
         """Forget what it held: its KV is recomputed, or comes back from the host."""
         self._spare = 0
+        self._fresh = 0
         self.track = None
 
 
-def slots(config: EngineConfig, context_tokens: int, drafted: int) -> int:
-    """Count the KV slots beyond its context that a verification is given.
+def slots_ahead(config: EngineConfig, end_tokens: int) -> int:
+    """Count the KV slots that a request is given beyond what a step computes, up to `end_tokens`.
 
-    The token to compute, those drafted, and where drafts are made with a cache of their own as
-    many more (vLLM's lookahead); none beyond the longest sequence.
+    For drafts that are made with a cache of their own (vLLM's lookahead), whether it decodes or is
+    in its prompt; none beyond the longest sequence.
     """
-    lookahead = config.num_lookahead_tokens if drafted else 0
-    return min(1 + drafted + lookahead, config.max_model_len - context_tokens)
+    return min(config.num_lookahead_tokens, config.max_model_len - end_tokens)
 
 
 def most_drafts(config: EngineConfig, state: SpeculatingState, context_tokens: int) -> int:
@@ -244,8 +267,8 @@ def look_ahead(
         end = context + 1
         if most:
             num_drafted, accepted = outcome.verify(place, most)
-            if num_drafted:
-                end += num_drafted + lookahead  # as `slots` counts them
+            end += num_drafted
+        end += lookahead  # as `slots_ahead` counts them
         if end > longest:
             end = longest
         if end > last_held:

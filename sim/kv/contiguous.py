@@ -72,12 +72,17 @@ class ContiguousKVCache(KVCacheManager):
         return NO_HIT
 
     def allocate(
-        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+        self,
+        state: RequestState,
+        num_tokens: int,
+        keep_free_blocks: int = 0,
+        hit: Hit = NO_HIT,
+        ahead_tokens: int = 0,
     ) -> bool:
         """Reserve the request's range at its first tokens; later tokens are already paid for."""
         if state.id in self._held:
             return True
-        need = self.blocks_to_hold(state.request, num_tokens)
+        need = self.blocks_to_hold(state.request, num_tokens + ahead_tokens)
         if need > self.free_blocks - keep_free_blocks:
             return False
         for start, length in self._holes:

@@ -98,9 +98,17 @@ class KVCacheManager:
         raise NotImplementedError
 
     def allocate(
-        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+        self,
+        state: RequestState,
+        num_tokens: int,
+        keep_free_blocks: int = 0,
+        hit: Hit = NO_HIT,
+        ahead_tokens: int = 0,
     ) -> bool:
-        """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
+        """Take what `num_tokens` more tokens of the request need; False if it does not fit.
+
+        And slots for `ahead_tokens` behind them, whose content is not known.
+        """
         raise NotImplementedError
 
     def reserve(

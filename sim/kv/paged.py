@@ -48,11 +48,16 @@ class PagedKVCache(KVCacheManager):
         return NO_HIT
 
     def allocate(
-        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+        self,
+        state: RequestState,
+        num_tokens: int,
+        keep_free_blocks: int = 0,
+        hit: Hit = NO_HIT,
+        ahead_tokens: int = 0,
     ) -> bool:
-        """Take what `num_tokens` more tokens of the request need; False if it does not fit."""
+        """Take what `num_tokens` more tokens, and those ahead, need; False if it does not fit."""
         computed = state.num_computed_tokens
-        need = -(-(computed + num_tokens) // self.block_size)
+        need = -(-(computed + num_tokens + ahead_tokens) // self.block_size)
         if not state.swapped:
             need += -(computed + state.spare_tokens) // self.block_size
         if need > self.free_blocks - keep_free_blocks:

@@ -114,10 +114,15 @@ class PrefixCachingKVCache(PagedKVCache):
         return self._index.find(self._prompt(state), most)[0].tokens
 
     def allocate(
-        self, state: RequestState, num_tokens: int, keep_free_blocks: int = 0, hit: Hit = NO_HIT
+        self,
+        state: RequestState,
+        num_tokens: int,
+        keep_free_blocks: int = 0,
+        hit: Hit = NO_HIT,
+        ahead_tokens: int = 0,
     ) -> bool:
         """Take what `num_tokens` more tokens of the request need beyond `hit`, and the hit."""
-        if not self.reserve(state, num_tokens, keep_free_blocks, hit):
+        if not self.reserve(state, num_tokens + ahead_tokens, keep_free_blocks, hit):
             return False
         self._name_prompt(state, (state.num_computed_tokens or hit.tokens) + num_tokens)
         return True
@@ -170,7 +175,7 @@ class PrefixCachingKVCache(PagedKVCache):
         prompt = self._prompt(state)
         held = self._held.get(state.id, ())
         num_held = sum([run.count for run in held])
-        full = state.num_computed_tokens // self.block_size
+        full = (state.num_computed_tokens - state.fresh_tokens) // self.block_size
         if num_held == prompt.num_blocks and full > num_held:
             answer = Prompt(hash_ids[: full - num_held])
             self._name(state, held, answer.stretches)

@@ -25,7 +25,7 @@ from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.intake import Intake
 from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.core.tiering import Tiering
-from schedlab.sim.core.track import SpeculatingState, look_ahead, slots
+from schedlab.sim.core.track import SpeculatingState, look_ahead, slots_ahead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.clock import COMES, Clock
 from schedlab.sim.drive.engine_state import Candidate
@@ -272,7 +272,7 @@ def drafts(_: str) -> dict[str, Any]:
         track = look_ahead(config, state, outcome, total - prompt)
         found[str(number)] = [
             track.came, track.held, track.drafted, track.ahead.sum(axis=1).tolist(),
-            [slots(config, context, n) for context in (3, 35, 39) for n in range(3)],
+            [slots_ahead(config, context + n) for context in (3, 35, 38) for n in range(3)],
         ]  # fmt: skip
     return found
 

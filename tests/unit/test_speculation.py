@@ -14,11 +14,13 @@ from schedlab.policies.speculation import registry as registry_of_lengths
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.draft_length import Decoding
+from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.core.track import SpeculatingState, look_ahead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record import log as run_log
-from schedlab.sim.request import Slo
+from schedlab.sim.request import Request, Slo
 from schedlab.sim.result import RunResult
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import ModelDrafter, NgramDrafter
@@ -327,6 +329,55 @@ def test_slots_of_rejected_drafts_stay_with_their_request():
     # 10 of the prompt; then context + 1 + 3 while one token of them stays.
     assert log.steps()["kv_allocated_tokens"].tolist() == [10, 14, 15, 16]
     assert log.steps()["kv_tokens"].tolist() == [10, 11, 12, 13]
+
+
+def test_slots_for_a_drafter_are_held_behind_prompts_and_answers_alike():
+    config = EngineConfig(
+        num_blocks=40, max_model_len=16, block_size=1, num_speculative_tokens=3,
+        num_lookahead_tokens=3, max_num_batched_tokens=6,
+    )  # fmt: skip
+    log = hand_run(config, [laws.arrival(0, 0, 10, 4)], rates=(0.0,))
+    # 6 and 4 of the prompt, and 3 more; then context + 1 + drafts + 3, at most 16.
+    assert log.steps()["kv_allocated_tokens"].tolist() == [9, 13, 16, 16, 16]
+    assert log.steps()["draft_tokens"].tolist() == [0, 0, 3, 3, 2]
+
+
+def test_slots_for_a_drafter_keep_a_prompt_out_that_fits_alone():
+    config = EngineConfig(
+        num_blocks=20, max_model_len=20, block_size=1, num_speculative_tokens=2,
+        num_lookahead_tokens=2,
+    )  # fmt: skip
+    together = [laws.arrival(0, 0, 10, 2), laws.arrival(1, 0, 10, 2)]
+    assert hand_run(config, together).steps()["num_prefills"].tolist()[:2] == [1, 0]
+    without = replace(config, num_lookahead_tokens=0)
+    assert hand_run(without, together).steps()["num_prefills"].tolist()[:1] == [2]
+
+
+@pytest.mark.parametrize(("spares", "drafts"), [(False, [0] * 5 + [1, 1]), (True, [0, 3])])
+def test_largest_piece_of_a_request_cuts_its_drafts_too(spares, drafts):
+    config = EngineConfig(
+        num_blocks=100, max_model_len=400, num_speculative_tokens=3,
+        long_prefill_token_threshold=2, threshold_spares_lone_request=spares,
+    )  # fmt: skip
+    log = hand_run(config, [laws.arrival(0, 0, 10, 5)])
+    assert log.steps()["draft_tokens"].tolist() == drafts
+
+
+def test_accepted_drafts_are_found_again_only_once_the_request_was_scheduled_anew():
+    state = SpeculatingState(Request(0, 0, 7, 30), drafts=3)
+    config = EngineConfig(num_blocks=9, max_model_len=36, block_size=4, num_speculative_tokens=3)
+    batch = SpeculativeBatch(config)
+    state._computed, state._generated = 7, 1
+    outcome = DrawnAcceptance([1.0]).outcome(state.request, 30)
+    state.track = look_ahead(config, state, outcome, 30)
+    batch.join(state)
+    assert state.fresh_tokens == 0
+    batch.advance(1)
+    assert (state.num_computed_tokens, state.fresh_tokens) == (11, 3)
+    batch.leave(state)
+    assert (state.num_computed_tokens, state.fresh_tokens) == (11, 3)
+    state.computed(2, 0)
+    assert state.fresh_tokens == 0
 
 
 def test_table_of_batch_sizes_switches_drafts_off_under_load():

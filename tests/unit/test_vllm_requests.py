@@ -132,7 +132,7 @@ def test_blocks_of_vllm_are_asked_for_what_a_plan_grants():
     kv, state = requests.kv, requests.running[0]
     assert [kv.new_blocks_of(state, n) for n in (1, 15, 16, 31, 32)] == [0, 0, 1, 1, 2]
     assert kv.allocate(state, 5)
-    assert scheduler.kv_cache_manager.asked == [("r0", 5, {})]
+    assert scheduler.kv_cache_manager.asked == [("r0", 5, {"num_lookahead_tokens": 0})]
     assert kv.new_blocks == {"r0": "blocks of r0"}
     kv.release(state)
     assert (kv.new_blocks, evicted) == ({}, [one])
@@ -152,5 +152,5 @@ def test_newcomer_takes_blocks_beyond_those_that_others_use_and_the_watermark(ke
     if fits:
         assert asked[2] == {
             "num_new_computed_tokens": 48, "new_computed_blocks": hit.blocks,
-            "has_scheduled_reqs": False,
+            "num_lookahead_tokens": 0, "has_scheduled_reqs": False,
         }  # fmt: skip

@@ -6,6 +6,10 @@ from typing import Any, NamedTuple
 
 from schedlab.policies import registry
 from schedlab.policies.policy import Policy
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
 from tests.vllm.workloads import STEP_NS, Workload
 
@@ -40,5 +44,12 @@ def steps_of(workload: Workload) -> list[Step]:
     steps: list[Step] = []
     policy = recorded(workload.policy, steps)
     cost = laws.LinearCost(base_ns=STEP_NS, token_ns=0, context_ns=0)
-    laws.run(policy, workload.arrivals, laws.slow(workload.config), cost)
+    config, drafts = laws.slow(workload.config), workload.drafts
+
+    def make_executor(pricing: Pricing) -> SimExecutor:
+        if drafts is None:
+            return SimExecutor(pricing)
+        return SpeculativeExecutor(pricing, config, drafts, NgramDrafter(request_s=0.0))
+
+    laws.run(policy, workload.arrivals, config, cost, make_executor=make_executor)
     return steps

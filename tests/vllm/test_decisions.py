@@ -54,6 +54,18 @@ def test_fcfs_and_priority_take_the_steps_of_vllm(first):
             assert difference is None, f"{where}, workload {seed} ({workload.kind}): {difference}"
 
 
+@pytest.mark.parametrize("first", range(0, WORKLOADS // 2, CHUNK))
+def test_drafts_are_verified_in_the_steps_of_vllm(first):
+    for seed in range(first, min(first + CHUNK, WORKLOADS // 2)):
+        workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")
+        if seed % 2:
+            workload = workloads.cut_short(workload, seed, may_abort=False)
+        workload = workloads.speculate(workload, seed)
+        ours, theirs = schedlab_steps.steps_of(workload), vllm_steps.steps_of(workload)
+        difference = first_difference(ours, theirs)
+        assert difference is None, f"workload {seed} ({workload.kind}): {difference}"
+
+
 @pytest.mark.parametrize("first", range(0, WORKLOADS // 4, CHUNK))
 def test_answers_that_end_early_leave_the_batch_as_in_vllm(first):
     for seed in range(first, min(first + CHUNK, WORKLOADS // 4)):

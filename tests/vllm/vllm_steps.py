@@ -15,11 +15,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request as VllmRequest
 from vllm.v1.request import RequestStatus
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.track import Outcome
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.hardware.deployment import Deployment
@@ -91,13 +92,28 @@ def vllm_config(config: EngineConfig, policy: str) -> Any:
         observability_config=Nothing(per_request_spec_decode_metrics="none"),
         ec_manager_config=Nothing(get_encoder_cache_manager_obj=lambda: None),
         aux_output_config=Nothing(enabled=False),
-        num_speculative_tokens=0,
-        num_lookahead_tokens=0,
+        speculative_config=_speculative_config(config),
+        num_speculative_tokens=config.num_speculative_tokens,
+        num_lookahead_tokens=config.num_lookahead_tokens,
         num_prefill_lookahead_tokens=0,
         max_in_flight_tokens=2 * config.max_num_batched_tokens,
         max_concurrent_batches=2 if config.async_scheduling else 1,
         use_v2_model_runner=False,
         additional_config={"schedlab": {"policy": policy, **COSTS}},
+    )
+
+
+def _speculative_config(config: EngineConfig) -> Any:
+    if not config.num_speculative_tokens:
+        return None
+    most = config.num_speculative_tokens
+    return Nothing(
+        use_eagle=lambda: False,
+        use_eagle_block_drop=lambda: False,
+        max_num_new_slots_for_drafting=0,
+        # A schedule, the same at any batch size: without one, 0.32 computes rows for drafts that
+        # are not there of whoever is admitted with one token to compute.
+        num_speculative_tokens_per_batch_size=[(1, config.max_num_seqs, most)],
     )
 
 
@@ -117,7 +133,11 @@ def make_scheduler(workload: Workload, cls: type[Scheduler] | None = None) -> Sc
     return cls(
         vllm_config(config, workload.policy),
         kv_cache_config,
-        Nothing(should_advance=lambda request: False, accept_tokens=lambda *arguments: True),
+        Nothing(
+            should_advance=lambda request: False,
+            accept_tokens=lambda *arguments: True,
+            validate_tokens=lambda request, tokens: tokens,
+        ),
         block_size=config.block_size,
     )
 
@@ -162,8 +182,11 @@ class Model:
         After how many tokens a request's answer ends by a token.
     """
 
-    def __init__(self, lengths: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, lengths: Mapping[str, int] | None = None, drafts: Mapping[str, Outcome] | None = None
+    ) -> None:
         self._lengths = lengths or {}
+        self._drafts = drafts or {}
         self._next = 1 << 40
 
     def run_nothing(self) -> ModelRunnerOutput:
@@ -175,12 +198,17 @@ class Model:
         ids = list(batch.scheduled.num_scheduled_tokens)
         tokens: list[list[int]] = []
         for request_id in ids:
-            self._next += 1
             request = known.get(request_id)
-            length = request.num_output_tokens + 1 if request else 0
-            is_last = length == self._lengths.get(request_id)
-            token = STOP if is_last else self._next
-            tokens.append([token] if request_id in batch.sampled else [])
+            place = request.num_output_tokens if request else -1
+            sampled = []
+            if request_id in batch.sampled:
+                drafted = len(batch.scheduled.scheduled_spec_decode_tokens.get(request_id, ()))
+                accepted = self._drafts[request_id].verify(place, drafted)[1] if drafted else 0
+                for i in range(1, accepted + 2):
+                    self._next += 1
+                    is_last = place + i == self._lengths.get(request_id)
+                    sampled.append(STOP if is_last else self._next)
+            tokens.append(sampled)
         return ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
@@ -189,6 +217,16 @@ class Model:
             prompt_logprobs_dict={},
             pooler_output=[],
         )
+
+    def draft(self, known: Mapping[str, VllmRequest], most: int) -> DraftTokenIds:
+        """Return drafts for those who have begun to answer, which vLLM cuts where it must."""
+        begun = [request for request in known.values() if request.num_output_tokens]
+        drafts = []
+        for request in begun:
+            outcome = self._drafts[request.request_id]
+            drafted, _ = outcome.verify(request.num_output_tokens, most)
+            drafts.append([1] * drafted)
+        return DraftTokenIds([request.request_id for request in begun], drafts)
 
 
 def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Step]:
@@ -211,7 +249,12 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
     coming = deque(workload.arrivals)
     aborts = deque(workload.aborts)
     batches: deque[_Batch] = deque()
-    model = Model({str(a.request.id): a.output_tokens for a in workload.arrivals})
+    lengths = {str(a.request.id): a.output_tokens for a in workload.arrivals}
+    outcomes: dict[str, Outcome] = {}
+    if workload.drafts is not None:
+        for a in workload.arrivals:
+            outcomes[str(a.request.id)] = workload.drafts.outcome(a.request, a.output_tokens)
+    model = Model(lengths, outcomes)
     steps, now_ns, idle = [], 0, 0
     while True:
         while coming and coming[0].ready_ns <= now_ns:
@@ -243,3 +286,6 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
         batch = batches.popleft()
         now_ns = max(now_ns, batch.end_ns)
         scheduler.update_from_output(batch.scheduled, model.run(batch, scheduler.requests))
+        if outcomes:
+            most = workload.config.num_speculative_tokens
+            scheduler.update_draft_token_ids(model.draft(scheduler.requests, most))

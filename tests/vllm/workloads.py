@@ -7,11 +7,41 @@ from random import Random
 from typing import NamedTuple
 
 from schedlab.sim.config import EngineConfig
-from schedlab.sim.request import Arrival, Slo
+from schedlab.sim.core.track import Outcome
+from schedlab.sim.request import Arrival, Request, Slo
 from tests import laws
 
 STEP_NS = 1000
 """What every step takes; arrivals have offsets of their own, so none comes as a step ends."""
+
+
+class Drafts:
+    """Drafts of any length, some of them right: drawn by request and place in the answer."""
+
+    def __init__(self, seed: int, rate: float, always: bool) -> None:
+        self._seed = seed
+        self._rate = rate
+        self._always = always
+
+    def outcome(self, request: Request, output_tokens: int) -> Outcome:
+        """Return what becomes of the drafts of a request; see `Acceptance`."""
+        return _OfRequest(f"{self._seed} {request.id}", self._rate, self._always)
+
+
+class _OfRequest:
+    def __init__(self, name: str, rate: float, always: bool) -> None:
+        self._name = name
+        self._rate = rate
+        self._always = always
+
+    def verify(self, place: int, most: int) -> tuple[int, int]:
+        """Draft as many as asked for, or fewer, and accept those before the first wrong one."""
+        rng = Random(f"{self._name} {place}")
+        drafted = most if self._always else min(most, rng.randint(0, 6))
+        accepted = 0
+        while accepted < drafted and rng.random() < self._rate:
+            accepted += 1
+        return drafted, accepted
 
 
 class Workload(NamedTuple):
@@ -22,6 +52,8 @@ class Workload(NamedTuple):
     policy: str
     aborts: tuple[tuple[int, int], ...] = ()
     """When whose client goes away, in order of time."""
+    drafts: Drafts | None = None
+    """What becomes of drafts, where the engine speculates."""
 
     @property
     def kind(self) -> str:
@@ -63,6 +95,20 @@ def draw(seed: int, switches: dict[str, bool], has_watermark: bool) -> Workload:
     )
     policy = rng.choice(("fcfs", "priority"))
     return Workload(config, _arrivals(rng, config), policy)
+
+
+def speculate(workload: Workload, seed: int) -> Workload:
+    """Let the engine draft, which it does not while it plans ahead."""
+    rng = Random(f"speculate {seed}")
+    most = rng.choice((1, 2, 4, 6))
+    config = replace(
+        workload.config,
+        async_scheduling=False,
+        num_speculative_tokens=most,
+        num_lookahead_tokens=rng.choice((0, most)),
+    )
+    drafts = Drafts(seed, rng.choice((0.0, 0.5, 0.8, 1.0)), rng.random() < 0.5)
+    return workload._replace(config=config, drafts=drafts)
 
 
 def cut_short(workload: Workload, seed: int, may_abort: bool) -> Workload:
