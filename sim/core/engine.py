@@ -138,7 +138,8 @@ class Engine:
             requests.let_go()
         if self._drafting is not None:
             self._drafting.choose(now_ns)
-        has_changed = False
+        # Whoever was evicted when nobody could run is charged to the next step, and to no other.
+        has_changed = requests.step_preempted > 0
         for _ in range(requests.num_in_flight + 2):
             plan = self.make_plan() if self._promise is None else self._promise.make_plan()
             changes = bool(plan.preempted or plan.rejected or plan.admitted)

@@ -241,6 +241,16 @@ def test_prompts_whose_memory_went_to_who_arrived_meanwhile_are_computed_by_seal
     check_fleet(replace(fleet, workload=work, config=config, local=(50, None)))
 
 
+def test_swap_when_nobody_could_run_is_charged_to_one_step():
+    # What arrives holds the memory in the meantime, so that the engine waits.
+    config = EngineConfig(
+        num_blocks=7, max_model_len=100, block_size=16, max_num_seqs=2, max_num_batched_tokens=3,
+        preemption_mode="swap", swap_space_blocks=3, kv_block_bytes=100,
+    )  # fmt: skip
+    work = in_sessions(sessions.drawn(0, 2, LONGEST))
+    check_fleet(replace(small_fleet("aged", ("prefill", "decode")), config=config, workload=work))
+
+
 def test_engine_that_is_kept_after_all_takes_over_who_waits_for_one():
     def arrival(number, prompt_tokens, output_tokens):
         request = Request(
