@@ -23,7 +23,14 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find
 from schedlab.experiments.specification.sweep import Point, points
 from schedlab.experiments.specification.swept import swept_keys
-from schedlab.experiments.statistics import Estimate, corrected, estimate, paired_change, verdict
+from schedlab.experiments.statistics import (
+    LEAST_SEEDS,
+    Estimate,
+    corrected,
+    estimate,
+    paired_change,
+    verdict,
+)
 from schedlab.experiments.sweeps.jobs import Done
 from schedlab.experiments.sweeps.runs import Runs, check
 from schedlab.sim.errors import SchedlabError, SpecError
@@ -42,6 +49,9 @@ _BOUNDS = {
 
 _MOST_UNSURE = 0.05
 """The share by which an answer may move at most and have settled, however wide its interval."""
+
+_WIDEST = 0.1
+"""The share of an answer that half its interval may be; a wider one asks for longer runs."""
 
 MOST_DOUBLINGS = 4
 """Of the length of runs, until an answer no longer depends on it."""
@@ -69,7 +79,8 @@ class Found:
     num_requests : int or None
         Requests of a run behind the answer; None for a whole trace.
     settled : bool or None
-        Whether it stayed when runs became twice as long; None if that was not tried.
+        Whether it stayed when runs became twice as long, with an interval that is narrow enough and
+        five seeds or more; None if that was not tried.
     """
 
     label: str
@@ -189,10 +200,12 @@ def settled(
     length: int | None,
     asked: Find,
     runs: Runs,
-    widest: float = math.inf,
     longer: str = _LONGER,
 ) -> list[Found]:
     """Search, and again with twice the requests, until no answer moves; say how they moved.
+
+    With five seeds or more also until no half interval is more than a tenth of its answer; fewer
+    seeds have wide intervals however long they run.
 
     Parameters
     ----------
@@ -205,8 +218,6 @@ def settled(
         own interval, stay.
     runs : Runs
         Runs what is asked.
-    widest : float
-        The share of an answer that half its interval may be, or it has not settled.
     longer : str
         As of `told_way`.
 
@@ -226,12 +237,12 @@ def settled(
         except SchedlabError:
             break  # a trace file that is not so long
         pairs = zip(history[-2], history[-1], strict=True)
-        if all(_stays(one, other, asked.tolerance, widest) for one, other in pairs):
+        if all(_suffices(one, other, asked.tolerance) for one, other in pairs):
             break
     if len(history) == 1:
         return history[0]
     return [
-        _with_its_way(of, asked.tolerance, widest, longer) if _is_answer(of[-1]) else of[-1]
+        _with_its_way(of, asked.tolerance, longer) if _is_answer(of[-1]) else of[-1]
         for of in zip(*history, strict=True)
     ]
 
@@ -240,33 +251,42 @@ def _is_answer(one: Found) -> bool:
     return not one.error and not one.bound
 
 
-def _stays(one: Found, other: Found, tolerance: float, widest: float) -> bool:
-    """Say whether an answer stayed; where there is none, nothing moved."""
+def _suffices(one: Found, other: Found, tolerance: float) -> bool:
+    """Say whether runs are long enough; where there is no answer, nothing moved."""
     if not (_is_answer(one) and _is_answer(other)):
         return True
-    return stays(one.value, other.value, tolerance, widest)
+    return suffices(one.value, other.value, tolerance, len(other.brackets))
 
 
-def _with_its_way(of: Sequence[Found], tolerance: float, widest: float, longer: str) -> Found:
+def _with_its_way(of: Sequence[Found], tolerance: float, longer: str) -> Found:
     """Return the last answer of a setting with how it depends on the length of a run."""
     last = of[-1]
     path = [(one.num_requests, one.value) for one in of]
-    settled = _stays(of[-2], last, tolerance, widest)
-    told = told_way(path, tolerance, widest, longer)
+    num_seeds = len(last.brackets)
+    settled = num_seeds >= LEAST_SEEDS and _suffices(of[-2], last, tolerance)
+    told = told_way(path, tolerance, num_seeds, longer)
     return replace(last, remarks=(told, *last.remarks), settled=settled)
 
 
-def stays(before: Estimate, after: Estimate, tolerance: float, widest: float = math.inf) -> bool:
+def stays(before: Estimate, after: Estimate, tolerance: float) -> bool:
     """Say whether twice the requests moved a mean by no more than a share, or than its interval.
 
-    Half an interval, that is, and 5 % at most: a wide one says that runs are too short. Nothing
-    has settled whose half interval is more than `widest` of it.
+    Half an interval, that is, and 5 % at most: a wide one says that runs are too short.
     """
     if before.mean == 0.0:
         return after.mean == 0.0
-    unsure = _unsure(after)
     moved = abs(after.mean / before.mean - 1.0)
-    return moved <= max(tolerance, min(unsure, _MOST_UNSURE)) and unsure <= widest
+    return moved <= max(tolerance, min(_unsure(after), _MOST_UNSURE))
+
+
+def suffices(before: Estimate, after: Estimate, tolerance: float, num_seeds: int) -> bool:
+    """Say whether a mean stayed and longer runs are not worth it.
+
+    They are while half its interval is more than a tenth of it, and there are seeds enough for that
+    to tell of the runs.
+    """
+    is_wide = num_seeds >= LEAST_SEEDS and _unsure(after) > _WIDEST
+    return stays(before, after, tolerance) and not is_wide
 
 
 def _unsure(value: Estimate) -> float:
@@ -276,7 +296,7 @@ def _unsure(value: Estimate) -> float:
 def told_way(
     path: Sequence[tuple[int | None, Estimate]],
     tolerance: float,
-    widest: float = math.inf,
+    num_seeds: int,
     longer: str = _LONGER,
 ) -> str:
     """Say how an answer depends on the length of a run, and whether it has settled.
@@ -287,8 +307,8 @@ def told_way(
         Requests of a run and what came out, from short to long; two at least.
     tolerance : float
         The share by which it may move and has settled.
-    widest : float
-        The share of it that half its interval may be.
+    num_seeds : int
+        How many the answer is a mean of; of fewer than five none has settled.
     longer : str
         How one asks for runs of so many requests, with ``{}`` for the number.
     """
@@ -296,18 +316,17 @@ def told_way(
     (_, before), (length, after) = path[-2:]
     moved = percent(after.mean / before.mean - 1.0, signed=True) if before.mean else "from 0"
     told = f"by requests a run: {way}; "
-    if stays(before, after, tolerance, widest):
-        return f"{told}settled: the last doubling moved it by {moved}"
     goes_on = f"{longer.format(2 * (length or 0))} goes on from there"
-    if stays(before, after, tolerance):
-        return (
-            f"{told}NOT SETTLED: the last doubling moved it by {moved}, and its interval is "
-            f"{percent(_unsure(after))} of it to either side; {goes_on}"
-        )
-    return (
-        f"{told}NOT SETTLED: the last doubling moved it by {moved}, and longer runs may move it as "
-        f"much again; {goes_on}"
-    )
+    moves = f"the last doubling moved it by {moved}"
+    if not stays(before, after, tolerance):
+        return f"{told}NOT SETTLED: {moves}, and longer runs may move it as much again; {goes_on}"
+    wide = f"its interval is {percent(_unsure(after))} of it to either side"
+    if num_seeds < LEAST_SEEDS:
+        seeds = "one seed has no interval" if num_seeds == 1 else f"of {num_seeds} seeds {wide}"
+        return f"{told}NOT SETTLED: {moves}, but {seeds}; replications={LEAST_SEEDS} tells more"
+    if not suffices(before, after, tolerance, num_seeds):
+        return f"{told}NOT SETTLED: {moves}, and {wide}; {goes_on}"
+    return f"{told}settled: {moves}"
 
 
 def verdicts(asked: Find, found: Sequence[Found]) -> list[str]:

@@ -35,8 +35,6 @@ _LEAST_RUN_S = 30.0
 """Seconds over which requests arrive, at least: a short burst is served at any rate, for it is
 over before a queue has grown."""
 _MOST_REQUESTS = 20_000
-_WIDEST = 0.1
-"""The share of an answer that half its interval may be; a wider one asks for longer runs."""
 _WORTH_AN_OPTION = 0.02
 """By what share a value must beat vLLM's own before it is worth writing it down."""
 _MOST_SEQS = (32, 64, 128, 256, 512, 1024)
@@ -325,7 +323,7 @@ class _Search:
         def again(length: int | None) -> list[Point]:
             return self._points(pair, _FINAL_SEEDS, length, first_seed=_SCREENING_SEEDS)
 
-        found = settled(again, self.length, find, self._runs, _WIDEST, "--num-requests {}")
+        found = settled(again, self.length, find, self._runs, "--num-requests {}")
         finals = [Tried("confirmed", one, answer) for one, answer in zip(pair, found, strict=True)]
         best, default = finals[0], finals[-1]
         if best.found.error:

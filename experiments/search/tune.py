@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schedlab.experiments.search.constraints import Metrics, constraints_of, label_of, with_values
-from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, stays, told_way
+from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, suffices, told_way
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.search import Find, Tune, is_key
 from schedlab.experiments.specification.sweep import Point, points, shown
@@ -330,7 +330,8 @@ def _settled(
         length *= 2
     if len(history) < 2:
         return history[-1][1], ""
-    way = told_way([(n, trials[0].goal) for n, trials in history], _SETTLED)
+    path = [(n, trials[0].goal) for n, trials in history]
+    way = told_way(path, _SETTLED, len(history[-1][1][0].goals))
     return history[-1][1], f"the best {way} (settings were tried with {history[0][0]})"
 
 
@@ -339,7 +340,9 @@ def _all_stay(history: Sequence[tuple[int | None, list[Trial]]]) -> bool:
     if len(history) < 2:
         return False
     pairs = zip(history[-2][1], history[-1][1], strict=True)
-    return all(stays(before.goal, after.goal, _SETTLED) for before, after in pairs)
+    return all(
+        suffices(before.goal, after.goal, _SETTLED, len(after.goals)) for before, after in pairs
+    )
 
 
 def _alike(best: Trial, other: Trial) -> bool:

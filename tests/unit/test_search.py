@@ -13,7 +13,15 @@ from schedlab.experiments.search import tune as tuning
 from schedlab.experiments.search.bracket import Bracket, Probe, bracket
 from schedlab.experiments.search.cheapest import cheapest
 from schedlab.experiments.search.constraints import Constraint
-from schedlab.experiments.search.find import Found, _remarks, find, stays, told_way, verdicts
+from schedlab.experiments.search.find import (
+    Found,
+    _remarks,
+    find,
+    stays,
+    suffices,
+    told_way,
+    verdicts,
+)
 from schedlab.experiments.search.search_report import (
     find_data,
     find_lines,
@@ -465,7 +473,7 @@ LIMITED = {"find": "max workload.request_rate between 1 and 40 subject to p99_tt
 )
 def test_find_doubles_its_runs_until_the_answer_stays(grows, lengths, said):
     runs = Lengths(grows)
-    (one,) = find(spec(**LIMITED), runs)
+    (one,) = find(spec(**LIMITED, replications=5), runs)
     assert sorted(set(runs.lengths)) == lengths
     assert one.num_requests == lengths[-1]
     assert said in one.remarks[0]
@@ -485,12 +493,34 @@ def test_find_has_settled_when_the_answer_moves_by_less_than_its_interval():
 def test_answer_whose_interval_is_wider_than_asked_for_has_not_settled_and_says_so():
     before, after = Estimate(10.0, 0.8), Estimate(9.9, 1.5)
     assert stays(before, after, 0.02)
-    assert not stays(before, after, 0.02, widest=0.1)
-    told = told_way([(60, before), (120, after)], 0.02, 0.1, "--num-requests {}")
+    assert not suffices(before, after, 0.02, 5)
+    told = told_way([(60, before), (120, after)], 0.02, 5, "--num-requests {}")
     assert "NOT SETTLED: the last doubling moved it by -1.0%" in told
     assert told.endswith(
         "its interval is 15.2% of it to either side; --num-requests 240 goes on from there"
     )
+
+
+@pytest.mark.parametrize(
+    ("num_seeds", "half_width", "said"),
+    [
+        (1, None, "but one seed has no interval"),
+        (3, 1.7, "but of 3 seeds its interval is 17.2% of"),
+    ],
+)
+def test_answer_of_too_few_seeds_has_not_settled_and_says_how_many_tell_more(
+    num_seeds, half_width, said
+):
+    before, after = Estimate(10.0, half_width), Estimate(9.9, half_width)
+    assert suffices(before, after, 0.02, num_seeds), "longer runs tell no more of few seeds"
+    told = told_way([(60, before), (120, after)], 0.02, num_seeds)
+    assert f"NOT SETTLED: the last doubling moved it by -1.0%, {said}" in told
+    assert told.endswith("; replications=5 tells more")
+
+
+def test_find_of_three_seeds_has_not_settled_however_little_it_moves():
+    (one,) = find(spec(**LIMITED, replications=3), Lengths(0.0))
+    assert one.settled is False
 
 
 @pytest.mark.parametrize(
@@ -515,7 +545,9 @@ def test_tune_doubles_the_runs_of_its_winner_until_they_stay(grows, longest, pat
     section = {"maximize": "output_throughput", "over": {"engine.max_num_seqs": [8, 16]}}
     found = tuning.tune(
         spec(
-            tune={**section, "levels": 2, "tolerance": 5.0}, workload={**WORKLOAD, **ONE_A_SECOND}
+            tune={**section, "levels": 2, "tolerance": 5.0},
+            workload={**WORKLOAD, **ONE_A_SECOND},
+            replications=5,
         ),
         Lengths(grows, longest),
     )
