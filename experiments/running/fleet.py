@@ -18,7 +18,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import Changes
 from schedlab.sim.drive.handover import Disaggregation
-from schedlab.sim.drive.links import LINKS, Interconnect, Link
+from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.migration import MigrationPlan
 from schedlab.sim.drive.scaling import PoolScaling
@@ -125,14 +125,9 @@ def _one_kv_format(points: Sequence[Resolved]) -> None:
 def interconnect(cluster: Cluster, kinds: Sequence[Kind]) -> Interconnect:
     """Return what joins the engines of one point."""
     own = cluster.link
-    link = LINKS[own.name] if own.name is not None else Link(0.0, 0.0, "the experiment")
-    if own.gb_per_s is not None:
-        link = replace(link, bytes_per_s=own.gb_per_s * 1e9)
-    if own.latency_us is not None:
-        link = replace(link, latency_s=own.latency_us * 1e-6)
     where = kinds[0].point.deployment
     return Interconnect(
-        link=link,
+        link=own.link(),
         kv_bytes_per_token=where.model.kv_bytes_per_token(where.kv_dtype, 1),
         num_devices=[kind.point.deployment.tensor_parallel_size for kind in kinds],
         num_layers=where.model.num_layers if own.by_layer else 1,

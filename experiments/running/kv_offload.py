@@ -7,8 +7,8 @@ from typing import Any
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.kv_offload import TierSpec
 from schedlab.sim.config import KVTier
-from schedlab.sim.drive.links import LINKS
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.link import LINKS
 
 _NVME_4 = 6.5e9, 3.5e9, 100e-6
 """Reading and writing, bytes/s, and seconds: Samsung PM9A3 U.2, PCIe 4.0, as announced in 2020

@@ -15,12 +15,12 @@ from schedlab.experiments.specification.fields import (
     Finite,
     Named,
     NonNegative,
-    Positive,
     Section,
     Shorthand,
     shorthand,
     whole,
 )
+from schedlab.experiments.specification.link import LinkSpec
 from schedlab.experiments.specification.policy import PolicySpec
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -119,29 +119,14 @@ class Pool(Section):
         return self
 
 
-class Link(Section):
+class Link(LinkSpec):
     """What joins the devices of engines; a name, or figures of its own."""
 
-    name: Literal["nvlink", "pcie-4", "pcie-5", "infiniband-ndr", "ethernet-100g"] | None = Field(
-        default=None, description="A known link; see fleets.md."
-    )
-    gb_per_s: Positive | None = Field(
-        default=None, description="Bandwidth of a device in one direction, 1e9 bytes a second."
-    )
-    latency_us: NonNegative | None = Field(
-        default=None, description="Time before the first byte, in microseconds."
-    )
     by_layer: bool = Field(
         default=False,
         description="Send the KV of a prompt while it is computed, layer by layer, instead of all "
         "after the prompt.",
     )
-
-    @model_validator(mode="after")
-    def _says_which(self) -> Link:
-        if self.name is None and self.gb_per_s is None:
-            raise ValueError("give a name, e.g. name: infiniband-ndr, or gb_per_s")
-        return self
 
 
 def _pools(value: object) -> object:

@@ -24,11 +24,14 @@ class CostModel(ABC):
         beat the device's datasheet.
     scheduling_overhead : SchedulingOverhead or None
         What the CPU was measured to add to a step; None if nobody measured it.
+    num_stages : int
+        Into how many stages of a pipeline it divides a step; see `stations_ns`.
     """
 
     name: str
     is_measured: bool = False
     scheduling_overhead: SchedulingOverhead | None = None
+    num_stages: int = 1
 
     @abstractmethod
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
@@ -53,6 +56,23 @@ class CostModel(ABC):
         -----
         Scheduling overhead is not part of it: see `SchedulingOverhead`.
         """
+
+    def stations_ns(self, shape: BatchShape) -> list[int]:
+        """Return what a step takes of each stage of a pipeline, and of the links between them.
+
+        Parameters
+        ----------
+        shape : BatchShape
+            The step.
+
+        Returns
+        -------
+        list of int
+            ``2 * num_stages - 1`` durations in nanoseconds, in the order in which the batch
+            passes: stages, each >= 1, and links in turn. They add up to ``step_ns(shape)[0]``,
+            which a batch takes that meets no other.
+        """
+        return self.step_ns(shape)
 
     @abstractmethod
     def describe(self) -> dict[str, object]:

@@ -11,6 +11,7 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name, stored_bytes
 from schedlab.sim.hardware.memory import default_kv_dtype
+from schedlab.sim.hardware.stage import Stage, stages
 
 PCIE_SHARE = 0.75
 """Share of the host link that swapping reaches: 25 of 32 GB/s on PCIe 4.0."""
@@ -35,12 +36,17 @@ class KernelTimes:
         What runs where, and in which formats.
     kernels : Efficiency
         What kernels reach.
+    stage : Stage, optional
+        The layers that are priced, with what stands before and behind them; all if not given.
     """
 
-    def __init__(self, deployment: Deployment, kernels: Efficiency) -> None:
+    def __init__(
+        self, deployment: Deployment, kernels: Efficiency, stage: Stage | None = None
+    ) -> None:
         self._deployment = deployment
         self._kernels = kernels
         model, gpu = deployment.model, deployment.gpu
+        self._stage: Stage = stages(model, 1)[0] if stage is None else stage
         self._gathers: bool = deployment.data_parallel_size > 1 and model.num_experts > 0
         # Attention and the head multiply 16-bit numbers even where the weights are narrower.
         self._wide_dtype: str = default_kv_dtype(deployment.dtype)
@@ -51,7 +57,7 @@ class KernelTimes:
         self._ns_per_elementwise_byte: float = 1e9 / (
             gpu.memory_bytes_per_s * elementwise.bandwidth_share
         )
-        calls = model.num_layers * LAUNCHES_PER_LAYER
+        calls = self._stage.num_layers * LAUNCHES_PER_LAYER
         self._launch_ns: float = calls * kernels.host.call_s * 1e9
         self._set_attention()
         self._set_products()
@@ -64,19 +70,21 @@ class KernelTimes:
         deployment, kernel = self._deployment, self._kernels.attention
         m, gpu, workers = deployment.model, deployment.gpu, deployment.tensor_parallel_size
         heads, kv_heads = m.num_heads / workers, math.ceil(m.num_kv_heads / workers)
-        per_sm = 1e9 * m.num_layers / gpu.num_sms
+        num_layers = self._stage.num_layers
+        per_sm = 1e9 * num_layers / gpu.num_sms
         bandwidth = gpu.memory_bytes_per_s * kernel.bandwidth_share
         kv_dtype = dtype_name(deployment.kv_dtype)
         wide_peak = gpu.peak_flops_per_s(self._wide_dtype)
-        self._call_ns: float = 1e9 * m.num_layers * kernel.latency_s
+        self._call_ns: float = 1e9 * num_layers * kernel.latency_s
         self._row_ns: float = per_sm * kv_heads * kernel.row_s
         self._row_share: float = kernel.row_share
-        self._ramp_ns: float = 1e9 * m.num_layers * kernel.ramp_s
-        self._kv_ns: float = 1e9 * m.kv_bytes_per_token(kv_dtype, workers) / bandwidth
+        self._ramp_ns: float = 1e9 * num_layers * kernel.ramp_s
+        kv_bytes = m.kv_bytes_per_token(kv_dtype, workers, num_layers)
+        self._kv_ns: float = 1e9 * kv_bytes / bandwidth
         self._query_ns: float = per_sm * heads * kernel.block_s / TILE
-        pair_flops = 4.0 * m.num_layers * heads * m.head_dim
+        pair_flops = 4.0 * num_layers * heads * m.head_dim
         self._pair_ns: float = 1e9 * pair_flops / (wide_peak * kernel.flops_share)
-        self._key_ns: float = 1e9 * m.num_layers * kernel.key_s
+        self._key_ns: float = 1e9 * num_layers * kernel.key_s
         self._query_block: int = kernel.query_block
         # A decode row beside prompts is computed as so many queries of each head.
         self._mixed_row_ns: float = kernel.mixed_rows * self._query_ns
@@ -215,7 +223,7 @@ class KernelTimes:
         """Price all that depends on the number of new tokens only, and remember it."""
         deployment, size = self._deployment, self._activation_bytes
         workers, model = deployment.tensor_parallel_size, deployment.model
-        hidden, dense = model.hidden_size, 0.0
+        stage, hidden, dense = self._stage, model.hidden_size, 0.0
         layer = 0.0
         for product in self._first_products:
             layer += 1e9 * product.seconds(tokens)
@@ -235,8 +243,9 @@ class KernelTimes:
             share = 2 * (workers - 1) / workers
             layer += 2 * self._link_ns(workers, share * tokens * hidden * size)
         # Embedding and last norm.
-        ends = self._traffic_ns(tokens * hidden * 4 * size)
-        cost: float = model.num_layers * layer + model.num_dense_layers * dense + ends
+        num_ends = int(stage.is_first) + int(stage.is_last)
+        ends = self._traffic_ns(tokens * hidden * 2 * num_ends * size)
+        cost: float = stage.num_layers * layer + stage.num_dense_layers * dense + ends
         self._token_ns[tokens] = cost
         return cost
 
@@ -250,6 +259,8 @@ class KernelTimes:
 
     def _price_head(self, rows: int) -> float:
         """Price the language-model head and the sampler, and remember it."""
+        if not self._stage.is_last:
+            return 0.0
         deployment, sampler = self._deployment, self._kernels.sampler
         vocab = deployment.model.vocab_size / deployment.tensor_parallel_size
         cost: float = 1e9 * self._head.seconds(rows)
@@ -289,6 +300,7 @@ class KernelTimes:
 
     def _price_experts(self, tokens: int) -> float:
         """Price the experts of all layers, and remember it."""
-        cost: float = self._deployment.model.num_moe_layers * self._moe(tokens)
+        num_moe_layers = self._stage.num_layers - self._stage.num_dense_layers
+        cost: float = num_moe_layers * self._moe(tokens)
         self._expert_ns[tokens] = cost
         return cost

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.efficiency import Efficiency, efficiency_of
 from schedlab.sim.cost.kernel_times import KernelTimes
 from schedlab.sim.cost.registry import register
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.hardware.deployment import Deployment
-from schedlab.sim.hardware.dtypes import dtype_name
-from schedlab.sim.hardware.memory import check_tensor_parallel
+from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
+from schedlab.sim.hardware.gpus import Gpu
+from schedlab.sim.hardware.link import LINKS, Link
+from schedlab.sim.hardware.memory import check_tensor_parallel, default_kv_dtype
+from schedlab.sim.hardware.stage import stages
 
 
 @register("roofline")
@@ -57,6 +62,10 @@ class RooflineCostModel(CostModel):
     in ``latency + hop*(N-1) + (N-1)/N * bytes / link`` each. Swapped bytes cross PCIe without
     overlap. A step with prompts takes at least as long as the host launches it.
 
+    In a pipeline each stage costs what its layers do, the first with the embedding, the last with
+    head and sampler. Between two, every device sends its share of one activation vector a token,
+    ``latency + T * hidden / tp * bytes / link``.
+
     Weights narrower than the arithmetic (`Deployment.weight_dtype`) are read in their own format
     and multiplied in that of the activations; the head and the router keep 16 bits. What it takes
     to bring activations into 8 or 4 bits is part of the products, as it was when they were timed.
@@ -95,7 +104,14 @@ class RooflineCostModel(CostModel):
         self.dtype = dtype_name(dtype)
         self.weight_dtype = deployment.stored_dtype
         self.kv_dtype = dtype_name(deployment.kv_dtype)
-        self._times = KernelTimes(deployment, self.kernels)
+        divided = stages(model, deployment.pipeline_parallel_size)
+        self.num_stages = len(divided)
+        self.layers_per_stage = [stage.num_layers for stage in divided]
+        self._times = [KernelTimes(deployment, self.kernels, stage) for stage in divided]
+        self.pipeline_link = deployment.pipeline_link or _link_of_gpus(gpu)
+        size = dtype_bytes(default_kv_dtype(dtype))
+        sent_bytes = model.hidden_size * size / workers
+        self._send_ns_per_token = 1e9 * sent_bytes / self.pipeline_link.bytes_per_s
 
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
         """Return the durations of `k` successive steps; see `CostModel.step_ns`.
@@ -105,7 +121,23 @@ class RooflineCostModel(CostModel):
         ValueError
             If `k` < 1, or `k` > 1 for a step that cannot repeat (chunks or swapped bytes).
         """
-        return self._times.step_ns(shape, k)
+        if self.num_stages == 1:
+            return self._times[0].step_ns(shape, k)
+        of_stages = zip(*(times.step_ns(shape, k) for times in self._times), strict=True)
+        links_ns = (self.num_stages - 1) * self._send_ns(shape)
+        return [sum(took) + links_ns for took in of_stages]
+
+    def stations_ns(self, shape: BatchShape) -> list[int]:
+        """Return what stages and links take of a step; see `CostModel.stations_ns`."""
+        send_ns = self._send_ns(shape)
+        stations = [send_ns] * (2 * self.num_stages - 1)
+        stations[::2] = [times.step_ns(shape, 1)[0] for times in self._times]
+        return stations
+
+    def _send_ns(self, shape: BatchShape) -> int:
+        """Return what one stage takes to send its activations to the next."""
+        moved_ns = shape.num_new_tokens * self._send_ns_per_token
+        return int(self.pipeline_link.latency_s * 1e9 + moved_ns + 0.5)
 
     def describe(self) -> dict[str, object]:
         """Return source, parameters and simplifications, for results."""
@@ -121,6 +153,16 @@ class RooflineCostModel(CostModel):
                 f"the sliding window of {self.model.sliding_window} tokens is ignored: contexts "
                 "beyond it are priced as full attention"
             )
+        pipeline: dict[str, object] = {}
+        if self.num_stages > 1:
+            simplifications.append(
+                "stages send one activation vector a token, beside what they compute"
+            )
+            pipeline = {
+                "pipeline_parallel_size": self.num_stages,
+                "layers_per_stage": self.layers_per_stage,
+                "pipeline_link": asdict(self.pipeline_link),
+            }
         return {
             "name": self.name,
             "calibration": "UNCALIBRATED",
@@ -130,6 +172,7 @@ class RooflineCostModel(CostModel):
             "hardware_source": self.gpu.source,
             "tensor_parallel_size": self.tensor_parallel_size,
             "data_parallel_size": self.data_parallel_size,
+            **pipeline,
             "dtype": self.dtype,
             "weight_dtype": self.weight_dtype,
             "kv_dtype": self.kv_dtype,
@@ -138,3 +181,8 @@ class RooflineCostModel(CostModel):
             "kernels_learnt_on": dict(self.kernels.origin),
             "simplifications": simplifications,
         }
+
+
+def _link_of_gpus(gpu: Gpu) -> Link:
+    """Return the link between the GPUs of one machine."""
+    return Link(gpu.interconnect_bytes_per_s, LINKS["nvlink"].latency_s, gpu.source)

@@ -8,6 +8,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
 from schedlab.sim.hardware.gpus import Gpu
+from schedlab.sim.hardware.link import Link
 from schedlab.sim.hardware.memory import default_kv_dtype
 from schedlab.sim.hardware.model_shape import ModelShape
 
@@ -39,6 +40,11 @@ class Deployment:
     weight_dtype : str
         Format in which the weights of the layers are stored; ``auto`` is `dtype`. A narrower one is
         widened as it is read (W4A16, W8A16).
+    pipeline_parallel_size : int
+        Stages that the layers are divided among, each of `tensor_parallel_size` devices.
+    pipeline_link : Link or None
+        What joins each device of a stage to one of the next; None = what joins the devices of the
+        stage itself, `Gpu.interconnect_bytes_per_s`.
 
     Raises
     ------
@@ -55,6 +61,8 @@ class Deployment:
     data_parallel_size: int = 1
     enable_expert_parallel: bool | None = None
     weight_dtype: str = "auto"
+    pipeline_parallel_size: int = 1
+    pipeline_link: Link | None = None
 
     def __post_init__(self) -> None:
         if dtype_bytes(self.stored_dtype) > dtype_bytes(self.dtype):

@@ -9,6 +9,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.dtypes import dtype_bytes
 from schedlab.sim.hardware.gpus import Gpu
 from schedlab.sim.hardware.model_shape import ModelShape
+from schedlab.sim.hardware.stage import Stage, stage_weight_bytes, stages
 
 _GIB = 1024**3
 
@@ -116,9 +117,13 @@ def memory_budget(
     kv_dtype: str | None = None,
     tensor_parallel_size: int = 1,
     data_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
     activation_bytes: int | None = None,
 ) -> MemoryBudget:
     """Divide the memory of one GPU among weights, activations and KV cache.
+
+    Of a pipeline it is a GPU of the stage in which the fewest KV blocks fit: a block of a request
+    is in all stages, each with the keys and values of its layers.
 
     Parameters
     ----------
@@ -140,6 +145,8 @@ def memory_budget(
         GPUs that share the model.
     data_parallel_size : int
         Engines that share the experts of a mixture; all else each has for itself.
+    pipeline_parallel_size : int
+        Stages that the layers are divided among.
     activation_bytes : int or None
         The reserve itself, if it is known.
 
@@ -154,33 +161,46 @@ def memory_budget(
     ``kv_bytes = gpu_memory_utilization * memory - weights - activation reserve`` with
     ``weights = (experts / dp + all others) / tp``
 
-    `activation_reserve_bytes` gives the reserve.
+    `activation_reserve_bytes` gives the reserve; only the last stage has logits in it.
     """
     _check(gpu_memory_utilization, block_size, max_num_batched_tokens, max_num_seqs)
     check_tensor_parallel(model, tensor_parallel_size)
-    if activation_bytes is None:
-        activation_bytes = activation_reserve_bytes(
-            model,
-            dtype=dtype,
-            tensor_parallel_size=tensor_parallel_size,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-        )
     usable = int(gpu_memory_utilization * gpu.memory_bytes)
     stored = weight_dtype or dtype
-    elsewhere = model.routed_expert_bytes(stored) * (1 - 1 / data_parallel_size)
-    weights = math.ceil((model.weight_bytes(stored) - elsewhere) / tensor_parallel_size)
-    per_token = model.kv_bytes_per_token(kv_dtype or default_kv_dtype(dtype), tensor_parallel_size)
-    kv = usable - weights - activation_bytes
-    if kv < per_token * block_size:
+    cached = kv_dtype or default_kv_dtype(dtype)
+
+    def of_stage(stage: Stage) -> MemoryBudget:
+        reserve = activation_bytes
+        if reserve is None:
+            reserve = activation_reserve_bytes(
+                model,
+                dtype=dtype,
+                tensor_parallel_size=tensor_parallel_size,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_num_seqs=max_num_seqs if stage.is_last else 0,
+            )
+        elsewhere = model.routed_expert_bytes(stored) * (1 - 1 / data_parallel_size)
+        held = stage_weight_bytes(model, stage, stored) - elsewhere
+        weights = math.ceil(held / tensor_parallel_size)
+        per_token = model.kv_bytes_per_token(cached, tensor_parallel_size, stage.num_layers)
+        kv = usable - weights - reserve
+        return MemoryBudget(usable, weights, reserve, kv, per_token, block_size)
+
+    budgets = [of_stage(stage) for stage in stages(model, pipeline_parallel_size)]
+    tightest = min(budgets, key=lambda budget: budget.kv_bytes / budget.kv_bytes_per_token)
+    missing = tightest.kv_bytes_per_token * block_size - tightest.kv_bytes
+    if missing > 0:
+        place = f"{gpu.name}"
+        if len(budgets) > 1:
+            place += f" in stage {budgets.index(tightest) + 1} of {len(budgets)}"
         raise SpecError(
-            f"{model.name} does not fit on {gpu.name}: weights {weights / _GIB:.1f} GiB and "
-            f"activations {activation_bytes / _GIB:.1f} GiB leave no KV block of "
-            f"{usable / _GIB:.1f} GiB usable; {(per_token * block_size - kv) / _GIB:.1f} GiB are "
+            f"{model.name} does not fit on {place}: weights {tightest.weight_bytes / _GIB:.1f} GiB "
+            f"and activations {tightest.activation_bytes / _GIB:.1f} GiB leave no KV block of "
+            f"{usable / _GIB:.1f} GiB usable; {missing / _GIB:.1f} GiB are "
             f"missing. Raise tensor_parallel_size (now {tensor_parallel_size}), use a smaller "
             f"weight_dtype (now {stored}) or a larger GPU."
         )
-    return MemoryBudget(usable, weights, activation_bytes, kv, per_token, block_size)
+    return tightest
 
 
 def default_kv_dtype(dtype: str) -> str:

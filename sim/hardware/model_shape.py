@@ -182,7 +182,9 @@ class ModelShape:
         experts = self.num_moe_layers * self.num_experts * self.expert_parameters
         return math.ceil(experts * stored_bytes(weight_dtype))
 
-    def kv_bytes_per_token(self, dtype: str = "bf16", tensor_parallel_size: int = 1) -> int:
+    def kv_bytes_per_token(
+        self, dtype: str = "bf16", tensor_parallel_size: int = 1, num_layers: int | None = None
+    ) -> int:
         """Return the KV cache bytes of one token on one GPU.
 
         Parameters
@@ -191,6 +193,8 @@ class ModelShape:
             Format of the cache.
         tensor_parallel_size : int
             GPUs that share the heads. With fewer KV heads than GPUs the heads are replicated.
+        num_layers : int or None
+            Layers that the GPU has; all if not given.
 
         Notes
         -----
@@ -204,4 +208,5 @@ class ModelShape:
         524288
         """
         heads = math.ceil(self.num_kv_heads / tensor_parallel_size)
-        return math.ceil(2 * self.num_layers * heads * self.head_dim * dtype_bytes(dtype))
+        layers = self.num_layers if num_layers is None else num_layers
+        return math.ceil(2 * layers * heads * self.head_dim * dtype_bytes(dtype))

@@ -22,7 +22,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.drive.failures import Failures, Outage, Slowdown
-from schedlab.sim.drive.links import Link
+from schedlab.sim.hardware.link import Link
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Slo
 from schedlab.sim.speculation.acceptance import DrawnAcceptance

@@ -29,9 +29,10 @@ from schedlab.sim.core.track import SpeculatingState, look_ahead, slots_ahead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.clock import COMES, Clock
 from schedlab.sim.drive.engine_state import Candidate
-from schedlab.sim.drive.links import Interconnect, Link, Links
+from schedlab.sim.drive.links import Interconnect, Links
 from schedlab.sim.drive.pool_state import Answer, PoolState
 from schedlab.sim.drive.retries import Retries
+from schedlab.sim.hardware.link import Link
 from schedlab.sim.kv.ledger import Hit
 from schedlab.sim.kv.tier import Tier
 from schedlab.sim.record.copies import Copies

@@ -16,10 +16,11 @@ from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.failures import Failures, Outage, Slowdown
 from schedlab.sim.drive.handover import Disaggregation
-from schedlab.sim.drive.links import Interconnect, Link
+from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.migration import MigrationPlan
 from schedlab.sim.drive.scaling import PoolScaling
+from schedlab.sim.hardware.link import Link
 from schedlab.sim.record.columns import REJECTED
 from tests import laws
 from tests.laws import LinearCost

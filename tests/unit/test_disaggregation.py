@@ -22,8 +22,9 @@ from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.handover import Disaggregation, has_room
-from schedlab.sim.drive.links import LINKS, Interconnect, Link
+from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.link import LINKS, Link
 from schedlab.sim.record.columns import REJECTED
 from tests import laws
 from tests.laws import LinearCost, arrival

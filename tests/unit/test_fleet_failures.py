@@ -20,12 +20,13 @@ from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.failures import Failures, Outage, Slowdown
 from schedlab.sim.drive.handover import Disaggregation
-from schedlab.sim.drive.links import Interconnect, Link
+from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.offer import Column, Offer, column, loads
 from schedlab.sim.drive.processes import Processes
 from schedlab.sim.drive.retries import as_received
 from schedlab.sim.errors import PolicyError, SpecError
+from schedlab.sim.hardware.link import Link
 from schedlab.sim.record.columns import REJECTED
 from schedlab.sim.record.fleet import Span
 from schedlab.sim.request import RequestState, Session, Status

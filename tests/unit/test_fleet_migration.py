@@ -20,10 +20,11 @@ from schedlab.sim.drive import migration as moving
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.engine_state import Candidate
 from schedlab.sim.drive.handover import Disaggregation
-from schedlab.sim.drive.links import Interconnect, Link
+from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.migration import MigrationPlan
 from schedlab.sim.errors import PolicyError, SpecError
+from schedlab.sim.hardware.link import Link
 from schedlab.sim.record.cluster_log import Move
 from tests.laws import LinearCost, arrival
 
