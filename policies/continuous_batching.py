@@ -30,6 +30,7 @@ class ContinuousBatching(Policy):
 
     source = "vLLM V1, vllm/v1/core/sched/scheduler.py, schedule()"
     hooks = (*Policy.hooks, *_ADMISSION_HOOKS)
+    can_pipeline = True
 
     _is_plain: ClassVar[bool] = True
 

@@ -91,6 +91,7 @@ class FastServe(Ranked):
         0.1 in the authors' code.
     """
 
+    can_pipeline = False
     source = "FastServe, Wu et al. (arXiv:2305.05920), LLMServe/FastServe scheduler.py"
     starves = True
 

@@ -35,6 +35,7 @@ class MemoryConstrainedShortestFirst(ContinuousBatching):
         Whether to admit in ascending predicted length, or in order of arrival.
     """
 
+    can_pipeline = False
     source = "Jaillet et al. 2025 (arXiv:2502.07115), algorithm MC-SF"
     needs_prediction = True
     starves = True

@@ -24,7 +24,9 @@ class Orca(ContinuousBatching):
     Orca has no token budget: set ``engine.max_num_batched_tokens`` above the longest prompt. A
     prompt that does not fit beside the decodes waits for them, one beyond the budget takes
     several steps. Selective batching is a matter of the cost model, which prices linear layers
-    by all tokens and attention by request. Pipelined iterations are not modelled.
+    by all tokens and attention by request. Its pipeline of workers is
+    ``engine.pipeline_parallel_size``; ``max_num_seqs`` is then the paper's largest batch, and
+    ``max_num_resident`` its slots, of all batches together.
 
     Skip-ahead is honest for the reason given in `ContinuousBatching`: the room in the budget is
     the same in every decode-only step.

@@ -53,6 +53,7 @@ class PastFuture(ContinuousBatching):
         Of the draws; they share no random numbers with anything else.
     """
 
+    can_pipeline = False
     source = "Past-Future, Gong et al., ASPLOS 2025 (arXiv:2507.10150), LightLLM FuturePastReqQueue"
 
     def __init__(

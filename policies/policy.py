@@ -40,6 +40,10 @@ class Policy(Knobs):
     sets_memory_aside: ClassVar[bool] = False
     """Whether it calls `PlanBuilder.admit`, which is refused where prefixes are cached; said here,
     it is told before anything runs."""
+    can_pipeline: ClassVar[bool] = False
+    """Whether it decides as well while other batches are in flight, whose requests are
+    `EngineView.in_pipeline` and none of `running`. Not so who reckons with the memory, tokens or
+    time of all who run, or seals batches."""
     static_keys: bool = True
     """Whether `key` has not changed for waiting requests; if not, the queue is sorted again.
 

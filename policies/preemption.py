@@ -39,7 +39,7 @@ def grant_running_in_order(view: EngineView, builder: PlanBuilder, victim: Victi
     place = 0
     while place < len(seated) and builder.tokens_left and builder.rows_left:
         state = seated[place]
-        if state.status is Status.FINISHED:
+        if state.status is Status.FINISHED or state in view.in_pipeline:
             place += 1
             continue
         want = builder.tokens_left

@@ -35,6 +35,7 @@ class PrefillFirst(Policy):
         the last prefill step before prompts are computed, so that more of them gather.
     """
 
+    can_pipeline = True
     source = "vLLM V0, vllm/core/scheduler.py, _schedule_default()"
 
     def __init__(self, delay_factor: float = 0.0) -> None:

@@ -37,6 +37,7 @@ class Ranked(Policy):
 
     hooks = (*Policy.hooks, "key")
     pauses = True
+    can_pipeline = True
     lazy_ranks: ClassVar[bool] = False
     """Whether nothing but `key` looks at steps and time, so that ranks need not be looked at while
     everybody has a seat and gets a token, whatever the horizon."""

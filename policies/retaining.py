@@ -18,6 +18,8 @@ class Retaining(ProgramFirstComeFirstServed):
     because free blocks only fall until then.
     """
 
+    can_pipeline = False
+
     def __init__(self) -> None:
         self._view: EngineView | None = None
 

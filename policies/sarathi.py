@@ -37,6 +37,7 @@ class Sarathi(Policy):
         Tokens of a step, decodes included. Decodes are never left out for it.
     """
 
+    can_pipeline = True
     source = "Sarathi-Serve, Agrawal et al., OSDI 2024, sarathi_scheduler.py"
 
     def __init__(self, chunk_size: int = 512) -> None:

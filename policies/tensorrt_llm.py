@@ -38,6 +38,7 @@ class TensorRTLLM(ContinuousBatching):
         TensorRT-LLM's `capacity_scheduler_policy`.
     """
 
+    can_pipeline = False
     source = "NVIDIA TensorRT-LLM, capacityScheduler.cpp, CapacitySchedulerPolicy"
 
     def __init__(self, capacity_policy: str = "guaranteed_no_evict") -> None:

@@ -69,7 +69,7 @@ class VirtualTokenCounter(ContinuousBatching):
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Let the tenant take part; while a step is under way, from its end on."""
         self._new.append(state)
-        if not self._view.running:
+        if not (self._view.running or self._view.in_pipeline):
             self._take_in_new()
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:

@@ -25,7 +25,8 @@ GROUP = "schedlab_core__mypyc"
 MODULES = (
     "sim.config", "sim.request",
     "sim.core.decode_batch", "sim.core.departures", "sim.core.engine", "sim.core.executor",
-    "sim.core.intake", "sim.core.lifecycle", "sim.core.plan", "sim.core.plan_builder",
+    "sim.core.intake", "sim.core.lifecycle", "sim.core.pipeline_executor",
+    "sim.core.pipelined_engine", "sim.core.plan", "sim.core.plan_builder",
     "sim.core.population", "sim.core.reception", "sim.core.speculative_batch", "sim.core.step",
     "sim.core.step_ledger", "sim.core.track", "sim.core.view", "sim.core.waiting_queue",
     "sim.cost.kernel_times", "sim.cost.pricing", "sim.cost.product", "sim.cost.segment",

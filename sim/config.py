@@ -146,6 +146,9 @@ class EngineConfig:
     num_lookahead_tokens : int
         KV slots given to a request beyond the tokens that a step computes of it, as vLLM gives them
         to drafts made with a cache of their own.
+    pipeline_parallel_size : int
+        Stages of the pipeline, and batches in flight at a time: one planned while others are under
+        way knows nothing of the requests in those. 1 = no pipeline.
     first_launch_ns : int
         How long the engine is busy launching its first step (no warm-up): the step planned ahead
         meanwhile is planned only then, and knows who came until then.
@@ -186,6 +189,7 @@ class EngineConfig:
     cudagraph_capture_sizes: tuple[int, ...] = ()
     num_speculative_tokens: int = 0
     num_lookahead_tokens: int = 0
+    pipeline_parallel_size: int = 1
     first_launch_ns: int = 0
     fast_forward: bool = True
     check_horizon: bool = False
@@ -193,6 +197,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in (
             "num_blocks", "max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens",
+            "pipeline_parallel_size",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -218,6 +223,8 @@ class EngineConfig:
                     "speculation is not simulated with async_scheduling, which plans a step before "
                     "it is known how many drafts were accepted; set async_scheduling: false"
                 )
+        if self.pipeline_parallel_size > 1:
+            self._check_pipeline()
         sizes = self.cudagraph_capture_sizes
         if sizes and (sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes))):
             raise ValueError("cudagraph_capture_sizes must be >= 1 and strictly increasing")
@@ -237,6 +244,18 @@ class EngineConfig:
                 f"({self.max_num_batched_tokens}) must be at least max_model_len "
                 f"({self.max_model_len}), or long prompts could never run"
             )
+
+    def _check_pipeline(self) -> None:
+        """Refuse what is not simulated with several batches in flight."""
+        for name in ("async_scheduling", "arrivals_between_steps", "check_horizon"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} is not simulated with pipeline_parallel_size > 1; set {name}: false"
+                )
+        if self.kv_tiers:
+            raise ValueError("kv_offload is not simulated with pipeline_parallel_size > 1")
+        if self.num_speculative_tokens:
+            raise ValueError("speculation is not simulated with pipeline_parallel_size > 1")
 
     def _check_tiers(self) -> None:
         names = [tier.name for tier in self.kv_tiers]

@@ -14,6 +14,7 @@ from schedlab.policies.routers import registry as routers
 from schedlab.policies.routers.vllm import Vllm
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor
+from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
@@ -104,6 +105,10 @@ def serve_on_engines(backend: Engines, task: Task) -> Served:
     """
     executors = backend.executors(task.kinds)
     if task.record is not None:
+        if task.spec.engine.pipeline_parallel_size > 1:
+            raise SpecError(
+                "engine.pipeline_parallel_size: steps can be recorded of one batch in flight only"
+            )
         if len(executors) > 1:
             several = "engine.data_parallel_size" if task.spec.cluster is None else "cluster"
             raise SpecError(f"{several}: steps can be recorded of one engine only")
@@ -125,8 +130,10 @@ def serve_on_engines(backend: Engines, task: Task) -> Served:
 
     def make(kind: Kind, executor: Executor) -> Engine:
         policy, drafting = kind.point.spec.policy, kind.point.speculation
-        engine = Engine(
-            kind.point.config,
+        config = kind.point.config
+        loop = PipelinedEngine if config.pipeline_parallel_size > 1 else Engine
+        engine = loop(
+            config,
             registry.make(policy.name, **policy.knobs),
             executor,
             None if task.progress is None else observe,

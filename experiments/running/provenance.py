@@ -64,8 +64,10 @@ def provenance(spec: ExperimentSpec, kinds: Sequence[Kind]) -> dict[str, object]
 
 
 def _limits(config: EngineConfig) -> dict[str, object]:
-    """Return the limits of an engine, those of speculation only where it speculates."""
+    """Return the limits of an engine; of speculation and pipelines only where there is one."""
     limits = asdict(config)
+    if config.pipeline_parallel_size == 1:
+        del limits["pipeline_parallel_size"]
     if not config.num_speculative_tokens:
         del limits["num_speculative_tokens"], limits["num_lookahead_tokens"]
     return limits

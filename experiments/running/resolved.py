@@ -111,7 +111,14 @@ def make_cost_model(spec: ExperimentSpec, where: Deployment | None = None) -> Co
     """
     chosen = spec.cost_model
     name = chosen.name or registry.kind_of(str(chosen.profile))
-    return registry.make(name, where or deployment(spec), **chosen.given)
+    where = where or deployment(spec)
+    made = registry.make(name, where, **chosen.given)
+    if made.num_stages != where.pipeline_parallel_size:
+        raise SpecError(
+            f"engine.pipeline_parallel_size: cost_model {name} does not divide its steps among "
+            "stages; cost_model: roofline does"
+        )
+    return made
 
 
 def _memory(spec: ExperimentSpec, where: Deployment) -> MemoryBudget:
@@ -125,6 +132,7 @@ def _memory(spec: ExperimentSpec, where: Deployment) -> MemoryBudget:
         kv_dtype=where.kv_dtype,
         tensor_parallel_size=where.tensor_parallel_size,
         data_parallel_size=where.data_parallel_size,
+        pipeline_parallel_size=where.pipeline_parallel_size,
         block_size=engine.block_size,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,

@@ -11,6 +11,7 @@ from schedlab.policies.speculation import registry
 from schedlab.policies.speculation.draft_length import DraftLength
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.pipeline_executor import PipelineExecutor
 from schedlab.sim.core.speculative_executor import Acceptance, SpeculativeExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.errors import SpecError
@@ -115,7 +116,9 @@ def simulated_gpu(
         If nothing says what becomes of drafts.
     """
     if speculation is None:
-        return SimExecutor(pricing)
+        return (
+            PipelineExecutor(pricing) if config.pipeline_parallel_size > 1 else SimExecutor(pricing)
+        )
     acceptance = _acceptance(speculation.spec, seed)
     return SpeculativeExecutor(pricing, config, acceptance, speculation.drafter)
 

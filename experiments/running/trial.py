@@ -94,6 +94,8 @@ def try_policy(
         f"policy {name}, tried on the first {num_requests} requests "
         "(engine.trial_requests: 0 tries nothing)"
     )
+    # With one batch in flight, where a plan can be held against what was promised before.
+    config = replace(config, pipeline_parallel_size=1)
     proving = replace(config, check_horizon=True)
     checked = run(proving, lambda e: e.num_plans >= MAX_PLANS, watched=True)
     if not config.fast_forward or config.check_horizon:

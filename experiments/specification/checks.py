@@ -18,6 +18,7 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.key_errors import sentence
 from schedlab.experiments.specification.lengths import LengthsSpec
 from schedlab.experiments.specification.paths import is_preset, is_published
+from schedlab.experiments.specification.pipeline import check_pipeline
 from schedlab.experiments.specification.pools import engine_pools, pool_path
 from schedlab.experiments.specification.sessions import DurationsSpec, SessionsSpec
 from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
@@ -70,6 +71,7 @@ def _check_engine(spec: ExperimentSpec, fail: Fail) -> None:
     from schedlab.sim.hardware.gpus import gpu
     from schedlab.sim.hardware.memory import check_tensor_parallel
     from schedlab.sim.hardware.models import model
+    from schedlab.sim.hardware.stage import stages
 
     try:
         gpu(spec.hardware)
@@ -79,9 +81,14 @@ def _check_engine(spec: ExperimentSpec, fail: Fail) -> None:
         check_tensor_parallel(model(spec.model), spec.engine.tensor_parallel_size)
     except SpecError as error:
         fail(("engine", "tensor_parallel_size"), str(error))
+    try:
+        stages(model(spec.model), spec.engine.pipeline_parallel_size)
+    except SpecError as error:
+        fail(("engine", "pipeline_parallel_size"), str(error))
     _check_cost_model(spec, fail)
     _check_policy(spec, fail)
     _check_speculation(spec, fail)
+    check_pipeline(spec, fail)
 
 
 def _check_speculation(spec: ExperimentSpec, fail: Fail) -> None:
@@ -140,6 +147,11 @@ def _check_cluster(spec: ExperimentSpec, fail: Fail) -> None:
                 ("engine", "data_parallel_size"),
                 "must be 1 in a cluster, whose count says how many engines there are (engines that "
                 "run every step together have no router but their own)",
+            )
+        if pool.spec.engine.pipeline_parallel_size > 1:
+            fail_in_pool(
+                ("engine", "pipeline_parallel_size"),
+                "must be 1 in a cluster: pipelines are simulated of one engine",
             )
         if path:
             _check_engine(pool.spec, fail_in_pool)

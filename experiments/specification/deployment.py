@@ -39,4 +39,6 @@ def deployment(spec: ExperimentSpec) -> Deployment:
         kv_cache_dtype=engine.kv_cache_dtype,
         data_parallel_size=engine.data_parallel_size if shares_experts else 1,
         enable_expert_parallel=engine.enable_expert_parallel,
+        pipeline_parallel_size=engine.pipeline_parallel_size,
+        pipeline_link=None if engine.pipeline_link is None else engine.pipeline_link.link(),
     )

@@ -16,9 +16,11 @@ from schedlab.experiments.specification.fields import (
     NonNegative,
     Seconds,
     Section,
+    shorthand,
     whole,
 )
 from schedlab.experiments.specification.kv_offload import KVOffloadSpec
+from schedlab.experiments.specification.link import LinkSpec
 from schedlab.experiments.specification.speculation import SpeculationSpec
 from schedlab.sim.config import EngineConfig, KVAllocator, PreemptionMode
 from schedlab.sim.errors import SpecError
@@ -160,6 +162,16 @@ class EngineSpec(Section):
         default=4.0, description="Host memory for swapped KV, GiB on each device."
     )
     tensor_parallel_size: Count = Field(default=1, description="Devices a layer is split over.")
+    pipeline_parallel_size: Count = Field(
+        default=1,
+        description="Stages that the layers are divided among, each of `tensor_parallel_size` "
+        "devices; as many batches are in flight. See pipelines.md.",
+    )
+    pipeline_link: Annotated[LinkSpec, shorthand("name")] | None = Field(
+        default=None,
+        description="What joins each device of a stage to one of the next; if absent what joins "
+        "the devices of the stage itself.",
+    )
     data_parallel_size: Annotated[int, Field(ge=1, le=1024), BeforeValidator(whole)] = Field(
         default=1,
         description="Engines that share the requests; all limits are those of one engine.",
@@ -230,5 +242,14 @@ class EngineSpec(Section):
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be >= "
                 f"max_num_seqs ({self.max_num_seqs}): a step decodes one token per request"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stages_have_a_link(self) -> EngineSpec:
+        if self.pipeline_link is not None and self.pipeline_parallel_size == 1:
+            raise ValueError(
+                "pipeline_link joins the stages of a pipeline, and there is one stage; set "
+                "pipeline_parallel_size above 1"
             )
         return self

@@ -16,6 +16,8 @@ from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.draft_length import DraftLength
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.pipeline_executor import PipelineExecutor
+from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.scheduling import SchedulingPolicy
 from schedlab.sim.cost.cost_model import CostModel
@@ -108,8 +110,13 @@ def run(
         if observer is not None:
             observer(engine)
 
+    kind: type[Engine] = Engine
+    if config.pipeline_parallel_size > 1:
+        kind = PipelinedEngine
+        if make_executor is SimExecutor:
+            make_executor = PipelineExecutor
     executor = make_executor(Pricing(cost or LinearCost(), overhead))
-    engine = Engine(config, policy, executor, observer=observe, draft_length=draft_length)
+    engine = kind(config, policy, executor, observer=observe, draft_length=draft_length)
     log = drive(engine, workload, **options)
     check_conservation(engine)
     require(engine.requests.num_in_flight == 0, "the run ended with requests in flight")
@@ -164,7 +171,12 @@ def check(
     for before, after in pairwise(order):
         require((requests[before][done] <= requests[after][done]).all(), f"{before} > {after}")
     require((steps["end_ns"] > steps["start_ns"]).all(), "every step takes time")
-    require((steps["start_ns"][1:] >= steps["end_ns"][:-1]).all(), "steps overlap")
+    depth = config.pipeline_parallel_size
+    require(
+        (steps["start_ns"][depth:] >= steps["end_ns"][:-depth]).all(),
+        "no more steps overlap than batches may be in flight",
+    )
+    require((np.diff(steps["end_ns"]) > 0).all(), "steps end in the order in which they began")
 
     # Token sums: what was generated, what was computed, and when tokens came out.
     require(

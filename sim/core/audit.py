@@ -21,14 +21,19 @@ def check_conservation(engine: Engine) -> None:
         If a count is off; names it.
     """
     requests = engine.requests
+    computing = requests.in_pipeline
     seated = [*requests.running.values(), *requests.held.values(), *requests.leaving]
-    seated += [*requests.fetching.values(), *requests.loading.values()]
+    seated += [*requests.fetching.values(), *requests.loading.values(), *computing]
     resident = [*seated, *requests.handed_over.values(), *requests.kept.values()]
+    for state, (granted_tokens, _) in computing.items():  # memory is held for them already
+        state._computed += granted_tokens
     requests.kv.check(resident)
+    for state, (granted_tokens, _) in computing.items():
+        state._computed -= granted_tokens
     tokens = sum(state.num_computed_tokens for state in resident)
     assert requests.resident_tokens == tokens, f"{requests.resident_tokens} tokens, {tokens} are"
     known = requests.num_waiting + len(requests.running) + len(requests.unanswered)
-    known += len(requests.fetching) + len(requests.loading)
+    known += len(requests.fetching) + len(requests.loading) + len(computing)
     assert known == requests.num_in_flight, f"{requests.num_in_flight} in flight, {known} are"
     assert requests.num_seated == len(seated) <= engine.config.most_resident, "seats are off"
     block_size = engine.config.block_size

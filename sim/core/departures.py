@@ -59,7 +59,12 @@ class Departures(Population):
         )
         self.hooks = hooks
         self.executor = executor
-        self.log = RunLog(config.block_size, self.kv.grows, config.num_speculative_tokens > 0)
+        self.log = RunLog(
+            config.block_size,
+            self.kv.grows,
+            config.num_speculative_tokens > 0,
+            config.pipeline_parallel_size,
+        )
         if config.kv_tiers:
             self.tiers = Tiering(config, executor.estimate_step_ns, self.log.copies)
             if isinstance(self.kv, PrefixCachingKVCache):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import stalled
@@ -60,6 +61,8 @@ class Engine:
         that no block may be lost in the middle of a segment.
     """
 
+    has_pipeline: ClassVar[bool] = False
+
     def __init__(
         self,
         config: EngineConfig,
@@ -69,6 +72,8 @@ class Engine:
         draft_length: DraftLength | None = None,
     ) -> None:
         self.config = config = config.for_policy(policy.pauses)
+        if config.pipeline_parallel_size > 1 and not self.has_pipeline:
+            raise ValueError("pipeline_parallel_size > 1 takes a PipelinedEngine")
         self.policy = policy
         self.executor = executor
         self.observer = observer

@@ -51,14 +51,21 @@ class Steps:
         Scheduling overhead in each of them.
     finished : list of RequestState
         Requests whose last token came out at the end of the last step.
+    stages_ns : list of int or None
+        What each stage of a pipeline spends on the only step, if there are several.
     """
 
-    __slots__ = ("durations_ns", "finished", "overhead_ns")
+    __slots__ = ("durations_ns", "finished", "overhead_ns", "stages_ns")
 
     def __init__(
-        self, durations_ns: list[int], overhead_ns: int, finished: list[RequestState]
+        self,
+        durations_ns: list[int],
+        overhead_ns: int,
+        finished: list[RequestState],
+        stages_ns: list[int] | None = None,
     ) -> None:
         self.durations_ns = durations_ns
+        self.stages_ns = stages_ns
         self.overhead_ns = overhead_ns
         self.finished = finished
 

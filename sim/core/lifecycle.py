@@ -137,7 +137,11 @@ class Lifecycle(Departures):
             self._leave_decodes(state)
         self.paused.pop(state.id, None)
         self.prefilling.pop(state.id, None)
-        del self.running[state.id]
+        if self.in_pipeline.pop(state, None) is None:
+            del self.running[state.id]
+        else:
+            self.log.add_stint(state.id, state._entry_ns, 0, 0)
+            state._entry_ns = -1
         state.served_ns += now_ns - state._seated_ns
         state.num_preemptions += 1
         self.step_preempted += 1

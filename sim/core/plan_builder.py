@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import SupportsIndex, get_args
 
 from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished
+from schedlab.sim.core.population import seat_number
 from schedlab.sim.core.step_ledger import StepLedger, require_one_of, whole_number
 from schedlab.sim.errors import InfeasiblePlan
 from schedlab.sim.kv.ledger import Mark
@@ -75,7 +76,9 @@ class PlanBuilder(StepLedger):
     def _are_last(self, prefills: Collection[RequestState]) -> bool:
         """Whether all decodes were admitted before these, so that they come first."""
         left, prefilling = len(prefills), self._requests.prefilling
-        for state in self.running():
+        for state in reversed(self._requests.running.values()):
+            if state in self.preempted:
+                continue
             if not left or state.id not in prefilling:
                 break
             left -= 1
@@ -183,7 +186,8 @@ class PlanBuilder(StepLedger):
     def _count_decodes(self) -> int:
         num_decodes = self._batch.size + len(self._requests.paused)
         if self.preempted:
-            num_decodes -= sum([s.is_decoding for s in self.preempted])
+            away = self._requests.in_pipeline
+            num_decodes -= sum([s.is_decoding and s not in away for s in self.preempted])
         return num_decodes
 
     def _decode_tokens(self) -> int:
@@ -236,8 +240,16 @@ class PlanBuilder(StepLedger):
             self._trimmed.pop(state, None)
 
     def running(self) -> Iterator[RequestState]:
-        """Iterate over the running requests, latest admission first, less those preempted."""
-        for state in reversed(self._requests.running.values()):
+        """Iterate over the running requests, latest admission first, less those preempted.
+
+        Those whose batch is in the pipeline are among them: they can be preempted.
+        """
+        requests = self._requests
+        everyone: Iterable[RequestState] = reversed(requests.running.values())
+        if requests.in_pipeline:
+            both = (*requests.running.values(), *requests.in_pipeline)
+            everyone = sorted(both, key=seat_number, reverse=True)
+        for state in everyone:
             if state not in self.preempted:
                 yield state
 
@@ -248,8 +260,11 @@ class PlanBuilder(StepLedger):
             i in self._decodes
             or i in self._chunks
             or i in self._admitted
-            or (self._all_decodes and state.is_decoding)
+            or (self._all_decodes and state.is_decoding and not self._is_away(state))
         )
+
+    def _is_away(self, state: RequestState) -> bool:
+        return state in self._requests.in_pipeline
 
     @property
     def has_chunks(self) -> bool:

@@ -52,6 +52,9 @@ class Population:
         Those of them whose KV has come: the next plan finds them running.
     loading : dict of int to RequestState
         Requests with seat and memory whose KV is on its way from a lower tier.
+    in_pipeline : dict of RequestState to (int, int)
+        Requests with seat and memory whose batch is in the pipeline: how many of their tokens it
+        computes, and its number. They run again when it is back.
     tiers : Tiering or None
         What lies in lower tiers, if there are any.
     handed_over : dict of int to RequestState
@@ -101,6 +104,7 @@ class Population:
         self.fetching: dict[int, RequestState] = {}
         self.arrived: list[RequestState] = []
         self.loading: dict[int, RequestState] = {}
+        self.in_pipeline: dict[RequestState, tuple[int, int]] = {}
         self.tiers: Tiering | None = None
         self.handed_over: dict[int, RequestState] = {}
         self.kept: dict[int, RequestState] = {}
@@ -159,14 +163,15 @@ class Population:
     @property
     def num_seated(self) -> int:
         """Requests with a seat, finished or not."""
-        away = len(self.fetching) + len(self.loading)
+        away = len(self.fetching) + len(self.loading) + len(self.in_pipeline)
         return len(self.running) + len(self.held) + len(self.leaving) + away
 
     def seated(self) -> list[RequestState]:
-        """List the running and the leaving requests in the order of their admission."""
-        if not self.leaving:
+        """List who runs, leaves or is in the pipeline in the order of their admission."""
+        if not (self.leaving or self.in_pipeline):
             return list(self.running.values())
-        return sorted((*self.running.values(), *self.leaving), key=seat_number)
+        both = (*self.running.values(), *self.leaving, *self.in_pipeline)
+        return sorted(both, key=seat_number)
 
     def unnamed_tokens(self, state: RequestState, granted_tokens: int, now_ns: int) -> int:
         """Count the tokens of a request that were allocated before their content was known.

@@ -155,6 +155,8 @@ class StepLedger:
             return self._grant_waiting(state, most)
         if state.status is not Status.RUNNING or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
+        if state in self._requests.in_pipeline:
+            return self._deny(state, "its last batch is still in the pipeline")
         if state.id in self._requests.loading:
             return self._deny(state, "its KV is on its way from a lower tier")
         if not state.is_decoding:
@@ -410,8 +412,9 @@ class StepLedger:
         Parameters
         ----------
         state : RequestState
-            A running request, or one of `EngineView.seated`. Tokens that it was granted in this
-            step go back to the budget.
+            A running request, or one of `EngineView.seated` or `EngineView.in_pipeline`. Tokens
+            that it was granted in this step go back to the budget; what comes out of its batch in
+            the pipeline is thrown away.
         mode : {"recompute", "swap"}, optional
             What becomes of its KV; the engine's `preemption_mode` by default. Where host memory
             does not suffice to swap, it is recomputed.
@@ -433,7 +436,8 @@ class StepLedger:
         if self._all_decodes:
             raise InfeasiblePlan(f"{state!r} cannot be preempted after all decodes were granted")
         decodes = state.id in self._decodes
-        granted = self._withdraw(state)
+        in_flight = requests.in_pipeline.get(state)
+        granted = self._withdraw(state) if in_flight is None else in_flight[0]
         unnamed = requests.unnamed_tokens(state, granted, self._start_ns)
         if self._speculates:
             # Drafts are no content that anybody finds again; the token to compute is.
@@ -446,8 +450,8 @@ class StepLedger:
         if not is_kept:
             self.residents_left += 1
         mode = mode or self._config.preemption_mode
-        if state.status is Status.FINISHED:
-            mode = "recompute"  # which nobody will
+        if state.status is Status.FINISHED or in_flight is not None:
+            mode = "recompute"  # which nobody will; or its KV is still being written
         if mode == "swap":
             blocks = self._num_blocks(state)
             if 0 < blocks <= self.swap_blocks_left:
@@ -510,7 +514,7 @@ class StepLedger:
 
     def _watermark(self) -> int:
         requests = self._requests
-        anyone = requests.running or self._admitted or requests.leaving
+        anyone = requests.running or self._admitted or requests.leaving or requests.in_pipeline
         return self._config.watermark_blocks if anyone else 0
 
     def _deny(self, state: RequestState, why: str) -> int:

@@ -58,7 +58,8 @@ class EngineView:
         """Requests that hold a seat, in the order of their admission.
 
         Beside the running ones those that have finished while this step is planned ahead
-        (async scheduling): they hold seat and memory until it is planned, and may be preempted.
+        (async scheduling), and those in the pipeline: they hold seat and memory, and may be
+        preempted.
         """
         return self._requests.seated()
 
@@ -95,6 +96,15 @@ class EngineView:
         In the order in which they were admitted.
         """
         return self._requests.loading.values()
+
+    @property
+    def in_pipeline(self) -> Collection[RequestState]:
+        """Requests with a seat whose batch is in the pipeline; none of `running`.
+
+        They can be granted no tokens before it is back. A plan may preempt them: then what comes
+        out of that batch is thrown away.
+        """
+        return self._requests.in_pipeline.keys()
 
     @property
     def num_decodes(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.drive.arrivals import Source
 from schedlab.sim.drive.collector import collector_off
@@ -62,7 +63,10 @@ def simulate(
     if source.is_closed:
         engine.requests.on_gone = source.request_is_gone
     with collector_off():
-        _serve(engine, source, sleep_until)
+        if isinstance(engine, PipelinedEngine):
+            _serve_pipelined(engine, source)
+        else:
+            _serve(engine, source, sleep_until)
     requests.expire(FOREVER)  # nobody comes for what is kept
     return engine.log
 
@@ -92,3 +96,24 @@ def _serve(
             raise stalled(engine, "the policy waits and nothing is left to happen")
         else:
             return
+
+
+def _serve_pipelined(engine: PipelinedEngine, source: Source | SessionSource) -> None:
+    now_ns = 0
+    while True:
+        if source.next_ns <= now_ns:
+            source.send_until(now_ns)
+        next_ns = source.next_ns
+        while engine.can_begin:
+            if engine.begin(now_ns) is None:
+                next_ns = min(next_ns, engine.wait_until_ns)
+                break
+        now_ns = min(next_ns, engine.next_end_ns)
+        if now_ns >= FOREVER:
+            if engine.requests.num_in_flight:
+                raise stalled(engine, "the policy waits and nothing is left to happen")
+            return
+        if source.next_ns <= now_ns:
+            source.send_until(now_ns)
+        if engine.next_end_ns <= now_ns:
+            engine.commit()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from schedlab.sim.record.columns import Columns, Floats, Ints, whole_numbers
+from schedlab.sim.record.steps import stage_columns
 
 _MEANS = (
     "num_running", "num_waiting", "kv_tokens", "kv_allocated_tokens", "kv_reserved_unused_tokens",
@@ -30,12 +31,15 @@ class StepTotals:
     first_start_ns, last_end_ns : int
         When the first one starts and the last one ends; 0 if there is none.
     busy_ns : float
-        Sum of their lengths.
+        Sum of their lengths; of those that overlap in a pipeline, the time in which there is any.
     sums : dict of str to int
         Column of `sim.record.steps.StepTable` to its sum.
     weighted, most : dict of str to float, dict of str to int
         Column, or ``batch`` (decodes + prefill chunks), to the sum of value times length in ns, and
-        to the largest value.
+        to the largest value. In a pipeline a step counts for the time from the end of the one
+        before.
+    stages_ns : list of float
+        What each stage of a pipeline spent on them; empty where there is none.
     """
 
     num_steps: int = 0
@@ -45,6 +49,7 @@ class StepTotals:
     sums: dict[str, int] = field(default_factory=dict)
     weighted: dict[str, float] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
+    stages_ns: list[float] = field(default_factory=list)
 
     def mean(self, name: str) -> float:
         """Return the mean of a column, each step weighed with its length; NaN if there is none."""
@@ -53,6 +58,9 @@ class StepTotals:
     def add(self, steps: Columns) -> None:
         """Count further steps in, of any number."""
         start_ns, end_ns = whole_numbers(steps, "start_ns"), whole_numbers(steps, "end_ns")
+        if stage_columns(1)[0] in steps:
+            start_ns = np.maximum(start_ns, np.append(self.last_end_ns, end_ns[:-1]))
+            self._add_stages(steps)
         if len(start_ns):
             if not self.num_steps:
                 self.first_start_ns = int(start_ns[0])
@@ -70,6 +78,12 @@ class StepTotals:
         if "num_prefills" in steps:
             batch = whole_numbers(steps, "num_decodes") + whole_numbers(steps, "num_prefills")
             self._weigh("batch", batch, length_ns)
+
+    def _add_stages(self, steps: Columns) -> None:
+        num_stages = sum(name.startswith("stage_") for name in steps)
+        spent = [float(whole_numbers(steps, name).sum()) for name in stage_columns(num_stages)]
+        before = self.stages_ns or [0.0] * num_stages
+        self.stages_ns = [one + more for one, more in zip(before, spent, strict=True)]
 
     def _weigh(self, name: str, values: Ints, length_ns: Floats) -> None:
         self.weighted[name] = self.weighted.get(name, 0.0) + float((values * length_ns).sum())

@@ -1,8 +1,9 @@
 """How the engine spent its time and memory.
 
 Means weigh each step with its duration: they describe an engine while it is busy, not the time
-between steps. Of several engines, times are summed over all of them, and counts, batches and shares
-of memory are those of one engine.
+between steps. In a pipeline steps overlap, and each counts for the time since the one before ended.
+Of several engines, times are summed over all of them, and counts, batches and shares of memory are
+those of one engine.
 """
 
 from __future__ import annotations

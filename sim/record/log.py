@@ -87,12 +87,17 @@ class RunLog:
         Whether decoding requests take blocks as they go.
     speculates : bool
         Whether decode steps verify drafts, so that each may yield several tokens of a request.
+    num_stages : int
+        Stages of the pipeline that steps pass; 1 = there is none.
     """
 
-    def __init__(self, block_size: int, grows: bool, speculates: bool = False) -> None:
+    def __init__(
+        self, block_size: int, grows: bool, speculates: bool = False, num_stages: int = 1
+    ) -> None:
         self.block_size = block_size
         self.grows = grows
         self.speculates = speculates
+        self.num_stages = num_stages
         self.reject_reasons: dict[int, str] = {}
         self.copies = Copies()
         self._requests = bytearray()
@@ -103,6 +108,7 @@ class RunLog:
         self._stints = bytearray()
         self._verifications = array("q")
         self._bursts = array("q")
+        self._stages = array("q")
         self._evictions = array("q")
         self._resumptions = array("q")
         self._spools: dict[str, Spool] = {}
@@ -198,6 +204,10 @@ class RunLog:
         for row in zip(drafted, accepted, num_drafts, strict=True):
             self._verifications.extend(row)
 
+    def add_stages(self, stages_ns: list[int]) -> None:
+        """Record what each stage of the pipeline spent on the step that is added next."""
+        self._stages.extend(stages_ns)
+
     def add_eviction(self, request_id: int, now_ns: int) -> None:
         """Record that a running request lost its memory."""
         self._evictions.extend((request_id, now_ns))
@@ -222,6 +232,9 @@ class RunLog:
             self._spill_table("verifications", self._verifications, len(VERIFICATION_COLUMNS))
             self._spill_table("bursts", self._bursts, 1)
             self._verifications, self._bursts = array("q"), array("q")
+        if self.num_stages > 1:
+            self._spill_table("stages", self._stages, self.num_stages)
+            self._stages = array("q")
         self._requests, self._targets = bytearray(), bytearray()
         self._segments, self._stints = bytearray(), bytearray()
         self._durations_ns, self._new_blocks = bytearray(), bytearray()
@@ -281,6 +294,7 @@ class RunLog:
                 self.block_size,
                 self.grows,
                 self._spool("verifications", self._verifications) if self.speculates else None,
+                self._spool("stages", self._stages) if self.num_stages > 1 else None,
             )
         return StepTable(
             _matrix(self._segments, len(SegmentRow._fields)),
@@ -291,6 +305,7 @@ class RunLog:
             verifications=_matrix(self._verifications, len(VERIFICATION_COLUMNS))
             if self.speculates
             else None,
+            stages=_matrix(self._stages, self.num_stages) if self.num_stages > 1 else None,
         )
 
     def token_gaps(self, ids: Int64 | None = None) -> Columns:

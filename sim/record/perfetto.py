@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
+_MORE_STEPS = 1_000_000_000
+"""Threads from here on are those of steps that overlap with those of thread 0."""
 _STEP_ARGS = ("num_decodes", "num_prefills", "prefill_tokens", "padding_tokens", "overhead_ns")
 
 
@@ -36,7 +38,8 @@ def write_trace(
     Notes
     -----
     Each engine is a process, and a request belongs to that of its engine. Thread 0 shows steps
-    (and preemptions, as instants); each request has a thread with spans queued (arrival to first
+    (and preemptions, as instants), of a pipeline threads of their own for batches in flight at the
+    same time; each request has a thread with spans queued (arrival to first
     scheduled), prefill (to first token) and decode (to finish), and inside them preempted
     (eviction to resumption). Counters show KV tokens and requests running and waiting at step
     starts. Times are in microseconds.
@@ -70,6 +73,8 @@ def write_trace(
 def _events(result: RunResult, max_requests: int, max_steps: int) -> Iterator[Event]:
     for engine in range(result.num_engines):
         yield _of(engine, _named("thread_name", 0, "steps"))
+    for row in range(1, sum(name.startswith("stage_") for name in result.log.steps())):
+        yield _named("thread_name", _MORE_STEPS + row, f"steps ({row} more in flight)")
     yield from _steps(result, max_steps)
     yield from _requests(result, max_requests)
 
@@ -88,7 +93,11 @@ def _steps(result: RunResult, max_steps: int) -> Iterator[Event]:
 def _step(capacity_tokens: int, steps: dict[str, list[int]], i: int, start: int) -> Iterator[Event]:
     args: Event = {name: steps[name][i] for name in _STEP_ARGS}
     args["kv_share"] = round(steps["kv_allocated_tokens"][i] / capacity_tokens, 4)
-    yield _span("step", 0, start, steps["end_ns"][i], args)
+    stages = [name for name in steps if name.startswith("stage_")]
+    args |= {name: steps[name][i] for name in stages}
+    # As many batches may be in flight as there are stages: one thread for each.
+    row = i % len(stages) if stages else 0
+    yield _span("step", _MORE_STEPS + row if row else 0, start, steps["end_ns"][i], args)
     if steps["num_preempted"][i]:
         yield _instant("preempted", 0, start, {"num_preempted": steps["num_preempted"][i]})
     yield _counter("KV tokens", start, {

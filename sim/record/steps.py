@@ -53,9 +53,32 @@ def with_num_steps(row: bytes, num_steps: int) -> bytes:
     return pack_segment(*SegmentRow._make(_PACKED.unpack(row))._replace(num_steps=num_steps))
 
 
+def computed_for_nobody(
+    row: bytes, num_decodes: int, num_prefills: int, prefill_tokens: int, prefills_done: int
+) -> bytes:
+    """Return a packed row of which so much was computed and then thrown away: it is padding."""
+    found = SegmentRow._make(_PACKED.unpack(row))
+    left = found._replace(
+        num_decodes=found.num_decodes - num_decodes,
+        num_prefills=found.num_prefills - num_prefills,
+        prefill_tokens=found.prefill_tokens - prefill_tokens,
+        prefills_done=found.prefills_done - prefills_done,
+        padding_tokens=found.padding_tokens + num_decodes + prefill_tokens,
+    )
+    return pack_segment(*left)
+
+
 VERIFICATION_COLUMNS = ("draft_tokens", "accepted_tokens", "num_drafts")
 """Of a step that verifies drafts: tokens drafted, those of them that came out, and requests that
 had any."""
+
+_STAGE = "stage_{}_ns"
+
+
+def stage_columns(num_stages: int) -> tuple[str, ...]:
+    """Return the columns of a run with a pipeline: what each stage spent on a step."""
+    return tuple(_STAGE.format(place) for place in range(num_stages))
+
 
 _COLUMN = {name: i for i, name in enumerate(SegmentRow._fields)}
 _FIRST_STEP_ONLY = ("num_preempted", "recomputed_tokens", "swapped_bytes")
@@ -85,6 +108,10 @@ class StepTable(Mapping[str, Int64]):
         Which of these steps the table has.
     verifications : ndarray of int64, shape (num_steps, len(VERIFICATION_COLUMNS)), optional
         Columns that only a run with drafts has: more of the table.
+    stages : ndarray of int64, shape (num_steps, num_stages), optional
+        Columns that only a run with a pipeline has (`stage_columns`). There a step goes from its
+        plan to when its batch is back, and steps overlap; memory is what was held as it was
+        planned, and what it computes itself.
     """
 
     _NAMES: tuple[str, ...] = (
@@ -103,6 +130,7 @@ class StepTable(Mapping[str, Int64]):
         grows: bool,
         wanted: slice = slice(None),
         verifications: Int64 | None = None,
+        stages: Int64 | None = None,
     ) -> None:
         self._segments = segments
         self._durations_ns = durations_ns
@@ -111,6 +139,7 @@ class StepTable(Mapping[str, Int64]):
         self._grows = grows
         self._wanted = wanted
         self._verifications = verifications
+        self._stages = stages
         self._columns = np.ascontiguousarray(segments.T)  # each is read several times
         self._counts = self._segment("num_steps")
         self._first = np.cumsum(self._counts) - self._counts
@@ -118,7 +147,8 @@ class StepTable(Mapping[str, Int64]):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return self._NAMES if self._verifications is None else self._NAMES + VERIFICATION_COLUMNS
+        names = self._NAMES if self._verifications is None else self._NAMES + VERIFICATION_COLUMNS
+        return names if self._stages is None else names + stage_columns(self._stages.shape[1])
 
     def __len__(self) -> int:
         return len(self._names)
@@ -151,6 +181,7 @@ class StepTable(Mapping[str, Int64]):
             self._grows,
             slice(start - first, stop - first),
             None if self._verifications is None else self._verifications[first:last],
+            None if self._stages is None else self._stages[first:last],
         )
 
     def __getitem__(self, name: str) -> Int64:
@@ -195,6 +226,8 @@ class StepTable(Mapping[str, Int64]):
             return self._column("kv_allocated_tokens") - used
         if name in VERIFICATION_COLUMNS and self._verifications is not None:
             return self._verifications[:, VERIFICATION_COLUMNS.index(name)]
+        if self._stages is not None and name.startswith("stage_"):
+            return self._stages[:, stage_columns(self._stages.shape[1]).index(name)]
         if name in _FIRST_STEP_ONLY:
             column = np.zeros(len(self._durations_ns), dtype=np.int64)
             column[self._first] = self._segment(name)
@@ -242,7 +275,7 @@ class StoredSteps(Mapping[str, Int64]):
     ----------
     segments, durations_ns, new_blocks : Spool
         As the arrays of `StepTable`.
-    block_size, grows, verifications
+    block_size, grows, verifications, stages
         As there.
     """
 
@@ -254,6 +287,7 @@ class StoredSteps(Mapping[str, Int64]):
         block_size: int,
         grows: bool,
         verifications: Spool | None = None,
+        stages: Spool | None = None,
     ) -> None:
         self._segments = segments
         self._durations_ns = durations_ns
@@ -261,6 +295,7 @@ class StoredSteps(Mapping[str, Int64]):
         self._block_size = block_size
         self._grows = grows
         self._verifications = verifications
+        self._stages = stages
         counts = segments.column(_COLUMN["num_steps"])
         before = np.add.reduceat(counts, np.arange(0, len(counts), _MARKED))
         self._marks = np.concatenate([[0], np.cumsum(before)])
@@ -272,6 +307,8 @@ class StoredSteps(Mapping[str, Int64]):
         yield from StepTable._NAMES
         if self._verifications is not None:
             yield from VERIFICATION_COLUMNS
+        if self._stages is not None:
+            yield from stage_columns(self._stages.num_columns)
 
     @property
     def num_rows(self) -> int:
@@ -292,6 +329,7 @@ class StoredSteps(Mapping[str, Int64]):
             verifications=None
             if self._verifications is None
             else self._verifications.rows(first, last),
+            stages=None if self._stages is None else self._stages.rows(first, last),
         )
         return steps.rows(start - first, stop - first)
 

@@ -20,7 +20,7 @@ from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.record.perfetto import write_trace
 from tests.golden import small_runs
-from tests.laws import LinearCost
+from tests.laws import BatchShape, LinearCost
 
 # -- fleets: where every router sends requests, and what becomes of them -------------------------
 
@@ -143,6 +143,14 @@ class SlowSteps(LinearCost):
 
     def __init__(self, deployment: object = None) -> None:
         super().__init__(20_000_000, 60_000, 300)
+        self.num_stages = getattr(deployment, "pipeline_parallel_size", 1)
+
+    def stations_ns(self, shape: BatchShape) -> list[int]:
+        """Return a step divided evenly, with a millisecond of each link."""
+        took_ns = self.step_ns(shape)[0]
+        stations = [1_000_000] * (2 * self.num_stages - 1)
+        stations[::2] = [took_ns // self.num_stages] * self.num_stages
+        return stations
 
 
 CASES = {

@@ -147,6 +147,12 @@ RUNS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "pipeline": {
+        "policy": "sarathi",
+        "workload": _CROWD,
+        "engine": {**_SHORT, "max_num_resident": 20, "pipeline_parallel_size": 2},
+        "measure": {"warm_up_requests": 5},
+    },
     "engines": {
         "policy": {"name": "static", "max_batch_size": 6},
         "workload": _CROWD,
@@ -228,6 +234,9 @@ METRICS = (
       for one in LATENCIES),
     *(f"explained_by_lengths(latency={one})" for one in ("ttft", "e2el")),
 )  # fmt: skip
+PIPELINE_METRICS = (
+    "pipeline_bubble_share", "mean_stage_utilization", "stage_utilization(stage=0)",
+)  # fmt: skip
 
 
 def metrics(name: str) -> dict[str, Any]:
@@ -240,6 +249,8 @@ def metrics(name: str) -> dict[str, Any]:
     if name == "sessions":
         return rounded({one.name: result.metric(one.name) for one in [*chosen, *every_session()]})
     chosen += map(metric_named, METRICS)
+    if name == "pipeline":
+        chosen += map(metric_named, PIPELINE_METRICS)
     if result.engines:
         chosen += [*every_fleet(), metric_named("engine_busy_share(engine=1)")]
     return rounded({metric.name: result.metric(metric.name) for metric in chosen})

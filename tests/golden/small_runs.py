@@ -19,6 +19,7 @@ from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Slo
 from tests import laws
 from tests.policy_cases import CASES, make
+from tests.staged_cost import StagedCost
 from tests.workloads import EDGES
 
 KEPT = Path(__file__).with_name("small_runs.json")
@@ -49,6 +50,10 @@ LIMITS = {
         kv_allocator="contiguous_pow2",
     ),
 }  # fmt: skip
+PIPELINE = EngineConfig(
+    num_blocks=30, max_model_len=100, block_size=4, max_num_seqs=4, max_num_resident=9,
+    max_num_batched_tokens=24, enable_prefix_caching=True, pipeline_parallel_size=3,
+)  # fmt: skip
 REQUEST_COLUMNS = (
     "id", "status", "queued_ns", "first_scheduled_ns", "first_token_ns", "last_token_ns",
     "finish_ns", "generated_tokens", "num_preemptions", "recomputed_tokens", "cached_tokens",
@@ -100,10 +105,19 @@ def digest(case: str, limits: str) -> str:
 
     Sealed batches set memory aside, which goes with no prefix cache: they are run without.
     """
-    policy, config = make(case), LIMITS[limits]
+    policy, cost = make(case), None
+    if limits == "pipeline":
+        config, cost = PIPELINE, StagedCost((10, 15, 5), link_ns=100, link_token_ns=1)
+    else:
+        config = LIMITS[limits]
     if isinstance(policy, Static):
         config = replace(config, enable_prefix_caching=False)
-    return digest_of(laws.run(policy, workload(limits), config, prove=False))
+    return digest_of(laws.run(policy, workload(limits), config, cost, prove=False))
+
+
+def limits_of(case: str) -> list[str]:
+    """List the kinds of limits that a policy is run under."""
+    return [*LIMITS, "pipeline"] if make(case).can_pipeline else [*LIMITS]
 
 
 def digest_of(log: RunLog) -> str:
@@ -127,7 +141,7 @@ def kept() -> dict[str, dict[str, str]]:
 def write() -> None:
     """Write them anew, a line a case."""
     rows = [
-        f"{json.dumps(case)}: {json.dumps({name: digest(case, name) for name in LIMITS})}"
+        f"{json.dumps(case)}: {json.dumps({name: digest(case, name) for name in limits_of(case)})}"
         for case in CASES
     ]
     KEPT.write_text("{\n " + ",\n ".join(rows) + "\n}\n", encoding="utf-8")

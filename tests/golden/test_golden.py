@@ -30,7 +30,7 @@ def test_kept_results_are_those_of_the_matrix_and_say_something():
 @pytest.mark.parametrize("case", small_runs.CASES)
 def test_small_runs_of_a_policy_are_the_kept_ones(case):
     assert case in small_runs.kept(), "a new policy or variant: `make golden` keeps its results"
-    digests = {limits: small_runs.digest(case, limits) for limits in small_runs.LIMITS}
+    digests = {limits: small_runs.digest(case, limits) for limits in small_runs.limits_of(case)}
     assert digests == small_runs.kept()[case]
 
 
@@ -81,7 +81,7 @@ def test_kept_tables_are_those_computed_and_know_every_metric_of_its_own():
     assert set(kept) == {*pinned.PINNED, *backend.NEED_TORCH}
     measured = {
         name.partition("(")[0]
-        for case in ("fleet", "sessions", "tiers")
+        for case in ("fleet", "sessions", "tiers", "pipeline")
         for name in kept[f"metrics {case}"]
     }
     assert measured == set(names())

@@ -1,0 +1,52 @@
+"""What a pipeline of stages cannot go together with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.sim.yaml_lines import KeyPath
+
+_SIZE: KeyPath = ("engine", "pipeline_parallel_size")
+
+
+def check_pipeline(spec: ExperimentSpec, fail: Callable[[KeyPath, str], NoReturn]) -> None:
+    """Check what an engine has beside its pipeline, if it has one.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        As that engine sees it.
+    fail : callable
+        Called with the key at fault and what is wrong with it; must raise.
+    """
+    from schedlab.policies import registry
+
+    engine = spec.engine
+    if engine.pipeline_parallel_size == 1:
+        return
+    if spec.backend != "sim":
+        fail(_SIZE, f"must be 1 with backend: {spec.backend}; only the simulation has stages")
+    if spec.cluster is not None:
+        fail(_SIZE, "must be 1 in a cluster: pipelines are simulated of one engine")
+    if engine.data_parallel_size > 1:
+        fail(_SIZE, "must be 1 with data_parallel_size > 1: pipelines are simulated of one engine")
+    if engine.speculation is not None:
+        fail(("engine", "speculation"), "is not simulated with pipeline_parallel_size > 1")
+    if engine.kv_offload is not None:
+        fail(("engine", "kv_offload"), "is not simulated with pipeline_parallel_size > 1")
+    for switch in ("async_scheduling", "arrivals_between_steps", "check_horizon"):
+        if getattr(engine, switch):
+            by = f" (profile {engine.profile} switches it on)" if engine.profile else ""
+            fail(
+                ("engine", switch),
+                f"is not simulated with pipeline_parallel_size > 1; set it to false{by}",
+            )
+    if not registry.policy_class(spec.policy.name).can_pipeline:
+        able = [name for name in registry.names() if registry.policy_class(name).can_pipeline]
+        fail(
+            ("policy",),
+            f"{spec.policy.name} does not plan with several batches in flight "
+            f"(engine.pipeline_parallel_size > 1); these do: {', '.join(able)}",
+        )

@@ -1,0 +1,58 @@
+"""A simulated pipeline of GPUs: stages and the links between them, each serving batch by batch."""
+
+from __future__ import annotations
+
+from mypy_extensions import mypyc_attr
+
+from schedlab.sim.core.decode_batch import DecodeBatch
+from schedlab.sim.core.executor import SimExecutor, Steps, Work
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.request import RequestState
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PipelineExecutor(SimExecutor):
+    """GPUs that each have some of the layers; a batch passes them one after the other.
+
+    Parameters
+    ----------
+    pricing : Pricing
+        What steps take, and each station of them (`CostModel.stations_ns`).
+
+    Notes
+    -----
+    Stages and links are stations in a row: each serves one batch at a time, in the order in which
+    they come, and those that find it busy wait before it, in a queue that holds them all. So a
+    batch leaves a station at ``max(when it came, when the one before it left) + its time there``,
+    and nobody overtakes. Scheduling overhead is spent at the first stage.
+    """
+
+    def __init__(self, pricing: Pricing) -> None:
+        super().__init__(pricing)
+        self._free_ns = [0] * (2 * pricing.cost_model.num_stages - 1)
+
+    def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
+        """Do nothing: who finishes is looked for in every batch."""
+
+    def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
+        """Send one batch through the stations; see `Executor.execute`."""
+        shape = work.shape
+        stations_ns = self.pricing.cost_model.stations_ns(shape)
+        overhead_ns = self.pricing.overhead_ns(shape)
+        stations_ns[0] += overhead_ns + self._first_step_ns
+        self._first_step_ns = 0
+        self._carried_out(shape, 1)
+        free_ns, at_ns = self._free_ns, work.now_ns
+        for i, took_ns in enumerate(stations_ns):
+            if free_ns[i] > at_ns:
+                at_ns = free_ns[i]
+            at_ns += took_ns
+            free_ns[i] = at_ns
+        finished: list[RequestState] = []
+        if shape.num_decodes:
+            members = work.decodes.members.values()
+            finished = [state for state in members if self._tokens_left(state) <= 1]
+        for state, n in work.plan.chunks:
+            if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
+                finished.append(state)
+        return Steps([at_ns - work.now_ns], overhead_ns, finished, stations_ns[::2])

@@ -1,0 +1,98 @@
+"""Laws of several batches in flight, over what is drawn."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedlab.sim.core.pipeline_executor import PipelineExecutor
+from tests import laws
+from tests.policy_cases import CASES, MAY_WAIT, make
+from tests.staged_cost import StagedCost
+from tests.workloads import configs, share, workloads
+
+ABLE = [name for name in CASES if make(name).can_pipeline]
+
+
+@st.composite
+def pipelines(draw):
+    """Draw limits with a pipeline, and a cost model with as many stages."""
+    config = draw(configs())
+    shares = draw(st.lists(st.sampled_from([1, 5, 10, 25]), min_size=2, max_size=4))
+    cost = StagedCost(tuple(shares), draw(st.sampled_from([0, 70, 3_000])), draw(st.integers(0, 9)))
+    caches = config.kv_allocator == "paged" and draw(st.booleans())
+    return cost, replace(
+        config,
+        pipeline_parallel_size=len(shares),
+        enable_prefix_caching=caches,
+        preempt_in_order=draw(st.booleans()),
+    )
+
+
+class Watched(PipelineExecutor):
+    """Keeps what every station was busy with."""
+
+    def __init__(self, pricing):
+        super().__init__(pricing)
+        self.served = [[] for _ in self._free_ns]
+
+    def execute(self, work, max_steps, horizon_ns):
+        """Note from when to when each station has the batch."""
+        stations_ns = self.pricing.cost_model.stations_ns(work.shape)
+        steps = super().execute(work, max_steps, horizon_ns)
+        for served, took_ns, end_ns in zip(self.served, stations_ns, self._free_ns, strict=True):
+            served.append((end_ns - took_ns, end_ns, work.now_ns))
+        return steps
+
+
+@pytest.mark.parametrize("name", ABLE)
+@settings(max_examples=share(0.25))
+@given(workload=workloads(), drawn=pipelines())
+def test_policy_with_batches_in_flight_keeps_the_laws(name, workload, drawn):
+    cost, config = drawn
+    log = laws.run(make(name), workload, config, cost)
+    laws.check(log, workload, config, may_wait=name in MAY_WAIT)
+    again = laws.run(make(name), workload, config, cost, prove=False)
+    assert laws.signature(again) == laws.signature(log), "the same work gives the same bytes"
+
+
+@settings(max_examples=share(0.5))
+@given(workload=workloads(), drawn=pipelines())
+def test_no_request_is_in_two_batches_at_once(workload, drawn):
+    cost, config = drawn
+
+    def in_one_batch(engine):
+        batches = [
+            {*plan.decodes, *(state for state, _ in plan.chunks)}
+            for plan in (segment.plan for segment in engine._in_flight)
+        ]
+        assert len(batches) < config.pipeline_parallel_size
+        known = engine.requests.in_pipeline
+        # Who was preempted may be in a later batch again; then the earlier one is none of its.
+        alive = [state for batch in batches for state in batch if state in known]
+        assert known.keys() == set(alive)
+        assert known.keys().isdisjoint(engine.requests.running.values())
+
+    laws.run(make("fcfs"), workload, config, cost, observer=in_one_batch)
+
+
+@settings(max_examples=share(0.5))
+@given(workload=workloads(), drawn=pipelines())
+def test_stations_serve_one_batch_at_a_time_in_order(workload, drawn):
+    cost, config = drawn
+    made = []
+
+    def watched(pricing):
+        made.append(Watched(pricing))
+        return made[0]
+
+    laws.run(make("sarathi"), workload, config, cost, make_executor=watched)
+    for station, served in enumerate(made[0].served):
+        before_ns = [row[2] for row in served]
+        if station:
+            before_ns = [end for _, end, _ in made[0].served[station - 1]]
+        last_ns = 0
+        for (start_ns, end_ns, _), came_ns in zip(served, before_ns, strict=True):
+            assert start_ns == max(came_ns, last_ns), "a station waits for nothing else"
+            last_ns = end_ns

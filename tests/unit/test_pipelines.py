@@ -1,0 +1,275 @@
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.roofline import RooflineCostModel
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.link import LINKS
+from schedlab.sim.hardware.memory import memory_budget
+from schedlab.sim.hardware.models import model, model_names
+from schedlab.sim.hardware.stage import stage_weight_bytes, stages
+from schedlab.sim.metrics.registry import metric_named
+from schedlab.sim.record import log as logs
+from schedlab.sim.result import RunResult
+from tests import laws
+from tests.laws import arrival
+from tests.staged_cost import StagedCost
+
+DECODES = BatchShape(32, 32 * 1024, 1024, rows_sampled=32)
+MIXED = BatchShape(32, 32 * 1024, 1024, ((2048, 512),), rows_sampled=33)
+
+
+def spec(**keys):
+    engine = {"pipeline_parallel_size": 2, "tensor_parallel_size": 4} | keys.pop("engine", {})
+    return make_spec({
+        "name": "pipeline",
+        "model": "llama-2-70b",
+        "policy": "fcfs",
+        "engine": engine,
+        "workload": {"trace": "azure-conv", "num_requests": 40, "request_rate": 4.0},
+        **keys,
+    })  # fmt: skip
+
+
+# -- stages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, [80]), (2, [40, 40]), (3, [27, 27, 26]), (6, [13, 13, 13, 14, 14, 13])],
+)
+def test_layers_are_divided_as_vllm_divides_them(count, expected):
+    # vllm.distributed.utils.get_pp_indices(80, rank, count)
+    assert [stage.num_layers for stage in stages(model("llama-2-70b"), count)] == expected
+
+
+@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "int4"])
+def test_weights_of_stages_add_up_to_those_of_the_model(name, dtype):
+    shape = model(name)
+    whole = shape.weight_bytes(dtype)
+    assert stage_weight_bytes(shape, stages(shape, 1)[0], dtype) == whole
+    divided = [stage_weight_bytes(shape, stage, dtype) for stage in stages(shape, 2)]
+    twice = shape.vocab_size * shape.hidden_size * 2 if shape.tied_embeddings else 0
+    assert sum(divided) == pytest.approx(whole + twice, abs=2)
+
+
+@pytest.mark.parametrize("name", ["llama-2-70b", "mixtral-8x7b", "glm-4.5-air"])
+def test_stages_take_together_what_the_whole_model_takes(name):
+    def cost(count):
+        where = Deployment(
+            model(name), gpu("h100-80gb"), 8, pipeline_parallel_size=count,
+            pipeline_link=LINKS["nvlink"],
+        )  # fmt: skip
+        return RooflineCostModel(where)
+
+    for shape in (DECODES, MIXED):
+        stations = cost(4).stations_ns(shape)
+        assert sum(stations[::2]) == pytest.approx(cost(1).step_ns(shape)[0], abs=4)
+        assert cost(4).step_ns(shape) == [sum(stations)]
+
+
+def test_steps_at_once_cost_as_one_by_one_in_a_pipeline():
+    cost = RooflineCostModel(
+        Deployment(model("llama-2-70b"), gpu("a100-80gb"), 4, pipeline_parallel_size=3)
+    )
+    at_once = cost.step_ns(DECODES, 5)
+    for j in range(5):
+        later = BatchShape(32, 32 * (1024 + j), 1024 + j, rows_sampled=32)
+        assert cost.step_ns(later) == [at_once[j]]
+
+
+def test_link_takes_its_latency_and_the_activations_of_each_device():
+    where = Deployment(
+        model("llama-2-70b"), gpu("a100-80gb"), 4, pipeline_parallel_size=2,
+        pipeline_link=LINKS["ethernet-100g"],
+    )  # fmt: skip
+    # 2,080 tokens of 8,192 numbers of 2 bytes over four devices of 12.5 GB/s each.
+    expected_ns = 20_000 + 2_080 * 8_192 * 2 / 4 / 12.5
+    assert RooflineCostModel(where).stations_ns(MIXED)[1] == round(expected_ns)
+
+
+def test_memory_is_that_of_the_tightest_stage():
+    def blocks(count, seqs=1024):
+        budget = memory_budget(
+            model("llama-3.1-8b"), gpu("a100-80gb"), gpu_memory_utilization=0.9, block_size=16,
+            max_num_batched_tokens=2048, max_num_seqs=seqs, pipeline_parallel_size=count,
+        )  # fmt: skip
+        return budget.num_blocks, budget
+
+    one, _ = blocks(1)
+    two, budget = blocks(2)
+    assert two > 2 * one
+    # The last stage has head, logits and as many layers as the first.
+    shape = model("llama-3.1-8b")
+    assert budget.weight_bytes == stage_weight_bytes(shape, stages(shape, 2)[1], "bf16")
+    assert budget.kv_bytes_per_token == shape.kv_bytes_per_token("bf16", 1) // 2
+
+
+# -- batches in flight ---------------------------------------------------------------------------
+
+
+def test_preempted_in_the_pipeline_is_computed_again_and_its_batch_is_padding():
+    # Eight blocks of one token: request 0 grows until request 1, in flight, has to give way.
+    limits = EngineConfig(
+        num_blocks=8, max_model_len=8, block_size=1, max_num_seqs=1, max_num_resident=2,
+        pipeline_parallel_size=2,
+    )  # fmt: skip
+    work = [arrival(0, 0, 2, 6), arrival(1, 0, 2, 6)]
+    cost = StagedCost((10, 10))
+    log = laws.run(registry.make("fcfs"), work, limits, cost)
+    laws.check(log, work, limits)
+    requests, steps = log.requests(), log.steps()
+    assert requests["num_preemptions"].tolist() == [0, 1]
+    assert steps["padding_tokens"].sum() == 1
+    assert (steps["num_decodes"] + steps["num_prefills"])[steps["padding_tokens"] > 0] == [0]
+
+
+def test_plain_engine_refuses_several_batches():
+    limits = EngineConfig(num_blocks=8, max_model_len=8, pipeline_parallel_size=2)
+    with pytest.raises(ValueError, match="takes a PipelinedEngine"):
+        Engine(limits, registry.make("fcfs"), SimExecutor(Pricing(laws.LinearCost())))
+
+
+def test_policy_that_holds_finished_requests_is_named():
+    limits = EngineConfig(num_blocks=8, max_model_len=8, pipeline_parallel_size=2)
+    with pytest.raises(Exception, match=r"Static at t = 0.0+ s: holds finished requests"):
+        laws.run(registry.make("static"), [arrival(0)], limits, StagedCost())
+
+
+def test_long_log_has_the_stages_as_a_short_one(monkeypatch):
+    limits = EngineConfig(num_blocks=99, max_model_len=99, pipeline_parallel_size=3)
+    work = [arrival(i, 900 * i, 5, 20) for i in range(30)]
+    cost = StagedCost((10, 20, 5))
+    short = laws.run(registry.make("fcfs"), work, limits, cost)
+    monkeypatch.setattr(logs, "MOST_NUMBERS_IN_MEMORY", 50)
+    long = laws.run(registry.make("fcfs"), work, limits, cost)
+    assert {*short.steps()} == {*long.steps()} > {"stage_0_ns", "stage_1_ns", "stage_2_ns"}
+    for name, column in short.steps().items():
+        assert np.array_equal(column, long.steps()[name]), name
+
+
+# -- experiments ---------------------------------------------------------------------------------
+
+
+def test_run_with_stages_says_so_and_is_measured(tmp_path):
+    result = run(spec(engine={"pipeline_link": "ethernet-100g"}))
+    described = result.provenance["cost_model"]
+    assert described["layers_per_stage"] == [40, 40]
+    assert described["pipeline_link"]["bytes_per_s"] == 12.5e9
+    assert result.provenance["engine"]["pipeline_parallel_size"] == 2
+    result.save(tmp_path / "run")
+    saved = RunResult.load(tmp_path / "run")
+    for name in (
+        "pipeline_bubble_share", "mean_stage_utilization", "stage_utilization(stage=1)",
+        "busy_share",
+    ):  # fmt: skip
+        assert 0 < result.metric(name) == saved.metric(name) <= 1
+    each = [result.metric(f"stage_utilization(stage={place})") for place in (0, 1)]
+    assert result.metric("mean_stage_utilization") == pytest.approx(sum(each) / 2)
+    assert np.isnan(result.metric("stage_utilization(stage=2)"))
+
+
+def test_run_without_stages_has_no_bubbles():
+    result = run(spec(engine={"pipeline_parallel_size": 1}))
+    assert np.isnan(result.metric("pipeline_bubble_share"))
+    assert "pipeline_parallel_size" not in result.provenance["engine"]
+    assert not [name for name in result.log.steps() if name.startswith("stage_")]
+
+
+def test_metric_of_bubbles_is_found():
+    assert metric_named("pipeline_bubble_share").axis == "pipeline bubbles (%)"
+
+
+def test_trace_has_a_thread_for_each_batch_in_flight(tmp_path):
+    result = run(spec())
+    result.to_perfetto(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [event for event in events if event["name"] == "step"]
+    assert len({event["tid"] for event in steps}) == 2
+    for thread in {event["tid"] for event in steps}:
+        spans = [(e["ts"], e["ts"] + e["dur"]) for e in steps if e["tid"] == thread]
+        assert all(b[0] >= a[1] - 1e-6 for a, b in pairwise(spans))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"engine": {"pipeline_parallel_size": 0}}, "pipeline_parallel_size: must be >= 1, got 0"),
+        ({"engine": {"pipeline_parallel_size": 81}}, "has 80 layers to divide; from 1 to 80"),
+        (
+            {"engine": {"pipeline_parallel_size": 1, "pipeline_link": "nvlink"}},
+            "pipeline_link joins the stages of a pipeline, and there is one stage",
+        ),
+        ({"engine": {"pipeline_link": "ethernet"}}, "pipeline_link.name: 'ethernet' is not a"),
+        ({"engine": {"pipeline_link": {"latency_us": 3}}}, "pipeline_link: give a name"),
+        ({"engine": {"data_parallel_size": 2}}, "must be 1 with data_parallel_size > 1"),
+        ({"cluster": 2}, "pipeline_parallel_size: must be 1 in a cluster"),
+        ({"backend": "real"}, "pipeline_parallel_size: must be 1 with backend: real"),
+        ({"backend": "vllm"}, "pipeline_parallel_size: must be 1 with backend: vllm"),
+        ({"engine": {"async_scheduling": True}}, "async_scheduling: is not simulated with"),
+        (
+            {"engine": {"profile": "vllm-0.32"}},
+            "async_scheduling: .*set it to false \\(profile vllm-0.32 switches it on\\)",
+        ),
+        ({"engine": {"check_horizon": True}}, "check_horizon: is not simulated with"),
+        (
+            {
+                "engine": {
+                    "speculation": {
+                        "method": "ngram",
+                        "num_speculative_tokens": 2,
+                        "acceptance": 0.5,
+                    }
+                }
+            },
+            "engine.speculation: is not simulated with pipeline_parallel_size > 1",
+        ),
+        ({"policy": "static"}, "static does not plan with several batches in flight .*these do: "),
+    ],
+)
+def test_what_a_pipeline_cannot_be_is_named(keys, message):
+    with pytest.raises(SpecError, match=message):
+        spec(**keys)
+
+
+def test_stages_in_a_pool_are_refused():
+    pools = {"pools": {"a": {"engine": {"pipeline_parallel_size": 2}}}}
+    with pytest.raises(SpecError, match=r"cluster.pools.a.engine.pipeline_.*: must be 1"):
+        spec(engine={"pipeline_parallel_size": 1}, cluster=pools)
+
+
+def test_cost_model_without_stages_is_named():
+    where = {"cost_model": "profiles/cpu/schedlab-mini/vllm-fp32-tp1"}
+    with pytest.raises(SpecError, match="does not divide its steps among stages"):
+        run(spec(model="schedlab-mini", hardware="cpu", engine={
+            "tensor_parallel_size": 1, "dtype": "fp32",
+            "scheduling_overhead": {"base_s": 0.0},
+        }, **where))  # fmt: skip
+
+
+def test_stages_that_do_not_fit_are_named():
+    with pytest.raises(SpecError, match="does not fit on a100-80gb in stage 2 of 2"):
+        run(spec(engine={"tensor_parallel_size": 1, "gpu_memory_utilization": 0.8}))
+
+
+def test_line_of_the_key_is_told(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "name: x\nmodel: llama-2-7b\nengine:\n  pipeline_parallel_size: 33\n"
+        "workload: {trace: azure-conv, num_requests: 3, request_rate: 1}\n"
+    )
+    with pytest.raises(SpecError, match=r"spec.yaml:4: engine.pipeline_parallel_size"):
+        load_spec(path)
