@@ -99,12 +99,13 @@ class SpeculatingExecutor(TorchExecutor):
 
     def _step_ends(self, work: Work) -> tuple[int, int]:
         """Return how long the step took, and how much of it is scheduling overhead."""
-        duration_ns, overhead_ns = self.clock.step_ends(work.shape.verification())
+        shape, verified = work.shape, work.shape.verification()
+        duration_ns, overhead_ns = self.clock.step_ends(verified)
         if self._modelled_drafter is not None and self.clock.mode == "modelled":
             batch = work.decodes
             assert isinstance(batch, SpeculativeBatch)
-            rows = batch.drafting_rows() if work.shape.num_decodes else []
-            duration_ns += self._modelled_drafter.step_ns(work.shape, rows)
+            rows = batch.drafting_rows() if shape.num_decodes else []
+            duration_ns += self._modelled_drafter.step_ns(verified, shape.draft_tokens, rows)
         return duration_ns, overhead_ns
 
     def _keep(self, work: Work, rows: Rows, tokens: Int64) -> list[RequestState]:

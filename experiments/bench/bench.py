@@ -66,6 +66,12 @@ def workloads(trace: Path | None) -> dict[str, Row]:
         "6 req/s, step by step": spec(
             workload={"request_rate": 6.0}, engine={"fast_forward": False}
         ),
+        "6 req/s, 4 drafts": spec(
+            workload={"request_rate": 6.0},
+            engine={
+                "speculation": {"method": "ngram", "num_speculative_tokens": 4, "acceptance": 0.7}
+            },
+        ),
         "6 req/s, 1,500 blocks": spec(
             workload={"request_rate": 6.0}, engine={"num_gpu_blocks_override": 1_500}
         ),

@@ -26,6 +26,21 @@ class Verifications(NamedTuple):
     """Requests with drafts."""
 
 
+class Verification(NamedTuple):
+    """What one of its next steps costs by."""
+
+    drafted: int
+    """Tokens drafted."""
+    longest: int
+    """Largest context of a member before it; 0 for the first of the steps, as the two below."""
+    shortest: int
+    """Smallest one."""
+    context_sum: int
+    """Sum of them."""
+    rows: list[int]
+    """Members for which a 1st, 2nd, .. token is drafted."""
+
+
 class SpeculativeBatch(DecodeBatch):
     """The running decodes where each step verifies drafts, so that it may yield several tokens.
 
@@ -42,8 +57,7 @@ class SpeculativeBatch(DecodeBatch):
     """
 
     __slots__ = (
-        "_ahead", "_base", "_config", "_context_sum", "_contexts_at", "_joined", "_lengths",
-        "_of_members",
+        "_ahead", "_base", "_config", "_context_sum", "_contexts_at", "_joined", "_of_members",
         "last_tokens", "num_accepted", "num_cut_short",
     )  # fmt: skip
 
@@ -58,9 +72,8 @@ class SpeculativeBatch(DecodeBatch):
         self._joined = 0
         self._contexts_at = -1, 0
         self._of_members: list[int] = []
-        self._ahead: Any = np.zeros((3 + most, 1024), dtype=np.int64)
+        self._ahead: Any = np.zeros((4 + most, 1024), dtype=np.int64)
         self._base = 0  # the step of its first column
-        self._lengths: Any = np.arange(1, most + 1)
 
     def join(self, state: RequestState) -> None:
         """Add a request whose track is known."""
@@ -140,46 +153,65 @@ class SpeculativeBatch(DecodeBatch):
     def advance(self, num_steps: int) -> int:
         """Take steps of all members; return the tokens that came out."""
         column = self._column(num_steps)
-        done = self._ahead[:, column : column + num_steps].sum(axis=1).tolist()
-        self._context_sum += done[0]
-        self.num_accepted += done[0] - self.size * num_steps
-        self.num_cut_short += done[2]
+        ahead = self._ahead[:3, column : column + num_steps]
+        tokens, _, cut_short = (ahead[:, 0] if num_steps == 1 else ahead.sum(axis=1)).tolist()
+        self._context_sum += tokens
+        self.num_accepted += tokens - self.size * num_steps
+        self.num_cut_short += cut_short
         self.steps += num_steps
-        return int(done[0])
+        return int(tokens)
 
     def verifications(self, num_steps: int) -> Verifications:
         """Return what the next steps are; `num_steps` is at most `MOST_STEPS`."""
         column = self._column(num_steps)
-        ahead = self._ahead[:, column : column + num_steps]
-        return Verifications(
-            ahead[0].tolist(), (self._lengths @ ahead[3:]).tolist(), ahead[3:].sum(axis=0).tolist()
-        )
+        tokens, _, _, drafted, num_drafts = self._ahead[:5, column : column + num_steps].tolist()
+        return Verifications(tokens, drafted, num_drafts)
 
-    def contexts(self, num_steps: int) -> list[tuple[int, int, int, int]]:
-        """Return tokens drafted, longest, shortest and sum of contexts of each of the next steps.
-
-        Those of the first are known elsewhere, and 0 here.
-        """
-        if num_steps == 1:
-            return [(0, 0, 0, 0)]
+    def ahead(self, num_steps: int) -> list[Verification]:
+        """Return what each of the next steps costs by; `num_steps` is at most `MOST_STEPS`."""
         column = self._column(num_steps)
-        ahead = self._ahead[:, column : column + num_steps]
-        drafted: list[int] = (self._lengths @ ahead[3:]).tolist()
-        sums = self._context_sum + np.cumsum(ahead[0]) - ahead[0]
-        rows = [state.contexts(num_steps) for state in self.speculating()]
-        table: Any = np.array(rows, dtype=np.int64)
-        longest: list[int] = table.max(axis=0).tolist()
-        shortest: list[int] = table.min(axis=0).tolist()
-        return list(zip(drafted, longest, shortest, sums.tolist(), strict=True))
+        table: list[list[int]] = self._ahead[:, column : column + num_steps].T.tolist()
+        found: list[Verification] = []
+        if num_steps > 1:
+            extremes = self._extremes(num_steps)
+        context_sum = self._context_sum
+        for i, step in enumerate(table):
+            longest, shortest = extremes[i] if i else (0, 0)
+            found.append(
+                Verification(step[3], longest, shortest, context_sum if i else 0, step[4:])
+            )
+            context_sum += step[0]
+        return found
+
+    def _extremes(self, num_steps: int) -> list[tuple[int, int]]:
+        """Return the largest and the smallest context of a member before each of the next steps.
+
+        In a step a context grows by one token at least, and by one more than are drafted at most.
+        So who is further behind than that can catch up is not looked at.
+        """
+        members, contexts = self.speculating(), self._contexts()
+        catches_up = (num_steps - 1) * self._config.num_speculative_tokens
+        least, most = max(contexts) - catches_up, min(contexts) + catches_up
+        ahead = [
+            s.contexts(num_steps) for s, c in zip(members, contexts, strict=True) if c >= least
+        ]
+        behind = [
+            s.contexts(num_steps) for s, c in zip(members, contexts, strict=True) if c <= most
+        ]
+        return [
+            (max(those), min(these))
+            for those, these in zip(
+                zip(*ahead, strict=True), zip(*behind, strict=True), strict=True
+            )
+        ]
 
     def speculating(self) -> list[SpeculatingState]:
         """List the members."""
         return [state for state in self.members.values() if isinstance(state, SpeculatingState)]
 
-    def drafting_rows(self, step: int = 0) -> list[int]:
-        """Count the members for which a 1st, 2nd, .. token is drafted, `step` steps from now."""
-        column = self._column(step + 1) + step
-        rows: list[int] = np.cumsum(self._ahead[:2:-1, column])[::-1].tolist()
+    def drafting_rows(self) -> list[int]:
+        """Count the members for which a 1st, 2nd, .. token is drafted in the next step."""
+        rows: list[int] = self._ahead[4:, self._column(1)].tolist()
         return rows
 
     @property
@@ -218,7 +250,7 @@ class SpeculativeBatch(DecodeBatch):
 
     def drafts_next_step(self) -> int:
         """Count the drafted ones of them."""
-        return int(self._lengths @ self._ahead[3:, self._column(1)])
+        return int(self._ahead[3, self._column(1)])
 
     def blocks_next_step(self) -> int:
         """Count the new blocks that the next step of all members needs."""
@@ -239,8 +271,7 @@ class SpeculativeBatch(DecodeBatch):
         count = min(at_most, MOST_STEPS)
         column = self._column(count)
         ahead = self._ahead[:, column : column + count]
-        carried = int(np.searchsorted(np.cumsum(ahead[1]), free_blocks, side="right"))
-        computed = self._lengths @ ahead[3:]
-        other = np.flatnonzero(computed != computed[0])
-        alike = int(other[0]) if len(other) else count
-        return min(carried, alike)
+        drafted = ahead[3]
+        others = drafted != drafted[0]
+        alike = int(others.argmax()) or count  # the first one is no other
+        return min(int(ahead[1].cumsum().searchsorted(free_blocks, side="right")), alike)

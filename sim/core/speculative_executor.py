@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Protocol
 
 from schedlab.sim.config import EngineConfig
@@ -25,13 +24,15 @@ class Acceptance(Protocol):
 class Drafter(Protocol):
     """What making drafts takes."""
 
-    def step_ns(self, shape: BatchShape, rows: list[int]) -> int:
+    def step_ns(self, verified: BatchShape, drafts: int, rows: list[int]) -> int:
         """Return what a step spends on drafts.
 
         Parameters
         ----------
-        shape : BatchShape
-            The step.
+        verified : BatchShape
+            The step, as it is priced (`BatchShape.verification`).
+        drafts : int
+            Drafted tokens that it verifies.
         rows : list of int
             Requests for which a 1st, 2nd, .. token is drafted.
         """
@@ -94,23 +95,17 @@ class SpeculativeExecutor(SimExecutor):
         price = self.pricing.cost_model.step_ns
         if not shape.num_decodes:
             self._priced = [shape]
-            return [price(shape)[0] + self._drafter.step_ns(shape, [])]
+            return [price(shape)[0] + self._drafter.step_ns(shape, 0, [])]
         assert isinstance(decodes, SpeculativeBatch)
         self._priced = []
         durations: list[int] = []
-        for i, (drafted, longest, shortest, context) in enumerate(decodes.contexts(num_steps)):
-            if i:
-                shape = replace(
-                    shape,
-                    decode_context_sum_tokens=context,
-                    decode_context_max_tokens=longest,
-                    decode_context_min_tokens=shortest,
-                    draft_tokens=drafted,
-                )
-            verified = shape.verification()
+        drafter_ns = self._drafter.step_ns
+        for i, (drafted, longest, shortest, context, rows) in enumerate(decodes.ahead(num_steps)):
+            verified = (
+                shape.verifying(drafted, context, longest, shortest) if i else shape.verification()
+            )
             self._priced.append(verified)
-            rows = decodes.drafting_rows(i)
-            durations.append(price(verified)[0] + self._drafter.step_ns(shape, rows))
+            durations.append(price(verified)[0] + drafter_ns(verified, drafted, rows))
         return durations
 
     def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
@@ -125,6 +120,9 @@ class SpeculativeExecutor(SimExecutor):
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Price a step, or the longest of so many like it; its decodes share its drafts evenly."""
+        verified = shape.verification()
         each = -(-shape.draft_tokens // shape.num_decodes) if shape.num_decodes else 0
-        drafting_ns = self._drafter.step_ns(shape, [shape.num_decodes] * each)
-        return self.pricing.estimate_ns(shape.verification(), num_steps) + drafting_ns
+        drafting_ns = self._drafter.step_ns(
+            verified, shape.draft_tokens, [shape.num_decodes] * each
+        )
+        return self.pricing.estimate_ns(verified, num_steps) + drafting_ns

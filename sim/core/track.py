@@ -30,6 +30,36 @@ class Outcome(Protocol):
             Tokens drafted, and how many of the first of them are those that the model generates.
         """
 
+    def verify_on(self, place: int, most: int, stop: int) -> tuple[list[int], list[int]]:
+        """Verify again and again, until a place is reached.
+
+        Parameters
+        ----------
+        place, most : int
+            As for the first of them; every one drafts so many tokens at most.
+        stop : int
+            None begins there or behind.
+
+        Returns
+        -------
+        places, drafted : list of int
+            Tokens of the answer that are there after each of them, and tokens that it drafted.
+        """
+
+
+def verify_one_by_one(
+    outcome: Outcome, place: int, most: int, stop: int
+) -> tuple[list[int], list[int]]:
+    """Return what `Outcome.verify_on` does, by `Outcome.verify`."""
+    places: list[int] = []
+    drafted: list[int] = []
+    while place < stop:
+        found, accepted = outcome.verify(place, most)
+        place += accepted + 1
+        places.append(place)
+        drafted.append(found)
+    return places, drafted
+
 
 class Track:
     """The verifications of a request, from where it stands to the end of its answer.
@@ -45,9 +75,9 @@ class Track:
         context, and slots of drafts that were rejected.
     drafted : list of int
         Tokens drafted for each of them.
-    ahead : ndarray of int64, shape (3 + num_speculative_tokens, len(drafted))
+    ahead : ndarray of int64, shape (4 + num_speculative_tokens, len(drafted))
         What each adds to a step: tokens that come out, KV blocks opened, drafts cut short by a
-        rejection, and, in row 2 + d, verifications of d drafted tokens.
+        rejection, tokens drafted, and, from row 4 on, verifications of at least 1, 2, .. of them.
     """
 
     __slots__ = ("ahead", "came", "drafted", "first", "held")
@@ -80,11 +110,11 @@ class Track:
         size, held = config.block_size, self.held[-1]
         end = context_tokens + 1 + drafted
         holds = max(held, end + slots_ahead(config, end))
-        column: Any = np.zeros((3 + config.num_speculative_tokens, 1), dtype=np.int64)
+        column: Any = np.zeros((4 + config.num_speculative_tokens, 1), dtype=np.int64)
         column[0] = 1
         column[1] = -(-holds // size) + (-held // size)
-        if drafted:
-            column[2 + drafted] = 1
+        column[3] = drafted
+        column[4 : 4 + drafted] = 1
         self.came.append(self.came[-1] + 1)
         self.held.append(holds)
         self.drafted.append(drafted)
@@ -224,7 +254,7 @@ def one_ahead(config: EngineConfig, state: SpeculatingState, drafted: int) -> Tr
     `SpeculativeBatch.settle`.
     """
     context = state.num_computed_tokens
-    nothing: Any = np.zeros((3 + config.num_speculative_tokens, 0), dtype=np.int64)
+    nothing: Any = np.zeros((4 + config.num_speculative_tokens, 0), dtype=np.int64)
     track = Track([0], [context + state.spare_tokens], [], nothing)
     track.append(config, context, drafted)
     return track
@@ -252,43 +282,36 @@ def look_ahead(
     comes out is cut off at the end.
     """
     place, context = state.num_output_tokens, state.num_computed_tokens
-    most = state.drafts if state.draft_once < 0 else state.draft_once
+    longest = config.max_model_len - 2 - context + place  # for how many tokens there is room
+    places, drafted = [place], []
+    once, most = state.draft_once, state.drafts
     state.draft_once = -1
-    came, held = [0], [context + state.spare_tokens]
-    drafted: list[int] = []
-    cut_short: list[int] = []
-    done = 0
-    lookahead, longest, last_held = config.num_lookahead_tokens, config.max_model_len, held[0]
-    while place < length:
-        room = longest - 2 - context
-        if most > room:
-            most = room if room > 0 else 0
-        num_drafted = accepted = 0
-        end = context + 1
-        if most:
-            num_drafted, accepted = outcome.verify(place, most)
-            end += num_drafted
-        end += lookahead  # as `slots_ahead` counts them
-        if end > longest:
-            end = longest
-        if end > last_held:
-            last_held = end
-        held.append(last_held)
-        drafted.append(num_drafted)
-        cut_short.append(1 if accepted < num_drafted else 0)
-        out = accepted + 1
-        if out > length - place:
-            out = length - place
-        place += out
-        context += out
-        done += out
-        came.append(done)
-        most = state.drafts
-    ahead: Any = np.zeros((3 + config.num_speculative_tokens, len(drafted)), dtype=np.int64)
-    ahead[0] = np.diff(came)
-    ahead[1] = np.diff(-(-np.array(held) // config.block_size))
-    ahead[2] = cut_short
-    counts: Any = np.array(drafted, dtype=np.int64)
-    speculated = np.flatnonzero(counts)
-    ahead[2 + counts[speculated], speculated] = 1
-    return Track(came, held, drafted, ahead)
+    while places[-1] < length:
+        at = places[-1]
+        wanted = most if once < 0 else once
+        if once < 0 and at + most <= longest:
+            more, drafts = outcome.verify_on(at, most, min(length, longest - most + 1))
+            places += more
+            drafted += drafts
+        else:
+            found, accepted = outcome.verify(at, max(0, min(wanted, longest - at)))
+            places.append(at + accepted + 1)
+            drafted.append(found)
+        once = -1
+    came: Any = np.array(places, dtype=np.int64) - place
+    ahead: Any = np.zeros((4 + config.num_speculative_tokens, len(drafted)), dtype=np.int64)
+    ahead[3] = drafted
+    np.less_equal(came[1:] - came[:-1], ahead[3], out=ahead[2], casting="unsafe")
+    if drafted and places[-1] > length:  # what comes out is cut off at the end
+        came[-1] = length - place
+    held = np.empty_like(came)
+    held[0] = context + state.spare_tokens
+    ends = came[:-1] + ahead[3] + (context + 1 + config.num_lookahead_tokens)
+    np.minimum(ends, config.max_model_len, out=held[1:])  # as `slots_ahead` counts them
+    np.maximum.accumulate(held, out=held)
+    blocks = -(-held // config.block_size)
+    np.subtract(came[1:], came[:-1], out=ahead[0])
+    np.subtract(blocks[1:], blocks[:-1], out=ahead[1])
+    for row in range(config.num_speculative_tokens):
+        np.greater(ahead[3], row, out=ahead[4 + row], casting="unsafe")
+    return Track(came.tolist(), held.tolist(), drafted, ahead)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(init=False, unsafe_hash=True)
@@ -90,10 +90,27 @@ class BatchShape:
         A drafted token goes through every product of weights, and through the head, like any other
         row; the context of its request is read once for all of them.
         """
-        drafts = self.draft_tokens
-        return replace(
-            self,
-            padding_tokens=self.padding_tokens + drafts,
-            rows_sampled=self.rows_sampled + drafts,
-            draft_tokens=0,
+        return self.verifying(
+            self.draft_tokens,
+            self.decode_context_sum_tokens,
+            self.decode_context_max_tokens,
+            self.decode_context_min_tokens,
+        )
+
+    def verifying(self, drafts: int, sum_tokens: int, most: int, least: int) -> BatchShape:
+        """Return the shape that prices a step of the same batch with other drafts and contexts."""
+        return BatchShape(
+            self.num_decodes,
+            sum_tokens,
+            most,
+            self.chunks,
+            self.padding_tokens + drafts,
+            self.padding_context_tokens,
+            self.rows_sampled + drafts,
+            self.swapped_bytes,
+            self.num_running,
+            self.num_waiting,
+            least,
+            self.gathered_tokens,
+            self.padding_rows,
         )

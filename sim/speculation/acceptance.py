@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from schedlab.sim.core.track import Outcome
 from schedlab.sim.errors import SpecError
@@ -59,37 +61,59 @@ class DrawnAcceptance:
             )
         self._rates = [float(rate) for rate in rates]
         self._spread = spread
-        self._key = seed << 32 | zlib.crc32(b"acceptance")
+        key = (seed << 32 | zlib.crc32(b"acceptance")) & (1 << 64) - 1
+        self._rng = np.random.Generator(np.random.Philox(key=np.array([key, 0], dtype=np.uint64)))
+        self._fresh: dict[str, Any] = dict(self._rng.bit_generator.state)
 
     def outcome(self, request: Request, output_tokens: int) -> Outcome:
         """Return what becomes of the drafts of a request with an answer of so many tokens."""
-        key = np.array([self._key & (1 << 64) - 1, request.id], dtype=np.uint64)
-        rng = np.random.Generator(np.random.Philox(key=key))
-        rates = self._rates
+        rng, rates = self._rng, self._rates
+        # To give a generator another key costs a fraction of making one.
+        self._fresh["state"]["key"][1] = request.id
+        rng.bit_generator.state = self._fresh
         if self._spread:
             mean = rates[0]
             weight = mean * (1 - mean) / self._spread**2 - 1
             scale = rng.beta(mean * weight, (1 - mean) * weight) / mean
             rates = [min(rate * scale, 1.0) for rate in rates]
-        return _Drawn(rng.random(output_tokens).tolist(), rates)
+        return _Drawn(rng.random(output_tokens), rates)
 
 
 class _Drawn:
     """What becomes of the drafts of one request, by a number for each place of its answer."""
 
-    __slots__ = ("_draws", "_rates")
+    __slots__ = ("_accepted", "_draws", "_rates")
 
-    def __init__(self, draws: list[float], rates: list[float]) -> None:
+    def __init__(self, draws: npt.NDArray[np.float64], rates: list[float]) -> None:
         self._draws = draws
         self._rates = rates
+        self._accepted: dict[int, list[int]] = {}
 
     def verify(self, place: int, most: int) -> tuple[int, int]:
         """Draft `most` tokens; see `Outcome`. Tokens behind the end of the answer are rejected."""
-        rates = self._rates
-        last = len(rates) - 1
-        accepted = 0
-        for draw in self._draws[place : place + most]:
-            if draw >= rates[accepted if accepted < last else last]:
-                break
-            accepted += 1
-        return most, accepted
+        return most, self._at_each_place(most)[place]
+
+    def verify_on(self, place: int, most: int, stop: int) -> tuple[list[int], list[int]]:
+        """Draft `most` tokens time after time; see `Outcome`."""
+        accepted = self._at_each_place(most)
+        places: list[int] = []
+        while place < stop:
+            place += accepted[place] + 1
+            places.append(place)
+        return places, [most] * len(places)
+
+    def _at_each_place(self, most: int) -> list[int]:
+        """Count how many of `most` drafted tokens are accepted, by the place of the first."""
+        found = self._accepted.get(most)
+        if found is not None:
+            return found
+        draws, rates = self._draws, self._rates
+        accepted = np.zeros(len(draws), dtype=np.int64)
+        right = np.ones(len(draws), dtype=bool)
+        for i in range(min(most, len(draws))):
+            right = right[: len(draws) - i]
+            right &= draws[i:] < rates[min(i, len(rates) - 1)]
+            accepted[: len(right)] += right
+        counts: list[int] = accepted.tolist()
+        self._accepted[most] = counts
+        return counts

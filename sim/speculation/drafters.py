@@ -30,7 +30,7 @@ class NgramDrafter:
     weight_bytes = 0
     kv_bytes_per_token = 0
 
-    def step_ns(self, shape: BatchShape, rows: list[int]) -> int:
+    def step_ns(self, verified: BatchShape, drafts: int, rows: list[int]) -> int:
         """Return what a step spends on drafts; see `speculative_executor.Drafter`."""
         return int(self.request_s * 1e9 + 0.5) * (rows[0] if rows else 0)
 
@@ -58,13 +58,14 @@ class ModelDrafter:
     weight_bytes: int
     kv_bytes_per_token: int
 
-    def step_ns(self, shape: BatchShape, rows: list[int]) -> int:
+    def step_ns(self, verified: BatchShape, drafts: int, rows: list[int]) -> int:
         """Return what a step spends on drafts; see `speculative_executor.Drafter`."""
         price = self.cost_model.step_ns
-        context, num_decodes = shape.decode_context_sum_tokens, shape.num_decodes
+        context, num_decodes = verified.decode_context_sum_tokens, verified.num_decodes
         total = 0
-        if shape.chunks or (rows and rows[0]):
-            first = replace(shape.verification(), swapped_bytes=0, rows_sampled=shape.rows_sampled)
+        if verified.chunks or (rows and rows[0]):
+            # Of the drafts to be verified none is continued here.
+            first = replace(verified, swapped_bytes=0, rows_sampled=verified.rows_sampled - drafts)
             total = price(first)[0]
         for i, count in enumerate(rows[1:], 1):
             if not count:
@@ -74,9 +75,9 @@ class ModelDrafter:
                 BatchShape(
                     num_decodes=count,
                     decode_context_sum_tokens=read,
-                    decode_context_max_tokens=shape.decode_context_max_tokens + i,
+                    decode_context_max_tokens=verified.decode_context_max_tokens + i,
                     rows_sampled=count,
-                    decode_context_min_tokens=shape.decode_context_min_tokens + i,
+                    decode_context_min_tokens=verified.decode_context_min_tokens + i,
                 )
             )[0]
         return total

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from schedlab.sim.core.track import Outcome
+from schedlab.sim.core.track import Outcome, verify_one_by_one
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import open_regular, write_text
 from schedlab.sim.request import Request
@@ -69,6 +69,10 @@ class _Recorded:
             return 0, 0
         drafted, accepted = self._left[place]
         return min(drafted, most), min(accepted, most)
+
+    def verify_on(self, place: int, most: int, stop: int) -> tuple[list[int], list[int]]:
+        """Verify time after time; see `Outcome`."""
+        return verify_one_by_one(self, place, most, stop)
 
 
 def read_drafts(path: Path) -> dict[int, Drafts]:

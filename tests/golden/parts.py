@@ -272,7 +272,7 @@ def drafts(_: str) -> dict[str, Any]:
         )
         track = look_ahead(config, state, outcome, total - prompt)
         found[str(number)] = [
-            track.came, track.held, track.drafted, track.ahead.sum(axis=1).tolist(),
+            track.came, track.held, track.drafted, track.ahead[:4].sum(axis=1).tolist(),
             [slots_ahead(config, context + n) for context in (3, 35, 38) for n in range(3)],
         ]  # fmt: skip
     return found

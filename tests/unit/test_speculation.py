@@ -190,13 +190,13 @@ def test_passes_of_a_draft_model_read_what_those_before_them_wrote():
         4, 1000, 400, ((7, 3),), rows_sampled=5, num_running=5, decode_context_min_tokens=100,
         draft_tokens=6, swapped_bytes=8,
     )  # fmt: skip
-    assert drafter.step_ns(shape, [4, 4, 2, 0]) == 300
+    assert drafter.step_ns(shape.verification(), 6, [4, 4, 2, 0]) == 300
     first, second, third = drafter.cost_model.shapes
     # All of the step, then a token a request: of all four, then of the two that draft two more.
     assert first == replace(shape, swapped_bytes=0, draft_tokens=0, padding_tokens=6)
     assert second == BatchShape(4, 1000 + 4, 401, rows_sampled=4, decode_context_min_tokens=101)
     assert third == BatchShape(2, 500 + 2 * 2, 402, rows_sampled=2, decode_context_min_tokens=102)
-    assert drafter.step_ns(replace(shape, chunks=()), [0, 0]) == 0
+    assert drafter.step_ns(replace(shape, chunks=()), 0, [0, 0]) == 0
 
 
 def decoding(tokens, targets_ms, now_ms, most=3):

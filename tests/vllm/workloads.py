@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from schedlab.sim.config import EngineConfig
-from schedlab.sim.core.track import Outcome
+from schedlab.sim.core.track import Outcome, verify_one_by_one
 from schedlab.sim.request import Arrival, Request, Slo
 from tests import laws
 
@@ -42,6 +42,10 @@ class _OfRequest:
         while accepted < drafted and rng.random() < self._rate:
             accepted += 1
         return drafted, accepted
+
+    def verify_on(self, place: int, most: int, stop: int) -> tuple[list[int], list[int]]:
+        """Verify time after time; see `Outcome`."""
+        return verify_one_by_one(self, place, most, stop)
 
 
 class Workload(NamedTuple):
