@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,9 @@ from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing import comparison_files
 from schedlab.experiments.results import text_table as tables
 from schedlab.experiments.search.recommend_report import HEADER
+from schedlab.experiments.training import evaluate
+from schedlab.sim.cost.learning.errors import TableError
+from tests.unit.test_load_tests import TEST
 
 SPEC = """\
 name: small
@@ -69,12 +73,60 @@ COMMANDS = [
     ["claims", "claim.yaml", "-j", "1"],
     ["validate", "measured.yaml"],
     ["policy", "check", "fcfs", "--cases", "1", "--law", "never_idles"],
+    ["validate", "measured.yaml", "--by-step"],
+    ["validate", "runs.json", "hardware=h100", "cost_model=roofline"],
     ["predictor", "train", "one", "-o", "knn", "--kind", "knn"],
+    ["predictor", "evaluate", "knn", "one"],
+    ["predictor", "evaluate", "ranked", "one"],
+    ["profile", "learn", "-o", "kernels.json"],
     ["policies"], ["metrics"], ["models"], ["gpus"], ["cost-models"],
     ["examples"], ["plot", "--list"], ["doctor"],
     ["trace", "describe", "t.csv"], ["trace", "formats"], ["trace", "presets"],
     ["trace", "fetch", "--list"],
 ]  # fmt: skip
+EVALUATED = {
+    "kind": "pointwise",
+    "test": {
+        "num_prompts": 123_456, "kendall_tau": 0.512, "interval": [0.498, 0.526],
+        "pairs_right": 0.756, "pairs_right_interval": [0.749, 0.763],
+        "mean_absolute_error_tokens": 12_345.6,
+        "by_application": {
+            "math_competition": {
+                "num_prompts": 721, "kendall_tau": 0.412, "interval": [0.398, 0.426],
+                "pairs_right": 0.706, "pairs_right_interval": [0.699, 0.713],
+            },
+        },
+    },
+    "learning_curve": [
+        {"num_prompts": 1_000 * n, "generated_tokens": 12_345_678 * n, "kendall_tau": 0.4,
+         "interval": [0.3, 0.5], "training_cpu_s": 1234.5}
+        for n in (1, 2)
+    ],
+    "latency_s": {"median": 0.0012, "p99": 0.0123},
+}  # fmt: skip
+DIFFERENCES = [
+    ("every step", "123,456", "12,345.67", "+1,234.56 ± 123.45"),
+    ("steps with several prompts of chunks", "1,234.5", "", "-0.12 ± 0.01"),
+]
+_evaluate = evaluate.evaluate
+LEARNING = "schedlab.sim.cost.learning"
+MADE = {
+    f"{LEARNING}.fit.learn": lambda tables: {},
+    f"{LEARNING}.errors.table_errors": lambda *_: [
+        TableError("rtx-pro-6000", "attention_of_decodes", "a table", 123_456, 0.1234, 1.2345)
+    ],
+    f"{LEARNING}.errors.layer_errors": lambda *_: {
+        "a100-80gb": {"meta-llama/Llama-3.1-70B": {"learnt": 0.1234, "other_models": 0.2345}}
+    },
+    f"{LEARNING}.kernels_file.write_kernels": lambda *_: None,
+    "schedlab.experiments.training.evaluate.evaluate": lambda model, data, **given: (
+        EVALUATED if model.name == "ranked" else _evaluate(model, data, **given)
+    ),
+    "schedlab.experiments.comparing.forced_replay.forced_replay": lambda spec: SimpleNamespace(
+        rows=lambda: DIFFERENCES, lines=list
+    ),
+}
+"""What takes long to come to a table, or needs what a test has not, and what it might come to."""
 WIDTHS = [80, 100, 120, 180]
 
 
@@ -84,6 +136,8 @@ def printed(tmp_path_factory, blank_figures):
     kept = {}
     real = tables.text_table
     with pytest.MonkeyPatch.context() as patch:
+        for place, given in MADE.items():
+            patch.setattr(place, given)
         patch.chdir(tmp_path_factory.mktemp("widths"))
         Path("s.yaml").write_text(SPEC)
         Path("t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,4\n1.5,1234,4\n")
@@ -91,6 +145,7 @@ def printed(tmp_path_factory, blank_figures):
         Path("claim.yaml").write_text(CLAIM)
         Path("measured.yaml").write_text(MEASURED)
         Path("client.json").write_text(json.dumps(CLIENT))
+        Path("runs.json").write_text(json.dumps([TEST]))
         CliRunner().invoke(
             app,
             [
