@@ -84,7 +84,7 @@ served = {
 # %% [markdown]
 # ## One server: Pollaczek and Khinchine
 #
-# $W = \frac{\rho}{1-\rho} \cdot \frac{E[S^2]}{2 E[S]}$: exponential service waits twice as long as
+# W = ρ / (1 - ρ) · E[S²] / (2 E[S]): exponential service waits twice as long as
 # constant service, and heavy tails wait longer still.
 
 # %%
@@ -96,8 +96,8 @@ def against_theory(results, metric, theory_s, title):
     figure = results.plot.matplotlib.lines(metric)  # whose axes can be drawn on
     rates = np.linspace(0.2, 7.5, 60)
     axes = figure.axes[0]
-    (theory,) = axes.plot(rates, theory_s(rates / 10), color="black", linewidth=0.8)
-    axes.set_ylim(0, 1.5 * theory_s(0.7))
+    (theory,) = axes.plot(rates, 1000 * theory_s(rates / 10), color="black", linewidth=0.8)
+    axes.set_ylim(0, 1500 * theory_s(0.7))
     axes.set_title(title)
     axes.legend([axes.lines[0], theory], ["simulated", "theory"])
     for row in results.rows:
@@ -127,7 +127,7 @@ figures[2]
 # %% [markdown]
 # ## Shared server: the distribution does not matter
 #
-# M/G/1 with processor sharing: $T = E[S] / (1-\rho)$, whatever the distribution. A step of B
+# M/G/1 with processor sharing: T = E[S] / (1 - ρ), whatever the distribution. A step of B
 # tokens takes B units, so a lone arrival still has to wait for the step under way: a few units.
 
 # %%

@@ -36,7 +36,7 @@ fast = bool(os.environ.get("FAST"))
 #
 # If each drafted token is right with probability a, and counts only if all before it are, k of them
 # and the one that the verification adds make
-# $1 + a + a^2 + \dots + a^k = (1 - a^{k+1}) / (1 - a)$ tokens a step
+# 1 + a + a² + ... + aᵏ = (1 - aᵏ⁺¹) / (1 - a) tokens a step
 # (Leviathan et al., ICML 2023). One request at a time, so nothing else plays a part:
 
 # %%

@@ -32,6 +32,23 @@ def test_notebook_runs_to_its_end(path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_simulated_points_lie_where_the_theory_beside_them_is_drawn(monkeypatch):
+    monkeypatch.setenv("FAST", "1")
+    told = runpy.run_path(str(ROOT / "notebooks" / "05_queueing_theory.py"), run_name="__main__")
+    for figure in told["figures"]:
+        axes = figure.axes[0]
+        simulated = axes.lines[0].get_ydata()
+        assert len(simulated) == 3
+        assert all(low <= ms <= high for ms in simulated for low, high in [axes.get_ylim()])
+    plt.close("all")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_notebook_has_no_formulas_that_only_some_pages_typeset(path):
+    assert "$" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
 def test_figures_are_shown_in_jupyter(tmp_path):
     pytest.importorskip("nbconvert", reason="pip install 'schedlab[notebooks]'")
     pytest.importorskip("ipykernel", reason="pip install 'schedlab[notebooks]'")
