@@ -51,6 +51,7 @@ class Requests:
         self.leaving: list[RequestState] = []
         self.fetching: dict[int, RequestState] = {}
         self.loading: dict[int, RequestState] = {}
+        self.in_pipeline: dict[RequestState, tuple[int, int]] = {}
         self.tiers = None
         self.kept: dict[int, RequestState] = {}
         self.decodes = SimpleNamespace(size=0)

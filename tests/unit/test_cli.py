@@ -224,13 +224,16 @@ def test_run_user_error_is_one_line_and_exit_2(spec_file, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nope"], "error: No such option: --nope; see"),
-        (["rn"], "error: No such command 'rn'. Did you mean 'run'?; see"),
-        (["run", "--outpt", "x"], "No such option: --outpt"),
-        (["run", "tiny.yaml", "-j", "0"], "greater than or equal to 1; see"),
+        (["--nope"], r"error: No such option:? '?--nope'?; see"),
+        (["rn"], r"error: No such command 'rn'\. Did you mean 'run'\?; see"),
+        (["run", "--outpt", "x"], "No such option:? '?--outpt"),
+        (
+            ["run", "tiny.yaml", "-j", "0"],
+            "(greater than or equal to 1|not in the range x>=1); see",
+        ),
         (["run"], "error: Missing argument 'SPEC'; see"),
         (["trace", "nope"], "No such command 'nope'; see"),
-        (["run", "tiny.yml"], "error: tiny.yml: no such file; did you mean tiny.yaml?"),
+        (["run", "tiny.yml"], r"error: tiny.yml: no such file; did you mean tiny.yaml\?"),
         (["plot", "nope"], "nope: no such folder"),
         (["plot", "tiny.yaml"], "tiny.yaml: is a file, and results are a folder"),
         (["run", "tiny.yaml", "scheduler=fcfs"], "scheduler: unknown key; here it is policy"),
@@ -239,7 +242,7 @@ def test_run_user_error_is_one_line_and_exit_2(spec_file, arguments, message):
 def test_misused_command_says_so_in_one_line(spec_file, arguments, message):
     done = schedlab(*arguments)
     assert done.exit_code == 2
-    assert message in done.stderr
+    assert re.search(message, done.stderr)  # in the words of the Typer that is installed
     assert done.stderr.count("\n") == 1
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from schedlab.experiments.running import fleet
 from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.cluster import Link
 from schedlab.experiments.specification.failures import StartUp
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.autoscalers import registry
@@ -266,7 +267,7 @@ def test_link_of_ones_own_is_in_gigabytes_a_second_and_microseconds():
     model = SimpleNamespace(kv_bytes_per_token=lambda dtype, parts: 64, num_layers=5)
     deployment = SimpleNamespace(model=model, kv_dtype="bf16", tensor_parallel_size=2)
     kind = fleet.Kind("a", 1, SimpleNamespace(deployment=deployment), None)
-    own = SimpleNamespace(name=None, gb_per_s=25.0, latency_us=3.0, by_layer=True)
+    own = Link(gb_per_s=25.0, latency_us=3.0, by_layer=True)
     found = fleet.interconnect(SimpleNamespace(link=own), [kind])
     assert (found.link.bytes_per_s, found.link.latency_s) == pytest.approx((25e9, 3e-6))
     assert (found.kv_bytes_per_token, found.num_layers, found.num_devices) == (64, 5, [2])

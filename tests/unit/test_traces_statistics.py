@@ -30,11 +30,12 @@ def described(name):
 
 # requests, duration, rate, per-minute min and max, CV, gamma shape from CV, zero gaps, gamma shape,
 # scale, KS gamma, KS exponential, Fano
+# Where all gaps are the same but for rounding, the shape is known to no more digits than these.
 ARRIVALS = {
     "conv": "19366 3501.7 5.530 3.18 8.45 1.094 0.835 0.000 0.871 0.2076 0.017 0.022 4.00",
     "code": "8819 3435.9 2.566 0.00 10.53 13.151 0.006 0.000 0.231 1.685 0.218 0.520 71.30",
-    "conversation": "12031 3537.0 3.401 2.40 4.12 3.034 0.109 0.902 19188131 1.563e-07 0.276 0.632 "
-    "2.09",
+    "conversation": "12031 3537.0 3.401 2.40 4.12 3.034 0.109 0.902 1.91881e7 1.563e-07 0.276 "
+    "0.632 2.09",
     "synthetic": "3993 1022.0 3.906 3.47 4.55 1.011 0.978 0.003 1.018 0.2521 0.012 0.011 1.37",
     "sharegpt300": "300 29.1 10.262 10.30 10.30 0.942 1.128 0.000 0.991 0.09837 0.038 0.037 1.53",
 }
