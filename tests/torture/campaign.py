@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schedlab.sim.files import write_text
+from tests.torture.combined_experiments import combined_cases
 from tests.torture.hand_written import (
     command_cases,
     environment_cases,
@@ -51,7 +52,7 @@ _LOADED_BEFOREHAND = (
 )
 _BARS = {"inputs": 10_000, "workloads": 20_000, "kills": 300, "interleavings": 2_000}
 """How many of each a campaign tries."""
-_ALL_INPUTS = 40_000
+_ALL_INPUTS = 46_000
 """About how many there are; a campaign takes them at equal distances."""
 _COSTLY = ("report ", "plot ")
 _COSTLY_EVERY = 40
@@ -87,6 +88,7 @@ def all_cases() -> Iterator[tuple[str, Case]]:
         option_cases(),
         environment_cases(),
         specification_cases(),
+        combined_cases(),
         mutated_file_cases(),
     )
 

@@ -53,7 +53,13 @@ _LINES: tuple[tuple[str, ...], ...] = (
     ("profile", "import", "llmservingsim", "out", "-o", "p"),
     ("profile", "import", "vidur", "t.csv", "-o", "p", "--hardware", "a100-80gb"),
     ("profile", "import", "splitwise", "t.csv", "-o", "p"),
+    ("profile", "learn", "-o", "k.json", "--vidur", "out"),
     ("policy", "check", "fcfs", "--cases", "1"),
+    ("predictor", "train", "text.jsonl", "-o", "m", "-q"),
+    ("predictor", "evaluate", "m", "text.jsonl"),
+    ("claims", "s.yaml", "-q"),
+    ("measure", "s.yaml", "-q", "-o", "out2", "--write-only", "--keep", "kept"),
+    ("regress", "check", "--baseline", "nope", "-q"),
 )
 
 
@@ -64,6 +70,7 @@ def option_cases() -> Iterator[tuple[str, Case]]:
         "find.yaml": json.dumps(experiment("find")),
         "tune.yaml": json.dumps(experiment("tune")),
         "t.csv": SAMPLES["schedlab"],
+        "text.jsonl": SAMPLES["vllm_custom"],
         **{f"out/{name}": part for name, part in finished().items()},
     }
     for line in _LINES:

@@ -51,6 +51,7 @@ def seeds(kind: str = "") -> Iterator[Seed]:
         "model hardware profile": _specification_parts,
         "report by-class plot compare": _results,
         "recording load": _recordings,
+        "regression": _regressions,
     }
     for kinds, made in makers.items():
         if not kind or kind.split()[0] in kinds.split():  # results take seconds to make
@@ -232,6 +233,27 @@ def _recordings() -> Iterator[Seed]:
     files["runs.json"] = json.dumps([_LOAD_TEST]).encode()
     reading = ("validate", "runs.json", "hardware=h100-80gb", "--profiles", "p", "-q")
     yield Seed("load test", reading, "runs.json", files, ("runs.json",))
+
+
+_MATRIX = b"""\
+seeds: [0]
+experiment: {model: llama-3-8b, hardware: a100-80gb, engine: {max_num_seqs: 4}}
+workloads:
+  chat:
+    workload: {num_requests: 8, request_rate: 6.0, prompt_tokens: 20, output_tokens: 5}
+registered: false
+policies:
+  fcfs: fcfs
+  guessing: {name: sjf, predictor: oracle}
+metrics:
+  completed: {better: higher}
+  mean_ttft_ms: {relative: 0.05, absolute: 1.0}
+"""
+
+
+def _regressions() -> Iterator[Seed]:
+    keep = ("regress", "update", "--baseline", "r", "-q", "-j", "1")
+    yield Seed("regression matrix", keep, "r/matrix.yaml", {"r/matrix.yaml": _MATRIX}, ("matrix",))
 
 
 def parquet(**columns: Any) -> bytes:

@@ -6,6 +6,7 @@ from itertools import islice
 import pytest
 
 from tests.torture.campaign import all_cases, torture
+from tests.torture.combined_experiments import combined_cases
 from tests.torture.hand_written import (
     command_cases,
     environment_cases,
@@ -46,6 +47,11 @@ def test_variable_that_means_nothing_is_refused_by_name():
 @pytest.mark.slow
 def test_odd_value_at_any_key_is_refused_in_one_line_or_taken():
     assert faults_of(list(specification_cases())[5::257]) == []
+
+
+@pytest.mark.slow
+def test_experiment_of_many_features_runs_or_is_refused_by_name():
+    assert faults_of(list(combined_cases())[7::300]) == []
 
 
 @pytest.mark.slow
