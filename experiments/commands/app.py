@@ -178,7 +178,8 @@ def _misused(error: Any) -> Exception:  # noqa: ANN401 - click's
     told = error.format_message()
     if error.ctx is None or told == error.ctx.get_help():
         return error  # type: ignore[no-any-return]  # a group without a command shows its help
-    _complain(f"error: {' '.join(told.split()).rstrip('.')}; see {error.ctx.command_path} -h")
+    told = " ".join(told.split()).rstrip(".")
+    _complain(f"error: {SchedlabError(told)}; see {error.ctx.command_path} -h")
     return typer.Exit(USER_ERROR)
 
 

@@ -6,6 +6,7 @@ import gc
 import gzip
 import json
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -18,13 +19,16 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import data_hash
 from schedlab.sim.core.plan_log import RecordedStep
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SpecError, described
 from schedlab.sim.files import read_json_object, write_text
 from schedlab.sim.result import RunResult
 
 _MARKER = "measurement.json"
 _ABOUT = "run.json"
 _STEPS = "plan_log.jsonl.gz"
+_TORN = (
+    AttributeError, KeyError, TypeError, ValueError, EOFError, zlib.error, gzip.BadGzipFile,
+)  # fmt: skip
 
 
 class MeasuredRun(NamedTuple):
@@ -66,7 +70,7 @@ class MeasuredRuns:
     Parameters
     ----------
     folder : Path
-        Made if need be.
+        Made with the first run that is kept.
 
     Raises
     ------
@@ -76,11 +80,8 @@ class MeasuredRuns:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        if (folder / _MARKER).exists():
-            return
-        if folder.exists() and any(folder.iterdir()):
+        if not (folder / _MARKER).exists() and folder.exists() and any(folder.iterdir()):
             raise SpecError(f"{folder} holds something else than measured runs; choose another")
-        write_text(folder / _MARKER, json.dumps({"holds": "measured runs"}) + "\n")
 
     def find(self, spec: ExperimentSpec, repeat: int) -> MeasuredRun | None:
         """Return a run of a point, or None if it is not kept.
@@ -95,15 +96,20 @@ class MeasuredRuns:
         folder = self._folder_of(spec, repeat)
         if not folder.exists():
             return None
-        about = read_json_object(folder / _ABOUT)
-        if about["cost_model"] not in (None, _cost_model_hash(spec)):
-            return None
-        with gzip.open(folder / _STEPS, "rt", encoding="utf-8") as lines:
-            steps = [_step(json.loads(line)) for line in lines]
-        return MeasuredRun(RunResult.load(folder), steps, about["machine"])
+        try:
+            about = read_json_object(folder / _ABOUT)
+            if about["cost_model"] not in (None, _cost_model_hash(spec)):
+                return None
+            with gzip.open(folder / _STEPS, "rt", encoding="utf-8") as lines:
+                steps = [_step(json.loads(line)) for line in lines]
+            return MeasuredRun(RunResult.load(folder), steps, str(about["machine"]))
+        except _TORN as error:
+            raise SpecError(f"{folder}: not a measured run ({described(error)})") from error
 
     def keep(self, spec: ExperimentSpec, repeat: int, measured: MeasuredRun) -> None:
         """Write a run down; it is there whole or not at all."""
+        if not (self.folder / _MARKER).exists():
+            write_text(self.folder / _MARKER, json.dumps({"holds": "measured runs"}) + "\n")
         folder = self._folder_of(spec, repeat)
         new = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
@@ -126,7 +132,7 @@ class MeasuredRuns:
     def describe(self) -> str:
         """Say in a few words what is kept."""
         folders = [path.parent for path in sorted(self.folder.glob(f"*/{_ABOUT}"))]
-        kernels = {str(read_json_object(folder / _ABOUT)["kernels"]) for folder in folders}
+        kernels = {str(read_json_object(folder / _ABOUT).get("kernels")) for folder in folders}
         of = f" of kernels {', '.join(sorted(kernels))}" if kernels else ""
         return f"{self.folder} holds {len(folders)} measured runs{of}"
 

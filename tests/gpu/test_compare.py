@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -211,6 +212,25 @@ def test_compare_that_runs_out_of_time_compares_what_there_is(tmp_path, monkeypa
         "fcfs, num_requests=5 (1/2)", "prefill_first, num_requests=5 (1/2)",
         "prefill_first, num_requests=5 (2/2)", "fcfs, num_requests=5 (2/2)",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run.json", "plan_log.jsonl.gz"])
+def test_kept_run_that_is_torn_is_refused_by_its_folder(compared, tmp_path, name):
+    _, _, _, keep = compared
+    folder = shutil.copytree(keep, tmp_path / "kept")
+    for path in folder.glob(f"*/{name}"):
+        content = path.read_bytes()
+        path.write_bytes(b"{}" if name == "run.json" else content[: len(content) // 2])
+    with pytest.raises(SpecError, match=r"fcfs-.*: not a measured run"):
+        MeasuredRuns(folder).find(on_real({**SPEC, "policy": "fcfs"}), 0)
+
+
+@pytest.mark.slow
+def test_comparing_kept_runs_where_none_are_makes_no_folder(tmp_path):
+    with pytest.raises(SpecError, match="holds 0 measured runs"):
+        compare(make_spec(SPEC), keep=tmp_path / "kept", write_only=True)
+    assert not (tmp_path / "kept").exists()
 
 
 @pytest.mark.slow

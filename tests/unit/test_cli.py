@@ -233,6 +233,7 @@ def test_run_user_error_is_one_line_and_exit_2(spec_file, arguments, message):
         ),
         (["run"], "error: Missing argument 'SPEC'; see"),
         (["trace", "nope"], "No such command 'nope'; see"),
+        (["claims", "--page", "9" * 5000], r"9\.\.\. \(5,0"),
         (["run", "tiny.yml"], r"error: tiny.yml: no such file; did you mean tiny.yaml\?"),
         (["plot", "nope"], "nope: no such folder"),
         (["plot", "tiny.yaml"], "tiny.yaml: is a file, and results are a folder"),
