@@ -110,7 +110,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except SchedlabError as error:
-            _complain(f"error: {with_experiment(str(error))}")
+            told = "; ".join(line.strip() for line in str(error).splitlines())
+            _complain(f"error: {with_experiment(told)}")
             raise typer.Exit(USER_ERROR) from None
         except _UsageError as error:
             raise _misused(error) from None

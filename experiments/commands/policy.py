@@ -35,7 +35,8 @@ def check_command(
         bool, typer.Option("--may-wait", help="It may idle on purpose although requests wait.")
     ] = False,
     law: Annotated[
-        list[str] | None, typer.Option("--law", help="Check this law only; may be repeated.")
+        list[str] | None,
+        typer.Option("--law", metavar="LAW", help="Check this law only; may be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Which random workloads are drawn.")] = 0,
     num_cases: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.errors import PolicyLied
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import Request, RequestState
 from schedlab.testing import laws
 from schedlab.testing.cases import Case, random_cases
 from schedlab.testing.check import Law, Verdict, raise_first, verdicts
@@ -182,7 +182,9 @@ def _run(
     **options: Any,  # noqa: ANN401 - those of `simulate`
 ) -> RunLog:
     limits = replace(case.limits, fast_forward=fast_forward, check_horizon=check_horizon)
-    return laws.run(policy, case.workload, limits, case.cost, observer=observer, **options)
+    # Requests of its own: what a policy writes to them is not there for the next law.
+    sent = [arrival._replace(request=replace(arrival.request)) for arrival in case.workload]
+    return laws.run(policy, sent, limits, case.cost, observer=observer, **options)
 
 
 def _require_same(one: RunLog, other: RunLog, names: tuple[str, str]) -> None:
@@ -230,6 +232,9 @@ class _Guard(_Around):
         super().__init__(policy)
         self._view: EngineView | None = None
 
+    def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
+        return self._watched("key", self.policy.key, state, now_ns)
+
     def on_start(self, view: EngineView) -> None:
         self._view = view
         if self.policy.on_start is not None:
@@ -274,6 +279,10 @@ class _Guard(_Around):
         for state in (*given, *known):
             for name in slots:
                 found[f"{name} of request {state.id}"] = getattr(state, name)
+            for field in fields(Request):
+                found[f"request.{field.name} of request {state.id}"] = getattr(
+                    state.request, field.name
+                )
         return found
 
 

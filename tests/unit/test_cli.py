@@ -264,6 +264,19 @@ def test_runs_that_fail_for_one_reason_say_it_once(spec_file):
     assert [line.endswith(": as before") for line in lines] == [False, True, True]
 
 
+def test_policy_that_never_starts_anybody_is_told_so_in_one_line(spec_file):
+    Path("idle.py").write_text(
+        "from schedlab.policies import ContinuousBatching\n\n\n"
+        "class Idle(ContinuousBatching):\n"
+        "    def hold(self, state, view):\n        return True\n"
+    )
+    done = schedlab("run", spec_file, "policy=idle:Idle")
+    assert done.exit_code == 2
+    assert "stalled at t = " in done.stderr
+    assert "0 generated>" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_group_without_a_command_shows_its_help():
     assert "Fetch, look at, convert and draw" in schedlab("trace").output
 

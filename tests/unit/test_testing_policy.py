@@ -110,6 +110,14 @@ class Writing(ContinuousBatching):
         return False
 
 
+class Shortening(ContinuousBatching):
+    """Makes prompts shorter than they are, when it is asked where they belong."""
+
+    def key(self, state, now_ns):
+        state.request.prompt_tokens = 1
+        return 0
+
+
 class KeysOf(ContinuousBatching):
     """Has keys that the class names; a function of the request."""
 
@@ -153,11 +161,18 @@ BREAKS = [
     (Dropping, "serves_a_closed_loop", "Stalled"),
     (Dicing, "is_reproducible", "in one run, .* in the next"),
     (Writing, "changes_nothing_but_itself", "plan changes num_preemptions of request 0 from 0 to"),
+    (Shortening, "changes_nothing_but_itself", "key changes request.prompt_tokens of request 0"),
     (NoneKeys, "has_sane_keys", "the key of request 0 is None"),
     (NanKeys, "has_sane_keys", "the key of request 0 is .nan, 0."),
     (MixedKeys, "has_sane_keys", "cannot be compared"),
     (DriftingKeys, "has_sane_keys", "set static_keys to False"),
 ]
+
+
+def test_what_a_policy_writes_under_one_law_does_not_hide_it_from_the_next():
+    with pytest.raises(LawBroken, match=r"request\.prompt_tokens of request 0") as caught:
+        check_policy(Shortening)
+    assert caught.value.law == "changes_nothing_but_itself"
 
 
 @pytest.mark.slow
