@@ -34,7 +34,9 @@ class ProgramLevelAttainedService(Ranked):
     times its service, its session's included, goes to the first queue.
 
     Service is the time of the steps that a request takes part in. The quanta are ours, the paper
-    states none. The authors swap who is preempted: ``engine.preemption_mode: swap``. In a cluster
+    states none. The authors swap who is preempted: ``engine.preemption_mode: swap``. With
+    ``recompute``, and a `starvation` that brings requests to the first queue sooner than what they
+    lost is computed again, they evict each other for ever; such a run ends as stalled. In a cluster
     all engines know the sessions of all, as their global process table does.
 
     A decision is O(n log n) in the running batch and sorts the queue. Skip-ahead is honest because

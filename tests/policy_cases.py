@@ -6,6 +6,7 @@ PARAMS = {
     # "name/variant" is one more case.
     "aged": {"rate_per_s": 1e6},
     "aged/priority": {"inner": "priority", "rate_per_s": 1e5},
+    "atlas/levels": {"first_quantum_s": 8e-6, "num_queues": 3},
     "boosted": {"threshold_s": 5e-6},
     "boosted/iterations": {"inner": {"name": "hrrn"}, "threshold_iterations": 3},
     "dynamic": {"max_batch_size": 3, "max_queue_delay_s": 5e-6},
@@ -47,6 +48,7 @@ PARAMS = {
         "max_wait_s": 5e-6,
         "drain": False,
     },
+    "plas/levels": {"first_quantum_s": 3e-6, "num_queues": 4},
     "prefill_first/delay": {"delay_factor": 2.0},
     "prompt_buckets": {"bucket_edges": [10, 30]},
     "qoserve": {

@@ -114,7 +114,8 @@ def combined_cases() -> Iterator[tuple[str, Case]]:
         elif chance < 0.1:
             argv = ("check", "s.yaml")
         named = ("../made", "s.yaml") if prepare else ("s.yaml",)
-        yield f"combined {number} {argv[0]}: {told}", Case(argv, files, named, prepare)
+        case = Case(argv, files, named, prepare, keeps_with="no request was answered")
+        yield f"combined {number} {argv[0]}: {told}", case
 
 
 def _drawn(draw: random.Random) -> tuple[str, dict[str, Any]]:

@@ -34,6 +34,8 @@ class Case:
         Further Python run in the directory beforehand, for what is no plain file.
     ends : sequence of int
         Exit codes that are no fault.
+    keeps_with : str
+        What is left is no fault where the message holds this.
     """
 
     argv: Sequence[str]
@@ -41,6 +43,7 @@ class Case:
     names: Sequence[str] = ()
     prepare: str = ""
     ends: Sequence[int] = (DONE, REFUSED)
+    keeps_with: str = ""
 
 
 @dataclass
@@ -167,7 +170,7 @@ def _faults(case: Case, code: int | None, err: str, left: list[str]) -> list[str
             faults.append("no message")
         elif case.names and not any(name in err for name in case.names):
             faults.append(f"message names none of {', '.join(case.names)}")
-        if left:
+        if left and not (case.keeps_with and case.keeps_with in err):
             faults.append(f"left behind {left[:4]}")
     if code == 0 and any(".new-" in name or name.endswith(".tmp") for name in left):
         faults.append(f"left behind {left[:4]}")
