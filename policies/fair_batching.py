@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from heapq import merge
 
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import grant_or_preempt
+from schedlab.policies.preemption import grant_all_decodes, grant_or_preempt
 from schedlab.policies.registry import register
 from schedlab.policies.sarathi import latest_arrival
 from schedlab.policies.step_load import StepLoad
@@ -91,7 +91,7 @@ class FairBatching(Policy):
             # The budget is the least time between tokens at least, whatever the slack.
             both = load.with_decodes(decodes)
             steps = both.steps_within(tbt_ns)
-            if steps and _grant_all(decodes, builder, view):
+            if steps and grant_all_decodes(decodes, builder, view):
                 return builder.build(max_steps=steps)
         due_ns = {state: self.key(state, now_ns) for state in decodes}
         budget_ns = max(min(due_ns.values()) - now_ns, tbt_ns) if decodes else FOREVER
@@ -141,7 +141,7 @@ class FairBatching(Policy):
         if not states:
             return set(), load
         both = load.with_decodes(states)
-        if both.is_within(budget_ns) and _grant_all(states, builder, view):
+        if both.is_within(budget_ns) and grant_all_decodes(states, builder, view):
             return set(states), both
         states = sorted(states, key=lambda s: (self.key(s, 0), s.request.arrival_ns, s.id))
         within = load.decodes_within(states, budget_ns) or int(load.is_empty)
@@ -159,13 +159,3 @@ class FairBatching(Policy):
             load.add(state, 1)
             granted.add(state)
         return granted, load
-
-
-def _grant_all(decodes: Sequence[RequestState], builder: PlanBuilder, view: EngineView) -> bool:
-    """Grant all of some decodes or none; at once where nobody else decodes."""
-    num_decodes = len(decodes)
-    if num_decodes == view.num_decodes and not builder.preempted:
-        if num_decodes > builder.tokens_left or num_decodes > builder.rows_left:
-            return False
-        return builder.grant_decodes()
-    return builder.grant_all(decodes)

@@ -6,6 +6,7 @@ from collections.abc import MutableSequence
 from typing import Any
 
 from schedlab.policies.policy import Policy
+from schedlab.policies.preemption import grant_all_decodes
 from schedlab.policies.registry import register
 from schedlab.policies.step_load import StepLoad
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -75,6 +76,20 @@ class HyGen(Policy):
         self.offline_priority = offline_priority
         self.chunk_size = chunk_size
         self.offline_order = offline_order
+        self._offline_ids: set[int] = set()
+
+    def on_arrival(self, state: RequestState, now_ns: int) -> None:
+        """Note who is offline: while nobody is, most of a plan need not look at who runs."""
+        if self._is_offline(state):
+            self._offline_ids.add(state.id)
+
+    def on_finish(self, state: RequestState, now_ns: int) -> None:
+        """Forget the request."""
+        self._offline_ids.discard(state.id)
+
+    def on_reject(self, state: RequestState, now_ns: int) -> None:
+        """Forget the request."""
+        self._offline_ids.discard(state.id)
 
     def key(self, state: RequestState, now_ns: int) -> tuple[bool, Any]:
         """Order online requests by arrival, then offline ones by arrival or prefix."""
@@ -84,19 +99,21 @@ class HyGen(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan the online requests, then the offline ones within the budget."""
-        first_offline = self.offline_priority
-        offline = [s for s in view.running if s.request.priority >= first_offline]
-        if not (offline or view.prefilling or len(view.waiting)) and builder.grant_all(
-            view.running
-        ):
+        offline: list[RequestState] = []
+        decodes, prompts = view.decoding, list(view.prefilling)
+        if self._offline_ids:
+            offline = [state for state in view.running if self._is_offline(state)]
+            decodes = [state for state in decodes if not self._is_offline(state)]
+            prompts = [state for state in prompts if not self._is_offline(state)]
+        elif not prompts and not len(view.waiting) and grant_all_decodes(decodes, builder, view):
             return builder.build(max_steps=FOREVER)
-        online = [s for s in view.running if s.request.priority < first_offline]
         load = StepLoad(view)
         floor = max(builder.tokens_left - self.chunk_size, 0)
-        num_decodes, load = self._serve_online(online, offline, load, builder, floor)
+        num_decodes, load = self._serve_online(decodes, prompts, offline, load, builder, floor)
         is_open = self._admit_online(offline, load, view, builder, floor)
-        num_offline, load = self._serve_offline(offline, load, builder, floor)
-        num_decodes += num_offline
+        if offline:
+            num_offline, load = self._serve_offline(offline, load, builder, floor)
+            num_decodes += num_offline
         if is_open and not builder.preempted:
             self._admit_offline(load, view, builder, floor)
         next_is_offline = len(view.waiting) and self._is_offline(view.waiting.head)
@@ -109,20 +126,19 @@ class HyGen(Policy):
 
     def _serve_online(
         self,
-        online: list[RequestState],
+        decodes: list[RequestState],
+        prompts: list[RequestState],
         offline: list[RequestState],
         load: StepLoad,
         builder: PlanBuilder,
         floor: int,
     ) -> tuple[int, StepLoad]:
         """Grant all decodes, then prompts within the chunk; return how many decodes it were."""
-        decodes = [state for state in online if state.is_decoding]
         num_decodes = 0
         if builder.grant_all(decodes):
             num_decodes = len(decodes)
             load = load.with_decodes(decodes)
             decodes = []
-        prompts = [state for state in online if not state.is_decoding]
         queue = deque(sorted(decodes, key=_arrival) + sorted(prompts, key=_arrival))
         while queue and builder.tokens_left and builder.rows_left:
             state = queue.popleft()

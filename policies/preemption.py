@@ -1,6 +1,6 @@
 """Making room for requests at the expense of others."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import merge
 from itertools import chain
 from typing import Any
@@ -83,6 +83,21 @@ def grant_or_preempt(
             return False
     victims.remove(state)
     return True
+
+
+def grant_all_decodes(
+    decodes: Collection[RequestState], builder: PlanBuilder, view: EngineView
+) -> bool:
+    """Grant all of some decodes a token or none; at O(1) where these are all that decode.
+
+    Then the plan does not list them: `on_tokens` must not want to know who ran.
+    """
+    num_decodes = len(decodes)
+    if num_decodes == view.num_decodes and not builder.preempted:
+        if num_decodes > builder.tokens_left or num_decodes > builder.rows_left:
+            return False
+        return builder.grant_decodes()
+    return builder.grant_all(decodes)
 
 
 def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place: Place) -> bool:

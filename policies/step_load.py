@@ -52,12 +52,18 @@ class StepLoad:
     def with_decodes(self, states: Collection[RequestState]) -> StepLoad:
         """Return this load and a token of each of some decodes."""
         load = StepLoad(self._view)
-        contexts = [state.num_computed_tokens for state in states]
         load._chunks = self._chunks
-        load._num_decodes = self._num_decodes + len(contexts)
-        load._sum_tokens = self._sum_tokens + sum(contexts)
-        load._longest_tokens = max(self._longest_tokens, *contexts, 0)
-        load._shortest_tokens = min(self._shortest_tokens, *contexts, FOREVER)
+        load._num_decodes = self._num_decodes + len(states)
+        if not states:
+            total, longest, shortest = 0, 0, FOREVER
+        elif len(states) == self._view.num_decodes:
+            total, longest, shortest = self._view.decode_contexts()
+        else:
+            contexts = [state.num_computed_tokens for state in states]
+            total, longest, shortest = sum(contexts), max(contexts), min(contexts)
+        load._sum_tokens = self._sum_tokens + total
+        load._longest_tokens = max(self._longest_tokens, longest)
+        load._shortest_tokens = min(self._shortest_tokens, shortest)
         return load
 
     def is_within(self, budget_ns: float) -> bool:

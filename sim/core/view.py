@@ -116,6 +116,21 @@ class EngineView:
         """Running requests past their prefill that the last plan of the batch left out."""
         return len(self._requests.paused)
 
+    def decode_contexts(self) -> tuple[int, int, int]:
+        """Return the sum, the largest and the smallest of the cached tokens of all decodes.
+
+        There must be one. Costs O(1) while nobody is paused.
+        """
+        batch = self._requests.decodes
+        paused = [state.num_computed_tokens for state in self._requests.paused.values()]
+        if not paused:
+            return batch.context_sum_tokens, batch.context_max_tokens, batch.context_min_tokens
+        least = min(paused)
+        if batch.size:
+            least = min(least, batch.context_min_tokens)
+        total = batch.context_sum_tokens + sum(paused)
+        return total, max(batch.context_max_tokens, max(paused)), least
+
     @property
     def has_swapped(self) -> bool:
         """Whether a waiting request has its KV in host memory."""
