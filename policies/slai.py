@@ -105,15 +105,15 @@ class SLAI(Policy):
             used = 1.0 - self._view.free_blocks / self._view.num_blocks
             offset = 5 if used < self.memory_limit else 10
         safety_ns = offset * self._busy_ns // self._num_steps
-        due_ns = now_ns + round(self.tbt_s * 1e9) - safety_ns
+        due_ns, due = now_ns + round(self.tbt_s * 1e9) - safety_ns, self._last_schedulable_ns
         for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
             if state.is_decoding:
                 slo = state.request.slo
                 if slo is None or slo.tpot_ms is None:
-                    self._last_schedulable_ns[state.id] = due_ns
+                    due[state.id] = due_ns
                 else:
                     target_ns = round(slo.tpot_ms / 1e3 * 1e9)
-                    self._last_schedulable_ns[state.id] = now_ns + target_ns - safety_ns
+                    due[state.id] = now_ns + target_ns - safety_ns
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
@@ -129,7 +129,6 @@ class SLAI(Policy):
         now_ns = view.now_ns
         decodes = view.decoding
         critical = [s for s in decodes if due.get(s.id, 0) <= now_ns]
-        others = [s for s in decodes if due.get(s.id, 0) > now_ns]
         floor = max(builder.tokens_left - self.token_budget, 0)
         paused = list(view.prefilling)
 
@@ -146,7 +145,9 @@ class SLAI(Policy):
             overtakes = first_gone is not None and self._place(state, view.now_ns) > first_gone
             if left < 1 or overtakes or not builder.grant(state, left):
                 break
-        room -= self._decode(others, room, paused, builder, floor)
+        if builder.tokens_left > floor and builder.rows_left:
+            others = [s for s in decodes if due.get(s.id, 0) > now_ns]
+            room -= self._decode(others, room, paused, builder, floor)
         if paused and not builder.preempted and len(paused) == len(view.running):
             # Prompts under way block each other for memory; the original reserves them whole.
             builder.preempt(paused[-1])
@@ -168,6 +169,8 @@ class SLAI(Policy):
         floor: int,
     ) -> int:
         """Grant up to `room` of some decodes, those due first before others, and count them."""
+        if not states:
+            return 0
         if len(states) > room:
             states = self._by_due(states)[:room]
         if len(states) <= builder.tokens_left - floor and builder.grant_all(states):
