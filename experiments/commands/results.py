@@ -93,6 +93,16 @@ def plot(
         typer.echo(path)
     for line in left_out:
         typer.echo(f"left out: {line}", err=True)
+    for folder in folders:
+        _tell_missing(folder)
+
+
+def _tell_missing(folder: Path) -> None:
+    """Warn of points that are asked for and have no result: what is shown is not all."""
+    from schedlab.experiments.results.saved_results import missing_points
+
+    if told := missing_points(folder):
+        typer.echo(f"warning: {told}", err=True)
 
 
 def _pairs(option: str, given: list[str] | None) -> list[tuple[str, str]]:
@@ -154,6 +164,7 @@ def compare_command(
     from schedlab.sim.text import number
 
     metrics = known_metrics(metric) or METRICS
+    _tell_missing(folder)
     try:
         found = compare_policies(read_points(folder), metrics, against, key)
     except SpecError as error:
@@ -225,6 +236,7 @@ def by_class_command(
     """Show what each class of requests got: SLO attainment, goodput, longest wait, fairness."""
     from schedlab.experiments.analysis.by_class import METRICS, class_table
 
+    _tell_missing(folder)
     header, lines = class_table(folder, column, known_metrics(metric) or tuple(METRICS))
     print_table("", header, lines, num_keys=2)
 

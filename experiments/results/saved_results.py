@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,29 @@ def read_results(folder: Path) -> SavedResults:
     ]
     torn = {setting for setting, replication in asked if (*setting, replication) not in there}
     whole = [point for point in points if _setting(point.label, point.settings) not in torn]
-    return _gathered(folder, name, whole)
+    results = _gathered(folder, name, whole)
+    told = missing_points(folder)
+    return replace(results, warnings=[*results.warnings, told]) if told else results
+
+
+def missing_points(folder: Path) -> str:
+    """Say how many points of the last experiment have no result in a folder; nothing if none."""
+    if not (folder / POINTS_FILE).is_file():
+        return ""
+    places = _places(folder)[1]
+    gone = [place["label"] for place in places if not _is_there(folder, place)]
+    if not gone:
+        return ""
+    labels = list(dict.fromkeys(gone))
+    more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+    return (
+        f"{len(gone)} of {len(places)} points have no result in {folder}: "
+        f"{'; '.join(labels[:3])}{more}; schedlab sweep runs what is missing"
+    )
+
+
+def _is_there(folder: Path, place: Mapping[str, Any]) -> bool:
+    return bool(content_hash_of(folder / place["folder"]) == place["content_hash"])
 
 
 def read_points(folder: Path) -> list[PointMetrics]:
@@ -109,11 +131,14 @@ def read_points(folder: Path) -> list[PointMetrics]:
         If the folder holds no results, or files in it are not ours.
     """
     if (folder / POINTS_FILE).is_file():
-        return [
+        points = [
             read_point(folder / place["folder"], **{key: place[key] for key in _OF_POINT})
             for place in _places(folder)[1]
-            if content_hash_of(folder / place["folder"]) == place["content_hash"]
+            if _is_there(folder, place)
         ]
+        if not points:
+            raise SchedlabError(missing_points(folder))
+        return points
     if (folder / "result.json").is_file():
         return [read_point(folder)]
     if not folder.is_dir():

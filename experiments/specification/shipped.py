@@ -95,9 +95,9 @@ def experiment_file(named: str | Path) -> Path:
     name = _EARLIER_NAMES.get(str(named), str(named))
     if name in known:
         return known[name]
-    beside = [other.name for other in path.parent.glob("*.y*ml")]
-    if path.suffix and (file := look_alike(path.name, beside)):
-        raise SpecError(f"{path}: no such file; did you mean {path.with_name(file)}?")
+    beside = {other.stem: other.name for other in path.parent.glob("*.y*ml")}
+    if path.suffix and (stem := look_alike(path.stem, beside)):
+        raise SpecError(f"{path}: no such file; did you mean {path.with_name(beside[stem])}?")
     near = look_alike(path.stem, known)
     hint = f"; {near} comes with schedlab, by that name" if near else ""
     raise SpecError(f"{path}: no such file{hint} (schedlab examples lists all)")

@@ -225,3 +225,25 @@ def test_point_whose_metric_is_no_number_is_refused_by_its_folder(single, tmp_pa
     (folder / "result.json").write_text(json.dumps(whole))
     with pytest.raises(SchedlabError, match=r"point: not the result of a point .*mean_ttft_ms"):
         read_point(folder)
+
+
+@pytest.mark.slow
+def test_points_that_are_gone_are_told_by_whoever_reads_the_rest(swept, tmp_path):
+    from typer.testing import CliRunner
+
+    from schedlab.experiments.commands.app import app
+
+    folder = tmp_path / "half"
+    shutil.copytree(swept[1].folder, folder)
+    assert not any("have no result" in line for line in read_results(folder).warnings)
+    points = sorted(path for path in folder.iterdir() if path.is_dir())
+    shutil.rmtree(points[0])
+    said = f"1 of 8 points have no result in {folder}: "
+    assert any(said in line for line in read_results(folder).warnings)
+    for command in (["compare"], ["by-class"], ["plot", "--figure", "latency_rate"]):
+        done = CliRunner().invoke(app, [*command, str(folder)])
+        assert f"warning: {said}" in done.stderr, command
+    for path in points[1:]:
+        shutil.rmtree(path)
+    with pytest.raises(SchedlabError, match=r"8 of 8 points have no result .* and 1 more; "):
+        read_results(folder)
