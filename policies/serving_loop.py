@@ -58,6 +58,8 @@ def plan_step(
             for state in candidates:
                 most = None if is_plain else hooks.chunk(state, view)
                 granted = builder.grant(state, most)
+                if not granted and builder.defers(state):
+                    continue
                 could_admit = builder.seats_left > 0 and builder.tokens_left > 0
                 if not (granted and could_admit):
                     break

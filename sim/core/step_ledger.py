@@ -68,6 +68,7 @@ class StepLedger:
         self._trimmed: dict[RequestState, int] = {}
         self._set_aside: list[RequestState] = []
         self._loading: dict[int, tuple[RequestState, Parts]] = {}
+        self._deferred: set[int] = set()
         self.reset(0)
 
     def reset(self, now_ns: int) -> None:
@@ -82,6 +83,8 @@ class StepLedger:
             self.swap_blocks_left = self._tiers.room_for_swapping
             if self._loading:
                 self._loading = {}
+            if self._deferred:
+                self._deferred = set()
         self.denied: tuple[RequestState, str] | None = None
         self.plan: BatchPlan | None = None
         self._all_decodes = False
@@ -230,6 +233,9 @@ class StepLedger:
             if state.swapped:
                 return self._grant_load(state, NO_HIT, (), most)
             parts = self._tiers.find(state, hit)
+            if self._are_coming(parts):
+                self._deferred.add(state.id)
+                return self._deny(state, "what it begins with is on its way for another request")
             if parts and self._can_keep(parts):
                 return self._grant_load(state, hit, parts, most)
         if not self._has_room_for_one():
@@ -257,6 +263,24 @@ class StepLedger:
         self.rows_left -= 1
         self.residents_left -= 1
         return n
+
+    def defers(self, state: RequestState) -> bool:
+        """Whether a waiting request was denied only since somebody loads what it begins with.
+
+        It will find that in the cache, and others need not wait behind it (vLLM's
+        OffloadingConnector delays it in the same way).
+        """
+        return state.id in self._deferred
+
+    def _are_coming(self, parts: Parts) -> bool:
+        """Whether somebody loads any of these blocks already, or will by this very plan."""
+        tiers = self._tiers
+        if not parts or tiers is None or not (tiers.coming or self._loading):
+            return False
+        coming = set(tiers.coming)
+        for _, others in self._loading.values():
+            coming.update(*[names for _, names in others])
+        return not all([coming.isdisjoint(names) for _, names in parts])
 
     def _can_keep(self, parts: Parts) -> bool:
         """Whether those who are swapped out in this step leave what is to be loaded in place."""
@@ -314,7 +338,7 @@ class StepLedger:
             return False
         hit = NO_HIT if state.swapped else self._kv.lookup(state)
         parts = () if state.swapped else self._tiers.find(state, hit, always=True)
-        if not (state.swapped or (parts and self._can_keep(parts))):
+        if not (state.swapped or (parts and self._can_keep(parts))) or self._are_coming(parts):
             return False
         return self._grant_load(state, hit, parts, None) > 0
 

@@ -44,6 +44,8 @@ class Tiering:
         The clock; the engine sets it.
     num_busy : int
         Free blocks of the GPU that are still being copied away.
+    coming : set of int
+        Names of blocks that are being loaded.
     """
 
     def __init__(self, config: EngineConfig, estimate_step_ns: Estimate, log: Copies) -> None:
@@ -55,6 +57,7 @@ class Tiering:
         self._finds = config.enable_prefix_caching
         self.now_ns = 0
         self.num_busy = 0
+        self.coming: set[int] = set()
         self._busy: list[tuple[int, int]] = []  # until when, and how many
         self._copied: dict[int, tuple[int, int]] = {}  # the same of a request that has its memory
         self._swapped_ns: dict[int, int] = {}
@@ -270,11 +273,16 @@ class Tiering:
         last_ns = ready_ns
         for place, names in parts:
             tier = self._tiers[place]
+            self.coming.update(names)
             done_ns = self._issue(
-                tier, True, len(names), ready_ns, state.id, partial(tier.unlock, names)
+                tier, True, len(names), ready_ns, state.id, partial(self._has_come, tier, names)
             )
             last_ns = max(last_ns, done_ns)
         self._come(state, last_ns)
+
+    def _has_come(self, tier: Tier, names: Sequence[int]) -> None:
+        tier.unlock(names)
+        self.coming.difference_update(names)
 
     def swap_in(self, state: RequestState, count: int, num_free: int) -> None:
         """Copy a request's blocks back that were swapped out; see `load`."""

@@ -143,6 +143,22 @@ def test_others_run_while_a_prefix_is_loaded():
     assert requests["first_scheduled_ns"][2] == 200_000 + 800_000
 
 
+@pytest.mark.parametrize("later_ns", [0, 500])
+def test_blocks_on_their_way_for_one_are_waited_for_and_not_loaded_twice(later_ns):
+    both = [
+        *evicting_work(),
+        arrival(4, 300_000 + later_ns, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+        arrival(5, 300_000 + later_ns, BLOCK, 1),
+    ]
+    log = run_laws(ContinuousBatching(), both, config(kv_load="always"))
+    assert [row["id"] for row in copies_of(log, is_load=1)] == [3]
+    requests = log.requests()
+    assert requests["prefix_hit_tokens"][[3, 4, 5]].tolist() == [8 * BLOCK, 8 * BLOCK, 0]
+    # Who needs none of them runs meanwhile.
+    assert requests["first_scheduled_ns"][5] == 300_000 + later_ns
+    assert requests["first_scheduled_ns"][4] > 300_800
+
+
 def swapping(tiers, policy="srtf", **knobs):
     limits = EngineConfig(
         num_blocks=10,
