@@ -34,8 +34,9 @@ def test_shipped_experiment_says_what_it_asks(name):
     path = shipped_experiments()[name]
     assert len(title(path)) > 20
     assert "yaml-language-server" not in title(path)
-    if path.parent.name == "experiments":
-        assert path.read_text().startswith("# yaml-language-server: $schema=schedlab.schema.json\n")
+    first = path.read_text().split("\n", 1)[0]
+    schema = path.parent / first.removeprefix("# yaml-language-server: $schema=")
+    assert schema.resolve() == (ROOT / "experiments" / "schedlab.schema.json").resolve()
 
 
 @pytest.mark.slow
