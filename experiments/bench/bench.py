@@ -72,6 +72,9 @@ def workloads(trace: Path | None) -> dict[str, Row]:
                 "speculation": {"method": "ngram", "num_speculative_tokens": 4, "acceptance": 0.7}
             },
         ),
+        "6 req/s, two stages": spec(
+            workload={"request_rate": 6.0}, engine={"pipeline_parallel_size": 2}
+        ),
         "6 req/s, 1,500 blocks": spec(
             workload={"request_rate": 6.0}, engine={"num_gpu_blocks_override": 1_500}
         ),

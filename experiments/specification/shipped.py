@@ -25,7 +25,10 @@ def shipped_experiments() -> dict[str, Path]:
         systems and claims against their papers.
     """
     folder = shipped_folder("experiments")
-    papers = [f"papers/{room}/*.yaml" for room in ("policies", "fleets", "claims", "speculation")]
+    papers = [
+        f"papers/{room}/*.yaml"
+        for room in ("policies", "fleets", "claims", "speculation", "pipelines")
+    ]
     patterns = ("*.yaml", *papers)
     return {path.stem: path for pattern in patterns for path in sorted(folder.glob(pattern))}
 

@@ -151,6 +151,12 @@ _TABLE = {shape.name: shape for shape in (
     _opt("opt-13b", 40, 5120, 40),
     _opt("opt-30b", 48, 7168, 56),
     _opt("opt-66b", 64, 9216, 72),
+    ModelShape(
+        name="falcon-180b", num_layers=80, hidden_size=14848, num_heads=232, num_kv_heads=8,
+        head_dim=64, intermediate_size=4 * 14848, vocab_size=65024, max_model_len=2048, mlp="plain",
+        num_norm_vectors=2, source="config.json of tiiuae/falcon-180B on huggingface.co",
+        repository="tiiuae/falcon-180B",
+    ),
     _own("schedlab-tiny", 2, 64, 4, 2, 128, 512),
     _own("schedlab-mini", 4, 256, 4, 2, 704, 4096),
     _own("schedlab-small", 8, 512, 8, 4, 1408, 8192),
