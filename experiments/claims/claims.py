@@ -153,14 +153,20 @@ def source_sha256(path: Path) -> str:
     ----------
     path : Path
         A YAML file; unlike `spec_hash` it also changes with the claim and with comments, and
-        not with the defaults of the program.
+        not with the defaults of the program. The line that tells editors its schema is not of it.
     """
     found = read_yaml(path).data
     parent = found.get("extends") if isinstance(found, dict) else None
-    content = path.read_bytes()
+    content = _content(path)
     if isinstance(parent, str):
-        content += (path.parent / parent).read_bytes()
+        content += _content(path.parent / parent)
     return hashlib.sha256(content).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    content = path.read_bytes()
+    first, _, rest = content.partition(b"\n")
+    return rest if first.startswith(b"# yaml-language-server:") else content
 
 
 def examine(
