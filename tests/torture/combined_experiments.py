@@ -36,6 +36,7 @@ _ENGINE: dict[str, tuple[Any, ...]] = {
     "preemption_mode": ("swap", "swap", "recompute"),
     "swap_space": (0, 0.01, 4),
     "tensor_parallel_size": (2,),
+    "pipeline_parallel_size": (2, 4),
     "data_parallel_size": (2,),
     "data_parallel_lockstep": (False,),
     "dtype": ("fp16", "int8"),
