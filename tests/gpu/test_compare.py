@@ -297,7 +297,7 @@ def test_kept_run_is_measured_anew_only_if_it_asked_another_cost_model(
 ):
     runs = MeasuredRuns(tmp_path / "kept")
     folder = tmp_path / "kept" / "one"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"cost_model": of, "machine": "here"}))
     with gzip.open(folder / "plan_log.jsonl.gz", "wt"):
         pass
