@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from schedlab.gpu_backend.vllm.blocks import Blocks
 from schedlab.policies.policy import Policy
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.request import Request, RequestState, Status
 
@@ -54,7 +54,7 @@ class Requests:
         self.in_pipeline: dict[RequestState, tuple[int, int]] = {}
         self.tiers = None
         self.kept: dict[int, RequestState] = {}
-        self.decodes = SimpleNamespace(size=0)
+        self.decodes = DecodeBatch(config.block_size)  # empty: all of them are `paused`
         self.admits_nobody = False
         self._scheduler = scheduler
         self._evict = evict
