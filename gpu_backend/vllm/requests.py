@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from schedlab.gpu_backend.vllm.blocks import Blocks
 from schedlab.policies.policy import Policy
 from schedlab.sim.config import EngineConfig
-from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.request import Request, RequestState, Status
 
@@ -54,7 +54,7 @@ class Requests:
         self.in_pipeline: dict[RequestState, tuple[int, int]] = {}
         self.tiers = None
         self.kept: dict[int, RequestState] = {}
-        self.decodes = DecodeBatch(config.block_size)  # empty: all of them are `paused`
+        self.decodes = _decoding([])
         self.admits_nobody = False
         self._scheduler = scheduler
         self._evict = evict
@@ -160,7 +160,7 @@ class Requests:
             self.running[state.id] = state
             if not state.is_decoding:
                 self.prefilling[state.id] = state
-        self.decodes.size = len(self.running) - len(self.prefilling)
+        self.decodes = _decoding([s for i, s in self.running.items() if i not in self.prefilling])
         return finished
 
     def evict(self, state: RequestState) -> None:
@@ -190,3 +190,14 @@ class Requests:
         if state.first_scheduled_ns < 0:
             state.first_scheduled_ns = now_ns
             state.prefix_hit_tokens = cached_tokens
+
+
+def _decoding(states: list[RequestState]) -> SimpleNamespace:
+    """Return what plans ask of a `DecodeBatch`: how many decode, and their contexts."""
+    contexts = [state.num_computed_tokens for state in states]
+    return SimpleNamespace(
+        size=len(contexts),
+        context_sum_tokens=sum(contexts),
+        context_max_tokens=max(contexts, default=0),
+        context_min_tokens=min(contexts, default=0),
+    )
