@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 
+from schedlab import core
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.metrics import concurrency
@@ -98,6 +99,7 @@ def test_temporary_files_of_a_run_have_no_names(monkeypatch, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.skipif(core.running() != "python", reason="compiled callers do not see a method put in")
 def test_logs_of_a_fleet_share_what_may_lie_in_memory_and_one_file(monkeypatch):
     made = []
     share = log.RunLog.share_memory
