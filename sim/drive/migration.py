@@ -90,7 +90,9 @@ class Migration:
     In each stage the KV is sent that was computed since the stage before; memory for it is taken
     where it goes. When little is left the request stops between two steps, the rest is sent, and it
     goes on there. A move is given up if its request ends or is preempted, if there is no room, or
-    if it does not come to an end. An engine sends one request at a time, and receives one.
+    if it does not come to an end. An engine sends one request at a time, and receives one. Who has
+    got no token since the last move stays: a policy that lets newcomers wait for longer than the
+    migrator lets them stay would never serve them.
 
     Parameters
     ----------
@@ -119,6 +121,8 @@ class Migration:
         self._leaving: dict[int, _Move] = {}
         self._entering: dict[int, _Move] = {}
         self.moves: list[Move] = []
+        self._had_tokens: dict[int, int] = {}
+        """How many tokens of its answer a request had when it last moved, by id."""
         fleet.processes.process(self._look())
 
     @property
@@ -186,7 +190,12 @@ class Migration:
     def _choose(self, move: _Move) -> None:
         """Choose a request, and send what is there of it."""
         source, target = move.source, move.target
-        decoding = [s for s in source.engine.requests.running.values() if s.is_decoding]
+        had = self._had_tokens
+        decoding = [
+            s
+            for s in source.engine.requests.running.values()
+            if s.is_decoding and s.num_output_tokens > had.get(s.id, -1)
+        ]
         place = self._plan.migrator.victim(decoding) if decoding else None
         if place is None or not 0 <= place < len(decoding):
             self._drop(move)
@@ -250,6 +259,7 @@ class Migration:
         source, target, received = move.source, move.target, move.received
         assert received is not None
         self._drop(move)
+        self._had_tokens[received.id] = received.num_output_tokens
         for member in (source, target):
             member.server.interrupt()
         source.engine.requests.delivered(received.id)

@@ -1,4 +1,5 @@
 import re
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -6,7 +7,7 @@ import pytest
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.policies import registry
+from schedlab.policies import ContinuousBatching, registry
 from schedlab.policies.migrators import registry as migrators
 from schedlab.policies.migrators.migrator import Migrator
 from schedlab.policies.routers import registry as routers
@@ -38,10 +39,13 @@ class FromFirst(Migrator):
         return [(0, 1)]
 
 
-def simulate(workload, migrator=None, every_ns=2_000, last_stage_blocks=1, joins=JOINS):
+def simulate(
+    workload, migrator=None, every_ns=2_000, last_stage_blocks=1, joins=JOINS, policy=None
+):
     def new_engine(pool):
         executor = SimExecutor(Pricing(LinearCost(1000, 10, 0)))
-        return Engine(CONFIG, registry.make("fcfs"), executor, check_conservation)
+        made = policy() if policy else registry.make("fcfs")
+        return Engine(CONFIG, made, executor, check_conservation)
 
     plan = MigrationPlan(migrator or FromFirst(), every_ns, last_stage_blocks)
     return simulate_cluster(
@@ -88,6 +92,26 @@ def test_move_of_a_request_that_ends_meanwhile_is_given_up():
     log = simulate([arrival(0, 0, 20, 3)])
     assert log.moves == []
     assert log.requests()["engine"].tolist() == [0]
+
+
+class LetsNewcomersWait(ContinuousBatching):
+    """Serves nobody's answer who came to its engine less than 3000 ns ago."""
+
+    def plan(self, view, builder):
+        self.seen = getattr(self, "seen", {})
+        for state in view.running:
+            since_ns = self.seen.setdefault(id(state), (state, view.now_ns))[1]
+            if state.is_decoding and view.now_ns < since_ns + 3_000:
+                return builder.build(until_ns=since_ns + 3_000)
+        return super().plan(view, builder)
+
+
+def test_request_that_waits_for_longer_than_it_stays_moves_once_a_token():
+    restless = SimpleNamespace(pairs=lambda _: [(0, 1), (1, 0)], victim=lambda _: 0)
+    log = simulate([arrival(0, 0, 20, 4)], restless, every_ns=400, policy=LetsNewcomersWait)
+    assert len(log.moves) >= 2
+    for before, after in pairwise(log.moves):
+        assert any(before.end_ns < at <= after.start_ns for at in log.token_times(0))
 
 
 class Nowhere(Migrator):
