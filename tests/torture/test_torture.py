@@ -4,7 +4,9 @@ import os
 from itertools import islice
 
 import pytest
+from hypothesis import strategies as st
 
+from tests.torture import random_workloads
 from tests.torture.campaign import all_cases, torture
 from tests.torture.combined_experiments import combined_cases
 from tests.torture.hand_written import (
@@ -91,3 +93,19 @@ def test_campaign_has_thousands_of_cases_with_names_of_their_own():
     names = [name for name, _ in islice(all_cases(), 2500)]
     assert len(names) == 2500
     assert len(set(names)) > 0.9 * len(names)
+
+
+def test_workload_that_breaks_a_law_or_does_not_end_is_told(monkeypatch):
+    def check(number):
+        assert number != 0, "zero is lawless"
+        while number == 1:
+            pass
+
+    def tried(*numbers):
+        kinds = {"numbers": (st.sampled_from(numbers), check)}
+        monkeypatch.setattr(random_workloads, "_KINDS", kinds)
+        return random_workloads.run_batch("numbers", 7, 20, limit_s=0.05)[1]
+
+    assert tried(2, 3) is None
+    assert "zero is lawless" in tried(0, 2)
+    assert tried(1, 2).endswith("still at it after 0.05 s of CPU\n1")

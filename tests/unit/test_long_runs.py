@@ -99,7 +99,9 @@ def test_temporary_files_of_a_run_have_no_names(monkeypatch, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(core.running() != "python", reason="compiled callers do not see a method put in")
+@pytest.mark.skipif(
+    core.running() != "python", reason="compiled callers do not see a method put in"
+)
 def test_logs_of_a_fleet_share_what_may_lie_in_memory_and_one_file(monkeypatch):
     made = []
     share = log.RunLog.share_memory
