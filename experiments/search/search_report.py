@@ -24,6 +24,7 @@ from schedlab.sim.text import json_text, number, percent
 Data = dict[str, Any]
 
 _SHOWN_TRIALS = 10
+_SHOWN_REASONS = 5
 BEYOND = {"at least": ">= ", "below": "< ", "at most": "<= ", "above": "> "}
 """What stands before an answer that lies beyond what was tried."""
 
@@ -186,7 +187,7 @@ def tune_lines(spec: ExperimentSpec, tuned: Tuned) -> list[str]:
     constraints = (
         " and ".join(map(str, constraints_of(asked.at_most, asked.at_least))) or "no constraints"
     )
-    invalid = f", {tuned.num_invalid} not allowed" if tuned.num_invalid else ""
+    invalid = f", {tuned.num_invalid} left out" if tuned.num_invalid else ""
     lines = [
         f"{len(tuned.trials)} settings tried{invalid}; {asked.extreme}: {asked.goal} within "
         f"{constraints} ({_requests(spec)})"
@@ -197,6 +198,8 @@ def tune_lines(spec: ExperimentSpec, tuned: Tuned) -> list[str]:
             goal = with_interval(trial.goal.mean, trial.goal.half_width)
             held = "constraints hold" if trial.holds else "A CONSTRAINT BREAKS"
             lines.append(f"{title}: {values}: {goal}, {held} (on {len(trial.goals)} new seeds)")
+    reasons = sorted(tuned.left_out.items(), key=lambda pair: -pair[1])
+    lines += [f"{num} left out: {why}" for why, num in reasons[:_SHOWN_REASONS]]
     return [*lines, tuned.verdict, *tuned.remarks]
 
 
@@ -217,6 +220,7 @@ def tune_data(spec: ExperimentSpec, tuned: Tuned, num_runs: int) -> Data:
         "tune": _asked(spec.tune),
         "num_runs": num_runs,
         "num_invalid": tuned.num_invalid,
+        "left_out": dict(tuned.left_out),
         "best_on_new_seeds": plain(tuned.best),
         "given_on_new_seeds": plain(tuned.given),
         "verdict": tuned.verdict,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from schedlab.experiments.search.constraints import Metrics, constraints_of, label_of, with_values
 from schedlab.experiments.search.find import MOST_DOUBLINGS, find_all, suffices, told_way
@@ -73,7 +74,9 @@ class Tuned:
     trials : tuple of Trial
         Everything tried, best first; on the seeds of the experiment.
     num_invalid : int
-        Combinations that are not allowed together, and were left out.
+        Combinations that are not allowed together, or fail, and were left out.
+    left_out : mapping of str to int
+        Why, and how many for this reason.
     best : Trial
         The winner on seeds it was not chosen by.
     given : Trial or None
@@ -90,6 +93,7 @@ class Tuned:
     given: Trial | None
     verdict: str
     remarks: tuple[str, ...]
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def tune(spec: ExperimentSpec, runs: Runs) -> Tuned:
@@ -135,7 +139,9 @@ def tune(spec: ExperimentSpec, runs: Runs) -> Tuned:
     }
     search.try_all(itertools.product(*axes.values()))
     if not search.trials:
-        raise SpecError(f"tune.over: no combination of values is allowed: {search.last_error}")
+        raise SpecError(
+            f"tune.over: no combination of values is allowed: {next(reversed(search.left_out))}"
+        )
     while max(steps.values(), default=1.0) > 1 + asked.tolerance:
         steps = {key: math.sqrt(step) for key, step in steps.items()}
         for key, value in zip(asked.over, search.best_values(), strict=True):
@@ -152,9 +158,8 @@ class _Search:
         self._spec, self._asked, self._runs = spec, asked, runs
         self._whole = {key: isinstance(_value(spec, key), int) for key in asked.ranges}
         self.trials: dict[Values, Trial] = {}
-        self.num_invalid = 0
+        self.left_out: Counter[str] = Counter()
         self.is_cut = False
-        self.last_error = ""
         self._invalid: set[Values] = set()
 
     def is_whole(self, key: str) -> bool:
@@ -174,8 +179,7 @@ class _Search:
                 allowed[values] = with_values(self._spec, self._named(values))
             except SpecError as error:
                 self._invalid.add(values)
-                self.num_invalid += 1
-                self.last_error = str(error)
+                self.left_out[str(error)] += 1
         room = self._asked.max_settings - len(self.trials)
         if len(allowed) > room:
             self.is_cut = True
@@ -187,8 +191,7 @@ class _Search:
                 self.trials[values] = trial
             else:
                 self._invalid.add(values)
-                self.num_invalid += 1
-                self.last_error = trial
+                self.left_out[trial] += 1
 
     def _rounded(self, combination: Values) -> Values:
         rounded: list[Value] = []
@@ -240,7 +243,8 @@ def evaluate(
         found = find_all(expanded, _as_find(asked), runs)
         # Within them by construction, but for a setting that breaks one at the least value.
         return [
-            one.error or Trial(v, tuple(one.values), (1.0 if one.bound == "below" else 0.0,))
+            one.error.removeprefix("cannot run: ")
+            or Trial(v, tuple(one.values), (1.0 if one.bound == "below" else 0.0,))
             for v, one in zip(values, found, strict=True)
         ]
     tried = runs.tried([(point.spec, point.label) for point in expanded])
@@ -251,7 +255,7 @@ def evaluate(
         failed = ""
         for one in tried[i * num : (i + 1) * num]:
             if isinstance(one, Done):
-                failed = failed or f"{one.job.label}: {one.error}"
+                failed = failed or str(one.error)
             else:
                 own.append(one.metrics)
         if failed:
@@ -300,7 +304,8 @@ def _confirmed(spec: ExperimentSpec, asked: Tune, search: _Search, runs: Runs) -
         )
     if search.is_cut:
         remarks.append(f"stopped after {asked.max_settings} settings (tune.max_settings)")
-    return Tuned(tuple(ordered), search.num_invalid, best, given, told, tuple(remarks))
+    left_out = search.left_out
+    return Tuned(tuple(ordered), left_out.total(), best, given, told, tuple(remarks), left_out)
 
 
 def _settled(
@@ -377,8 +382,15 @@ def _value(spec: ExperimentSpec, key: str) -> float:
 def _name(spec: ExperimentSpec, key: str, names: Sequence[Value]) -> str:
     """Return which name stands at a key; what else stands there in short, if it is none of them."""
     data = _at(spec, key)
-    same = [one for one in names if _at(with_values(spec, {key: one}), key) == data]
+    same = [one for one in names if _stands_for(spec, key, one, data)]
     return str(same[0]) if same else shown(data)
+
+
+def _stands_for(spec: ExperimentSpec, key: str, name: Value, data: object) -> bool:
+    try:
+        return _at(with_values(spec, {key: name}), key) == data
+    except SpecError:
+        return False  # a name that is not allowed here is not the one given
 
 
 def _at(spec: ExperimentSpec, key: str) -> object:
