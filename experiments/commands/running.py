@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -146,17 +147,24 @@ class PointsBar:
     def __init__(self, draw: Draw | None) -> None:
         self._draw = draw
         self._count, self._total = 0, 1
-        self._errors: set[str] = set()
+        self._errors: Counter[str] = Counter()
 
     def point_ended(self, count: int, total: int, timing: TimeEstimate, done: Done | None) -> None:
         """Take note of a point that ended, or of the first to begin."""
         if done is not None and done.error:
-            why = "as before" if done.error in self._errors else done.error
-            self._errors.add(done.error)
-            typer.echo(f"failed: {done.job.label}, seed {done.job.spec.seed}: {why}", err=True)
+            if not self._errors[done.error]:
+                told = f"failed: {done.job.label}, seed {done.job.spec.seed}: {done.error}"
+                typer.echo(told, err=True)
+            self._errors[done.error] += 1
         self._count, self._total = count, max(total, 1)
         if self._draw is not None:
             self._draw(f"{count} of {total} points, {timing.text()}", count / self._total)
+
+    def tell_repeated(self) -> None:
+        """Say how many more points failed for the reasons told."""
+        if more := self._errors.total() - len(self._errors):
+            points = "1 more point" if more == 1 else f"{more} more points"
+            typer.echo(f"failed: {points}, for the same reason", err=True)
 
     def requests_done(self, job: Job, num_done: int, num_requests: int) -> None:
         """Take note of how far the point at work is."""
@@ -169,7 +177,9 @@ class PointsBar:
 def points_bar(quiet: bool) -> Iterator[PointsBar]:
     """Show how far the points are on stderr; only failures where nobody would see a bar."""
     with bar(quiet) as draw:
-        yield PointsBar(draw)
+        points = PointsBar(draw)
+        yield points
+    points.tell_repeated()
 
 
 def print_results(results: SavedResults, name: str, metrics: Sequence[str] = ()) -> None:

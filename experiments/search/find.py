@@ -233,7 +233,7 @@ def settled(
             break
         length *= 2
         try:
-            history.append(find_all(todo(length), asked, runs, reached))
+            history.append(_longer(todo(length), history[-1], asked, runs, reached))
         except SchedlabError:
             break  # a trace file that is not so long
         pairs = zip(history[-2], history[-1], strict=True)
@@ -245,6 +245,20 @@ def settled(
         _with_its_way(of, asked.tolerance, longer) if _is_answer(of[-1]) else of[-1]
         for of in zip(*history, strict=True)
     ]
+
+
+def _longer(
+    todo: Sequence[Point],
+    before: Sequence[Found],
+    asked: Find,
+    runs: Runs,
+    reached: Mapping[str, Sequence[float]],
+) -> list[Found]:
+    """Search again near the answers; a setting that failed is not run again."""
+    failed = {one.label for one in before if one.error}
+    again = find_all([p for p in todo if p.label not in failed], asked, runs, reached)
+    rest = iter(again)
+    return [one if one.error else next(rest) for one in before]
 
 
 def _is_answer(one: Found) -> bool:

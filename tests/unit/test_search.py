@@ -351,6 +351,15 @@ def test_tune_leaves_out_combinations_that_are_not_allowed():
     assert tuned().num_invalid > 0  # max_num_batched_tokens < max_num_seqs
 
 
+def test_tune_leaves_out_names_that_are_not_allowed_and_says_why():
+    over = {"engine.max_num_seqs": [8, 512], "policy": ["fcfs", "sjf"]}
+    found = tuned(over=over, tolerance=0.5)
+    assert {trial.values["policy"] for trial in found.trials} == {"fcfs"}
+    ((why, num),) = found.left_out.items()
+    assert "sjf needs predictions" in why
+    assert num == found.num_invalid > 0
+
+
 def test_tune_without_any_setting_that_holds_says_so():
     found = tuned(at_most={"p99_itl_ms": 1})
     assert not found.best.holds
@@ -433,6 +442,7 @@ class Lengths:
     def __init__(self, grows=1.0, longest=10**9):
         self.grows, self.longest = grows, longest
         self.lengths = []
+        self.failed_lengths = set()
 
     def tried(self, wanted):
         return [self._one(*pair) for pair in wanted]
@@ -445,6 +455,7 @@ class Lengths:
         self.lengths.append(length)
         job = Job(one, "", Path(), label)
         if one.policy.name == "static":
+            self.failed_lengths.add(length)
             return Done(job, 0.0, "static does not run here")
         if length > self.longest:
             return Done(job, 0.0, "the trace has not so many rows")
@@ -581,6 +592,14 @@ def test_setting_that_cannot_run_does_not_keep_the_others_from_their_answer():
     (told, _) = find_data(asked, [failed, fine], [], 1)["settings"]
     assert told["error"]
     assert told["mean"] is None
+
+
+def test_setting_that_cannot_run_is_not_run_again_with_longer_runs():
+    runs = Lengths(0.0)
+    failed, fine = find(spec(**LIMITED, sweep={"policy": ["static", "fcfs"]}), runs)
+    assert failed.error
+    assert fine.num_requests == 120
+    assert runs.failed_lengths == {60}
 
 
 def test_search_of_which_no_setting_runs_is_an_error():
