@@ -92,8 +92,8 @@ def tried(found: Data, title: str) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        The metric of the constraint over the value: a dot a seed and value, a line a setting
-        through the means of those values that at least half of the seeds tried.
+        The metric of the constraint over the value: a dot a value tried, a thin line a seed. What
+        was tried with the length of runs behind the answer is shown.
     """
     asked = found["find"]
     constraints = [
@@ -108,16 +108,21 @@ def tried(found: Data, title: str) -> Figure:
             metric = metric_named(name)
             low = math.inf
             for one in settings:
-                points = sorted(
-                    (probe["value"], (bound + sign * json_number(list(probe["excess"].values())[i]))
-                     * metric.scale)
-                    for seed in one["replications"] for probe in seed["tried"]
-                )  # fmt: skip
-                known = [(x, y) for x, y in points if math.isfinite(y)]
-                low = min([low, *(y for _, y in known)])
                 look = drawn[one["label"]]
-                axes.plot(*np.array(known).reshape(-1, 2).T, ".", color=look.color, markersize=4)
-                axes.plot(*_means(known), look.line, color=look.color, linewidth=1.2)
+                for seed in one["replications"]:
+                    points = sorted(
+                        (probe["value"],
+                         (bound + sign * json_number(list(probe["excess"].values())[i]))
+                         * metric.scale)
+                        for probe in seed["tried"]
+                    )  # fmt: skip
+                    known = [(x, y) for x, y in points if math.isfinite(y)]
+                    low = min([low, *(y for _, y in known)])
+                    # Between values of a seed only: another seed is another workload.
+                    axes.plot(
+                        *np.array(known).reshape(-1, 2).T, look.line, color=look.color,
+                        linewidth=0.8, marker=look.marker, markersize=3,
+                    )  # fmt: skip
             axes.axhline(bound * metric.scale, color=GREY, linewidth=0.9, linestyle=(0, (6, 2)))
             axes.set_xscale("log")
             plain_numbers(axes, "x")
@@ -126,11 +131,9 @@ def tried(found: Data, title: str) -> Figure:
                 plain_numbers(axes, "y")
             axes.set_xlabel(_goal(asked))
             axes.set_ylabel(metric.axis)
-        name_below(figure, [(name, look._replace(marker=".")) for name, look in drawn.items()])
+        name_below(figure, list(drawn.items()))
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-        note(
-            figure, "dashed: the constraint; dots: a value tried with a seed; line: mean of a value"
-        )
+        note(figure, "dashed: the constraint; dots: values tried; a line a seed")
     return figure
 
 
@@ -187,7 +190,7 @@ def tuned(found: Data, title: str) -> Figure:
         note(
             figure,
             f"{_constraints(found['tune'])}; hollow: breaks a constraint; line: the best that "
-            "holds; star: the winner on new seeds; diamond: the given setting on the same",
+            "holds; star: the winner on new seeds, in longer runs; diamond: the given setting there",
         )
     return figure
 
@@ -232,16 +235,6 @@ def _draw_trials(
         if holds:
             tops[x] = min(y, tops.get(x, y)) if least else max(y, tops.get(x, y))
     axes.plot(*np.array(sorted(tops.items())).reshape(-1, 2).T, "-", color=blue, linewidth=1.0)
-
-
-def _means(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return the mean at each value that at least half as many seeds tried as the most."""
-    by_value: dict[float, list[float]] = {}
-    for x, y in points:
-        by_value.setdefault(x, []).append(y)
-    most = max(map(len, by_value.values()), default=0)
-    kept = {x: ys for x, ys in by_value.items() if 2 * len(ys) >= most}
-    return list(kept), [float(np.mean(ys)) for ys in kept.values()]
 
 
 def _constraints(asked: Data) -> str:
