@@ -12,7 +12,7 @@ import numpy.typing as npt
 from schedlab.experiments.figures.style import house_style, legend_width, new_figure, note
 from schedlab.experiments.results.selection import FOLDER
 from schedlab.experiments.results.tables import Row
-from schedlab.experiments.statistics import with_interval
+from schedlab.experiments.statistics import LEAST_SEEDS, with_interval
 from schedlab.sim.errors import SpecError
 from schedlab.sim.metrics.registry import metric_named
 
@@ -51,7 +51,8 @@ def heat_map(
     matplotlib.figure.Figure
         Each cell says the mean and, with replications, half its 95 % confidence interval. Its
         shade is how many times worse than the best of its column it is, on a logarithmic scale
-        up to 8; the best is in bold, with all those whose interval overlaps the best one's.
+        up to 8; the best is in bold, with all those whose interval overlaps the best one's, unless
+        those are all. Of two to four replications none is in bold.
 
     Raises
     ------
@@ -64,6 +65,8 @@ def heat_map(
     shown = [m for m in metrics if any(math.isfinite(row.mean(m)) for row in results)]
     worse = np.stack([times_worse([row.mean(m) for row in results], m) for m in shown], axis=1)
     shade = np.log(np.clip(worse, 1.0, _WORST)) / math.log(_WORST)
+    # Two to four seeds have intervals so wide that they tell nothing from anything.
+    tells = not any(1 < row.num_replications < LEAST_SEEDS for row in results)
     with house_style():
         width = legend_width(_labels(results), 0.9 + 1.12 * len(shown))
         figure = new_figure(width, 1.0 + 0.27 * len(results), least=0.75 * width)
@@ -72,7 +75,8 @@ def heat_map(
             np.ma.masked_invalid(shade), cmap=shades(), vmin=0, vmax=1, aspect="auto"
         )
         for j, metric in enumerate(shown):
-            ties = _not_worse(results, metric)
+            ties = _not_worse(results, metric) if tells else set()
+            ties = set() if len(ties) == len(results) else ties
             for i, row in enumerate(results):
                 axes.text(
                     j, i, _cell(row, metric), ha="center", va="center", fontsize=7.5,
@@ -99,6 +103,8 @@ def heat_map(
         bar.outline.set_visible(False)
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         text = "bold: the best, and what its interval does not tell from it"
+        if not tells:
+            text = f"fewer than {LEAST_SEEDS} seeds tell no best"
         if any(row.num_replications > 1 for row in results):
             text += "; ± is the 95 % confidence interval over replications"
         note(figure, text)

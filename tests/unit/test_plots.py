@@ -510,6 +510,15 @@ def test_heat_map_marks_the_best_of_each_column():
     assert bold == {(0, 1), (1, 0)}
 
 
+@pytest.mark.parametrize(("num_seeds", "bold"), [(2, set()), (5, {(1, 0)})])
+def test_heat_map_of_few_seeds_or_equal_values_marks_no_best(num_seeds, bold):
+    rows = [row("fast", 2, 1.0, 100), row("much", 2, 1.0, 900)]
+    rows = [dataclasses.replace(one, num_replications=num_seeds) for one in rows]
+    axes = plots.heat_map(rows, "title", ["request_throughput", "p99_ttft_ms"]).axes[0]
+    weights = {text.get_position() for text in axes.texts if text.get_fontweight() == "bold"}
+    assert weights == bold
+
+
 def test_gantt_of_a_few_draws_those_that_came_first(small_run):
     (axes,) = plots.gantt(small_run, "title", max_requests=3).axes
     came_s = (
