@@ -106,7 +106,6 @@ def draw_chosen(
     place = output or folders[0]
     if place.exists() and not place.is_dir():
         raise SpecError(f"{place} is a file; figures are written into a folder")
-    place.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     left_out = []
     with paper(size):
@@ -118,6 +117,7 @@ def draw_chosen(
                     raise type(error)(f"{drawing.name}: {error}") from error
                 left_out.append(f"{drawing.name}: {error}")
                 continue
+            place.mkdir(parents=True, exist_ok=True)  # a refused figure leaves no folder
             written += save(figure, place / drawing.name, formats)
     if output is None:
         add_to_marker(place, [path.name for path in written])

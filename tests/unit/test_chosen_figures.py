@@ -211,7 +211,9 @@ def test_answers_show_mean_interval_and_seeds():
 
 def test_tried_gives_the_metric_back_from_its_excess():
     (axes,) = tried(FOUND, "").axes
-    assert sorted(set(axes.lines[0].get_ydata())) == [600.0, 10_000.0]
+    *seeds, bound = axes.lines
+    assert [list(line.get_ydata()) for line in seeds] == [[600.0, 10_000.0]] * 2
+    assert set(bound.get_ydata()) == {1000.0}
 
 
 def test_tuned_marks_what_breaks_a_bar_and_the_winner():
@@ -230,3 +232,9 @@ def test_tuned_marks_what_breaks_a_bar_and_the_winner():
 
 def test_every_figure_by_name_has_a_caption_that_ends_as_a_sentence():
     assert all(kind.caption.endswith(".") for kind in FIGURES.values())
+
+
+def test_refused_figure_leaves_no_folder(folder, tmp_path):
+    with pytest.raises(SpecError, match="shows one run"):
+        draw_chosen([folder], Chosen(["gantt"]), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
