@@ -52,15 +52,12 @@ Output = Annotated[
 Light = Annotated[
     bool, typer.Option("--light", help="Keep the metrics of each point, and no tables.")
 ]
-SearchOutput = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        help="Folder that keeps the runs; results/<name>-find, -tune.",
-    ),
-]
+
+
+def _search_output(name: str) -> Any:  # noqa: ANN401 - a type, as typer reads it
+    """Return the option that says where a search keeps its runs."""
+    told = f"Folder that keeps the runs; results/<name>-{name}."
+    return Annotated[Path | None, typer.Option("-o", "--output", metavar="FOLDER", help=told)]
 
 
 @app.command("sweep", cls=RayCommand)
@@ -171,7 +168,7 @@ def _search_command(
     def command(
         spec_file: SpecFile,
         overrides: Overrides = None,
-        output: SearchOutput = None,
+        output: Path | None = None,
         jobs: NumWorkers = 1,
         ray: RayAddress = None,
         tables: Annotated[
@@ -212,6 +209,7 @@ def _search_command(
             print_lines([f"{runs.num_asked} runs in {folder} (schedlab plot, schedlab report)"])
 
     command.__doc__ = search.__doc__
+    command.__annotations__["output"] = _search_output(name)
     return command
 
 

@@ -21,6 +21,8 @@ from schedlab.sim.yaml_lines import dump_yaml
 POINTS_FILE = "points.json"
 """Which folder inside holds which point of the experiment, in order."""
 
+_OF_SEARCHES = ("find.json", "tune.json", "recommend.json")
+
 
 @dataclass(frozen=True)
 class SavedResults:
@@ -144,6 +146,11 @@ def read_points(folder: Path) -> list[PointMetrics]:
     if not folder.is_dir():
         told = "is a file, and results are a folder" if folder.exists() else "no such folder"
         raise SchedlabError(f"{folder}: {told}")
+    if searched := next((name for name in _OF_SEARCHES if (folder / name).is_file()), None):
+        raise SchedlabError(
+            f"{folder} is of a search, not of a sweep: its verdicts stand in {searched}, which "
+            "schedlab report and schedlab plot show"
+        )
     raise SchedlabError(f"{folder} holds no results: neither {POINTS_FILE} nor result.json")
 
 

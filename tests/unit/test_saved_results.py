@@ -247,3 +247,9 @@ def test_points_that_are_gone_are_told_by_whoever_reads_the_rest(swept, tmp_path
         shutil.rmtree(path)
     with pytest.raises(SchedlabError, match=r"8 of 8 points have no result .* and 1 more; "):
         read_results(folder)
+
+
+def test_folder_of_a_search_says_where_its_verdicts_stand(tmp_path):
+    (tmp_path / "find.json").write_text("{}")
+    with pytest.raises(SchedlabError, match=r"is of a search.*find\.json"):
+        read_points(tmp_path)
