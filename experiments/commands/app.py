@@ -61,6 +61,7 @@ def _in_words(command: Any) -> Any:  # noqa: ANN401 - click's
     """Let the help of a command say what a value stands for instead of its type in Python."""
     for inner in getattr(command, "commands", {}).values():
         _in_words(inner)
+        inner.short_help = inner.short_help or (inner.help or "").split("\n\n")[0]  # not cut
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             parameter.display_type_rich = lambda ctx: ""  # its name says it

@@ -190,7 +190,7 @@ def tuned(found: Data, title: str) -> Figure:
         note(
             figure,
             f"{_constraints(found['tune'])}; hollow: breaks a constraint; line: the best that "
-            "holds; star: the winner on new seeds, in longer runs; diamond: the given setting there",
+            "holds; star: the winner on new seeds, in longer runs; diamond: the given one there",
         )
     return figure
 

@@ -430,3 +430,8 @@ def test_folder_whose_name_is_too_long_is_refused_in_a_line(spec_file):
     assert done.exit_code == 2
     assert "File name too long" in done.stderr
     assert len(done.stderr) < 400
+
+
+def test_help_of_a_group_cuts_no_summary():
+    for group in ("trace", "profile", "predictor", "regress"):
+        assert "..." not in schedlab(group, "--help").stdout.replace("[ARGS]...", "")
