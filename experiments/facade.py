@@ -24,6 +24,7 @@ from schedlab.policies.routers.router import Router
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import read_json_object
+from schedlab.traces.synthetic import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from schedlab.experiments.sweeps.workers import Workers
@@ -286,6 +287,46 @@ def load_claims(file: str | Path) -> Claims:
 def load(folder: str | Path) -> Results:
     """Return what `run`, `sweep` or the commands of these names wrote into a folder."""
     return Results(read_results(Path(folder)))
+
+
+def known_policies() -> dict[str, type[Policy]]:
+    """Return the registered policies by name, sorted.
+
+    Examples
+    --------
+    >>> known_policies()["sjf"].needs_prediction
+    True
+    """
+    return {name: registry.policy_class(name) for name in registry.names()}
+
+
+def synthesize(
+    file: str | Path,
+    num_requests: int,
+    *,
+    preset: str = DEFAULT_PRESET,
+    rate: float | None = None,
+    seed: int = 0,
+) -> Path:
+    """Draw a trace from a preset, write it, and return where: for ``workload.trace``.
+
+    Parameters
+    ----------
+    file : str or Path
+        Ends in ``.csv``, ``.csv.gz`` or ``.parquet``.
+    num_requests : int
+        How many.
+    preset : str
+        See `schedlab trace presets`.
+    rate : float, optional
+        Mean requests a second in place of the preset's.
+    seed : int
+        Of what is drawn.
+    """
+    from schedlab import traces
+
+    drawn = traces.synthesize(num_requests, preset=preset, rate=rate, seed=seed)
+    return traces.write(drawn, file)
 
 
 def _written(file: Path, key: str, command: str) -> dict[str, Any]:

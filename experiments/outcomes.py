@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from schedlab.experiments.analysis.frontier import on_frontier
 from schedlab.experiments.analysis.policy_comparison import METRICS, PolicyChange, compare_policies
 from schedlab.experiments.figures.accessor import Plots, Shown
 from schedlab.experiments.results.saved_results import SavedResults
@@ -90,6 +91,22 @@ class Results(_Shown):
     def compare(self, *metrics: str, against: str | None = None, key: str = "policy") -> Comparison:
         """Return verdicts; see `compare`."""
         return Comparison(compare_policies(self.saved.runs, metrics or METRICS, against, key))
+
+    def frontier(self, *metrics: str) -> list[Row]:
+        """Return the settings that no other one is better than in all of these metrics.
+
+        Raises
+        ------
+        SpecError
+            If a metric does not exist or has no better and worse.
+        """
+        upwards = [metric_named(metric).larger_is_better for metric in metrics]
+        for metric, side in zip(metrics, upwards, strict=True):
+            if side is None:
+                raise SpecError(f"{metric} is neither better large nor small: it has no frontier")
+        values = [[row.mean(metric) for metric in metrics] for row in self.rows]
+        best = on_frontier(values, [bool(side) for side in upwards])
+        return [row for row, is_best in zip(self.rows, best, strict=True) if is_best]
 
     def report(self, file: str | Path | None = None) -> Path:
         """Write one HTML page, and return where."""

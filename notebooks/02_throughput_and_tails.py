@@ -23,10 +23,6 @@ import tempfile
 from pathlib import Path
 
 import schedlab as sl
-from schedlab.experiments.analysis.frontier import on_frontier
-from schedlab.policies import registry
-from schedlab.traces.synthetic import synthesize
-from schedlab.traces.writer import write
 
 fast = bool(os.environ.get("FAST"))
 rates = [2, 10] if fast else [2, 4, 6, 8, 10, 12]
@@ -37,17 +33,18 @@ num_requests = 15 if fast else 300
 # predictor that is right about the order of three pairs in four (Kendall's tau 0.5).
 
 # %%
+known = sl.known_policies()
 predictor = {"name": "noisy", "kendall_tau": 0.5}
 
 
 def with_predictor(name):
-    needs = registry.policy_class(name).needs_prediction
+    needs = known[name].needs_prediction
     return {"name": name, "predictor": predictor} if needs else name
 
 
 wrappers = {"aged", "boosted"}  # these decorate another policy
 few = ("static", "fcfs", "sjf", "srtf", "prefill_first", "sarathi", "hrrn", "edf", "vtc", "tgi3")
-names = few if fast else [name for name in registry.names() if name not in wrappers]
+names = few if fast else [name for name in known if name not in wrappers]
 results = sl.run(
     {
         "name": "every policy",
@@ -69,9 +66,8 @@ print(len(results.saved.runs), "runs of", len({row.policy for row in results.row
 # colour, the others grey.
 
 # %%
-values = [[row.mean("request_throughput"), row.mean("p99_ttft_ms")] for row in results.rows]
-best = on_frontier(values, [True, False])
-front = list(dict.fromkeys(row.policy for row, is_best in zip(results.rows, best) if is_best))[:6]
+best = results.frontier("request_throughput", "p99_ttft_ms")
+front = list(dict.fromkeys(row.policy for row in best))[:6]
 highlight = list(dict.fromkeys([*front, "static", "fcfs"]))
 results.plot.throughput_against_p99(highlight=highlight)
 
@@ -130,11 +126,11 @@ some.plot.slowdown_against_length()
 
 # %%
 folder = Path(tempfile.mkdtemp())
-write(synthesize(num_requests, preset="azure-conv", seed=0), folder / "same.csv")
+same = sl.synthesize(folder / "same.csv", num_requests, preset="azure-conv")
 again = sl.run(
     {
         "name": "the same requests in other traffic",
-        "workload": {"trace": str(folder / "same.csv"), "request_rate": load},
+        "workload": {"trace": str(same), "request_rate": load},
         "replications": 4 if fast else 10,
         "sweep": {"policy": [with_predictor(name) for name in ("fcfs", "sjf", "prefill_first")]},
     }

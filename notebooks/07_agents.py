@@ -25,9 +25,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import schedlab as sl
-from schedlab.experiments.figures.style import show_in_notebooks
 
-show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
 count = 25 if fast else 200
 

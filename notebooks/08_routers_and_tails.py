@@ -22,9 +22,7 @@
 import os
 
 import schedlab as sl
-from schedlab.experiments.figures.style import show_in_notebooks
 
-show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
 num_requests = 150 if fast else 600
 seeds = 2 if fast else 5

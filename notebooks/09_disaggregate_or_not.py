@@ -22,9 +22,7 @@
 import os
 
 import schedlab as sl
-from schedlab.experiments.figures.style import show_in_notebooks
 
-show_in_notebooks()
 fast = bool(os.environ.get("FAST"))
 num_requests = 100 if fast else 500
 rates = [20, 60] if fast else [10, 20, 40, 60, 80]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         claims,
         compare,
         find,
+        known_policies,
         load,
         load_claims,
         load_measurement,
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
         run,
         spec,
         sweep,
+        synthesize,
     )
 
 __all__ = [
-    "claims", "compare", "find", "load", "load_claims", "load_measurement", "measure", "run",
-    "spec", "sweep",
+    "claims", "compare", "find", "known_policies", "load", "load_claims", "load_measurement",
+    "measure", "run", "spec", "sweep", "synthesize",
 ]  # fmt: skip
 
 core.choose()

@@ -272,3 +272,24 @@ def test_setting_of_several_runs_has_half_an_interval_beside_each_mean():
         "completed_ci95": 0.5, "duration_s": 3.0, "duration_s_ci95": None,
     }  # fmt: skip
     assert "completed_ci95" not in _of_setting(Row("x", "fcfs", settings, 1, metrics))
+
+
+def test_frontier_has_the_settings_that_no_other_beats():
+    results = sl.run({"workload": {"trace": "fixed", "num_requests": 30, "request_rate": 2},
+                      "sweep": {"engine.max_num_seqs": [1, 2]}})  # fmt: skip
+    (best,) = results.frontier("mean_e2el_ms", "request_throughput")
+    assert best.settings["engine.max_num_seqs"] == "2"
+    with pytest.raises(SpecError, match="num_requests is neither better"):
+        results.frontier("num_requests")
+
+
+def test_synthesized_trace_is_a_workload(tmp_path):
+    file = sl.synthesize(tmp_path / "drawn.csv", 7, preset="fixed", seed=3)
+    assert sl.run({"workload": {"trace": str(file)}}).rows[0].mean("completed") == 7
+
+
+def test_known_policies_are_classes_by_name():
+    known = sl.known_policies()
+    assert list(known) == sorted(known)
+    assert known["sjf"].needs_prediction
+    assert not known["fcfs"].needs_prediction
