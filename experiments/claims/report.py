@@ -20,8 +20,8 @@ _ABOUT = {
     "policies": """\
 # Does it do what its paper says?
 
-Written by `schedlab claims`. To change it, change `experiments/papers/policies/*.yaml` and run
-that again.
+Written by `schedlab claims{files}`. To change it, change `experiments/papers/{folder}/*.yaml` and
+run that again.
 
 Each system of the literature is held against the figures of its paper, in simulation.""",
     "fleets": """\
@@ -93,7 +93,7 @@ def markdown(findings: Sequence[Finding], page: str = "policies") -> str:
     papers = [m for m in stated if m.figure.stated_by == "paper"]
     posts = [m for m in stated if m.figure.stated_by == "post"]
     own = [m for m in measured if m.figure.paper is None]
-    lines = [_ABOUT[page] + _PREFACE + _MOVED[page]]
+    lines = [_beginning(page, findings)]
     lines += [f"* {len(papers)} figures that papers state: {counts(papers)}."] if papers else []
     lines += (
         [f"* {len(posts)} figures that posts and vendors state: {counts(posts)}."] if posts else []
@@ -238,6 +238,16 @@ def band_text(figure: Figure, band: tuple[float, float] | None) -> str:
     if not math.isfinite(low):
         return f"at most {ends[1]}" if math.isfinite(high) else "any"
     return f"{ends[0]} to {ends[1]}" if math.isfinite(high) else f"at least {ends[0]}"
+
+
+def _beginning(page: str, findings: Sequence[Finding]) -> str:
+    """Return how a page begins; one of another folder's experiments names that folder."""
+    folders = {finding.path.parent for finding in findings}
+    folder = next(iter(folders)).name if len(folders) == 1 else page
+    if folder in _ABOUT or {one.parent.name for one in folders} != {"papers"}:
+        return _ABOUT[page].format(files="", folder=page) + _PREFACE + _MOVED[page]
+    files = f" experiments/papers/{folder}/*.yaml"
+    return _ABOUT["policies"].format(files=files, folder=folder) + _PREFACE + "\n"
 
 
 def counts(measured: Sequence[MeasuredFigure]) -> str:

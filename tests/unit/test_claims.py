@@ -525,3 +525,10 @@ def test_digest_of_a_claim_changes_with_every_byte_of_its_file_and_of_the_one_it
     found.append(source_sha256(child))
     assert len(set(found)) == 4
     assert found[-1] == hashlib.sha256(b"name: one\n").hexdigest()
+
+
+def test_page_of_a_folder_of_papers_names_that_folder(tmp_path):
+    folder = tmp_path / "papers" / "pipelines"
+    page = markdown([examine(folder / "x.yaml", make_spec(experiment()))])
+    assert "`schedlab claims experiments/papers/pipelines/*.yaml`" in page
+    assert "hrrn, llumnix" not in page
