@@ -111,6 +111,11 @@ def _told(text: str | None) -> str:
     return html.escape(" ".join((text or "").split()), quote=False)
 
 
+def _cell(figure: Path) -> list[int]:
+    """Return which cell of its notebook a figure is of: NAME_10_0.png comes after NAME_9_0.png."""
+    return [int(part) for part in figure.stem.rsplit("_", 2)[1:]]
+
+
 def gallery() -> Iterator[tuple[str, str | bytes]]:
     """Yield the notebooks that were run, and a page that lists them with a figure of each."""
     lines = [
@@ -127,7 +132,7 @@ def gallery() -> Iterator[tuple[str, str | bytes]]:
         text = page.read_text(encoding="utf-8")
         title = next((line[2:] for line in text.splitlines() if line.startswith("# ")), source.stem)
         lines += ["", f"## [{title}]({source.stem}.md)"]
-        figures = sorted((NOTEBOOKS / f"{source.stem}_files").glob("*.png"))
+        figures = sorted((NOTEBOOKS / f"{source.stem}_files").glob("*.png"), key=_cell)
         if figures:
             lines += ["", f"[![{title}]({source.stem}_files/{figures[0].name})]({source.stem}.md)"]
         yield f"{source.stem}.md", text
