@@ -27,7 +27,8 @@ import numpy as np
 import schedlab as sl
 
 fast = bool(os.environ.get("FAST"))
-count = 25 if fast else 200
+# Few sessions, but as many at a time: else nobody waits.
+sessions = {"workload.sessions.count": 60 if fast else 200, "workload.session_rate": 8 if fast else 0.8}
 
 # %% [markdown]
 # The shipped experiment: answers call a shell or a search, some fan out to sub-agents, and memory
@@ -36,10 +37,7 @@ count = 25 if fast else 200
 # %%
 policies = ["fcfs", "program_fcfs", "plas", "infercept", "continuum"]
 results = {
-    policy: sl.run("sessions", sweep={}, policy=policy, **{"workload.sessions.count": count}).runs[
-        0
-    ]
-    for policy in policies
+    policy: sl.run("sessions", sweep={}, policy=policy, **sessions).run for policy in policies
 }
 
 # %% [markdown]
