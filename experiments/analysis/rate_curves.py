@@ -86,15 +86,18 @@ def rate_bracket(rows: Sequence[Row], metric: str, at_least: float) -> tuple[flo
     Returns
     -------
     held : float
-        The last rate that holds, walking up; NaN if the first fails.
+        The last rate that holds, walking up, and is not saturated: there a longer run may hold
+        less. NaN if there is none.
     broken : float
-        The first that does not; NaN if all hold. Where between the two the bar breaks is not
+        The first that does not; NaN if all hold, or are saturated from there on. Where between the two the bar breaks is not
         known: the curve is no straight line, least of all where the upper rate is saturated.
     """
     held = math.nan
     for row in rows:
         if not row.mean(metric) >= at_least:
             return held, rate(row)
+        if is_saturated(row):
+            break
         held = rate(row)
     return held, math.nan
 

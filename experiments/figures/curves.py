@@ -328,5 +328,5 @@ def _explain(figure: Figure, drawn: Sequence[_Curve], text: str) -> None:
 def _bracket_text(held: float, broken: float) -> str:
     """Say between which rates that were run a limit lies; never a number in between."""
     if math.isnan(held):
-        return f"< {broken:.3g}"
+        return "not known" if math.isnan(broken) else f"< {broken:.3g}"
     return f"> {held:.3g}" if math.isnan(broken) else f"{held:.3g} to {broken:.3g}"
