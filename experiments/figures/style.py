@@ -226,15 +226,20 @@ def spread(
     return placed
 
 
+_NARROW = 4.0
+"""The span of a logarithmic axis below which ticks are evenly spaced."""
+
+
 def plain_numbers(axes: Axes, axis: str) -> None:
     """Write 0.1, 1, 10 on a logarithmic axis instead of powers, and enough of them to read it."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     along = axes.yaxis if axis == "y" else axes.xaxis
     low, high = axes.get_ylim() if axis == "y" else axes.get_xlim()
     span = high / low
     subs = (1.0, 2.0, 5.0) if span < 100 else (1.0, 3.0) if span < 1e4 else (1.0,)
-    along.set_major_locator(LogLocator(subs=subs, numticks=20))
+    narrow = span < _NARROW  # where 1, 2 and 5 may be one tick, or none
+    along.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=subs, numticks=20))
     along.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     along.set_minor_formatter(NullFormatter())
 

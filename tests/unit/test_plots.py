@@ -304,6 +304,20 @@ def test_attainment_figure_names_each_limit():
     assert [text.get_text() for text in figure.axes[0].texts] == ["a: 2 to 4", "b: > 4", "c: < 2"]
 
 
+def test_attainment_figure_of_a_saturated_rate_that_holds_claims_nothing_of_it():
+    rows = [row("a", 2, 2, attainment=1.0), row("a", 9, 2, attainment=1.0),
+            row("b", 9, 2, attainment=1.0), row("c", 9, 2, attainment=0.5)]  # fmt: skip
+    named = [text.get_text() for text in plots.attainment_against_rate(rows, "").axes[0].texts]
+    assert sorted(named) == ["a: > 2", "b: not known", "c: < 9"]
+
+
+def test_narrow_logarithmic_axis_has_ticks():
+    rows = [row("a", 2, 2, p99_ms=96.0), row("a", 4, 4, p99_ms=103.0)]
+    axes = plots.latency_against_rate(rows, "").axes[0]
+    low, high = axes.get_ylim()
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) >= 3
+
+
 def test_attainment_figure_without_targets_is_an_error():
     with pytest.raises(SchedlabError, match="no run has a target"):
         plots.attainment_against_rate([row("a", 2, 2)], "title")
