@@ -89,8 +89,9 @@ def rate_bracket(rows: Sequence[Row], metric: str, at_least: float) -> tuple[flo
         The last rate that holds, walking up, and is not saturated: there a longer run may hold
         less. NaN if there is none.
     broken : float
-        The first that does not; NaN if all hold, or are saturated from there on. Where between the two the bar breaks is not
-        known: the curve is no straight line, least of all where the upper rate is saturated.
+        The first that does not; NaN if all hold, or are saturated from there on. Where
+        between the two the bar breaks is not known: the curve is no straight line, least of all
+        where the upper rate is saturated.
     """
     held = math.nan
     for row in rows:
