@@ -10,7 +10,6 @@ from schedlab.policies.policy import Policy
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, SimExecutor
-from schedlab.sim.core.scheduling import SchedulingPolicy
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import PolicyLied, Stalled
 from schedlab.sim.request import Arrival, Request
@@ -23,6 +22,12 @@ MAX_PLANS = 20_000
 
 MAX_WATCHED = 1_000
 """Plans of a trial before which the order of the queue is held against the keys."""
+
+
+CROWD = 1_000
+"""How many times as fast requests are sent again where two of them seldom waited."""
+
+_CROWDED_PLANS = 200
 
 
 class _Enough(Exception):  # noqa: N818 - not an error
@@ -41,7 +46,9 @@ def try_policy(
     """Run the first requests twice, planning every step and skipping ahead, and compare.
 
     The first time its keys are watched: they must sort, and stay where they are unless the policy
-    says that they move. Requests must come out of a run as they went in.
+    says that they move. Where two requests seldom wait, order shows little, so a few plans are made
+    again with requests that come `CROWD` times as fast. Requests must come out of a run as they
+    went in.
 
     Parameters
     ----------
@@ -66,26 +73,31 @@ def try_policy(
         If the policy misbehaves in another way.
     """
 
-    def run(limits: EngineConfig, stop: Callable[[Engine], bool], watched: bool) -> Engine:
+    def run(
+        limits: EngineConfig, stop: Callable[[Engine], bool], watch: int = 0, faster: int = 1
+    ) -> Engine:
         def observe(engine: Engine) -> None:
             if stop(engine):
                 raise _Enough
 
         executor: Executor = make_executor()
         made = make_policy()
-        policy: SchedulingPolicy = KeyWatch(made, MAX_WATCHED) if watched else made
-        engine = Engine(limits, policy, executor, observer=observe)
-        sent = list(islice(arrivals(), num_requests))
+        key_watch = KeyWatch(made, watch) if watch else None
+        engine = Engine(limits, key_watch or made, executor, observer=observe)
+        sent = _crowded(list(islice(arrivals(), num_requests)), faster)
         as_sent = [replace(arrival.request) for arrival in sent]
         try:
-            simulate(engine, sent, max_concurrency)
+            simulate(engine, sent, max_concurrency if faster == 1 else None)
         except _Enough:
             pass
         except Stalled:
             # A policy may wait for more requests than the trial has; a run that stalls says so.
             pass
         except PolicyLied as error:
-            raise PolicyLied(f"{tried}, step {engine.log.num_steps}: {error}") from error
+            crowd = f", sent {CROWD} times as fast" if faster > 1 else ""
+            raise PolicyLied(f"{tried}{crowd}, step {engine.log.num_steps}: {error}") from error
+        if key_watch and faster == 1 and _is_worth_a_crowd(key_watch, sent):
+            run(limits, lambda e: e.num_plans >= _CROWDED_PLANS, _CROWDED_PLANS, CROWD)
         for arrival, before in zip(sent, as_sent, strict=True):
             _require_unchanged(tried, before, arrival.request)
         return engine
@@ -97,15 +109,15 @@ def try_policy(
     # With one batch in flight, where a plan can be held against what was promised before.
     config = replace(config, pipeline_parallel_size=1)
     proving = replace(config, check_horizon=True)
-    checked = run(proving, lambda e: e.num_plans >= MAX_PLANS, watched=True)
+    checked = run(proving, lambda e: e.num_plans >= MAX_PLANS, MAX_WATCHED)
     if not config.fast_forward or config.check_horizon:
         return  # the run to come skips nothing
     end_ns = checked.now_ns
-    ahead = run(config, lambda e: e.now_ns >= end_ns, watched=False)
+    ahead = run(config, lambda e: e.now_ns >= end_ns)
     change = difference(checked.log, ahead.log, ("by single steps", "ahead"))
     if change is None:
         return
-    again = run(proving, lambda e: e.num_plans >= MAX_PLANS, watched=False)
+    again = run(proving, lambda e: e.num_plans >= MAX_PLANS)
     differs = difference(checked.log, again.log, ("in one run", "in the next"))
     if differs is not None:
         raise PolicyLied(
@@ -116,6 +128,27 @@ def try_policy(
         f"{tried}: skipping ahead changes the run at {change}; the policy promises more than "
         "it keeps, or a hook looks at the progress of other requests"
     )
+
+
+def _crowded(sent: list[Arrival], faster: int) -> list[Arrival]:
+    """Return arrivals that come so many times as fast."""
+    if faster == 1 or not sent:
+        return sent
+    first_ns = sent[0].request.arrival_ns
+    crowded = []
+    for arrival in sent:
+        request = arrival.request
+        at_ns = first_ns + (request.arrival_ns - first_ns) // faster
+        ready_ns = at_ns + arrival.ready_ns - request.arrival_ns
+        crowded.append(
+            arrival._replace(request=replace(request, arrival_ns=at_ns), ready_ns=ready_ns)
+        )
+    return crowded
+
+
+def _is_worth_a_crowd(watch: KeyWatch, sent: list[Arrival]) -> bool:
+    """Say whether too few queues were seen; requests of a session follow from answers instead."""
+    return watch.num_looked_at < _CROWDED_PLANS and len(sent) > 1 and sent[0].turn is None
 
 
 def _require_unchanged(tried: str, before: Request, after: Request) -> None:

@@ -300,6 +300,8 @@ class KeyWatch(_Around):
     def __init__(self, policy: Policy, num_plans: int = FOREVER) -> None:
         super().__init__(policy)
         self._plans_left = num_plans
+        self.num_looked_at = 0
+        """Plans before which two requests or more waited, and their order was looked at."""
         self._kinds: dict[object, tuple[int, Any]] = {}
 
     def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
@@ -330,6 +332,7 @@ class KeyWatch(_Around):
 
         if self._plans_left > 0 and len(view.waiting) > 1:
             self._plans_left -= 1
+            self.num_looked_at += 1
             places = [(place(state), state) for state in view.waiting]
             for (one, sooner), (another, later) in pairwise(places):
                 again = place(sooner)

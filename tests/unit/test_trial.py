@@ -270,7 +270,8 @@ def test_trial_stops_after_its_plans(monkeypatch):
     plain = num_plans(trial_requests=0)
     assert num_plans() > plain + 2_000
     monkeypatch.setattr(trial, "MAX_PLANS", 200)
-    assert plain + 200 < num_plans() < plain + 2 * 200 + 10
+    monkeypatch.setattr(trial, "_CROWDED_PLANS", 50)
+    assert plain + 200 < num_plans() < plain + 2 * 200 + 50 + 10
 
 
 @pytest.mark.slow
@@ -299,8 +300,8 @@ def test_trial_in_a_closed_loop_changes_no_bit():
     assert signature(tried) == signature(run(plain))
 
 
-@pytest.mark.parametrize("num_requests", [1, 5])
-def test_trial_sends_as_many_requests_as_it_says_to_fresh_policies(num_requests):
+@pytest.mark.parametrize(("num_requests", "num_runs"), [(1, 2), (5, 3)])
+def test_trial_sends_as_many_requests_as_it_says_to_fresh_policies(num_requests, num_runs):
     seen = []
 
     class Sees(ContinuousBatching):
@@ -317,4 +318,18 @@ def test_trial_sends_as_many_requests_as_it_says_to_fresh_policies(num_requests)
         EngineConfig(num_blocks=100, max_model_len=200), lambda: map(laws.arrival, range(9)),
         num_requests,
     )  # fmt: skip
-    assert seen == [list(range(num_requests))] * 2
+    assert seen == [list(range(num_requests))] * num_runs
+
+
+class AgesUnsaid(ContinuousBatching):
+    """Its keys grow apart while requests wait, and it does not say so."""
+
+    def key(self, state, now_ns):
+        return -(now_ns - state.request.arrival_ns) / state.request.prompt_tokens
+
+
+def test_key_that_moves_unsaid_is_found_where_nobody_waits():
+    asked = {"workload": {"trace": "azure-conv", "num_requests": 30, "request_rate": 0.05}}
+    with pytest.raises(PolicyLied, match=r"sent 1000 times as fast.* set static_keys to False"):
+        run(make_spec(asked | {"policy": f"{__name__}:AgesUnsaid"}))
+    assert run(make_spec(asked | {"policy": f"{__name__}:Honest"})).metrics()["completed"] == 30
