@@ -18,6 +18,10 @@ from schedlab.traces.session_blocks import SessionBlocks
 from schedlab.traces.trace import Trace
 
 CHUNK_ROWS = 8192
+"""Rows of which requests are made at once."""
+CHUNK_ROWS_WITH_PREFIXES = 256
+"""The same where prompts have blocks, perhaps a thousand a row: all their names are made at once,
+and for so few they lie in memory that those before have left."""
 
 
 def workload(
@@ -109,8 +113,10 @@ def _stream(
     blocks = SessionBlocks(hash_block_tokens or _TURN_BLOCK_TOKENS)
     for whole in chunks:
         first_row = first_id + start
-        for low in range(0, len(whole), CHUNK_ROWS):
-            rows = slice(low, min(low + CHUNK_ROWS, len(whole)))
+        has_blocks = whole.prefix is not None or whole.turns is not None
+        size = CHUNK_ROWS_WITH_PREFIXES if has_blocks else CHUNK_ROWS
+        for low in range(0, len(whole), size):
+            rows = slice(low, min(low + size, len(whole)))
             stop = start + rows.stop - low
             own = {name: _cut(column, start, stop, name) for name, column in extras.items()}
             turns = None
