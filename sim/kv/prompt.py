@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Final
 
 from schedlab.sim.kv.ledger import Hit
 
-STRETCH_BLOCKS = 128
+STRETCH_BLOCKS: Final = 128
 """Names that are looked up at once: those with the same quotient by it. The reader of a trace makes
 successive names of the blocks of one hash (32 of Mooncake's 512 tokens), and hashes are numbered as
 they come, so that what is new in a prompt has successive names as well. Fewer make more look-ups,
@@ -54,13 +54,18 @@ class Prompt:
         return parts
 
 
-def _stretches(ids: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    i = 0
-    while i < len(ids):
-        key = ids[i]
-        most = min(STRETCH_BLOCKS - key % STRETCH_BLOCKS, len(ids) - i)
-        count = most
-        if ids[i : i + most] != tuple(range(key, key + most)):
-            count = next(j for j in range(1, most) if ids[i + j] != key + j)
-        yield key, count
-        i += count
+def _stretches(ids: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Cut names where one does not follow the one before, or where a stretch of them ends."""
+    if not ids:
+        return []
+    found: list[tuple[int, int]] = []
+    first = following = ids[0]
+    end = first - first % STRETCH_BLOCKS + STRETCH_BLOCKS
+    for name in ids:
+        if name != following or name == end:
+            found.append((first, following - first))
+            first = name
+            end = name - name % STRETCH_BLOCKS + STRETCH_BLOCKS
+        following = name + 1
+    found.append((first, following - first))
+    return found
