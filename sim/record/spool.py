@@ -15,6 +15,9 @@ from schedlab.sim.record.columns import Ints, LazyTable, Read
 Matrix = npt.NDArray[Any]
 """Rows and columns of numbers of one type."""
 
+_MOST_ORDERED_NUMBERS = 4_000_000
+"""A table of so many, 8 bytes each, is put into another order in memory, and else in a file."""
+
 
 class SpoolFile:
     """A temporary file that several tables write to, each behind what is there.
@@ -106,8 +109,11 @@ class Spool:
         return found
 
     def in_order(self, order: Ints) -> Spool:
-        """Return a table of these rows in this order; a column is in memory at a time."""
+        """Return a table of these rows in this order; of a long one a column is held at a time."""
         ordered = Spool(self.num_columns, self.dtype)
+        if len(order) * self.num_columns <= _MOST_ORDERED_NUMBERS:
+            whole = [self.column(index)[order] for index in range(self.num_columns)]
+            return ordered.followed_by(np.array(whole, dtype=self.dtype).T)
         start = ordered._write(len(order))
         for index in range(self.num_columns):
             ordered._open().write(np.ascontiguousarray(self.column(index)[order]).data)

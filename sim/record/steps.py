@@ -296,6 +296,7 @@ class StoredSteps(Mapping[str, Int64]):
         self._grows = grows
         self._verifications = verifications
         self._stages = stages
+        self._all: StepTable | None = None
         counts = segments.column(_COLUMN["num_steps"])
         before = np.add.reduceat(counts, np.arange(0, len(counts), _MARKED))
         self._marks = np.concatenate([[0], np.cumsum(before)])
@@ -316,7 +317,14 @@ class StoredSteps(Mapping[str, Int64]):
         return self._durations_ns.num_rows
 
     def rows(self, start: int, stop: int) -> StepTable:
-        """Return some of the steps."""
+        """Return some of the steps; of a table of one batch all are read once, and kept."""
+        if self.num_rows > BATCH_ROWS:
+            return self._read(start, stop)
+        if self._all is None:
+            self._all = self._read(0, self.num_rows)
+        return self._all if stop - start == self.num_rows else self._all.rows(start, stop)
+
+    def _read(self, start: int, stop: int) -> StepTable:
         low = int(np.searchsorted(self._marks, start, side="right")) - 1
         high = int(np.searchsorted(self._marks, stop))
         first, last = int(self._marks[low]), int(self._marks[high])
@@ -343,7 +351,7 @@ class StoredSteps(Mapping[str, Int64]):
         """
         starts = range(0, self.num_rows, BATCH_ROWS)
         pieces = [self.rows(low, min(low + BATCH_ROWS, self.num_rows))[name] for low in starts]
-        column: Int64 = np.concatenate(pieces)
+        column: Int64 = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return column
 
     def tokens_out(self) -> LazyTable:
