@@ -7,7 +7,7 @@ from typing import Any
 
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import DONE, RequestState
 
 Victim = Callable[[Sequence[RequestState]], RequestState]
 Place = Callable[[RequestState], Any]
@@ -39,7 +39,7 @@ def grant_running_in_order(view: EngineView, builder: PlanBuilder, victim: Victi
     place = 0
     while place < len(seated) and builder.tokens_left and builder.rows_left:
         state = seated[place]
-        if state.status is Status.FINISHED or state in view.in_pipeline:
+        if state.status is DONE or state in view.in_pipeline:
             place += 1
             continue
         want = builder.tokens_left

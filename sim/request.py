@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from schedlab.sim.core.decode_batch import DecodeBatch
@@ -176,6 +176,12 @@ class Status(IntEnum):
     REJECTED = 4
 
 
+# Python 3.11 looks a member up by a function of its own: a third of a microsecond each.
+WAITS: Final = Status.WAITING
+RUNS: Final = Status.RUNNING
+DONE: Final = Status.FINISHED
+
+
 class Session:
     """What a server knows of a session: its past. Policies read it and never write to it.
 
@@ -287,7 +293,7 @@ class RequestState:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.id = request.id
-        self.status = Status.WAITING
+        self.status: Status = WAITS
         self.swapped = False
         self.num_preemptions = 0
         self.recomputed_tokens = 0
@@ -353,7 +359,7 @@ class RequestState:
         """Whether it runs and only its newest token is not in the cache yet."""
         if self._batch is not None:
             return True
-        return self.status is Status.RUNNING and self.next_is_decode
+        return self.status is RUNS and self.next_is_decode
 
     @property
     def next_is_decode(self) -> bool:

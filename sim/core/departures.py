@@ -17,7 +17,7 @@ from schedlab.sim.kv.allocators import make_kv_cache
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.record.columns import FINISHED, TRUNCATED
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.request import Request, RequestState, Status, Turn
+from schedlab.sim.request import DONE, Request, RequestState, Status, Turn
 
 
 class Departures(Population):
@@ -112,10 +112,10 @@ class Departures(Population):
                 self.held[state.id] = state
                 self.held_tokens += state._computed
             elif self.config.async_scheduling:
-                state.status = Status.FINISHED
+                state.status = DONE
                 self.leaving.append(state)
             else:
-                state.status = Status.FINISHED
+                state.status = DONE
                 if not self._keep(state, end_ns):
                     self.release(state)
             if how == "hold_answer":
@@ -165,7 +165,7 @@ class Departures(Population):
     def _end_sealed_batch(self, now_ns: int) -> None:
         for state in self.held.values():
             self.release(state)
-            state.status = Status.FINISHED
+            state.status = DONE
         self.held.clear()
         self.held_tokens = 0
         for state in self.unanswered:
@@ -242,7 +242,7 @@ class Departures(Population):
             self._end_sealed_batch(now_ns)
 
     def _hand_over(self, state: RequestState, end_ns: int) -> None:
-        state.status = Status.FINISHED
+        state.status = DONE
         self.handed_over[state.id] = state
         self.num_handed_over += 1
         self.executor.remove(state)

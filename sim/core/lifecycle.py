@@ -8,7 +8,7 @@ from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.track import SpeculatingState, slots_ahead
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
-from schedlab.sim.request import Arrival, Request, RequestState, Status
+from schedlab.sim.request import DONE, RUNS, WAITS, Arrival, Request, RequestState
 
 CANCELLED = "never sent: an earlier request of its session was rejected"
 
@@ -124,7 +124,7 @@ class Lifecycle(Departures):
             self._end_sealed_batch(now_ns)
 
     def _evict(self, state: RequestState, swap: bool, now_ns: int) -> None:
-        if state.status is Status.FINISHED:  # answered already: only its memory is taken
+        if state.status is DONE:  # answered already: only its memory is taken
             if self.kept.pop(state.id, None) is None:
                 self.leaving.remove(state)
                 self.turns.pop(state.id, None)
@@ -157,7 +157,7 @@ class Lifecycle(Departures):
             state.recomputed_tokens += state._computed
             self.step_recomputed_tokens += state._computed
             state._computed = 0
-        state.status = Status.WAITING
+        state.status = WAITS
         if isinstance(state, SpeculatingState):
             state.lost_memory()
         self.executor.released(state)
@@ -165,7 +165,7 @@ class Lifecycle(Departures):
 
     def _admit(self, state: RequestState, cached_tokens: int, now_ns: int) -> None:
         self.waiting.remove(state, now_ns)
-        state.status = Status.RUNNING
+        state.status = RUNS
         state._seated_ns = now_ns
         if state.swapped:
             state.swapped = False
@@ -182,7 +182,7 @@ class Lifecycle(Departures):
         """Give a request its seat and memory; what is loaded of it is there when it is seated."""
         assert self.tiers is not None
         self.waiting.remove(state, now_ns)
-        state.status = Status.RUNNING
+        state.status = RUNS
         state._seated_ns = now_ns
         self.loading[state.id] = state
         num_free = self.kv.free_blocks

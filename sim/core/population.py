@@ -11,7 +11,7 @@ from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.ledger import KVCacheManager
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import DONE, RequestState
 
 
 class Population:
@@ -184,7 +184,7 @@ class Population:
             return 0
         if state._entry_ns == now_ns:  # its newest token came out of a prefill of the last step
             return min(granted_tokens, 1)
-        if state.status is Status.FINISHED:
+        if state.status is DONE:
             return 1
         return int(self.step_decoded and state in self.decodes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedlab.sim.core.departures import Departures
-from schedlab.sim.request import Arrival, RequestState, Status
+from schedlab.sim.request import DONE, RUNS, Arrival, RequestState
 
 
 def reserve(
@@ -29,7 +29,7 @@ def reserve(
     requests.executor.add(state.request, arrival.output_tokens)
     if arrival.turn is not None:
         requests.turns[state.id] = arrival.turn
-    state.status = Status.RUNNING
+    state.status = RUNS
     state._seated_ns = now_ns
     state._computed = num_tokens
     requests.resident_tokens += num_tokens
@@ -50,7 +50,7 @@ def extend(requests: Departures, state: RequestState, num_tokens: int) -> None:
 def call_off(requests: Departures, state: RequestState) -> None:
     """Take back `reserve`: the KV does not come."""
     del requests.fetching[state.id]
-    state.status = Status.FINISHED
+    state.status = DONE
     requests.num_handed_over += 1
     requests.num_events += 1
     requests.release(state)

@@ -12,7 +12,7 @@ from schedlab.sim.core.population import Population
 from schedlab.sim.core.track import slots_ahead
 from schedlab.sim.errors import InfeasiblePlan
 from schedlab.sim.kv.ledger import NO_HIT, Hit
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import DONE, RUNS, WAITS, RequestState
 
 _PREEMPTION_MODES: tuple[str, ...] = get_args(PreemptionMode)
 
@@ -149,14 +149,14 @@ class StepLedger:
             or (self._all_decodes and state.is_decoding)
         ):
             raise InfeasiblePlan(f"{state!r} is granted tokens twice in one step")
-        if state.status is Status.WAITING:
+        if state.status is WAITS:
             if state.id in self._loading:
                 return self._deny(state, "its KV is on its way from a lower tier")
             if state.id in self._admitted:
                 return self._grant_set_aside(state, most)
             self._require_not_rejected(state)
             return self._grant_waiting(state, most)
-        if state.status is not Status.RUNNING or state in self.preempted:
+        if state.status is not RUNS or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be scheduled: it neither runs nor waits")
         if state in self._requests.in_pipeline:
             return self._deny(state, "its last batch is still in the pipeline")
@@ -328,7 +328,7 @@ class StepLedger:
             If it does not wait.
         """
         self.plan = None
-        if state.status is not Status.WAITING or state.id in self._admitted:
+        if state.status is not WAITS or state.id in self._admitted:
             raise InfeasiblePlan(f"{state!r} cannot be loaded: it does not wait")
         self._require_not_rejected(state)
         if self._tiers is None:
@@ -393,7 +393,7 @@ class StepLedger:
                 "admit() sets memory aside, which prefix caching does not allow: set "
                 "engine.enable_prefix_caching=false (profiles of vLLM switch it on)"
             )
-        if state.status is not Status.WAITING or state.id in self._admitted or state.swapped:
+        if state.status is not WAITS or state.id in self._admitted or state.swapped:
             raise InfeasiblePlan(f"{state!r} cannot be admitted: it is not waiting for a prefill")
         self._require_not_rejected(state)
         if self.residents_left < 1:
@@ -453,7 +453,7 @@ class StepLedger:
             require_one_of(mode, _PREEMPTION_MODES, "the mode of preempt()")
         requests = self._requests
         is_kept = state.id in requests.kept
-        runs = state.status is Status.RUNNING and state.id not in requests.loading
+        runs = state.status is RUNS and state.id not in requests.loading
         holds_memory = runs or state in requests.leaving or is_kept
         if not holds_memory or state in self.preempted:
             raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
@@ -474,7 +474,7 @@ class StepLedger:
         if not is_kept:
             self.residents_left += 1
         mode = mode or self._config.preemption_mode
-        if state.status is Status.FINISHED or in_flight is not None:
+        if state.status is DONE or in_flight is not None:
             mode = "recompute"  # which nobody will; or its KV is still being written
         if mode == "swap":
             blocks = self._num_blocks(state)
@@ -526,7 +526,7 @@ class StepLedger:
             If it does not wait, or not any more: admitted or rejected in this step.
         """
         self.plan = None
-        if state.status is not Status.WAITING or state.id in self._admitted:
+        if state.status is not WAITS or state.id in self._admitted:
             raise InfeasiblePlan(f"{state!r} cannot be rejected: it is not waiting")
         if state in self._rejected:
             raise InfeasiblePlan(f"{state!r} is rejected twice in one step")

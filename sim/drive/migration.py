@@ -19,7 +19,7 @@ from schedlab.sim.drive.members import Member
 from schedlab.sim.drive.retries import as_received
 from schedlab.sim.errors import PolicyError
 from schedlab.sim.record.cluster_log import Move
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import RUNS, RequestState
 
 if TYPE_CHECKING:
     from schedlab.sim.drive.fleet import Fleet
@@ -218,7 +218,7 @@ class Migration:
         state, received, target = move.state, move.received, move.target
         assert state is not None
         assert received is not None
-        is_there = state.status is Status.RUNNING and state.is_decoding
+        is_there = state.status is RUNS and state.is_decoding
         tokens = state.num_computed_tokens - move.sent_tokens
         block_size = target.engine.config.block_size
         is_last = tokens <= self._plan.last_stage_blocks * block_size

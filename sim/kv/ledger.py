@@ -1,7 +1,7 @@
 """What an engine asks of KV memory: a ledger of blocks, tentative until a plan is final."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from schedlab.sim.kv.free_queue import Run
 from schedlab.sim.request import Request, RequestState
@@ -22,7 +22,7 @@ class Hit(NamedTuple):
     """Free blocks behind them that only this request can use: it was preempted and left them."""
 
 
-NO_HIT = Hit()
+NO_HIT: Final = Hit()
 
 
 class Mark:
