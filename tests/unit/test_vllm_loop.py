@@ -12,6 +12,7 @@ from schedlab import core
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import PolicyError, SchedlabError, SpecError, Stalled
 from schedlab.sim.request import RequestState, Status
 from schedlab.testing.laws import arrival
@@ -529,3 +530,161 @@ def test_graphs_are_of_the_captured_sizes_and_none_in_eager_mode():
     assert found.graph_buckets == (1, 4, 8)
     config.model_config.enforce_eager = True
     assert found.graph_buckets == ()
+
+
+# -- what a replay writes down -----------------------------------------------------------------
+
+
+class Written:
+    """A log that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def __getattr__(self, name):
+        return lambda *given: self.told.append((name, *given))
+
+
+class Times:
+    """A clock of a replay: 5 ns later whenever it is read."""
+
+    now_ns = 900
+
+    def __init__(self):
+        self.read, self.shapes = 0, []
+
+    def read_ns(self):
+        self.read += 5
+        return self.read
+
+    def planning_ns(self):
+        return 300
+
+    def planned(self, begun_ns, shape):
+        self.shapes.append(shape)
+        return ("planned", begun_ns, len(self.shapes))
+
+    def ended(self, step, ready_ns):
+        return SimpleNamespace(end_ns=1000 + ready_ns, of=step)
+
+
+def state_of(number, prompt, computed, generated=0, preempted=0):
+    state = RequestState(arrival(number, prompt=prompt).request)
+    state._computed, state._generated, state.num_preemptions = computed, generated, preempted
+    return state
+
+
+@pytest.fixture
+def writer(ours, scheduler):
+    """A scheduler of a replay at 300 ns, with 9 of 30 blocks of 4 tokens held."""
+    found = object.__new__(ours.replay.ReplayScheduler)
+    vars(found).update(vars(scheduler))
+    found.clock, found.at_ns, found.log, found.on_gone = Times(), 300, Written(), None
+    found.num_plans = found.num_estimates = 0
+    found._num_preempted = found._recomputed_tokens = 0
+    found._coming, found._output_tokens, found._under_way, found._batch = {}, {}, [], None
+    found.engine_config = replace(CONFIG, num_blocks=30)
+    found.plan_requests.kv = SimpleNamespace(free_blocks=21)
+    found.plan_requests.running, found.plan_requests.leaving = {}, []
+    return found
+
+
+def test_step_of_a_replay_is_written_down_before_its_tokens_count(writer):
+    long, short = state_of(0, 6, 7, generated=2), state_of(1, 2, 2, generated=1)
+    part, whole = state_of(2, 9, 4, preempted=1), state_of(3, 5, 2)
+    leaving, gone = state_of(4, 5, 6, generated=2), state_of(5, 8, 5)
+    requests = writer.plan_requests
+    requests.running = {s.id: s for s in (long, short, part, whole)}
+    requests.leaving, requests.waiting = [leaving], [gone] * 3
+    plan = plan_of(chunks=((part, 3), (whole, 3)))
+    plan.decodes, plan.admitted, plan.preempted = (long, short), (part, whole), (gone,)
+    writer._last_plan, writer._num_preempted, writer._recomputed_tokens = plan, 1, 5
+    batch = writer._note()
+    # Only who was evicted before is resumed: 5 of its 9 tokens are to be computed.
+    assert writer.log.told == [("resumed", 2, 300, 5)]
+    assert batch.tokens == {0: 1, 1: 1, 2: 3, 3: 3}
+    assert batch.computed == {0: 7, 1: 2, 2: 4, 3: 2}
+    assert (batch.decodes, batch.preempted) == ({0, 1}, (5,))
+    # 8 + 3 + 7 + 5 + 6 tokens in 2 + 1 + 2 + 2 + 2 blocks.
+    assert (batch.kv_blocks, batch.kv_tokens) == (9, 29)
+    assert (batch.num_preempted, batch.recomputed_tokens) == (1, 5)
+    assert batch.shape == BatchShape(
+        num_decodes=2, decode_context_sum_tokens=9, decode_context_max_tokens=7,
+        decode_context_min_tokens=2, chunks=((3, 4), (3, 2)), rows_sampled=3, num_running=4,
+        num_waiting=3,
+    )  # fmt: skip
+    assert batch.told() == "0:1@7 1:1@2 2:3@4 3:3@2"
+    assert (writer._num_preempted, writer._recomputed_tokens) == (0, 0), "told once"
+
+
+def test_plan_of_a_replay_counts_who_loses_computed_tokens_and_until_when_it_waits(writer):
+    lost, done = state_of(1, 8, 5), state_of(2, 8, 7)
+    done.status = Status.FINISHED
+    writer._builder.plan = plan = plan_of()
+    plan.until_ns = 470
+    writer._policy.plan = lambda view, builder: plan
+    assert writer._make_plan() is plan
+    assert (writer.num_plans, writer.waits_until_ns) == (1, 470)
+    plan.decodes, plan.preempted = (), (lost, done)
+    writer._make_plan()
+    writer._make_plan()
+    assert (writer._num_preempted, writer._recomputed_tokens) == (2, 10)
+    assert writer.log.told == [("evicted", 1, 300)] * 2
+    assert (writer.num_plans, writer.waits_until_ns) == (3, -1)
+
+
+@pytest.mark.parametrize("what", ["admitted", "chunks", "decodes", "rejected"])
+def test_plan_of_a_replay_that_does_anything_waits_for_nothing(writer, what):
+    writer._builder.plan = plan = plan_of()
+    one = state_of(1, 8, 5)
+    setattr(plan, what, ((one, 2),) if what == "chunks" else (one,))
+    if what == "rejected":
+        plan.rejected = ((one, "no room"),)
+    writer._policy.plan = lambda view, builder: plan
+    writer._make_plan()
+    assert writer.waits_until_ns == -1
+
+
+def test_step_of_a_replay_ends_with_tokens_of_the_first_under_way_and_answers(writer):
+    batch, gone = SimpleNamespace(name="first"), []
+    writer._under_way = [(batch, "a"), (None, "b")]
+    writer.on_gone = lambda state, at_ns: gone.append((state.id, at_ns))
+    writer.plan_requests.states = {str(i): state_of(i, 4, 4) for i in range(3)}
+
+    def told(number, tokens, reason=None):
+        return SimpleNamespace(request_id=str(number), new_token_ids=tokens, finish_reason=reason)
+
+    first, second = Outputs(), Outputs()
+    first.outputs, second.outputs = [told(0, [9]), told(1, [])], [told(2, [7], "length")]
+    outputs = {0: first, 1: second}
+    assert writer.update_from_output(None, outputs) is outputs
+    (name, written, times, answered), *more = writer.log.told
+    assert (name, written, times.of, times.end_ns) == ("step", batch, "a", 1005)
+    assert answered == [0, 2]
+    assert more == [("finished", 2, 1005)]
+    assert gone == [(2, 1005)]
+    writer.log.told.clear()
+    assert writer.update_from_output(None, outputs) is outputs
+    assert (writer.log.told, writer._under_way) == ([], []), "nothing ran in the second"
+
+
+def test_request_of_a_replay_is_known_with_its_answer_when_it_is_sent(writer):
+    one = arrival(3, 40, prompt=4, output=6)
+    del writer.now_ns, writer.seen
+    writer.send(one, sent(3), 80)
+    assert (writer.at_ns, writer.now_ns()) == (80, 80)
+    ((name, state, output_tokens),) = writer.log.told
+    assert (name, state.request, output_tokens) == ("sent", one.request, 6)
+    assert writer.plan_requests.queued == [(3, 80)]
+
+
+def test_request_that_a_replay_turns_away_is_written_down_and_makes_room(writer):
+    gone = []
+    writer.on_gone = lambda state, at_ns: gone.append((state.id, at_ns))
+    writer._policy.needs_prediction = True
+    del writer.now_ns, writer.seen
+    writer.send(arrival(3, 40, output=6), sent(3), 80)
+    ((name, state, output_tokens, reason),) = writer.log.told
+    assert (name, state.id, output_tokens) == ("turned_away", 3, 6)
+    assert reason.startswith("policy Policy orders by predicted output")
+    assert gone == [(3, 900)]
