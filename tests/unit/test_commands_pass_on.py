@@ -5,6 +5,7 @@ are otherwise asked through dear runs, in which most options are left alone.
 """
 
 import json
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,16 @@ from typer.testing import CliRunner
 from schedlab import testing
 from schedlab.experiments.analysis import policy_comparison
 from schedlab.experiments.analysis.policy_comparison import PolicyChange
+from schedlab.experiments.commands import run as run_module
+from schedlab.experiments.commands import sweep as sweep_module
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.figures import figures
 from schedlab.experiments.regression.check import Move
 from schedlab.experiments.regression.report import _sentence
 from schedlab.experiments.results import saved_results
+from schedlab.experiments.search import find as finding
 from schedlab.experiments.statistics import LEAST_SEEDS, Change
+from schedlab.experiments.sweeps import store, sweep_all, workers
 from schedlab.sim.config import EngineConfig
 from schedlab.testing import Case, LawBroken
 
@@ -119,3 +125,177 @@ def test_comparisons_that_decide_nothing_are_counted_and_shown_when_asked_for(mo
 @pytest.mark.parametrize(("seed", "which"), [(None, "ttft:"), (0, "(seed 0):"), (3, "(seed 3):")])
 def test_move_of_a_metric_names_its_seed_if_it_is_of_one(seed, which):
     assert which in _sentence(Move("ttft", 2.0, 3.0, 0.1, False, seed))
+
+
+# -- run, sweep, find --------------------------------------------------------------------------
+
+SPEC = "name: one\nworkload: {trace: fixed, num_requests: 2}\n"
+
+
+class Noted(list):
+    """Stands in for what makes something, and notes what it is asked for."""
+
+    def __init__(self, name, made):
+        self.name, self.made = name, made
+
+    def __call__(self, *given, **more):
+        self.append((*given, *more.values()))
+        return self.made
+
+
+@pytest.fixture
+def work(monkeypatch, tmp_path):
+    """Notes that stand in for the work behind `run`, `sweep` and `find`, by name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.yaml").write_text(SPEC)
+
+    @contextmanager
+    def opened(made):
+        yield made
+
+    rows = [SimpleNamespace(mean=lambda name, n=n: n) for n in (0.0, 2.0)]
+    results = SimpleNamespace(rows=rows, runs=[], cost_models=["told"], warnings=[], predictors=[])
+    bar = SimpleNamespace(requests_done="requests", point_ended="points")
+    notes = SimpleNamespace(results=results)
+    for module, name, made in (
+        (run_module, "points_bar", opened(bar)),
+        (sweep_module, "points_bar", opened(bar)),
+        (run_module, "print_results", None),
+        (workers, "InProcess", opened("one by one")),
+        (workers, "Processes", opened("many")),
+        (workers, "choose_workers", opened("chosen")),
+        (sweep_all, "run_into", results),
+        (saved_results, "read_results", "read anew"),
+        (saved_results, "summary", {"said": 1}),
+        (figures, "draw_throughput", None),
+        (store, "Store", "store"),
+    ):
+        noted = Noted(name, made)
+        monkeypatch.setattr(module, name, noted)
+        setattr(notes, f"{module.__name__.rpartition('.')[2]}_{name}", noted)
+    return notes
+
+
+@pytest.mark.parametrize(
+    ("options", "who", "is_quiet"),
+    [((), "InProcess", False), (("-j", 3), "Processes", False), (("--quiet",), "InProcess", True)],
+)
+def test_run_hands_on_jobs_and_quiet_and_shows_what_came_of_it(work, options, who, is_quiet):
+    done = schedlab("run", "one.yaml", "-o", "out", *options)
+    assert done.exit_code == 0, done.output
+    ((spec, folder, by, progress),) = work.sweep_all_run_into
+    assert (spec.name, progress) == ("one", "points")
+    assert folder.name != "out", "it is written beside and takes its place when all is there"
+    assert (by, work.run_points_bar) == (
+        "one by one" if who == "InProcess" else "many",
+        [(is_quiet,)],
+    )
+    if who == "InProcess":
+        assert (work.workers_InProcess, work.workers_Processes) == ([("requests", True)], [])
+    else:
+        assert (work.workers_InProcess, work.workers_Processes) == ([], [(3,)])
+    assert work.figures_draw_throughput == [(work.results,)]
+    printed = [] if is_quiet else [(work.results, "one", ())]
+    assert [(one, name, tuple(asked)) for one, name, asked in work.run_print_results] == printed
+    assert ("results: out" in done.output) == (not is_quiet)
+
+
+def test_run_reads_the_tables_anew_for_further_metrics_and_prints_json_instead(work):
+    assert schedlab("run", "one.yaml", "-o", "out", "-m", "mean_itl_ms").exit_code == 0
+    assert work.run_print_results == [("read anew", "one", ["mean_itl_ms"])]
+    assert [str(folder) for (folder,) in work.saved_results_read_results] == ["out"]
+
+
+def test_run_prints_json_instead_of_a_table(work):
+    done = schedlab("run", "one.yaml", "-o", "out", "--json")
+    assert json.loads(done.stdout) == {"said": 1}
+    assert (work.run_print_results, done.exit_code) == ([], 0)
+
+
+def test_run_in_which_no_setting_answered_anything_fails(work):
+    work.results.rows.pop()
+    done = schedlab("run", "one.yaml", "-o", "out")
+    assert done.exit_code != 0
+    assert "no request was answered, in any setting" in str(done.exception) + done.output
+
+
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_sweep_hands_on_its_part_and_ends_by_what_failed(work, monkeypatch, is_failed):
+    job = SimpleNamespace(label="p", spec=SimpleNamespace(seed=4))
+    failures = [SimpleNamespace(job=job, error="no room", trace="")] if is_failed else []
+    swept = SimpleNamespace(
+        results=None, failures=failures, num_points=9, num_found=3, num_missing=2, num_others=1
+    )
+    noted = Noted("sweep_all", swept)
+    monkeypatch.setattr(sweep_all, "sweep_all", noted)
+    words = ["sweep", "one.yaml", "-o", "out", "-j", 5, "--shard", "2/3", "--light"]
+    done = schedlab(*words)
+    assert done.exit_code == int(is_failed), done.output
+    ((spec, kept, by, part, progress),) = noted
+    assert (spec.name, kept, by, part, progress) == (
+        "one", "store", "chosen", sweep_all.Shard(2, 3), "points",
+    )  # fmt: skip
+    ((folder, light),) = work.store_Store
+    assert (str(folder), light) == ("out", True)
+    assert work.workers_choose_workers == [(5, None)]
+    assert work.sweep_points_bar == [(False,)]
+    assert work.figures_draw_throughput == []
+    assert f"9 points: 3 were there, {5 if is_failed else 6} run" in done.output
+    assert ("failed: p, seed 4: no room" in done.output) == is_failed
+    assert ("1 FAILED (their settings are not in the table)" in done.output) == is_failed
+    assert "2 left to other shards" in done.output
+    assert "1 more results in the folder are of other settings" in done.output
+    assert "results: out" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "needs", "light", "is_quiet"),
+    [
+        ((), False, True, False), (("--tables",), False, False, False), ((), True, False, False),
+        (("--quiet", "-j", 6), False, True, True),
+    ],
+)  # fmt: skip
+def test_search_keeps_tables_if_asked_or_needed_and_writes_what_it_found(
+    work, monkeypatch, tmp_path, options, needs, light, is_quiet
+):
+    from schedlab.experiments.search import cheapest, constraints, search_report
+
+    runs = SimpleNamespace(num_asked=7, cost_models=["told"], extrapolated={"a": "far", "b": "off"})
+    opened = []
+
+    @contextmanager
+    def opening(*given):
+        opened.append(given)
+        yield runs
+
+    monkeypatch.setattr(sweep_module, "opened_runs", opening)
+    monkeypatch.setattr(constraints, "needs_tables", lambda spec: needs)
+    monkeypatch.setattr(finding, "find", lambda spec, given: ("found", given is runs))
+    monkeypatch.setattr(cheapest, "cheapest", lambda *given: SimpleNamespace(lines=["cheapest"]))
+    monkeypatch.setattr(search_report, "find_data", lambda *given: {"asked": given[2:4]})
+    monkeypatch.setattr(
+        search_report, "find_table", lambda *given: (("setting", "rate"), [("a", "1")])
+    )
+    monkeypatch.setattr(search_report, "find_lines", lambda spec, found: [f"it {found[0]}"])
+    monkeypatch.setattr(search_report, "basis_lines", lambda models, far: [f"by {models}, {far}"])
+    (tmp_path / "one.yaml").write_text(
+        SPEC + "find: {maximize: workload.request_rate, between: [1, 9], "
+        "at_most: {p99_ttft_ms: 500}}\n"
+    )
+    (tmp_path / "out").mkdir()
+    done = schedlab("find", "one.yaml", "-o", "out", *options)
+    assert done.exit_code == 0, done.output
+    ((folder, _, quiet, kept_light),) = opened
+    assert (str(folder), quiet, kept_light) == ("out", is_quiet, light)
+    assert work.workers_choose_workers == [(6 if is_quiet else 1, None)]
+    data = json.loads((tmp_path / "out" / "find.json").read_text())
+    basis = "by ['told'], ['far', 'off']"
+    assert data == {
+        "asked": [["cheapest"], 7],
+        "cost_models": ["told"],
+        "basis": [basis],
+        "table": {"header": ["setting", "rate"], "rows": [["a", "1"]], "num_text": 1},
+        "lines": ["it found", "cheapest", basis],
+    }
+    for line in ("it found", "cheapest", basis, "7 runs in out"):
+        assert (line in done.output) == (not is_quiet)
