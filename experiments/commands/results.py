@@ -205,8 +205,12 @@ def batch_means_command(
     """Say how sure the mean latencies of one long run are."""
     from schedlab.experiments.analysis.run_intervals import run_intervals
     from schedlab.experiments.statistics import with_interval
+    from schedlab.sim.errors import SpecError
     from schedlab.sim.result import RunResult
 
+    inner = next((path.parent for path in sorted(folder.glob("*/result.json"))), None)
+    if inner is not None and not (folder / "result.json").is_file():
+        raise SpecError(f"{folder} holds several runs: name the folder of one, e.g. {inner}")
     result = RunResult.load(folder)
     found = run_intervals(result, num_batches)
     rows: list[tuple[str, ...]] = [

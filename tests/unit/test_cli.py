@@ -435,3 +435,11 @@ def test_folder_whose_name_is_too_long_is_refused_in_a_line(spec_file):
 def test_help_of_a_group_cuts_no_summary():
     for group in ("trace", "profile", "predictor", "regress"):
         assert "..." not in schedlab(group, "--help").stdout.replace("[ARGS]...", "")
+
+
+def test_batch_means_of_a_sweep_asks_for_one_of_its_runs(tmp_path):
+    (tmp_path / "out" / "a-s0").mkdir(parents=True)
+    (tmp_path / "out" / "a-s0" / "result.json").write_text("{}")
+    done = schedlab("batch-means", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "holds several runs: name the folder of one, e.g." in done.stderr
