@@ -108,6 +108,9 @@ def _offer_names(schema: Schema) -> None:
             defs[section]["properties"][bound]["properties"] = metrics
     properties["sweep"]["properties"] = {key: {"type": "array", "minItems": 1} for key in keys()}
     properties["sweep"]["properties"]["policy"]["items"] = properties["policy"]
+    # A key inside a section may be a knob, which only its owner knows; one at the top is known.
+    top = [key for key in keys() if "." not in key]
+    properties["sweep"]["propertyNames"] = {"anyOf": [{"enum": top}, {"pattern": "\\."}]}
 
 
 def _name(short_or_full: Schema, full: Schema, name: Schema) -> None:

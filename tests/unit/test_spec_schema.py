@@ -98,6 +98,7 @@ def test_documented_keys_are_those_of_the_schema():
         ({"policy": {"name": "sjff"}}, "sjf"),
         ({"policy": {"name": "sjf", "predictor": "oracel"}}, "oracle"),
         ({"sweep": {"policy": ["fcfs", "sfj"]}}, "sjf"),
+        ({"sweep": {"polcy": ["fcfs"]}}, "policy"),
     ],
     ids=str,
 )
