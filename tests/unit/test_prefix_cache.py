@@ -7,6 +7,7 @@ from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
+from schedlab.sim.kv.prompt import STRETCH_BLOCKS, Prompt
 from schedlab.sim.request import RequestState
 from tests import laws
 from tests.laws import arrival
@@ -307,3 +308,20 @@ def test_preempted_request_never_finds_all_of_its_tokens():
     state._computed = 0
     hit = kv.lookup(state)
     assert (hit.tokens, hit.num_own) == (4, 0), "its last token, in the second block, is to compute"
+
+
+@pytest.mark.parametrize(
+    ("names", "stretches"),
+    [
+        ((), ()),
+        ((7,), ((7, 1),)),
+        ((3, 4, 5, 9, 10, 2), ((3, 3), (9, 2), (2, 1))),
+        (tuple(range(-2, 2)), ((-2, 2), (0, 2))),
+        (
+            tuple(range(STRETCH_BLOCKS - 1, 2 * STRETCH_BLOCKS + 1)),
+            ((STRETCH_BLOCKS - 1, 1), (STRETCH_BLOCKS, STRETCH_BLOCKS), (2 * STRETCH_BLOCKS, 1)),
+        ),
+    ],
+)
+def test_prompt_names_that_jump_or_pass_a_stretch_are_cut_there(names, stretches):
+    assert Prompt(names).stretches == stretches

@@ -5,7 +5,7 @@ from schedlab.sim.errors import TraceError
 from schedlab.sim.request import Request, Slo
 from schedlab.traces import Trace, stream, workload
 from schedlab.traces.prefix_hashes import PrefixHashes
-from schedlab.traces.workload import CHUNK_ROWS
+from schedlab.traces.workload import CHUNK_ROWS, CHUNK_ROWS_WITH_PREFIXES
 
 MS = 1_000_000
 
@@ -83,6 +83,17 @@ def test_workload_with_block_size_converts_prefix_hashes():
         a.request.prefix_hash_ids for a in workload(trace, max_model_len=100, hash_block_tokens=16)
     ]
     assert fine == [(10, 11), (10,), (10, 11)]
+
+
+def test_workload_of_more_prompts_than_are_named_at_once_gives_each_its_own_names():
+    rows = [[i, i + 1] for i in range(2 * CHUNK_ROWS_WITH_PREFIXES + 3)]
+    trace = make_trace(
+        arrival_ns=np.arange(len(rows)), prompt_tokens=np.full(len(rows), 32),
+        output_tokens=np.ones(len(rows), dtype=int), prefix=PrefixHashes.from_rows(rows, 16),
+    )  # fmt: skip
+    given = list(workload(trace, max_model_len=100))
+    assert [list(a.request.prefix_hash_ids) for a in given] == rows
+    assert [a.request.id for a in given] == list(range(len(rows)))
 
 
 def test_workload_of_lengths_only_needs_arrivals():
