@@ -115,6 +115,7 @@ class RunLog:
         self._spool_file = SpoolFile()
         self._num_sharing = 1
         self._num_spilled_steps = 0
+        self._steps: StoredSteps | None = None
         self._token_times: tuple[tuple[int, int], TokenTimes | StoredTokenTimes] | None = None
 
     def share_memory(self, num_logs: int, file: SpoolFile) -> None:
@@ -287,7 +288,9 @@ class RunLog:
     def steps(self) -> StepTable | StoredSteps:
         """Return one row a step."""
         if self._spools:
-            return StoredSteps(
+            if self._steps is not None and self._steps.num_rows == self.num_steps:
+                return self._steps
+            self._steps = StoredSteps(
                 self._spool("segments", self._segments),
                 self._spool("durations_ns", self._durations_ns),
                 self._spool("new_blocks", self._new_blocks),
@@ -296,6 +299,7 @@ class RunLog:
                 self._spool("verifications", self._verifications) if self.speculates else None,
                 self._spool("stages", self._stages) if self.num_stages > 1 else None,
             )
+            return self._steps
         return StepTable(
             _matrix(self._segments, len(SegmentRow._fields)),
             _matrix(self._durations_ns, 1)[:, 0],

@@ -144,6 +144,7 @@ class StepTable(Mapping[str, Int64]):
         self._counts = self._segment("num_steps")
         self._first = np.cumsum(self._counts) - self._counts
         self._of_step: Int64 | None = None
+        self._decoded: Int64 | None = None
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -253,11 +254,14 @@ class StepTable(Mapping[str, Int64]):
 
     def _decoded_before(self) -> Int64:
         """Return the tokens that each step's segment decoded before it."""
+        if self._decoded is not None:
+            return self._decoded
         index = np.arange(len(self._durations_ns)) - self._spread(self._first)
         decoded = self._spread(self._segment("num_decodes")) * index
         if self._verifications is not None:
             before = np.cumsum(self._accepted()) - self._accepted()
             decoded = decoded + before - self._spread(before[self._first])
+        self._decoded = decoded
         return decoded
 
     def _accepted(self) -> Int64:
@@ -297,6 +301,7 @@ class StoredSteps(Mapping[str, Int64]):
         self._verifications = verifications
         self._stages = stages
         self._all: StepTable | None = None
+        self._tokens_out: LazyTable | None = None
         counts = segments.column(_COLUMN["num_steps"])
         before = np.add.reduceat(counts, np.arange(0, len(counts), _MARKED))
         self._marks = np.concatenate([[0], np.cumsum(before)])
@@ -356,9 +361,12 @@ class StoredSteps(Mapping[str, Int64]):
 
     def tokens_out(self) -> LazyTable:
         """Return time_ns and count: how many tokens came out at the end of each step with any."""
+        if self._tokens_out is not None:
+            return self._tokens_out
         found = Spool(2)
         for start in range(0, self.num_rows, BATCH_ROWS):
             steps = self.rows(start, min(start + BATCH_ROWS, self.num_rows))
             out = steps.tokens_out()
             found.append(np.column_stack([steps["end_ns"][out > 0], out[out > 0]]))
-        return found.table(("time_ns", "count"))
+        self._tokens_out = found.table(("time_ns", "count"))
+        return self._tokens_out
