@@ -158,7 +158,9 @@ class _Everyone:
     """Serves in the order of arrival; the device is measured, not the policy."""
 
     static_keys = True
+    by_arrival = True
     pauses = False
+    seats_loaded = False
 
     def __init__(self) -> None:
         self.rekeyed: Collection[RequestState] = ()

@@ -31,12 +31,15 @@ class ContinuousBatching(Policy):
     source = "vLLM V1, vllm/v1/core/sched/scheduler.py, schedule()"
     hooks = (*Policy.hooks, *_ADMISSION_HOOKS)
     can_pipeline = True
+    seats_loaded = True
 
     _is_plain: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         """Note whether the class leaves the hooks of admission, and the promise, as they are."""
         super().__init_subclass__()
+        if "plan" in cls.__dict__ and "seats_loaded" not in cls.__dict__:
+            cls.seats_loaded = False  # it does not, unless it says so
         base = ContinuousBatching
         cls._is_plain = cls._knows_its_hooks and all(
             getattr(cls, name) is getattr(base, name) for name in (*_ADMISSION_HOOKS, "promise")
@@ -71,6 +74,12 @@ class ContinuousBatching(Policy):
     def chunk(self, state: RequestState, view: EngineView) -> int | None:
         """Return the most tokens of a newly admitted request to compute in this step."""
         return None
+
+    def seating(self, loaded: list[RequestState], view: EngineView) -> list[RequestState]:
+        """Order those who have been loaded: by `key`, if that says more than who came first."""
+        if self.by_arrival:
+            return loaded  # as vLLM, the first loaded first
+        return sorted(loaded, key=lambda s: (self.key(s, view.now_ns), s.request.arrival_ns, s.id))
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return for how long the hooks decide alike on those who wait, though nothing happens."""

@@ -44,6 +44,11 @@ class Policy(Knobs):
     """Whether it decides as well while other batches are in flight, whose requests are
     `EngineView.in_pipeline` and none of `running`. Not so who reckons with the memory, tokens or
     time of all who run, or seals batches."""
+    seats_loaded: bool = False
+    """Whether it gives `EngineView.loaded` their seats. Where nobody does, who is loaded from a
+    lower tier has a seat meanwhile, whatever `load_takes_seat` says."""
+    by_arrival: bool = True
+    """Whether `key` is the arrival; noted of each class when it is made."""
     static_keys: bool = True
     """Whether `key` has not changed for waiting requests; if not, the queue is sorted again.
 
@@ -84,6 +89,7 @@ class Policy(Knobs):
         def depth(name: str) -> int:
             return next(i for i, base in enumerate(cls.__mro__) if name in base.__dict__)
 
+        cls.by_arrival = cls.key is Policy.key
         cls._knows_its_hooks = all(depth(hook) >= depth("horizon") for hook in cls.hooks)
 
     def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts

@@ -24,6 +24,9 @@ class LoopHooks(Protocol):
     def chunk(self, state: RequestState, view: EngineView) -> SupportsIndex | None:
         """Return the most tokens of a newly admitted request to compute."""
 
+    def seating(self, loaded: list[RequestState], view: EngineView) -> list[RequestState]:
+        """Order those who have been loaded, and wait for a seat."""
+
     def promise(self, view: EngineView, hooks_matter: bool = True) -> Sequence[SupportsIndex]:
         """Return for how many steps, and until when, the plan holds."""
 
@@ -50,10 +53,17 @@ def plan_step(
             builder.preempt(hooks.victim(tuple(builder.running()), view.now_ns))
     if builder.preempted:
         return builder.build()
-    could_admit = False
-    if len(view.waiting):
-        could_admit = builder.seats_left > 0 and builder.tokens_left > 0
-        if could_admit:
+    could_admit = fits = False
+    loaded = view.loaded
+    if len(view.waiting) or loaded:
+        could_admit = fits = builder.seats_left > 0 and builder.tokens_left > 0
+        for state in hooks.seating(loaded, view) if loaded and fits else ():
+            most = None if is_plain else hooks.chunk(state, view)
+            fits = builder.grant(state, most) > 0
+            could_admit = builder.seats_left > 0 and builder.tokens_left > 0
+            if not (fits and could_admit):
+                break
+        if fits and could_admit:
             candidates = view.waiting if is_plain else hooks.candidates(view, builder)
             for state in candidates:
                 most = None if is_plain else hooks.chunk(state, view)

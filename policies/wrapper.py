@@ -79,6 +79,10 @@ class Wrapper(ContinuousBatching):
         """Cut prompts as the inner policy does."""
         return self._ordering.chunk(state, view)
 
+    def seating(self, loaded: list[RequestState], view: EngineView) -> list[RequestState]:
+        """Order as the inner policy does."""
+        return self._ordering.seating(loaded, view)
+
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Promise all for what is forwarded; `promise` adds what the inner policy says."""
         return FOREVER, FOREVER

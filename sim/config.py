@@ -133,6 +133,12 @@ class EngineConfig:
     kv_load : {"when_faster", "always"}
         Whether a prefix that lies in a lower tier is loaded only where that takes less time than
         computing it again.
+    offloading_connector : bool
+        Copy to and from `kv_tiers` when vLLM's OffloadingConnector does; see
+        `schedlab.sim.core.tiering`.
+    load_takes_seat : bool
+        Whether a prompt that is loaded from a lower tier has a seat meanwhile, and not only when
+        its KV is there, as in vLLM.
     async_scheduling : bool
         Plan each step while the one before it runs: it knows neither the requests that arrive
         meanwhile nor the seats and blocks of those that finish in it.
@@ -184,6 +190,8 @@ class EngineConfig:
     free_uncached_first: bool = False
     kv_tiers: tuple[KVTier, ...] = ()
     kv_load: KVLoad = "when_faster"
+    offloading_connector: bool = False
+    load_takes_seat: bool = True
     async_scheduling: bool = False
     arrivals_between_steps: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
@@ -281,8 +289,17 @@ class EngineConfig:
         """Most requests with KV memory at a time."""
         return self.max_num_seqs if self.max_num_resident is None else self.max_num_resident
 
-    def for_policy(self, pauses: bool) -> EngineConfig:
-        """Return the limits that hold with a policy that pauses requests, or does not."""
+    def for_policy(self, pauses: bool, seats_loaded: bool) -> EngineConfig:
+        """Return the limits that hold with a policy.
+
+        Parameters
+        ----------
+        pauses, seats_loaded : bool
+            Whether it pauses requests, and whether it gives those seats that were loaded; see
+            `schedlab.policies.policy.Policy`.
+        """
+        if not (self.load_takes_seat or seats_loaded):
+            return replace(self, load_takes_seat=True).for_policy(pauses, seats_loaded)
         if self.max_num_resident is not None or not pauses:
             return self
         # Who is resident holds a block of its own at least.

@@ -113,9 +113,12 @@ def kv_tiers(draw, config):
         )
         for name in ("cpu", "disk")[: draw(st.integers(1, 2))]
     )
+    connector = draw(st.booleans())
     return replace(
         config,
         kv_tiers=below,
+        offloading_connector=connector,
+        load_takes_seat=not connector or draw(st.booleans()),
         swap_space_blocks=below[0].num_blocks,
         enable_prefix_caching=config.enable_prefix_caching or config.preemption_mode != "swap",
         kv_load=draw(st.sampled_from(["when_faster", "always"])),

@@ -45,6 +45,7 @@ def offload_limits(spec: ExperimentSpec, block_bytes: int) -> dict[str, Any]:
     return {
         "kv_tiers": tiers,
         "kv_load": asked.load,
+        "load_takes_seat": not spec.engine.offloading_connector,
         "swap_space_blocks": tiers[0].num_blocks,
     }
 

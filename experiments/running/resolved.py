@@ -178,4 +178,4 @@ def _config(
             f"policy {spec.policy.name} sets memory aside, which prefix caching does not allow: "
             "set engine.enable_prefix_caching=false (profiles of vLLM switch it on)"
         )
-    return config.for_policy(policy.pauses)
+    return config.for_policy(policy.pauses, policy.seats_loaded)

@@ -69,6 +69,7 @@ ENGINE_PROFILES: dict[str, Data] = {
         **_VLLM_0_19,
         "threshold_spares_lone_request": True,
         "free_uncached_first": True,
+        "offloading_connector": True,
     },
 }
 """Switches that together behave like a released engine; keys written beside them win."""
@@ -221,6 +222,11 @@ class EngineSpec(Section):
         default=None,
         description="Keep KV blocks in memory below the GPU's as well, copied beside the steps; "
         "none if absent.",
+    )
+    offloading_connector: bool = _limit(
+        "offloading_connector",
+        "With `kv_offload`: store, load and seat as vLLM's OffloadingConnector does; see "
+        "kv-tiers.md.",
     )
     speculation: SpeculationSpec | None = Field(
         default=None,

@@ -51,6 +51,8 @@ class Requests:
         self.leaving: list[RequestState] = []
         self.fetching: dict[int, RequestState] = {}
         self.loading: dict[int, RequestState] = {}
+        self.holding: dict[int, RequestState] = {}
+        self.come: set[int] = set()
         self.in_pipeline: dict[RequestState, tuple[int, int]] = {}
         self.tiers = None
         self.kept: dict[int, RequestState] = {}

@@ -25,6 +25,7 @@ def check_conservation(engine: Engine) -> None:
     seated = [*requests.running.values(), *requests.held.values(), *requests.leaving]
     seated += [*requests.fetching.values(), *requests.loading.values(), *computing]
     resident = [*seated, *requests.handed_over.values(), *requests.kept.values()]
+    resident += requests.holding.values()
     for state, (granted_tokens, _) in computing.items():  # memory is held for them already
         state._computed += granted_tokens
     requests.kv.check(resident)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.executor import Executor
@@ -54,9 +55,11 @@ class Departures(Population):
     """
 
     def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
-        super().__init__(
-            config, WaitingQueue(hooks.key), make_kv_cache(config, self._num_answer_tokens)
-        )
+        puts_back = bool(config.kv_tiers) and config.offloading_connector and hooks.by_arrival
+        key = self._place if puts_back else hooks.key
+        super().__init__(config, WaitingQueue(key), make_kv_cache(config, self._num_answer_tokens))
+        self._puts_back = puts_back
+        self._put_back: dict[int, int] = {}
         self.hooks = hooks
         self.executor = executor
         self.log = RunLog(
@@ -68,11 +71,15 @@ class Departures(Population):
         if config.kv_tiers:
             self.tiers = Tiering(config, executor.estimate_step_ns, self.log.copies)
             if isinstance(self.kv, PrefixCachingKVCache):
-                self.kv.notes_lost = self.tiers.writes_back
+                self.kv.notes_lost = self.tiers.writes_back or self.tiers.follows_connector
         self.on_gone: Callable[[RequestState, int], None] | None = None
         self.hands_over: Callable[[RequestState, int], bool] | None = None
         self.turns: dict[int, Turn] = {}
         self.sessions = SessionTable()
+
+    def _place(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - as `key`
+        """Return a request's place in the queue: before all others, if it was put back there."""
+        return self._put_back.get(state.id, state.request.arrival_ns)
 
     # -- with an answer, or without ------------------------------------------------------------
 
@@ -222,6 +229,8 @@ class Departures(Population):
         self.executor.released(state)
         if self.tiers is not None:
             self.tiers.released(state)
+            self.tiers.finished(state)
+            self._put_back.pop(state.id, None)
         self.resident_tokens -= state._computed
 
     # -- to other engines ----------------------------------------------------------------------
@@ -267,6 +276,6 @@ class Departures(Population):
         for state in self.running.values():
             state.served_ns += now_ns - state._seated_ns
         left = [*self.waiting, *self.intake.requests, *self.running.values(), *self.arrived]
-        left += self.loading.values()
+        left += [*self.loading.values(), *self.holding.values()]
         left.sort(key=lambda state: (state.request.arrival_ns, state.id))
         return left

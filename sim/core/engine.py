@@ -71,7 +71,7 @@ class Engine:
         observer: Callable[[Engine], None] | None = None,
         draft_length: DraftLength | None = None,
     ) -> None:
-        self.config = config = config.for_policy(policy.pauses)
+        self.config = config = config.for_policy(policy.pauses, policy.seats_loaded)
         if config.pipeline_parallel_size > 1 and not self.has_pipeline:
             raise ValueError("pipeline_parallel_size > 1 takes a PipelinedEngine")
         self.policy = policy
@@ -168,6 +168,9 @@ class Engine:
             elif not (changes or has_left):
                 self._wait(plan)
                 return None
+            elif requests.tiers is not None and requests.tiers.ready_ns > now_ns:
+                self.wait_until_ns = requests.tiers.ready_ns
+                return None
         raise stalled(self, "the policy preempts or rejects but never schedules a token")
 
     def make_plan(self) -> BatchPlan:
@@ -213,6 +216,8 @@ class Engine:
             )
 
     def _wait(self, plan: BatchPlan) -> None:
+        if self.requests.tiers is not None:
+            self.requests.tiers.close_finished()
         if self.requests.num_in_flight:
             if plan.until_ns <= self.now_ns:
                 what = f"waits until {plan.until_ns} ns, which is not after now"
@@ -241,6 +246,7 @@ class Engine:
             and not plan.chunks
             and self.config.fast_forward
             and self._promise is None
+            and not (requests.tiers is not None and requests.tiers.behind)
         ):
             max_steps = self._steps_in_memory(plan.max_steps, first_step_blocks)
             horizon_ns = min(horizon_ns, plan.until_ns)
@@ -336,6 +342,8 @@ class Engine:
             for state, n in chunks:
                 if requests.advance_prefill(state, n, end_ns, state in finished):
                     self._preemptions_without_token = 0
+        if requests.tiers is not None and requests.tiers.follows_connector:
+            requests.store_step(chunks)
         if finished:
             requests.finish(finished, plan.finished, end_ns)
         if self.policy.on_tokens is not None:

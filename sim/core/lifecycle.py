@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.plan import BatchPlan, Parts
+from schedlab.sim.core.population import seat_number
 from schedlab.sim.core.track import SpeculatingState, slots_ahead
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import DONE, RUNS, WAITS, Arrival, Request, RequestState
@@ -114,7 +115,9 @@ class Lifecycle(Departures):
             self.copy_lost()
         loading = dict(plan.loading) if plan.loading else {}
         for state in plan.admitted:
-            if loading and state in loading:
+            if state.id in self.come:
+                self._seat_loaded(state, now_ns)
+            elif loading and state in loading:
                 self._load(state, loading[state], cached_tokens.get(state.id, 0), now_ns)
             else:
                 self._admit(state, cached_tokens.get(state.id, 0), now_ns)
@@ -153,7 +156,10 @@ class Lifecycle(Departures):
             state.swapped = True
         else:
             if self.tiers is not None:
-                self.tiers.released(state)
+                if self.tiers.follows_connector:
+                    self.tiers.flush(state)
+                else:
+                    self.tiers.released(state)
             state.recomputed_tokens += state._computed
             self.step_recomputed_tokens += state._computed
             state._computed = 0
@@ -161,6 +167,8 @@ class Lifecycle(Departures):
         if isinstance(state, SpeculatingState):
             state.lost_memory()
         self.executor.released(state)
+        if self._puts_back:  # vLLM prepends it, whoever was loaded in another order than all came
+            self._put_back[state.id] = -self.num_turnovers
         self.waiting.add(state, now_ns)
 
     def _admit(self, state: RequestState, cached_tokens: int, now_ns: int) -> None:
@@ -174,24 +182,31 @@ class Lifecycle(Departures):
             self.executor.swapped_in(state)
         was_here = self._seat(state)
         if cached_tokens:
+            if self.tiers is not None:
+                self.tiers.reuse(state, cached_tokens)
             self._take_over(state, cached_tokens)
         self._note_scheduled(state, was_here, cached_tokens, now_ns)
         self._drop_kept_of_session(state)
 
     def _load(self, state: RequestState, parts: Parts, cached_tokens: int, now_ns: int) -> None:
-        """Give a request its seat and memory; what is loaded of it is there when it is seated."""
+        """Give a request memory, and a seat, unless it takes that when what is loaded is there."""
         assert self.tiers is not None
         self.waiting.remove(state, now_ns)
-        state.status = RUNS
-        state._seated_ns = now_ns
-        self.loading[state.id] = state
-        num_free = self.kv.free_blocks
+        if not (self.config.load_takes_seat or state.swapped):
+            self.holding[state.id] = state
+        else:
+            state.status = RUNS
+            state._seated_ns = now_ns
+            self.loading[state.id] = state
+        num_free, block_size = self.kv.free_blocks, self.config.block_size
         if state.swapped:
             state.swapped = False
             self.resident_tokens += state._computed
             self.free_swap_blocks += self._num_blocks(state)
             self.tiers.swap_in(state, self._num_blocks(state), num_free)
         else:
+            local_tokens = cached_tokens - sum([len(names) for _, names in parts]) * block_size
+            self.tiers.reuse(state, local_tokens)
             self._take_over(state, cached_tokens)
             self.tiers.load(state, parts, num_free)
         self._drop_kept_of_session(state)
@@ -199,14 +214,30 @@ class Lifecycle(Departures):
     def settle(self, now_ns: int) -> None:
         """Let copies to and from lower tiers end that are done, and those run who waited."""
         assert self.tiers is not None
+        size = self.config.block_size
         has_changed, loaded = self.tiers.settle(now_ns)
         self.num_events += has_changed
         for state in loaded:
-            del self.loading[state.id]
+            holds = state.id in self.holding
             if isinstance(self.kv, PrefixCachingKVCache):
-                self.kv.name_prompt(state)
+                # What is loaded of a prompt are full blocks, though its last token is computed.
+                there = state._computed
+                self.kv.name_prompt(state, self._num_blocks(state) * size if holds else there)
+            if holds:
+                self.come.add(state.id)
+                continue
+            del self.loading[state.id]
             cached_tokens = state._computed if state.first_scheduled_ns < 0 else 0
             self._note_scheduled(state, self._seat(state), cached_tokens, now_ns)
+
+    def _seat_loaded(self, state: RequestState, now_ns: int) -> None:
+        """Give a request its seat whose memory it has, with what was loaded of it."""
+        del self.holding[state.id]
+        self.come.remove(state.id)
+        state.status = RUNS
+        state._seated_ns = now_ns
+        cached_tokens = state._computed if state.first_scheduled_ns < 0 else 0
+        self._note_scheduled(state, self._seat(state), cached_tokens, now_ns)
 
     def _take_over(self, state: RequestState, cached_tokens: int) -> None:
         state._computed = cached_tokens
@@ -351,6 +382,16 @@ class Lifecycle(Departures):
                 self._draft(state, 0 if left else -1)
             self._join_decodes(state)
         return left == 0
+
+    def store_step(self, chunks: tuple[tuple[RequestState, int], ...]) -> None:
+        """Let the first tier have what a step filled of prompts; those of before come first."""
+        assert self.tiers is not None
+        states = [state for state, _ in chunks]
+        behind = self.tiers.behind
+        if behind:
+            here = [s for s in behind.values() if s in self.decodes and s not in states]
+            states = sorted((*states, *here), key=seat_number)
+        self.tiers.store_step(states)
 
     def _join_decodes(self, state: RequestState) -> None:
         self.executor.joined(state, self.decodes)

@@ -103,7 +103,9 @@ class BatchPlan:
         tokens = {state.id: state.decode_tokens for state in self.decoding()}
         tokens.update((state.id, 1 + drafts) for state, drafts in self.trimmed)
         loading = [state for state, _ in self.loading]
-        tokens.update((s.id, 1) for s in self.admitted if s.swapped and s not in loading)
+        tokens.update(
+            (s.id, 1) for s in self.admitted if (s.swapped or s.next_is_decode) and s not in loading
+        )
         tokens.update((state.id, n) for state, n in self.chunks)
         return tokens
 

@@ -52,6 +52,11 @@ class Population:
         Those of them whose KV has come: the next plan finds them running.
     loading : dict of int to RequestState
         Requests with seat and memory whose KV is on its way from a lower tier.
+    holding : dict of int to RequestState
+        Requests with memory and no seat, in the order in which they were given it: their KV is on
+        its way from a lower tier, or has come (vLLM's WAITING_FOR_REMOTE_KVS, and after it).
+    come : set of int
+        Those of them whose KV has come: they may have a seat.
     in_pipeline : dict of RequestState to (int, int)
         Requests with seat and memory whose batch is in the pipeline: how many of their tokens it
         computes, and its number. They run again when it is back.
@@ -104,6 +109,8 @@ class Population:
         self.fetching: dict[int, RequestState] = {}
         self.arrived: list[RequestState] = []
         self.loading: dict[int, RequestState] = {}
+        self.holding: dict[int, RequestState] = {}
+        self.come: set[int] = set()
         self.in_pipeline: dict[RequestState, tuple[int, int]] = {}
         self.tiers: Tiering | None = None
         self.handed_over: dict[int, RequestState] = {}
@@ -153,12 +160,12 @@ class Population:
     @property
     def num_waiting(self) -> int:
         """Requests without a seat, those that the scheduler does not know of yet among them."""
-        return len(self.waiting) + len(self.intake.requests)
+        return len(self.waiting) + len(self.intake.requests) + len(self.holding)
 
     @property
     def num_known(self) -> int:
         """Requests that the scheduler has: waiting in the queue, or with a seat."""
-        return len(self.waiting) + self.num_seated
+        return len(self.waiting) + len(self.holding) + self.num_seated
 
     @property
     def num_seated(self) -> int:

@@ -14,6 +14,8 @@ class RequestHooks(Protocol):
     def key(self, state: RequestState, now_ns: int) -> Any:  # noqa: ANN401 - anything that sorts
         """Return the place of a request in the waiting queue, smaller = sooner."""
 
+    by_arrival: bool
+    """Whether that is the time of its arrival, for all."""
     on_arrival: Callable[[RequestState, int], None] | None
     """Called with a request about to enter the queue for the first time, and the time."""
     on_finish: Callable[[RequestState, int], None] | None

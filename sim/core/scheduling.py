@@ -20,6 +20,8 @@ class SchedulingPolicy(RequestHooks, Protocol):
 
     pauses: bool
     """Whether requests that it leaves out keep their memory beside a whole step of others."""
+    seats_loaded: bool
+    """Whether it gives `EngineView.loaded` their seats."""
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Decide one step. Must not change the policy's own state."""

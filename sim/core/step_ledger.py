@@ -154,6 +154,8 @@ class StepLedger:
                 return self._deny(state, "its KV is on its way from a lower tier")
             if state.id in self._admitted:
                 return self._grant_set_aside(state, most)
+            if state.id in self._requests.holding:
+                return self._grant_seat(state, most)
             self._require_not_rejected(state)
             return self._grant_waiting(state, most)
         if state.status is not RUNS or state in self.preempted:
@@ -233,7 +235,7 @@ class StepLedger:
             if state.swapped:
                 return self._grant_load(state, NO_HIT, (), most)
             parts = self._tiers.find(state, hit)
-            if self._are_coming(parts):
+            if self._tiers.found_awaited or self._are_coming(parts):
                 self._deferred.add(state.id)
                 return self._deny(state, "what it begins with is on its way for another request")
             if parts and self._can_keep(parts):
@@ -265,7 +267,7 @@ class StepLedger:
         return n
 
     def defers(self, state: RequestState) -> bool:
-        """Whether a waiting request was denied only since somebody loads what it begins with.
+        """Whether a waiting request was denied only since what it begins with is being copied.
 
         It will find that in the cache, and others need not wait behind it (vLLM's
         OffloadingConnector delays it in the same way).
@@ -290,6 +292,9 @@ class StepLedger:
         """Admit a request whose KV is loaded before it is computed."""
         kv, config, keep = self._kv, self._config, self._watermark()
         n = sum([len(names) for _, names in parts]) * config.block_size
+        takes_seat = config.load_takes_seat or state.swapped
+        if not takes_seat and not self._has_room_for_one():
+            return self._deny(state, self._why_no_room())
         if config.scheduler_reserve_full_isl:
             need = kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
             if need > kv.free_blocks - keep:
@@ -299,17 +304,68 @@ class StepLedger:
             need = kv.blocks_to_hold(state.request, state.num_computed_tokens + 1)
             if need > kv.free_blocks - keep:
                 return self._deny(state, "its KV and its next token do not fit the free KV blocks")
+        if not takes_seat:
+            keep += self._promised_blocks()
         if not kv.reserve(state, n, keep, hit):
             return self._deny(state, "what is loaded of it does not fit the free KV blocks")
         self._admitted[state.id] = state
         self._loading[state.id] = (state, parts)
-        self.residents_left -= 1
+        self.residents_left -= takes_seat
         self.swap_blocks_left -= _in_first_tier(parts)
-        if parts:
-            self.cached_tokens[state.id] = hit.tokens + n
+        if parts:  # who is loaded to the end of his prompt computes its last token
+            self.cached_tokens[state.id] = min(hit.tokens + n, state.num_tokens - 1)
         else:
             n = state.num_computed_tokens
         return n if most is None else min(n, most)
+
+    def _promised_blocks(self) -> int:
+        """Count the blocks that prompts under way still need, which no load may take.
+
+        Source: vLLM 0.32, Scheduler._inflight_prefill_reserved_blocks().
+        """
+        requests, size = self._requests, self._config.block_size
+        total = 0
+        for state in (*requests.prefilling.values(), *requests.holding.values()):
+            if state not in self.preempted and state.id not in self._admitted:
+                granted = self._chunks[state.id][1] if state.id in self._chunks else 0
+                total += -(-state.num_tokens // size)
+                total -= -(-(state.num_computed_tokens + granted) // size)
+        for state in self._admitted.values():
+            granted = self._chunks[state.id][1] if state.id in self._chunks else 0
+            there = state.num_computed_tokens or self.cached_tokens.get(state.id, 0)
+            total += -(-state.num_tokens // size) - -(-(there + granted) // size)
+        return total
+
+    def _grant_seat(self, state: RequestState, most: int | None) -> int:
+        """Let a request run that was loaded, and has memory but no seat."""
+        config, kv, keep = self._config, self._kv, self._watermark()
+        if state.id not in self._requests.come:
+            return self._deny(state, "its KV is on its way from a lower tier")
+        if self.residents_left < 1:
+            return self._deny(state, self._why_no_seat())
+        if not self._has_room_for_one():
+            return self._deny(state, self._why_no_room())
+        n = self._chunk_limit(state, most)
+        if n > self.tokens_left:
+            if not config.enable_chunked_prefill:
+                return self._deny(state, "its prompt exceeds what is left of the token budget")
+            n = self.tokens_left
+        if config.scheduler_reserve_full_isl:
+            held = -(-state.num_computed_tokens // config.block_size)
+            need = -(-state.num_tokens // config.block_size) - held
+            if need > kv.free_blocks - keep:
+                return self._deny(state, "its whole sequence does not fit the free KV blocks")
+        if not kv.allocate(state, n, keep, ahead_tokens=self._ahead(state, n)):
+            return self._deny(state, "its next chunk does not fit the free KV blocks")
+        self._admitted[state.id] = state
+        if not state.next_is_decode:
+            self._chunks[state.id] = (state, n)
+        elif not self._all_decodes:
+            self._decodes[state.id] = state
+        self.tokens_left -= n
+        self.rows_left -= 1
+        self.residents_left -= 1
+        return n
 
     def prefetch(self, state: RequestState) -> bool:
         """Admit a waiting request only to load its KV from a lower tier, whether that pays or not.
@@ -328,7 +384,8 @@ class StepLedger:
             If it does not wait.
         """
         self.plan = None
-        if state.status is not WAITS or state.id in self._admitted:
+        holds = state.id in self._requests.holding
+        if state.status is not WAITS or state.id in self._admitted or holds:
             raise InfeasiblePlan(f"{state!r} cannot be loaded: it does not wait")
         self._require_not_rejected(state)
         if self._tiers is None:
@@ -526,7 +583,8 @@ class StepLedger:
             If it does not wait, or not any more: admitted or rejected in this step.
         """
         self.plan = None
-        if state.status is not WAITS or state.id in self._admitted:
+        holds = state.id in self._requests.holding
+        if state.status is not WAITS or state.id in self._admitted or holds:
             raise InfeasiblePlan(f"{state!r} cannot be rejected: it is not waiting")
         if state in self._rejected:
             raise InfeasiblePlan(f"{state!r} is rejected twice in one step")
@@ -538,7 +596,10 @@ class StepLedger:
 
     def _watermark(self) -> int:
         requests = self._requests
-        anyone = requests.running or self._admitted or requests.leaving or requests.in_pipeline
+        admitted: Iterable[int] = self._admitted
+        if self._loading and not self._config.load_takes_seat:
+            admitted = [i for i in self._admitted if i not in self._loading]
+        anyone = requests.running or admitted or requests.leaving or requests.in_pipeline
         return self._config.watermark_blocks if anyone else 0
 
     def _deny(self, state: RequestState, why: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
@@ -46,6 +46,26 @@ class Tiering:
         Free blocks of the GPU that are still being copied away.
     coming : set of int
         Names of blocks that are being loaded.
+    follows_connector : bool
+        Whether blocks are stored when vLLM's OffloadingConnector stores them (below).
+    behind : dict of int to RequestState
+        Then: requests with blocks of their prompt that found no room.
+
+    Notes
+    -----
+    With `EngineConfig.offloading_connector` (vLLM 0.32, kv_transfer/kv_connector/v1/offloading/
+    scheduler.py, and kv_offload/cpu/manager.py):
+
+    * after every step the blocks of prompts that it filled are stored, or none of them; then they
+      are tried again with the next step of the request (`_build_store_jobs`, `prepare_store`);
+      answers are not (`offload_prompt_only`, which is the default);
+    * who used which blocks counts when he has finished, the end of a sequence before its beginning,
+      beside the order in which they were stored (`on_request_finished`);
+    * who begins with a block that is still being stored waits for it (`HIT_PENDING`);
+    * a prompt may be loaded to its end, of which the last token is computed again
+      (`_update_waiting_for_remote_kv`);
+    * the step waits for what is being stored of who is preempted, and of who has finished where
+      somebody is given these blocks, or finds them in the cache (`jobs_to_flush`).
     """
 
     def __init__(self, config: EngineConfig, estimate_step_ns: Estimate, log: Copies) -> None:
@@ -69,6 +89,15 @@ class Tiering:
         self._step_ready_ns = 0
         self._asked: tuple[int, ...] = ()
         self._found: Parts = ()
+        self._awaited = self._found_awaited = False
+        self.follows_connector = config.offloading_connector
+        self.behind: dict[int, RequestState] = {}
+        self._storing: dict[int, list[tuple[int, list[int]]]] = {}
+        self._fenced: dict[int, int] = {}  # names of blocks of who has finished, until when
+        self._offered: dict[int, int] = {}  # blocks of a request's prompt offered so far
+        self._used: dict[int, set[int]] = {}
+        self._finished: list[RequestState] = []
+        self._finished_ns = 0
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -79,7 +108,11 @@ class Tiering:
 
     def settle(self, now_ns: int) -> tuple[bool, list[RequestState]]:
         """Let copies end that are done by now; say whether any did, and whose KV has come."""
+        if self._finished and now_ns > self._finished_ns:
+            self.close_finished()
         self.now_ns = now_ns
+        if self._fenced:
+            self._fenced = {name: ns for name, ns in self._fenced.items() if ns > now_ns}
         while self._busy and self._busy[0][0] <= now_ns:
             self.num_busy -= self._busy.pop(0)[1]
         if self.next_done_ns > now_ns:
@@ -117,17 +150,94 @@ class Tiering:
 
     def store(self, state: RequestState, names: Sequence[int]) -> None:
         """Copy full blocks of a request that holds them to the first tier, if it writes through."""
-        if self.writes_back or not self._finds:
+        if self.writes_back or not self._finds or self.follows_connector:
             return
-        done_ns, count = self._put(0, names, state.id)
+        self._note_stored(state, *self._put(0, names, state.id))
+
+    def _note_stored(self, state: RequestState, done_ns: int, count: int) -> None:
         before_ns, before = self._copied.get(state.id, (0, 0))
         if before_ns > self.now_ns:
             count += before
         if count:
             self._copied[state.id] = max(done_ns, before_ns), count
 
+    def store_step(self, states: Sequence[RequestState]) -> None:
+        """Store what a step has filled of the prompts of those whom it computed.
+
+        Then those who finished with the step before are done with what they used.
+        """
+        for state in states:
+            self._store_prompt(state)
+        self.close_finished()
+
+    def _store_prompt(self, state: RequestState) -> None:
+        if self.writes_back:
+            return
+        names, tier = state.request.prefix_hash_ids, self._tiers[0]
+        first = self._offered.get(state.id, 0)
+        end = min(state.num_computed_tokens // self._config.block_size, len(names))
+        if first < end:
+            part = names[first:end]
+            self._used.setdefault(state.id, set()).update(
+                [name for name in part if not tier.awaits(name)]
+            )
+            added = tier.add_all(part)
+            if added is None:
+                self.behind[state.id] = state
+                return
+            self._offered[state.id] = end
+            new, evicted = added
+            if new:
+                then = partial(self._written, 0, new, state.id)
+                done_ns = self._issue(tier, False, len(new), self.now_ns, state.id, then)
+                self._storing.setdefault(state.id, []).append((done_ns, new))
+                self._note_stored(state, done_ns, len(new))
+            self._demote(0, evicted)
+        self.behind.pop(state.id, None)
+
+    def finished(self, state: RequestState) -> None:
+        """Learn that a request is answered, or goes on elsewhere."""
+        if self.follows_connector:
+            self._finished.append(state)
+            self._finished_ns = self.now_ns
+            for done_ns, names in self._storing.pop(state.id, ()):
+                if done_ns > self.now_ns:
+                    self._fenced.update(dict.fromkeys(names, done_ns))
+
+    def reuse(self, state: RequestState, num_tokens: int) -> None:
+        """Learn that a request found the beginning of its prompt on the GPU."""
+        if self._fenced:
+            names = state.request.prefix_hash_ids[: num_tokens // self._config.block_size]
+            self._wait_for(names)
+
+    def _wait_for(self, names: Iterable[int]) -> None:
+        found = [self._fenced.get(name, 0) for name in names]
+        self._step_ready_ns = max(self._step_ready_ns, *found, 0)
+
+    def close_finished(self) -> None:
+        """Let those be done who finished with the last step; what they used is as of now."""
+        for state in self._finished:
+            if state.id in self.behind:
+                self._store_prompt(state)
+                self.behind.pop(state.id, None)
+        for state in self._finished:
+            self._offered.pop(state.id, None)
+            used = self._used.pop(state.id, None)
+            if used:
+                names = state.request.prefix_hash_ids
+                self._tiers[0].touch([name for name in names if name in used])
+        self._finished.clear()
+
     def lost(self, names: Sequence[int]) -> None:
-        """Copy blocks away that the GPU has just handed out to somebody else, who waits for it."""
+        """Learn of blocks that the GPU has just handed out to somebody else.
+
+        They are copied away first where that is when they are; the step waits for it, as it does
+        for those that are being copied already.
+        """
+        if self._fenced:
+            self._wait_for(names)
+        if not self.writes_back:
+            return
         done_ns, _ = self._put(0, names, -1)
         self._step_ready_ns = max(self._step_ready_ns, done_ns)
 
@@ -177,8 +287,19 @@ class Tiering:
     def released(self, state: RequestState) -> None:
         """Learn that a request has given its blocks up."""
         done_ns, count = self._copied.pop(state.id, (0, 0))
-        if done_ns > self.now_ns:
+        if done_ns > self.now_ns and not self.follows_connector:
             self._make_busy(done_ns, count)
+
+    @property
+    def ready_ns(self) -> int:
+        """When the next step can begin that is given, or lacks, blocks that are being copied."""
+        return self._step_ready_ns if self.follows_connector else 0
+
+    def flush(self, state: RequestState) -> None:
+        """Let the step wait for what is being stored of a request that is preempted."""
+        done_ns, _ = self._copied.pop(state.id, (0, 0))
+        self._storing.pop(state.id, None)
+        self._step_ready_ns = max(self._step_ready_ns, done_ns)
 
     # -- back ----------------------------------------------------------------------------------
 
@@ -205,14 +326,27 @@ class Tiering:
         """
         size = self._config.block_size
         names = state.request.prefix_hash_ids
-        first, end = hit.num_blocks, min(len(names), (state.num_tokens - 1) // size)
+        first, end = hit.num_blocks, min(len(names), self._most_tokens(state) // size)
+        self._awaited = False
         if first >= end or hit.num_own or not self._finds:
             return ()
         always = always or self._config.kv_load == "always"
         asked = (state.id, first, end, always, self._num_issued, self._changed_ns)
         if asked != self._asked:
             self._asked, self._found = asked, tuple(self._parts(names, first, end, always))
+            self._found_awaited = self._awaited
+        self._awaited = self._found_awaited
         return self._found
+
+    @property
+    def found_awaited(self) -> bool:
+        """Whether what `find` was asked for last begins with a block that is being stored."""
+        return self._awaited
+
+    def _most_tokens(self, state: RequestState) -> int:
+        if self.follows_connector and self._config.block_size > 1:
+            return state.num_tokens  # the last of which is computed again, in a block of its own
+        return state.num_tokens - 1
 
     def _parts(
         self, names: tuple[int, ...], first: int, end: int, always: bool
@@ -225,6 +359,9 @@ class Tiering:
             stop = first + 1
             while stop < end and self._place_of(names[stop]) == place:
                 stop += 1
+            if self.follows_connector and any(map(self._tiers[place].awaits, names[first:stop])):
+                self._awaited = True
+                break
             if not (always or self.load_ns(place, stop - first) < self.compute_ns(first, stop)):
                 break
             parts.append((place, names[first:stop]))
@@ -233,7 +370,7 @@ class Tiering:
 
     def _place_of(self, name: int) -> int:
         for place, tier in enumerate(self._tiers):
-            if tier.has(name):
+            if tier.has(name) or (self.follows_connector and tier.awaits(name)):
                 return place
         return -1
 
@@ -255,6 +392,8 @@ class Tiering:
     def keep(self, parts: Parts) -> None:
         """Let nothing evict what is about to be loaded."""
         for place, names in parts:
+            if not self.follows_connector:
+                self._tiers[place].touch(names)
             self._tiers[place].lock(names)
 
     def load(self, state: RequestState, parts: Parts, num_free: int) -> None:
@@ -278,6 +417,10 @@ class Tiering:
                 tier, True, len(names), ready_ns, state.id, partial(self._has_come, tier, names)
             )
             last_ns = max(last_ns, done_ns)
+            if self.follows_connector:
+                self._used.setdefault(state.id, set()).update(names)
+        if self.follows_connector:
+            self._offered[state.id] = -(-state.num_computed_tokens // self._config.block_size)
         self._come(state, last_ns)
 
     def _has_come(self, tier: Tier, names: Sequence[int]) -> None:

@@ -98,6 +98,17 @@ class EngineView:
         return self._requests.loading.values()
 
     @property
+    def loaded(self) -> list[RequestState]:
+        """Requests without a seat whose KV has come from a lower tier, the first loaded first.
+
+        They hold memory, wait in no queue, and run when they are granted tokens.
+        """
+        requests = self._requests
+        if not requests.come:
+            return []
+        return [state for i, state in requests.holding.items() if i in requests.come]
+
+    @property
     def in_pipeline(self) -> Collection[RequestState]:
         """Requests with a seat whose batch is in the pipeline; none of `running`.
 

@@ -143,10 +143,10 @@ class PrefixCachingKVCache(PagedKVCache):
             self.free_blocks -= need - (hit.num_blocks - hit.blocks_in_use) - hit.num_own
         return True
 
-    def name_prompt(self, state: RequestState) -> None:
-        """Let the full blocks of a prompt be found that were reserved, and are there now."""
+    def name_prompt(self, state: RequestState, num_tokens: int) -> None:
+        """Let the full blocks of so much of a prompt be found: reserved before, and there now."""
         self._queue.close()
-        self._name_prompt(state, state.num_computed_tokens)
+        self._name_prompt(state, num_tokens)
 
     def _name_prompt(self, state: RequestState, filled: int) -> None:
         prompt = self._prompt(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import ceil
 
 from schedlab.sim.config import KVTier, KVWrite
@@ -95,6 +95,10 @@ class Tier:
         """Whether a block can be loaded."""
         return self._locks.get(name, _WRITING) != _WRITING
 
+    def awaits(self, name: int) -> bool:
+        """Whether a block is being written, and can be loaded when that is done."""
+        return self._locks.get(name, 0) == _WRITING
+
     def add(self, names: Sequence[int]) -> tuple[list[int], list[int]]:
         """Add the contents of a sequence of blocks, from its first on, as far as there is room.
 
@@ -103,11 +107,31 @@ class Tier:
         (list of int, list of int)
             Those to be written (not those that are there, or on their way), and those evicted.
         """
-        self._touch(names)
+        self.touch(names)
         new = [name for name in names if name not in self._locks]
         evicted = self._evict(self.used_blocks + len(new) - self._num_blocks)
         del new[max(self._num_blocks - self.used_blocks, 0) :]
         for name in reversed(new):
+            self._locks[name] = _WRITING
+        self._num_locked += len(new)
+        return new, evicted
+
+    def add_all(self, names: Sequence[int]) -> tuple[list[int], list[int]] | None:
+        """Add the contents of blocks, the last one the most recently used, if all find room.
+
+        None of them is evicted for another. Nobody else counts as used by it.
+
+        Returns
+        -------
+        (list of int, list of int) or None
+            As `add`; None if there is no room for all that are not there, and nothing changed.
+        """
+        new = [name for name in names if name not in self._locks]
+        lack = self.used_blocks + len(new) - self._num_blocks
+        evicted = self._evict(lack, set(names))
+        if len(evicted) < lack:
+            return None
+        for name in new:
             self._locks[name] = _WRITING
         self._num_locked += len(new)
         return new, evicted
@@ -120,7 +144,6 @@ class Tier:
 
     def lock(self, names: Sequence[int]) -> None:
         """Keep blocks that are being read."""
-        self._touch(names)
         for name in names:
             self._num_locked += self._locks[name] == 0
             self._locks[name] += 1
@@ -148,20 +171,24 @@ class Tier:
         locked = sum(locks != 0 for locks in self._locks.values())
         assert locked == self._num_locked, f"{self.name}: {self._num_locked} locks, {locked} are"
 
-    def _touch(self, names: Sequence[int]) -> None:
+    def touch(self, names: Sequence[int]) -> None:
+        """Let blocks count as used just now."""
         # From the last to the first: the end of a sequence is of no use without its beginning.
         for name in reversed(names):
             if name in self._locks:
                 self._locks.move_to_end(name)
 
-    def _evict(self, count: int) -> list[int]:
+    def _evict(self, count: int, spared: Collection[int] | None = None) -> list[int]:
+        """Evict blocks that are not locked; with `spared` none of those, and all or none."""
         evicted: list[int] = []
         if count > 0:
             for name, locks in self._locks.items():
-                if not locks:
+                if not locks and not (spared and name in spared):
                     evicted.append(name)
                     if len(evicted) == count:
                         break
+            if spared is not None and len(evicted) < count:
+                return []
             for name in evicted:
                 del self._locks[name]
         return evicted

@@ -71,7 +71,8 @@ def test_requests_leave_one_engine_once_and_every_engine_keeps_the_laws(fleet):
             sent_at(in_their_own_time[i], sent)
             for i, sent in zip(rows["id"].tolist(), rows["arrival_ns"].tolist(), strict=True)
         ]
-        config = limits.for_policy(registry.policy_class(policy).pauses)
+        kind = registry.policy_class(policy)
+        config = limits.for_policy(kind.pauses, kind.seats_loaded)
         laws.check(own, share, config, may_wait=True)
 
 

@@ -118,7 +118,12 @@ def _speculative_config(config: EngineConfig) -> Any:
 
 
 def make_scheduler(workload: Workload, cls: type[Scheduler] | None = None) -> Scheduler:
-    """Construct a scheduler, vLLM's own by default, that notes whom it preempts."""
+    """Construct a scheduler, vLLM's own by default."""
+    return scheduler_with(workload, vllm_config(workload.config, workload.policy), cls)
+
+
+def scheduler_with(workload: Workload, vllm: Any, cls: type[Scheduler] | None = None) -> Scheduler:
+    """Construct a scheduler from as much of a VllmConfig as it reads."""
     config = workload.config
     if cls is None:
         cls = AsyncScheduler if config.async_scheduling else Scheduler
@@ -131,7 +136,7 @@ def make_scheduler(workload: Workload, cls: type[Scheduler] | None = None) -> Sc
         kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
     )
     return cls(
-        vllm_config(config, workload.policy),
+        vllm,
         kv_cache_config,
         Nothing(
             should_advance=lambda request: False,
