@@ -147,7 +147,7 @@ class Population:
         kv.blocks_before_eviction()  # which lets go of what was only counted
         if kv.lost:
             for name, count in kv.lost:
-                self.tiers.lost(range(name, name + count))
+                self.tiers.handed_out(range(name, name + count))
             kv.lost.clear()
             self.num_events += 1
 

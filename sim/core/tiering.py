@@ -228,16 +228,15 @@ class Tiering:
                 self._tiers[0].touch([name for name in names if name in used])
         self._finished.clear()
 
-    def lost(self, names: Sequence[int]) -> None:
-        """Learn of blocks that the GPU has just handed out to somebody else.
-
-        They are copied away first where that is when they are; the step waits for it, as it does
-        for those that are being copied already.
-        """
+    def handed_out(self, names: Sequence[int]) -> None:
+        """Learn of blocks that the GPU has just given to somebody else, who waits for copies."""
         if self._fenced:
             self._wait_for(names)
-        if not self.writes_back:
-            return
+        if self.writes_back:
+            self.lost(names)
+
+    def lost(self, names: Sequence[int]) -> None:
+        """Copy blocks away that the GPU has just handed out to somebody else, who waits for it."""
         done_ns, _ = self._put(0, names, -1)
         self._step_ready_ns = max(self._step_ready_ns, done_ns)
 
@@ -392,9 +391,7 @@ class Tiering:
     def keep(self, parts: Parts) -> None:
         """Let nothing evict what is about to be loaded."""
         for place, names in parts:
-            if not self.follows_connector:
-                self._tiers[place].touch(names)
-            self._tiers[place].lock(names)
+            self._tiers[place].lock(names, is_use=not self.follows_connector)
 
     def load(self, state: RequestState, parts: Parts, num_free: int) -> None:
         """Copy what was found and kept to blocks of the GPU that the request holds.

@@ -142,8 +142,10 @@ class Tier:
             self._locks[name] = 0
             self._num_locked -= 1
 
-    def lock(self, names: Sequence[int]) -> None:
-        """Keep blocks that are being read."""
+    def lock(self, names: Sequence[int], is_use: bool = True) -> None:
+        """Keep blocks that are being read, which counts as a use of them unless told not to."""
+        if is_use:
+            self.touch(names)
         for name in names:
             self._num_locked += self._locks[name] == 0
             self._locks[name] += 1
