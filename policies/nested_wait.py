@@ -1,14 +1,19 @@
 """Nested WAIT: thresholds between segments of output length, without a prediction."""
 
 import math
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 
 from schedlab.policies.policy import Policy
 from schedlab.policies.preemption import grant_or_preempt
 from schedlab.policies.registry import register
+from schedlab.policies.segments import (
+    Segment,
+    in_order_of_admission,
+    note_ran,
+    since_ns,
+    sort_by_segment,
+)
 from schedlab.policies.wait import check_types
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -83,9 +88,8 @@ class NestedWait(Policy):
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Remember when requests ran, to know how long they wait at an entry."""
-        for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
-            if state.status is Status.RUNNING:  # whose answer ended has been forgotten already
-                self._ran_ns[state.id] = now_ns
+        note_ran(plan.decoding(), now_ns, self._ran_ns)
+        note_ran([state for state, _ in plan.chunks], now_ns, self._ran_ns)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Count the answer in the segment where it ended."""
@@ -97,78 +101,55 @@ class NestedWait(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Run the segments from the first up to the one whose entry still gathers."""
-        entries, inside, stages = self._stages(view)
+        segments = sort_by_segment(view.running, view.prefilling, self.output_edges)
         timeout_ns = round(self.max_wait_s * 1e9)
         chosen: list[RequestState] = []
         timed_out: list[int] = []
         num_new, until_ns, steps = 0, FOREVER, FOREVER
         for i, (limit, group) in enumerate(self._limits):
-            gathered = len(entries[i]) if i else len(view.waiting)
-            places = max(min(group, limit - len(inside[i])), 0)
-            if gathered < places and self._may_gather(i, gathered, entries, inside):
-                stalled = chain(*entries[i:], *inside[i:])
-                since_ns = [self._since_ns(state) for state in stalled]
+            segment = segments[i]
+            gathered = len(segment.entry) if i else len(view.waiting)
+            places = max(min(group, limit - len(segment.inside)), 0)
+            if gathered < places and self._may_gather(i, gathered, segments):
+                stalled_ns = [self._least_since_ns(behind) for behind in segments[i:]]
                 if i == 0 and gathered:
-                    since_ns.append(view.waiting.head.request.arrival_ns)
-                gather_until_ns = min(since_ns, default=FOREVER) + timeout_ns
+                    stalled_ns.append(view.waiting.head.request.arrival_ns)
+                gather_until_ns = min(stalled_ns) + timeout_ns
                 if gather_until_ns > view.now_ns:
                     until_ns = gather_until_ns
                     break
                 timed_out.append(i)
             if i == 0:
                 num_new = places
-            within = _at_most(group, inside[i], stages[i])
-            chosen += within + entries[i][:places]
-            if len(within) < len(inside[i]) or (places and entries[i]):
+            within = segment.at_most(group)
+            chosen += within + segment.entry[:places]
+            if len(within) < len(segment.inside) or (places and segment.entry):
                 steps = 1
             elif i + 1 < len(self.output_edges):  # all move on together to the end of the segment
-                furthest = max(stages[i], default=-FOREVER)
+                furthest = max(segment.stages, default=-FOREVER)
                 steps = min(steps, max(self.output_edges[i] - furthest, 1))
         if view.config.num_speculative_tokens:  # drafts bring requests together at one stage
             steps = 1
-        if timed_out and steps > 1 and not self._stay_timed_out(timed_out[-1], entries, view):
+        if timed_out and steps > 1 and not self._stay_timed_out(segments[timed_out[-1] :], view):
             steps = 1
         all_granted = self._grant(chosen, num_new, view, builder)
         return builder.build(max_steps=steps if all_granted else 1, until_ns=until_ns)
 
-    def _stay_timed_out(
-        self, segment: int, entries: list[list[RequestState]], view: EngineView
-    ) -> bool:
-        """Whether a segment that runs on a time-out will also in the steps to come.
+    def _stay_timed_out(self, segments: Sequence[Segment], view: EngineView) -> bool:
+        """Whether the first of these, which runs on a time-out, will also in the steps to come.
 
         Who runs waits anew; who stays at an entry has waited as long as before. What is so of a
         segment is so of those before it, which wait for the same requests and more.
         """
         waited_until_ns = view.now_ns - round(self.max_wait_s * 1e9)
-        return any(self._since_ns(state) <= waited_until_ns for state in chain(*entries[segment:]))
+        waiting = (since_ns(segment.entry, self._ran_ns) for segment in segments)
+        return min(min(ns, default=FOREVER) for ns in waiting) <= waited_until_ns
 
-    def _since_ns(self, state: RequestState) -> int:
-        """Return when a request ran last; if it was only loaded so far, when it had its seat."""
-        return self._ran_ns.get(state.id, state.first_scheduled_ns)
-
-    def _stages(
-        self, view: EngineView
-    ) -> tuple[list[list[RequestState]], list[list[RequestState]], list[list[int]]]:
-        """Sort running requests into those at the entry of a segment, and inside it.
-
-        The lengths so far of those inside, in their order, are returned as well.
-        """
-        edges, last = self.output_edges, len(self.output_edges) - 1
-        entries: list[list[RequestState]] = [[] for _ in edges]
-        inside: list[list[RequestState]] = [[] for _ in edges]
-        stages: list[list[int]] = [[] for _ in edges]
-        prompts = {*view.prefilling}
-        for state in view.running:
-            generated = 0 if state in prompts else state.num_output_tokens
-            segment = bisect_right(edges, generated)
-            if segment > last:
-                segment = last
-            if segment and generated == edges[segment - 1]:
-                entries[segment].append(state)
-            else:
-                inside[segment].append(state)
-                stages[segment].append(generated)
-        return entries, inside, stages
+    def _least_since_ns(self, segment: Segment) -> int:
+        """Return since when the first of a segment waits; if nobody is there, for ever."""
+        ran_ns = self._ran_ns
+        at_entry, inside = since_ns(segment.entry, ran_ns), since_ns(segment.inside, ran_ns)
+        return min(min(at_entry, default=FOREVER), min(inside, default=FOREVER))
 
     def _set_limits(self) -> None:
         """Work out of each segment how many it may hold, and how many at one stage."""
@@ -181,16 +162,12 @@ class NestedWait(Policy):
             share = self.total_limit * num_stages * flow / total
             self._limits.append((max(int(share), 1), math.ceil(share / num_stages)))
 
-    def _may_gather(
-        self,
-        segment: int,
-        gathered: int,
-        entries: list[list[RequestState]],
-        inside: list[list[RequestState]],
-    ) -> bool:
+    def _may_gather(self, number: int, gathered: int, segments: Sequence[Segment]) -> bool:
         if not self.drain:
             return True
-        return bool(gathered) if segment == 0 else any(entries[:segment] + inside[:segment])
+        if number == 0:
+            return bool(gathered)
+        return any(segment.entry or segment.inside for segment in segments[:number])
 
     def _grant(
         self, chosen: list[RequestState], num_new: int, view: EngineView, builder: PlanBuilder
@@ -198,10 +175,10 @@ class NestedWait(Policy):
         """Grant all of them what they need if it fits, then new ones; return whether it did."""
         # In order of admission: were a late one granted first, an early one could make room only by
         # giving up itself, and two that start over by turns would never finish.
-        victims, turn = list(view.running), set(chosen)
-        in_turn = [state for state in victims if state in turn]
+        in_turn = in_order_of_admission(view.running, chosen)
         all_granted = not view.prefilling and builder.grant_all(in_turn)
         if not all_granted:
+            victims = list(view.running)
             for state in in_turn:
                 if state not in builder.preempted and builder.tokens_left:
                     grant_or_preempt(builder, state, victims)
@@ -212,18 +189,3 @@ class NestedWait(Policy):
                 break
             num_new -= 1
         return all_granted
-
-
-def _at_most(group: int, states: list[RequestState], stages: list[int]) -> list[RequestState]:
-    """Return up to `group` of the requests at each stage; prompts are at stage 0 in any number."""
-    at_stage = Counter(stages)
-    del at_stage[0]
-    if max(at_stage.values(), default=0) <= group:
-        return states
-    at_stage.clear()
-    chosen = []
-    for state, stage in zip(states, stages, strict=True):
-        if at_stage[stage] < group or not stage:
-            at_stage[stage] += 1
-            chosen.append(state)
-    return chosen

@@ -2,23 +2,12 @@
 
 import math
 
+from schedlab.policies.attained_service import Call, charge, least_left_ns
 from schedlab.policies.ranked import Ranked
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState, Status
-
-
-class _Call:
-    """What a request brought along, and what it has had since."""
-
-    __slots__ = ("base_ns", "came_ns", "used_ns", "waited_ns")
-
-    def __init__(self, base_ns: int, waited_ns: int, came_ns: int) -> None:
-        self.base_ns = base_ns
-        self.waited_ns = waited_ns
-        self.came_ns = came_ns
-        self.used_ns = 0
 
 
 @register("plas")
@@ -74,7 +63,7 @@ class ProgramLevelAttainedService(Ranked):
         # Who waits gets no service: only that it has waited too long moves it.
         self.static_keys = starvation is None
         self._first_ns = round(first_quantum_s * 1e9)
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
 
     def attained_ns(self, state: RequestState) -> int:
         """Return the service that a new request's session had before it."""
@@ -88,7 +77,7 @@ class ProgramLevelAttainedService(Ranked):
         queue = ((call.base_ns + call.used_ns) // self._first_ns).bit_length()
         return queue if queue < self.num_queues else self.num_queues - 1
 
-    def _starves_since_ns(self, call: _Call) -> int:
+    def _starves_since_ns(self, call: Call) -> int:
         """Return from when on a request has waited too long, if it gets no more service."""
         service_ns = call.base_ns + call.used_ns
         if self.starvation is None or not service_ns:
@@ -100,15 +89,11 @@ class ProgramLevelAttainedService(Ranked):
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Note what its session has had."""
         waited_ns = 0 if state.session is None else state.session.waited_ns
-        self._calls[state.id] = _Call(self.attained_ns(state), waited_ns, now_ns)
+        self._calls[state.id] = Call(self.attained_ns(state), waited_ns, now_ns)
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge who took part."""
-        used_ns, calls = now_ns - plan.start_ns, self._calls
-        for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
-            call = calls.get(state.id)
-            if call is not None:
-                call.used_ns += used_ns
+        charge(plan, now_ns - plan.start_ns, self._calls)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
@@ -120,16 +105,9 @@ class ProgramLevelAttainedService(Ranked):
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return when the first quantum is used up, or the first request has waited too long."""
-        now_ns, until_ns = view.now_ns, FOREVER
-        calls, first_ns, last = self._calls, self._first_ns, self.num_queues - 1
-        for state in view.running:
-            call = calls[state.id]
-            service_ns = call.base_ns + call.used_ns
-            queue = (service_ns // first_ns).bit_length()
-            if queue < last:
-                next_ns = now_ns + (first_ns << queue) - service_ns
-                if next_ns < until_ns:
-                    until_ns = next_ns
+        now_ns, last = view.now_ns, self.num_queues - 1
+        left_ns = least_left_ns(view.running, self._calls, self._first_ns, last)
+        until_ns = min(now_ns + left_ns, FOREVER)
         if self.starvation is not None:
             for state in (*view.waiting, *view.running):
                 at_ns = self._starves_since_ns(self._calls[state.id])

@@ -314,8 +314,10 @@ class Lifecycle(Departures):
             for state in [s for s in batch.members.values() if s.id not in ids]:
                 self._leave_decodes(state)
                 self.paused[state.id] = state
-            for state in chosen:
-                if self.paused.pop(state.id, None) is not None:
+            paused = self.paused
+            if not paused.keys().isdisjoint(ids):
+                for state in [s for s in chosen if s.id in paused]:
+                    del paused[state.id]
                     self._join_decodes(state)
         for state, drafts in plan.trimmed:
             self.draft_anew(state, drafts)

@@ -156,14 +156,19 @@ class PlanBuilder(StepLedger):
             or not (not granted or granted.keys().isdisjoint(chosen))
         ):
             raise InfeasiblePlan("grant_all() would grant a request tokens twice in one step")
-        if not self.preempted and chosen.keys() == batch.members.keys():  # most steps
-            need = batch.blocks_next_step()
-        else:
-            need = 0
-            for state in decodes:
-                if not state.is_decoding or state in self.preempted:
+        members, need = batch.members, batch.blocks_next_step()
+        if self.preempted or chosen.keys() != members.keys():
+            # From who decoded last on: plans change few of them, and a member decodes.
+            for i in members.keys() - chosen.keys():
+                need -= batch.blocks_of(members[i])
+            for i in chosen.keys() - members.keys():
+                state = chosen[i]
+                if not state.is_decoding:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
                 need += batch.blocks_of(state)
+            for state in self.preempted:
+                if state.id in chosen:
+                    raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
         if self._kv.grows:
             if need > self._kv.free_blocks:
                 return False

@@ -13,13 +13,14 @@ import numpy as np
 
 from schedlab.policies.continuum import Continuum
 from schedlab.policies.gittins import gittins_rank, kaplan_meier
-from schedlab.policies.nested_wait import NestedWait, _at_most
+from schedlab.policies.nested_wait import NestedWait
 from schedlab.policies.past_future import PastFuture
 from schedlab.policies.predictors import bert_errors, text_features
 from schedlab.policies.predictors.forest import Forest
 from schedlab.policies.predictors.serving_time import ServingTime
 from schedlab.policies.predictors.text_model import TextModel
 from schedlab.policies.queued_batches import QueuedBatch, QueuedBatches
+from schedlab.policies.segments import first_at_stages
 from schedlab.policies.step_load import _most
 from schedlab.policies.wait import Wait
 from schedlab.sim.cost.efficiency import efficiency_of
@@ -130,7 +131,7 @@ def bookings(_: str) -> dict[str, Any]:
         stages = [draw.randrange(3) for _ in range(9)]
         found[str(number)] = [
             nested._limits, nested._ended, plain._places(running),
-            _at_most(draw.choice((1, 2, 3)), list(range(9)), stages),
+            first_at_stages(stages, draw.choice((1, 2, 3))),
         ]  # fmt: skip
     return found
 
