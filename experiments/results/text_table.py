@@ -74,6 +74,8 @@ def text_table(
                 column.width = column.natural
             _narrow([*keys, *block], width)
     lines = "\n\n".join("\n".join(_lines([*keys, *block])) for block in blocks)
+    if title and width is not None:
+        title = "\n".join(wrapped_text(title, width, "  "))
     return f"{title}\n\n{lines}" if title else lines
 
 

@@ -55,3 +55,9 @@ def test_text_table_wraps_a_sentence_around_its_numbers(width):
 
 def test_text_table_without_rows_is_its_header():
     assert text_table("", ("name", "n"), []) == "name  n\n────  ─"
+
+
+def test_title_is_wrapped_to_the_width():
+    table = text_table("one two three four five", ("a",), [("1",)], 12)
+    assert table.split("\n")[:2] == ["one two", "  three four"]
+    assert text_table("one two three four five", ("a",), [("1",)]).startswith("one two three four")
