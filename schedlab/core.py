@@ -36,7 +36,8 @@ MODULES = (
     "sim.kv.contiguous", "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix",
     "sim.kv.prefix_index", "sim.kv.prompt",
     "sim.record.log",
-    "policies.routers.prefix_tree", "policies.serving_loop",
+    "policies.attained_service", "policies.preemption", "policies.routers.prefix_tree",
+    "policies.segments", "policies.serving_loop", "policies.step_load",
 )  # fmt: skip
 """What is compiled, below `schedlab`: what runs once a plan, or once a request."""
 
