@@ -45,7 +45,7 @@ def workloads(trace: Path | None) -> dict[str, Row]:
         engine = {**base["engine"], **changes.pop("engine", {})}  # type: ignore[dict-item]
         return {"name": "bench", **base, "engine": engine, "workload": workload, **changes}
 
-    def sessions(count: int) -> Row:
+    def sessions(count: int, **more: Any) -> Row:  # noqa: ANN401 - parts of an engine
         drawn = {
             "count": count,
             "turns": {"distribution": "uniform", "low": 1, "high": 5},
@@ -55,11 +55,12 @@ def workloads(trace: Path | None) -> dict[str, Row]:
             "tools": {"search": {"share": 0.4, "seconds": 1.0, "tokens": 300}},
             "shared_prefix": {"tokens": 512, "groups": 8},
         }
-        engine = {**base["engine"], "enable_prefix_caching": True}  # type: ignore[dict-item]
+        engine = {**base["engine"], "enable_prefix_caching": True, **more}  # type: ignore[dict-item]
         workload = {"session_rate": 1.2, "sessions": drawn}
         return {"name": "bench", **base, "engine": engine, "workload": workload}
 
     many = {"resample": True} if trace else {}
+    host = {"tiers": [{"name": "cpu", "gib": 16, "link": "pcie-4"}]}
     return {
         "all at once": spec(workload={"request_rate": "inf"}),
         "6 req/s": spec(workload={"request_rate": 6.0}),
@@ -93,6 +94,9 @@ def workloads(trace: Path | None) -> dict[str, Row]:
             workload={"request_rate": 96.0, **many}, cluster={"count": 16, "router": "round_robin"}
         ),
         "2,000 sessions": sessions(2_000),
+        "2,000 sessions, host memory": sessions(
+            2_000, num_gpu_blocks_override=2_500, kv_offload=host
+        ),
         "200,000 sessions": sessions(200_000),
         "100,000 at 6 req/s": spec(workload={"request_rate": 6.0, "num_requests": 100_000, **many}),
         "1,000,000 at 6 req/s": spec(
