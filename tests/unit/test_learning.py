@@ -286,6 +286,128 @@ def test_vidur_tables_hold_a_layer_of_each_model():
     assert set(columns["k"][whole]) == {4096, 14336}
 
 
+def rows_of(table, *names):
+    columns = (table.columns[name].tolist() for name in names)
+    return list(zip(*columns, strict=True))
+
+
+def test_tables_of_a_bundle_have_the_shapes_of_its_model(tmp_path):
+    folder = tmp_path / "rtx-4090" / "meta" / "llama-3-8b" / "bf16" / "tp1"
+    folder.mkdir(parents=True)
+    (folder / "dense.csv").write_text(
+        "layer,tokens,time_us\nqkv_proj,3,10\no_proj,3,11\ngate_up_proj,3,12\ndown_proj,3,13\n"
+        "layernorm,5,14\nrotary_emb,5,15\nact_fn,5,16\nembedding,5,17\n"
+    )
+    (folder / "per_sequence.csv").write_text(
+        "layer,sequences,time_us\nlm_head,2,18\nsampler,2,19\n"
+    )
+    (folder / "attention.csv").write_text(
+        "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n"
+        "0,0,4,100,20\n64,32,0,0,21\n65,33,5,101,22\n"
+    )
+    (tmp_path / "unknown" / "meta" / "llama-3-8b" / "bf16" / "tp1").mkdir(parents=True)
+    found = {table.kind: table for table in llmservingsim_tables(tmp_path)}
+    assert {(table.gpu, table.source) for table in found.values()} == {
+        ("rtx-4090", "LLMServingSim rtx-4090/meta/llama-3-8b/bf16/tp1")
+    }
+    # 32 heads of 128 and 8 of KV, 4,096 wide, 14,336 inside, 128,256 words.
+    assert rows_of(found["gemm bf16"], "m", "n", "k", "us") == [
+        (3, 6144, 4096, 10), (3, 4096, 4096, 11), (3, 28672, 4096, 12), (3, 4096, 14336, 13),
+        (2, 128256, 4096, 18),
+    ]  # fmt: skip
+    assert rows_of(found["elementwise"], "bytes", "us") == [
+        (163_840, 14), (102_400, 15), (430_080, 16),
+    ]  # fmt: skip
+    assert rows_of(found["sampler"], "logits", "us") == [(256_512, 19)]
+    names = "new", "cached", "rows", "context", "heads", "kv_heads", "us"
+    assert rows_of(found["decode"], *names) == [(0, 0, 4, 100, 32, 8, 20)]
+    assert rows_of(found["prefill"], *names) == [(64, 32, 1, 0, 32, 8, 21)]
+    assert rows_of(found["mixed"], *names) == [(65, 33, 5, 101, 32, 8, 22)]
+
+
+def test_bundle_by_keys_has_no_attention_and_one_with_experts_no_products(tmp_path):
+    folder = tmp_path / "rtx-4090" / "mistralai" / "mixtral-8x7b" / "bf16" / "tp1"
+    folder.mkdir(parents=True)
+    (folder / "dense.csv").write_text("layer,tokens,time_us\no_proj,3,11\nlayernorm,5,14\n")
+    (folder / "per_sequence.csv").write_text(
+        "layer,sequences,time_us\nlm_head,2,18\nsampler,2,19\n"
+    )
+    (folder / "attention.csv").write_text("prefill_chunk,n_decode,kv_decode,time_us\n0,1,2,3\n")
+    found = {table.kind: table for table in llmservingsim_tables(tmp_path)}
+    assert set(found) == {"gemm bf16", "elementwise", "sampler"}
+    assert found["gemm bf16"].columns["us"].tolist() == [18]
+
+
+def test_vidur_products_are_those_of_one_of_its_workers(tmp_path):
+    path = tmp_path / "compute" / "a100-80gb" / "meta" / "One-8B" / "mlp.csv"
+    path.parent.mkdir(parents=True)
+    parts = "attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj"
+    path.write_text(
+        "num_tokens,num_tensor_parallel_workers,n_head,n_kv_head,n_embd,n_expanded_embd,"
+        "use_gated_mlp," + ",".join(f"time_stats.{part}.median" for part in parts) + "\n"
+        "7,4,32,2,4096,14336,True,0.5,0.25,0.125,1\n9,1,32,8,4096,14336,False,1,2,3,4\n"
+    )
+    ((name, table),) = vidur_tables(tmp_path)
+    assert (name, table.gpu, table.kind) == ("One-8B", "a100-80gb", "gemm bf16")
+    assert table.source == "Vidur a100-80gb/meta/One-8B/mlp.csv"
+    # Of 2 heads of KV each of four workers has one; milliseconds in the file.
+    assert rows_of(table, "m", "n", "k", "workers", "us") == [
+        (7, 1280, 4096, 4, 500), (9, 6144, 4096, 1, 1000),
+        (7, 4096, 1024, 4, 250), (9, 4096, 4096, 1, 2000),
+        (7, 7168, 4096, 4, 125), (9, 14336, 4096, 1, 3000),
+        (7, 4096, 3584, 4, 1000), (9, 4096, 14336, 1, 4000),
+    ]  # fmt: skip
+
+
+def test_aiconfigurator_attention_experts_and_all_reduces_are_read_in_our_units(tmp_path):
+    def write(kind, file, **columns):
+        path = tmp_path / "data" / "h100_sxm" / kind / "vllm" / "0.9.1" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(columns), path)
+
+    attention = {
+        "kv_cache_dtype": ["bfloat16", "fp8", "bfloat16", "bfloat16"],
+        "head_dim": [128, 128, 64, 128],
+        "window_size": [0, 0, 0, 4096],
+        "batch_size": [2, 3, 4, 5],
+        "num_heads": [32, 33, 34, 35],
+        "num_key_value_heads": [8, 9, 10, 11],
+        "isl": [70, 71, 72, 73],
+        "step": [90, 91, 92, 93],
+        "latency": [0.5, 1.0, 1.0, 1.0],
+    }
+    sources = {"generation": "flash_attn", "context": "vllm_fa3"}
+    for file, kernel in sources.items():
+        write(
+            "attention", f"{file}_attention_perf.parquet", **attention, kernel_source=[kernel] * 4
+        )
+    experts = {
+        "num_tokens": [1, 2, 3], "hidden_size": [4, 5, 6], "inter_size": [7, 8, 9],
+        "topk": [10, 11, 12], "num_experts": [13, 14, 15], "moe_tp_size": [16, 17, 18],
+        "moe_ep_size": [19, 20, 21], "moe_dtype": ["bfloat16", "fp8", "bfloat16"],
+        "distribution": ["balanced", "balanced", "power_law"], "latency": [0.25, 1.0, 1.0],
+    }  # fmt: skip
+    write("moe", "moe_perf.parquet", **experts)
+    write(
+        "comm", "custom_allreduce_perf.parquet", num_gpus=[2, 2, 2, 4], kernel_source=[
+            "vllm_graph", "vllm_eager", "vllm_graph", "vllm_eager",
+        ], message_size=[16384, 16384, 32768, 16384], latency=[0.01, 0.0175, 0.02, 1.0],
+    )  # fmt: skip
+    found = {table.kind: table for table in aiconfigurator_tables(tmp_path)}
+    assert set(found) == {"decode", "prefill", "experts", "all_reduce", "launch"}
+    assert {table.gpu for table in found.values()} == {"h100-80gb"}
+    names = "rows", "heads", "kv_heads", "packs", "us"
+    assert rows_of(found["decode"], "context", *names) == [(90, 2, 32, 8, 0, 500)]
+    assert rows_of(found["prefill"], "new", "cached", *names) == [(70, 90, 2, 32, 8, 1, 500)]
+    names = "tokens", "hidden", "width", "top", "experts", "slices", "shares", "even", "us"
+    assert rows_of(found["experts"], *names) == [(1, 4, 7, 10, 13, 16, 19, 1, 250)]
+    assert rows_of(found["all_reduce"], "bytes", "devices", "us") == [
+        (32768, 2, 10), (65536, 2, 20),
+    ]  # fmt: skip
+    # Outside a graph 16,384 numbers, which are 32 KiB, took 7.5 us more.
+    assert found["launch"].columns["us"].tolist() == [7.5]
+
+
 def test_learn_command_without_a_folder_says_what_is_missing(tmp_path):
     result = CliRunner().invoke(app, ["profile", "learn", "-o", str(tmp_path / "k.json")])
     assert result.exit_code != 0
