@@ -66,11 +66,12 @@ class TextGenerationInference3(Policy):
         for state in view.prefilling:
             if state not in builder.preempted:
                 left -= builder.grant(state, max(left, 1))
-        if not (self._owes_decode or builder.preempted):
+        owes_decode = self._owes_decode and bool(view.running)  # all who joined may have ended
+        if not (owes_decode or builder.preempted):
             self._admit(
                 self.max_batch_prefill_tokens - (budget - builder.tokens_left), view, builder
             )
-        owed = self._owes_decode and len(view.waiting)
+        owed = owes_decode and len(view.waiting)
         return builder.build(max_steps=1 if owed or builder.preempted else FOREVER)
 
     def _admit(self, left: int, view: EngineView, builder: PlanBuilder) -> None:

@@ -553,7 +553,8 @@ class StepLedger:
             return False
         size = config.block_size
         room = self._kv.free_blocks - config.watermark_blocks
-        room += sum(self._num_blocks(victim) for victim in victims)
+        for victim in victims:
+            room += -(-(victim.num_computed_tokens + victim.spare_tokens) // size)
         return -(-state.num_tokens // size) <= room
 
     def _num_blocks(self, state: RequestState) -> int:

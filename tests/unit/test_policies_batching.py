@@ -202,6 +202,15 @@ def test_tgi3_looks_at_no_queue_in_the_step_after_somebody_joined():
     assert got == [{0: 4}, {0: 1, 1: 4}, {0: 1}, {0: 1, 2: 4}, {0: 1}]
 
 
+def test_tgi3_owes_no_decode_where_all_who_joined_have_ended():
+    # 0 takes 3 of its 4 tokens; then 1 joins its last one, and with one token each both end.
+    work = [arrival(i, prompt=prompt, output=1, max_tokens=1) for i, prompt in enumerate((4, 1, 1))]
+    got, _ = batches(
+        "tgi3", work, limits(seats=2, budget=3, block_size=1), max_batch_prefill_tokens=3
+    )
+    assert got == [{0: 3}, {0: 1, 1: 1}, {2: 1}]
+
+
 def test_tgi3_gives_a_prompt_under_way_the_whole_budget_and_the_rest_to_new_ones():
     work = [
         arrival(0, prompt=4, output=9, max_tokens=9),

@@ -285,9 +285,9 @@ def test_recording_that_was_written_reads_back(tmp_path):
 # -- by hand -------------------------------------------------------------------------------------
 
 
-def hand_run(config, workload, rates=(1.0,), length=None):
+def hand_run(config, workload, rates=(1.0,), length=None, policy=None):
     return laws.run(
-        registry.make("fcfs"), workload, config, draft_length=length,
+        policy or registry.make("fcfs"), workload, config, draft_length=length,
         make_executor=lambda pricing: SpeculativeExecutor(
             pricing, config, DrawnAcceptance(rates), NgramDrafter(5e-9)
         ),
@@ -351,6 +351,25 @@ def test_slots_for_a_drafter_keep_a_prompt_out_that_fits_alone():
     assert hand_run(config, together).steps()["num_prefills"].tolist()[:2] == [1, 0]
     without = replace(config, num_lookahead_tokens=0)
     assert hand_run(without, together).steps()["num_prefills"].tolist()[:1] == [2]
+
+
+def test_memory_that_victims_could_give_counts_their_slots_for_a_drafter():
+    config = EngineConfig(
+        num_blocks=20, max_model_len=20, block_size=1, num_speculative_tokens=2,
+        num_lookahead_tokens=2,
+    )  # fmt: skip
+    fit = []
+
+    class Asks(registry.policy_class("fcfs")):
+        def plan(self, view, builder):
+            if view.waiting and view.running:
+                # It needs 19 of 20 blocks, those that were taken for tokens to come among them.
+                fit.append(builder.fits_without(view.running, view.waiting.head))
+            return super().plan(view, builder)
+
+    hand_run(config, [laws.arrival(0, 0, 2, 9), laws.arrival(1, 0, 19, 1)], policy=Asks())
+    assert fit
+    assert all(fit)
 
 
 @pytest.mark.parametrize(("spares", "drafts"), [(False, [0] * 5 + [1, 1]), (True, [0, 3])])
