@@ -22,11 +22,14 @@ from schedlab.sim.cost.profile import (
     step_features,
 )
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.step_spread import StepSpread
 from schedlab.sim.rng import stream
 
 Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 200
+_SHARES, _STEPS_A_SHARE = 100, 5
+_MOST_ALIKE = 100
 
 
 class MeasuredBatch(NamedTuple):
@@ -93,6 +96,52 @@ def run_level(fit: Fit, steps: Sequence[MeasuredBatch]) -> RunLevel:
         decode_steps=ratio([s for s in steps if not s.shape.chunks]),
         prompt_steps=ratio([s for s in steps if s.shape.chunks]),
     )
+
+
+def step_spread(fit: Fit, steps: Sequence[MeasuredBatch]) -> StepSpread | None:
+    """Return how far the steps of a run scatter about a fit at their level.
+
+    Parameters
+    ----------
+    fit : Fit
+        With its `run_level`.
+    steps : sequence of MeasuredBatch
+        Of runs, in their order.
+
+    Returns
+    -------
+    StepSpread or None
+        None if there are too few steps of a kind to say.
+
+    Notes
+    -----
+    Steps are sorted by measured / predicted and cut into shares of equal predicted time; the factor
+    of a share is its measured time over its predicted one, so that their mean is one and the
+    slowest keep their weight. Where a stretch of n steps draws one factor, the correlation of one
+    step with the next is (n - 1) / n, so n is 1 / (1 - the correlation that was measured).
+    """
+    kinds = ([s for s in steps if not s.shape.chunks], [s for s in steps if s.shape.chunks])
+    if min(map(len, kinds)) < 2 * _STEPS_A_SHARE:
+        return None
+    decodes, prompts = (_shares(fit, some) for some in kinds)
+    ratios = np.log([s.seconds for s in steps] / predictions(fit, steps))
+    correlation = float(np.corrcoef(ratios[:-1], ratios[1:])[0, 1])
+    num_alike = round(1 / (1 - min(max(correlation, 0.0), 1 - 1 / _MOST_ALIKE)))
+    return StepSpread(decodes, prompts, num_alike)
+
+
+def _shares(fit: Fit, steps: Sequence[MeasuredBatch]) -> tuple[float, ...]:
+    measured, predicted = np.array([s.seconds for s in steps]), predictions(fit, steps)
+    order = np.argsort(measured / predicted, kind="stable")
+    measured, predicted = measured[order], predicted[order]
+    ends = np.cumsum(predicted)
+    num = min(_SHARES, len(steps) // _STEPS_A_SHARE)
+    share = ((ends - predicted / 2) / ends[-1] * num).astype(int)
+    used = np.unique(share)
+    factors = np.array(
+        [measured[share == one].sum() / predicted[share == one].sum() for one in used]
+    )
+    return tuple((factors / factors.mean()).tolist())
 
 
 def judge(fit: Fit, points: Sequence[MeasuredBatch]) -> FitError:

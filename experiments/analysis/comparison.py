@@ -45,7 +45,7 @@ class Compared:
     low, high : float
         Smallest and largest of them: what repeating the measurement changes.
     simulated : float
-        The simulation's.
+        The simulation's, the mean if it was repeated.
     error : float
         ``simulated / measured - 1``; NaN if the measured value is 0.
     interval : tuple of float or None
@@ -79,9 +79,9 @@ class Compared:
 
 
 def compare_runs(
-    policy: str, measured: Sequence[RunResult], simulated: RunResult, seed: int = 0
+    policy: str, measured: Sequence[RunResult], simulated: Sequence[RunResult], seed: int = 0
 ) -> list[Compared]:
-    """Compare repeated measured runs with a simulated one of the same workload.
+    """Compare repeated measured runs with simulated ones of the same workload.
 
     Parameters
     ----------
@@ -89,8 +89,8 @@ def compare_runs(
         How to name it.
     measured : sequence of RunResult
         At least one.
-    simulated : RunResult
-        The same requests on the simulated backend.
+    simulated : sequence of RunResult
+        The same requests on the simulated backend; several if its steps scatter.
     seed : int
         Of the bootstrap.
 
@@ -100,13 +100,13 @@ def compare_runs(
         One for each of `METRICS`.
     """
     columns = [run.metrics() for run in measured]
-    other = simulated.metrics()
+    others = [run.metrics() for run in simulated]
     intervals = _bootstrap(measured, simulated, seed)
     rows = []
     for metric in METRICS:
         values = [float(column[metric]) for column in columns]
         mean = math.fsum(values) / len(values)
-        found = float(other[metric])
+        found = math.fsum(float(other[metric]) for other in others) / len(others)
         error = found / mean - 1 if mean else math.nan
         rows.append(
             Compared(
@@ -157,25 +157,28 @@ def step_errors(
 
 
 def _bootstrap(
-    measured: Sequence[RunResult], simulated: RunResult, seed: int
+    measured: Sequence[RunResult], simulated: Sequence[RunResult], seed: int
 ) -> dict[str, tuple[float, float]]:
     """Resample requests, the same on both sides, and return intervals of the error."""
     real = [measured_latencies(run) for run in measured]
-    model = measured_latencies(simulated)
-    if any(len(run.e2el) != len(model.e2el) for run in real):
+    model = [measured_latencies(run) for run in simulated]
+    if len({len(run.e2el) for run in (*real, *model)}) > 1:
         return {}
     rng = stream(seed, "bootstrap")
     intervals = {}
     for name in ("ttft", "tpot", "e2el"):
-        theirs, ours = [getattr(run, name) for run in real], getattr(model, name)
-        known = np.isfinite(np.stack([*theirs, ours])).all(axis=0)
+        theirs, ours = ([getattr(run, name) for run in runs] for runs in (real, model))
+        known = np.isfinite(np.stack([*theirs, *ours])).all(axis=0)
         num_requests = int(known.sum())
         if num_requests < 2:
             continue
         picks = rng.integers(num_requests, size=(_RESAMPLES, num_requests))
         for statistic in ("mean", "p50", "p90", "p99"):
-            mean = np.mean([_statistic(statistic, run[known][picks]) for run in theirs], 0)
-            errors = _statistic(statistic, ours[known][picks]) / mean - 1
+            mean, found = (
+                np.mean([_statistic(statistic, run[known][picks]) for run in runs], 0)
+                for runs in (theirs, ours)
+            )
+            errors = found / mean - 1
             low, high = np.percentile(errors, [2.5, 97.5])
             intervals[f"{statistic}_{name}_ms"] = (float(low), float(high))
     return intervals

@@ -115,7 +115,9 @@ def synth_command(
             metavar="NAME", help="See `trace presets`.", autocompletion=completion.presets
         ),
     ] = "azure-conv",
-    num_requests: Annotated[int, typer.Option("--num-requests", "-n")] = 1000,
+    num_requests: Annotated[
+        int, typer.Option("--num-requests", "-n", min=1, max=100_000_000)
+    ] = 1000,
     rate: Annotated[
         float | None,
         typer.Option(help="Mean requests a second (the preset's by default); inf: all at once."),

@@ -146,6 +146,7 @@ def calibrate(
         fit_profile,
         predictions,
         run_level,
+        step_spread,
         with_swapping,
     )
 
@@ -204,7 +205,9 @@ def calibrate(
         intervals = coefficient_intervals(train, buckets, seed)
         text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
         write_text(folder / "residuals.json", text + "\n")
-        write_fit(folder, meta, replace(fit, run_level=level))
+        of_runs = replace(fit, run_level=level)
+        of_runs = replace(of_runs, step_spread=step_spread(of_runs, opened.run_steps))
+        write_fit(folder, meta, of_runs)
         found = Calibrated(fit, opened.overhead, taken.drift, by_kind, verdict(fit, by_kind, taken))
         return found, residuals
 

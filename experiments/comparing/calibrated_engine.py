@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _SLOWEST = 0.99
 _NUM_REQUESTS = 128
 _NUM_SHORT, _MEAN_ANSWER = 320, 16.0
+_MEMORIES = 6
+"""How many times all memory the long requests need together."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def open_vllm(
     """Open vLLM, and measure what its loop costs beside the model, and what it does to steps.
 
     That is measured with `fcfs` in `schedlab.gpu_backend.vllm.scheduler.PolicyScheduler`, on short
-    requests all at once and sent by a few clients in turn, so that steps of all sizes are met. On a
+    requests all at once and sent by a few clients in turn, so that steps of all sizes are met, and
+    on long ones for which memory is short, so that somebody waits though a seat is free. On a
     CPU a batch is timed once a visit: vLLM keeps oneDNN's matrix products of the latest 32 numbers
     of rows, which a second repetition finds and prompts of a run, all of other lengths, do not.
 
@@ -141,11 +144,18 @@ def open_vllm(
         raise SpecError("fcfs asks for no estimates")
 
     requests = short(config, min(_NUM_SHORT, 20 * config.max_num_seqs), seed)
+    runs = [
+        (requests, None),
+        (requests, max(1, config.max_num_seqs // 4)),
+        (requests, max(1, config.max_num_seqs // 2)),
+        (long(config, seed), None),
+    ]
     logs = [
         Replay(core, {"name": "fcfs"}, MeasuredStepClock(stopwatch=stopwatch), refuse).run(
-            requests, clients
+            some, clients
         )
-        for clients in (None, max(1, config.max_num_seqs // 4))
+        for some, clients in runs
+        if some
     ]
     steps = [step for log in logs for step in log.recorded()[1:]]
     spent = [log.seconds() for log in logs]
@@ -230,6 +240,18 @@ def short(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arriva
     """
     middle = max(1, min(config.max_num_batched_tokens, config.max_model_len // 2) // 4)
     lengths = independent(lognormal(math.log(middle), 0.8), exponential(_MEAN_ANSWER))
+    trace = synthesize(num_requests, lengths=lengths, rate=float("inf"), seed=seed)
+    return _fitting(trace, config)
+
+
+def long(config: EngineConfig, seed: int) -> Sequence[Arrival]:
+    """Return requests all at once of which half of the seats fill the memory; none if none can."""
+    memory_tokens = config.num_blocks * config.block_size
+    mean_tokens = 2 * memory_tokens / config.max_num_seqs
+    if mean_tokens > config.max_model_len:
+        return ()
+    lengths = independent(lognormal(math.log(mean_tokens), 0.4), exponential(_MEAN_ANSWER))
+    num_requests = math.ceil(_MEMORIES * memory_tokens / mean_tokens)
     trace = synthesize(num_requests, lengths=lengths, rate=float("inf"), seed=seed)
     return _fitting(trace, config)
 

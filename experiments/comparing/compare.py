@@ -27,6 +27,9 @@ from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.errors import SpecError
 from schedlab.sim.result import RunResult
 
+_DRAWS = 20
+"""So often a point whose steps scatter is simulated."""
+
 Progress = Callable[[int, int, str], None]
 
 
@@ -53,7 +56,9 @@ class PointComparison:
     predicted_ns, measured_ns : ndarray
         Those steps.
     measured, simulated : RunResult
-        The first measured run and the simulated one, for figures.
+        The first measured run and the first simulated one, for figures.
+    num_simulated : int
+        How often it was simulated: several times if steps scatter, each with another draw.
     """
 
     label: str
@@ -69,6 +74,7 @@ class PointComparison:
     measured_ns: np.ndarray[Any, np.dtype[np.int64]]
     measured: RunResult
     simulated: RunResult
+    num_simulated: int = 1
 
 
 class _DeviceRun(NamedTuple):
@@ -212,12 +218,16 @@ def _compared(
     """Simulate a point and hold it against its measured runs."""
     tell(f"simulating {point.label}")
     simulated_steps: list[RecordedStep] = []
-    simulated = run(_on(point.spec, "sim"), record=simulated_steps)
+    on_price = run(_on(_scattering(point.spec, False), "sim"), record=simulated_steps)
+    simulated = [on_price]
+    if make_cost_model(point.spec).step_spread is not None:
+        draws = (_scattering(point.spec, True, draw) for draw in range(_DRAWS))
+        simulated = [run(_on(spec, "sim")) for spec in draws]
     modelled = None if checked is None else first_difference(checked.steps, simulated_steps)
     difference = first_difference(measured[0].steps, simulated_steps)
     every_step = [step for one in measured for step in one.steps]
     predicted_ns, measured_ns = teacher_forced(every_step, make_cost_model(point.spec))
-    columns = simulated.requests
+    columns = on_price.requests
     ids, times_ns = columns["id"].tolist(), columns["arrival_ns"].tolist()
     arrivals_ns = dict(zip(ids, times_ns, strict=True))
     return PointComparison(
@@ -233,8 +243,18 @@ def _compared(
         predicted_ns=predicted_ns,
         measured_ns=measured_ns,
         measured=measured[0].result,
-        simulated=simulated,
+        simulated=simulated[0],
+        num_simulated=len(simulated),
     )
+
+
+def _scattering(spec: ExperimentSpec, scatters: bool, draw: int = 0) -> ExperimentSpec:
+    """Return a point whose steps scatter or do not, whatever it says, if its profile can."""
+    said = spec.cost_model.model_dump(exclude_none=True)
+    if "scatters" not in said:
+        return spec
+    changed = type(spec.cost_model).model_validate({**said, "scatters": scatters, "draw": draw})
+    return spec.model_copy(update={"cost_model": changed})
 
 
 def _on(spec: ExperimentSpec, backend: str, **real: Any) -> ExperimentSpec:  # noqa: ANN401

@@ -123,7 +123,12 @@ def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
 def point_lines(point: PointComparison, spec: ExperimentSpec) -> list[str]:
     """Return what to say of a point: how often it was measured, decisions, cost of its steps."""
     return [
-        f"measured {point.num_runs} of {spec.real.repeats} times",
+        f"measured {point.num_runs} of {spec.real.repeats} times"
+        + (
+            f", simulated {point.num_simulated} times, with other step times each"
+            if point.num_simulated > 1
+            else ""
+        ),
         f"decisions with the same step times: {_same_step_times(point)}",
         f"decisions with measured step times: {point.measured_difference or 'identical'}",
         f"cost of the measured runs' own steps: mean error {point.steps['mape']:.1%}, "

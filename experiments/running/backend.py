@@ -172,14 +172,16 @@ class SimBackend:
     ) -> None:
         self._pricing = pricing
         self._lockstep = lockstep
+        self._num_engines = 0
         self._router = router or Vllm()
 
     def executors(self, kinds: Sequence[Kind]) -> list[Executor]:
         """Return a simulated GPU for each engine."""
+        of_engines = [kind for kind in kinds for _ in range(kind.num_engines)]
+        first, self._num_engines = self._num_engines, self._num_engines + len(of_engines)
         return [
-            kind.point.simulated_gpu(kind.pricing)
-            for kind in kinds
-            for _ in range(kind.num_engines)
+            kind.point.simulated_gpu(kind.pricing, engine)
+            for engine, kind in enumerate(of_engines, first)
         ]
 
     def serve(self, task: Task) -> Served:
@@ -196,6 +198,11 @@ class SimBackend:
             if len(engines) == 1:
                 return simulate(engines[0], arrivals, max_concurrency)
             together = self._joint_step_ns if self._lockstep else None
+            if together is not None and self._pricing.cost_model.step_spread is not None:
+                raise SpecError(
+                    "cost_model.scatters: engines in lockstep share the time of a step; leave it "
+                    "out, or set engine.data_parallel_lockstep to false"
+                )
             return simulate_cluster(engines, self._router, arrivals, max_concurrency, together)
         chosen = cluster.router
         return simulate_cluster(

@@ -20,6 +20,7 @@ from schedlab.sim.cost import registry
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.step_spread import Scatter
 from schedlab.sim.drive.frontend import Frontend
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
@@ -61,9 +62,13 @@ class Resolved:
     frontend: Frontend | None = None
     speculation: Speculation | None = None
 
-    def simulated_gpu(self, pricing: Pricing) -> SimExecutor:
-        """Return a simulated GPU for an engine of this point."""
-        return simulated_gpu(pricing, self.config, self.speculation, self.spec.seed)
+    def simulated_gpu(self, pricing: Pricing, engine: int = 0) -> SimExecutor:
+        """Return a simulated GPU for an engine of this point, each engine with its number."""
+        gpu = simulated_gpu(pricing, self.config, self.speculation, self.spec.seed)
+        model = pricing.cost_model
+        if model.step_spread is not None:
+            gpu.scatter = Scatter(model.step_spread, self.spec.seed, model.draw, engine)
+        return gpu
 
 
 def resolve(spec: ExperimentSpec) -> Resolved:

@@ -11,6 +11,7 @@ from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.step_spread import Scatter
 from schedlab.sim.request import Request, RequestState
 
 
@@ -131,12 +132,16 @@ class SimExecutor:
         goes on: 1 where prompts alone are computed.
     slowness : float
         Every step takes so many times as long as it is priced; who estimates steps does not know.
+    scatter : Scatter or None
+        By how much single steps differ from their price, if they do; nobody knows that beforehand.
     """
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
         self.most_tokens = FOREVER
         self.slowness = 1.0
+        self.scatter: Scatter | None = None
+        self._num_steps = 0
         self._last_shape = BatchShape(0, 0, 0)
         self._last_num_steps = 0
         self._output_tokens: dict[int, int] = {}
@@ -199,6 +204,8 @@ class SimExecutor:
             if within < max_steps:
                 max_steps = within
         durations = self._durations_ns(shape, decodes, max_steps)
+        if self.scatter is not None:
+            durations = self.scatter.scattered(durations, self._num_steps, bool(plan.chunks))
         overhead_ns = pricing.overhead_ns(shape)
         if overhead_ns:
             durations = [d + overhead_ns for d in durations]
@@ -233,6 +240,7 @@ class SimExecutor:
     def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
         """Count steps, the first of those priced last."""
         self._last_shape, self._last_num_steps = shape, num_steps
+        self._num_steps += num_steps
         self.pricing.carried_out(shape, num_steps)
 
     def _next_finish(self, decodes: DecodeBatch) -> int:
@@ -259,6 +267,7 @@ class SimExecutor:
     def cut(self, num_steps: int) -> None:
         """Count the steps behind the first `num_steps` as not executed."""
         self.pricing.cut(self._last_shape, self._last_num_steps, num_steps)
+        self._num_steps -= self._last_num_steps - num_steps
         self._last_num_steps = num_steps
 
     def released(self, state: RequestState) -> None:

@@ -110,6 +110,7 @@ class SpeculativeExecutor(SimExecutor):
 
     def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
         del self._priced[num_steps:]
+        self._num_steps += num_steps
         for one in self._priced:
             self.pricing.carried_out(one)
 
@@ -117,6 +118,7 @@ class SpeculativeExecutor(SimExecutor):
         """Count the steps behind the first `num_steps` as not executed."""
         for one in self._priced[num_steps:]:
             self.pricing.take_back(one)
+            self._num_steps -= 1
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Price a step, or the longest of so many like it; its decodes share its drafts evenly."""

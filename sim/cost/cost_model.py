@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.step_spread import StepSpread
 
 
 class CostModel(ABC):
@@ -26,12 +27,18 @@ class CostModel(ABC):
         What the CPU was measured to add to a step; None if nobody measured it.
     num_stages : int
         Into how many stages of a pipeline it divides a step; see `stations_ns`.
+    step_spread : StepSpread or None
+        By how much the steps of a run are to scatter about what it says; None for not at all.
+    draw : int
+        Which of the runs that may come of it.
     """
 
     name: str
     is_measured: bool = False
     scheduling_overhead: SchedulingOverhead | None = None
     num_stages: int = 1
+    step_spread: StepSpread | None = None
+    draw: int = 0
 
     @abstractmethod
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:

@@ -36,6 +36,15 @@ class FittedCostModel(CostModel):
         Name of the profile, for messages and results.
     mismatches : sequence of str
         In what the profile differs from the run, if that was allowed.
+    scatters : bool
+        Whether steps are to scatter as those of the profile's runs did.
+    draw : int
+        Which of the runs that may come of it.
+
+    Raises
+    ------
+    SpecError
+        If they are to scatter, and the profile does not say how.
 
     Notes
     -----
@@ -57,8 +66,17 @@ class FittedCostModel(CostModel):
         meta: Mapping[str, object],
         source: str = "in memory",
         mismatches: Sequence[str] = (),
+        scatters: bool = False,
+        draw: int = 0,
     ) -> None:
+        if scatters and fit.step_spread is None:
+            raise SpecError(
+                f"cost_model.scatters: {source} does not say how steps scatter (calibrate of vLLM "
+                "measures that)"
+            )
         self.fit = fit
+        self.step_spread = fit.step_spread if scatters else None
+        self.draw = draw
         self.meta = meta
         self.source = source
         self.mismatches = list(mismatches)
@@ -140,12 +158,17 @@ class FittedCostModel(CostModel):
             "error": {"train": asdict(self.fit.train), "held_out": asdict(self.fit.held_out)},
             "validity": {key: list(bounds) for key, bounds in self.fit.validity.items()},
             "mismatches": list(self.mismatches),
+            **({} if self.step_spread is None else {"scatters": True, "draw": self.draw}),
         }
 
 
 @register("fitted", profile_file="fit.json")
 def fitted(
-    deployment: Deployment | None, profile: str, allow_mismatch: bool = False
+    deployment: Deployment | None,
+    profile: str,
+    allow_mismatch: bool = False,
+    scatters: bool = False,
+    draw: int = 0,
 ) -> FittedCostModel:
     """Interpolate the steps that a calibration measured on one device.
 
@@ -155,9 +178,16 @@ def fitted(
         Folder with meta.json and fit.json, as `schedlab calibrate` writes it.
     allow_mismatch : bool
         Use a profile of another model or device than the run's.
+    scatters : bool
+        Draw how long single steps take, as far from their mean as those of the profile's runs were.
+    draw : int
+        Which of the runs that may come of it, >= 0.
     """
+    if draw < 0:
+        raise ValueError(f"draw must be at least 0, got {draw}")
     meta, mismatches = profile_of(profile, deployment, allow_mismatch)
-    return FittedCostModel(read_fit(Path(profile)), meta, profile, mismatches)
+    fit = read_fit(Path(profile))
+    return FittedCostModel(fit, meta, profile, mismatches, scatters, draw)
 
 
 class _Pricer:

@@ -12,6 +12,7 @@ from typing import Any
 
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.step_spread import StepSpread
 from schedlab.sim.errors import SpecError, nearest
 from schedlab.sim.files import read_json_object, write_text
 from schedlab.sim.hardware.deployment import Deployment
@@ -34,6 +35,7 @@ FEATURES = (
 _LARGEST = 1e100
 """Of any number of a fit: what is made of it by products stays finite, and is refused as a time."""
 
+_SPREAD = ("decode_steps", "prompt_steps", "num_alike")
 META_KEYS = ("model", "hardware", "dtype", "tensor_parallel_size")
 """What meta.json must say; the loader compares it with the run. It may also say
 ``data_parallel_size``, the engines that share experts (1 if absent), and ``expert_parallel``,
@@ -164,6 +166,8 @@ class Fit:
         Errors on the measured points the fit has seen, and on those it has not.
     run_level : RunLevel
         By how much steps of a run differ from these points; swapping is left as it is.
+    step_spread : StepSpread or None
+        How far they scatter about that; None if it was not measured.
     """
 
     eager: Regime
@@ -172,6 +176,7 @@ class Fit:
     train: FitError
     held_out: FitError
     run_level: RunLevel = field(default_factory=RunLevel)
+    step_spread: StepSpread | None = None
 
     def __post_init__(self) -> None:
         if self.eager.buckets:
@@ -217,6 +222,7 @@ def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:
         "validity": {key: list(bounds) for key, bounds in fit.validity.items()},
         "error": {"train": asdict(fit.train), "held_out": asdict(fit.held_out)},
         **({"run_level": asdict(fit.run_level)} if fit.run_level != RunLevel() else {}),
+        **({"step_spread": asdict(fit.step_spread)} if fit.step_spread else {}),
     }
     for name, content in (("meta.json", dict(meta)), ("fit.json", data)):
         write_text(Path(folder) / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -326,6 +332,7 @@ def read_fit(folder: Path) -> Fit:
         bounds = _section(data, "validity", ("new_tokens", *FEATURES))
         known = tuple(level.name for level in fields(RunLevel))
         levels = _section(data, "run_level", known) if "run_level" in data else {}
+        spread = _section(data, "step_spread", _SPREAD) if "step_spread" in data else None
         return Fit(
             eager=_regime("eager", regimes),
             graph=_regime("graph", regimes) if "graph" in regimes else None,
@@ -335,9 +342,23 @@ def read_fit(folder: Path) -> Fit:
             run_level=RunLevel(
                 **{key: number(f"run_level.{key}", value) for key, value in levels.items()}
             ),
+            step_spread=None if spread is None else _step_spread(spread),
         )
     except SpecError as problem:
         raise SpecError(f"{path}: {problem}") from problem
+
+
+def _step_spread(data: Mapping[str, object]) -> StepSpread:
+    factors = {}
+    for key in _SPREAD[:2]:
+        values = data.get(key)
+        if not isinstance(values, list):
+            raise SpecError(f"step_spread.{key}: a list of numbers is needed, got {values!r}")
+        factors[key] = tuple(number(f"step_spread.{key}", value) for value in values)
+    num_alike = number("step_spread.num_alike", data.get("num_alike"))
+    if num_alike != int(num_alike):
+        raise SpecError(f"step_spread.num_alike: a whole number is needed, got {num_alike!r}")
+    return StepSpread(**factors, num_alike=int(num_alike))
 
 
 def _regime_json(regime: Regime) -> dict[str, object]:

@@ -324,7 +324,7 @@ def compared(_: str) -> dict[str, Any]:
     rates = compare_policies(whole.runs, ["mean_e2el_ms"], key="workload.request_rate")
     runs = [run.load() for run in whole.runs]
     few = run_intervals(_longer(runs[-1]), 5)
-    rows = compare_runs("p", runs[:2], runs[2], 4)
+    rows = compare_runs("p", runs[:2], [runs[2]], 4)
     ns = np.array([[1_000, 2_000, 4_000], [1_100, 1_500, 4_100]])
     return {
         "policies": [[c.setting, c.metric, c.of, c.against, *c.means, c.verdict] for c in found],
@@ -337,7 +337,7 @@ def compared(_: str) -> dict[str, Any]:
                       row.interval, row.spread, row.holds(0.05, 0.1)] for row in rows],
         "ranks": rank_agreement(
             [row for i, run in enumerate(runs[::3])
-             for row in compare_runs(str(i), [run], runs[1::3][i])]),
+             for row in compare_runs(str(i), [run], [runs[1::3][i]])]),
         "steps": step_errors(ns[0], ns[1]),
         "frontier": on_frontier(
             [[1, 5], [2, 5], [2, 4], [0, 9], [2, 4], [float("nan"), 0], [3, 9]], [True, False]

@@ -452,7 +452,7 @@ def _points() -> tuple[list[PointComparison], Any]:
         predicted = np.array([2_100_000, 3_500_000, 9_900_000, 3_000_000])
         found.append(PointComparison(
             row.label, row.policy, f"request_rate={row.settings['workload.request_rate']}",
-            compare_runs(row.label, runs[:2], runs[2], 1), 1 + i % 2, i != 2,
+            compare_runs(row.label, runs[:2], [runs[2]], 1), 1 + i % 2, i != 2,
             "step 3 differs" if i == 1 else None, None if i else "step 5",
             step_errors(predicted, measured), predicted, measured, runs[0], runs[2],
         ))  # fmt: skip

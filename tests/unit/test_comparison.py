@@ -37,7 +37,7 @@ def scaled(run_result, factor):
 
 def test_compare_runs_of_a_run_with_itself_finds_no_error():
     one = result()
-    rows = compare_runs("fcfs", [one], one)
+    rows = compare_runs("fcfs", [one], [one])
     assert [row.metric for row in rows] == list(METRICS)
     for row in rows:
         assert row.measured == row.simulated
@@ -50,7 +50,7 @@ def test_compare_runs_of_a_run_with_itself_finds_no_error():
 
 def test_compare_runs_finds_the_factor_between_two_machines():
     measured, simulated = result(), scaled(result(), 1.25)
-    rows = {row.metric: row for row in compare_runs("fcfs", [measured], simulated)}
+    rows = {row.metric: row for row in compare_runs("fcfs", [measured], [simulated])}
     for metric in ("mean_ttft_ms", "p99_e2el_ms", "p50_tpot_ms"):
         assert rows[metric].error == pytest.approx(0.25, abs=1e-6)
         low, high = rows[metric].interval
@@ -65,7 +65,7 @@ def test_compare_runs_finds_the_factor_between_two_machines():
 def test_compare_runs_calls_a_value_among_repeats_within_the_spread():
     slow, fast = scaled(result(), 1.2), scaled(result(), 0.8)
     row = next(
-        r for r in compare_runs("fcfs", [slow, fast], result()) if r.metric == "mean_ttft_ms"
+        r for r in compare_runs("fcfs", [slow, fast], [result()]) if r.metric == "mean_ttft_ms"
     )
     assert row.in_spread
     assert row.spread == pytest.approx(0.2, abs=1e-3)
@@ -75,11 +75,12 @@ def test_compare_runs_calls_a_value_among_repeats_within_the_spread():
 @pytest.mark.slow
 def test_rank_agreement_is_one_if_both_backends_rank_alike_and_minus_one_if_opposed():
     one, two = result(), result(max_num_seqs=4)
-    alike = compare_runs("a", [one], scaled(one, 1.1)) + compare_runs("b", [two], scaled(two, 1.1))
+    alike = compare_runs("a", [one], [scaled(one, 1.1)])
+    alike += compare_runs("b", [two], [scaled(two, 1.1)])
     assert rank_agreement(alike)["mean_e2el_ms"] == pytest.approx(1.0)
-    opposed = compare_runs("a", [one], two) + compare_runs("b", [two], one)
+    opposed = compare_runs("a", [one], [two]) + compare_runs("b", [two], [one])
     assert rank_agreement(opposed)["mean_e2el_ms"] == pytest.approx(-1.0)
-    assert math.isnan(rank_agreement(compare_runs("a", [one], one))["mean_e2el_ms"])
+    assert math.isnan(rank_agreement(compare_runs("a", [one], [one]))["mean_e2el_ms"])
 
 
 def test_step_errors_are_those_computed_by_hand():
@@ -99,6 +100,6 @@ def test_interval_of_an_error_leaves_out_a_fortieth_at_each_end(monkeypatch):
 
     monkeypatch.setattr(comparison, "measured_latencies", latencies)
     for off, expected in ((2.0, (0.0, 1.0)), (0.0, (-1.0, 0.0))):
-        found = comparison._bootstrap([[1.0, 1.0, 1.0]], [off, 1.0, 1.0], seed=0)
+        found = comparison._bootstrap([[1.0, 1.0, 1.0]], [[off, 1.0, 1.0]], seed=0)
         assert found["mean_e2el_ms"] == pytest.approx(expected)
         assert set(found) == {f"{name}_e2el_ms" for name in ("mean", "p50", "p90", "p99")}
