@@ -142,6 +142,8 @@ class EngineConfig:
     async_scheduling : bool
         Plan each step while the one before it runs: it knows neither the requests that arrive
         meanwhile nor the seats and blocks of those that finish in it.
+    overrun_at_stop : bool
+        Nor whose answer ends in it before its limit: of those a token too many is computed.
     arrivals_between_steps : bool
         Requests enter the engine only when a step ends, and are counted as queued from then.
     cudagraph_capture_sizes : tuple of int
@@ -193,6 +195,7 @@ class EngineConfig:
     offloading_connector: bool = False
     load_takes_seat: bool = True
     async_scheduling: bool = False
+    overrun_at_stop: bool = False
     arrivals_between_steps: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
     num_speculative_tokens: int = 0
@@ -231,6 +234,10 @@ class EngineConfig:
                     "speculation is not simulated with async_scheduling, which plans a step before "
                     "it is known how many drafts were accepted; set async_scheduling: false"
                 )
+        if self.overrun_at_stop and not self.async_scheduling:
+            raise ValueError("overrun_at_stop needs async_scheduling: true")
+        if self.overrun_at_stop and self.kv_allocator != "paged":
+            raise ValueError(f"overrun_at_stop needs paged memory, not {self.kv_allocator}")
         if self.pipeline_parallel_size > 1:
             self._check_pipeline()
         sizes = self.cudagraph_capture_sizes

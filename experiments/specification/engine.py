@@ -140,6 +140,11 @@ class EngineSpec(Section):
         "async_scheduling",
         "Plan each step while the one before it runs, without knowing its end.",
     )
+    overrun_at_stop: bool = _limit(
+        "overrun_at_stop",
+        "Compute a token too many of answers that end before `max_tokens`, as vLLM does with "
+        "`async_scheduling`.",
+    )
     arrivals_between_steps: bool = _limit(
         "arrivals_between_steps",
         "Take requests in when a step ends; validation counts their latency from then.",

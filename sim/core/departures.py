@@ -7,7 +7,7 @@ from typing import Any
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.executor import Executor
-from schedlab.sim.core.plan import Finished
+from schedlab.sim.core.plan import BatchPlan, Finished
 from schedlab.sim.core.population import Population, seat_number
 from schedlab.sim.core.request_hooks import RequestHooks
 from schedlab.sim.core.session_table import SessionTable
@@ -106,7 +106,9 @@ class Departures(Population):
             else:  # its last token came out of a prefill
                 steps = batch.steps
                 self.log.add_stint(state.id, state._entry_ns, steps, steps)
-            del self.running[state.id]
+            overruns = how == "leave" and self._overruns(state)
+            if not overruns:
+                del self.running[state.id]
             state.served_ns += end_ns - state._seated_ns
             if self.hands_over is not None and self.hands_over(state, end_ns):
                 self._hand_over(state, end_ns)
@@ -118,6 +120,8 @@ class Departures(Population):
                 state.status = Status.HELD
                 self.held[state.id] = state
                 self.held_tokens += state._computed
+            elif overruns:
+                self.overrun[state.id] = self.paused[state.id] = state
             elif self.config.async_scheduling:
                 state.status = DONE
                 self.leaving.append(state)
@@ -132,6 +136,13 @@ class Departures(Population):
         if self.held and not self.running:
             self._end_sealed_batch(end_ns)
 
+    def _overruns(self, state: RequestState) -> bool:
+        """Whether the engine learns too late that it ends: a step with it is planned already."""
+        if not self.config.overrun_at_stop or self.hands_over is not None:
+            return False
+        left = self.config.max_model_len - state.num_tokens
+        return state.num_output_tokens < state.request.max_tokens and left > 0
+
     def _answer(self, state: RequestState, now_ns: int) -> None:
         request = state.request
         output_tokens = self.executor.output_tokens(request)
@@ -141,7 +152,7 @@ class Departures(Population):
         self.num_finished += 1
         if state.session is not None:
             self.sessions.answered(state, now_ns)
-        if self.hooks.on_finish is not None:
+        if self.hooks.on_finish is not None and state.id not in self.overrun:
             self.hooks.on_finish(state, now_ns)
         if self.on_gone is not None:
             self.on_gone(state, now_ns)
@@ -179,12 +190,45 @@ class Departures(Population):
             self._answer(state, now_ns)
         self.unanswered.clear()
 
-    def let_go(self) -> None:
-        """Release what finished before the step that the last plan was made in."""
-        for state in self.leaving:
-            self.release(state)
-        self.leaving.clear()
+    def let_go(self, plan: BatchPlan | None) -> None:
+        """Release what finished before the step that the last plan was made in.
+
+        Parameters
+        ----------
+        plan : BatchPlan or None
+            The plan that did not know of it yet; None if there is none.
+        """
         self.num_events += 1
+        if not self.overrun:
+            for state in self.leaving:
+                self.release(state)
+            self.leaving.clear()
+            return
+        granted = {state.id for state in plan.decoding()} if plan is not None else set()
+        gone = sorted((*self.leaving, *self.overrun.values()), key=seat_number)
+        for state in gone:  # blocks come free in this order
+            tokens = 0
+            if state.id in self.overrun:
+                tokens = int(state.id in granted)
+                self.step_overrun += tokens
+                self.step_overrun_context_tokens += tokens * state._computed
+                self.forget_overrun(state)
+            self.release(state, tokens)
+        self.leaving.clear()
+
+    def forget_overrun(self, state: RequestState) -> None:
+        """Let a request run no more that had ended."""
+        del self.overrun[state.id], self.running[state.id], self.paused[state.id]
+        state.status = DONE
+        self.num_turnovers += 1
+        self.untold.append(state)
+
+    def tell_overrun(self, now_ns: int) -> None:
+        """Let the policy know who ended before the step that was planned with them."""
+        if self.hooks.on_finish is not None:
+            for state in self.untold:
+                self.hooks.on_finish(state, now_ns)
+        self.untold.clear()
 
     def _keep(self, state: RequestState, now_ns: int) -> bool:
         """Keep the memory of a request for the next ones of its session, if the policy wants."""
@@ -210,12 +254,12 @@ class Departures(Population):
         self.release(self.kept.pop(request_id))
         self.num_events += 1
 
-    def release(self, state: RequestState) -> None:
+    def release(self, state: RequestState, overrun_tokens: int = 0) -> None:
         """Give a request's memory back, and name what the next ones of its session may find."""
         turn = self.turns.pop(state.id, None)
         if turn is not None:
             self._name_answer(state, turn)
-        spare = state.spare_tokens
+        spare = state.spare_tokens + overrun_tokens
         self.kv.release(state, False, spare, spare + state.fresh_tokens)
         self._let_go(state)
 
@@ -268,6 +312,9 @@ class Departures(Population):
 
         Who has its whole answer, and only waits to be told, is answered.
         """
+        if self.overrun:
+            self.let_go(None)
+            self.tell_overrun(now_ns)
         for state in list(self.decodes.members.values()):
             self._leave_decodes(state)
         for state in self.unanswered:

@@ -139,13 +139,15 @@ class Engine:
             seat_arrived(requests)
         if requests.kept:
             requests.expire(now_ns)
-        if requests.leaving and intake.is_idle(now_ns):
-            requests.let_go()
+        if (requests.leaving or requests.overrun) and intake.is_idle(now_ns):
+            requests.let_go(None)
         if self._drafting is not None:
             self._drafting.choose(now_ns)
         # Whoever was evicted when nobody could run is charged to the next step, and to no other.
         has_changed = requests.step_preempted > 0
         for _ in range(requests.num_in_flight + 2):
+            if requests.untold:  # no step was planned with them
+                requests.tell_overrun(now_ns)
             plan = self.make_plan() if self._promise is None else self._promise.make_plan()
             changes = bool(plan.preempted or plan.rejected or plan.admitted)
             if changes:
@@ -155,12 +157,12 @@ class Engine:
                     self._count_preemptions(len(plan.preempted))
             # A plan with changes is not made twice, nor is one that does not know all yet; and
             # clients who were answered or rejected just now may send before a second step.
-            repeats = not (has_changed or requests.leaving or intake.requests)
-            has_left = bool(requests.leaving)
+            has_left = bool(requests.leaving or requests.overrun)
+            repeats = not (has_changed or has_left or intake.requests)
             if has_left:
-                requests.let_go()
+                requests.let_go(plan)
             num_decodes = requests.choose_decodes(plan)
-            if num_decodes or plan.chunks:
+            if num_decodes or plan.chunks or requests.step_overrun:
                 self._segment = self._start(plan, num_decodes, horizon_ns, repeats)
                 return self._segment
             if intake.requests:
@@ -346,6 +348,8 @@ class Engine:
             requests.store_step(chunks)
         if finished:
             requests.finish(finished, plan.finished, end_ns)
+        if requests.untold:
+            requests.tell_overrun(end_ns)
         if self.policy.on_tokens is not None:
             self.policy.on_tokens(plan, len(durations_ns), end_ns)
         if self.observer is not None:

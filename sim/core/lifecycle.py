@@ -135,6 +135,11 @@ class Lifecycle(Departures):
                 del self.kept_until_ns[state.id]
             self._let_go(state)
             return
+        if state.id in self.overrun:
+            self.forget_overrun(state)
+            self.turns.pop(state.id, None)
+            self._let_go(state)
+            return
         self.num_turnovers += 1
         if state in self.decodes:
             self._leave_decodes(state)
@@ -303,6 +308,8 @@ class Lifecycle(Departures):
         A plan that decodes nobody leaves the batch as it is: it waits for the next one.
         """
         chosen, batch = plan.decodes, self.decodes
+        if chosen and self.step_overrun:
+            chosen = tuple([state for state in chosen if state.status is not DONE])
         if chosen is None:
             if self.paused:
                 for state in self.paused.values():

@@ -45,6 +45,11 @@ class Population:
         Those of them whose answer waits as well.
     leaving : list of RequestState
         Finished requests whose seat and memory the next plan still counts (async scheduling).
+    overrun : dict of int to RequestState
+        Answered requests that the next plan still finds running, and decoding: they are in
+        `running` and `paused` as well (`overrun_at_stop`).
+    untold : list of RequestState
+        Those that left since, of which the policy hears when the step that was so planned ends.
     fetching : dict of int to RequestState
         Requests with seat and memory whose KV is on its way from another engine, or has come since
         the last plan: then they are in `arrived` as well.
@@ -88,6 +93,9 @@ class Population:
         Whether the decode batch took part in the last step.
     step_preempted, step_recomputed_tokens, step_swapped_bytes : int
         What happened since the last step began.
+    step_overrun, step_overrun_context_tokens : int
+        Requests that ended before the next step, which computes a token of them all the same, and
+        their tokens in the cache.
     """
 
     def __init__(self, config: EngineConfig, waiting: WaitingQueue, kv: KVCacheManager) -> None:
@@ -106,6 +114,8 @@ class Population:
         self.held: dict[int, RequestState] = {}
         self.unanswered: list[RequestState] = []
         self.leaving: list[RequestState] = []
+        self.overrun: dict[int, RequestState] = {}
+        self.untold: list[RequestState] = []
         self.fetching: dict[int, RequestState] = {}
         self.arrived: list[RequestState] = []
         self.loading: dict[int, RequestState] = {}
@@ -130,6 +140,8 @@ class Population:
         self.step_preempted = 0
         self.step_recomputed_tokens = 0
         self.step_swapped_bytes = 0
+        self.step_overrun = 0
+        self.step_overrun_context_tokens = 0
 
     @property
     def next_event_ns(self) -> int:
@@ -191,9 +203,10 @@ class Population:
             return 0
         if state._entry_ns == now_ns:  # its newest token came out of a prefill of the last step
             return min(granted_tokens, 1)
-        if state.status is DONE:
+        if state.status is DONE or state.id in self.overrun:
             return 1
-        return int(self.step_decoded and state in self.decodes)
+        batch = self.decodes  # who joined it after the last step has no token in flight
+        return int(self.step_decoded and state in batch and state._stint_start < batch.steps)
 
 
 def seat_number(state: RequestState) -> int:

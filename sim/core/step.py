@@ -125,6 +125,10 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
     padding_rows = len(requests.held) if plan.pad_finished and num_decodes else 0
     padding_tokens = plan.padding_tokens + padding_rows
     padding_context_tokens = requests.held_tokens if padding_rows else 0
+    if requests.step_overrun:
+        padding_rows += requests.step_overrun
+        padding_tokens += requests.step_overrun
+        padding_context_tokens += requests.step_overrun_context_tokens
     rows_sampled += padding_rows
     sizes = requests.config.cudagraph_capture_sizes
     if sizes:
@@ -189,6 +193,7 @@ def segment_row(
     kv_reserved_unused_tokens = 0 if kv.grows else kv.fragmentation(resident_tokens)[0]
     num_preempted, recomputed_tokens = requests.step_preempted, requests.step_recomputed_tokens
     requests.step_preempted = requests.step_recomputed_tokens = requests.step_swapped_bytes = 0
+    requests.step_overrun = requests.step_overrun_context_tokens = 0
     # A `SegmentRow`, without the detour of making one; a test compares names with fields.
     return pack_segment(
         start_ns,

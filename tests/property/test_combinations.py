@@ -119,6 +119,8 @@ def limits(draw, speculates, may_have_tiers=True):
         num_lookahead_tokens=draw(st.sampled_from([0, 5])) if speculates else 0,
         first_launch_ns=draw(st.sampled_from([0, 0, 2500])),
     )
+    if config.async_scheduling and paged:
+        config = replace(config, overrun_at_stop=draw(st.booleans()))
     if may_have_tiers and paged and not speculates and draw(st.integers(0, 2)) == 0:
         config = draw(kv_tiers(config))
     return config

@@ -73,6 +73,8 @@ def cases(draw):
         null_blocks=draw(st.sampled_from([0, 1])),
         cudagraph_capture_sizes=draw(st.sampled_from([(), (1, 2, 4, 8, 16)])),
     )
+    if config.async_scheduling:
+        config = replace(config, overrun_at_stop=draw(st.booleans()))
     return draw(shared_workloads(block_size)), config
 
 

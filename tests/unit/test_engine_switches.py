@@ -160,6 +160,68 @@ def test_request_waiting_for_its_last_token_may_lose_its_memory_and_is_answered_
     assert requests["num_preemptions"].tolist() == [0, 0]
 
 
+OVERRUN = replace(CONFIG, async_scheduling=True, overrun_at_stop=True)
+
+
+def test_answer_that_ends_before_its_limit_is_computed_once_more_and_answered_no_later():
+    workload = [arrival(0, 0, 3, 2, max_tokens=9), arrival(1, 0, 1, 4, max_tokens=4)]
+    log = run(workload, OVERRUN)
+    assert log.requests()["finish_ns"].tolist() == [200, 400]
+    assert log.requests()["generated_tokens"].tolist() == [2, 4]
+    # Request 0 has 4 tokens in the cache as the third step begins, which computes its fifth.
+    assert log.steps()["padding_tokens"].tolist() == [0, 0, 1, 0]
+    assert log.steps()["num_running"].tolist() == [2, 2, 1, 1]
+    limited = [arrival(0, 0, 3, 2, max_tokens=2), workload[1]]
+    assert run(limited, OVERRUN).steps()["padding_tokens"].tolist() == [0, 0, 0, 0]
+
+
+def test_answer_that_ends_early_keeps_the_engine_busy_for_a_step_with_nobody_else():
+    workload = [arrival(0, 0, 1, 2, max_tokens=9), arrival(1, 250, 1, 1, max_tokens=1)]
+    log = run(workload, OVERRUN)
+    assert log.requests()["finish_ns"].tolist() == [200, 400]
+    assert log.steps()["start_ns"].tolist() == [0, 100, 200, 300]
+    assert log.steps()["padding_tokens"].tolist() == [0, 0, 1, 0]
+
+
+def test_answer_that_fills_the_model_is_not_computed_once_more():
+    full = [arrival(0, 0, 90, 10, max_tokens=20)]
+    assert run(full, OVERRUN).steps()["padding_tokens"].sum() == 0
+
+
+def test_answer_that_ends_early_takes_a_block_from_others_for_the_token_too_many():
+    # The third step is planned as if request 0 went on: it opens its second block of 4, and
+    # request 1 loses its memory.
+    workload = [arrival(0, 0, 3, 2, max_tokens=9), arrival(1, 0, 3, 5, max_tokens=5)]
+    config = replace(OVERRUN, num_blocks=3, max_model_len=12, preempt_in_order=True)
+    assert second_steps(workload, config, "fcfs", count=2)[1] == ({0: 1}, (1,))
+    assert run(workload, config).requests()["num_preemptions"].tolist() == [0, 1]
+
+
+def test_victim_that_had_ended_is_answered_all_the_same():
+    workload = [arrival(0, 0, 2, 6, max_tokens=6), arrival(1, 0, 3, 2, max_tokens=9)]
+    config = replace(OVERRUN, num_blocks=3, max_model_len=12, preempt_in_order=True)
+    requests = run(workload, config).requests()
+    assert requests["finish_ns"].tolist() == [600, 200]
+    assert requests["num_preemptions"].tolist() == [0, 0]
+
+
+def test_overrun_needs_an_engine_that_plans_ahead():
+    with pytest.raises(ValueError, match="overrun_at_stop needs async_scheduling: true"):
+        replace(CONFIG, overrun_at_stop=True)
+
+
+def test_block_that_a_resumed_request_filled_is_found_again_though_it_decodes_next():
+    # Of the five tokens that request 1 computes anew the budget leaves one for the step after,
+    # which finds no block for it: the three that are full are found again, no token was in flight.
+    config = replace(
+        CONFIG, num_blocks=5, max_model_len=20, max_num_batched_tokens=5, async_scheduling=True,
+        enable_prefix_caching=True, preempt_in_order=True,
+    )  # fmt: skip
+    log = run([arrival(0, 0, 6, 5), arrival(1, 0, 7, 3)], config)
+    assert log.requests()["cached_tokens"].tolist() == [0, 12]
+    assert log.steps()["prefill_tokens"].tolist() == [5, 5, 3, 0, 0, 4, 1]
+
+
 def test_watermark_is_kept_beside_those_admitted_in_the_same_step():
     config = replace(CONFIG, num_blocks=20, max_model_len=80, watermark=0.5)
     workload = [arrival(0, 0, 24, 1), arrival(1, 0, 24, 1)]

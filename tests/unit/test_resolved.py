@@ -23,7 +23,7 @@ CHANGED = {
     "preemption_mode": "swap", "enable_prefix_caching": True, "async_scheduling": True,
     "preempt_in_order": True, "threshold_spares_lone_request": True, "free_uncached_first": True,
     "arrivals_between_steps": True, "fast_forward": False, "check_horizon": True,
-    "pipeline_parallel_size": 2,
+    "pipeline_parallel_size": 2, "overrun_at_stop": True,
 }  # fmt: skip
 
 
@@ -41,8 +41,12 @@ def test_limit_has_the_engines_default_and_reaches_the_engine(name):
     default = {field.name: field.default for field in fields(EngineConfig)}[name]
     if default is not MISSING:
         assert getattr(config(), name) == default != CHANGED[name]
-    # Without chunks a prompt must fit the budget.
-    also = {"max_model_len": 1000} if name == "enable_chunked_prefill" else {}
+    # Without chunks a prompt must fit the budget; nobody overruns who does not plan ahead.
+    needs = {
+        "enable_chunked_prefill": {"max_model_len": 1000},
+        "overrun_at_stop": {"async_scheduling": True},
+    }
+    also = needs.get(name, {})
     assert getattr(config(**also, **{name: CHANGED[name]}), name) == CHANGED[name]
 
 

@@ -73,7 +73,7 @@ def test_answers_that_end_early_leave_the_batch_as_in_vllm(first):
         workload = workloads.cut_short(workload, seed, may_abort=bool(seed % 2))
         theirs = vllm_steps.steps_of(workload)
         ours = {"inside vLLM": vllm_steps.steps_of(workload, Virtual)}
-        if not workload.aborts and not workload.config.async_scheduling:
+        if not workload.aborts:
             ours["simulated"] = schedlab_steps.steps_of(workload)
         for where, steps in ours.items():
             difference = first_difference(steps, theirs)

@@ -108,6 +108,7 @@ def speculate(workload: Workload, seed: int) -> Workload:
     config = replace(
         workload.config,
         async_scheduling=False,
+        overrun_at_stop=False,
         num_speculative_tokens=most,
         num_lookahead_tokens=rng.choice((0, most)),
     )
@@ -128,7 +129,9 @@ def cut_short(workload: Workload, seed: int, may_abort: bool) -> Workload:
         if may_abort and rng.random() < 0.2:
             stays_ns = rng.choice((1, STEP_NS, 5 * STEP_NS, 40 * STEP_NS))
             aborts.append((request.arrival_ns + stays_ns, request.id))
-    return workload._replace(arrivals=arrivals, aborts=tuple(sorted(aborts)))
+    config = replace(workload.config, overrun_at_stop=workload.config.async_scheduling)
+    aborts = tuple(sorted(aborts))
+    return workload._replace(config=config, arrivals=arrivals, aborts=aborts)
 
 
 def _arrivals(rng: Random, config: EngineConfig) -> list[Arrival]:
