@@ -23,7 +23,7 @@ CHANGED = {
     "preemption_mode": "swap", "enable_prefix_caching": True, "async_scheduling": True,
     "preempt_in_order": True, "threshold_spares_lone_request": True, "free_uncached_first": True,
     "arrivals_between_steps": True, "fast_forward": False, "check_horizon": True,
-    "pipeline_parallel_size": 2, "overrun_at_stop": True,
+    "pipeline_parallel_size": 2, "overrun_at_stop": True, "offloading_connector": True,
 }  # fmt: skip
 
 
