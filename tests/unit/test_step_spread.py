@@ -214,5 +214,5 @@ def test_engines_in_lockstep_do_not_scatter(tmp_path):
     write_fit(tmp_path, META, replace(FIT, step_spread=SPREAD))
     spec = experiment(tmp_path, scatters=True)
     together = make_spec({**spec.to_data(), "engine": {"data_parallel_size": 2}})
-    with pytest.raises(SpecError, match="cost_model.scatters: engines in lockstep"):
+    with pytest.raises(SpecError, match=r"cost_model\.scatters: engines in lockstep"):
         run(together)
