@@ -254,9 +254,13 @@ class StepLedger:
                 return self._deny(state, "its whole sequence does not fit the free KV blocks")
         if not self._kv.allocate(state, n, keep, hit, self._ahead(state, n, hit.tokens)):
             return self._deny(state, "it does not fit the free KV blocks")
-        self._admitted[state.id] = state
         if hit.tokens:
             self.cached_tokens[state.id] = hit.tokens
+        return self._seat(state, n)
+
+    def _seat(self, state: RequestState, n: int) -> int:
+        """Write down that a request gets a seat and `n` tokens."""
+        self._admitted[state.id] = state
         if not state.next_is_decode:
             self._chunks[state.id] = (state, n)
         elif not self._all_decodes:
@@ -357,15 +361,7 @@ class StepLedger:
                 return self._deny(state, "its whole sequence does not fit the free KV blocks")
         if not kv.allocate(state, n, keep, ahead_tokens=self._ahead(state, n)):
             return self._deny(state, "its next chunk does not fit the free KV blocks")
-        self._admitted[state.id] = state
-        if not state.next_is_decode:
-            self._chunks[state.id] = (state, n)
-        elif not self._all_decodes:
-            self._decodes[state.id] = state
-        self.tokens_left -= n
-        self.rows_left -= 1
-        self.residents_left -= 1
-        return n
+        return self._seat(state, n)
 
     def prefetch(self, state: RequestState) -> bool:
         """Admit a waiting request only to load its KV from a lower tier, whether that pays or not.
