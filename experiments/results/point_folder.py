@@ -80,6 +80,22 @@ class PointMetrics:
         """Return metrics and provenance as they were written, as plain data."""
         return _head(self.folder)
 
+    def spec(self) -> Mapping[str, Any]:
+        """Return the experiment of the run, as its result tells it.
+
+        Raises
+        ------
+        SchedlabError
+            If the result tells of none.
+        """
+        provenance = self.head().get("provenance")
+        found = provenance.get("spec") if isinstance(provenance, dict) else None
+        if not isinstance(found, dict) or not isinstance(found.get("engine"), dict):
+            raise SchedlabError(
+                f"{self.folder / 'result.json'}: schedlab.provenance.spec is no experiment"
+            )
+        return found
+
 
 class _Metrics(dict[str, float]):
     """Metrics of a saved run; what result.json does not have is computed from the tables."""

@@ -203,7 +203,7 @@ def _places(folder: Path) -> tuple[str, list[dict[str, Any]]]:
     path = folder / POINTS_FILE
     data = read_json_object(path)
     places = data.get("points")
-    if not isinstance(places, list) or not all(map(_is_place, places)):
+    if not isinstance(places, list) or not places or not all(map(_is_place, places)):
         raise SchedlabError(f"{path}: not a list of points that this version can read")
     return str(data.get("name")), places
 

@@ -10,7 +10,7 @@ from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.results.saved_results import SavedResults
 from schedlab.experiments.results.tables import Row
 from schedlab.experiments.specification.sweep import shown
-from schedlab.sim.errors import SpecError, nearest
+from schedlab.sim.errors import SchedlabError, SpecError, nearest
 
 FOLDER = "folder"
 """The key that tells the settings of several folders apart."""
@@ -37,7 +37,7 @@ def merged(several: Sequence[SavedResults]) -> SavedResults:
     runs: list[PointMetrics] = []
     for one, folder in zip(several, _short_names(several), strict=True):
         for row in one.rows:
-            spec = one.of(row)[0].head()["provenance"]["spec"]
+            spec = one.of(row)[0].spec()
             settings = {FOLDER: folder}
             settings |= {key: row.settings.get(key) or _in(spec, key) for key in keys}
             label = f"{folder}: {row.label}"
@@ -130,15 +130,26 @@ def swept_key(rows: Sequence[Row], name: str) -> str:
 
 
 def num_gpus(run: PointMetrics) -> int:
-    """Return how many GPUs a point ran on, over all its engines."""
-    spec = run.head()["provenance"]["spec"]
-    engine = spec["engine"]
+    """Return how many GPUs a point ran on, over all its engines.
 
+    Raises
+    ------
+    SchedlabError
+        If its result does not say.
+    """
+    spec = run.spec()
+    try:
+        return _num_gpus(spec["engine"], spec.get("cluster"))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        where = f"{run.folder / 'result.json'}: schedlab.provenance.spec"
+        raise SchedlabError(f"{where} does not say on how many GPUs: {error!r}"[:300]) from error
+
+
+def _num_gpus(engine: Mapping[str, Any], cluster: Any) -> int:  # noqa: ANN401 - as it was written
     def of(own: Mapping[str, Any]) -> int:
         both = {**engine, **own}
         return int(both.get("tensor_parallel_size") or 1) * int(both.get("data_parallel_size") or 1)
 
-    cluster = spec.get("cluster")
     if not cluster:
         return of({})
     if isinstance(cluster, int):

@@ -122,7 +122,11 @@ def fleet_combinations(draw):
         config = without_caching(config)
     if hands_over:  # what the specification asks for
         config = replace(
-            config, kv_allocator="paged", async_scheduling=False, arrivals_between_steps=False
+            config,
+            kv_allocator="paged",
+            async_scheduling=False,
+            overrun_at_stop=False,
+            arrivals_between_steps=False,
         )
     if draw(st.integers(0, 3)) == 0:
         seed = draw(st.integers(0, 10_000))

@@ -1,5 +1,7 @@
 """Figures by name, of what was asked for: names, filters, axes, several folders, sizes, formats."""
 
+import json
+
 import pytest
 
 import schedlab as sl
@@ -8,6 +10,7 @@ from schedlab.experiments.figures.chosen import FIGURES, Chosen, draw_chosen
 from schedlab.experiments.figures.lines import lines
 from schedlab.experiments.figures.searches import answers, tried, tuned
 from schedlab.experiments.figures.style import SIZES, new_figure, paper
+from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.results.selection import filtered, merged, num_gpus, relabelled
 from schedlab.sim.errors import SchedlabError, SpecError
@@ -134,6 +137,23 @@ def test_folders_are_one_sweep_and_what_one_does_not_sweep_is_read_from_its_poin
     assert len(both.of(last)) == 1
     assert [num_gpus(both.of(row)[0]) for row in (both.rows[0], last)] == [1, 2]
     assert plots.curve_name(last) == "two, fcfs, max_num_seqs=8"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (None, "schedlab.provenance.spec is no experiment"),
+        ({"engine": 3}, "schedlab.provenance.spec is no experiment"),
+        ({"engine": {"tensor_parallel_size": "two"}}, "does not say on how many GPUs: ValueError"),
+        ({"engine": {}, "cluster": {"pools": [1]}}, "does not say on how many GPUs: Attribute"),
+    ],
+)
+def test_result_that_does_not_tell_its_gpus_is_refused_by_name(tmp_path, spec, message):
+    head = {"schedlab": {"provenance": {"spec": spec}}}
+    (tmp_path / "result.json").write_text(json.dumps(head))
+    run = PointMetrics("", {}, 0, "fcfs", {}, folder=tmp_path)
+    with pytest.raises(SchedlabError, match=f"result.json: .*{message}"):
+        num_gpus(run)
 
 
 def test_gpu_frontier_divides_by_the_gpus_of_each_setting(results):

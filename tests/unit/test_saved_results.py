@@ -111,6 +111,7 @@ def test_a_result_saved_by_hand_says_what_qualifies_it(swept, tmp_path):
         ({}, "holds no results"),
         ({"points.json": "{"}, "not valid JSON"),
         ({"points.json": '{"name": "x", "points": [{}]}'}, "not a list of points"),
+        ({"points.json": '{"name": "x", "points": []}'}, "not a list of points"),
         ({"result.json": "{}"}, "not a schedlab result"),
     ],
 )
