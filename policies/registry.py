@@ -68,7 +68,7 @@ def _check_purpose(name: str, cls: type[Policy]) -> None:
         if isinstance(value, FunctionType) and meant:
             raise SpecError(f"policy {name!r}: nobody calls {attribute}(); did you mean {meant}()?")
     # What a decorator of the class or a metaclass adds is not ours to judge.
-    if own and not written.keys() - {"_knows_its_hooks", "_is_plain"}:
+    if own and not written.keys() - {"_knows_its_hooks", "_is_plain", "by_arrival"}:
         raise SpecError(
             f"policy {name!r} overrides nothing, so it is {base.__name__}; define one of "
             f"{', '.join(sorted(called & {'key', 'plan', 'victim', 'hold', 'chunk', 'order'}))}"
