@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from schedlab.experiments.commands.exit_codes import INTERRUPTED
 from schedlab.experiments.commands.terminal import Draw, bar, print_lines, print_table
-from schedlab.sim.errors import SpecError
+from schedlab.sim.errors import SchedlabError, SpecError
 
 if TYPE_CHECKING:
     from schedlab.experiments.results.saved_results import SavedResults
@@ -77,8 +77,8 @@ def opened_runs(
 ) -> Iterator[Runs]:
     """Give what runs points and keeps them in a folder; without a folder, until the end.
 
-    If they are to be `light`, without their tables. What is refused before anything ran leaves no
-    folder behind.
+    If they are to be `light`, without their tables. What ends with an error before any point was
+    kept leaves no folder behind.
     """
     from schedlab.experiments.sweeps.runs import Runs
     from schedlab.experiments.sweeps.store import Store
@@ -95,8 +95,8 @@ def opened_runs(
             runs = Runs(store, workers, progress.point_ended)
             try:
                 yield runs
-            except SpecError:
-                if missing and not runs.num_asked:
+            except SchedlabError:
+                if missing and store.is_empty():
                     shutil.rmtree(missing[0])
                     for parent in missing[1:]:
                         with suppress(OSError):  # somebody else has begun to use it

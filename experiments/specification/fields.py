@@ -30,7 +30,7 @@ _MOST = 2**40
 _LARGEST = 1e15
 
 
-def _measurable(value: float) -> float:
+def measurable(value: float) -> float:
     """Refuse what no count or measure of an engine is: products of two of them must not overflow.
 
     These limits are too far away to be told with every key.
@@ -41,11 +41,11 @@ def _measurable(value: float) -> float:
     return value
 
 
-Count = Annotated[int, Field(ge=1), BeforeValidator(whole), AfterValidator(_measurable)]
-CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(whole), AfterValidator(_measurable)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(whole), AfterValidator(measurable)]
+CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(whole), AfterValidator(measurable)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[Finite, Field(gt=0), AfterValidator(_measurable)]
-NonNegative = Annotated[Finite, Field(ge=0), AfterValidator(_measurable)]
+Positive = Annotated[Finite, Field(gt=0), AfterValidator(measurable)]
+NonNegative = Annotated[Finite, Field(ge=0), AfterValidator(measurable)]
 Seconds = Annotated[Finite, Field(ge=0, le=1e9)]
 Fraction = Annotated[Finite, Field(gt=0, le=1)]
 

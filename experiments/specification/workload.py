@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from schedlab.experiments.specification.arrivals import ArrivalsField
 from schedlab.experiments.specification.fields import (
@@ -15,6 +15,7 @@ from schedlab.experiments.specification.fields import (
     Positive,
     Section,
     Shorthand,
+    measurable,
     shorthand,
     whole,
 )
@@ -25,6 +26,18 @@ from schedlab.experiments.specification.traffic_class import TrafficClassSpec
 
 def _rate(value: object) -> object:
     return math.inf if value == "inf" else value
+
+
+def _all_at_once_or_measurable(value: float) -> float:
+    return value if value == math.inf else measurable(value)
+
+
+Rate = Annotated[
+    float,
+    Field(gt=0),
+    AfterValidator(_all_at_once_or_measurable),
+    Shorthand(_rate, {"const": "inf"}),
+]
 
 
 def _pair(value: object) -> object:
@@ -67,7 +80,7 @@ class Workload(Section):
         description="Let the requests of a trace that names sessions wait for the answers before "
         "them, instead of coming at their times.",
     )
-    session_rate: Annotated[float, Field(gt=0), Shorthand(_rate, {"const": "inf"})] | None = Field(
+    session_rate: Rate | None = Field(
         default=None,
         description="Sessions per second, starts redrawn as Poisson; `.inf` is all at once; if "
         "absent the trace's own starts.",
@@ -88,7 +101,7 @@ class Workload(Section):
         description="Draw `num_requests` rows of the trace at random, with replacement; "
         "arrivals must be drawn as well.",
     )
-    request_rate: Annotated[float, Field(gt=0), Shorthand(_rate, {"const": "inf"})] | None = Field(
+    request_rate: Rate | None = Field(
         default=None,
         description="Requests per second, arrivals redrawn as Poisson; `.inf` is all at once; "
         "if absent the trace's own arrival times.",

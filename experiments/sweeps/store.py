@@ -21,6 +21,8 @@ from schedlab.sim.files import alone, write_text
 SWEEP_FILE = ".schedlab-sweep.json"
 """Marks a folder that sweeps may add to."""
 
+_LOCK = ".lock"
+
 _SHOWN_HASH = 16
 
 
@@ -101,6 +103,13 @@ class Store:
         text = json.dumps({"name": name, "points": places}, indent=1)
         write_text(self.folder / POINTS_FILE, text + "\n")
 
+    def is_empty(self) -> bool:
+        """Tell whether nothing but the sweep's own marks lies in the folder."""
+        return all(
+            path.is_file() and (path.name == SWEEP_FILE or path.name.startswith(_LOCK))
+            for path in self.folder.iterdir()
+        )
+
     @contextmanager
     def lock(self, part: str) -> Iterator[None]:
         """Keep a second sweep from doing the same work in this folder at the same time.
@@ -115,7 +124,7 @@ class Store:
         SpecError
             If another process is at it. A lock ends with its process, however that ends.
         """
-        path = self.folder / f".lock{part}"
+        path = self.folder / f"{_LOCK}{part}"
         path.touch()
         with alone(path, "sweep"):
             tidy_up_after_the_killed(self.folder)

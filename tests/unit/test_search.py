@@ -770,3 +770,36 @@ def test_number_beyond_what_can_be_run_is_refused_at_its_key(key, changes):
             "name": "a", "model": "llama-3-8b", "hardware": "a100-80gb", "policy": "fcfs",
             "workload": {"trace": "azure-conv", "num_requests": 9}, "tune": tuned, **changes,
         })  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["request_rate", "session_rate"])
+def test_rate_beyond_all_measure_is_refused_at_its_key_and_all_at_once_is_not(key):
+    def spec(rate):
+        workload = {"trace": "azure-conv", "num_requests": 9, key: rate}
+        return make_spec({
+            "name": "a", "model": "llama-3-8b", "hardware": "a100-80gb", "policy": "fcfs",
+            "workload": workload,
+        })  # fmt: skip
+
+    with pytest.raises(SpecError, match=f"{key}.*must be at most 1e[+]15, got 1e[+]308"):
+        spec(1e308)
+    assert getattr(spec(math.inf).workload, key) == math.inf
+
+
+def test_search_that_no_setting_survives_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("ours.py").write_text(
+        "from schedlab.policies.policy import Policy\n"
+        "class Ours(Policy):\n"
+        "    def plan(self, engine, builder):\n"
+        "        raise ValueError('never')\n"
+    )
+    Path("s.yaml").write_text(
+        "{name: a, model: llama-3-8b, hardware: a100-80gb, policy: 'ours:Ours',\n"
+        "workload: {trace: azure-conv, num_requests: 9, request_rate: 2},\n"
+        "tune: {maximize: output_throughput, over: {engine.max_num_seqs: [4, 8]}}}\n"
+    )
+    done = CliRunner().invoke(app, ["tune", "s.yaml", "-q", "-o", "a/b"])
+    assert done.exit_code == 2, done.output
+    assert "no combination of values is allowed" in done.output
+    assert not Path("a").exists()
