@@ -85,16 +85,36 @@ def with_swapping(fit: Fit, times: Sequence[SwapTime]) -> Fit:
 def run_level(fit: Fit, steps: Sequence[MeasuredBatch]) -> RunLevel:
     """Return by how much the steps of a run differ from a fit to batches timed by themselves.
 
-    The ratio of sums, of what was measured and what `fit` says: a run takes as long as its steps
-    together, the slow ones among them. One is returned where there are no steps of a kind.
+    Parameters
+    ----------
+    fit : Fit
+        Without a level.
+    steps : sequence of MeasuredBatch
+        Of runs; a kind of which there are none keeps the level one.
+
+    Notes
+    -----
+    ``measured = level of its kind * predicted + decode_row_s * decoding requests``, by non-negative
+    least squares in which a step weighs 1 / predicted: so the sums of both sides are equal for each
+    kind, and a run takes as long as its steps together, the slow ones among them.
     """
-
-    def ratio(some: list[MeasuredBatch]) -> float:
-        return sum(s.seconds for s in some) / float(predictions(fit, some).sum()) if some else 1.0
-
+    if not steps:
+        return RunLevel()
+    measured, predicted = np.array([s.seconds for s in steps]), predictions(fit, steps)
+    has_prompts = np.array([bool(s.shape.chunks) for s in steps])
+    columns = [predicted * ~has_prompts, predicted * has_prompts]
+    # A level and a time for each row are told apart only where steps differ in their rows.
+    rows = np.array([float(s.shape.num_decodes) for s in steps])
+    columns.append(rows if np.ptp(rows / predicted) else np.zeros(len(steps)))
+    matrix = np.stack(columns, axis=1) / np.sqrt(predicted)[:, None]
+    scale = matrix.max(axis=0)
+    scale[scale == 0] = 1.0
+    solution, _ = nnls(matrix / scale, measured / np.sqrt(predicted))
+    decode, prompt, row_s = (float(value) for value in solution / scale)
     return RunLevel(
-        decode_steps=ratio([s for s in steps if not s.shape.chunks]),
-        prompt_steps=ratio([s for s in steps if s.shape.chunks]),
+        decode_steps=1.0 if has_prompts.all() else decode,
+        prompt_steps=prompt if has_prompts.any() else 1.0,
+        decode_row_s=row_s,
     )
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _SLOWEST = 0.99
 _NUM_REQUESTS = 128
 _NUM_SHORT, _MEAN_ANSWER = 320, 16.0
+_SHARE_ALONE = 4
+"""One in so many of the short requests is also sent by itself, which takes a step a token."""
 _MEMORIES = 6
 """How many times all memory the long requests need together."""
 
@@ -116,10 +118,11 @@ def open_vllm(
     """Open vLLM, and measure what its loop costs beside the model, and what it does to steps.
 
     That is measured with `fcfs` in `schedlab.gpu_backend.vllm.scheduler.PolicyScheduler`, on short
-    requests all at once and sent by a few clients in turn, so that steps of all sizes are met, and
-    on long ones for which memory is short, so that somebody waits though a seat is free. On a
-    CPU a batch is timed once a visit: vLLM keeps oneDNN's matrix products of the latest 32 numbers
-    of rows, which a second repetition finds and prompts of a run, all of other lengths, do not.
+    requests all at once and sent by one or a few clients in turn, so that steps of all sizes are
+    met, and on long ones for which memory is short, so that somebody waits though a seat is free.
+    On a CPU a batch is timed once a visit: vLLM keeps oneDNN's matrix products of the latest 32
+    numbers of rows, which a second repetition finds and prompts of a run, all of other lengths, do
+    not.
 
     Raises
     ------
@@ -145,6 +148,7 @@ def open_vllm(
 
     requests = short(config, min(_NUM_SHORT, 20 * config.max_num_seqs), seed)
     runs = [
+        (requests[: len(requests) // _SHARE_ALONE], 1),
         (requests, None),
         (requests, max(1, config.max_num_seqs // 4)),
         (requests, max(1, config.max_num_seqs // 2)),

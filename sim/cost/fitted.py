@@ -51,7 +51,8 @@ class FittedCostModel(CostModel):
     ``step = curve(new tokens) + sum of coefficient * feature`` with the features of
     `sim.cost.profile.step_features`. A decode-only step no larger than the largest CUDA-graph
     bucket is priced by the graph regime, its tokens rounded up to the bucket; any other by the
-    eager one. What comes out is multiplied by the profile's `RunLevel`, but for swapped bytes.
+    eager one. What comes out, but for swapped bytes, is multiplied by the profile's `RunLevel`, and
+    what that adds for each request that decodes is added.
 
     Outside the validity box the formula goes on linearly, but nobody has checked it there:
     `outside` tells which steps those are, and `Pricing` counts them.
@@ -81,9 +82,10 @@ class FittedCostModel(CostModel):
         self.source = source
         self.mismatches = list(mismatches)
         level = fit.run_level
-        self._prompts = _Pricer(fit.eager, level.prompt_steps)
-        self._decodes = _Pricer(fit.eager, level.decode_steps)
-        self._graph = _Pricer(fit.graph, level.decode_steps) if fit.graph else None
+        row_s = level.decode_row_s
+        self._prompts = _Pricer(fit.eager, level.prompt_steps, row_s)
+        self._decodes = _Pricer(fit.eager, level.decode_steps, row_s)
+        self._graph = _Pricer(fit.graph, level.decode_steps, row_s) if fit.graph else None
         self._largest_graph = fit.graph.buckets[-1] if fit.graph else 0
         self._box = list(fit.validity.items())
         self.scheduling_overhead = measured_overhead(meta)
@@ -191,9 +193,9 @@ def fitted(
 
 
 class _Pricer:
-    """A regime in nanoseconds, times a level, with the curve's values remembered."""
+    """A regime in nanoseconds, at the level of a run, with the curve's values remembered."""
 
-    def __init__(self, regime: Regime, level: float) -> None:
+    def __init__(self, regime: Regime, level: float, row_s: float) -> None:
         def ns(feature: str) -> float:
             return regime.coefficients_s.get(feature, 0.0) * 1e9 * level
 
@@ -206,7 +208,7 @@ class _Pricer:
         self.sum_ns = ns("decode_context_sum_tokens")
         self.max_ns = ns("decode_context_max_tokens")
         self.pair_ns = ns("prefill_attention_pairs")
-        self.decode_ns = ns("num_decodes")
+        self.decode_ns = ns("num_decodes") + row_s * 1e9
         self.prefill_ns = ns("num_prefills")
         swapped_byte_s = regime.coefficients_s.get("swapped_bytes")
         self.swapped_byte_ns = None if swapped_byte_s is None else swapped_byte_s * 1e9

@@ -139,10 +139,14 @@ class RunLevel:
         Of steps without prompt tokens.
     prompt_steps : float
         Of the others.
+    decode_row_s : float
+        Seconds that each request which decodes adds to that, in steps of both kinds: what is done
+        request by request is what a run finds in no cache.
     """
 
     decode_steps: float = 1.0
     prompt_steps: float = 1.0
+    decode_row_s: float = 0.0
 
     def __post_init__(self) -> None:
         for key, value in asdict(self).items():

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,6 +33,7 @@ from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     error_by_kind,
     fit_profile,
     judge,
+    predictions,
     run_level,
     with_swapping,
 )
@@ -474,18 +475,47 @@ def test_time_outside_of_the_model_is_told_apart_by_who_runs_and_who_waits():
     })  # fmt: skip
 
 
-def test_run_level_is_the_ratio_of_sums_of_steps_with_and_without_prompts():
-    model = truth()
+def a_run(model):
+    """Return batches of 1, 4 and 16 rows, of which prompts come beside two."""
     decodes = measured_by(model, [BatchPoint("decode", (50,) * n, ()) for n in (1, 4, 16)])
-    prompts = measured_by(model, [BatchPoint("mixed", (9,), ((n, 0),)) for n in (8, 100)])
-    # The longest takes 3 times as long, and by sums that is more than by the mean of the ratios.
-    run = [*decodes[:2], decodes[2]._replace(seconds=3 * decodes[2].seconds)]
-    run += [p._replace(seconds=1.5 * p.seconds) for p in prompts]
+    points = [BatchPoint("mixed", (9,) * rows, ((n, 0),)) for n, rows in ((8, 1), (9, 9), (100, 0))]
+    return decodes, measured_by(model, points)
+
+
+def test_run_level_tells_kinds_of_steps_and_what_each_decoding_row_adds():
+    model = truth()
+    decodes, prompts = a_run(model)
+    run = [
+        one._replace(seconds=level * one.seconds + 7e-5 * one.shape.num_decodes)
+        for some, level in ((decodes, 0.9), (prompts, 1.2))
+        for one in some
+    ]
     level = run_level(model.fit, run)
-    total = sum(d.seconds for d in decodes)
-    assert level.decode_steps == pytest.approx(1 + 2 * decodes[2].seconds / total, rel=1e-6)
-    assert level.prompt_steps == pytest.approx(1.5, rel=1e-6)
+    assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5), rel=1e-5)
+    at_level = replace(model.fit, run_level=level)
+    assert predictions(at_level, run) == pytest.approx([one.seconds for one in run], rel=1e-5)
+
+
+def test_run_level_keeps_how_long_the_steps_of_a_kind_take_together():
+    model = truth()
+    decodes, prompts = a_run(model)
+    # By the mean of ratios a step that takes 3 times as long would count like any other.
+    run = [*decodes[:2], decodes[2]._replace(seconds=3 * decodes[2].seconds), *prompts]
+    at_level = replace(model.fit, run_level=run_level(model.fit, run))
+    for some in (run[:3], run[3:]):
+        total_s = sum(one.seconds for one in some)
+        assert predictions(at_level, some).sum() == pytest.approx(total_s, rel=1e-6)
+
+
+def test_run_level_of_kinds_that_were_not_met_is_one():
+    model = truth()
+    decodes, prompts = a_run(model)
     assert run_level(model.fit, []) == RunLevel(1.0, 1.0)
+    assert run_level(model.fit, decodes).prompt_steps == 1.0
+    assert run_level(model.fit, prompts).decode_steps == 1.0
+    alike = [one._replace(seconds=2 * one.seconds) for one in (decodes[1], decodes[1])]
+    level = run_level(model.fit, alike)
+    assert astuple(level) == pytest.approx((2.0, 1.0, 0.0), rel=1e-5)
 
 
 @pytest.mark.parametrize(

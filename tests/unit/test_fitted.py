@@ -73,9 +73,20 @@ def test_fitted_step_of_a_run_takes_the_level_of_its_kind_but_for_swapped_bytes(
     assert cost(fit).step_ns(swapped) == [(20_000 + 3300 + 200 + 1100) * 3 // 2 + 5000]
 
 
+def test_fitted_step_of_a_run_takes_more_by_each_row_that_decodes():
+    mixed, decodes = BatchShape(2, 300, 200, chunks=((4, 10),)), BatchShape(11, 1100, 100)
+    graphed, padded = BatchShape(8, 0, 0), BatchShape(2, 300, 200, padding_rows=3)
+    prompt = BatchShape(0, 0, 0, chunks=((4, 10),))
+    fit = replace(FIT, graph=GRAPH)
+    at_level = replace(fit, run_level=RunLevel(decode_row_s=2e-6))
+    for shape, num_rows in ((mixed, 2), (decodes, 11), (graphed, 8), (padded, 5), (prompt, 0)):
+        alone, in_a_run = (cost(one).step_ns(shape)[0] for one in (fit, at_level))
+        assert in_a_run - alone == 2000 * num_rows
+
+
 def test_run_level_of_a_profile_is_kept_and_a_wrong_one_named(tmp_path):
-    write_fit(tmp_path / "a", META, replace(FIT, run_level=RunLevel(1.05, 1.1)))
-    assert read_fit(tmp_path / "a").run_level == RunLevel(1.05, 1.1)
+    write_fit(tmp_path / "a", META, replace(FIT, run_level=RunLevel(1.05, 1.1, 7e-5)))
+    assert read_fit(tmp_path / "a").run_level == RunLevel(1.05, 1.1, 7e-5)
     write_fit(tmp_path / "b", META, FIT)
     assert "run_level" not in (tmp_path / "b" / "fit.json").read_text()
     for level, told in (
