@@ -17,7 +17,7 @@ from schedlab.gpu_backend.calibration_design import BatchPoint, design_hash, sen
 from schedlab.gpu_backend.calibration_fit import MeasuredBatch
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import alone, write_text
+from schedlab.sim.files import alone, parse_json, read_text, write_text
 from schedlab.sim.rng import stream
 
 SENTINEL_EVERY = 25
@@ -168,26 +168,30 @@ def _resumed(log: Path, identity: str) -> Iterator[tuple[TextIO, list[Visit]]]:
 
 def _resume(log: Path, identity: str) -> list[Visit]:
     """Read what an interrupted calibration left, or begin a log."""
-    if not log.exists():
+    lines = read_text(log).splitlines(keepends=True) if log.exists() else []
+    whole = [line for line in lines if line.endswith("\n")]
+    if not whole:  # none was there, or a machine that stopped lost even its first line
         write_text(log, json.dumps({"calibration": identity}) + "\n")
         return []
-    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-    header = json.loads(lines[0]) if lines else {}
-    if header.get("calibration") != identity:
+    header = parse_json(whole[0], f"{log}:1")
+    if not isinstance(header, dict) or header.get("calibration") != identity:
         raise SpecError(
             f"{log} holds readings of another calibration (other device, model, limits, "
             "kernels, threads or design); choose another folder, or delete that file to begin anew"
         )
-    whole = [line for line in lines if line.endswith("\n")]
     if len(whole) < len(lines):  # the interruption came in the middle of a line
         write_text(log, "".join(whole))
-    return list(_readings(whole[1:]))
+    return [_reading(line, f"{log}:{number}") for number, line in enumerate(whole[1:], start=2)]
 
 
-def _readings(lines: Sequence[str]) -> Iterator[Visit]:
-    for line in lines:
-        row = json.loads(line)
-        yield Visit(row["round"], row["point"], tuple(row["host_s"]), tuple(row["device_s"]))
+def _reading(line: str, source: str) -> Visit:
+    row = parse_json(line, source)
+    try:
+        return Visit(row["round"], row["point"], tuple(row["host_s"]), tuple(row["device_s"]))
+    except (KeyError, TypeError):
+        raise SpecError(
+            f"{source}: no reading of a calibration; delete that line, and it is taken again"
+        ) from None
 
 
 def _drift(readings: Sequence[Visit], num_sentinels: int, num_rounds: int) -> list[float]:

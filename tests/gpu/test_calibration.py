@@ -301,6 +301,41 @@ def test_measure_goes_on_after_an_interruption_in_the_middle_of_a_line(tmp_path)
     assert sorted(visits) == list(range(len(points)))
 
 
+@pytest.mark.parametrize("left", ["", '{"calibr'])
+def test_measure_into_a_log_that_lost_its_first_line_begins_anew(tmp_path, left):
+    log = tmp_path / "points.jsonl"
+    log.write_text(left)
+    points, taken = measure(log)
+    assert sorted(r.point for r in taken.readings if r.point >= 0) == list(range(len(points)))
+    again = measure(log)[1]
+    assert again.readings == taken.readings
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        ('{"round": 0, "poi', r"points\.jsonl:3: not valid JSON"),
+        ('{"round": 0}', r"points\.jsonl:3: no reading of a calibration; delete that line"),
+        ("[1]", r"points\.jsonl:3: no reading of a calibration; delete that line"),
+    ],
+)
+def test_measure_into_a_log_with_a_spoiled_line_names_it(tmp_path, spoiled, message):
+    log = tmp_path / "points.jsonl"
+    measure(log)
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines[:2], spoiled, *lines[3:], ""]))
+    with pytest.raises(SpecError, match=message):
+        measure(log)
+
+
+@pytest.mark.parametrize("header", ["[]", '{"calibration": 3}'])
+def test_measure_into_a_log_with_another_header_is_refused(tmp_path, header):
+    log = tmp_path / "points.jsonl"
+    log.write_text(header + "\n")
+    with pytest.raises(SpecError, match="another calibration"):
+        measure(log)
+
+
 def test_measure_into_the_log_of_another_calibration_says_what_to_do(tmp_path):
     log = tmp_path / "points.jsonl"
     measure(log)
