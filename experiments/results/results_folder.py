@@ -100,7 +100,7 @@ def replacing_folder(
             if is_as_good is not None and is_as_good(folder):
                 shutil.rmtree(new)
                 break
-            shutil.rmtree(old, ignore_errors=True)
+            _discard(old)
             with suppress(FileNotFoundError):
                 folder.rename(old)
     except BaseException:
@@ -108,13 +108,13 @@ def replacing_folder(
         if is_first:
             with suppress(OSError):  # another run has begun to use it
                 folder.parent.rmdir()
-        if old.exists() and not folder.exists():
-            old.rename(folder)
+        if old.exists() and not _moved(old, folder):
+            _discard(old)
         raise
     finally:
         if lock is not None:
             os.close(lock)
-    shutil.rmtree(old, ignore_errors=True)
+    _discard(old)
 
 
 def _moved(new: Path, folder: Path) -> bool:
@@ -126,6 +126,16 @@ def _moved(new: Path, folder: Path) -> bool:
             raise
         return False
     return True
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder under another name, so that no half of it is ever put back for the whole."""
+    gone = folder.with_name(f"{folder.name}.new-{os.getpid()}")
+    try:
+        folder.rename(gone)
+    except OSError:  # it is not there, or that name is too long
+        gone = folder
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def tidy_up_after_the_killed(parent: Path, name: str = "") -> None:
@@ -150,10 +160,9 @@ def tidy_up_after_the_killed(parent: Path, name: str = "") -> None:
             continue
         try:
             folder = parent / found[1]
-            if path.name == f".{folder.name}.old-{found[2]}" and not folder.exists():
-                path.rename(folder)
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+            is_whole = path.name == f".{folder.name}.old-{found[2]}"
+            if not (is_whole and _moved(path, folder)):
+                _discard(path)
         finally:
             os.close(lock)
 

@@ -172,8 +172,8 @@ def _interleavings(asked: argparse.Namespace, begin: int) -> Iterator[Tried]:
             try:
                 SCENARIOS[name](Path(root), seed)
                 faults = []
-            except AssertionError as error:
-                faults = [str(error)[:500]]
+            except Exception as error:
+                faults = [f"{type(error).__name__}: {error}"[:500]]
         yield Tried(f"{name} of seed {seed}", 1, faults)
 
 

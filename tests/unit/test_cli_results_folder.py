@@ -10,6 +10,7 @@ from schedlab.experiments.results.results_folder import (
     add_to_marker,
     check_replaceable,
     replacing_folder,
+    tidy_up_after_the_killed,
 )
 from schedlab.sim.errors import SpecError
 
@@ -107,6 +108,28 @@ def test_what_a_killed_run_left_is_removed_or_put_back_by_the_next(tmp_path):
         raise ZeroDivisionError
     assert (tmp_path / "out" / "inner" / "a.txt").read_text() == "older"
     assert sorted(path.name for path in tmp_path.iterdir()) == [alive, "out"]
+
+
+def test_half_of_what_a_killed_run_was_removing_is_never_put_back(tmp_path):
+    write(tmp_path / "out", "older")
+    removing = """
+import os, shutil, sys
+from pathlib import Path
+from schedlab.experiments.results.results_folder import replacing_folder
+def remove_one_and_die(folder, **_):
+    for path in Path(folder).rglob("*.txt"):
+        path.unlink()
+        os._exit(9)
+shutil.rmtree = remove_one_and_die
+with replacing_folder(Path(sys.argv[1])) as new:
+    (new / "a.txt").write_text("newer")
+"""
+    done = subprocess.run([sys.executable, "-c", removing, str(tmp_path / "out")], check=False)
+    assert done.returncode == 9
+    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "out").rename(tmp_path / "moved aside by another run")
+    tidy_up_after_the_killed(tmp_path, "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["moved aside by another run"]
 
 
 def test_folder_that_cannot_be_made_is_named_as_it_was_given(tmp_path):
