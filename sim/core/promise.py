@@ -49,6 +49,7 @@ class PromiseCheck:
         promise = self._open_promise()
         first = engine.make_plan().decision()
         engine.kv.rollback()
+        evictions = engine.kv.num_evictions
         plan = engine.make_plan()
         decision = plan.decision()
         if decision != first:
@@ -58,7 +59,10 @@ class PromiseCheck:
             if decision != promise.decision:
                 self._refuse("broke its skip-ahead promise", promise.decision, decision)
             self._promise = promise._replace(steps_left=promise.steps_left - 1)
-        elif not (plan.chunks or plan.admitted or plan.preempted or plan.rejected):
+        elif not (
+            plan.chunks or plan.admitted or plan.preempted or plan.rejected
+            or (engine.view.looked_at_cache and engine.kv.num_evictions != evictions)
+        ):  # fmt: skip
             tokens = engine.requests.decodes.tokens_next_step()
             self._promise = _Promise(
                 decision, plan.max_steps - 1, plan.until_ns, num_events, tokens
@@ -68,14 +72,18 @@ class PromiseCheck:
     def _open_promise(self) -> _Promise | None:
         """Take the promise out that the step to plan falls under, if any."""
         promise, self._promise = self._promise, None
-        requests = self._engine.requests
+        requests, kv = self._engine.requests, self._engine.kv
+        if promise is None:
+            return None
+        room_blocks = kv.free_blocks
+        if self._engine.view.looked_at_cache:  # whoever lost a block of it decides anew
+            room_blocks = min(room_blocks, kv.blocks_before_eviction())
         if (
-            promise is None
-            or promise.num_events != requests.num_events
+            promise.num_events != requests.num_events
             or promise.steps_left < 1
             or promise.until_ns <= self._engine.now_ns
             or promise.decode_tokens != requests.decodes.tokens_next_step()
-            or (requests.kv.grows and requests.decodes.blocks_next_step() > requests.kv.free_blocks)
+            or (kv.grows and requests.decodes.blocks_next_step() > room_blocks)
         ):
             return None  # running out of memory ends a promise as well
         return promise

@@ -424,3 +424,16 @@ def test_engine_that_dies_gives_back_whom_it_was_loading():
     assert engine.begin(300_000) is None
     assert list(engine.requests.loading) == [3]
     assert [state.id for state in engine.die(300_001)] == [3]
+
+
+def test_promise_ends_where_a_step_evicts_what_somebody_who_waits_would_then_load():
+    work = [
+        arrival(0, prompt=BLOCK, output=1, prefix_hash_ids=(0,)),
+        arrival(1, at_ns=100_000, prompt=8 * BLOCK, output=1, prefix_hash_ids=tuple(range(10, 18))),
+        arrival(2, at_ns=200_000, prompt=4 * BLOCK - 4, output=40),
+        arrival(3, at_ns=200_500, prompt=10 * BLOCK, output=1, prefix_hash_ids=(0, *range(20, 29))),
+    ]
+    log = run_laws(
+        ContinuousBatching(), work, config(num_blocks=13, max_model_len=200, check_horizon=True)
+    )
+    assert [row["num_blocks"] for row in copies_of(log, is_load=True)] == [1]
