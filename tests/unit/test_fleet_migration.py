@@ -182,6 +182,8 @@ def test_migration_empties_an_engine_that_drains():
         gone_ns.append(min(e.paid[0].until_ns for e in result.engines if e.paid[0].until_ns > 0))
         assert result.metrics()["completed"] == 12
     assert result.metrics()["num_moves"] == result.requests["num_moves"].sum() > 0
+    stops_ms = result.requests["moved_stop_ns"].sum() / 1e6
+    assert result.metrics()["mean_move_stop_ms"] == stops_ms / result.metrics()["num_moves"]
     assert 0 < result.metrics()["mean_move_stop_ms"] < 5
     assert gone_ns[1] < gone_ns[0]
 

@@ -647,3 +647,16 @@ def test_csv_names_the_line_that_is_wrong(tmp_path, text, message):
     (path := tmp_path / "t.csv").write_text(text + "\n")
     with pytest.raises(SpecError, match=f"t.csv{message}" if message[0] == ":" else message):
         read_csv(path, ("a", "b")).whole("a")
+
+
+@pytest.mark.parametrize(("tp", "bytes_per_token"), [(1, 4096), (4, 1024), (16, 512)])
+def test_aiconfigurator_counts_keys_and_values_of_a_gpu_in_its_cache(
+    compiled, monkeypatch, tp, bytes_per_token
+):
+    # 8 heads of 128 numbers in 2 bytes each, twice; a GPU has one head at the least.
+    caches = []
+    monkeypatch.setattr(
+        aiconfigurator, "step_grid", lambda engine, narrow, cold: caches.append(cold)
+    )
+    import_aiconfigurator("meta-llama/Llama-3.1-8B", "h100", tp)
+    assert caches == [ColdCache(bytes_per_token, aiconfigurator.L2_BYTES["h100-80gb"])]

@@ -11,10 +11,14 @@ from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import PolicyError, SpecError
+from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.tier import Link, Tier
+from schedlab.sim.record.copies import Copies
+from schedlab.sim.request import RequestState
 from schedlab.sim.result import RunResult
 from tests.laws import LinearCost, arrival
 from tests.laws import run as run_laws
@@ -227,6 +231,39 @@ def test_policy_swaps_out_and_loads_ahead_of_need():
     log = run_laws(policy, [arrival(0, 0, 100, 40), arrival(1, 0, 100, 40)], limits)
     assert policy.answers == [True]
     assert [row["is_load"] for row in copies_of(log, is_swap=1)] == [0, 1]
+
+
+def test_policy_that_loads_ahead_of_need_loads_no_block_twice():
+    later = arrival(4, 300_100, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT)
+    log = run_laws(AheadOfNeed(), [*evicting_work(), later], config())
+    assert [row["id"] for row in copies_of(log, is_load=1)] == [3]
+    assert log.requests()["prefix_hit_tokens"][4] == 8 * BLOCK
+
+
+def test_connector_puts_who_is_preempted_last_before_all_who_wait():
+    # Four prompts fill four blocks; with the fifth token each needs one more, and 3 and 2 give way.
+    limits = config(
+        num_blocks=4, max_model_len=64, max_num_seqs=4, offloading_connector=True, kv_load="always"
+    )
+    work = [arrival(i, 0, BLOCK - 4, 9) for i in range(5)]
+    log = run_laws(ContinuousBatching(), work, limits)
+    rows = log.preemptions()
+    assert rows["id"].tolist() == [2, 3]
+    assert rows["resumed_ns"].max() < log.requests()["first_scheduled_ns"][4]
+
+
+def test_blocks_being_stored_are_awaited_however_often_they_are_asked_for():
+    limits = config(tier(store_bytes_per_s=GB / 1000), offloading_connector=True)
+    tiering = Tiering(limits, lambda shape, k: 1000, Copies())
+    first, second = (
+        RequestState(arrival(i, 0, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT).request)
+        for i in range(2)
+    )
+    first._computed = 8 * BLOCK
+    tiering.store_step([first])
+    for _ in range(2):
+        assert tiering.find(second, NO_HIT) == ()
+        assert tiering.found_awaited
 
 
 def fastserve(work, num_blocks=8, below=None, max_num_seqs=1, **knobs):

@@ -36,6 +36,23 @@ def test_metric_is_written_with_its_unit(metric, label, scale):
     assert metric_named(metric).scale == scale
 
 
+@pytest.mark.parametrize(
+    ("name", "unit", "scale", "shown"),
+    [
+        ("idle_share", None, None, ("%", 100.0)), ("idle_share", None, 1.0, ("%", 1.0)),
+        ("idle_share", "of 1", 1.0, ("of 1", 1.0)), ("idle_ms", None, None, ("ms", 1.0)),
+        ("idle_ms", "us", 1000.0, ("us", 1000.0)),
+    ],
+)  # fmt: skip
+def test_unit_and_scale_of_the_author_come_before_what_a_name_says(
+    name, unit, scale, shown, monkeypatch
+):
+    monkeypatch.setattr(registry, "_METRICS", {})
+    register(name, unit=unit, scale=scale)(lambda run: 0.0)
+    (metric,) = registry._METRICS.values()
+    assert (metric.unit, metric.scale) == shown
+
+
 def test_every_metric_can_be_written():
     labels = [metric.axis for metric in every_run()]
     assert len(set(labels)) == len(labels), "two metrics look alike"

@@ -5,6 +5,7 @@ import pytest
 from schedlab import core
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.track import SpeculatingState
 from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.kv.prompt import STRETCH_BLOCKS, Prompt
@@ -325,3 +326,13 @@ def test_preempted_request_never_finds_all_of_its_tokens():
 )
 def test_prompt_names_that_jump_or_pass_a_stretch_are_cut_there(names, stretches):
     assert Prompt(names).stretches == stretches
+
+
+def test_answer_is_named_without_the_blocks_that_the_last_drafts_filled():
+    for drafted, named in ((0, 2), (3, 1)):
+        kv = PrefixCachingKVCache(10, BLOCK)
+        state = SpeculatingState(arrival(0, prompt=8, prefix_hash_ids=(1, 2)).request, drafts=3)
+        admit(kv, state)
+        assert kv.allocate(state, 8)
+        state._computed, state._fresh = 16, drafted
+        assert kv.name_answer(state, (3, 4)) == named

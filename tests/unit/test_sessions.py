@@ -27,6 +27,14 @@ def test_next_turn_comes_its_delay_after_the_last_answer_it_needs():
     assert columns["finish_ns"].tolist() == [207, 607, 707, 857]
 
 
+def test_requests_without_a_session_start_each_at_its_own_time():
+    work = [
+        sent for i in range(3) for sent in sessions.requests(None, i, 1000 * i, [([], 5, 4, 1)])
+    ]
+    log = laws.run(registry.make("fcfs"), work, CONFIG, cost=COST)
+    assert log.requests()["arrival_ns"].tolist() == [5, 1005, 2005]
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "srtf", "static", "fastserve"])
 @pytest.mark.parametrize("seed", range(4))
 def test_skipping_ahead_changes_nothing_and_turns_keep_their_order(policy, seed):

@@ -16,7 +16,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.draft_length import Decoding
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
-from schedlab.sim.core.track import SpeculatingState, look_ahead
+from schedlab.sim.core.track import SpeculatingState, look_ahead, one_ahead
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record import log as run_log
@@ -433,3 +433,10 @@ def test_every_token_comes_out_of_a_verification_however_long_answers_are():
         steps["end_ns"].tolist(), tokens.tolist(), steps["num_prefills"].tolist(), strict=True
     ):
         assert came[end_ns] == num_tokens + prompts
+
+
+def test_slots_of_rejected_drafts_are_held_when_the_next_are_drafted():
+    config = EngineConfig(max_model_len=400, num_blocks=40, num_speculative_tokens=3)
+    state = SpeculatingState(Request(0, 0, 100, 50), drafts=3)
+    state.computed(100, ahead_tokens=5)
+    assert one_ahead(config, state, 2).held[0] == 105
