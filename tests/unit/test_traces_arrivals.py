@@ -103,6 +103,15 @@ def test_rate_that_changes_too_often_for_its_arrivals_is_refused(monkeypatch):
             draw(20)
 
 
+def test_changes_of_the_rate_are_counted_one_by_one(monkeypatch):
+    monkeypatch.setattr(arrivals, "_MOST_SEGMENTS", 10)
+    six = np.ones(6), np.full(6, 0.01)  # six segments of a second, 0.06 arrivals
+    with pytest.raises(
+        SpecError, match=r"^12 changes of the rate of arrivals are not enough for 1"
+    ):
+        arrivals._extended([np.zeros(1)] * 3, iter([six] * 3), 1.0)
+
+
 def test_varying_has_the_fano_factor_of_its_formula():
     rate, sigma, window_s = 20.0, 0.3, 2.0
     times = varying(rate, sigma, timescale_s=40.0, seed=1)(400_000)

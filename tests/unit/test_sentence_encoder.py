@@ -1,0 +1,48 @@
+"""Vectors of prompts: which hidden states of a model become one, and whose they are."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from schedlab.policies.predictors.sentence_encoder import SentenceEncoder
+
+torch = pytest.importorskip("torch")
+
+
+def encoder(causal):
+    """Return an encoder of letters: the hidden state of the i-th is (its number, i, 0)."""
+
+    def tokenizer(texts, max_length, **_):
+        longest = min(max(map(len, texts)), max_length)
+        letters = torch.zeros(len(texts), longest)
+        mask = torch.zeros(len(texts), longest, dtype=torch.long)
+        for i, text in enumerate(texts):
+            for j, letter in enumerate(text[:max_length]):
+                letters[i, j] = "abcdefgh".index(letter)
+                mask[i, j] = 1
+        return {"letters": letters, "attention_mask": mask}
+
+    def model(letters, attention_mask):
+        places = torch.arange(letters.shape[1]).expand_as(letters).float()
+        # What stands behind the end of a prompt must not be seen.
+        padded = torch.where(attention_mask > 0, torch.zeros(()), torch.full((), 99.0))
+        return SimpleNamespace(last_hidden_state=torch.stack([letters, places, padded], dim=2))
+
+    made = object.__new__(SentenceEncoder)
+    made._torch, made._tokenizer, made._model, made._causal = torch, tokenizer, model, causal
+    return made
+
+
+def test_model_that_looks_back_only_gives_the_state_of_the_last_token():
+    # Letter 4 at place 3, and 6 at 8: each of length 5 or 10.
+    found = encoder(causal=True).embed(["aaaaaaaag", "aaae"])
+    np.testing.assert_allclose(found, [[0.6, 0.8, 0], [0.8, 0.6, 0]], rtol=1e-6)
+
+
+def test_model_that_looks_both_ways_gives_the_mean_over_the_prompt():
+    # Means of 6 / 5 and 2, and of 2 and 1.
+    found = encoder(causal=False).embed(["aadad", "aag"])
+    third = np.array([2.0, 1.0, 0.0]) / np.sqrt(5)
+    first = np.array([6 / 5, 2.0, 0.0]) / np.hypot(6 / 5, 2.0)
+    np.testing.assert_allclose(found, [first, third], rtol=1e-6)
