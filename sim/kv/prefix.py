@@ -110,8 +110,11 @@ class PrefixCachingKVCache(PagedKVCache):
         if state.id in self._left_behind:
             return self.lookup(state).tokens
         self._catch_up()
+        prompt = self._prompt(state)
+        if not self._index.may_hold(prompt):  # as most engines of a fleet do not
+            return 0
         most = (state.num_tokens - 1) // self.block_size
-        return self._index.find(self._prompt(state), most)[0].tokens
+        return self._index.find(prompt, most)[0].tokens
 
     def allocate(
         self,

@@ -26,6 +26,11 @@ class PrefixIndex:
         self._runs: dict[int, list[Run]] = {}
         self._watchers: dict[int, dict[int, Prompt]] = {}
 
+    def may_hold(self, prompt: Prompt) -> bool:
+        """Whether there are names beside the first one of a prompt, without which it has no hit."""
+        stretches = prompt.stretches
+        return bool(stretches) and stretches[0][0] // STRETCH_BLOCKS in self._runs
+
     def find(self, prompt: Prompt, most: int) -> tuple[Hit, list[int]]:
         """Return what is there of a prompt's first `most` blocks, and the stretches met."""
         parts: list[tuple[Run, int, int]] = []
