@@ -101,6 +101,7 @@ class Departures(Population):
         self.num_turnovers += 1
         batch = self.decodes
         for state in states:
+            entry_ns = state._entry_ns
             if state._batch is batch:
                 self._leave_decodes(state)
             else:  # its last token came out of a prefill
@@ -121,8 +122,10 @@ class Departures(Population):
                 self.held[state.id] = state
                 self.held_tokens += state._computed
             elif overruns:
+                state._entry_ns = entry_ns  # whether its last token was known: `unnamed_tokens`
                 self.overrun[state.id] = self.paused[state.id] = state
             elif self.config.async_scheduling:
+                state._entry_ns = entry_ns
                 state.status = DONE
                 self.leaving.append(state)
             else:

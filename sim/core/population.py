@@ -203,10 +203,14 @@ class Population:
             return 0
         if state._entry_ns == now_ns:  # its newest token came out of a prefill of the last step
             return min(granted_tokens, 1)
-        if state.status is DONE or state.id in self.overrun:
-            return 1
-        batch = self.decodes  # who joined it after the last step has no token in flight
-        return int(self.step_decoded and state in batch and state._stint_start < batch.steps)
+        batch = self.decodes
+        num_steps = batch.steps - state._stint_start
+        has_ended = state.status is DONE or state.id in self.overrun
+        if not (has_ended or (self.step_decoded and state in batch and num_steps)):
+            return 0  # who joined the batch after the last step has no token in flight
+        if num_steps == 1 and state._entry_ns < 0:
+            return min(granted_tokens, 1)  # recomputed, or paused before: the last step's was known
+        return 1
 
 
 def seat_number(state: RequestState) -> int:
