@@ -89,7 +89,8 @@ def why_not() -> str | None:
     """Say why the compiled core cannot run, None if it can."""
     manifest = FOLDER / MANIFEST
     if not manifest.exists():
-        return "it is not built; run: make core"
+        is_checkout = Path(__file__).parents[1].joinpath("Makefile").exists()
+        return "it is not built; run: make core" if is_checkout else "this wheel brings none"
     if not library(GROUP).exists():
         return f"it is built for another Python, not {sys.implementation.cache_tag}"
     made_of: dict[str, str] = {}

@@ -81,7 +81,7 @@ def _python() -> ReportLine:
 def _core() -> ReportLine:
     if core.running() != "python":
         return ReportLine("core", "ok", core.running())
-    cost = "simulations take about twice as long, with the same results"
+    cost = "simulations take several times as long, with the same results"
     why = core.why_not() or "SCHEDLAB_CORE asks for the Python one"
     return ReportLine("core", "missing", f"Python; of the compiled one: {why}; {cost}")
 

@@ -34,6 +34,11 @@ def test_core_that_is_not_built_says_how_to_build_it(folder):
     assert core.why_not() == "it is not built; run: make core"
 
 
+def test_core_that_a_wheel_lacks_is_not_to_be_made(folder, monkeypatch):
+    monkeypatch.setattr(core, "__file__", str(folder / "schedlab" / "core.py"))
+    assert core.why_not() == "this wheel brings none"
+
+
 def test_core_built_for_another_python_is_not_used(folder):
     write_manifest(folder)
     assert core.why_not() == (f"it is built for another Python, not {sys.implementation.cache_tag}")
