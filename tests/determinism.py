@@ -30,6 +30,9 @@ from tests.torture.feature_experiments import FEATURES, experiment
 _DRAWN = ("arrival_ns", "prompt_tokens", "max_tokens")
 
 
+KEPT = Path(__file__).with_suffix(".json")
+
+
 def digests() -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each experiment with the digests of its parts."""
     for name, data in _experiments():
@@ -70,6 +73,23 @@ def _digest(tables: list[Mapping[str, Any]]) -> str:
     return found.hexdigest()[:16]
 
 
+def save(path: Path, found: Mapping[str, dict[str, str]]) -> None:
+    """Keep digests, and by what they were made."""
+    about = {**versions(), "machine": platform.machine(), "core": core.running()}
+    write_text(path, json.dumps({"about": about, "digests": found}, indent=1) + "\n")
+
+
+def differences(found: Mapping[str, dict[str, str]], path: Path) -> list[str]:
+    """Name what differs from the digests that a file keeps."""
+    theirs = json.loads(path.read_text(encoding="utf-8"))["digests"]
+    return [
+        f"{name}: {part}"
+        for name in sorted(found.keys() | theirs.keys())
+        for part in ("drawn", "decided", "metrics")
+        if found.get(name, {}).get(part) != theirs.get(name, {}).get(part)
+    ]
+
+
 def main() -> int:
     """Print the digests, and what differs from those of a file."""
     parser = argparse.ArgumentParser(description="Digests of what small experiments give.")
@@ -85,17 +105,10 @@ def main() -> int:
         print(f"{name}: {', '.join(f'{part} {digest}' for part, digest in parts.items())}")
     print(f"all {len(found)}: {whole}")
     if asked.save:
-        text = json.dumps({"about": about, "digests": found}, indent=1)
-        write_text(asked.save, text + "\n")
+        save(asked.save, found)
     if asked.against is None:
         return 0
-    theirs = json.loads(asked.against.read_text(encoding="utf-8"))["digests"]
-    different = [
-        f"{name}: {part}"
-        for name in sorted(found.keys() | theirs.keys())
-        for part in ("drawn", "decided", "metrics")
-        if found.get(name, {}).get(part) != theirs.get(name, {}).get(part)
-    ]
+    different = differences(found, asked.against)
     print(f"{len(different)} of {3 * len(found)} differ from {asked.against}", *different, sep="\n")
     return int(bool(set(different) - set(asked.but)))
 

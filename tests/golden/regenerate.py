@@ -2,12 +2,13 @@
 
 import json
 
+from tests import determinism
 from tests.golden import pinned, small_runs
 from tests.golden.cases import EXPECTED, cases, result_of
 
 
 def main() -> None:
-    """Write expected.json, small_runs.json and pinned.json."""
+    """Write expected.json, small_runs.json, pinned.json and determinism.json."""
     results = {f"{policy} {workload}": result_of(policy, workload) for policy, workload in cases()}
     EXPECTED.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"{EXPECTED}: {len(results)} cases")
@@ -15,6 +16,9 @@ def main() -> None:
     print(f"{small_runs.KEPT}: {len(small_runs.kept())} policies")
     pinned.write()
     print(f"{pinned.KEPT}: {len(pinned.kept())} tables")
+    digests = dict(determinism.digests())
+    determinism.save(determinism.KEPT, digests)
+    print(f"{determinism.KEPT}: {len(digests)} experiments")
 
 
 if __name__ == "__main__":
