@@ -16,9 +16,12 @@ def functions_of(path):
 
 
 def test_every_promise_names_tests_that_exist():
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    promises, campaign, _ = text.partition("\n## The campaign\n")  # whose table promises nothing
+    assert campaign
     rows = [
         line
-        for line in (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").splitlines()
+        for line in promises.splitlines()
         if line.startswith("| ") and not line.startswith(("| Promise", "| ---"))
     ]
     assert len(rows) > 20
