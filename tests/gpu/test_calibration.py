@@ -164,6 +164,9 @@ def test_held_out_batches_are_a_third_of_each_kind():
     kinds = [batch_kind(point.shape) for point in found]
     assert kinds == ["decode"] * 10 + ["mixed"] * 10 + ["prefill"] * 10
     assert all(point.fits(LIMITS) for point in found)
+    every = laboratory.replayed_points(LIMITS, "schedlab-small", "cpu", "fp32", 100_000, seed=0)
+    assert len(every) > 300
+    assert len({id(point) for point in every}) == len(every)  # drawn once each
     assert found == laboratory.replayed_points(LIMITS, "schedlab-small", "cpu", "fp32", 30, seed=0)
 
 
