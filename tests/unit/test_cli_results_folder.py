@@ -139,3 +139,12 @@ def test_folder_that_cannot_be_made_is_named_as_it_was_given(tmp_path):
         replacing_folder(tmp_path / "file" / "out"),
     ):
         pass
+
+
+def test_run_that_fails_removes_the_parent_only_if_it_made_it(tmp_path):
+    for parent, stays in ((tmp_path / "there", True), (tmp_path / "new", False)):
+        if stays:
+            parent.mkdir()
+        with pytest.raises(KeyError), replacing_folder(parent / "out"):
+            raise KeyError
+        assert parent.exists() is stays

@@ -4,8 +4,11 @@ A step takes 1000 ns and 10 ns a token and 1 ns a token of context, so requests 
 500 ns are there when the second step is planned. Blocks hold four tokens.
 """
 
+from types import SimpleNamespace
+
 import pytest
 
+from schedlab.policies import registry
 from tests.laws import arrival
 from tests.traced import batches, limits
 
@@ -287,3 +290,13 @@ def test_tgi_lets_new_requests_in_when_they_are_the_ratio_of_those_running_round
     work.append(arrival(3, 10, prompt=4, output=2))
     got, _ = batches("tgi", work, limits(), waiting_served_ratio=0.5, max_waiting_tokens=99)
     assert {3: 4} in got[:3], "one waits for three that run, and half of three is one"
+
+
+def test_magnus_prices_a_batch_at_the_mean_context_of_its_answers():
+    policy = registry.make("magnus")
+    policy._estimator = None
+    policy._view = SimpleNamespace(
+        estimate_step_ns=lambda shape: shape.decode_context_sum_tokens or 1000
+    )
+    # Prompts in 1,000 ns, and ten steps of two contexts of 100 tokens and half the answer.
+    assert policy._serving_time_ns(2, 100, 10.0) == 1000 + 10 * 2 * 105

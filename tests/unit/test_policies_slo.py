@@ -3,6 +3,8 @@
 A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 """
 
+from types import SimpleNamespace
+
 import pytest
 
 from schedlab.policies import registry
@@ -391,3 +393,11 @@ def test_scorpio_with_prefill_first_computes_prompts_in_steps_of_their_own():
     assert got == [{0: 4}, {0: 1}, {0: 1, 1: 4}, {0: 1, 1: 1}]
     got, _ = batches("scorpio", work, limits(), **AT_ONCE, prefill_first=True)
     assert got == [{0: 4}, {0: 1}, {1: 4}, {0: 1, 1: 1}, {0: 1}]
+
+
+def test_scorpio_where_all_targets_are_equal_pays_who_waits_for_every_step_of_a_run():
+    policy = registry.make("scorpio")
+    policy._credits = {"ran": 1.0, "waited": 0.5}
+    plan = SimpleNamespace(decoding=lambda: ["ran"], chunks=(), preempted=())
+    policy.on_tokens(plan, 5, 0)
+    assert policy._credits == {"ran": 1.0, "waited": 5.5}

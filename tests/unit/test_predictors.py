@@ -6,7 +6,7 @@ import pytest
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.policies.predictors import registry
+from schedlab.policies.predictors import registry, text_model
 from schedlab.policies.predictors.bert_errors import PREDICTIONS, count_predictions
 from schedlab.policies.predictors.predictor import PredictionInputs
 from schedlab.sim.errors import SpecError
@@ -223,3 +223,17 @@ def test_predictor_constructor_only_stores_its_parameters(name):
         **{k: p.default for k, p in registry.predictor_class(name).knobs().items()},
         **params,
     }
+
+
+def test_features_are_scaled_before_the_network_sees_them(monkeypatch):
+    plain = np.array([[3.0, 10.0], [1.0, 0.0]])
+    monkeypatch.setattr(text_model, "plain_features", lambda prompts, sentences: plain)
+    arrays = {
+        "mean": np.array([1.0, 4.0]), "deviation": np.array([2.0, 3.0]),
+        "hidden": np.eye(2), "hidden_bias": np.array([0.5, 0.0]),
+        "output": np.array([[1.0], [10.0]]), "output_bias": np.array([7.0]),
+    }  # fmt: skip
+    model = text_model.TextModel("listmle", "minilm", arrays)
+    model.__dict__["_sentences"] = None
+    # (1, 2) and (0, -4 / 3), the negative one cut off.
+    assert model.outputs(None).tolist() == [[1.5 + 20 + 7], [0.5 + 7]]

@@ -2,11 +2,12 @@ import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from schedlab.policies.routers import registry
+from schedlab.policies.routers import registry, slo_aware
 from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.router import Router
 from schedlab.sim.errors import SpecError
@@ -296,3 +297,11 @@ def test_router_of_the_document_runs_and_keeps_the_laws():
     space = {"__name__": "mine"}
     exec(compile(code, "fleets.md", "exec"), space)
     check_router(space["Emptiest"], cases=CASES)
+
+
+def test_router_prices_a_row_for_every_prompt_and_every_decode():
+    engine = SimpleNamespace(used_blocks=3, block_size=16)
+    shape = slo_aware._shape(engine, 3, 10, ((50, 0), (50, 0)))
+    assert (shape.rows_sampled, shape.num_decodes) == (5, 3)
+    assert shape.decode_context_sum_tokens == 58
+    assert shape.decode_context_max_tokens == shape.decode_context_min_tokens == 20

@@ -15,6 +15,7 @@ from schedlab.experiments.specification.shipped import (
     shipped_profiles,
     title,
 )
+from schedlab.experiments.specification.starter import write_starter
 from schedlab.sim.errors import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,3 +91,13 @@ def test_examples_command_lists_every_shipped_experiment():
 
 def test_experiment_is_found_by_its_earlier_name():
     assert experiment_file("azure-conv") == shipped_experiments()["azure-replay"]
+
+
+def test_starter_overwrites_nothing_that_is_there(tmp_path):
+    for name in ("spec.yaml", "longest_first.py"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text("mine")
+        with pytest.raises(SpecError, match=f"{name} is there already"):
+            write_starter(folder)
+        assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, "mine")]

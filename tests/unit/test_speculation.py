@@ -440,3 +440,8 @@ def test_slots_of_rejected_drafts_are_held_when_the_next_are_drafted():
     state = SpeculatingState(Request(0, 0, 100, 50), drafts=3)
     state.computed(100, ahead_tokens=5)
     assert one_ahead(config, state, 2).held[0] == 105
+
+
+def test_schedule_with_one_number_of_requests_twice_is_refused():
+    with pytest.raises(ValueError, match="must ascend in its numbers of requests"):
+        ByBatchSize([[2, 3], [2, 1]])

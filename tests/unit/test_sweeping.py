@@ -20,10 +20,11 @@ from schedlab.experiments.results.point_folder import POINT_FILE
 from schedlab.experiments.results.results_folder import tidy_up_after_the_killed
 from schedlab.experiments.running.point_hash import code_version, point_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
-from schedlab.experiments.sweeps import dry_run
+from schedlab.experiments.sweeps import dry_run, workers
+from schedlab.experiments.sweeps.dry_run import describe_plan
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
-from schedlab.experiments.sweeps.sweep_all import Shard, plan, sweep_all
+from schedlab.experiments.sweeps.sweep_all import Plan, Shard, Swept, plan, sweep_all, swept_data
 from schedlab.experiments.sweeps.timing import TimeEstimate, duration
 from schedlab.experiments.sweeps.workers import InProcess, Processes
 from schedlab.sim.errors import SchedlabError, SpecError
@@ -549,3 +550,28 @@ def test_folder_of_a_process_that_ended_and_was_not_waited_for_is_removed(tmp_pa
     tidy_up_after_the_killed(tmp_path)
     assert [path.exists() for path in (gone, alive)] == [False, True]
     process.wait()
+
+
+def test_dry_run_of_a_shard_counts_its_own_points():
+    point = [SimpleNamespace(label=label, settings={}) for label in "aab"]
+    job = [SimpleNamespace(label=label, spec=SimpleNamespace(seed=0)) for label in "ab"]
+    told = describe_plan(Plan([*point, point[2]], job, job, []), None, 1)
+    assert told == ["4 points: 2 settings x 2 replications; 2 of them here, 2 done, 0 to run"]
+
+
+PLAIN = {"workload": {"trace": "azure-conv", "num_requests": 1}}
+
+
+def test_what_a_sweep_came_to_tells_found_and_missing_points_apart():
+    told = swept_data(make_spec(PLAIN), Swept(None, 9, 5, [], num_missing=3))
+    assert (told["num_points"], told["num_found"], told["num_missing"]) == (9, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "told"),
+    [(0, "its process ended with status 0"), (None, "its process ended with status None"),
+     (-9, "its process was ended by SIGKILL (out of memory?)"),
+     (-15, "its process was ended by SIGTERM")],
+)  # fmt: skip
+def test_death_of_a_worker_is_told_by_signal_or_status(exitcode, told):
+    assert workers._death(exitcode) == told

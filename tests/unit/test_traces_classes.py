@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.sweep import points
 from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces.lengths import fixed
+from schedlab.traces.prefix_hashes import PrefixHashes
 from schedlab.traces.synthetic import synthesize
 from schedlab.traces.traffic_classes import PREFIX_BLOCK_TOKENS, TrafficClass, in_classes
 
@@ -209,3 +211,16 @@ def test_class_is_measured_over_all_seeds_and_over_those_that_know_the_metric(mo
         ("k=v", "a", 2.0), ("k=v", "b", 7.0),
     ]  # fmt: skip
     assert rows[0].metrics["x"].half_width > 1.0
+
+
+@pytest.mark.parametrize("told", ["prefix", "prompt"])
+def test_hashes_or_texts_that_a_class_draws_anew_are_told_of(told):
+    trace = synthesize(4, seed=1)
+    if told == "prefix":
+        trace = replace(trace, prefix=PrefixHashes.from_rows([[]] * 4, 16))
+    else:
+        trace = replace(trace, prompt=np.array(["text"] * 4, dtype=object))
+    mixed = in_classes(trace, {"a": TrafficClass(prompt=fixed(7))})
+    assert mixed.prefix is None
+    assert mixed.prompt is None
+    assert any("prefix hashes of the trace left out" in line for line in mixed.report.lines())
