@@ -30,7 +30,7 @@ from schedlab.experiments.search.search_report import (
 )
 from schedlab.experiments.search.tune import Trial
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.specification.search import Find
+from schedlab.experiments.specification.search import Find, Tune, check_search
 from schedlab.experiments.statistics import Estimate
 from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.experiments.sweeps.runs import Runs
@@ -803,3 +803,13 @@ def test_search_that_no_setting_survives_leaves_no_folder(tmp_path, monkeypatch)
     assert done.exit_code == 2, done.output
     assert "no combination of values is allowed" in done.output
     assert not Path("a").exists()
+
+
+@pytest.mark.parametrize("word", ["minimize", "maximize"])
+def test_goal_that_is_no_metric_is_refused_at_its_own_key(word):
+    tune = Tune(**{word: "p99_tft_ms", "over": {"engine.max_num_seqs": [8, 16]}})
+    told = []
+    check_search(None, tune, [], lambda path, text: told.append((path, text)))
+    ((path, text),) = told
+    assert path == ("tune", word)
+    assert "did you mean p99_ttft_ms" in text
