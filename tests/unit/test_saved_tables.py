@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from schedlab.sim.record import saved_log
 from schedlab.sim.record.saved_log import read_table, write_table
 
 COLUMNS = {
@@ -45,3 +46,12 @@ def test_writing_numbers_does_not_import_pandas(tmp_path):
         "assert 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_rows_of_a_stored_table_are_those_asked_for_wherever_its_groups_begin(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"x": list(range(5))}), path, row_group_size=2)
+    read = saved_log._stored_table(path, pq.read_metadata(path))._readers["x"]
+    for start in range(5):
+        for stop in range(start + 1, 6):
+            assert read(start, stop).tolist() == list(range(start, stop))
