@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from schedlab import core
 from schedlab.experiments.running import fleet
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.cluster import Link
@@ -273,6 +274,7 @@ def test_link_of_ones_own_is_in_gigabytes_a_second_and_microseconds():
     assert (found.kv_bytes_per_token, found.num_layers, found.num_devices) == (64, 5, [2])
 
 
+@pytest.mark.skipif(core.running() != "python", reason="compiled code refuses stand-ins")
 def test_fleet_serves_with_engines_that_are_up_and_expects_those_that_are_there():
     members = [
         SimpleNamespace(is_up=up, is_there=there, is_draining=draining, role=role)

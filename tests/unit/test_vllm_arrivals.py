@@ -6,6 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from schedlab import core
+
+if core.running() != "python":
+    pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
+
 from schedlab.gpu_backend.vllm.arrivals import Arrivals
 from schedlab.policies.predictors.predictor import Predictor
 from schedlab.sim.errors import SpecError

@@ -5,6 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from schedlab import core
+
+if core.running() != "python":
+    pytest.skip("policies run in vLLM with the Python core only", allow_module_level=True)
+
 from schedlab.gpu_backend.vllm.step_estimates import pricing
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.pricing import Pricing
