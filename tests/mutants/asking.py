@@ -26,8 +26,11 @@ _OTHERS = re.compile(r"schedlab\.(experiments|gpu_backend|traces)|notebook")
 # Laws of these policies are asked whatever the mutant; and those of the policy it is in.
 LAWFUL = ("fcfs", "srtf", "static", "vtc", "sarathi")
 LAWS = "tests/property/test_laws.py"
+# Unit tests of the module itself that are asked before any table.
+NUM_FIRST = 6
+OURS = "tests/unit/test_mutants.py"  # names modules, and looks at none
 GOLDEN = "tests/golden/test_golden.py"
-# The golden tables that know most of a room: asked before anything else, for speed alone.
+# The golden tables that know most of a room: asked before the others, for speed alone.
 TABLES = {
     "sim.core": "wild|combined (fcfs|fastserve|hygen|plas|sarathi|vtc)",
     "sim.kv": "wild|combined (fcfs|fastserve|sarathi)",
@@ -80,19 +83,22 @@ class Asked(NamedTuple):
 
 def module_of(path: str) -> str:
     """Return the name of the module in a file, which is given from the root of the repository."""
-    return "schedlab." + path.removeprefix("schedlab/").removesuffix(".py").replace("/", ".")
+    dotted = path.removeprefix("schedlab/").removesuffix(".py").replace("/", ".")
+    return f"schedlab.{dotted}".removesuffix(".__init__")
 
 
 def asked_of(module: str, briefly: bool) -> list[Asked]:
     """Return the tests to ask of a module, in turn.
 
-    First its own, then golden, the unit layer, laws. Its own are those that name it, those named
-    after it first; of a policy, the small golden runs of it before them. Of what is neither
-    simulator nor policy only its own and golden are asked, and so they are of anything `briefly`;
-    of a policy then its laws as well, and of anything those of its own that are slow, and the tests
-    of modules beside it that import it.
+    First unit tests of itself (`NUM_FIRST` files: those that import it and are named after it,
+    those that import it, those named after it, or after its package if they mention it; small
+    ones first). Then the golden tables of its room and of a policy its small golden runs, then all
+    others that name it, golden, the unit layer, laws. Of what is neither simulator nor policy only
+    its own and golden are asked, and so they are of anything `briefly`; of a policy then its laws
+    as well, and of anything those of its own that are slow, and the tests of modules beside it
+    that import it.
     """
-    _, package, *_, subject = module.split(".")
+    package, subject = module.split(".")[:2][-1], module.rpartition(".")[2]
     simulates = package in ("sim", "policies")
     beside = _users(module)
     own, related, others = [], [], []
@@ -100,16 +106,25 @@ def asked_of(module: str, briefly: bool) -> list[Asked]:
     rooms += ["gpu"] if package == "gpu_backend" else []
     for path in sorted(p for room in rooms for p in (ROOT / "tests" / room).glob("test_*.py")):
         text, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
-        if name == LAWS or (simulates and not briefly and path.stem in LEFT_OUT):
+        if name in (LAWS, OURS) or (simulates and not briefly and path.stem in LEFT_OUT):
             continue
-        place = subject not in path.stem, "property" in name, len(text), name
-        if names(text, module) or f'"{subject}"' in text or subject in path.stem:
+        mentions = f'"{subject}"' in text
+        imports = names(text, module)
+        is_named = subject in path.stem or (mentions and package in path.stem)
+        is_broad = path.parent.name != "unit"
+        rank = 3 - 2 * imports - is_named
+        place = is_broad, rank, len(text), name
+        if imports or is_named or mentions:
             own.append(place)
         elif path.parent.name == "unit" and not _OTHERS.search(text):
             others.append(name)
         if any(names(text, user) for user in beside):
             related.append(place)
+    own.sort()
     asked = [
+        Asked(name) for is_broad, rank, _, name in own[:NUM_FIRST] if rank < 3 and not is_broad
+    ]
+    asked += [
         one
         for room, table in TABLES.items()
         if module.startswith(f"schedlab.{room}")
@@ -117,7 +132,7 @@ def asked_of(module: str, briefly: bool) -> list[Asked]:
     ]
     if package == "policies":
         asked += _golden(f"(small_runs.*|combined ){subject}")
-    asked += [Asked(name) for *_, name in sorted(own)]
+    asked += [Asked(name) for *_, name in own]
     asked += _golden()
     if simulates and not briefly:
         asked += [Asked(name) for name in others]
@@ -125,7 +140,7 @@ def asked_of(module: str, briefly: bool) -> list[Asked]:
     elif package == "policies":
         asked.append(Asked(LAWS, subject))
     if briefly:
-        asked += [Asked(name, slow=True) for *_, name in sorted(own)]
+        asked += [Asked(name, slow=True) for *_, name in own]
         asked += [Asked(name, slow=slow) for slow in (False, True) for *_, name in sorted(related)]
     return asked
 
@@ -145,7 +160,7 @@ def names(text: str, module: str) -> bool:
 def _users(module: str) -> list[str]:
     """Return the modules of its package that name a module."""
     found = []
-    for path in sorted((ROOT / module.split(".")[1]).rglob("*.py")):
+    for path in sorted((ROOT / module.split(".")[:2][-1]).rglob("*.py")):
         user = module_of(path.relative_to(ROOT).as_posix())
         if user != module and names(path.read_text(encoding="utf-8"), module):
             found.append(user)

@@ -93,8 +93,11 @@ class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != self.mutant.module:
             return None
-        where = str(ROOT / self.mutant.path)
-        return importlib.util.spec_from_file_location(name, where, loader=self)
+        where = ROOT / self.mutant.path
+        inside = [str(where.parent)] if where.name == "__init__.py" else None
+        return importlib.util.spec_from_file_location(
+            name, str(where), loader=self, submodule_search_locations=inside
+        )
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         return None
@@ -117,7 +120,6 @@ def every_mutant(subjects: list[str]) -> list[Mutant]:
     return [
         Mutant(path.relative_to(ROOT).as_posix(), mutation)
         for path in paths
-        if path.name != "__init__.py"
         for mutation in mutations(path.read_text(encoding="utf-8"))
     ]
 

@@ -3,8 +3,14 @@
 import pytest
 
 from schedlab.sim.metrics.fairness import jain_index
-from tests.mutants.asking import Asked, in_turn, names
-from tests.mutants.judging import Mutant, plant, runs_at_import, slip_mutants
+from tests.mutants.asking import GOLDEN, Asked, asked_of, in_turn, module_of, names
+from tests.mutants.judging import (
+    Mutant,
+    every_mutant,
+    plant,
+    runs_at_import,
+    slip_mutants,
+)
 from tests.mutants.slips import ROOT, Slip, every_slip
 
 
@@ -86,3 +92,28 @@ def test_tests_are_asked_in_turn_and_each_once():
 )
 def test_module_is_named_whole_or_by_what_is_imported_from_its_package(text, named):
     assert names(text, "schedlab.sim.cost.table") is named
+
+
+@pytest.mark.parametrize("briefly", [False, True])
+def test_unit_tests_of_a_module_are_asked_before_golden_tables_and_broad_suites(briefly):
+    asked = [one.file for one in asked_of("schedlab.sim.kv.tier", briefly)]
+    first = asked[: asked.index(GOLDEN)]
+    assert first[0] == "tests/unit/test_kv_tiers.py"
+    assert all(file.startswith("tests/unit/") for file in first)
+
+
+def test_unit_tests_that_import_a_module_come_before_those_that_have_its_name_alone():
+    asked = [one.file for one in asked_of("schedlab.sim.cost.table", True)]
+    assert asked[0] == "tests/unit/test_table.py"
+    assert asked.index("tests/unit/test_text_table.py") > 0
+    assert (
+        asked_of("schedlab.policies.hrrn", True)[0].file == "tests/unit/test_policies_ordering.py"
+    )
+
+
+def test_package_is_asked_for_and_planted_in_by_its_own_name():
+    path = "traces/readers/__init__.py"
+    assert module_of(path) == "schedlab.traces.readers"
+    assert module_of("schedlab/__init__.py") == "schedlab"
+    assert any(mutant.path == path for mutant in every_mutant([path]))
+    assert GOLDEN in {one.file for one in asked_of("schedlab", True)}
