@@ -582,3 +582,41 @@ def test_profile_is_good_if_errors_of_all_kinds_are_small_in_size_and_sign(
     assert "over 5 replayed batches" in said
     moved = SimpleNamespace(drift=[0.004, 0.5, 0.001])
     assert "moved by up to 50.0%" in laboratory.verdict(fit, by_kind, moved)
+
+
+class MeasuringBeginsError(Exception):
+    """Stands for the rounds, which need a device."""
+
+
+def test_time_that_a_calibration_took_before_its_rounds_is_taken_off(monkeypatch, tmp_path):
+    opened = SimpleNamespace(
+        buckets=(), kernels="none", overhead={}, swapping=(), about={}, timer=None, repetitions=1
+    )
+    times_s = iter((100.0, 130.0))
+    clock = SimpleNamespace(
+        monotonic=lambda: next(times_s), strftime=lambda *_: "today", gmtime=lambda: None
+    )
+    given = {}
+
+    def measure(*args, **options):
+        given.update(options)
+        raise MeasuringBeginsError
+
+    monkeypatch.setattr(laboratory, "replayed_points", lambda *_: [])
+    monkeypatch.setattr(laboratory, "_stopwatch", lambda *_: None)
+    monkeypatch.setattr(laboratory, "open_ours", lambda *_: opened)
+    monkeypatch.setattr(laboratory, "describe_machine", lambda device: {})
+    monkeypatch.setattr(laboratory, "time", clock)
+    monkeypatch.setattr("schedlab.gpu_backend.calibration_design.design", lambda *_: [])
+    monkeypatch.setattr(calibration, "measure", measure)
+    with pytest.raises(MeasuringBeginsError):
+        laboratory.calibrate(
+            tmp_path,
+            model_name="llama-3-8b",
+            hardware="a100",
+            device="cpu",
+            dtype="bf16",
+            config=EngineConfig(num_blocks=8, max_model_len=64),
+            max_s=70.0,
+        )
+    assert given["max_s"] == 40.0

@@ -111,7 +111,7 @@ def asked_of(module: str, briefly: bool) -> list[Asked]:
         mentions = f'"{subject}"' in text
         imports = names(text, module)
         is_named = subject in path.stem or (mentions and package in path.stem)
-        is_broad = path.parent.name != "unit"
+        is_broad = path.parent.name not in ("unit", "gpu")
         rank = 3 - 2 * imports - is_named
         place = is_broad, rank, len(text), name
         if imports or is_named or mentions:

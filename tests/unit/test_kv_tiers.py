@@ -1,9 +1,11 @@
 """Memory in tiers: what is found there, when copies are done, and who waits for them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from schedlab import core
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
@@ -11,6 +13,7 @@ from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
@@ -64,6 +67,17 @@ def test_tier_when_full_evicts_the_end_of_what_was_used_longest_ago():
     assert table.add([1, 2, 5]) == ([5], [4])
     assert table.add([6, 7, 8, 9])[0] == [6, 7, 8]  # 5 is being written
     assert table.room_for_pins == 0
+    table.check()
+
+
+def test_tier_adds_all_or_none_and_evicts_just_as_many_as_it_lacks():
+    table = Tier(tier(num_blocks=3))
+    table.add_all([1, 2, 3])
+    assert table.add_all([4]) is None  # all are being written
+    table.written([1, 2, 3])
+    assert table.add_all([4, 5]) == ([4, 5], [1, 2])
+    assert table.add_all([3, 6]) is None, "3 is spared, and the others are being written"
+    assert table.has(3)
     table.check()
 
 
@@ -474,3 +488,58 @@ def test_promise_ends_where_a_step_evicts_what_somebody_who_waits_would_then_loa
         ContinuousBatching(), work, config(num_blocks=13, max_model_len=200, check_horizon=True)
     )
     assert [row["num_blocks"] for row in copies_of(log, is_load=True)] == [1]
+
+
+def test_loads_that_end_together_are_there_in_the_order_they_were_issued():
+    tiering = Tiering(config(), lambda shape, k: 1000, Copies())
+    states = [RequestState(arrival(i, 0, 8, 1).request) for i in (2, 0, 1)]
+    for state in states:
+        tiering._come(state, 10)
+    assert tiering.settle(10) == (True, states)
+
+
+@pytest.mark.skipif(core.running() != "python", reason="compiled code refuses stand-ins")
+def test_request_that_loads_reuses_no_more_than_the_gpu_holds():
+    told = []
+    state = RequestState(arrival(0, 0, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT).request)
+    requests = SimpleNamespace(
+        tiers=SimpleNamespace(
+            reuse=lambda state, num_tokens: told.append(num_tokens), load=lambda *loaded: None
+        ),
+        waiting=SimpleNamespace(remove=lambda state, now_ns: None),
+        config=config(),
+        loading={},
+        holding={},
+        kv=SimpleNamespace(free_blocks=9),
+        _take_over=lambda state, cached_tokens: None,
+        _drop_kept_of_session=lambda state: None,
+    )
+    Lifecycle._load(requests, state, ((0, (3, 4)), (1, (5,))), 6 * BLOCK, 0)
+    assert told == [3 * BLOCK], "six blocks, of which three are loaded"
+
+
+def connected(**keys):
+    """Return limits that follow vLLM's connector, and load whatever they find."""
+    keys = {"max_model_len": 640, "max_num_batched_tokens": 64, **keys}
+    return config(offloading_connector=True, kv_load="always", load_takes_seat=False, **keys)
+
+
+def test_request_loaded_to_its_end_has_all_but_its_last_token_cached():
+    work = [*evicting_work()[:3], arrival(3, 300_000, 8 * BLOCK, 1, prefix_hash_ids=DOCUMENT)]
+    log = run_laws(ContinuousBatching(), work, connected())
+    assert [row["num_blocks"] for row in copies_of(log, is_load=1)] == [8]
+    assert log.requests()["cached_tokens"][3] == 8 * BLOCK - 1
+
+
+def test_load_takes_no_blocks_that_a_prompt_under_way_still_needs():
+    # Of 40 blocks the prompt needs 36, two a step: 38 are free when the document comes again.
+    whole = tuple(range(2000, 2036))
+    work = [
+        *evicting_work()[:3],
+        arrival(3, 300_000, 36 * BLOCK, 1, prefix_hash_ids=whole),
+        arrival(4, 300_001, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT),
+    ]
+    log = run_laws(ContinuousBatching(), work, connected(long_prefill_token_threshold=32))
+    (load,) = copies_of(log, is_load=1)
+    assert load["id"] == 4
+    assert load["issued_ns"] >= log.requests()["first_token_ns"][3]

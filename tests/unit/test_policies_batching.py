@@ -8,7 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from schedlab import core
 from schedlab.policies import registry
+from schedlab.policies.queued_batches import QueuedBatch
+from schedlab.sim.request import RequestState
 from tests.laws import arrival
 from tests.traced import batches, limits
 
@@ -300,3 +303,17 @@ def test_magnus_prices_a_batch_at_the_mean_context_of_its_answers():
     )
     # Prompts in 1,000 ns, and ten steps of two contexts of 100 tokens and half the answer.
     assert policy._serving_time_ns(2, 100, 10.0) == 1000 + 10 * 2 * 105
+
+
+@pytest.mark.skipif(core.running() != "python", reason="compiled code refuses stand-ins")
+@pytest.mark.parametrize("started", [(3, 5), (5, 3)])
+def test_magnus_runs_the_batch_of_the_lowest_number_of_those_equally_due(started):
+    policy = registry.make("magnus")
+    for number in started:
+        state = RequestState(arrival(number, prompt=4).request)
+        batch = QueuedBatch(state)
+        batch.members[number], batch.size = state, 1
+        policy._started.append(batch)
+    policy._response_ratio = lambda waiting: 2.0
+    policy._admit = lambda waiting, builder: [state.id for state in waiting]
+    assert policy._form(SimpleNamespace(now_ns=0), None) == [3]

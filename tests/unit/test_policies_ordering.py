@@ -59,6 +59,16 @@ def test_hrrn_serves_by_wait_over_predicted_length():
     assert served("hrrn", work) == [0, 2, 3, 1]
 
 
+def test_hrrn_serves_who_came_first_of_equal_ratios_whatever_the_numbers():
+    # At 1010 ns request 2 has waited 1000 for 4 tokens, request 1 500 for 2.
+    work = [
+        arrival(0, 0, predicted_tokens=1.0),
+        arrival(2, 10, predicted_tokens=4.0),
+        arrival(1, 510, predicted_tokens=2.0),
+    ]
+    assert served("hrrn", work) == [0, 2, 1]
+
+
 def test_edf_serves_by_arrival_plus_target():
     work = [
         arrival(0, 0),

@@ -336,3 +336,13 @@ def test_answer_is_named_without_the_blocks_that_the_last_drafts_filled():
         assert kv.allocate(state, 8)
         state._computed, state._fresh = 16, drafted
         assert kv.name_answer(state, (3, 4)) == named
+
+
+def test_preempted_request_whose_prompt_was_not_named_to_its_end_leaves_nothing_of_its_own():
+    kv = PrefixCachingKVCache(5, BLOCK)
+    state = request(0, 13, (1, 2, 3))
+    assert kv.reserve(state, 12)  # room for what is loaded, which has not come
+    state._computed = 12
+    finish(kv, state, comes_back=True)
+    assert kv.lookup(state) is NO_HIT
+    assert kv.blocks_before_eviction() == 5, "no block holds what anybody could find"

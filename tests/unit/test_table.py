@@ -178,6 +178,26 @@ def test_steps_priced_at_once_equal_steps_priced_one_by_one(skew, k):
         assert model(skew=skew).step_ns(shape, k) == one_by_one, "a fresh model, no cached rows"
 
 
+def decodes(mean, longest):
+    return BatchShape(
+        2, 2 * mean, longest, rows_sampled=2, decode_context_min_tokens=2 * mean - longest
+    )
+
+
+def test_steps_priced_at_once_find_every_bin_that_the_longest_context_grows_into():
+    cells = {(0, 0, 0, at, 0): alpha for at, alpha in enumerate((0.1, 0.9, 0.3, 0.7))}
+    skew = replace(SKEW, rate_bins=(1.0,), context_bins=(100.0, 103.0, 110.0, 1e9), cells=cells)
+    at_once = model(skew=skew).step_ns(decodes(50, 90), 40)
+    assert at_once == [model(skew=skew).step_ns(decodes(50 + j, 90 + j))[0] for j in range(40)]
+
+
+@pytest.mark.parametrize("skew", [None, SKEW])
+def test_steps_priced_at_once_go_on_behind_the_end_of_a_row_that_is_kept(skew):
+    at_once = model(skew=skew).step_ns(decodes(2000, 2010), 3000)
+    assert len(at_once) == 3000
+    assert at_once[-1:] == model(skew=skew).step_ns(decodes(4999, 5009))
+
+
 def test_all_reduce_adds_latency_and_ring_traffic():
     reduce = RingAllReduce(
         calls=4, num_workers=2, bytes_per_token=100, latency_s=1e-6, bytes_per_s=1e9

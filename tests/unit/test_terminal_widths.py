@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from schedlab.experiments.commands import terminal
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing import comparison_files
 from schedlab.experiments.results import text_table as tables
@@ -203,3 +204,14 @@ def test_pipe_is_told_tables_in_one_piece():
     """What reads a pipe or a log has no width: a row stays a row."""
     done = CliRunner().invoke(app, ["gpus"])
     assert done.stdout.count("memory GiB") == 1
+
+
+@pytest.mark.parametrize(("columns", "wraps"), [(12, True), (20, True), (21, False)])
+def test_lines_on_a_terminal_are_wrapped_at_its_width_and_at_no_less_than_twenty(
+    monkeypatch, capsys, columns, wraps
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal.print_lines(["a line of 21 letters."])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + wraps
+    assert wraps or lines == ["a line of 21 letters."]
