@@ -3,6 +3,10 @@
 The requests of `make bench` at 6 a second for each engine. "Separate" are the same requests on the
 same engines, each run by itself with those that the router sent it; both are run in turn in one
 process, so that their ratio does not depend on the machine. A decision is a call of the router.
+
+Two more ratios say where it goes. "Alone" are the same engines with the same requests, each as a
+fleet of one: what the driver costs, where it has no others to go to between steps. "Given" is the
+fleet behind a router that repeats the choices: all but the decisions.
 """
 
 from __future__ import annotations
@@ -44,6 +48,10 @@ class Overhead(NamedTuple):
     requests_per_cpu_s: float
     ratio: float
     """CPU seconds over those of separate engines: the median of neighbours in time."""
+    alone_ratio: float
+    """As `ratio`, of fleets of one engine each, one after the other."""
+    given_ratio: float
+    """As `ratio`, of the fleet behind a router that repeats choices."""
     decision_us: float
     """Median time of a decision."""
 
@@ -58,29 +66,47 @@ def measure(name: str, num_engines: int, rounds: int) -> Overhead:
     num_engines : int
         Engines, each with 6 requests a second.
     rounds : int
-        Runs of the fleet, each between two of separate engines.
+        Runs of the fleet, of fleets of one and of given choices between two of separate engines.
     """
     spec, arrivals = _load(num_engines, with_prefixes=name in _WITH_PREFIXES)
     (kind,) = resolve_fleet(spec)
 
-    def cpu_s(router: Router) -> float:
-        engines = [
+    def fresh() -> list[Engine]:
+        return [
             Engine(kind.point.config, registry.make("fcfs"), kind.point.simulated_gpu(kind.pricing))
             for _ in range(num_engines)
         ]
+
+    def cpu_s(router: Router) -> float:
+        engines = fresh()
         start_s = time.process_time()
         simulate_cluster(engines, router, arrivals)
         return time.process_time() - start_s
 
+    def alone_s() -> float:
+        engines = fresh()
+        start_s = time.process_time()
+        for engine, share in zip(engines, shares, strict=True):
+            simulate_cluster([engine], _Given([0], looks_at_engines=True), share)
+        return time.process_time() - start_s
+
     watched = _Watched(routers.make(name, 0))
     cpu_s(watched)
+    shares: list[list[Arrival]] = [[] for _ in range(num_engines)]
+    for arrival, place in zip(arrivals, watched.places, strict=True):
+        shares[place].append(arrival)
     separate = partial(cpu_s, _Given(watched.places))
     before_s = separate()
-    ratios, own_s = [], []
+    ratios, alone, given, own_s = [], [], [], []
     for _ in range(rounds):
         seconds = cpu_s(routers.make(name, 0))
+        given_s = cpu_s(_Given(watched.places, looks_at_engines=True))
+        fleets_of_one_s = alone_s()
         after_s = separate()
-        ratios.append(seconds / ((before_s + after_s) / 2))
+        separate_s = (before_s + after_s) / 2
+        ratios.append(seconds / separate_s)
+        given.append(given_s / separate_s)
+        alone.append(fleets_of_one_s / separate_s)
         own_s.append(seconds)
         before_s = after_s
     return Overhead(
@@ -88,6 +114,8 @@ def measure(name: str, num_engines: int, rounds: int) -> Overhead:
         num_engines,
         len(arrivals) / min(own_s),
         median(ratios),
+        median(alone),
+        median(given),
         median(watched.decisions_ns) / 1e3,
     )
 
@@ -112,12 +140,12 @@ class _Watched:
 
 
 class _Given:
-    """A router that repeats choices, and so lets each engine run by itself."""
+    """A router that repeats choices; each engine runs by itself, unless it says that it looks."""
 
-    looks_at_engines = False
     looks_at_caches = False
 
-    def __init__(self, places: Sequence[int]) -> None:
+    def __init__(self, places: Sequence[int], looks_at_engines: bool = False) -> None:
+        self.looks_at_engines = looks_at_engines
         self._places = places
         self._next = 0
 
@@ -171,7 +199,8 @@ def report(names: Sequence[str], fleets: Sequence[int], rounds: int) -> list[Ove
     """Measure some routers in front of fleets of some sizes; print a line each."""
     print(f"core: {core.running()}; CPU seconds; prompts share prefixes where routers ask for them")
     print(
-        f"{'router':28} {'engines':>7} {'requests/CPU-s':>14} {'x separate':>10} {'decision':>10}"
+        f"{'router':28} {'engines':>7} {'requests/CPU-s':>14} {'x separate':>10}"
+        f" {'alone':>6} {'given':>6} {'decision':>10}"
     )
     rows = []
     for num_engines in fleets:
@@ -180,7 +209,7 @@ def report(names: Sequence[str], fleets: Sequence[int], rounds: int) -> list[Ove
             rows.append(found)
             print(
                 f"{name:28} {num_engines:7} {found.requests_per_cpu_s:14,.0f} {found.ratio:10.2f}"
-                f" {found.decision_us:7.1f} us",
+                f" {found.alone_ratio:6.2f} {found.given_ratio:6.2f} {found.decision_us:7.1f} us",
                 flush=True,
             )
     return rows
