@@ -1,7 +1,7 @@
 import pytest
 
 from schedlab.sim.errors import MAX_LISTED, SpecError, look_alike, nearest
-from schedlab.sim.files import read_json_object
+from schedlab.sim.files import parse_json, read_json_object
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,11 @@ def test_read_json_object_on_a_bad_file_names_it_and_the_fault(tmp_path, content
         path.write_bytes(content)
     with pytest.raises(SpecError, match=rf"config\.json(:1)?: {message}"):
         read_json_object(path)
+
+
+def test_json_holds_every_whole_number_of_64_bits_and_no_other():
+    least, most = -(2**63), 2**63 - 1
+    assert parse_json(f"[{least}, {most}]", "a.json") == [least, most]
+    for beyond in (least - 1, most + 1):
+        with pytest.raises(SpecError, match=f"the integer {beyond} does not fit 64 bits"):
+            parse_json(f"[{beyond}]", "a.json")
