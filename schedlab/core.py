@@ -35,7 +35,7 @@ MODULES = (
     "sim.drive.members", "sim.drive.router", "sim.drive.server", "sim.drive.simulation",
     "sim.kv.contiguous", "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix",
     "sim.kv.prefix_index", "sim.kv.prompt",
-    "sim.record.log",
+    "sim.record.log", "sim.record.segment_row",
     "policies.attained_service", "policies.preemption", "policies.routers.prefix_tree",
     "policies.segments", "policies.serving_loop", "policies.step_load",
 )  # fmt: skip

@@ -11,7 +11,7 @@ from schedlab.sim.core.plan_log import RecordedStep
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.record.columns import FINISHED, TRUNCATED, Column, Columns, Ints
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.record.steps import SegmentRow, pack_segment
+from schedlab.sim.record.segment_row import SegmentRow
 from schedlab.sim.record.stored_token_times import StoredTokenTimes
 from schedlab.sim.record.token_times import TokenTimes
 from schedlab.sim.request import RequestState
@@ -113,8 +113,7 @@ class VllmLog:
             else:
                 self._end_stint(answer)
                 answer.stint = [decode_step, decode_step + 1]
-        row = pack_segment(*_segment(batch, times))
-        self._log.add_segment(row, [times.end_ns - times.start_ns], [0])
+        self._log.add_segment(_segment(batch, times), [times.end_ns - times.start_ns], [0])
 
     def finished(self, request_id: int, end_ns: int) -> None:
         """Record that a request has its answer."""

@@ -15,7 +15,6 @@ from schedlab.sim.core.population import seat_number
 from schedlab.sim.core.scheduling import SchedulingPolicy
 from schedlab.sim.core.step import Segment
 from schedlab.sim.errors import InfeasiblePlan
-from schedlab.sim.record.steps import computed_for_nobody
 from schedlab.sim.request import RequestState
 
 
@@ -118,8 +117,7 @@ class PipelinedEngine(Engine):
             if not self._is_back(state):
                 prefill_tokens += n
                 prefills_done += n + context == state.num_tokens
-        segment.row = computed_for_nobody(
-            segment.row,
+        segment.row.computed_for_nobody(
             num_decodes=len(plan.decodes) - len(decodes),
             num_prefills=len(plan.chunks) - len(chunks),
             prefill_tokens=prefill_tokens,

@@ -3,72 +3,40 @@
 from __future__ import annotations
 
 from array import array
-from struct import Struct
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
+from librt.strings import BytesWriter, write_f64_le, write_i64_le
 
 from schedlab.sim.record.columns import REJECTED, Columns, LazyTable
 from schedlab.sim.record.copies import Copies
+from schedlab.sim.record.segment_row import SEGMENT_COLUMNS, SegmentRow
 from schedlab.sim.record.spool import Spool, SpoolFile
-from schedlab.sim.record.steps import (
-    VERIFICATION_COLUMNS,
-    Int64,
-    SegmentRow,
-    StepTable,
-    StoredSteps,
-)
+from schedlab.sim.record.steps import VERIFICATION_COLUMNS, Int64, StepTable, StoredSteps
 from schedlab.sim.record.stored_token_times import StoredTokenTimes
 from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, Slo
 
+_REQUEST_NUMBERS = (
+    "id", "arrival_ns", "prompt_tokens", "output_tokens", "generated_tokens", "first_scheduled_ns",
+    "first_token_ns", "last_token_ns", "finish_ns", "num_preemptions", "recomputed_tokens",
+    "priority", "status", "queued_ns", "cached_tokens", "prefix_hit_tokens",
+)  # fmt: skip
+"""What is logged of a request when it leaves the engine; times are -1 if never."""
 
-class _RequestRow(NamedTuple):
-    """What is logged of a request when it leaves the engine; times are -1 if never."""
+_TARGETS = ("predicted_tokens", "slo_ttft_ms", "slo_tpot_ms", "slo_e2el_ms")
+"""What a request asked for and what was predicted of it; NaN if nothing."""
 
-    id: int
-    arrival_ns: int
-    prompt_tokens: int
-    output_tokens: int
-    generated_tokens: int
-    first_scheduled_ns: int
-    first_token_ns: int
-    last_token_ns: int
-    finish_ns: int
-    num_preemptions: int
-    recomputed_tokens: int
-    priority: int
-    status: int
-    queued_ns: int
-    cached_tokens: int
-    prefix_hit_tokens: int
-
-
-class _TargetRow(NamedTuple):
-    """What a request asked for and what was predicted of it; NaN if nothing."""
-
-    predicted_tokens: float | None
-    slo_ttft_ms: float | None
-    slo_tpot_ms: float | None
-    slo_e2el_ms: float | None
-
-
-REQUEST_COLUMNS = (*_RequestRow._fields, *_TargetRow._fields)
+REQUEST_COLUMNS = (*_REQUEST_NUMBERS, *_TARGETS)
 """What every table of requests has."""
 
 MOST_NUMBERS_IN_MEMORY = 2_000_000
 """Of requests, segments or steps, 8 bytes each; what is more is moved to temporary files."""
 
-_NAN = float("nan")
+_NAN: Final = float("nan")
 _NUMBER_BYTES: Final = 8
-# Rows are packed: to append their bytes costs a third of what their numbers do one by one.
-_PACKS: Final = [Struct(f"{n}q").pack for n in range(257)]
-_pack_number: Final = _PACKS[1]
-_pack_stint: Final = Struct(f"{len(STINT_COLUMNS)}q").pack
-_pack_request: Final = Struct(f"{len(_RequestRow._fields)}q").pack
-_pack_targets: Final = Struct(f"{len(_TargetRow._fields)}d").pack
-_NO_TARGETS: Final = _pack_targets(*(_NAN for _ in _TargetRow._fields))
+_NO_TARGETS: Final = np.full(len(_TARGETS), _NAN).tobytes()
 
 
 class RunLog:
@@ -100,12 +68,12 @@ class RunLog:
         self.num_stages = num_stages
         self.reject_reasons: dict[int, str] = {}
         self.copies = Copies()
-        self._requests = bytearray()
-        self._targets = bytearray()
-        self._segments = bytearray()
-        self._durations_ns = bytearray()
-        self._new_blocks = bytearray()
-        self._stints = bytearray()
+        self._requests = BytesWriter()
+        self._targets = BytesWriter()
+        self._segments = BytesWriter()
+        self._durations_ns = BytesWriter()
+        self._new_blocks = BytesWriter()
+        self._stints = BytesWriter()
         self._verifications = array("q")
         self._bursts = array("q")
         self._stages = array("q")
@@ -137,36 +105,30 @@ class RunLog:
         self, state: RequestState, output_tokens: int, finish_ns: int, status: int
     ) -> None:
         """Record a request that left the engine."""
-        r, generated_tokens = state.request, state.num_output_tokens
-        # A `_RequestRow`, without the detour of making one; a test compares names with fields.
-        row = _pack_request(
-            r.id,
-            r.arrival_ns,
-            r.prompt_tokens,
-            output_tokens,
-            generated_tokens,
-            state.first_scheduled_ns,
-            state.first_token_ns,
-            state.last_token_ns,
-            finish_ns,
-            state.num_preemptions,
-            state.recomputed_tokens,
-            r.priority,
-            status,
-            state.queued_ns,
-            state.cached_tokens,
-            state.prefix_hit_tokens,
-        )
-        self._requests += row
-        slo = r.slo
-        if slo is None and r.predicted_tokens is None:
-            self._targets += _NO_TARGETS
+        # As bytes right away, a number after the other in the order of its columns.
+        r, row = state.request, self._requests
+        write_i64_le(row, r.id)
+        write_i64_le(row, r.arrival_ns)
+        write_i64_le(row, r.prompt_tokens)
+        write_i64_le(row, output_tokens)
+        write_i64_le(row, state.num_output_tokens)
+        write_i64_le(row, state.first_scheduled_ns)
+        write_i64_le(row, state.first_token_ns)
+        write_i64_le(row, state.last_token_ns)
+        write_i64_le(row, finish_ns)
+        write_i64_le(row, state.num_preemptions)
+        write_i64_le(row, state.recomputed_tokens)
+        write_i64_le(row, r.priority)
+        write_i64_le(row, status)
+        write_i64_le(row, state.queued_ns)
+        write_i64_le(row, state.cached_tokens)
+        write_i64_le(row, state.prefix_hit_tokens)
+        targets, slo, predicted = self._targets, r.slo, r.predicted_tokens
+        if slo is None and predicted is None:
+            targets.write(_NO_TARGETS)
         else:
-            ttft, tpot, e2el = slo or (None, None, None)
-            targets = _TargetRow(
-                r.predicted_tokens, slo_ttft_ms=ttft, slo_tpot_ms=tpot, slo_e2el_ms=e2el
-            )
-            self._targets += _pack_targets(*[_NAN if x is None else x for x in targets])
+            for target in (predicted, *(slo or Slo())):
+                write_f64_le(targets, _NAN if target is None else target)
         if self._is_much(self._requests):
             self._spill()
 
@@ -175,24 +137,24 @@ class RunLog:
         self.add_request(state, output_tokens, -1, REJECTED)
         self.reject_reasons[state.id] = reason
 
-    def add_segment(self, row: bytes, durations_ns: list[int], new_blocks: list[int]) -> None:
-        """Record steps of one batch: a packed `SegmentRow`, and a number of each for every step."""
-        self._segments += row
-        num_steps = len(durations_ns)
-        if num_steps == 1:
-            self._durations_ns += _pack_number(durations_ns[0])
-            self._new_blocks += _pack_number(new_blocks[0])
-        else:
-            pack = _PACKS[num_steps] if num_steps < len(_PACKS) else Struct(f"{num_steps}q").pack
-            self._durations_ns += pack(*durations_ns)
-            self._new_blocks += pack(*new_blocks)
+    def add_segment(self, row: SegmentRow, durations_ns: list[int], new_blocks: list[int]) -> None:
+        """Record steps of one batch, with a number of each for every step."""
+        row.write(self._segments)
+        for duration_ns in durations_ns:
+            write_i64_le(self._durations_ns, duration_ns)
+        for num_blocks in new_blocks:
+            write_i64_le(self._new_blocks, num_blocks)
         if self._is_much(self._segments) or self._is_much(self._durations_ns):
             self._spill()
 
     def add_stint(self, request_id: int, entry_ns: int, first: int, last: int) -> None:
         """Record the tokens that a request got since it entered the decode batch."""
         if last > first or entry_ns >= 0:
-            self._stints += _pack_stint(request_id, entry_ns, first, last)
+            row = self._stints
+            write_i64_le(row, request_id)
+            write_i64_le(row, entry_ns)
+            write_i64_le(row, first)
+            write_i64_le(row, last)
 
     def add_bursts(self, tokens: list[int]) -> None:
         """Record how many tokens each decode step of the stint added last yielded."""
@@ -217,15 +179,15 @@ class RunLog:
         """Record that an evicted request runs again, and how much of it must be computed."""
         self._resumptions.extend((request_id, now_ns, tokens_to_compute))
 
-    def _is_much(self, rows: bytearray) -> bool:
+    def _is_much(self, rows: BytesWriter) -> bool:
         return len(rows) * self._num_sharing >= MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES
 
     def _spill(self) -> None:
         """Move what has grown to temporary files."""
         self._num_spilled_steps = self.num_steps
-        self._spill_table("requests", self._requests, len(_RequestRow._fields))
-        self._spill_table("targets", self._targets, len(_TargetRow._fields), np.float64)
-        self._spill_table("segments", self._segments, len(SegmentRow._fields))
+        self._spill_table("requests", self._requests, len(_REQUEST_NUMBERS))
+        self._spill_table("targets", self._targets, len(_TARGETS), np.float64)
+        self._spill_table("segments", self._segments, len(SEGMENT_COLUMNS))
         self._spill_table("durations_ns", self._durations_ns, 1)
         self._spill_table("new_blocks", self._new_blocks, 1)
         self._spill_table("stints", self._stints, len(STINT_COLUMNS))
@@ -236,19 +198,23 @@ class RunLog:
         if self.num_stages > 1:
             self._spill_table("stages", self._stages, self.num_stages)
             self._stages = array("q")
-        self._requests, self._targets = bytearray(), bytearray()
-        self._segments, self._stints = bytearray(), bytearray()
-        self._durations_ns, self._new_blocks = bytearray(), bytearray()
+        self._requests, self._targets = BytesWriter(), BytesWriter()
+        self._segments, self._stints = BytesWriter(), BytesWriter()
+        self._durations_ns, self._new_blocks = BytesWriter(), BytesWriter()
 
     def _spill_table(
-        self, name: str, values: bytearray | array[int], width: int, dtype: npt.DTypeLike = np.int64
+        self,
+        name: str,
+        values: BytesWriter | array[int],
+        width: int,
+        dtype: npt.DTypeLike = np.int64,
     ) -> None:
         rows = _matrix(values, width, dtype)
         if name not in self._spools:
             self._spools[name] = Spool(width, rows.dtype, self._spool_file)
         self._spools[name].append(rows)
 
-    def _spool(self, name: str, values: bytearray | array[int]) -> Spool:
+    def _spool(self, name: str, values: BytesWriter | array[int]) -> Spool:
         """Return a table of which something was spilled, with what is in memory of it."""
         spool = self._spools[name]
         return spool.followed_by(_matrix(values, spool.num_columns, spool.dtype))
@@ -264,14 +230,14 @@ class RunLog:
         """Return one row a request, by id; times in ns (-1 = never), targets in ms (NaN = none)."""
         if self._spools:
             return self._spilled_requests()
-        rows = _matrix(self._requests, len(_RequestRow._fields))
+        rows = _matrix(self._requests, len(_REQUEST_NUMBERS))
         order = np.argsort(rows[:, 0], kind="stable")
         columns: dict[str, npt.NDArray[np.generic]] = {
-            name: np.ascontiguousarray(rows[order, i]) for i, name in enumerate(_RequestRow._fields)
+            name: np.ascontiguousarray(rows[order, i]) for i, name in enumerate(_REQUEST_NUMBERS)
         }
         columns["status"] = columns["status"].astype(np.int8)
-        targets = _matrix(self._targets, len(_TargetRow._fields), np.float64)
-        for i, name in enumerate(_TargetRow._fields):
+        targets = _matrix(self._targets, len(_TARGETS), np.float64)
+        for i, name in enumerate(_TARGETS):
             columns[name] = np.ascontiguousarray(targets[order, i])
         return columns
 
@@ -280,7 +246,7 @@ class RunLog:
         order = np.argsort(rows.column(0), kind="stable")
         by_id = rows.in_order(order)
         targets = self._spool("targets", self._targets).in_order(order)
-        readers = by_id.readers(_RequestRow._fields) | targets.readers(_TargetRow._fields)
+        readers = by_id.readers(_REQUEST_NUMBERS) | targets.readers(_TARGETS)
         status = readers["status"]
         readers["status"] = lambda start, stop: status(start, stop).astype(np.int8)
         return LazyTable(by_id.num_rows, readers)
@@ -301,7 +267,7 @@ class RunLog:
             )
             return self._steps
         return StepTable(
-            _matrix(self._segments, len(SegmentRow._fields)),
+            _matrix(self._segments, len(SEGMENT_COLUMNS)),
             _matrix(self._durations_ns, 1)[:, 0],
             _matrix(self._new_blocks, 1)[:, 0],
             self.block_size,
@@ -374,8 +340,10 @@ class RunLog:
 
 
 def _matrix(
-    values: bytearray | array[int], width: int, dtype: npt.DTypeLike = np.int64
+    values: BytesWriter | array[int], width: int, dtype: npt.DTypeLike = np.int64
 ) -> npt.NDArray[Any]:
+    if isinstance(values, BytesWriter):
+        return np.frombuffer(values.getvalue(), dtype=dtype).reshape(-1, width)
     # A view: while it lives, what it shows cannot grow.
     rows = np.frombuffer(values, dtype=dtype) if values else np.zeros(0, dtype=dtype)
     return rows.reshape(-1, width)

@@ -3,69 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from struct import Struct
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.record.columns import BATCH_ROWS, LazyTable
+from schedlab.sim.record.segment_row import SEGMENT_COLUMNS
 from schedlab.sim.record.spool import Spool
 
 Int64 = npt.NDArray[np.int64]
-
-
-class SegmentRow(NamedTuple):
-    """What is logged once for a run of steps with the same batch, as of its start."""
-
-    start_ns: int
-    num_steps: int
-    num_decodes: int
-    decode_context_sum_tokens: int
-    num_prefills: int
-    prefill_tokens: int
-    prefills_done: int
-    """Prompts whose last token is computed."""
-    padding_tokens: int
-    num_running: int
-    num_waiting: int
-    kv_tokens: int
-    """Tokens in the cache, shared ones once."""
-    kv_allocated_blocks: int
-    """Blocks held, less those that the first step opens."""
-    kv_reserved_unused_tokens: int
-    num_preempted: int
-    """At the start of the first step, as the next one."""
-    recomputed_tokens: int
-    overhead_ns: int
-    """In each step."""
-    swapped_bytes: int
-    """In the first step."""
-
-
-_PACKED = Struct(f"{len(SegmentRow._fields)}q")
-pack_segment = _PACKED.pack
-"""Packs the numbers of a `SegmentRow`."""
-
-
-def with_num_steps(row: bytes, num_steps: int) -> bytes:
-    """Return a packed row with another number of steps."""
-    return pack_segment(*SegmentRow._make(_PACKED.unpack(row))._replace(num_steps=num_steps))
-
-
-def computed_for_nobody(
-    row: bytes, num_decodes: int, num_prefills: int, prefill_tokens: int, prefills_done: int
-) -> bytes:
-    """Return a packed row of which so much was computed and then thrown away: it is padding."""
-    found = SegmentRow._make(_PACKED.unpack(row))
-    left = found._replace(
-        num_decodes=found.num_decodes - num_decodes,
-        num_prefills=found.num_prefills - num_prefills,
-        prefill_tokens=found.prefill_tokens - prefill_tokens,
-        prefills_done=found.prefills_done - prefills_done,
-        padding_tokens=found.padding_tokens + num_decodes + prefill_tokens,
-    )
-    return pack_segment(*left)
 
 
 VERIFICATION_COLUMNS = ("draft_tokens", "accepted_tokens", "num_drafts")
@@ -80,7 +26,7 @@ def stage_columns(num_stages: int) -> tuple[str, ...]:
     return tuple(_STAGE.format(place) for place in range(num_stages))
 
 
-_COLUMN = {name: i for i, name in enumerate(SegmentRow._fields)}
+_COLUMN = {name: i for i, name in enumerate(SEGMENT_COLUMNS)}
 _FIRST_STEP_ONLY = ("num_preempted", "recomputed_tokens", "swapped_bytes")
 
 
@@ -96,7 +42,7 @@ class StepTable(Mapping[str, Int64]):
 
     Parameters
     ----------
-    segments : ndarray of int64, shape (num_segments, len(SegmentRow._fields))
+    segments : ndarray of int64, shape (num_segments, len(SEGMENT_COLUMNS))
         Runs of steps with the same batch.
     durations_ns, new_blocks : ndarray of int64, shape (num_steps,)
         Per step: how long it took, and how many KV blocks its decodes opened.

@@ -4,20 +4,21 @@ import ast
 import inspect
 from pathlib import Path
 
+import numpy as np
 import pytest
+from librt.strings import BytesWriter
 
 import schedlab.sim
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.record.log import _RequestRow
-from schedlab.sim.record.steps import SegmentRow
+from schedlab.sim.record.log import REQUEST_COLUMNS, RunLog
+from schedlab.sim.record.segment_row import SEGMENT_COLUMNS, SegmentRow
+from schedlab.sim.request import Request, RequestState, Slo
 
 RECORDS = {
     "BatchPlan": tuple(inspect.signature(BatchPlan).parameters),
     "BatchShape": tuple(inspect.signature(BatchShape).parameters),
-    # What packs the numbers of a row right away.
-    "pack_segment": SegmentRow._fields,
-    "_pack_request": _RequestRow._fields,
+    "SegmentRow": tuple(inspect.signature(SegmentRow).parameters),
 }
 SIM = Path(schedlab.sim.__file__).parent
 
@@ -62,7 +63,7 @@ def test_positional_records_name_their_fields():
 
 
 def test_swapped_arguments_are_noticed():
-    assert list(misplaced(ast.parse("pack_segment(num_steps, start_ns)"))) == [
+    assert list(misplaced(ast.parse("SegmentRow(num_steps, start_ns)"))) == [
         (1, "start_ns"),
         (1, "num_steps"),
     ]
@@ -72,5 +73,35 @@ def test_swapped_arguments_are_noticed():
     assert list(misplaced(ast.parse("tuple.__new__(BatchPlan, (chunks, chunks))"))) == [
         (1, "decodes")
     ]
-    right = "pack_segment(start_ns, row.num_steps, self._num_decodes)"
+    right = "SegmentRow(start_ns, row.num_steps, self._num_decodes)"
     assert not list(misplaced(ast.parse(right)))
+
+
+def test_segment_rows_are_written_in_the_order_of_their_columns():
+    numbers = range(1_000, 1_000 + len(SEGMENT_COLUMNS))
+    row = SegmentRow(**dict(zip(SEGMENT_COLUMNS, numbers, strict=True)))
+    assert {name: getattr(row, name) for name in SegmentRow.__slots__} == dict(
+        zip(SEGMENT_COLUMNS, numbers, strict=True)
+    )
+    table = BytesWriter()
+    row.write(table)
+    assert np.frombuffer(table.getvalue(), dtype=np.int64).tolist() == list(numbers)
+
+
+def test_request_rows_are_written_in_the_order_of_their_columns():
+    request = Request(1, 2, 3, 4, priority=12, slo=Slo(17.5, None, 19.5), predicted_tokens=16.5)
+    state = RequestState(request)
+    numbers = {"generated_tokens": 5, "first_scheduled_ns": 6, "first_token_ns": 7}
+    numbers |= {"last_token_ns": 8, "num_preemptions": 10, "recomputed_tokens": 11}
+    numbers |= {"queued_ns": 14, "cached_tokens": 15, "prefix_hit_tokens": 16}
+    for name, number in numbers.items():
+        setattr(state, "_generated" if name == "generated_tokens" else name, number)
+    log = RunLog(16, grows=True)
+    log.add_request(state, 4, 9, 13)
+    told = {name: column[0] for name, column in log.requests().items()}
+    expected = {"id": 1, "arrival_ns": 2, "prompt_tokens": 3, "output_tokens": 4, "finish_ns": 9}
+    expected |= {"priority": 12, "status": 13, "predicted_tokens": 16.5, "slo_ttft_ms": 17.5}
+    expected |= {"slo_e2el_ms": 19.5, **numbers}
+    assert np.isnan(told.pop("slo_tpot_ms"))
+    assert told == expected
+    assert tuple(log.requests()) == REQUEST_COLUMNS
