@@ -16,7 +16,7 @@ from schedlab.gpu_backend.sequences import Int64, PromptIds, Sequences, random_p
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.engine import Engine
-from schedlab.sim.core.executor import Steps, Work
+from schedlab.sim.core.executor import Executor, Steps, Work
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Request, RequestState
@@ -42,8 +42,8 @@ class StepTime(NamedTuple):
     """Whether the batch was laid out while the step before it ran."""
 
 
-class TorchExecutor:
-    """Runs plans on a real model; implements `schedlab.sim.core.executor.Executor`.
+class TorchExecutor(Executor):
+    """Runs plans on a real model.
 
     All that a plan computes goes through the model as one mixed batch, one step at a time. The
     tokens are the model's own, but a request ends at the length its trace says (EOS is ignored),

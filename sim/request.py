@@ -150,8 +150,12 @@ class Turn(NamedTuple):
     """The tool that its answer calls; None if it is for the user."""
 
 
-class Arrival(NamedTuple):
-    """One line of a workload: a request, and what only the trace and the executor know of it."""
+@dataclass(init=False)
+class Arrival:
+    """One line of a workload: a request, and what only the trace and the executor know of it.
+
+    Nobody writes to it; `dataclasses.replace` makes another.
+    """
 
     request: Request
     output_tokens: int
@@ -161,6 +165,14 @@ class Arrival(NamedTuple):
     start: the arrivals of later requests follow from the answers."""
     turn: Turn | None = None
     """Its place in its session; of a workload all have one or none has."""
+
+    def __init__(
+        self, request: Request, output_tokens: int, ready_ns: int, turn: Turn | None = None
+    ) -> None:
+        self.request = request
+        self.output_tokens = output_tokens
+        self.ready_ns = ready_ns
+        self.turn = turn
 
 
 class Status(IntEnum):

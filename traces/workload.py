@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -245,11 +244,7 @@ def _arrivals(
     )
     output_tokens = trace.output_tokens[rows].tolist()
     places: Iterable[Turn | None] = repeat(None) if turns is None else turns[1]
-    return map(_arrival, zip(requests, output_tokens, ready_ns.tolist(), places, strict=False))
-
-
-_arrival: Callable[[Iterable[object]], Arrival] = partial(tuple.__new__, Arrival)
-"""Make one of its fields, without the detour through its own `__new__`."""
+    return map(Arrival, requests, output_tokens, ready_ns.tolist(), places)
 
 
 def _listed(column: npt.NDArray[Any] | None, rows: slice, absent: int | None) -> Iterable[Any]:

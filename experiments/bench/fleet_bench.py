@@ -182,7 +182,7 @@ def _in_prefix_groups(
         request = arrival.request
         first = request.id % num_groups * 1_000
         names = tuple(range(first, first + request.prompt_tokens // block_size))
-        yield arrival._replace(request=replace(request, prefix_hash_ids=names))
+        yield replace(arrival, request=replace(request, prefix_hash_ids=names))
 
 
 def main(argv: list[str] | None = None) -> None:

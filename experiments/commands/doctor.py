@@ -19,7 +19,7 @@ from schedlab.experiments.commands.terminal import print_table
 
 _REQUIRED = (
     "simpy", "numpy", "pyarrow", "scipy", "matplotlib", "pyyaml", "pydantic", "jinja2",
-    "typer", "rich", "mypy-extensions",
+    "typer", "rich", "mypy-extensions", "librt",
 )  # fmt: skip
 _OPTIONAL = {
     "torch": "the real backend; simulation needs none of it",

@@ -158,7 +158,7 @@ class _Backend(SimBackend):
             ready_ns = self._ready_ns[arrival.request.id]
             request = replace(arrival.request, arrival_ns=ready_ns)
             # What a session waited for is in its recorded times.
-            moved.append(arrival._replace(request=request, ready_ns=ready_ns, turn=None))
+            moved.append(replace(arrival, request=request, ready_ns=ready_ns, turn=None))
         moved.sort(key=lambda arrival: (arrival.ready_ns, arrival.request.id))
         return super().drive(engines, replace(task, arrivals=moved), new_engine)
 

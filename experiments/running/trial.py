@@ -141,7 +141,7 @@ def _crowded(sent: list[Arrival], faster: int) -> list[Arrival]:
         at_ns = first_ns + (request.arrival_ns - first_ns) // faster
         ready_ns = at_ns + arrival.ready_ns - request.arrival_ns
         crowded.append(
-            arrival._replace(request=replace(request, arrival_ns=at_ns), ready_ns=ready_ns)
+            replace(arrival, request=replace(request, arrival_ns=at_ns), ready_ns=ready_ns)
         )
     return crowded
 

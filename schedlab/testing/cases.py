@@ -125,7 +125,8 @@ def _smaller(case: Case) -> Iterator[Case]:
     for i in range(len(work) - 1, -1, -1):
         if len(work) > 1:
             yield _renumbered(case, work[:i] + work[i + 1 :])
-    for i, (request, output, *_) in enumerate(work):
+    for i, one in enumerate(work):
+        request, output = one.request, one.output_tokens
         if output > 1:
             yield _changed(case, i, request, output // 2)
         if request.prompt_tokens > 1:
@@ -139,7 +140,7 @@ def _changed(case: Case, i: int, request: Request, output: int) -> Case:
 
 
 def _renumbered(case: Case, kept: tuple[Arrival, ...]) -> Case:
-    numbered = (a._replace(request=replace(a.request, id=i)) for i, a in enumerate(kept))
+    numbered = (replace(a, request=replace(a.request, id=i)) for i, a in enumerate(kept))
     return replace(case, workload=tuple(numbered))
 
 

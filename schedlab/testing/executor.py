@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, Steps, Work
+from schedlab.sim.core.plan_log import RecordingExecutor
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import RequestState
@@ -86,7 +86,7 @@ EXECUTOR_LAWS: dict[str, Law[MakeExecutor]] = {
 """The laws of executors by name. The last one is for executors whose times repeat."""
 
 
-def _run(executor: Any, case: Case) -> RunLog:  # noqa: ANN401 - or what stands around one
+def _run(executor: Executor, case: Case) -> RunLog:
     engine = Engine(case.limits, ContinuousBatching(), executor, observer=check_conservation)
     log = simulate(engine, case.workload)
     check_conservation(engine)
@@ -94,17 +94,11 @@ def _run(executor: Any, case: Case) -> RunLog:  # noqa: ANN401 - or what stands 
     return log
 
 
-class _Watch:
+class _Watch(RecordingExecutor):
     """Stands between the engine and an executor and looks at every answer."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the executor has
-        return getattr(self._executor, name)
-
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
-        steps = self._executor.execute(work, max_steps, horizon_ns)
+        steps = self.inner.execute(work, max_steps, horizon_ns)
         times = steps.durations_ns
         require(1 <= len(times) <= max_steps, f"{len(times)} steps, asked for 1 to {max_steps}")
         for time_ns in times:

@@ -124,7 +124,7 @@ def serves_a_closed_loop(make: MakePolicy, case: Case) -> None:
 def cannot_see_lengths(make: MakePolicy, case: Case) -> None:
     """Whatever the true lengths, it decides the same until the first answer ends."""
     draw = random.Random(len(case.workload))
-    other = tuple(a._replace(output_tokens=draw.randint(1, 39)) for a in case.workload)
+    other = tuple(replace(a, output_tokens=draw.randint(1, 39)) for a in case.workload)
     before, after = (list(_decisions(make(), c)) for c in (case, replace(case, workload=other)))
     for (now_ns, one), (_, another) in zip(before, after, strict=False):
         require(
@@ -183,7 +183,7 @@ def _run(
 ) -> RunLog:
     limits = replace(case.limits, fast_forward=fast_forward, check_horizon=check_horizon)
     # Requests of its own: what a policy writes to them is not there for the next law.
-    sent = [arrival._replace(request=replace(arrival.request)) for arrival in case.workload]
+    sent = [replace(arrival, request=replace(arrival.request)) for arrival in case.workload]
     return laws.run(policy, sent, limits, case.cost, observer=observer, **options)
 
 

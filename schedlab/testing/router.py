@@ -190,7 +190,7 @@ def _with_prefixes(case: Case) -> Case:
         names = (*range(kind, kind + shared), *range(own, own + count - shared))
         session = f"session {a.request.id % 4}"
         request = replace(a.request, prefix_hash_ids=names, session=session)
-        workload.append(a._replace(request=request))
+        workload.append(replace(a, request=request))
     return replace(
         case, workload=tuple(workload), limits=replace(case.limits, enable_prefix_caching=True)
     )

@@ -1,7 +1,5 @@
 """Requests that decode in lockstep, advanced together at a cost that does not grow with them."""
 
-from heapq import heappop, heappush
-
 from schedlab.sim.request import RequestState
 
 
@@ -15,7 +13,7 @@ class DecodeBatch:
     """
 
     __slots__ = (
-        "_least", "_longest", "_offset_sum", "_phases", "block_size", "members", "size", "steps",
+        "_least", "_most", "_offset_sum", "_phases", "block_size", "members", "size", "steps",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
@@ -25,7 +23,8 @@ class DecodeBatch:
         self.members: dict[int, RequestState] = {}
         self._offset_sum = 0
         self._phases = [0] * block_size
-        self._longest: list[tuple[int, int, RequestState]] = []
+        # Offsets of the extreme contexts; None when one that had it has left.
+        self._most: int | None = None
         self._least: int | None = None
 
     def __contains__(self, state: RequestState) -> bool:
@@ -39,19 +38,15 @@ class DecodeBatch:
         state._stint_start = self.steps
         state._batch = self
         self.members[state.id] = state
-        if not self.size or (self._least is not None and offset < self._least):
+        if not self.size:
+            self._most = self._least = offset
+        elif self._most is not None and offset > self._most:
+            self._most = offset
+        elif self._least is not None and offset < self._least:
             self._least = offset
         self.size += 1
         self._offset_sum += offset
         self._phases[-offset % self.block_size] += 1
-        if len(self._longest) > 2 * self.size + 64:
-            self._longest = sorted(
-                entry
-                for entry in self._longest
-                if entry[2]._batch is self and entry[2]._computed == -entry[0]
-            )
-        # By seat, not by id: who went to another engine and came back is another state.
-        heappush(self._longest, (-offset, state._seat, state))
 
     def leave(self, state: RequestState) -> None:
         """Take a member out; its counters become absolute again."""
@@ -61,6 +56,8 @@ class DecodeBatch:
         state._batch = None
         del self.members[state.id]
         self.size -= 1
+        if offset == self._most:
+            self._most = None
         if offset == self._least:
             self._least = None
         self._offset_sum -= offset
@@ -74,21 +71,19 @@ class DecodeBatch:
     @property
     def context_max_tokens(self) -> int:
         """Largest number of cached tokens of a member, 0 if there is none."""
-        longest = self._longest
-        while longest:
-            negative_offset, _, state = longest[0]
-            if state._batch is self and state._computed == -negative_offset:
-                return self.steps - negative_offset
-            heappop(longest)
-        return 0
+        if not self.size:
+            return 0
+        if self._most is None:  # the one that had it left, which is rare
+            self._most = max([state._computed for state in self.members.values()])
+        return self._most + self.steps
 
     @property
     def context_min_tokens(self) -> int:
         """Smallest number of cached tokens of a member, 0 if there is none."""
         if not self.size:
             return 0
-        if self._least is None:  # the one that had it left, which is rare
-            self._least = min(state._computed for state in self.members.values())
+        if self._least is None:
+            self._least = min([state._computed for state in self.members.values()])
         return self._least + self.steps
 
     def advance(self, num_steps: int) -> int:

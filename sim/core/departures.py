@@ -56,7 +56,7 @@ class Departures(Population):
 
     def __init__(self, config: EngineConfig, hooks: RequestHooks, executor: Executor) -> None:
         puts_back = bool(config.kv_tiers) and config.offloading_connector and hooks.by_arrival
-        key = self._place if puts_back else hooks.key
+        key = self._place if puts_back else None if hooks.by_arrival else hooks.key
         super().__init__(config, WaitingQueue(key), make_kv_cache(config, self._num_answer_tokens))
         self._puts_back = puts_back
         self._put_back: dict[int, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Protocol
 
 from mypy_extensions import mypyc_attr
 
@@ -71,17 +70,24 @@ class Steps:
         self.finished = finished
 
 
-class Executor(Protocol):
-    """Runs steps, and alone knows when a request has generated its last token."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Executor:
+    """Runs steps, and alone knows when a request has generated its last token.
+
+    Those of all backends derive from it, so that compiled code calls them directly.
+    """
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length (a real backend ignores EOS)."""
+        raise NotImplementedError
 
     def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
         """Learn that a request entered the decode batch."""
+        raise NotImplementedError
 
     def look_ahead(self, state: RequestState) -> None:
         """Set the track of a request with drafts that is in no batch: what comes of them."""
+        raise NotImplementedError
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Run up to `max_steps` steps of the same plan.
@@ -89,21 +95,27 @@ class Executor(Protocol):
         Every step after the first must start before `horizon_ns`. The run ends with the step in
         which the first request finishes. More than one step is only asked of decode-only plans.
         """
+        raise NotImplementedError
 
     def cut(self, num_steps: int) -> None:
         """Learn that of the steps executed last only the first `num_steps` take place."""
+        raise NotImplementedError
 
     def released(self, state: RequestState) -> None:
         """Learn that a request gave up its KV memory: preempted, or finished and not held."""
+        raise NotImplementedError
 
     def swapped_out(self, state: RequestState) -> None:
         """Copy a request's KV to host memory before it is released."""
+        raise NotImplementedError
 
     def swapped_in(self, state: RequestState) -> None:
         """Copy a request's KV back into memory of its own, before it is computed on."""
+        raise NotImplementedError
 
     def remove(self, state: RequestState) -> None:
         """Forget a request that finished or was rejected; a held one still has its memory."""
+        raise NotImplementedError
 
     def output_tokens(self, request: Request) -> int:
         """Return the true output length of a request that was added and not removed yet.
@@ -111,13 +123,15 @@ class Executor(Protocol):
         For the log and for allocators that reserve, never for policies. It generates no more than
         its `max_tokens` of them.
         """
+        raise NotImplementedError
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Estimate a step, or the longest of so many like it, for policies that plan by time."""
+        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class SimExecutor:
+class SimExecutor(Executor):
     """A GPU that takes as long as a cost model says.
 
     Parameters
@@ -235,7 +249,7 @@ class SimExecutor:
 
     def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
         """Price successive steps, without overhead."""
-        return self.pricing.cost_model.step_ns(shape, num_steps)
+        return self.pricing.step_ns(shape, num_steps)
 
     def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
         """Count steps, the first of those priced last."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import SupportsIndex, get_args
 
 from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished
-from schedlab.sim.core.population import seat_number
+from schedlab.sim.core.population import Population, seat_number
 from schedlab.sim.core.step_ledger import StepLedger, require_one_of, whole_number
 from schedlab.sim.errors import InfeasiblePlan
 from schedlab.sim.kv.ledger import Mark
@@ -17,6 +17,10 @@ _FINISHED: tuple[str, ...] = get_args(Finished)
 
 class PlanBuilder(StepLedger):
     """Grants what seats, token budget and memory allow, and makes the plan of it."""
+
+    def __init__(self, requests: Population) -> None:
+        super().__init__(requests)
+        self._lister = self._list_decodes  # bound once, not for each plan
 
     def grant_running(self) -> bool:
         """Schedule every running request: each decode one token, each prefill what is left.
@@ -326,7 +330,7 @@ class PlanBuilder(StepLedger):
             max_steps,
             until_ns,
             self._start_ns,
-            self._list_decodes,
+            self._lister,
             trimmed,
             loading,
         )

@@ -63,7 +63,7 @@ class Difference(NamedTuple):
         return f"step {self.step}: {'; '.join(parts)} (the step starts at {starts}{why})"
 
 
-class RecordingExecutor:
+class RecordingExecutor(Executor):
     """Writes down every step that another executor runs, one by one.
 
     Parameters

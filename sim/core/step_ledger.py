@@ -144,15 +144,15 @@ class StepLedger:
         self.plan = None
         most = None if want is None else whole_number(want, 1, "grant() needs", "tokens")
         if (
-            state.id in self._chunks
-            or state.id in self._decodes
+            (self._chunks and state.id in self._chunks)
+            or (self._decodes and state.id in self._decodes)
             or (self._all_decodes and state.is_decoding)
         ):
             raise InfeasiblePlan(f"{state!r} is granted tokens twice in one step")
         if state.status is WAITS:
-            if state.id in self._loading:
+            if self._loading and state.id in self._loading:
                 return self._deny(state, "its KV is on its way from a lower tier")
-            if state.id in self._admitted:
+            if self._admitted and state.id in self._admitted:
                 return self._grant_set_aside(state, most)
             if state.id in self._requests.holding:
                 return self._grant_seat(state, most)

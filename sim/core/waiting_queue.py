@@ -11,7 +11,7 @@ _Entry = tuple[Any, int, int, RequestState]
 
 
 class WaitingQueue:
-    """A list sorted by (policy key, arrival, id), with a moving head.
+    """A list sorted by (policy key, arrival, id), with a moving head; without a key by arrival.
 
     Taking the head, appending behind the tail (arrivals under FCFS) and putting back before the
     head (preempted requests) cost O(1). An insertion in the middle costs a bisection and one
@@ -20,7 +20,7 @@ class WaitingQueue:
 
     __slots__ = ("_entries", "_head", "_key")
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key | None = None) -> None:
         self._key = key
         self._entries: list[_Entry] = []
         self._head = 0
@@ -111,4 +111,6 @@ class WaitingQueue:
 
     def _entry(self, state: RequestState, now_ns: int) -> _Entry:
         request = state.request
-        return self._key(state, now_ns), request.arrival_ns, request.id, state
+        arrival_ns, key = request.arrival_ns, self._key
+        place = arrival_ns if key is None else key(state, now_ns)
+        return place, arrival_ns, request.id, state

@@ -30,6 +30,8 @@ class Pricing:
 
     Attributes
     ----------
+    step_ns : callable
+        `CostModel.step_ns`, or what gives the same without a detour.
     extrapolated_steps : int
         Steps carried out that lie outside the measured range in any feature.
     extrapolated_by_feature : dict of str to int
@@ -38,6 +40,7 @@ class Pricing:
 
     def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
         self.cost_model = cost_model
+        self.step_ns = cost_model.pricer()
         self.overhead = overhead or SchedulingOverhead()
         self._has_overhead = self.overhead != SchedulingOverhead()
         self._has_warned = False
@@ -57,8 +60,8 @@ class Pricing:
         Scheduling overhead is included. Only a step without chunks is followed by others like it.
         """
         if num_steps == 1:
-            return self.cost_model.step_ns(shape)[0] + self.overhead_ns(shape)
-        return max(self.cost_model.step_ns(shape, num_steps)) + self.overhead_ns(shape)
+            return self.step_ns(shape, 1)[0] + self.overhead_ns(shape)
+        return max(self.step_ns(shape, num_steps)) + self.overhead_ns(shape)
 
     def carried_out(self, shape: BatchShape, num_steps: int = 1) -> None:
         """Count `num_steps` successive steps of the same batch; warn of the first outside."""

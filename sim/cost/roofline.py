@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 from schedlab.sim.cost.cost_model import CostModel
@@ -127,6 +128,11 @@ class RooflineCostModel(CostModel):
         links_ns = (self.num_stages - 1) * self._send_ns(shape)
         return [sum(took) + links_ns for took in of_stages]
 
+    def pricer(self) -> Callable[[BatchShape, int], list[int]]:
+        """Return `step_ns`, or of a single stage what it calls; see `CostModel.pricer`."""
+        is_plain = self.num_stages == 1 and type(self).step_ns is _STEP_NS
+        return self._times[0].step_ns if is_plain else self.step_ns
+
     def stations_ns(self, shape: BatchShape) -> list[int]:
         """Return what stages and links take of a step; see `CostModel.stations_ns`."""
         send_ns = self._send_ns(shape)
@@ -181,6 +187,9 @@ class RooflineCostModel(CostModel):
             "kernels_learnt_on": dict(self.kernels.origin),
             "simplifications": simplifications,
         }
+
+
+_STEP_NS = RooflineCostModel.step_ns
 
 
 def _link_of_gpus(gpu: Gpu) -> Link:

@@ -50,7 +50,9 @@ class Source:
         self.is_closed = max_concurrency is not None
         self._last_ready_ns = 0
         self._num_read = 0
-        # Sent or about to be, by the time they come: predictions may let one overtake another.
+        self._next: Arrival | None = None
+        # In a closed loop there are several, by the time they come: predictions may let one
+        # overtake another.
         self._coming: list[tuple[int, int, Arrival]] = []
         self.next_ns = FOREVER
         for _ in range(1 if max_concurrency is None else max_concurrency):
@@ -60,9 +62,14 @@ class Source:
     def send_until(self, now_ns: int) -> None:
         """Submit all that come until `now_ns`, in order."""
         while self.next_ns <= now_ns:
-            at_ns, _, arrival = heappop(self._coming)
-            self.next_ns = self._coming[0][0] if self._coming else FOREVER
-            if not self.is_closed:
+            at_ns = self.next_ns
+            if self.is_closed:
+                arrival = heappop(self._coming)[2]
+                self.next_ns = self._coming[0][0] if self._coming else FOREVER
+            else:
+                assert self._next is not None
+                arrival = self._next
+                self.next_ns = FOREVER
                 self._read(0)
             self._submit(arrival, at_ns)
 
@@ -87,6 +94,9 @@ class Source:
                 f"one in front of it ({self._last_ready_ns} ns)"
             )
         self._last_ready_ns = arrival.ready_ns
+        if not self.is_closed:
+            self._next, self.next_ns = arrival, arrival.ready_ns
+            return True
         if arrival.ready_ns < free_ns:
             arrival = sent_at(arrival, free_ns)
         self._num_read += 1
@@ -99,6 +109,6 @@ def sent_at(arrival: Arrival, now_ns: int) -> Arrival:
     """Start the clock of a request that is sent later than at its own time."""
     request = arrival.request
     prediction_ns = arrival.ready_ns - request.arrival_ns
-    return arrival._replace(
-        request=replace(request, arrival_ns=now_ns), ready_ns=now_ns + prediction_ns
+    return replace(
+        arrival, request=replace(request, arrival_ns=now_ns), ready_ns=now_ns + prediction_ns
     )

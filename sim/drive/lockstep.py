@@ -100,13 +100,13 @@ def joint_steps_ns(pricing: Pricing, segments: Sequence[Segment]) -> list[int]:
     list of int
         What each would take by itself among the others; together they take as long as the slowest.
     """
-    step_ns = pricing.cost_model.step_ns
+    step_ns = pricing.step_ns
     tokens = sum(segment.shape.num_new_tokens for segment in segments)
     for segment in segments:
         pricing.meet(segment.shape, tokens)
     return [
         segment.steps.durations_ns[0]
-        - step_ns(segment.shape)[0]
-        + step_ns(replace(segment.shape, gathered_tokens=tokens))[0]
+        - step_ns(segment.shape, 1)[0]
+        + step_ns(replace(segment.shape, gathered_tokens=tokens), 1)[0]
         for segment in segments
     ]

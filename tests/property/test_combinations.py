@@ -146,8 +146,7 @@ def named(draw, arrivals, block_size):
             for j in range(a.request.prompt_tokens // block_size)
         )
         slo = draw(st.sampled_from([None, Slo(0.02), Slo(None, 0.004), Slo(tpot_ms=0.0016)]))
-        yield a._replace(
-            request=replace(
+        yield replace(a, request=replace(
                 a.request, prefix_hash_ids=ids, slo=slo or Slo(tpot_ms=0.003),
                 max_tokens=draw(st.sampled_from([1 << 20, a.output_tokens, a.output_tokens + 5])),
                 application=draw(st.sampled_from(["chat", "code", None])),

@@ -102,7 +102,7 @@ def test_loads_that_are_kept_are_those_that_engines_tell(fleet):
 
 def sent_at(arrival, sent_ns):
     moved = replace(arrival.request, arrival_ns=sent_ns)
-    return arrival._replace(request=moved, ready_ns=sent_ns)
+    return replace(arrival, request=moved, ready_ns=sent_ns)
 
 
 @pytest.mark.slow

@@ -23,10 +23,11 @@ TIMELESS = ["edf", "fcfs", "hrrn", "ltr", "mc_sf", "orca", "past_future", "prefi
 def changed(workload, **by_name):
     """Change fields of all requests, each by a function of its old value."""
     return [
-        a._replace(
+        replace(
+            a,
             request=replace(
                 a.request, **{k: change(getattr(a.request, k)) for k, change in by_name.items()}
-            )
+            ),
         )
         for a in workload
     ]
@@ -61,7 +62,8 @@ def test_time_in_another_unit_scales_every_time_and_nothing_else(name, workload,
     def in_units_of(factor):
         targets = [Slo(ttft_ms=m * 1e-3 * factor) for m in ms]
         scaled = [
-            a._replace(
+            replace(
+                a,
                 request=replace(
                     a.request, arrival_ns=a.request.arrival_ns * factor, slo=targets[i]
                 ),

@@ -67,7 +67,7 @@ def test_slo_policies_with_targets_obey_the_laws_by_any_route(workload, config, 
     some = [None, Slo(ttft_ms=0.01), Slo(tpot_ms=0.003), Slo(ttft_ms=0.02, tpot_ms=0.002),
             Slo(e2el_ms=0.1)]  # fmt: skip
     workload = [
-        a._replace(request=replace(a.request, slo=targets.choice(some), application="x"))
+        replace(a, request=replace(a.request, slo=targets.choice(some), application="x"))
         for a in workload
     ]
     fine = {"chunk_sizes": [2, 9, 40], "scarce_tokens": 0, "batch_tbt_s": 4e-6}
@@ -113,7 +113,7 @@ def test_guaranteed_no_evict_never_evicts(workload, config):
 @given(workload=workloads(), config=configs())
 def test_mc_sf_with_exact_lengths_never_evicts(workload, config):
     exact = [
-        a._replace(request=replace(a.request, predicted_tokens=float(a.output_tokens)))
+        replace(a, request=replace(a.request, predicted_tokens=float(a.output_tokens)))
         for a in workload
     ]
     config = replace(config, kv_allocator="paged")

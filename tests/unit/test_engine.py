@@ -315,7 +315,7 @@ def test_scheduling_overhead_is_added_to_each_step_and_logged_apart():
 
 
 def test_prediction_time_delays_the_scheduler_but_not_the_clock():
-    late = arrival(0, at_ns=0, prompt=5, output=1)._replace(ready_ns=400)
+    late = replace(arrival(0, at_ns=0, prompt=5, output=1), ready_ns=400)
     requests = laws.run(Fcfs(), [late], CONFIG).requests()
     assert requests["arrival_ns"].tolist() == [0]
     assert requests["first_scheduled_ns"].tolist() == [400]
@@ -343,7 +343,7 @@ def test_closed_loop_starts_the_clock_when_a_place_is_free():
 
 
 def test_closed_loop_charges_prediction_time_from_the_send():
-    work = [arrival(i, prompt=5, output=1)._replace(ready_ns=400) for i in range(2)]
+    work = [replace(arrival(i, prompt=5, output=1), ready_ns=400) for i in range(2)]
     requests = laws.run(Fcfs(), work, CONFIG, max_concurrency=1).requests()
     assert requests["arrival_ns"].tolist() == [0, 1450]
     assert requests["first_scheduled_ns"].tolist() == [400, 1850]

@@ -41,7 +41,7 @@ def test_recording_executor_records_each_step_and_changes_no_result():
 
 def test_first_difference_of_equal_decisions_is_none_even_if_times_differ():
     # All at once, nothing depends on time.
-    burst = [a._replace(request=replace(a.request, arrival_ns=0), ready_ns=0) for a in WORK]
+    burst = [replace(a, request=replace(a.request, arrival_ns=0), ready_ns=0) for a in WORK]
     first, _ = record(burst)
     second, _ = record(burst, cost=laws.LinearCost(base_ns=9_999))
     assert [s.duration_ns for s in first] != [s.duration_ns for s in second]

@@ -39,7 +39,8 @@ def named(work, tool="search"):
         known[request.id] = ids
         full = request.prompt_tokens // 4
         named.append(
-            arrival._replace(
+            replace(
+                arrival,
                 request=replace(request, prefix_hash_ids=ids[:full]),
                 turn=turn._replace(
                     answer_hash_ids=ids[full:], tool=tool if request.id % 3 else None
@@ -84,11 +85,11 @@ def test_plas_serves_the_session_that_had_less_first():
     work = sessions.requests("a", 0, 0, [([], 0, 4, 3), ([0], 0, 4, 2)])
     work += sessions.requests("b", 2, 310, [([], 0, 4, 2)])
     work += sessions.requests("c", 3, 320, [([], 0, 4, 2)])
-    work[0] = work[0]._replace(output_tokens=3)
-    work[1] = work[1]._replace(turn=work[1].turn._replace(delay_ns=5))
+    work[0] = replace(work[0], output_tokens=3)
+    work[1] = replace(work[1], turn=work[1].turn._replace(delay_ns=5))
     first = dict(first_quantum_s=2e-7)
     assert started("fcfs", work) == [0, 1, 2, 3]
-    work[1] = work[1]._replace(turn=work[1].turn._replace(delay_ns=30))
+    work[1] = replace(work[1], turn=work[1].turn._replace(delay_ns=30))
     busy = sessions.requests("d", 4, 0, [([], 299, 4, 4)])
     order = started("plas", [*work[:2], *busy, *work[2:]], **first)
     assert order.index(2) < order.index(1)
@@ -113,8 +114,9 @@ def test_atlas_counts_calls_side_by_side_once():
 def test_program_srpt_serves_the_session_with_the_least_to_come():
     def total(work, tokens):
         return [
-            one._replace(
-                request=replace(one.request, predicted_session_tokens=tokens, predicted_tokens=2.0)
+            replace(
+                one,
+                request=replace(one.request, predicted_session_tokens=tokens, predicted_tokens=2.0),
             )
             for one in work
         ]
@@ -130,7 +132,7 @@ def test_continuum_keeps_memory_for_its_time_to_live_and_no_longer():
     work = sessions.requests("a", 0, 0, [([], 0, 20, 5), ([0], 1000, 28, 2)])
     work += sessions.requests("b", 2, 600, [([], 0, 40, 30)])
     work = named(work)
-    work[0] = work[0]._replace(turn=work[0].turn._replace(tool="search"))
+    work[0] = replace(work[0], turn=work[0].turn._replace(tool="search"))
     held = {}
     for ttl_ns in (900, 1_100):
         policy = registry.make("continuum", default_ttl_s=ttl_ns / 1e9)
@@ -172,8 +174,8 @@ def test_infercept_keeps_until_recomputing_would_have_wasted_as_much():
     policy.keeps_until = watched
     work = named(sessions.requests("a", 0, 0, [([], 0, 20, 5), ([0], 9, 28, 2)]))
     work += named(sessions.requests("b", 2, 0, [([], 0, 30, 20)]))
-    work[0] = work[0]._replace(turn=work[0].turn._replace(tool="search"))
-    work[1] = work[1]._replace(turn=work[1].turn._replace(tool=None))
+    work[0] = replace(work[0], turn=work[0].turn._replace(tool="search"))
+    work[1] = replace(work[1], turn=work[1].turn._replace(tool=None))
     laws.run(policy, work, CACHED, cost=COST)
     # 25 tokens are recomputed in a step of 100 ns; b has 30 + 4 in memory by then.
     assert until[0] == int(100 * (25 + 34) / 25)

@@ -91,7 +91,7 @@ def test_closed_loop_lets_so_many_sessions_run(places):
 def test_rejected_turn_ends_its_session_and_no_other(places):
     rows = [([], 0, 4, 2), ([0], 0, 4, 2), ([0], 0, 4, 2), ([1, 2], 9, 4, 2), ([3], 0, 4, 2)]
     work = sessions.requests("a", 0, 0, rows) + sessions.requests("b", 5, 0, rows)
-    work[1] = work[1]._replace(request=replace(work[1].request, priority=1))
+    work[1] = replace(work[1], request=replace(work[1].request, priority=1))
     log = laws.run(Refusing(), work, CONFIG, cost=COST, max_concurrency=places)
     assert log.reject_reasons == {
         1: "not today",

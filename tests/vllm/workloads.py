@@ -125,7 +125,7 @@ def cut_short(workload: Workload, seed: int, may_abort: bool) -> Workload:
         left = workload.config.max_model_len - request.prompt_tokens - arrival.output_tokens
         limit = arrival.output_tokens + rng.choice((0, 1, 5, 40)) if left > 0 else 0
         limit = max(arrival.output_tokens, min(limit, arrival.output_tokens + left))
-        arrivals.append(arrival._replace(request=replace(request, max_tokens=limit)))
+        arrivals.append(replace(arrival, request=replace(request, max_tokens=limit)))
         if may_abort and rng.random() < 0.2:
             stays_ns = rng.choice((1, STEP_NS, 5 * STEP_NS, 40 * STEP_NS))
             aborts.append((request.arrival_ns + stays_ns, request.id))
