@@ -38,6 +38,7 @@ MODULES = (
     "sim.record.log", "sim.record.segment_row",
     "policies.attained_service", "policies.preemption", "policies.routers.prefix_tree",
     "policies.segments", "policies.serving_loop", "policies.step_load",
+    "traces.rows",
 )  # fmt: skip
 """What is compiled, below `schedlab`: what runs once a plan, or once a request."""
 

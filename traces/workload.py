@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.sim.errors import TraceError
-from schedlab.sim.request import Arrival, Request, Slo, Turn
+from schedlab.sim.request import Arrival, Slo, Turn
 from schedlab.traces.prefix_hashes import PrefixHashes
+from schedlab.traces.rows import arrivals_of
 from schedlab.traces.session_blocks import SessionBlocks
 from schedlab.traces.trace import Trace
 
@@ -212,8 +213,8 @@ def _arrivals(
     hash_block_tokens: int | None,
     first_id: int,
     turns: tuple[list[tuple[int, ...]], list[Turn]] | None,
-) -> Iterator[Arrival]:
-    """Yield the arrivals of a few rows; columns become lists once, which is what makes it fast."""
+) -> list[Arrival]:
+    """Return the arrivals of a few rows; columns become lists once, which is what makes it fast."""
     num_rows = rows.stop - rows.start
     override = own["arrival_ns"]
     arrival_ns = trace.require_arrivals()[rows] if override is None else override
@@ -225,8 +226,7 @@ def _arrivals(
     if trace.max_tokens is not None:
         declared = trace.max_tokens[rows]
         max_tokens = np.where(declared > 0, declared, max_tokens)
-    requests = map(
-        Request,
+    return arrivals_of(
         range(first_id, first_id + num_rows),
         arrival_ns.tolist(),
         prompt_tokens.tolist(),
@@ -241,10 +241,10 @@ def _arrivals(
         _listed(trace.prompt, rows, None),
         _listed(own["refinements"], slice(None), None),
         _predictions(own["predicted_session_tokens"]),
+        trace.output_tokens[rows].tolist(),
+        ready_ns.tolist(),
+        repeat(None) if turns is None else turns[1],
     )
-    output_tokens = trace.output_tokens[rows].tolist()
-    places: Iterable[Turn | None] = repeat(None) if turns is None else turns[1]
-    return map(Arrival, requests, output_tokens, ready_ns.tolist(), places)
 
 
 def _listed(column: npt.NDArray[Any] | None, rows: slice, absent: int | None) -> Iterable[Any]:

@@ -1,5 +1,6 @@
 """Requests that decode in lockstep, advanced together at a cost that does not grow with them."""
 
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.request import RequestState
 
 
@@ -73,8 +74,9 @@ class DecodeBatch:
         """Largest number of cached tokens of a member, 0 if there is none."""
         if not self.size:
             return 0
-        if self._most is None:  # the one that had it left, which is rare
-            self._most = max([state._computed for state in self.members.values()])
+        if self._most is None:
+            self._look_for_extremes()
+        assert self._most is not None
         return self._most + self.steps
 
     @property
@@ -83,8 +85,20 @@ class DecodeBatch:
         if not self.size:
             return 0
         if self._least is None:
-            self._least = min([state._computed for state in self.members.values()])
+            self._look_for_extremes()
+        assert self._least is not None
         return self._least + self.steps
+
+    def _look_for_extremes(self) -> None:
+        """Find them anew: the one that had the largest or the smallest context left."""
+        most, least = -FOREVER, FOREVER
+        for state in self.members.values():
+            offset = state._computed
+            if offset > most:
+                most = offset
+            if offset < least:
+                least = offset
+        self._most, self._least = most, least
 
     def advance(self, num_steps: int) -> int:
         """Take steps of all members; return the tokens that came out."""
@@ -119,10 +133,10 @@ class DecodeBatch:
 
     def steps_within(self, free_blocks: int, at_most: int) -> int:
         """Return how many of the next `at_most` steps `free_blocks` more blocks can carry."""
-        if free_blocks >= self.size * (at_most // self.block_size + 1):
-            return at_most
         # A full cycle of block_size steps opens exactly one block per member.
         cycles = free_blocks // self.size
+        if cycles > at_most // self.block_size:
+            return at_most
         left = free_blocks - cycles * self.size
         done = cycles * self.block_size
         phase = self.steps % self.block_size

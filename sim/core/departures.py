@@ -61,6 +61,8 @@ class Departures(Population):
         self._puts_back = puts_back
         self._put_back: dict[int, int] = {}
         self.hooks = hooks
+        self._on_arrival = hooks.on_arrival
+        self._on_finish = hooks.on_finish
         self.executor = executor
         self.log = RunLog(
             config.block_size,
@@ -155,8 +157,8 @@ class Departures(Population):
         self.num_finished += 1
         if state.session is not None:
             self.sessions.answered(state, now_ns)
-        if self.hooks.on_finish is not None and state.id not in self.overrun:
-            self.hooks.on_finish(state, now_ns)
+        if self._on_finish is not None and state.id not in self.overrun:
+            self._on_finish(state, now_ns)
         if self.on_gone is not None:
             self.on_gone(state, now_ns)
 
@@ -228,14 +230,14 @@ class Departures(Population):
 
     def tell_overrun(self, now_ns: int) -> None:
         """Let the policy know who ended before the step that was planned with them."""
-        if self.hooks.on_finish is not None:
+        if self._on_finish is not None:
             for state in self.untold:
-                self.hooks.on_finish(state, now_ns)
+                self._on_finish(state, now_ns)
         self.untold.clear()
 
     def _keep(self, state: RequestState, now_ns: int) -> bool:
         """Keep the memory of a request for the next ones of its session, if the policy wants."""
-        if self.hooks.keeps_until is None or state.session is None:
+        if state.session is None or self.hooks.keeps_until is None:
             return False
         if not isinstance(self.kv, PrefixCachingKVCache):
             return False  # nobody would find it
@@ -302,8 +304,8 @@ class Departures(Population):
         self.handed_over[state.id] = state
         self.num_handed_over += 1
         self.executor.remove(state)
-        if self.hooks.on_finish is not None:
-            self.hooks.on_finish(state, end_ns)
+        if self._on_finish is not None:
+            self._on_finish(state, end_ns)
 
     def delivered(self, request_id: int) -> None:
         """Release the memory of a request that was handed over: its KV is where it goes on."""

@@ -75,6 +75,8 @@ class Engine:
         if config.pipeline_parallel_size > 1 and not self.has_pipeline:
             raise ValueError("pipeline_parallel_size > 1 takes a PipelinedEngine")
         self.policy = policy
+        self._by_arrival = policy.by_arrival
+        self._on_tokens = policy.on_tokens
         self.executor = executor
         self.observer = observer
         self.now_ns = 0
@@ -178,10 +180,11 @@ class Engine:
     def make_plan(self) -> BatchPlan:
         """Ask the policy for the plan of the step that would start now, and check its form."""
         policy, builder, waiting = self.policy, self.builder, self.requests.waiting
-        if not policy.static_keys:
-            waiting.sort(self.now_ns)
-        elif policy.rekeyed:
-            waiting.rekey(policy.rekeyed, self.now_ns)
+        if not self._by_arrival:  # whose keys never change
+            if not policy.static_keys:
+                waiting.sort(self.now_ns)
+            elif policy.rekeyed:
+                waiting.rekey(policy.rekeyed, self.now_ns)
         builder.reset(self.now_ns)
         self.view.looked_at_cache = self.cache_is_watched or self.requests.tiers is not None
         self._evictions_seen = self.kv.num_evictions
@@ -350,8 +353,8 @@ class Engine:
             requests.finish(finished, plan.finished, end_ns)
         if requests.untold:
             requests.tell_overrun(end_ns)
-        if self.policy.on_tokens is not None:
-            self.policy.on_tokens(plan, len(durations_ns), end_ns)
+        if self._on_tokens is not None:
+            self._on_tokens(plan, len(durations_ns), end_ns)
         if self.observer is not None:
             self.observer(self)
 
@@ -374,7 +377,9 @@ class Engine:
         batch = requests.decodes
         new_blocks = batch.blocks_per_step(num_steps) if kv.grows else [0] * num_steps
         if num_steps > 1:
-            kv.free_blocks -= sum(new_blocks) - segment.first_step_blocks
+            for num_blocks in new_blocks:
+                kv.free_blocks -= num_blocks
+            kv.free_blocks += segment.first_step_blocks
         requests.resident_tokens += batch.advance(num_steps)
         self._preemptions_without_token = 0
         return new_blocks

@@ -14,6 +14,7 @@ from schedlab.sim.cost.step_spread import Scatter
 from schedlab.sim.request import Request, RequestState
 
 
+@mypyc_attr(free_list_len=1)
 class Work:
     """One plan, ready to be executed.
 
@@ -40,6 +41,7 @@ class Work:
         self.decodes = decodes
 
 
+@mypyc_attr(free_list_len=1)
 class Steps:
     """What an executor did.
 
@@ -68,6 +70,14 @@ class Steps:
         self.stages_ns = stages_ns
         self.overhead_ns = overhead_ns
         self.finished = finished
+
+
+def total_ns(durations_ns: list[int]) -> int:
+    """Return what steps take together."""
+    total = 0  # few steps, and compiled code adds them without looking a function up
+    for duration_ns in durations_ns:
+        total += duration_ns
+    return total
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -130,6 +140,28 @@ class Executor:
         raise NotImplementedError
 
 
+@mypyc_attr(acyclic=True)
+class _Answer:
+    """The answer of a request that the executor was told of.
+
+    Attributes
+    ----------
+    output_tokens : int
+        Its true length.
+    due_step : int
+        The count of decode steps at which it is complete; -1 while nobody knows.
+    state : RequestState or None
+        The request, once it decodes.
+    """
+
+    __slots__ = ("due_step", "output_tokens", "state")
+
+    def __init__(self, output_tokens: int) -> None:
+        self.output_tokens = output_tokens
+        self.due_step = -1
+        self.state: RequestState | None = None
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimExecutor(Executor):
     """A GPU that takes as long as a cost model says.
@@ -158,35 +190,36 @@ class SimExecutor(Executor):
         self._num_steps = 0
         self._last_shape = BatchShape(0, 0, 0)
         self._last_num_steps = 0
-        self._output_tokens: dict[int, int] = {}
-        # Finishing requests by the count of decode steps at which they finish. Entries of
-        # requests that left the batch meanwhile are recognised by _due_at and dropped when met.
-        self._due: dict[int, list[RequestState]] = {}
+        self._answers: dict[int, _Answer] = {}
+        # Answers by the count of decode steps at which they are complete. Entries of requests that
+        # left the batch meanwhile are recognised by their step and dropped when met.
+        self._due: dict[int, list[_Answer]] = {}
         self._due_steps: list[int] = []
-        self._due_at: dict[int, int] = {}
         self._last_step_ns = 1
         self._first_step_ns = int(pricing.overhead.first_step_s * 1e9 + 0.5)
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
-        self._output_tokens[request.id] = output_tokens
+        self._answers[request.id] = _Answer(output_tokens)
 
     def output_tokens(self, request: Request) -> int:
         """Return the true output length; see `Executor.output_tokens`."""
-        return self._output_tokens[request.id]
+        return self._answers[request.id].output_tokens
 
     def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
         """Schedule the request's end on the clock of the decode batch."""
+        answer = self._answers[state.id]
+        answer.state = state
         step = decodes.steps + self._steps_left(state)
-        if self._due_at.get(state.id, -1) == step:
+        if answer.due_step == step:
             return
-        self._due_at[state.id] = step
+        answer.due_step = step
         due = self._due.get(step)
         if due is None:
-            self._due[step] = [state]
+            self._due[step] = [answer]
             heappush(self._due_steps, step)
         else:
-            due.append(state)
+            due.append(answer)
 
     def look_ahead(self, state: RequestState) -> None:
         """Refuse: see `SpeculativeExecutor`."""
@@ -201,7 +234,7 @@ class SimExecutor(Executor):
 
     def _length(self, state: RequestState) -> int:
         """Return how many tokens a request has generated when it ends."""
-        return min(self._output_tokens[state.id], state.request.max_tokens)
+        return min(self._answers[state.id].output_tokens, state.request.max_tokens)
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Price up to `max_steps` steps; see `Executor.execute`."""
@@ -229,7 +262,7 @@ class SimExecutor(Executor):
         if self._first_step_ns:
             durations[0] += self._first_step_ns
             self._first_step_ns = 0
-        if max_steps > 1 and now_ns + sum(durations) - durations[-1] >= horizon_ns:
+        if max_steps > 1 and now_ns + total_ns(durations) - durations[-1] >= horizon_ns:
             start_ns = now_ns
             for i, duration in enumerate(durations):
                 if start_ns >= horizon_ns and i:
@@ -261,22 +294,28 @@ class SimExecutor(Executor):
         """Return the count of decode steps at which the next member of the batch finishes."""
         while True:
             step = self._due_steps[0]
-            for state in self._due[step]:
-                if state in decodes and self._due_at.get(state.id, -1) == step:
+            due = self._due[step]
+            for answer in due:
+                state = answer.state
+                if answer.due_step == step and state is not None and state in decodes:
                     return step
             heappop(self._due_steps)
-            for state in self._due.pop(step):
-                if self._due_at.get(state.id, -1) == step:
-                    del self._due_at[state.id]
+            del self._due[step]
+            for answer in due:
+                if answer.due_step == step:
+                    answer.due_step = -1
 
     def _due_in(self, decodes: DecodeBatch, step: int) -> list[RequestState]:
         due = self._due[step]
         if len(due) > 1:
             # A request that left and came back may be listed twice at one step.
             due = list(dict.fromkeys(due))
-        return [
-            state for state in due if state in decodes and self._due_at.get(state.id, -1) == step
-        ]
+        found: list[RequestState] = []
+        for answer in due:
+            state = answer.state
+            if answer.due_step == step and state is not None and state in decodes:
+                found.append(state)
+        return found
 
     def cut(self, num_steps: int) -> None:
         """Count the steps behind the first `num_steps` as not executed."""
@@ -295,8 +334,9 @@ class SimExecutor(Executor):
 
     def remove(self, state: RequestState) -> None:
         """Forget a request that finished or was rejected."""
-        self._output_tokens.pop(state.id, None)
-        self._due_at.pop(state.id, None)
+        answer = self._answers.pop(state.id, None)
+        if answer is not None:
+            answer.due_step, answer.state = -1, None
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Price a step, or the longest of so many like it, scheduling overhead included."""

@@ -88,8 +88,8 @@ class Lifecycle(Departures):
         is_new = state.session is None  # another engine may have had it
         if is_new and state.id in self.turns and state.request.session is not None:
             self.sessions.arrived(state, now_ns)
-        if self.hooks.on_arrival is not None:
-            self.hooks.on_arrival(state, now_ns)
+        if self._on_arrival is not None:
+            self._on_arrival(state, now_ns)
         self.waiting.add(state, now_ns)
 
     # -- a plan's changes ----------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal
 
+from mypy_extensions import mypyc_attr
+
 from schedlab.sim.request import RequestState
 
 FOREVER: Final = (1 << 62) - 1
@@ -16,6 +18,7 @@ Parts = tuple[tuple[int, tuple[int, ...]], ...]
 """KV blocks to load: the number of a tier, and names of blocks there."""
 
 
+@mypyc_attr(free_list_len=1)
 class BatchPlan:
     """What one step does. An empty plan means "wait".
 

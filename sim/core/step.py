@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from schedlab.sim.core.executor import Steps
+from mypy_extensions import mypyc_attr
+
+from schedlab.sim.core.executor import Steps, total_ns
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.population import Population
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.record.segment_row import SegmentRow
 
 
+@mypyc_attr(free_list_len=1)
 class Segment:
     """A run of steps of one batch: planned and under way, not yet committed.
 
@@ -86,11 +89,6 @@ class Segment:
         self.steps = Steps(durations_ns, self.steps.overhead_ns, [])
         self.end_ns = self.start_ns + total_ns(durations_ns)
         self.row.num_steps = num_steps
-
-
-def total_ns(durations_ns: list[int]) -> int:
-    """Return what steps take together."""
-    return durations_ns[0] if len(durations_ns) == 1 else sum(durations_ns)
 
 
 def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> BatchShape:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(free_list_len=1)
 @dataclass(init=False, unsafe_hash=True)
 class BatchShape:
     """The composition of one step, as far as time depends on it.

@@ -81,7 +81,7 @@ class RunLog:
         self._resumptions = array("q")
         self._spools: dict[str, Spool] = {}
         self._spool_file = SpoolFile()
-        self._num_sharing = 1
+        self._most_bytes = MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES
         self._num_spilled_steps = 0
         self._steps: StoredSteps | None = None
         self._token_times: tuple[tuple[int, int], TokenTimes | StoredTokenTimes] | None = None
@@ -96,7 +96,7 @@ class RunLog:
         file : SpoolFile
             Theirs: a thousand engines have no thousand files open.
         """
-        self._num_sharing = num_logs
+        self._most_bytes = MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES // num_logs
         self._spool_file = file
 
     # -- writing (the engine) ------------------------------------------------------------------
@@ -129,7 +129,7 @@ class RunLog:
         else:
             for target in (predicted, *(slo or Slo())):
                 write_f64_le(targets, _NAN if target is None else target)
-        if self._is_much(self._requests):
+        if len(self._requests) >= self._most_bytes:
             self._spill()
 
     def reject(self, state: RequestState, output_tokens: int, reason: str) -> None:
@@ -144,7 +144,8 @@ class RunLog:
             write_i64_le(self._durations_ns, duration_ns)
         for num_blocks in new_blocks:
             write_i64_le(self._new_blocks, num_blocks)
-        if self._is_much(self._segments) or self._is_much(self._durations_ns):
+        most_bytes = self._most_bytes
+        if len(self._segments) >= most_bytes or len(self._durations_ns) >= most_bytes:
             self._spill()
 
     def add_stint(self, request_id: int, entry_ns: int, first: int, last: int) -> None:
@@ -178,9 +179,6 @@ class RunLog:
     def add_resumption(self, request_id: int, now_ns: int, tokens_to_compute: int) -> None:
         """Record that an evicted request runs again, and how much of it must be computed."""
         self._resumptions.extend((request_id, now_ns, tokens_to_compute))
-
-    def _is_much(self, rows: BytesWriter) -> bool:
-        return len(rows) * self._num_sharing >= MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES
 
     def _spill(self) -> None:
         """Move what has grown to temporary files."""
