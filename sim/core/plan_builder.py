@@ -20,7 +20,7 @@ class PlanBuilder(StepLedger):
 
     def __init__(self, requests: Population) -> None:
         super().__init__(requests)
-        self._lister = self._list_decodes  # bound once, not for each plan
+        self._list_decodes = self._decodes_in_order  # bound once, not for each plan
 
     def grant_running(self) -> bool:
         """Schedule every running request: each decode one token, each prefill what is left.
@@ -113,7 +113,7 @@ class PlanBuilder(StepLedger):
         num_decodes = self._count_decodes()
         tokens = self._decode_tokens() if self._speculates else num_decodes
         if num_decodes > self.rows_left or tokens > self.tokens_left or self._cuts_drafts:
-            return self._grant_in_order(self._list_decodes())
+            return self._grant_in_order(self._decodes_in_order())
         if not self._take_decodes(num_decodes, tokens):
             return False
         self._all_decodes = num_decodes > 0
@@ -330,7 +330,7 @@ class PlanBuilder(StepLedger):
             max_steps,
             until_ns,
             self._start_ns,
-            self._lister,
+            self._list_decodes,
             trimmed,
             loading,
         )
@@ -345,5 +345,5 @@ class PlanBuilder(StepLedger):
                     n = self._chunks[state.id][1]
                     self._kv.allocate(state, n, ahead_tokens=self._ahead(state, n))
 
-    def _list_decodes(self) -> tuple[RequestState, ...]:
+    def _decodes_in_order(self) -> tuple[RequestState, ...]:
         return tuple(s for s in self._requests.running.values() if s.is_decoding)

@@ -116,7 +116,7 @@ def _in_sessions(draw: _Draw, seed: int, block_size: int, count: int) -> list[Ar
         )  # fmt: skip
         tool = draw(None, "search", "search", "shell")
         turn = turn._replace(answer_hash_ids=ids[full:], tool=tool)
-        found.append(one._replace(request=request, turn=turn))
+        found.append(replace(one, request=request, turn=turn))
     return found
 
 

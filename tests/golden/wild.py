@@ -126,7 +126,7 @@ def workload(limits: str) -> list[Any]:
         request = replace(one.request, max_tokens=most, prefix_hash_ids=names)
         # Too long for any engine, if it were not cut off; or too long all the same.
         longer = {6: 200, 21: 300}.get(number, output_tokens)
-        found.append(one._replace(request=request, output_tokens=longer))
+        found.append(replace(one, request=request, output_tokens=longer))
     return found
 
 

@@ -81,7 +81,7 @@ def test_answers_with_drafts_are_those_without_in_fewer_steps(limits, temperatur
 def test_simulation_of_recorded_drafts_takes_the_steps_of_the_device(tmp_path, limits, policy):
     config = replace(limits, num_speculative_tokens=3)
     arrivals = [
-        a._replace(request=replace(a.request, predicted_tokens=float(a.output_tokens)))
+        replace(a, request=replace(a.request, predicted_tokens=float(a.output_tokens)))
         for a in requests()
     ]
     real = speculating(config)

@@ -80,7 +80,7 @@ def test_swapped_arguments_are_noticed():
 def test_segment_rows_are_written_in_the_order_of_their_columns():
     numbers = range(1_000, 1_000 + len(SEGMENT_COLUMNS))
     row = SegmentRow(**dict(zip(SEGMENT_COLUMNS, numbers, strict=True)))
-    assert {name: getattr(row, name) for name in SegmentRow.__slots__} == dict(
+    assert {name: getattr(row, name) for name in SEGMENT_COLUMNS} == dict(
         zip(SEGMENT_COLUMNS, numbers, strict=True)
     )
     table = BytesWriter()
