@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.drive.offer import loads
+from schedlab.sim.drive.offer import counts
 from schedlab.sim.request import Request
 
 
@@ -31,7 +31,4 @@ class Vllm(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the least loaded; the first from the one behind the last."""
-        return self.least(loads(engines, self._load))
-
-    def _load(self, engine: EngineState) -> float:
-        return self.waiting_weight * engine.num_waiting + engine.num_running
+        return self.least(counts(engines, self.waiting_weight, 1.0))

@@ -18,8 +18,8 @@ FOLLOWS: Final = 4
 PLANS: Final = 5
 """Of the next steps: whoever comes at that very instant has come."""
 
-_PHASES: Final = 8
-"""Instants are that far apart in the agenda, which leaves room for the phases of each."""
+_PHASE_BITS: Final = 3
+"""An instant and a phase of it are one number in the agenda, the phase in its last bits."""
 
 
 class Clock:
@@ -68,7 +68,7 @@ class Clock:
         """
         self._num_asked += 1
         number = self._num_asked
-        when = -((self.now_ns + delay_ns) * _PHASES + phase)
+        when = -((self.now_ns + delay_ns << _PHASE_BITS) + phase)
         place = bisect_left(self._when, when)  # before its equals: they were asked for earlier
         self._when.insert(place, when)
         self._agenda.insert(place, (number, do))
@@ -78,6 +78,6 @@ class Clock:
         """Let everything happen, until nothing is left to."""
         when, agenda = self._when, self._agenda
         while agenda:
-            self.now_ns = -when.pop() // _PHASES
+            self.now_ns = -when.pop() >> _PHASE_BITS
             number, do = agenda.pop()
             do(number)

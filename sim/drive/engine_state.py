@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.sim.core.plan import FOREVER
@@ -110,7 +110,8 @@ class LiveState:
     def count(self, request: Request, sign: int) -> None:
         """Count a request that is sent there (+1), or is answered or rejected (-1)."""
         self.num_in_flight += sign
-        self.prompt_tokens_in_flight += sign * request.prompt_tokens
+        tokens = request.prompt_tokens
+        self.prompt_tokens_in_flight += tokens if sign > 0 else -tokens
         if request.predicted_tokens is not None:
             self.predicted_tokens_in_flight += sign * request.predicted_tokens
         if self._board is not None:
@@ -289,7 +290,7 @@ class Board:
         self._engines = list(engines)
         clocks = [engine._clock for engine in engines if isinstance(engine, LiveState)]
         self._clock = clocks[0] if clocks else None
-        self._load: Callable[[EngineState], Any] | None = None
+        self._load: object = None
         self._loads: list[Any] = []
         self.changed: set[int] = set()
         self.index = [engine.index for engine in engines]
@@ -332,6 +333,19 @@ class Board:
             self._load, self._loads = load, [load(engine) for engine in self._engines]
         self.changed.clear()
         return self._loads
+
+    def counts(self, waiting: float, running: float) -> list[Any]:
+        """Return ``waiting * num_waiting + running * num_running`` of each engine, as `loads`."""
+        weights = waiting, running
+        places: Iterable[int] = self.changed
+        if weights != self._load:
+            self._load, self._loads = weights, [0.0] * len(self.index)
+            places = range(len(self.index))
+        loads = self._loads
+        for place in places:
+            loads[place] = waiting * self.num_waiting[place] + running * self.num_running[place]
+        self.changed.clear()
+        return loads
 
 
 def first_least(loads: list[float], start: int) -> int:

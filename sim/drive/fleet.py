@@ -131,6 +131,7 @@ class Fleet:
         self.arrivals: dict[int, Arrival] = {}
         self.sessions = SessionTable()  # a session may go from engine to engine
         self.num_pending = 0
+        self._sends = self._send  # bound once, not for each request
         self._router = router
         self._is_closed = is_closed
         self._staleness_ns = staleness_ns
@@ -316,7 +317,7 @@ class Fleet:
         if next_ns < self._next_call_ns:
             self._next_call_ns = next_ns
             wait_ns = next_ns - self.now_ns
-            self.clock.at(wait_ns, COMES if wait_ns else FOLLOWS, self._send)
+            self.clock.at(wait_ns, COMES if wait_ns else FOLLOWS, self._sends)
 
     def _send(self, _: int) -> None:
         now_ns = self.now_ns

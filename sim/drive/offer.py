@@ -46,6 +46,13 @@ def loads(engines: Sequence[EngineState], load: Callable[[EngineState], Any]) ->
     return [load(engine) for engine in engines]
 
 
+def counts(engines: Sequence[EngineState], waiting: float, running: float) -> list[Any]:
+    """Return ``waiting * num_waiting + running * num_running`` of each engine, only to be read."""
+    if isinstance(engines, Offer):
+        return engines.board.counts(waiting, running)
+    return [waiting * engine.num_waiting + running * engine.num_running for engine in engines]
+
+
 def cached_tokens(engines: Sequence[EngineState], request: Request) -> list[int]:
     """Count the leading tokens of a prompt that each prefix cache holds."""
     if isinstance(engines, Offer):

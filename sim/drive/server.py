@@ -49,6 +49,7 @@ class Server:
         self.on_begun: Callable[[Segment], None] | None = None
         self._plans_at_once = not is_closed and settles is None
         self._next = 0  # the only one that still counts
+        self._ends = self._end  # bound once, not for each step
 
     def wake(self) -> None:
         """Plan anew as soon as the step under way ends; now, if there is none."""
@@ -64,7 +65,7 @@ class Server:
             now_ns, end_ns = self._clock.now_ns, segment.end_ns
             cut_ns = self._engine.cut(now_ns)
             if cut_ns < end_ns:
-                self._next = self._clock.at(cut_ns - now_ns, ENDS, self._end)
+                self._next = self._clock.at(cut_ns - now_ns, ENDS, self._ends)
 
     def stop(self) -> None:
         """Do nothing any more: the engine is dead, or gone."""
@@ -89,7 +90,7 @@ class Server:
         segment = engine.begin(now_ns)
         self._live.has_changed(segment)
         if segment is not None:
-            self._next = self._clock.at(segment.end_ns - now_ns, ENDS, self._end)
+            self._next = self._clock.at(segment.end_ns - now_ns, ENDS, self._ends)
             if self.on_begun is not None:
                 self.on_begun(segment)
             return
