@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 if TYPE_CHECKING:
     from schedlab.sim.core.decode_batch import DecodeBatch
     from schedlab.sim.kv.prompt import Prompt
@@ -50,6 +52,7 @@ class Refinement:
         return self.every_tokens - state.num_output_tokens % self.every_tokens
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(init=False, eq=False)
 class Request:
     """What a server can know when a request arrives. It has no true output length.
@@ -150,6 +153,7 @@ class Turn(NamedTuple):
     """The tool that its answer calls; None if it is for the user."""
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(init=False)
 class Arrival:
     """One line of a workload: a request, and what only the trace and the executor know of it.
