@@ -1,15 +1,14 @@
 """Virtual token counter: fair shares of service among tenants."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.registry import register
+from schedlab.policies.tenant_service import Tenant, charge_generated, is_waiting
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState, Status
-
-Tenant = str | None
+from schedlab.sim.request import WAITS, RequestState
 
 
 @register("vtc")
@@ -57,6 +56,7 @@ class VirtualTokenCounter(ContinuousBatching):
         self.output_weight = output_weight
         self.tenant_weights = tenant_weights
         self.counters: dict[Tenant, float] = {}
+        self._weights: dict[Tenant, float] = {}
         self._queues: dict[Tenant, dict[RequestState, None]] = {}
         self._new: list[RequestState] = []
         self._charged_tokens: dict[int, int] = {}
@@ -65,6 +65,7 @@ class VirtualTokenCounter(ContinuousBatching):
     def on_start(self, view: EngineView) -> None:
         """Keep the view, to charge what running requests generate."""
         self._view = view
+        self._weights = {**(self.tenant_weights or {})}
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Let the tenant take part; while a step is under way, from its end on."""
@@ -79,13 +80,13 @@ class VirtualTokenCounter(ContinuousBatching):
                 self._charge(state, self.input_weight * state.request.prompt_tokens)
             if not self._is_waiting(state.request.tenant):
                 self._last_to_leave = state.request.tenant
-        for state in self._view.running:
-            self._charge_output(state)
-        self._take_in_new()
+        self._charge_output(self._view.running)
+        if self._new:
+            self._take_in_new()
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Charge the last tokens."""
-        self._charge_output(state)
+        self._charge_output((state,))
         self._charged_tokens.pop(state.id, None)
         del self._queues[state.request.tenant][state]
 
@@ -118,24 +119,22 @@ class VirtualTokenCounter(ContinuousBatching):
                 heads[tenant] = following
 
     def _waiting(self, tenant: Tenant) -> Iterator[RequestState]:
-        return (s for s in self._queues.get(tenant, ()) if s.status is Status.WAITING)
+        return (s for s in self._queues.get(tenant, ()) if s.status is WAITS)
 
     def _weight(self, tenant: Tenant) -> float:
-        return 1.0 if tenant is None else (self.tenant_weights or {}).get(tenant, 1.0)
+        return self._weights.get(tenant, 1.0)
 
     def _charge(self, state: RequestState, service: float) -> None:
         tenant = state.request.tenant
         self.counters[tenant] += service / self._weight(tenant)
 
-    def _charge_output(self, state: RequestState) -> None:
-        generated = state.num_output_tokens
-        new = generated - self._charged_tokens.get(state.id, 0)
-        if new:
-            self._charge(state, self.output_weight * new)
-            self._charged_tokens[state.id] = generated
+    def _charge_output(self, states: Collection[RequestState]) -> None:
+        charge_generated(
+            states, self._charged_tokens, self.counters, self.output_weight, self._weights
+        )
 
     def _is_waiting(self, tenant: Tenant) -> bool:
-        return next(self._waiting(tenant), None) is not None
+        return is_waiting(self._queues.get(tenant, ()))
 
     def _take_in_new(self) -> None:
         for state in self._new:

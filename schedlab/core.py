@@ -39,6 +39,7 @@ MODULES = (
     "policies.attained_service", "policies.preemption", "policies.routers.prefix_tree",
     "policies.segments", "policies.serving_loop", "policies.step_load",
     "traces.rows",
+    "policies.segments", "policies.serving_loop", "policies.step_load", "policies.tenant_service",
 )  # fmt: skip
 """What is compiled, below `schedlab`: what runs once a plan, or once a request."""
 
