@@ -12,44 +12,80 @@ from schedlab.sim.request import RequestState
 
 
 class Call:
-    """What a request brought along, and what it has had since."""
+    """What a request has had, with what it brought along, and the queue that this puts it in.
 
-    __slots__ = ("base_ns", "came_ns", "used_ns", "waited_ns")
+    Queue k holds service below ``first_ns * 2**k``, queue `last` all that is more.
 
-    def __init__(self, base_ns: int, waited_ns: int, came_ns: int) -> None:
+    Attributes
+    ----------
+    base_ns, waited_ns : int
+        Service and waiting time that it brought along.
+    came_ns : int
+        When it came.
+    service_ns : int
+        Its service, with what it brought along.
+    queue : int
+        Where it is.
+    end_ns : int
+        The service at which it drops to the next queue; FOREVER if there is none.
+    """
+
+    __slots__ = ("base_ns", "came_ns", "end_ns", "last", "queue", "service_ns", "waited_ns")
+
+    def __init__(
+        self, base_ns: int, waited_ns: int, came_ns: int, first_ns: int, last: int
+    ) -> None:
         self.base_ns = base_ns
         self.waited_ns = waited_ns
         self.came_ns = came_ns
-        self.used_ns = 0
+        self.service_ns = base_ns
+        self.last = last
+        self.queue = 0
+        self.end_ns = first_ns if last else FOREVER
+        self.drop()
+
+    def drop(self) -> None:
+        """Go to the queue of the service."""
+        while self.end_ns <= self.service_ns:
+            self.queue += 1
+            self.end_ns = self.end_ns * 2 if self.queue < self.last else FOREVER
 
 
-def charge(plan: BatchPlan, used_ns: int, calls: dict[int, Call]) -> None:
-    """Charge who took part in a step; those that have no call any more are left out."""
-    for state in plan.decoding():
-        call = calls.get(state.id)
-        if call is not None:
-            call.used_ns += used_ns
-    for state, _ in plan.chunks:
-        call = calls.get(state.id)
-        if call is not None:
-            call.used_ns += used_ns
+def charge(
+    plan: BatchPlan, running: Collection[RequestState], used_ns: int, calls: dict[int, Call]
+) -> None:
+    """Charge who took part in a step; those that have no call any more are left out.
 
-
-def least_left_ns(
-    running: Collection[RequestState], calls: dict[int, Call], first_ns: int, last: int
-) -> int:
-    """Return what is left of the first quantum to be used up: FOREVER if all are in queue `last`.
-
-    Queue k holds service below ``first_ns * 2**k``.
+    Parameters
+    ----------
+    plan : BatchPlan
+        Of the step; where it does not list its decodes, all who run took part.
+    running : collection of RequestState
+        Who runs after it.
+    used_ns : int
+        What it took.
+    calls : dict of int to Call
+        By id.
     """
+    took_part = running
+    if plan.decodes is not None:
+        took_part = plan.decodes
+        if plan.chunks:
+            took_part = (*took_part, *[state for state, _ in plan.chunks])
+    for state in took_part:
+        call = calls.get(state.id)
+        if call is not None:
+            call.service_ns += used_ns
+            if call.service_ns >= call.end_ns:
+                call.drop()
+
+
+def least_left_ns(running: Collection[RequestState], calls: dict[int, Call]) -> int:
+    """Return what is left of the first quantum to be used up: FOREVER if all are in the last."""
     least_ns = FOREVER
     for state in running:
         call = calls[state.id]
-        service_ns = call.base_ns + call.used_ns
-        end_ns, queue = first_ns, 0
-        while end_ns <= service_ns and queue < last:
-            end_ns += end_ns
-            queue += 1
-        if queue < last and end_ns - service_ns < least_ns:
-            least_ns = end_ns - service_ns
+        left_ns = call.end_ns - call.service_ns
+        if left_ns < least_ns and call.end_ns < FOREVER:
+            least_ns = left_ns
     return least_ns

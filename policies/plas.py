@@ -44,6 +44,7 @@ class ProgramLevelAttainedService(Ranked):
 
     source = "Autellix, Luo et al. 2025 (arXiv:2502.13965), section 4.2: PLAS, anti-starvation"
     starves = True
+    asks_who_ran = False
 
     def __init__(
         self,
@@ -74,26 +75,30 @@ class ProgramLevelAttainedService(Ranked):
         call = self._calls[state.id]
         if self.starvation is not None and self._starves_since_ns(call) <= now_ns:
             return 0
-        queue = ((call.base_ns + call.used_ns) // self._first_ns).bit_length()
-        return queue if queue < self.num_queues else self.num_queues - 1
+        return call.queue
 
     def _starves_since_ns(self, call: Call) -> int:
         """Return from when on a request has waited too long, if it gets no more service."""
-        service_ns = call.base_ns + call.used_ns
+        service_ns = call.service_ns
         if self.starvation is None or not service_ns:
             return FOREVER
         # It has waited since it came, but for the time that it was served.
         most_ns = math.ceil(self.starvation * service_ns)
-        return call.came_ns + call.used_ns + most_ns - call.waited_ns
+        return call.came_ns + service_ns - call.base_ns + most_ns - call.waited_ns
+
+    def on_start(self, view: EngineView) -> None:
+        """Keep the view, to charge all who run."""
+        self._view = view
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Note what its session has had."""
         waited_ns = 0 if state.session is None else state.session.waited_ns
-        self._calls[state.id] = Call(self.attained_ns(state), waited_ns, now_ns)
+        base_ns, last = self.attained_ns(state), self.num_queues - 1
+        self._calls[state.id] = Call(base_ns, waited_ns, now_ns, self._first_ns, last)
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge who took part."""
-        charge(plan, now_ns - plan.start_ns, self._calls)
+        charge(plan, self._view.running, now_ns - plan.start_ns, self._calls)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
@@ -105,9 +110,8 @@ class ProgramLevelAttainedService(Ranked):
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return when the first quantum is used up, or the first request has waited too long."""
-        now_ns, last = view.now_ns, self.num_queues - 1
-        left_ns = least_left_ns(view.running, self._calls, self._first_ns, last)
-        until_ns = min(now_ns + left_ns, FOREVER)
+        now_ns = view.now_ns
+        until_ns = min(now_ns + least_left_ns(view.running, self._calls), FOREVER)
         if self.starvation is not None:
             for state in (*view.waiting, *view.running):
                 at_ns = self._starves_since_ns(self._calls[state.id])

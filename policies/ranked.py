@@ -41,6 +41,9 @@ class Ranked(Policy):
     lazy_ranks: ClassVar[bool] = False
     """Whether nothing but `key` looks at steps and time, so that ranks need not be looked at while
     everybody has a seat and gets a token, whatever the horizon."""
+    asks_who_ran: ClassVar[bool] = True
+    """Whether `on_tokens` asks every plan who decoded. If not, a plan that serves everybody does
+    not list them, and those who took part and have not finished are all who run after it."""
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return for how many steps, and until when, no key gets worse though nothing happens."""
@@ -49,7 +52,10 @@ class Ranked(Policy):
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Grant tokens by rank, preempting from the other end."""
         place = self._order(view.now_ns)
-        fits = grant_everyone(view, builder, by_name=self.on_tokens is not None, place=place)
+        # Of several batches in flight, who runs when one is back was not all in it.
+        asks = self.asks_who_ran or view.config.pipeline_parallel_size > 1
+        by_name = asks and self.on_tokens is not None
+        fits = grant_everyone(view, builder, by_name, place)
         if not fits:
             self._grant_by_rank(view, builder, place, view.waiting)
         # Where KV is loaded beside the steps, who has a seat does not always get a token.
