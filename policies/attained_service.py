@@ -11,6 +11,10 @@ from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.request import RequestState
 
 
+_NEVER = 2 * FOREVER
+"""More service than anybody gets."""
+
+
 class Call:
     """What a request has had, with what it brought along, and the queue that this puts it in.
 
@@ -22,15 +26,13 @@ class Call:
         Service and waiting time that it brought along.
     came_ns : int
         When it came.
-    service_ns : int
-        Its service, with what it brought along.
     queue : int
         Where it is.
-    end_ns : int
-        The service at which it drops to the next queue; FOREVER if there is none.
+    left_ns : int
+        Service until it drops to the next queue; FOREVER or more if there is none.
     """
 
-    __slots__ = ("base_ns", "came_ns", "end_ns", "last", "queue", "service_ns", "waited_ns")
+    __slots__ = ("_end_ns", "_last", "base_ns", "came_ns", "left_ns", "queue", "waited_ns")
 
     def __init__(
         self, base_ns: int, waited_ns: int, came_ns: int, first_ns: int, last: int
@@ -38,21 +40,31 @@ class Call:
         self.base_ns = base_ns
         self.waited_ns = waited_ns
         self.came_ns = came_ns
-        self.service_ns = base_ns
-        self.last = last
         self.queue = 0
-        self.end_ns = first_ns if last else FOREVER
+        self._last = last
+        self._end_ns = first_ns if last else _NEVER
+        self.left_ns = self._end_ns - base_ns
         self.drop()
+
+    @property
+    def service_ns(self) -> int:
+        """Its service, with what it brought along."""
+        return self._end_ns - self.left_ns
 
     def drop(self) -> None:
         """Go to the queue of the service."""
-        while self.end_ns <= self.service_ns:
+        while self.left_ns <= 0:
+            service_ns = self.service_ns
             self.queue += 1
-            self.end_ns = self.end_ns * 2 if self.queue < self.last else FOREVER
+            self._end_ns = self._end_ns * 2 if self.queue < self._last else _NEVER
+            self.left_ns = self._end_ns - service_ns
 
 
 def charge(
-    plan: BatchPlan, running: Collection[RequestState], used_ns: int, calls: dict[int, Call]
+    plan: BatchPlan,
+    running: Collection[RequestState],
+    used_ns: int,
+    calls: dict[RequestState, Call],
 ) -> None:
     """Charge who took part in a step; those that have no call any more are left out.
 
@@ -64,8 +76,8 @@ def charge(
         Who runs after it.
     used_ns : int
         What it took.
-    calls : dict of int to Call
-        By id.
+    calls : dict of RequestState to Call
+        Of all requests.
     """
     took_part = running
     if plan.decodes is not None:
@@ -73,19 +85,13 @@ def charge(
         if plan.chunks:
             took_part = (*took_part, *[state for state, _ in plan.chunks])
     for state in took_part:
-        call = calls.get(state.id)
+        call = calls.get(state)
         if call is not None:
-            call.service_ns += used_ns
-            if call.service_ns >= call.end_ns:
+            call.left_ns = left_ns = call.left_ns - used_ns
+            if left_ns <= 0:
                 call.drop()
 
 
-def least_left_ns(running: Collection[RequestState], calls: dict[int, Call]) -> int:
+def least_left_ns(running: Collection[RequestState], calls: dict[RequestState, Call]) -> int:
     """Return what is left of the first quantum to be used up: FOREVER if all are in the last."""
-    least_ns = FOREVER
-    for state in running:
-        call = calls[state.id]
-        left_ns = call.end_ns - call.service_ns
-        if left_ns < least_ns and call.end_ns < FOREVER:
-            least_ns = left_ns
-    return least_ns
+    return min([calls[state].left_ns for state in running], default=FOREVER)

@@ -64,7 +64,7 @@ class ProgramLevelAttainedService(Ranked):
         # Who waits gets no service: only that it has waited too long moves it.
         self.static_keys = starvation is None
         self._first_ns = round(first_quantum_s * 1e9)
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[RequestState, Call] = {}
 
     def attained_ns(self, state: RequestState) -> int:
         """Return the service that a new request's session had before it."""
@@ -72,7 +72,7 @@ class ProgramLevelAttainedService(Ranked):
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by queue."""
-        call = self._calls[state.id]
+        call = self._calls[state]
         if self.starvation is not None and self._starves_since_ns(call) <= now_ns:
             return 0
         return call.queue
@@ -94,7 +94,7 @@ class ProgramLevelAttainedService(Ranked):
         """Note what its session has had."""
         waited_ns = 0 if state.session is None else state.session.waited_ns
         base_ns, last = self.attained_ns(state), self.num_queues - 1
-        self._calls[state.id] = Call(base_ns, waited_ns, now_ns, self._first_ns, last)
+        self._calls[state] = Call(base_ns, waited_ns, now_ns, self._first_ns, last)
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge who took part."""
@@ -102,11 +102,11 @@ class ProgramLevelAttainedService(Ranked):
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
-        del self._calls[state.id]
+        del self._calls[state]
 
     def on_reject(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
-        self._calls.pop(state.id, None)
+        self._calls.pop(state, None)
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return when the first quantum is used up, or the first request has waited too long."""
@@ -114,7 +114,7 @@ class ProgramLevelAttainedService(Ranked):
         until_ns = min(now_ns + least_left_ns(view.running, self._calls), FOREVER)
         if self.starvation is not None:
             for state in (*view.waiting, *view.running):
-                at_ns = self._starves_since_ns(self._calls[state.id])
+                at_ns = self._starves_since_ns(self._calls[state])
                 if at_ns <= now_ns and state.status is Status.RUNNING:
                     # Service takes it back out of the first queue.
                     at_ns = now_ns + max(int((now_ns - at_ns) / self.starvation), 1)
