@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
 
+from schedlab.policies.feedback import Standing, charge, least_left_ns
 from schedlab.policies.preemption import Place
+from schedlab.policies.rank_loop import grant_by_rank
 from schedlab.policies.ranked import Ranked
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -15,23 +17,6 @@ from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import PolicyError
 from schedlab.sim.request import RequestState, Status
-
-
-class _Standing:
-    """Where a request stands: its level, its position there, and what it has had."""
-
-    __slots__ = (
-        "last_ran_ns", "level", "output_tokens", "owes_token", "position", "quantum_ns", "used_ns",
-    )  # fmt: skip
-
-    def __init__(self, level: int, quantum_ns: int, position: int, arrival_ns: int) -> None:
-        self.level = level
-        self.quantum_ns = quantum_ns
-        self.position = position
-        self.used_ns = 0
-        self.last_ran_ns = arrival_ns
-        self.output_tokens = 0
-        self.owes_token = False
 
 
 @register("fastserve")
@@ -92,6 +77,7 @@ class FastServe(Ranked):
     """
 
     can_pipeline = False
+    asks_who_ran = False
     source = "FastServe, Wu et al. (arXiv:2305.05920), LLMServe/FastServe scheduler.py"
     starves = True
 
@@ -119,14 +105,14 @@ class FastServe(Ranked):
         self.reserve_blocks = reserve_blocks
         self.host_reserve = host_reserve
         self._first_quantum_ns = round(first_quantum_s * 1e9)
-        self._places: dict[int, _Standing] = {}
+        self._places: dict[RequestState, Standing] = {}
         self._iteration = 0
         self._back = 0
         self._front = 0
 
     def key(self, state: RequestState, now_ns: int) -> tuple[bool, int, int]:
         """Order prompts under way first, then by level and position in it."""
-        place = self._places[state.id]
+        place = self._places[state]
         under_way = state.status is Status.RUNNING and place.owes_token
         return not under_way, place.level, place.position
 
@@ -147,38 +133,15 @@ class FastServe(Ranked):
         while self._first_quantum_ns << level < prefill_ns:
             level += 1
         self._back += 1
-        self._places[state.id] = _Standing(
+        self._places[state] = Standing(
             level, self._first_quantum_ns << level, self._back, state.request.arrival_ns
         )
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge who ran; demote who used up a quantum; now and then look for the starving."""
         self.static_keys = True
-        used_ns, places = now_ns - plan.start_ns, self._places
-        used_up = []
-        for state in plan.decoding():
-            place = places.get(state.id)
-            if place is None:
-                continue
-            place.last_ran_ns = now_ns
-            place.used_ns += used_ns
-            place.output_tokens += num_steps
-            if place.used_ns >= place.quantum_ns:
-                used_up.append(((not place.owes_token, place.level, place.position), place))
-            place.owes_token = False
-        prompts = []
-        for state, _ in plan.chunks:
-            place = places.get(state.id)
-            if place is None:
-                continue
-            place.last_ran_ns = now_ns
-            place.used_ns += used_ns
-            place.owes_token = state.num_output_tokens == place.output_tokens
-            place.output_tokens = state.num_output_tokens
-            if not place.owes_token and place.used_ns >= place.quantum_ns:
-                prompts.append(place)
         # By rank, as they are in a plan that had to rank them.
-        for place in reversed([*(place for _, place in sorted(used_up)), *prompts]):
+        for place in reversed(charge(plan, self._view.running, num_steps, now_ns, self._places)):
             self._move_to_front(place, place.level + 1)
         before, self._iteration = self._iteration, self._iteration + num_steps
         if self._iteration // self.starvation_period > before // self.starvation_period:
@@ -186,18 +149,13 @@ class FastServe(Ranked):
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
-        del self._places[state.id]
+        del self._places[state]
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
         """Return the steps to the next look, and when the first quantum may be used up."""
-        least_ns = FOREVER
-        for state in view.running:
-            place = self._places[state.id]
-            if place.owes_token:
-                return 1, FOREVER
-            left_ns = place.quantum_ns - place.used_ns
-            if left_ns < least_ns:
-                least_ns = left_ns
+        least_ns = least_left_ns(view.running, self._places)
+        if least_ns is None:
+            return 1, FOREVER
         steps = self.starvation_period - self._iteration % self.starvation_period
         return steps, (view.now_ns + max(least_ns, 1) if view.running else FOREVER)
 
@@ -206,11 +164,11 @@ class FastServe(Ranked):
         if not self.reserve_blocks:
             return super().plan(view, builder)
         place = self._order(view.now_ns)
-        self._grant_by_rank(view, builder, place, self._candidates(view, builder))
+        grant_by_rank(view.running, self._candidates(view, builder), builder, place)
         idle = [
             s
             for s in view.running
-            if not (s in builder.preempted or builder.serves(s) or self._places[s.id].owes_token)
+            if not (s in builder.preempted or builder.serves(s) or self._places[s].owes_token)
         ]
         # Beside a step that computes: who lacks blocks that are being loaded into must stay, or
         # two that do not fit together would make room for each other for ever.
@@ -265,7 +223,7 @@ class FastServe(Ranked):
         num_in_level = Counter(place.level for place in self._places.values())
         starts = []
         for state in states:
-            place = self._places[state.id]
+            place = self._places[state]
             ahead_ns = sum(
                 num * ((quantum_ns << place.level) - (quantum_ns << level))
                 for level, num in num_in_level.items()
@@ -286,10 +244,10 @@ class FastServe(Ranked):
             return FOREVER
         return 1 + view.config.block_size * (spare_blocks // num_rows)
 
-    def _move_to_front(self, place: _Standing, level: int) -> None:
+    def _move_to_front(self, place: Standing, level: int) -> None:
         self._front -= 1
-        place.level, place.position, place.used_ns = level, self._front, 0
-        place.quantum_ns = self._first_quantum_ns << level
+        place.level, place.position = level, self._front
+        place.left_ns = self._first_quantum_ns << level
 
     def _promote_starving(self, now_ns: int) -> None:
         limit_ns = now_ns - self.starvation_s * 1e9

@@ -1,18 +1,14 @@
 """Preemptive scheduling in the order of a rank over all requests."""
 
-from collections import deque
-from collections.abc import Iterable
-from itertools import takewhile
 from typing import Any, ClassVar
 
 from schedlab.policies.policy import Policy
 from schedlab.policies.preemption import Place, grant_everyone
+from schedlab.policies.rank_loop import grant_by_rank
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
-
-_Entry = tuple[tuple[Any, int, int], RequestState]
 
 
 class Ranked(Policy):
@@ -57,64 +53,15 @@ class Ranked(Policy):
         by_name = asks and self.on_tokens is not None
         fits = grant_everyone(view, builder, by_name, place)
         if not fits:
-            self._grant_by_rank(view, builder, place, view.waiting)
+            grant_by_rank(view.running, view.waiting, builder, place)
         # Where KV is loaded beside the steps, who has a seat does not always get a token.
         lazy = fits and self.lazy_ranks and not view.config.kv_tiers
         return builder.build(*self.promise(view, hooks_matter=not lazy))
 
     def _order(self, now_ns: int) -> Place:
+        key = self.key
+
         def place(state: RequestState) -> tuple[Any, int, int]:
-            return self.key(state, now_ns), state.request.arrival_ns, state.id
+            return key(state, now_ns), state.request.arrival_ns, state.id
 
         return place
-
-    def _grant_by_rank(
-        self,
-        view: EngineView,
-        builder: PlanBuilder,
-        place: Place,
-        candidates: Iterable[RequestState],
-    ) -> None:
-        """Grant tokens to running requests and to candidates of the queue, those by rank too."""
-        ranked = sorted((place(state), state) for state in view.running)
-        residents = deque(ranked)
-        waiting = iter(candidates)
-        head = next(waiting, None)
-        while builder.rows_left and builder.tokens_left and (residents or head is not None):
-            if head is not None and (not residents or place(head) < residents[0][0]):
-                fits = self._admit(head, residents, builder)
-                head = next(waiting, None) if fits else None
-            elif not self._grant_decodes(residents, None if head is None else place(head), builder):
-                _, state = residents.popleft()
-                while not builder.grant(state) and residents:
-                    builder.preempt(residents.pop()[1])
-
-    def _grant_decodes(
-        self, residents: deque[_Entry], head: tuple[Any, int, int] | None, builder: PlanBuilder
-    ) -> bool:
-        """Grant the decodes in front of all others, the queue included, if they all fit."""
-        first = takewhile(
-            lambda entry: entry[1].is_decoding and (head is None or entry[0] < head), residents
-        )
-        decodes = [state for _, state in first]
-        if len(decodes) < 2 or not builder.grant_all(decodes):
-            return False
-        for _ in decodes:
-            residents.popleft()
-        return True
-
-    def _admit(
-        self,
-        state: RequestState,
-        worse: deque[_Entry],
-        builder: PlanBuilder,
-    ) -> bool:
-        if builder.grant(state):
-            return True
-        if not builder.fits_without((victim for _, victim in worse), state):
-            return False
-        while worse:
-            builder.preempt(worse.pop()[1])
-            if builder.grant(state):
-                return True
-        return False

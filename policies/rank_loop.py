@@ -1,0 +1,75 @@
+"""The loop behind `Ranked`: a function of its own, which the compiled core has."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from schedlab.policies.preemption import Place
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.request import RequestState
+
+Entry = tuple[tuple[Any, int, int], RequestState]
+"""The rank of a request, and the request."""
+
+
+def grant_by_rank(
+    running: Iterable[RequestState],
+    candidates: Iterable[RequestState],
+    builder: PlanBuilder,
+    place: Place,
+) -> None:
+    """Grant tokens to running requests and to candidates of the queue, all by rank.
+
+    Parameters
+    ----------
+    running, candidates : iterable of RequestState
+        The running requests, in any order, and those waiting who may be admitted, by rank.
+    builder : PlanBuilder
+        The ledger.
+    place : callable
+        The rank of a request, no two the same.
+    """
+    residents = deque(sorted([(place(state), state) for state in running]))
+    waiting = iter(candidates)
+    head = _entry(waiting, place)
+    while builder.rows_left and builder.tokens_left and (residents or head is not None):
+        if head is not None and (not residents or head[0] < residents[0][0]):
+            fits = _admit(head[1], residents, builder)
+            head = _entry(waiting, place) if fits else None
+        elif not _grant_decodes(residents, head, builder):
+            _, state = residents.popleft()
+            while not builder.grant(state) and residents:
+                builder.preempt(residents.pop()[1])
+
+
+def _entry(waiting: Iterator[RequestState], place: Place) -> Entry | None:
+    state = next(waiting, None)
+    return None if state is None else (place(state), state)
+
+
+def _grant_decodes(residents: deque[Entry], head: Entry | None, builder: PlanBuilder) -> bool:
+    """Grant the decodes in front of all others, the queue included, if they all fit."""
+    decodes: list[RequestState] = []
+    for rank, state in residents:
+        if not state.is_decoding or (head is not None and head[0] < rank):
+            break
+        decodes.append(state)
+    if len(decodes) < 2 or not builder.grant_all(decodes):
+        return False
+    for _ in decodes:
+        residents.popleft()
+    return True
+
+
+def _admit(state: RequestState, worse: deque[Entry], builder: PlanBuilder) -> bool:
+    if builder.grant(state):
+        return True
+    if not builder.fits_without([victim for _, victim in worse], state):
+        return False
+    while worse:
+        builder.preempt(worse.pop()[1])
+        if builder.grant(state):
+            return True
+    return False
