@@ -94,4 +94,9 @@ def charge(
 
 def least_left_ns(running: Collection[RequestState], calls: dict[RequestState, Call]) -> int:
     """Return what is left of the first quantum to be used up: FOREVER if all are in the last."""
-    return min([calls[state].left_ns for state in running], default=FOREVER)
+    least_ns = FOREVER
+    for state in running:
+        left_ns = calls[state].left_ns
+        if left_ns < least_ns:
+            least_ns = left_ns
+    return least_ns

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from heapq import merge
 
+from schedlab.policies.deadlines import Target, next_due_ns
 from schedlab.policies.policy import Policy
 from schedlab.policies.preemption import grant_all_decodes, grant_or_preempt
 from schedlab.policies.registry import register
@@ -55,7 +56,7 @@ class FairBatching(Policy):
         self.ttft_s = ttft_s
         self.tbt_s = tbt_s
         self._own_tbt_ms: dict[int, float] = {}
-        self._targets: dict[int, tuple[int, float, float]] = {}
+        self._targets: dict[RequestState, Target] = {}
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Note its targets."""
@@ -65,16 +66,16 @@ class FairBatching(Policy):
             ttft_ms = ttft_ms if slo.ttft_ms is None else slo.ttft_ms
             if slo.tpot_ms is not None:
                 self._own_tbt_ms[state.id] = tbt_ms = slo.tpot_ms
-        self._targets[state.id] = state.request.arrival_ns, ttft_ms, tbt_ms
+        self._targets[state] = state.request.arrival_ns, ttft_ms, tbt_ms
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
         self._own_tbt_ms.pop(state.id, None)
-        self._targets.pop(state.id, None)
+        self._targets.pop(state, None)
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by when the next token is due."""
-        arrival_ns, ttft_ms, tbt_ms = self._targets[state.id]
+        arrival_ns, ttft_ms, tbt_ms = self._targets[state]
         return arrival_ns + round((ttft_ms + state.num_output_tokens * tbt_ms) * 1e6)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
@@ -93,13 +94,16 @@ class FairBatching(Policy):
             steps = both.steps_within(tbt_ns)
             if steps and grant_all_decodes(decodes, builder, view):
                 return builder.build(max_steps=steps)
-        due_ns = {state: self.key(state, now_ns) for state in decodes}
-        budget_ns = max(min(due_ns.values()) - now_ns, tbt_ns) if decodes else FOREVER
+        due_ns = next_due_ns(decodes, self._targets)
+        budget_ns = max(min(due_ns) - now_ns, tbt_ns) if decodes else FOREVER
         urgent, others = decodes, []
-        if could_prefill:
+        if could_prefill and decodes:
             urgent_ns = now_ns + budget_ns + tbt_ns
-            urgent = [state for state in decodes if due_ns[state] < urgent_ns]
-            others = [state for state in decodes if due_ns[state] >= urgent_ns]
+            if max(due_ns) >= urgent_ns:
+                both = zip(decodes, due_ns, strict=True)
+                urgent = [state for state, at_ns in both if at_ns < urgent_ns]
+                both = zip(decodes, due_ns, strict=True)
+                others = [state for state, at_ns in both if at_ns >= urgent_ns]
 
         def place(state: RequestState) -> tuple[int, int, int]:
             return self.key(state, now_ns), state.request.arrival_ns, state.id

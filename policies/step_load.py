@@ -54,16 +54,15 @@ class StepLoad:
         load = StepLoad(self._view)
         load._chunks = self._chunks
         load._num_decodes = self._num_decodes + len(states)
-        if not states:
-            total, longest, shortest = 0, 0, FOREVER
-        elif len(states) == self._view.num_decodes:
-            total, longest, shortest = self._view.decode_contexts()
-        else:
-            contexts = [state.num_computed_tokens for state in states]
-            total, longest, shortest = sum(contexts), max(contexts), min(contexts)
-        load._sum_tokens = self._sum_tokens + total
-        load._longest_tokens = max(self._longest_tokens, longest)
-        load._shortest_tokens = min(self._shortest_tokens, shortest)
+        if states and load._num_decodes == self._view.num_decodes:  # these are all of them
+            load._sum_tokens, load._longest_tokens, load._shortest_tokens = (
+                self._view.decode_contexts()
+            )
+            return load
+        contexts = [state.num_computed_tokens for state in states]
+        load._sum_tokens = self._sum_tokens + sum(contexts)
+        load._longest_tokens = max(self._longest_tokens, max(contexts, default=0))
+        load._shortest_tokens = min(self._shortest_tokens, min(contexts, default=FOREVER))
         return load
 
     def is_within(self, budget_ns: float) -> bool:
@@ -77,8 +76,19 @@ class StepLoad:
 
     def chunk_within(self, state: RequestState, most: int, budget_ns: float) -> int:
         """Return how many tokens of a prompt, up to `most`, may be computed as well."""
-        context = state.num_computed_tokens
-        return _most(most, lambda n: self._ns((), ((n, context),)) <= budget_ns)
+        if budget_ns >= FOREVER:
+            return max(most, 0)
+        context, view, before = state.num_computed_tokens, self._view, self._chunks
+        num_decodes, total = self._num_decodes, self._sum_tokens
+        longest, shortest = self._longest_tokens, self._shortest_tokens if num_decodes else 0
+        sampled = num_decodes + len(before) + 1
+
+        def fits(n: int) -> bool:
+            chunks = (*before, (n, context))
+            shape = BatchShape(num_decodes, total, longest, chunks, 0, 0, sampled, 0, 0, 0, shortest)
+            return view.estimate_step_ns(shape) <= budget_ns
+
+        return _most(most, fits)
 
     def steps_within(self, budget_ns: float) -> int:
         """Return for how many steps of these decodes alone each ends within the time.
@@ -89,23 +99,17 @@ class StepLoad:
             return 0
         return _most(_STEPS_AHEAD, lambda n: self._ns(num_steps=n) <= budget_ns)
 
-    def _ns(
-        self,
-        contexts: Sequence[int] = (),
-        chunks: tuple[tuple[int, int], ...] = (),
-        num_steps: int = 1,
-    ) -> int:
+    def _ns(self, contexts: Sequence[int] = (), num_steps: int = 1) -> int:
         num_decodes = self._num_decodes + len(contexts)
         longest, shortest = self._longest_tokens, self._shortest_tokens
         if contexts:
             longest, shortest = max(longest, *contexts), min(shortest, *contexts)
-        both = self._chunks + chunks
         shape = BatchShape(
             num_decodes,
             self._sum_tokens + sum(contexts),
             longest,
-            both,
-            rows_sampled=num_decodes + len(both),
+            self._chunks,
+            rows_sampled=num_decodes + len(self._chunks),
             decode_context_min_tokens=shortest if num_decodes else 0,
         )
         return self._view.estimate_step_ns(shape, num_steps)

@@ -23,13 +23,23 @@ def charge_generated(
 
     One request after the other: sums of what is no whole number depend on their order.
     """
+    tenant: Tenant = None
+    counter, weight = 0.0, 1.0
+    has_counter = False
     for state in running:
         generated = state.num_output_tokens
         new = generated - charged_tokens.get(state.id, 0)
-        if new:
+        if not new:
+            continue
+        charged_tokens[state.id] = generated
+        if not has_counter or state.request.tenant != tenant:
+            if has_counter:
+                counters[tenant] = counter
             tenant = state.request.tenant
-            counters[tenant] += output_weight * new / weights.get(tenant, 1.0)
-            charged_tokens[state.id] = generated
+            counter, weight, has_counter = counters[tenant], weights.get(tenant, 1.0), True
+        counter += output_weight * new / weight
+    if has_counter:
+        counters[tenant] = counter
 
 
 def is_waiting(queue: Collection[RequestState]) -> bool:

@@ -230,11 +230,13 @@ class SimExecutor(Executor):
         return self._tokens_left(state)
 
     def _tokens_left(self, state: RequestState) -> int:
-        return min(self._length(state) - state.num_output_tokens, self.most_tokens)
+        left = self._length(state) - state.num_output_tokens
+        return left if left < self.most_tokens else self.most_tokens
 
     def _length(self, state: RequestState) -> int:
         """Return how many tokens a request has generated when it ends."""
-        return min(self._answers[state.id].output_tokens, state.request.max_tokens)
+        length, most = self._answers[state.id].output_tokens, state.request.max_tokens
+        return length if length < most else most
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Price up to `max_steps` steps; see `Executor.execute`."""

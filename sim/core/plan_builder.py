@@ -160,13 +160,18 @@ class PlanBuilder(StepLedger):
             or not (not granted or granted.keys().isdisjoint(chosen))
         ):
             raise InfeasiblePlan("grant_all() would grant a request tokens twice in one step")
-        members, need = batch.members, batch.blocks_next_step()
-        if self.preempted or chosen.keys() != members.keys():
-            # From who decoded last on: plans change few of them, and a member decodes.
-            for i in members.keys() - chosen.keys():
-                need -= batch.blocks_of(members[i])
-            for i in chosen.keys() - members.keys():
-                state = chosen[i]
+        members = batch.members
+        is_few = 2 * num_decodes < len(members)
+        need = 0 if is_few else batch.blocks_next_step()
+        if is_few or self.preempted or chosen.keys() != members.keys():
+            if is_few:
+                others: Collection[RequestState] = decodes
+            else:
+                # From who decoded last on: plans change few of them, and a member decodes.
+                for i in members.keys() - chosen.keys():
+                    need -= batch.blocks_of(members[i])
+                others = [chosen[i] for i in chosen.keys() - members.keys()]
+            for state in others:
                 if not state.is_decoding:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
                 need += batch.blocks_of(state)

@@ -1,0 +1,22 @@
+"""When the next tokens of requests are due.
+
+A function of its own, which the compiled core has: it looks at each running request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from schedlab.sim.request import RequestState
+
+Target = tuple[int, float, float]
+"""Arrival in ns, time to the first token in ms, and time between tokens in ms."""
+
+
+def next_due_ns(states: Collection[RequestState], targets: dict[RequestState, Target]) -> list[int]:
+    """Return of each when its next token is due, by the number of those that it has."""
+    due_ns: list[int] = []
+    for state in states:
+        arrival_ns, ttft_ms, tbt_ms = targets[state]
+        due_ns.append(arrival_ns + round((ttft_ms + state.num_output_tokens * tbt_ms) * 1e6))
+    return due_ns
