@@ -10,7 +10,6 @@ from collections.abc import Collection
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.request import RequestState
 
-
 _NEVER = 2 * FOREVER
 """More service than anybody gets."""
 

@@ -1,6 +1,6 @@
-"""When the next tokens of requests are due.
+"""When the next tokens of requests are due, and whose are.
 
-A function of its own, which the compiled core has: it looks at each running request.
+Functions of their own, which the compiled core has: they look at each running request.
 """
 
 from __future__ import annotations
@@ -20,3 +20,15 @@ def next_due_ns(states: Collection[RequestState], targets: dict[RequestState, Ta
         arrival_ns, ttft_ms, tbt_ms = targets[state]
         due_ns.append(arrival_ns + round((ttft_ms + state.num_output_tokens * tbt_ms) * 1e6))
     return due_ns
+
+
+def due_by(
+    states: Collection[RequestState], due_ns: dict[RequestState, int], now_ns: int
+) -> list[RequestState]:
+    """Return whose token is due by now; those of whom nobody knows are among them."""
+    due: list[RequestState] = []
+    for state in states:
+        at_ns = due_ns.get(state)
+        if at_ns is None or at_ns <= now_ns:
+            due.append(state)
+    return due

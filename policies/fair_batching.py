@@ -100,10 +100,9 @@ class FairBatching(Policy):
         if could_prefill and decodes:
             urgent_ns = now_ns + budget_ns + tbt_ns
             if max(due_ns) >= urgent_ns:
-                both = zip(decodes, due_ns, strict=True)
-                urgent = [state for state, at_ns in both if at_ns < urgent_ns]
-                both = zip(decodes, due_ns, strict=True)
-                others = [state for state, at_ns in both if at_ns >= urgent_ns]
+                dated = [*zip(decodes, due_ns, strict=True)]
+                urgent = [state for state, at_ns in dated if at_ns < urgent_ns]
+                others = [state for state, at_ns in dated if at_ns >= urgent_ns]
 
         def place(state: RequestState) -> tuple[int, int, int]:
             return self.key(state, now_ns), state.request.arrival_ns, state.id

@@ -1,4 +1,4 @@
-"""Segments of output length: who is at the entry of each, and who inside, at every plan.
+"""Segments of output length: who is at the entry of each, who inside, and who of them may run.
 
 Functions of their own, which the compiled core has: they look at each running request.
 """
@@ -8,7 +8,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 
-from schedlab.sim.request import RequestState, Status
+from schedlab.policies.preemption import grant_or_preempt
+from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.view import EngineView
+from schedlab.sim.request import RequestState
 
 
 class Segment:
@@ -51,42 +55,178 @@ def first_at_stages(stages: Sequence[int], group: int) -> list[int]:
     return chosen
 
 
+class Choice:
+    """Who of the segments may run.
+
+    Attributes
+    ----------
+    states : list of RequestState
+        They, segment by segment.
+    num_new : int
+        How many of those who wait may come as well.
+    steps : int
+        For how many steps the same may run, if all of them do and nothing happens.
+    until_ns : int
+        When the time is over that the first of a segment waits for others, which stays; or FOREVER.
+    timed_out : int
+        The last segment that runs because this time was over before; -1 if none does.
+    """
+
+    __slots__ = ("num_new", "states", "steps", "timed_out", "until_ns")
+
+    def __init__(self) -> None:
+        self.states: list[RequestState] = []
+        self.num_new = 0
+        self.steps = FOREVER
+        self.until_ns = FOREVER
+        self.timed_out = -1
+
+
 def sort_by_segment(
-    running: Collection[RequestState], prefilling: Collection[RequestState], edges: Sequence[int]
+    running: Collection[RequestState],
+    prefilling: Collection[RequestState],
+    edges: Sequence[int],
+    slots: dict[int, int],
 ) -> list[Segment]:
-    """Sort running requests into the segments that end at some lengths; longer ones to the last."""
-    last = len(edges) - 1
+    """Sort running requests into the segments that end at some lengths; longer ones to the last.
+
+    Parameters
+    ----------
+    running, prefilling : collection of RequestState
+        Of the engine.
+    edges : sequence of int
+        Where segments end.
+    slots : dict of int to int
+        What is known of lengths: the number of their segment, or ``-1 -`` that if it begins there.
+    """
     segments = [Segment() for _ in edges]
     prompts = set(prefilling)
     for state in running:
         generated = 0 if prompts and state in prompts else state.num_output_tokens
-        number = bisect_right(edges, generated)
-        if number > last:
-            number = last
-        segment = segments[number]
-        if number and generated == edges[number - 1]:
-            segment.entry.append(state)
+        slot = slots.get(generated)
+        if slot is None:
+            number = min(bisect_right(edges, generated), len(edges) - 1)
+            begins = number > 0 and generated == edges[number - 1]
+            slots[generated] = slot = -1 - number if begins else number
+        if slot < 0:
+            segments[-1 - slot].entry.append(state)
         else:
+            segment = segments[slot]
             segment.inside.append(state)
             segment.stages.append(generated)
     return segments
 
 
-def since_ns(states: Collection[RequestState], ran_ns: dict[int, int]) -> list[int]:
-    """Return since when requests wait: since they ran last, or if never, had their seat."""
-    return [ran_ns.get(state.id, state.first_scheduled_ns) for state in states]
+def choose(
+    segments: Sequence[Segment],
+    edges: Sequence[int],
+    limits: Sequence[tuple[int, int]],
+    view: EngineView,
+    ran_ns: dict[RequestState, int],
+    timeout_ns: int,
+    drain: bool,
+) -> Choice:
+    """Choose the segments from the first up to the one whose entry still gathers.
+
+    Parameters
+    ----------
+    segments : sequence of Segment
+        Who runs.
+    edges : sequence of int
+        Where segments end.
+    limits : sequence of (int, int)
+        How many each may hold, and how many at one stage.
+    view : EngineView
+        The engine.
+    ran_ns : dict of RequestState to int
+        When requests ran last.
+    timeout_ns : int
+        How long the first at an entry waits for others.
+    drain : bool
+        Whether nobody waits for others where nobody can come.
+    """
+    waiting, now_ns = view.waiting, view.now_ns
+    choice = Choice()
+    can_come = len(waiting) > 0
+    for i, (limit, group) in enumerate(limits):
+        segment = segments[i]
+        num_inside = len(segment.inside)
+        gathered = len(segment.entry) if i else len(waiting)
+        places = max(min(group, limit - num_inside), 0)
+        if gathered < places and (can_come or not drain):
+            stalled_ns = least_since_ns(segments, i, ran_ns)
+            if i == 0 and gathered:
+                stalled_ns = min(stalled_ns, waiting.head.request.arrival_ns)
+            if stalled_ns + timeout_ns > now_ns:
+                choice.until_ns = stalled_ns + timeout_ns
+                break
+            choice.timed_out = i
+        if i == 0:
+            choice.num_new = places
+            can_come = False
+        within = segment.at_most(group)
+        choice.states += within
+        choice.states += segment.entry[:places]
+        if len(within) < num_inside or (places and segment.entry):
+            choice.steps = 1
+        elif num_inside and i + 1 < len(edges):  # all move on together to the end of the segment
+            choice.steps = min(choice.steps, max(edges[i] - max(segment.stages), 1))
+        can_come = can_come or num_inside > 0 or len(segment.entry) > 0
+    return choice
 
 
-def note_ran(states: Collection[RequestState], now_ns: int, ran_ns: dict[int, int]) -> None:
-    """Remember of requests that still run that they ran until now."""
-    for state in states:
-        if state.status is Status.RUNNING:  # whose answer ended has been forgotten already
-            ran_ns[state.id] = now_ns
+def least_since_ns(segments: Sequence[Segment], first: int, ran_ns: dict[RequestState, int]) -> int:
+    """Return since when the first in a segment, or in one behind it, waits; FOREVER if none is.
+
+    A request waits since it ran last, or if it never did, had its seat.
+    """
+    least_ns = FOREVER
+    for i in range(first, len(segments)):
+        segment = segments[i]
+        for states in (segment.entry, segment.inside):
+            for state in states:
+                since_ns = ran_ns.get(state, state.first_scheduled_ns)
+                if since_ns < least_ns:
+                    least_ns = since_ns
+    return least_ns
 
 
-def in_order_of_admission(
-    running: Collection[RequestState], chosen: Collection[RequestState]
-) -> list[RequestState]:
-    """Return the chosen ones of the running requests, as these are ordered."""
+def stays_timed_out(
+    segments: Sequence[Segment], first: int, ran_ns: dict[RequestState, int], waited_until_ns: int
+) -> bool:
+    """Whether a segment that runs on a time-out will also in the steps to come.
+
+    Who runs waits anew; who stays at an entry has waited as long as before. What is so of a segment
+    is so of those before it, which wait for the same requests and more.
+    """
+    for i in range(first, len(segments)):
+        for state in segments[i].entry:
+            if ran_ns.get(state, state.first_scheduled_ns) <= waited_until_ns:
+                return True
+    return False
+
+
+def grant_chosen(
+    chosen: Collection[RequestState], num_new: int, view: EngineView, builder: PlanBuilder
+) -> bool:
+    """Grant all of them what they need if it fits, then new ones; return whether it did.
+
+    In order of admission: were a late one granted first, an early one could make room only by
+    giving up itself, and two that start over by turns would never finish.
+    """
     turn = set(chosen)
-    return [state for state in running if state in turn]
+    in_turn = [state for state in view.running if state in turn]
+    all_granted = not view.prefilling and builder.grant_all(in_turn)
+    if not all_granted:
+        victims = list(view.running)
+        for state in in_turn:
+            if state not in builder.preempted and builder.tokens_left:
+                grant_or_preempt(builder, state, victims)
+    if builder.preempted:
+        return False
+    if num_new > 0:
+        for state in view.waiting:
+            if num_new < 1 or not builder.grant(state):
+                break
+            num_new -= 1
+    return all_granted

@@ -2,8 +2,9 @@
 
 import math
 
+from schedlab.policies.deadlines import due_by
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import grant_or_preempt
+from schedlab.policies.preemption import grant_all_decodes, grant_or_preempt
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -82,7 +83,9 @@ class SLAI(Policy):
         self.max_decodes = max_decodes
         self._busy_ns = 0
         self._num_steps = 0
-        self._last_schedulable_ns: dict[int, int] = {}
+        self._last_schedulable_ns: dict[RequestState, int] = {}
+        self._own_targets_ns: dict[RequestState, int] = {}
+        self._gone: list[RequestState] = []
 
     def key(self, state: RequestState, now_ns: int) -> tuple[int, int]:
         """Order new prompts."""
@@ -96,6 +99,12 @@ class SLAI(Policy):
         """Keep the view, to see how full the memory is."""
         self._view = view
 
+    def on_arrival(self, state: RequestState, now_ns: int) -> None:
+        """Note its own target, if it has one."""
+        slo = state.request.slo
+        if slo is not None and slo.tpot_ms is not None:
+            self._own_targets_ns[state] = round(slo.tpot_ms / 1e3 * 1e9)
+
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Set the last schedulable time of everyone who got a token."""
         self._busy_ns += now_ns - plan.start_ns
@@ -105,30 +114,42 @@ class SLAI(Policy):
             used = 1.0 - self._view.free_blocks / self._view.num_blocks
             offset = 5 if used < self.memory_limit else 10
         safety_ns = offset * self._busy_ns // self._num_steps
-        due_ns, due = now_ns + round(self.tbt_s * 1e9) - safety_ns, self._last_schedulable_ns
-        for state in (*plan.decoding(), *(state for state, _ in plan.chunks)):
-            if state.is_decoding:
-                slo = state.request.slo
-                if slo is None or slo.tpot_ms is None:
-                    due[state.id] = due_ns
-                else:
-                    target_ns = round(slo.tpot_ms / 1e3 * 1e9)
-                    due[state.id] = now_ns + target_ns - safety_ns
+        base_ns, target_ns = now_ns - safety_ns, round(self.tbt_s * 1e9)
+        # Where the plan lists nobody, all who run took part.
+        decoded = self._view.running if plan.decodes is None else plan.decodes
+        if plan.chunks:
+            decoded = [*decoded, *(state for state, _ in plan.chunks if state.is_decoding)]
+        due, own_ns = self._last_schedulable_ns, self._own_targets_ns
+        due.update(dict.fromkeys(decoded, base_ns + target_ns))
+        if own_ns:
+            due.update((state, base_ns + own_ns.get(state, target_ns)) for state in decoded)
+        if self._gone:  # of whom the plan still tells
+            for state in self._gone:
+                due.pop(state, None)
+            self._gone.clear()
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
-        self._last_schedulable_ns.pop(state.id, None)
+        self._last_schedulable_ns.pop(state, None)
+        self._own_targets_ns.pop(state, None)
+        self._gone.append(state)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan critical decodes, prompts under way, new prompts, other decodes."""
         due = self._last_schedulable_ns
         idle = not (view.prefilling or len(view.waiting) or view.num_paused)
         at_most = min(self.max_decodes, self.token_budget)
-        if idle and len(view.running) <= at_most and builder.grant_all(view.running):
-            return builder.build(max_steps=FOREVER)  # all decode: it matters to nobody who is due
+        if idle and len(view.running) <= at_most:
+            speculates = view.config.num_speculative_tokens > 0  # then not all drafts may fit
+            if (
+                builder.grant_all(view.running)
+                if speculates
+                else grant_all_decodes(view.running, builder, view)
+            ):
+                return builder.build(max_steps=FOREVER)  # it matters to nobody who is due
         now_ns = view.now_ns
         decodes = view.decoding
-        critical = [s for s in decodes if due.get(s.id, 0) <= now_ns]
+        critical = due_by(decodes, due, now_ns)
         floor = max(builder.tokens_left - self.token_budget, 0)
         paused = list(view.prefilling)
 
@@ -146,7 +167,10 @@ class SLAI(Policy):
             if left < 1 or overtakes or not builder.grant(state, left):
                 break
         if builder.tokens_left > floor and builder.rows_left:
-            others = [s for s in decodes if due.get(s.id, 0) > now_ns]
+            others = decodes
+            if critical:
+                served = set(critical)
+                others = [state for state in decodes if state not in served]
             room -= self._decode(others, room, paused, builder, floor)
         if paused and not builder.preempted and len(paused) == len(view.running):
             # Prompts under way block each other for memory; the original reserves them whole.
@@ -186,4 +210,4 @@ class SLAI(Policy):
 
     def _by_due(self, states: list[RequestState]) -> list[RequestState]:
         due = self._last_schedulable_ns
-        return sorted(states, key=lambda s: (due.get(s.id, 0), s.request.arrival_ns, s.id))
+        return sorted(states, key=lambda s: (due.get(s, 0), s.request.arrival_ns, s.id))

@@ -85,7 +85,9 @@ class StepLoad:
 
         def fits(n: int) -> bool:
             chunks = (*before, (n, context))
-            shape = BatchShape(num_decodes, total, longest, chunks, 0, 0, sampled, 0, 0, 0, shortest)
+            shape = BatchShape(
+                num_decodes, total, longest, chunks, 0, 0, sampled, 0, 0, 0, shortest
+            )
             return view.estimate_step_ns(shape) <= budget_ns
 
         return _most(most, fits)

@@ -65,7 +65,7 @@ class VirtualTokenCounter(ContinuousBatching):
     def on_start(self, view: EngineView) -> None:
         """Keep the view, to charge what running requests generate."""
         self._view = view
-        self._weights = {**(self.tenant_weights or {})}
+        self._weights.update((self.tenant_weights or {}).items())
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Let the tenant take part; while a step is under way, from its end on."""

@@ -318,12 +318,13 @@ class Lifecycle(Departures):
             return batch.size
         if chosen and (self.paused or len(chosen) < batch.size):
             ids = {state.id for state in chosen}
-            for state in [s for s in batch.members.values() if s.id not in ids]:
-                self._leave_decodes(state)
-                self.paused[state.id] = state
-            paused = self.paused
+            paused, members = self.paused, batch.members
+            if not members.keys() <= ids:
+                for state in [state for i, state in members.items() if i not in ids]:
+                    self._leave_decodes(state)
+                    paused[state.id] = state
             if not paused.keys().isdisjoint(ids):
-                for state in [s for s in chosen if s.id in paused]:
+                for state in [state for state in chosen if state.id in paused]:
                     del paused[state.id]
                     self._join_decodes(state)
         for state, drafts in plan.trimmed:
