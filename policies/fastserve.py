@@ -16,7 +16,7 @@ from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import PolicyError
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import RUNS, RequestState
 
 
 @register("fastserve")
@@ -113,7 +113,7 @@ class FastServe(Ranked):
     def key(self, state: RequestState, now_ns: int) -> tuple[bool, int, int]:
         """Order prompts under way first, then by level and position in it."""
         place = self._places[state]
-        under_way = state.status is Status.RUNNING and place.owes_token
+        under_way = state.status is RUNS and place.owes_token
         return not under_way, place.level, place.position
 
     def on_start(self, view: EngineView) -> None:

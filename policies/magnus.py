@@ -8,7 +8,7 @@ from schedlab.policies.static import Static
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import WAITS, RequestState
 
 
 @register("magnus")
@@ -90,7 +90,7 @@ class Magnus(Static):
         queued.add(batch, state)
         self._batch_of[state.id] = batch
         # Its prompt was computed elsewhere, or the engine that computed it died.
-        if state.status is not Status.WAITING or state.first_scheduled_ns >= 0:
+        if state.status is not WAITS or state.first_scheduled_ns >= 0:
             self._started.append(batch)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:

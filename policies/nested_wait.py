@@ -1,8 +1,10 @@
 """Nested WAIT: thresholds between segments of output length, without a prediction."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from operator import mul
 
 from schedlab.policies.policy import Policy
 from schedlab.policies.registry import register
@@ -11,7 +13,7 @@ from schedlab.policies.wait import check_types
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import RUNS, RequestState
 from schedlab.sim.sums import in_order
 
 
@@ -70,6 +72,7 @@ class NestedWait(Policy):
         self.drain = drain
         # One of each to begin with, so that every segment has a flow.
         self._ended = [1] * len(output_edges)
+        self._stages = [end - start for start, end in pairwise((0, *output_edges))]
         self._limits: list[tuple[int, int]] = []
         self._set_limits()
         self._ran_ns: dict[RequestState, int] = {}
@@ -78,7 +81,7 @@ class NestedWait(Policy):
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Let a request that ran on another engine wait at its entry from now on."""
-        if state.status is Status.RUNNING:
+        if state.status is RUNS:
             self._ran_ns[state] = now_ns
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
@@ -94,7 +97,7 @@ class NestedWait(Policy):
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Count the answer in the segment where it ended."""
         length, last = state.num_output_tokens, len(self.output_edges) - 1
-        segment = next((i for i, edge in enumerate(self.output_edges) if length <= edge), last)
+        segment = min(bisect_left(self.output_edges, length), last)
         self._ended[segment] += 1
         if self.request_rates is None:
             self._set_limits()
@@ -119,15 +122,15 @@ class NestedWait(Policy):
 
     def _set_limits(self) -> None:
         """Work out of each segment how many it may hold, and how many at one stage."""
-        edges, rates = self.output_edges, self.request_rates
-        stages = [end - start for start, end in pairwise((0, *edges))]
-        if rates is None:
-            # Counts add up to the same from either end.
-            flows: Sequence[float] = [*accumulate(reversed(self._ended))][::-1]
+        stages, rates = self._stages, self.request_rates
+        flows: Sequence[float]
+        if rates is None:  # counts add up to the same from either end
+            flows = [*accumulate(reversed(self._ended))][::-1]
+            total: float = sum(map(mul, stages, flows))
         else:
-            flows = [in_order(rates[i:]) for i in range(len(edges))]
-        total = in_order([n * flow for n, flow in zip(stages, flows, strict=True)])
-        self._limits = []
+            flows = [in_order(rates[i:]) for i in range(len(stages))]
+            total = in_order(map(mul, stages, flows))
+        self._limits = limits = []
         for num_stages, flow in zip(stages, flows, strict=True):
             share = self.total_limit * num_stages * flow / total
-            self._limits.append((max(int(share), 1), math.ceil(share / num_stages)))
+            limits.append((int(share) or 1, math.ceil(share / num_stages)))

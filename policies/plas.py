@@ -7,7 +7,7 @@ from schedlab.policies.ranked import Ranked
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import RUNS, RequestState
 
 
 @register("plas")
@@ -115,7 +115,7 @@ class ProgramLevelAttainedService(Ranked):
         if self.starvation is not None:
             for state in (*view.waiting, *view.running):
                 at_ns = self._starves_since_ns(self._calls[state])
-                if at_ns <= now_ns and state.status is Status.RUNNING:
+                if at_ns <= now_ns and state.status is RUNS:
                     # Service takes it back out of the first queue.
                     at_ns = now_ns + max(int((now_ns - at_ns) / self.starvation), 1)
                 if at_ns > now_ns:

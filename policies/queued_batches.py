@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schedlab.policies.sjf import predicted_tokens
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import WAITS, RequestState
 
 _ROWS = 64
 _PRODUCTS, _TIME_NS = 3, 5
@@ -50,7 +50,7 @@ class QueuedBatch:
 
     def waiting(self) -> list[RequestState]:
         """List who waits, in order of arrival."""
-        waiting = [s for s in self.members.values() if s.status is Status.WAITING]
+        waiting = [s for s in self.members.values() if s.status is WAITS]
         return sorted(waiting, key=lambda s: (s.request.arrival_ns, s.id))
 
 
@@ -185,4 +185,4 @@ class QueuedBatches:
 
 
 def _is_new(state: RequestState) -> bool:
-    return state.status is Status.WAITING and state.first_scheduled_ns < 0
+    return state.status is WAITS and state.first_scheduled_ns < 0

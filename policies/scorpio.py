@@ -11,7 +11,7 @@ from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.request import RequestState, Slo, Status
+from schedlab.sim.request import RUNS, RequestState, Slo
 from schedlab.sim.sums import in_order
 
 _NO_TARGETS = Slo()
@@ -107,7 +107,7 @@ class Scorpio(Policy):
         for state in plan.preempted:
             self._leave(state)
         for state in (*decoding, *(state for state, _ in plan.chunks)):
-            if state not in credits and state.is_decoding and state.status is Status.RUNNING:
+            if state not in credits and state.is_decoding and state.status is RUNS:
                 credits[state] = 0.0
                 self._num_of_target[self._target_s(state)] += 1
         self._note_targets()
@@ -156,7 +156,7 @@ class Scorpio(Policy):
 
     def _forget_evicted(self) -> None:
         """Drop who was preempted in a plan that computed nothing: no step told of it."""
-        for state in [s for s in self._credits if s.status is not Status.RUNNING]:
+        for state in [s for s in self._credits if s.status is not RUNS]:
             self._leave(state)
         self._note_targets()  # some may have gone to another engine, too, after the last step
 

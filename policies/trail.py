@@ -5,7 +5,7 @@ from schedlab.policies.registry import register
 from schedlab.policies.sjf import predicted_tokens
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState, Status
+from schedlab.sim.request import RUNS, RequestState
 
 
 @register("trail")
@@ -54,7 +54,7 @@ class Trail(Ranked):
         refined = None if refinement is None else refinement.total_tokens(state)
         done = state.num_output_tokens
         left = max((first if refined is None else refined) - done, 0.0)
-        may_stay = state.status is Status.RUNNING and done >= self.preemptible_share * first
+        may_stay = state.status is RUNS and done >= self.preemptible_share * first
         return not may_stay, left
 
     def horizon(self, view: EngineView) -> tuple[int, int]:

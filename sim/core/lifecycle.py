@@ -317,16 +317,13 @@ class Lifecycle(Departures):
                 self.paused.clear()
             return batch.size
         if chosen and (self.paused or len(chosen) < batch.size):
-            ids = {state.id for state in chosen}
-            paused, members = self.paused, batch.members
-            if not members.keys() <= ids:
-                for state in [state for i, state in members.items() if i not in ids]:
-                    self._leave_decodes(state)
-                    paused[state.id] = state
-            if not paused.keys().isdisjoint(ids):
-                for state in [state for state in chosen if state.id in paused]:
-                    del paused[state.id]
-                    self._join_decodes(state)
+            paused, turn = self.paused, set(chosen)
+            for state in [state for state in batch.members.values() if state not in turn]:
+                self._leave_decodes(state)
+                paused[state.id] = state
+            for state in [s for s in chosen if s._batch is not batch and s.id in paused]:
+                del paused[state.id]
+                self._join_decodes(state)
         for state, drafts in plan.trimmed:
             self.draft_anew(state, drafts)
         return len(chosen)
