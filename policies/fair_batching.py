@@ -1,16 +1,12 @@
 """FairBatching: a time budget for each step, which prompts share with decodes by slack."""
 
 import math
-from collections.abc import Collection, Sequence
-from heapq import merge
 
-from schedlab.policies.deadlines import Target, next_due_ns
+from schedlab.policies.deadlines import Target, due_ns
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import grant_all_decodes, grant_or_preempt
 from schedlab.policies.registry import register
-from schedlab.policies.sarathi import latest_arrival
-from schedlab.policies.step_load import StepLoad
-from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.policies.slack_loop import plan_by_slack
+from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
@@ -75,90 +71,12 @@ class FairBatching(Policy):
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by when the next token is due."""
-        arrival_ns, ttft_ms, tbt_ms = self._targets[state]
-        return arrival_ns + round((ttft_ms + state.num_output_tokens * tbt_ms) * 1e6)
+        return due_ns(state, self._targets)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan urgent decodes, prompts, other decodes, as many as end within the time."""
-        now_ns, decodes = view.now_ns, view.decoding
         tbt_ms = self.tbt_s * 1e3
         if self._own_tbt_ms:
             own = self._own_tbt_ms
-            tbt_ms = min((own.get(state.id, tbt_ms) for state in decodes), default=tbt_ms)
-        tbt_ns = round(tbt_ms * 1e6) if decodes else 0
-        load = StepLoad(view)
-        could_prefill = view.prefilling or (len(view.waiting) and builder.seats_left)
-        if not could_prefill:
-            # The budget is the least time between tokens at least, whatever the slack.
-            both = load.with_decodes(decodes)
-            steps = both.steps_within(tbt_ns)
-            if steps and grant_all_decodes(decodes, builder, view):
-                return builder.build(max_steps=steps)
-        due_ns = next_due_ns(decodes, self._targets)
-        budget_ns = max(min(due_ns) - now_ns, tbt_ns) if decodes else FOREVER
-        urgent, others = decodes, []
-        if could_prefill and decodes:
-            urgent_ns = now_ns + budget_ns + tbt_ns
-            if max(due_ns) >= urgent_ns:
-                dated = [*zip(decodes, due_ns, strict=True)]
-                urgent = [state for state, at_ns in dated if at_ns < urgent_ns]
-                others = [state for state, at_ns in dated if at_ns >= urgent_ns]
-
-        def place(state: RequestState) -> tuple[int, int, int]:
-            return self.key(state, now_ns), state.request.arrival_ns, state.id
-
-        served, load = self._decode(urgent, load, budget_ns, builder, view)
-        under_way = sorted((s for s in view.prefilling if s not in builder.preempted), key=place)
-        waiting = view.waiting if not builder.preempted else ()
-        for state in merge(under_way, waiting, key=place):
-            if not (builder.tokens_left and builder.rows_left):
-                break
-            most = min(state.num_uncomputed_tokens, builder.tokens_left)
-            chunk = load.chunk_within(state, most, budget_ns) or int(load.is_empty)
-            granted = builder.grant(state, chunk) if chunk else 0
-            if not granted:
-                break
-            load.add(state, granted)
-            served.add(state)
-        more, load = self._decode(others, load, budget_ns, builder, view, served)
-        served |= more
-        if load.is_empty and view.running and not builder.preempted:
-            # Prompts under way block each other for memory.
-            builder.preempt(latest_arrival(builder))
-        if could_prefill or len(served) < len(decodes):
-            return builder.build()
-        return builder.build(max_steps=max(load.steps_within(tbt_ns), 1))
-
-    def _decode(
-        self,
-        states: Sequence[RequestState],
-        load: StepLoad,
-        budget_ns: int,
-        builder: PlanBuilder,
-        view: EngineView,
-        served: Collection[RequestState] = (),
-    ) -> tuple[set[RequestState], StepLoad]:
-        """Grant the first due that fit the time, taking memory from who is not served."""
-        if builder.preempted:
-            states = [state for state in states if state not in builder.preempted]
-        if not states:
-            return set(), load
-        both = load.with_decodes(states)
-        if both.is_within(budget_ns) and grant_all_decodes(states, builder, view):
-            return set(states), both
-        states = sorted(states, key=lambda s: (self.key(s, 0), s.request.arrival_ns, s.id))
-        within = load.decodes_within(states, budget_ns) or int(load.is_empty)
-        granted: set[RequestState] = set()
-        for state in states[:within]:
-            if not (builder.tokens_left and builder.rows_left):
-                break
-            if state in builder.preempted:
-                continue
-            if not builder.grant(state):
-                rest = {*builder.running()} - granted - {*served}
-                by_arrival = sorted(rest, key=lambda s: (s.request.arrival_ns, s.id))
-                if not grant_or_preempt(builder, state, by_arrival):
-                    continue
-            load.add(state, 1)
-            granted.add(state)
-        return granted, load
+            tbt_ms = min((own.get(s.id, tbt_ms) for s in view.decoding), default=tbt_ms)
+        return plan_by_slack(view, builder, self._targets, round(tbt_ms * 1e6))

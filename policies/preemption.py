@@ -153,3 +153,8 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place:
     for state in prompts:
         builder.grant(state)
     return True
+
+
+def latest_arrival(builder: PlanBuilder) -> RequestState:
+    """Return the running request that arrived last."""
+    return max(builder.running(), key=lambda s: (s.request.arrival_ns, s.id))

@@ -7,9 +7,9 @@ from itertools import filterfalse
 from typing import NamedTuple
 
 from schedlab.policies.policy import Policy
+from schedlab.policies.preemption import latest_arrival
 from schedlab.policies.prompt_buckets import require_ascending
 from schedlab.policies.registry import register
-from schedlab.policies.sarathi import latest_arrival
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView

@@ -1,16 +1,11 @@
 """Sarathi-Serve: chunked prefills that never stall a decode."""
 
 from schedlab.policies.policy import Policy
+from schedlab.policies.preemption import latest_arrival
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState
-
-
-def latest_arrival(builder: PlanBuilder) -> RequestState:
-    """Return the running request that arrived last."""
-    return max(builder.running(), key=lambda s: (s.request.arrival_ns, s.id))
 
 
 @register("sarathi")

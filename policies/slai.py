@@ -2,11 +2,10 @@
 
 import math
 
-from schedlab.policies.deadlines import due_by
+from schedlab.policies.last_moment import note_tokens, plan_at_last_moment
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import grant_all_decodes, grant_or_preempt
 from schedlab.policies.registry import register
-from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
@@ -114,18 +113,12 @@ class SLAI(Policy):
             used = 1.0 - self._view.free_blocks / self._view.num_blocks
             offset = 5 if used < self.memory_limit else 10
         safety_ns = offset * self._busy_ns // self._num_steps
-        base_ns, target_ns = now_ns - safety_ns, round(self.tbt_s * 1e9)
-        # Where the plan lists nobody, all who run took part.
-        decoded = self._view.running if plan.decodes is None else plan.decodes
-        if plan.chunks:
-            decoded = [*decoded, *(state for state, _ in plan.chunks if state.is_decoding)]
-        due, own_ns = self._last_schedulable_ns, self._own_targets_ns
-        due.update(dict.fromkeys(decoded, base_ns + target_ns))
-        if own_ns:
-            due.update((state, base_ns + own_ns.get(state, target_ns)) for state in decoded)
+        target_ns, own_ns = round(self.tbt_s * 1e9), self._own_targets_ns
+        dates_ns = self._last_schedulable_ns
+        note_tokens(plan, self._view.running, dates_ns, now_ns - safety_ns, target_ns, own_ns)
         if self._gone:  # of whom the plan still tells
             for state in self._gone:
-                due.pop(state, None)
+                dates_ns.pop(state, None)
             self._gone.clear()
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
@@ -136,78 +129,11 @@ class SLAI(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan critical decodes, prompts under way, new prompts, other decodes."""
-        due = self._last_schedulable_ns
-        idle = not (view.prefilling or len(view.waiting) or view.num_paused)
-        at_most = min(self.max_decodes, self.token_budget)
-        if idle and len(view.running) <= at_most:
-            speculates = view.config.num_speculative_tokens > 0  # then not all drafts may fit
-            if (
-                builder.grant_all(view.running)
-                if speculates
-                else grant_all_decodes(view.running, builder, view)
-            ):
-                return builder.build(max_steps=FOREVER)  # it matters to nobody who is due
-        now_ns = view.now_ns
-        decodes = view.decoding
-        critical = due_by(decodes, due, now_ns)
-        floor = max(builder.tokens_left - self.token_budget, 0)
-        paused = list(view.prefilling)
 
-        room = self.max_decodes
-        room -= self._decode(critical, room, paused, builder, floor)
-        for state in tuple(paused):
-            if builder.tokens_left > floor and builder.grant(state, builder.tokens_left - floor):
-                paused.remove(state)
-        # Who was evicted in this step is back in the queue of the original, and does not fit: only
-        # those before it in the order may take the memory it left.
-        first_gone = min((self._place(s, view.now_ns) for s in builder.preempted), default=None)
-        for state in view.waiting:
-            left = builder.tokens_left - floor
-            overtakes = first_gone is not None and self._place(state, view.now_ns) > first_gone
-            if left < 1 or overtakes or not builder.grant(state, left):
-                break
-        if builder.tokens_left > floor and builder.rows_left:
-            others = decodes
-            if critical:
-                served = set(critical)
-                others = [state for state in decodes if state not in served]
-            room -= self._decode(others, room, paused, builder, floor)
-        if paused and not builder.preempted and len(paused) == len(view.running):
-            # Prompts under way block each other for memory; the original reserves them whole.
-            builder.preempt(paused[-1])
-        # Which decodes are due changes with time: it changes nothing only while all of them run
-        # and nobody has a prompt to go before them.
-        all_run = self.max_decodes - room == len(decodes)
-        may_prefill = view.prefilling or (len(view.waiting) and builder.residents_left)
-        return builder.build(max_steps=FOREVER if all_run and not may_prefill else 1)
+        def place(state: RequestState) -> tuple[int, int, int, int]:
+            return (*self.key(state, view.now_ns), state.request.arrival_ns, state.id)
 
-    def _place(self, state: RequestState, now_ns: int) -> tuple[int, int, int, int]:
-        return (*self.key(state, now_ns), state.request.arrival_ns, state.id)
-
-    def _decode(
-        self,
-        states: list[RequestState],
-        room: int,
-        paused: list[RequestState],
-        builder: PlanBuilder,
-        floor: int,
-    ) -> int:
-        """Grant up to `room` of some decodes, those due first before others, and count them."""
-        if not states:
-            return 0
-        if len(states) > room:
-            states = self._by_due(states)[:room]
-        if len(states) <= builder.tokens_left - floor and builder.grant_all(states):
-            return len(states)
-        granted = 0
-        for state in self._by_due(states):
-            if builder.tokens_left <= floor or builder.rows_left < 1:
-                break
-            victims = [state, *paused]
-            granted += grant_or_preempt(builder, state, victims)
-            paused[:] = [victim for victim in victims if victim is not state]
-        return granted
-
-    def _by_due(self, states: list[RequestState]) -> list[RequestState]:
-        due = self._last_schedulable_ns
-        return sorted(states, key=lambda s: (due.get(s, 0), s.request.arrival_ns, s.id))
+        dates_ns = self._last_schedulable_ns
+        return plan_at_last_moment(
+            view, builder, dates_ns, place, self.token_budget, self.max_decodes
+        )

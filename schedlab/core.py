@@ -41,9 +41,10 @@ MODULES = (
     "traces.rows",
     "policies.segments", "policies.serving_loop", "policies.step_load", "policies.tenant_service",
     "sim.record.log",
-    "policies.attained_service", "policies.deadlines", "policies.feedback", "policies.preemption",
-    "policies.rank_loop", "policies.routers.prefix_tree", "policies.segments",
-    "policies.serving_loop", "policies.step_load", "policies.tenant_service",
+    "policies.attained_service", "policies.deadlines", "policies.feedback",
+    "policies.last_moment", "policies.preemption", "policies.rank_loop",
+    "policies.routers.prefix_tree", "policies.segments", "policies.serving_loop",
+    "policies.slack_loop", "policies.step_load", "policies.tenant_service",
 )  # fmt: skip
 """What is compiled, below `schedlab`: what runs once a plan, or once a request."""
 
