@@ -123,7 +123,8 @@ def bookings(_: str) -> dict[str, Any]:
         limit = draw.choice((1, 5, 12, 40))
         nested = NestedWait(edges, rates, limit)
         for length in (1, edges[0], edges[0] + 1, edges[-1], edges[-1] + 5):
-            state = SimpleNamespace(num_output_tokens=length, id=0)
+            state = RequestState(Request(0, 0, 1, 1))
+            state._generated = length
             nested.on_finish(state, 0)
         plain = Wait(edges, rates, limit)
         plain._arrived = [draw.randrange(4) for _ in edges]

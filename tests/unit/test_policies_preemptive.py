@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedlab.policies import registry
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.request import RequestState
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -275,22 +276,24 @@ def test_srtf_a_request_that_ends_at_the_step_it_once_would_have_ends_once():
 
 def test_fastserve_demotes_who_has_used_up_a_quantum_exactly_prompts_before_decodes():
     policy = registry.make("fastserve", first_quantum_s=1e-6)
-    policy._view = SimpleNamespace(estimate_step_ns=lambda shape: 1)
+    policy._view = SimpleNamespace(estimate_step_ns=lambda shape: 1, running=())
     states = [RequestState(arrival(i).request) for i in range(6)]
     for state in states:
         policy.on_arrival(state, 0)
-    for i, used_ns in enumerate((599, 600, 601, 600, 599, 600)):
-        policy._places[i].used_ns = used_ns
-    places = [policy._places[i] for i in range(6)]
+    places = [policy._places[state] for state in states]
+    for place, used_ns in zip(places, (599, 600, 601, 600, 599, 600), strict=True):
+        place.left_ns -= used_ns
     # A step of 400 ns: decodes 0 to 2, then prompts, of which 5 still owes its first token.
-    prompts = [SimpleNamespace(id=i, num_output_tokens=i < 5) for i in (3, 4, 5)]
-    plan = SimpleNamespace(
-        start_ns=1_000, decoding=lambda: states[:3], chunks=[(state, 1) for state in prompts]
+    for state in states[3:5]:
+        state._generated = 1
+    chunks = tuple((state, 1) for state in states[3:])
+    decodes = tuple(states[:3])
+    plan = BatchPlan(
+        decodes, chunks, (), (), (), (), 0, "leave", False, 1, FOREVER, 1_000, lambda: decodes
     )
     policy.on_tokens(plan, 1, 1_400)
     assert [place.level for place in places] == [0, 1, 1, 1, 0, 0]
-    assert [place.used_ns for place in places] == [999, 0, 0, 0, 999, 1_000]
+    assert [place.left_ns for place in places] == [1, 2_000, 2_000, 2_000, 1, 0]
     assert [place.owes_token for place in places] == [False] * 5 + [True]
-    assert [place.quantum_ns for place in places] == [1_000, 2_000, 2_000, 2_000, 1_000, 1_000]
     order = sorted((1, 2, 3), key=lambda i: places[i].position)
     assert order == [1, 2, 3], "who ranked first before still does"
