@@ -45,6 +45,7 @@ class LearningToRank(Ranked):
     needs_prediction = True
     starves = True
     lazy_ranks = True
+    asks_who_ran = False
 
     def __init__(self, starvation_threshold: int | None = 200, quantum: int = 10) -> None:
         if starvation_threshold is not None and starvation_threshold < 1:
@@ -56,7 +57,8 @@ class LearningToRank(Ranked):
         self._iteration = 0
         self._new: dict[int, RequestState] = {}
         self._states: dict[int, RequestState] = {}
-        self._last_ran: dict[int, int] = {}
+        self._last_ran: dict[RequestState, int] = {}
+        self._gone: list[RequestState] = []
         self._quantum_left: dict[int, int] = {}
         # When to look at a request again; whether it ran meanwhile is found out then.
         self._due: list[tuple[int, int]] = []
@@ -72,6 +74,10 @@ class LearningToRank(Ranked):
         steps = [self._due[0][0] - self._iteration] if self._due else []
         return min(*steps, *self._quantum_left.values(), FOREVER, FOREVER), FOREVER
 
+    def on_start(self, view: EngineView) -> None:
+        """Keep the view, to know who ran."""
+        self._view = view
+
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Remember to count its idle iterations."""
         if self.starvation_threshold is not None:
@@ -84,17 +90,19 @@ class LearningToRank(Ranked):
         self._iteration += num_steps
         for request_id, state in self._new.items():
             self._states[request_id] = state
-            self._last_ran[request_id] = self._iteration
+            self._last_ran[state] = self._iteration
             heappush(self._due, (self._iteration + self.starvation_threshold, request_id))
         self._new.clear()
-        decoded = plan.decoding()
-        iteration, last_ran = self._iteration, self._last_ran
-        for state in (*decoded, *(state for state, _ in plan.chunks)):
-            if state.id in last_ran:
-                last_ran[state.id] = iteration
+        prompts = [state for state, _ in plan.chunks]
+        # Where the plan lists nobody, all who run took part.
+        took_part = self._view.running if plan.decodes is None else (*plan.decodes, *prompts)
+        self._last_ran.update(dict.fromkeys(took_part, self._iteration))
+        for state in self._gone:  # of whom the plan still tells
+            self._last_ran.pop(state, None)
+        self._gone.clear()
         if self._quantum_left:
-            for state in decoded:
-                if state.id in self._quantum_left:
+            for state in took_part:
+                if state.id in self._quantum_left and state not in prompts:
                     self._quantum_left[state.id] -= num_steps
                     if self._quantum_left[state.id] <= 0:
                         del self._quantum_left[state.id]
@@ -102,21 +110,24 @@ class LearningToRank(Ranked):
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
+        if self.starvation_threshold is not None:
+            self._gone.append(state)
         self._new.pop(state.id, None)
         self._states.pop(state.id, None)
-        self._last_ran.pop(state.id, None)
+        self._last_ran.pop(state, None)
         self._quantum_left.pop(state.id, None)
 
     def _promote_idle(self, threshold: int) -> list[RequestState]:
         promoted = []
         while self._due and self._due[0][0] <= self._iteration:
             _, request_id = heappop(self._due)
-            last_ran = self._last_ran.get(request_id)
-            if last_ran is None:
+            state = self._states.get(request_id)
+            if state is None:
                 continue
+            last_ran = self._last_ran[state]
             if self._iteration - last_ran >= threshold:
                 self._quantum_left[request_id] = self.quantum
-                self._last_ran[request_id] = last_ran = self._iteration
-                promoted.append(self._states[request_id])
+                self._last_ran[state] = last_ran = self._iteration
+                promoted.append(state)
             heappush(self._due, (last_ran + threshold, request_id))
         return promoted
