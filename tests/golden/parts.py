@@ -13,7 +13,8 @@ from typing import Any
 from schedlab.policies.autoscalers import registry as autoscalers
 from schedlab.policies.continuum import Continuum
 from schedlab.policies.dynamic import Dynamic
-from schedlab.policies.fastserve import FastServe, _Standing
+from schedlab.policies.fastserve import FastServe
+from schedlab.policies.feedback import Standing
 from schedlab.policies.future_memory import FuturePeak, declared_blocks
 from schedlab.policies.migrators import registry as migrators
 from schedlab.policies.routers.consistent_hashing import ConsistentHashing
@@ -337,11 +338,11 @@ def queues(_: str) -> dict[str, Any]:
                 told.append([order, policy._next_timeout_ns(view), policy.dispatch_at_ns(view)])
         serving = FastServe(2e-9, 5e-9, 3)
         serving._places = {
-            i: _Standing(draw.randrange(3), 2 << draw.randrange(3), i, draw.randrange(9))
+            i: Standing(draw.randrange(3), 2 << draw.randrange(3), i, draw.randrange(9))
             for i in range(6)
         }
         serving._promote_starving(10)
-        left = {i: (p.level, p.position, p.quantum_ns) for i, p in serving._places.items()}
+        left = {i: (p.level, p.position, p.left_ns) for i, p in serving._places.items()}
         intake = Intake(
             EngineConfig(
                 num_blocks=9, max_model_len=9, async_scheduling=draw.random() < 0.5,
