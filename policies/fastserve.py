@@ -164,7 +164,8 @@ class FastServe(Ranked):
         if not self.reserve_blocks:
             return super().plan(view, builder)
         place = self._order(view.now_ns)
-        grant_by_rank(view.running, self._candidates(view, builder), builder, place)
+        candidates = self._candidates(view, builder)
+        grant_by_rank(view.running, candidates, builder, self.key, view.now_ns)
         idle = [
             s
             for s in view.running

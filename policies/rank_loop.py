@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from schedlab.policies.preemption import Place
 from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.waiting_queue import Key
 from schedlab.sim.request import RequestState
 
 Entry = tuple[tuple[Any, int, int], RequestState]
@@ -18,7 +18,8 @@ def grant_by_rank(
     running: Iterable[RequestState],
     candidates: Iterable[RequestState],
     builder: PlanBuilder,
-    place: Place,
+    key: Key,
+    now_ns: int,
 ) -> None:
     """Grant tokens to running requests and to candidates of the queue, all by rank.
 
@@ -28,25 +29,29 @@ def grant_by_rank(
         The running requests, in any order, and those waiting who may be admitted, by rank.
     builder : PlanBuilder
         The ledger.
-    place : callable
-        The rank of a request, no two the same.
+    key, now_ns : callable, int
+        `Policy.key`, and the time to ask it with.
     """
-    residents = deque(sorted([(place(state), state) for state in running]))
+    residents = deque(sorted([_entry(state, key, now_ns) for state in running]))
     waiting = iter(candidates)
-    head = _entry(waiting, place)
+    head = _next_entry(waiting, key, now_ns)
     while builder.rows_left and builder.tokens_left and (residents or head is not None):
         if head is not None and (not residents or head[0] < residents[0][0]):
             fits = _admit(head[1], residents, builder)
-            head = _entry(waiting, place) if fits else None
+            head = _next_entry(waiting, key, now_ns) if fits else None
         elif not _grant_decodes(residents, head, builder):
             _, state = residents.popleft()
             while not builder.grant(state) and residents:
                 builder.preempt(residents.pop()[1])
 
 
-def _entry(waiting: Iterator[RequestState], place: Place) -> Entry | None:
+def _entry(state: RequestState, key: Key, now_ns: int) -> Entry:
+    return (key(state, now_ns), state.request.arrival_ns, state.id), state
+
+
+def _next_entry(waiting: Iterator[RequestState], key: Key, now_ns: int) -> Entry | None:
     state = next(waiting, None)
-    return None if state is None else (place(state), state)
+    return None if state is None else _entry(state, key, now_ns)
 
 
 def _grant_decodes(residents: deque[Entry], head: Entry | None, builder: PlanBuilder) -> bool:

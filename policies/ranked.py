@@ -53,7 +53,7 @@ class Ranked(Policy):
         by_name = asks and self.on_tokens is not None
         fits = grant_everyone(view, builder, by_name, place)
         if not fits:
-            grant_by_rank(view.running, view.waiting, builder, place)
+            grant_by_rank(view.running, view.waiting, builder, self.key, view.now_ns)
         # Where KV is loaded beside the steps, who has a seat does not always get a token.
         lazy = fits and self.lazy_ranks and not view.config.kv_tiers
         return builder.build(*self.promise(view, hooks_matter=not lazy))

@@ -71,6 +71,9 @@ class Wait(Policy):
         self.only_cap = only_cap
         self._arrived = [0] * len(output_edges)
         self._in_flight = [0] * len(output_edges)
+        # Worked out when they are needed, and anew after an arrival.
+        self._limits: list[int] = []
+        self._most_a_step: list[int] = []
         self._types: dict[int, int] = {}
         self._last_step_ns = 0
 
@@ -79,6 +82,7 @@ class Wait(Policy):
         kind = self._types[state.id] = self._type(state)
         self._arrived[kind] += 1
         self._in_flight[kind] += 1
+        self._limits = []
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Count who is in flight."""
@@ -128,14 +132,19 @@ class Wait(Policy):
 
     def _places(self, running: list[int]) -> tuple[list[int], list[int]]:
         """Return the free places of each type, and how many a step may fill."""
+        if not self._limits:
+            self._set_limits()
+        free = [max(limit - n, 0) for limit, n in zip(self._limits, running, strict=True)]
+        return free, [min(a, b) for a, b in zip(self._most_a_step, free, strict=True)]
+
+    def _set_limits(self) -> None:
+        """Work out of each type how many may run, and how many may come in one step."""
         rates = self.request_rates or self._arrived
         weights = [rate * (n + 1) for rate, n in zip(rates, self.output_edges, strict=True)]
         total = in_order(weights) or 1
-        limits = [max(1, int(self.total_limit * weight / total)) for weight in weights]
-        free = [max(limit - n, 0) for limit, n in zip(limits, running, strict=True)]
-        steps = [max(1, int(limit / (n + 1))) for limit, n in
-                 zip(limits, self.output_edges, strict=True)]  # fmt: skip
-        return free, [min(a, b) for a, b in zip(steps, free, strict=True)]
+        self._limits = [max(1, int(self.total_limit * weight / total)) for weight in weights]
+        both = zip(self._limits, self.output_edges, strict=True)
+        self._most_a_step = [max(1, int(limit / (n + 1))) for limit, n in both]
 
     def _timeouts_ns(self, view: EngineView) -> tuple[int, int]:
         """Return when the oldest request has waited long enough, and those under way have."""
