@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from schedlab.sim.core.plan_builder import PlanBuilder
-from schedlab.sim.core.waiting_queue import Key
 from schedlab.sim.request import RequestState
 
+Key = Callable[[RequestState, int], Any]
 Entry = tuple[tuple[Any, int, int], RequestState]
 """The rank of a request, and the request."""
 
