@@ -10,8 +10,9 @@ import pytest
 from schedlab.policies import registry
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.request import RequestState
+from tests import laws
 from tests.laws import arrival
-from tests.traced import batches, limits
+from tests.traced import Recorder, batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served
 
 
@@ -297,3 +298,39 @@ def test_fastserve_demotes_who_has_used_up_a_quantum_exactly_prompts_before_deco
     assert [place.owes_token for place in places] == [False] * 5 + [True]
     order = sorted((1, 2, 3), key=lambda i: places[i].position)
     assert order == [1, 2, 3], "who ranked first before still does"
+
+
+PLAS = {"first_quantum_s": 3e-6}
+FASTSERVE = {"first_quantum_s": 2e-6, "starvation_s": 3e-6, "starvation_period": 7}
+LTR = {"starvation_threshold": 5, "quantum": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "stages"),
+    [("plas", PLAS, 1), ("plas", PLAS, 2), ("fastserve", FASTSERVE, 1), ("ltr", LTR, 1),
+     ("ltr", LTR, 2)],
+)  # fmt: skip
+def test_policy_that_is_not_told_who_ran_decides_as_if_it_were(name, knobs, stages):
+    work = [
+        arrival(i, 700 * i, prompt=2 + 7 * (i % 3), output=3 + 5 * (i % 4), predicted_tokens=i % 4)
+        for i in range(24)
+    ]
+    config = limits(num_blocks=40, seats=5, budget=18, pipeline_parallel_size=stages)
+    runs = []
+    for asks in (False, True):
+        policy = registry.make(name, **knobs)
+        policy.asks_who_ran = asks
+        told = []
+        on_tokens = policy.on_tokens
+
+        def note(plan, num_steps, now_ns, told=told, on_tokens=on_tokens):
+            told.append(plan.decodes is None)
+            on_tokens(plan, num_steps, now_ns)
+
+        recorder = Recorder(policy)
+        recorder.on_tokens = note
+        table = laws.run(recorder, work, config).requests()
+        columns = ("first_scheduled_ns", "finish_ns", "num_preemptions")
+        runs.append([table[column].tolist() for column in columns])
+        assert any(told) == (stages == 1 and not asks)
+    assert runs[0] == runs[1]
