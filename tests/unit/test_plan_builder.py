@@ -276,12 +276,13 @@ def test_reserving_the_whole_prompt_leaves_the_watermark_free(watermark, waits):
 class Together(Policy):
     """Serves decodes latest admission first, all at once or one by one."""
 
-    def __init__(self, at_once):
+    def __init__(self, at_once, most=9):
         self.at_once = at_once
+        self.most = most
         self.answers = []
 
     def plan(self, view, builder):
-        decodes = [state for state in reversed(view.running) if state.is_decoding]
+        decodes = [state for state in reversed(view.running) if state.is_decoding][: self.most]
         granted = self.at_once and builder.grant_all(decodes)
         self.answers.append(granted)
         if not granted:
@@ -294,12 +295,12 @@ class Together(Policy):
         return builder.build()
 
 
-@pytest.mark.parametrize("num_blocks", [9, 100])
-def test_decodes_granted_at_once_are_those_granted_one_by_one(num_blocks):
+@pytest.mark.parametrize(("num_blocks", "most"), [(9, 9), (100, 9), (100, 2), (100, 1)])
+def test_decodes_granted_at_once_are_those_granted_one_by_one(num_blocks, most):
     config = replace(CONFIG, num_blocks=num_blocks, max_model_len=20, max_num_batched_tokens=5)
     workload = [arrival(i, prompt=3 + i, output=9 + i) for i in range(4)]
-    together = Together(at_once=True)
-    both = [tokens_by_step(p, workload, config) for p in (together, Together(at_once=False))]
+    together, apart = Together(at_once=True, most=most), Together(at_once=False, most=most)
+    both = [tokens_by_step(p, workload, config) for p in (together, apart)]
     assert both[0] == both[1]
     assert set(together.answers) == {True} if num_blocks == 100 else {True, False}
 
