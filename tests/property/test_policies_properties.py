@@ -89,11 +89,11 @@ def test_slai_leaves_no_critical_decode_out_while_budget_allows(workload, budget
 
     class Watched(Recorder):
         def plan(self, view, builder):
-            due = dict(policy._last_schedulable_ns)
+            due = {s.id: at_ns for s, at_ns in policy._last_schedulable_ns.items()}
             decodes = {s.id for s in view.running if s.is_decoding}
             plan = super().plan(view, builder)
             critical = {i for i in decodes if due[i] <= view.now_ns}
-            granted = {s.id for s in plan.decodes}
+            granted = {s.id for s in plan.decoding()}
             assert critical <= granted or len(granted & critical) == budget
             return plan
 
