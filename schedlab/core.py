@@ -23,12 +23,12 @@ GROUP = "schedlab_core__mypyc"
 """The module that holds the code of all others."""
 
 MODULES = (
-    "sim.config", "sim.request",
+    "sim.config",
     "sim.core.decode_batch", "sim.core.departures", "sim.core.engine", "sim.core.executor",
     "sim.core.intake", "sim.core.lifecycle", "sim.core.pipeline_executor",
-    "sim.core.pipelined_engine", "sim.core.plan", "sim.core.plan_builder",
-    "sim.core.population", "sim.core.reception", "sim.core.speculative_batch", "sim.core.step",
-    "sim.core.step_ledger", "sim.core.track", "sim.core.view", "sim.core.waiting_queue",
+    "sim.core.pipelined_engine", "sim.core.plan", "sim.core.plan_builder", "sim.core.population",
+    "sim.core.reception", "sim.core.speculative_batch", "sim.core.step", "sim.core.step_ledger",
+    "sim.core.track", "sim.core.view", "sim.core.waiting_queue",
     "sim.cost.kernel_times", "sim.cost.pricing", "sim.cost.product", "sim.cost.segment",
     "sim.cost.shape",
     "sim.drive.arrivals", "sim.drive.clock", "sim.drive.engine_state", "sim.drive.fleet",
@@ -36,15 +36,13 @@ MODULES = (
     "sim.kv.contiguous", "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix",
     "sim.kv.prefix_index", "sim.kv.prompt",
     "sim.record.log", "sim.record.segment_row",
-    "policies.attained_service", "policies.preemption", "policies.routers.prefix_tree",
-    "policies.segments", "policies.serving_loop", "policies.step_load",
-    "traces.rows",
-    "policies.segments", "policies.serving_loop", "policies.step_load", "policies.tenant_service",
-    "sim.record.log",
+    "sim.request",
     "policies.attained_service", "policies.deadlines", "policies.feedback",
     "policies.last_moment", "policies.preemption", "policies.rank_loop",
-    "policies.routers.prefix_tree", "policies.segments", "policies.serving_loop",
-    "policies.slack_loop", "policies.step_load", "policies.tenant_service",
+    "policies.routers.prefix_tree",
+    "policies.segments", "policies.serving_loop", "policies.slack_loop", "policies.step_load",
+    "policies.tenant_service",
+    "traces.rows",
 )  # fmt: skip
 """What is compiled, below `schedlab`: what runs once a plan, or once a request."""
 
