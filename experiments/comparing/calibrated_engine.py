@@ -135,7 +135,7 @@ def open_vllm(
     from schedlab.gpu_backend.calibration_fit import MeasuredBatch
     from schedlab.gpu_backend.vllm.clock import MeasuredStepClock
     from schedlab.gpu_backend.vllm.engine import VllmSetup
-    from schedlab.gpu_backend.vllm.opening import open_core
+    from schedlab.gpu_backend.vllm.opening import first_requests, open_core
     from schedlab.gpu_backend.vllm.replay import Replay
     from schedlab.gpu_backend.vllm.step_timer import VllmStepTimer
 
@@ -146,6 +146,7 @@ def open_vllm(
     def refuse(_: BatchShape, num_steps: int) -> int:
         raise SpecError("fcfs asks for no estimates")
 
+    first = first_requests(core.setup.config)
     requests = short(config, min(_NUM_SHORT, 20 * config.max_num_seqs), seed)
     runs = [
         (requests[: len(requests) // _SHARE_ALONE], 1),
@@ -155,13 +156,13 @@ def open_vllm(
         (long(config, seed), None),
     ]
     logs = [
-        Replay(core, {"name": "fcfs"}, MeasuredStepClock(stopwatch=stopwatch), refuse).run(
-            some, clients
-        )
+        Replay(
+            core, {"name": "fcfs"}, MeasuredStepClock(stopwatch=stopwatch), refuse, warm_up=first
+        ).run(some, clients)
         for some, clients in runs
         if some
     ]
-    steps = [step for log in logs for step in log.recorded()[1:]]
+    steps = [step for log in logs for step in log.recorded()]
     spent = [log.seconds() for log in logs]
     total_s = sum(sum(one.values()) for one in spent)
     return CalibratedEngine(

@@ -42,9 +42,11 @@ class VllmBackend:
 
     def serve(self, task: Task) -> Served:
         """Replay a workload to its end."""
+        from schedlab.gpu_backend.vllm.opening import first_requests
         from schedlab.gpu_backend.vllm.replay import Replay
 
         spec = self._spec
+        is_timed = self._clock.mode != "modelled"
         replay = Replay(
             self._core,
             {"name": spec.policy.name, **spec.policy.knobs},
@@ -52,11 +54,16 @@ class VllmBackend:
             self._pricing.estimate_ns,
             temperature=spec.real.temperature,
             progress=task.progress,
+            warm_up=first_requests(self._core.setup.config) if is_timed else (),
         )
         log = replay.run(task.arrivals, spec.workload.max_concurrency)
         if task.record is not None:
             task.record.extend(log.recorded())
-        self._told = {"estimates": replay.scheduler.num_estimates, **log.seconds()}
+        self._told = {
+            "estimates": replay.scheduler.num_estimates,
+            **({"first_requests_s": replay.first_s} if is_timed else {}),
+            **log.seconds(),
+        }
         return Served(log, replay.scheduler.num_plans)
 
     def describe(self) -> dict[str, object]:

@@ -10,7 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request as VllmRequest
 
-from schedlab.gpu_backend.vllm.clock import Planned, StepClock
+from schedlab.gpu_backend.vllm.clock import MeasuredStepClock, Planned, StepClock
 from schedlab.gpu_backend.vllm.engine import Core
 from schedlab.gpu_backend.vllm.prompts import prompt_ids
 from schedlab.gpu_backend.vllm.recording import Batch, VllmLog
@@ -211,6 +211,16 @@ class Replay:
         Of sampling; 0 is greedy.
     progress : callable, optional
         Told how many requests are answered or rejected, after each step.
+    warm_up : iterable of Arrival
+        Answered before the clock starts, by `fcfs` and a scheduler of its own; see
+        `schedlab.gpu_backend.vllm.opening.first_requests`.
+
+    Attributes
+    ----------
+    scheduler : ReplayScheduler
+        What vLLM's loop asks.
+    first_s : float
+        What the steps of those first requests took.
     """
 
     def __init__(
@@ -221,8 +231,11 @@ class Replay:
         estimate_step_ns: Callable[[BatchShape, int], int],
         temperature: float = 0.0,
         progress: Callable[[int], None] | None = None,
+        warm_up: Iterable[Arrival] = (),
     ) -> None:
         self._core = core
+        self._first = list(warm_up)
+        self.first_s = 0.0
         self._clock = clock
         self._temperature = temperature
         self._progress = progress
@@ -248,6 +261,8 @@ class Replay:
         engine, scheduler, clock = self._core.engine, self.scheduler, self._clock
         coming = list(arrivals)
         self._made = {one.request.id: self._make(one) for one in coming}
+        if self._first:
+            self._warm_up()
         source = Source(coming, self._submit, max_concurrency)
         if max_concurrency is not None:
             scheduler.on_gone = source.request_is_gone
@@ -281,6 +296,13 @@ class Replay:
                 clock.idle_until(until_ns)
         scheduler.log.close()
         return scheduler.log
+
+    def _warm_up(self) -> None:
+        """Answer the first requests, on the run's own stopwatch, and give the loop back."""
+        clock = MeasuredStepClock(stopwatch=self._clock.read_ns)
+        log = Replay(self._core, {"name": "fcfs"}, clock, _unasked).run(self._first, None)
+        self.first_s = sum(log.seconds().values())
+        self._core.engine.scheduler = self.scheduler
 
     def _make(self, arrival: Arrival) -> VllmRequest | str:
         """Return vLLM's request, or why there can be none."""
@@ -316,3 +338,7 @@ class Replay:
         made.arrival_time = at_ns / 1e9
         between = self._core.setup.config.arrivals_between_steps
         self.scheduler.send(arrival, made, self._clock.now_ns if between else at_ns)
+
+
+def _unasked(_: BatchShape, num_steps: int) -> int:
+    raise SchedlabError("fcfs asks for no estimates")

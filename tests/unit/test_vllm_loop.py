@@ -116,7 +116,11 @@ class Loop:
         config = replace(CONFIG, **switches)
         self.setup = SimpleNamespace(seed=0, config=config)
         self.engine_config = config
-        self.log = SimpleNamespace(num_gone=0, close=lambda: setattr(self, "is_closed", True))
+        self.log = SimpleNamespace(
+            num_gone=0,
+            close=lambda: setattr(self, "is_closed", True),
+            seconds=lambda: {"model_s": 0.5, "update_s": 0.25},
+        )
         self.there, self.sent, self.turned_away, self.served_ns = [], [], [], []
         self.waits_until_ns, self.on_gone, self.is_closed, self.posted = -1, None, False, []
 
@@ -175,6 +179,45 @@ def test_replay_whose_requests_come_between_steps_sends_them_at_the_end_of_one(o
     work = [arrival(0, 100), arrival(1, 105)]
     found = replayed(ours, work, arrivals_between_steps=True)
     assert [at_ns for at_ns, _ in found.sent] == [100, 110]
+
+
+class Reader:
+    """A stopwatch that learns when nothing is measured."""
+
+    def __init__(self):
+        self.pauses = 0
+
+    def __call__(self):
+        return 0
+
+    def between_steps(self):
+        self.pauses += 1
+
+
+def test_replay_answers_the_first_requests_by_fcfs_before_its_clock_starts(ours, monkeypatch):
+    clock, made = Clock(), []
+    clock.read_ns = Reader()
+
+    def new_scheduler(self, cls, policy, *arguments):
+        self.scheduler = self
+        made.append((policy["name"], arguments[0]))
+        return self
+
+    monkeypatch.setattr(Loop, "new_scheduler", new_scheduler)
+    found = Loop(clock)
+    first = [arrival(0), arrival(1)]
+    replay = ours.replay.Replay(found, {"name": "sjf"}, clock, lambda *_: 0, warm_up=first)
+    found.scheduler = "that of the first requests"
+    replay.run([arrival(7, 100)], None)
+    assert found.scheduler is replay.scheduler
+    assert replay.first_s == 0.75
+    assert found.served_ns == [(0, 10), (1, 20), (7, 110)]
+    assert [at_ns for at_ns, _ in found.sent] == [0, 0, 100]
+    assert [name for name, _ in made] == ["sjf", "fcfs"]
+    assert made[1][1].read_ns is clock.read_ns  # so that its sentinels are timed among steps
+    assert clock.read_ns.pauses > 0
+    with pytest.raises(SchedlabError, match="fcfs asks for no estimates"):
+        ours.replay._unasked(BatchShape(1, 5, 5), 1)
 
 
 def test_replay_waits_with_the_policy_until_its_instant_or_the_next_request(ours):
