@@ -15,6 +15,7 @@ from schedlab.policies.autoscalers import registry as autoscalers
 from schedlab.policies.migrators import registry as migrators
 from schedlab.policies.routers import registry as routers
 from schedlab.sim.core.engine import Engine
+from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import Changes
 from schedlab.sim.drive.handover import Disaggregation
@@ -38,13 +39,15 @@ class Kind(NamedTuple):
     role: Role = "mixed"
 
 
-def resolve_fleet(spec: ExperimentSpec) -> list[Kind]:
+def resolve_fleet(spec: ExperimentSpec, cost_model: CostModel | None = None) -> list[Kind]:
     """Look up what the engines of one point are.
 
     Parameters
     ----------
     spec : ExperimentSpec
         One point.
+    cost_model : CostModel, optional
+        Prices the steps of all of them, instead of the specification's.
 
     Raises
     ------
@@ -54,7 +57,7 @@ def resolve_fleet(spec: ExperimentSpec) -> list[Kind]:
     kinds = []
     for pool in engine_pools(spec):
         try:
-            point = resolve(pool.spec)
+            point = resolve(pool.spec, cost_model)
         except SpecError as error:
             path = pool_path(spec, pool.name)
             raise SpecError(f"{dotted(path)}: {error}" if path else str(error)) from error

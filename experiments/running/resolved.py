@@ -71,13 +71,15 @@ class Resolved:
         return gpu
 
 
-def resolve(spec: ExperimentSpec) -> Resolved:
+def resolve(spec: ExperimentSpec, cost_model: CostModel | None = None) -> Resolved:
     """Look up model, device and cost model of one point, and what follows from them.
 
     Parameters
     ----------
     spec : ExperimentSpec
         One point; see `schedlab.experiments.specification.sweep.points`.
+    cost_model : CostModel, optional
+        Prices steps instead of the specification's.
 
     Raises
     ------
@@ -92,7 +94,7 @@ def resolve(spec: ExperimentSpec) -> Resolved:
     speculation = resolve_speculation(spec, where)
     config = _config(spec, where, memory, overhead or SchedulingOverhead(), speculation)
     where = replace(where, config=config)
-    cost_model = make_cost_model(spec, where)
+    cost_model = cost_model or make_cost_model(spec, where)
     if overhead is None:
         overhead = cost_model.scheduling_overhead or SchedulingOverhead()
     frontend = None if spec.frontend is None else spec.frontend.frontend()

@@ -24,6 +24,7 @@ from schedlab.experiments.specification.paths import relative_paths
 from schedlab.experiments.specification.targets import check_targets
 from schedlab.policies import registry
 from schedlab.sim.core.plan_log import RecordedStep
+from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.limits import check_limits
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.errors import SpecError
@@ -62,6 +63,7 @@ def run(
     progress: Progress | None = None,
     record: list[RecordedStep] | None = None,
     opened: Callable[[Pricing], Backend] | None = None,
+    cost_model: CostModel | None = None,
 ) -> RunResult:
     """Run one experiment, without sweep or replications, on the backend it names.
 
@@ -78,6 +80,9 @@ def run(
         Filled with every step's decision and time; the run is then stepped one by one.
     opened : callable, optional
         Opens another backend than the specification's, e.g. one that goes by a recording.
+    cost_model : CostModel, optional
+        Prices steps instead of the specification's, e.g. a profile at the level of another time;
+        the result says which did.
 
     Returns
     -------
@@ -93,7 +98,7 @@ def run(
     """
     if spec.sweep or spec.replications > 1:
         raise SpecError("run() takes one point: expand the sweep with specification.sweep.points")
-    kinds = resolve_fleet(spec)
+    kinds = resolve_fleet(spec, cost_model)
     with ExitStack() as fences:
         for kind in kinds:
             fences.enter_context(fenced(registry.policy_class(kind.point.spec.policy.name)))
