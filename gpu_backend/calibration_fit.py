@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
 from schedlab.gpu_backend.calibration_design import batch_kind, token_knots
-from schedlab.gpu_backend.swap_timing import SwapTime, swapped_byte_s
 from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.cost.profile import (
     FEATURES,
@@ -24,6 +23,9 @@ from schedlab.sim.cost.profile import (
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.step_spread import StepSpread
 from schedlab.sim.rng import stream
+
+if TYPE_CHECKING:
+    from schedlab.gpu_backend.swap_timing import SwapTime
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,6 +73,8 @@ def fit_profile(
 
 def with_swapping(fit: Fit, times: Sequence[SwapTime]) -> Fit:
     """Return the fit with what a swapped byte costs, whatever else the step does."""
+    from schedlab.gpu_backend.swap_timing import swapped_byte_s  # torch takes seconds
+
     cost = {"swapped_bytes": swapped_byte_s(times)}
     eager, graph = (
         regime and replace(regime, coefficients_s={**regime.coefficients_s, **cost})
