@@ -246,7 +246,7 @@ def short(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arriva
     middle = max(1, min(config.max_num_batched_tokens, config.max_model_len // 2) // 4)
     lengths = independent(lognormal(math.log(middle), 0.8), exponential(_MEAN_ANSWER))
     trace = synthesize(num_requests, lengths=lengths, rate=float("inf"), seed=seed)
-    return _fitting(trace, config)
+    return fitting(trace, config)
 
 
 def long(config: EngineConfig, seed: int) -> Sequence[Arrival]:
@@ -258,15 +258,16 @@ def long(config: EngineConfig, seed: int) -> Sequence[Arrival]:
     lengths = independent(lognormal(math.log(mean_tokens), 0.4), exponential(_MEAN_ANSWER))
     num_requests = math.ceil(_MEMORIES * memory_tokens / mean_tokens)
     trace = synthesize(num_requests, lengths=lengths, rate=float("inf"), seed=seed)
-    return _fitting(trace, config)
+    return fitting(trace, config)
 
 
 def chat(config: EngineConfig, num_requests: int, seed: int) -> Sequence[Arrival]:
     """Return chat requests that fit the limits, all at once."""
     trace = synthesize(num_requests, preset="azure-conv", rate=float("inf"), seed=seed)
-    return _fitting(trace, config)
+    return fitting(trace, config)
 
 
-def _fitting(trace: Trace, config: EngineConfig) -> Sequence[Arrival]:
-    fitting = trace.fit(config.max_model_len, "clip_prompt")
-    return list(workload(fitting, max_model_len=config.max_model_len))
+def fitting(trace: Trace, config: EngineConfig) -> Sequence[Arrival]:
+    """Return the requests of a trace, prompts cut to what the limits allow."""
+    cut = trace.fit(config.max_model_len, "clip_prompt")
+    return list(workload(cut, max_model_len=config.max_model_len))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,13 @@ from schedlab.experiments.analysis.comparison import (
     Compared,
     compare_runs,
     step_errors,
+)
+from schedlab.experiments.comparing.level_runs import (
+    Level,
+    at_level,
+    check_level,
+    level_of,
+    load_beside,
 )
 from schedlab.experiments.comparing.machine import check_profile, machine_name
 from schedlab.experiments.comparing.measured_runs import MeasuredRun, MeasuredRuns, measure
@@ -29,6 +36,9 @@ from schedlab.sim.result import RunResult
 
 _DRAWS = 20
 """So often a point whose steps scatter is simulated."""
+
+_MODELLED = {"clock": "modelled", "level_requests": None}
+"""What a run is that checks decisions."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -59,6 +69,9 @@ class PointComparison:
         The first measured run and the first simulated one, for figures.
     num_simulated : int
         How often it was simulated: several times if steps scatter, each with another draw.
+    levels : dict of int to Level
+        By measured run, that of its round, at which the simulation is priced; empty if none was
+        measured.
     """
 
     label: str
@@ -75,6 +88,7 @@ class PointComparison:
     measured: RunResult
     simulated: RunResult
     num_simulated: int = 1
+    levels: Mapping[int, Level] = field(default_factory=dict)
 
 
 class _DeviceRun(NamedTuple):
@@ -99,6 +113,10 @@ def compare(
     On the real one, or in vLLM if the experiment says ``backend: vllm``, it runs `real.repeats`
     times by the clock of the experiment. With `check` it runs once more by the modelled clock,
     which shows whether both decide alike when steps take the same time.
+
+    If the experiment says `real.level_requests`, the level of the steps is measured beside, and a
+    point is simulated at those of the rounds that it was measured in, as often at each; a round is
+    a load's policies one after the other.
 
     Parameters
     ----------
@@ -127,11 +145,14 @@ def compare(
     ------
     SpecError
         If no point has a run; if a point cannot run on one of the backends; if the profile, or a
-        run that was kept, is of another machine.
+        run that was kept, is of another machine; if the level of a cost model that is no profile is
+        asked for.
     """
     if write_only and keep is None:
         raise SpecError("write_only compares runs that were kept: say where, with keep")
     todo = points(spec)
+    for point in todo:
+        check_level(point.spec)
     kept = MeasuredRuns(keep) if keep is not None else None
     here = None if write_only else machine_name(spec.real.device)
     if here is not None:
@@ -147,7 +168,11 @@ def compare(
             progress(done, len(turns) + len(todo), what)
         done += 1
 
-    runs: list[list[MeasuredRun]] = [[] for _ in todo]
+    beside = [
+        None if write_only or point.spec.real.level_requests is None else load_beside(point.spec)
+        for point in todo
+    ]
+    runs: list[dict[int, MeasuredRun]] = [{} for _ in todo]
     checks: list[MeasuredRun | None] = [None] * len(todo)
     end_s, longest_s = time.monotonic() + max_s, 0.0
     for turn in turns:
@@ -156,23 +181,21 @@ def compare(
             f"checking decisions of {point.label}" if turn.is_check
             else f"measuring {point.label} ({turn.repeat + 1}/{spec.real.repeats})"
         )  # fmt: skip
-        wanted = _on(
-            point.spec, measured_backend(spec), **({"clock": "modelled"} if turn.is_check else {})
-        )
+        wanted = _on(point.spec, measured_backend(spec), **(_MODELLED if turn.is_check else {}))
         found = kept.find(wanted, turn.repeat) if kept is not None else None
         begun_s = time.monotonic()
         if found is None:
             if write_only or begun_s + longest_s > end_s:
                 continue
-            found = measure(wanted)
+            found = measure(wanted, turn.repeat, None if turn.is_check else beside[turn.point])
             if kept is not None:
                 kept.keep(wanted, turn.repeat, found)
             longest_s = max(longest_s, time.monotonic() - begun_s)
         if turn.is_check:
             checks[turn.point] = found
         else:
-            runs[turn.point].append(found)
-    machines = {run.machine for some in runs for run in some} | ({here} if here else set())
+            runs[turn.point][turn.repeat] = found
+    machines = {run.machine for some in runs for run in some.values()} | ({here} if here else set())
     if len(machines) > 1:
         raise SpecError(
             f"{keep}: runs of {' and '.join(sorted(machines))} cannot be compared with each other; "
@@ -183,8 +206,9 @@ def compare(
         raise SpecError(f"no run of {spec.name} is measured{said}")
     if write_only:
         _check_profiles(todo, *machines)
+    levels = _levels(todo, runs)
     return [
-        _compared(point, measured, checked, spec.seed, tell)
+        _compared(point, measured, checked, levels.get(_load(point), {}), spec.seed, tell)
         for point, measured, checked in zip(todo, runs, checks, strict=True)
         if measured
     ]
@@ -208,10 +232,30 @@ def _check_profiles(todo: list[Point], machine: str) -> None:
             check_profile(point.spec, cost_model, machine)
 
 
+def _levels(todo: list[Point], runs: list[dict[int, MeasuredRun]]) -> dict[str, dict[int, Level]]:
+    """Return the level of each round that has level runs, by load and repeat."""
+    steps: dict[str, dict[int, list[RecordedStep]]] = {}
+    profiles: dict[str, FittedCostModel] = {}
+    for point, measured in zip(todo, runs, strict=True):
+        for repeat, one in measured.items():
+            if one.level_steps:
+                load = _load(point)
+                steps.setdefault(load, {}).setdefault(repeat, []).extend(one.level_steps)
+                if load not in profiles:
+                    profile = make_cost_model(point.spec)
+                    assert isinstance(profile, FittedCostModel)
+                    profiles[load] = profile
+    return {
+        load: {repeat: level_of(profiles[load], some) for repeat, some in sorted(rounds.items())}
+        for load, rounds in steps.items()
+    }
+
+
 def _compared(
     point: Point,
-    measured: list[MeasuredRun],
+    measured: dict[int, MeasuredRun],
     checked: MeasuredRun | None,
+    levels: dict[int, Level],
     seed: int,
     tell: Callable[[str], None],
 ) -> PointComparison:
@@ -220,13 +264,23 @@ def _compared(
     simulated_steps: list[RecordedStep] = []
     on_price = run(_on(_scattering(point.spec, False), "sim"), record=simulated_steps)
     simulated = [on_price]
+    rounds = [levels[repeat] for repeat in measured] if levels else []
     if make_cost_model(point.spec).step_spread is not None:
         draws = (_scattering(point.spec, True, draw) for draw in range(_DRAWS))
-        simulated = [run(_on(spec, "sim")) for spec in draws]
+        simulated = [
+            _simulated(spec, rounds[draw % len(rounds)] if rounds else None)
+            for draw, spec in enumerate(draws)
+        ]
+    elif rounds:
+        simulated = [_simulated(point.spec, level) for level in rounds]
     modelled = None if checked is None else first_difference(checked.steps, simulated_steps)
-    difference = first_difference(measured[0].steps, simulated_steps)
-    every_step = [step for one in measured for step in one.steps]
-    predicted_ns, measured_ns = teacher_forced(every_step, make_cost_model(point.spec))
+    first = next(iter(measured.values()))
+    difference = first_difference(first.steps, simulated_steps)
+    priced = [
+        teacher_forced(one.steps, at_level(make_cost_model(point.spec), levels.get(repeat)))
+        for repeat, one in measured.items()
+    ]
+    predicted_ns, measured_ns = (np.concatenate(some) for some in zip(*priced, strict=True))
     columns = on_price.requests
     ids, times_ns = columns["id"].tolist(), columns["arrival_ns"].tolist()
     arrivals_ns = dict(zip(ids, times_ns, strict=True))
@@ -234,7 +288,7 @@ def _compared(
         label=point.label,
         policy=_policy(point),
         load=_load(point),
-        rows=compare_runs(point.label, [one.result for one in measured], simulated, seed),
+        rows=compare_runs(point.label, [one.result for one in measured.values()], simulated, seed),
         num_runs=len(measured),
         is_checked=checked is not None,
         modelled_difference=modelled.explain() if modelled else None,
@@ -242,10 +296,16 @@ def _compared(
         steps=step_errors(predicted_ns, measured_ns),
         predicted_ns=predicted_ns,
         measured_ns=measured_ns,
-        measured=measured[0].result,
+        measured=first.result,
         simulated=simulated[0],
         num_simulated=len(simulated),
+        levels={repeat: levels[repeat] for repeat in measured} if levels else {},
     )
+
+
+def _simulated(spec: ExperimentSpec, level: Level | None) -> RunResult:
+    cost_model = None if level is None else at_level(make_cost_model(spec), level)
+    return run(_on(spec, "sim"), cost_model=cost_model)
 
 
 def _scattering(spec: ExperimentSpec, scatters: bool, draw: int = 0) -> ExperimentSpec:

@@ -9,6 +9,8 @@ from typing import Any
 
 from schedlab.experiments.analysis.comparison import Compared, rank_agreement
 from schedlab.experiments.comparing.compare import PointComparison
+from schedlab.experiments.comparing.level_runs import POLICY as LEVEL_POLICY
+from schedlab.experiments.comparing.level_runs import Level
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.paths import relative_paths
@@ -49,6 +51,10 @@ def write(found: list[PointComparison], spec: ExperimentSpec, folder: Path) -> N
 def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any]:
     """Return what comparison.json holds; paths in it are relative to the working directory."""
     origin = found[0].simulated.provenance
+    levels = {
+        load: {str(repeat + 1): _level_data(level) for repeat, level in rounds.items()}
+        for load, rounds in _levels(found).items()
+    }
     return {
         "name": spec.name,
         "spec": relative_paths(spec.to_data()),
@@ -56,6 +62,7 @@ def to_data(found: list[PointComparison], spec: ExperimentSpec) -> dict[str, Any
         "bars": {"throughput": THROUGHPUT_BAR, "latency": LATENCY_BAR},
         "rank_agreement_kendall_tau": agreement(found),
         "runs": runs_told(found, spec),
+        **({"levels": {"told": level_told(spec), "by_load": levels}} if levels else {}),
         "points": [
             {
                 "label": point.label,
@@ -110,6 +117,7 @@ def markdown(found: list[PointComparison], spec: ExperimentSpec) -> str:
         f"measured runs; the interval is a 95 % bootstrap over requests. ok: within "
         f"{THROUGHPUT_BAR:.0%} (throughput) or {LATENCY_BAR:.0%} (latency), or inside the spread.",
         "",
+        *_level_section(found, spec),
     ]
     for point in found:
         told = (f"- {line}" for line in point_lines(point, spec))
@@ -132,7 +140,8 @@ def point_lines(point: PointComparison, spec: ExperimentSpec) -> list[str]:
         f"decisions with the same step times: {_same_step_times(point)}",
         f"decisions with measured step times: {point.measured_difference or 'identical'}",
         f"cost of the measured runs' own steps: mean error {point.steps['mape']:.1%}, "
-        f"bias {point.steps['bias']:+.1%} over {point.steps['num_steps']} steps",
+        f"bias {point.steps['bias']:+.1%} over {point.steps['num_steps']} steps"
+        + (", each at the level of its round" if point.levels else ""),
     ]
 
 
@@ -148,6 +157,71 @@ def agreement_lines(found: list[PointComparison]) -> list[str]:
         texts = (f"{m} {'-' if math.isnan(tau) else f'{tau:.2f}'}" for m, tau in taus.items())
         lines.append(f"{load or 'all'}: Kendall tau {', '.join(texts)}")
     return lines
+
+
+def level_told(spec: ExperimentSpec) -> str:
+    """Say how the level was measured that the simulation is priced at."""
+    return (
+        f"Before and after each measured run {spec.real.level_requests} requests of another "
+        f"workload and other seeds were served by {LEVEL_POLICY}, sent one after the other by as "
+        "many clients as requests run in a step of that point's simulation (the lower quartile and "
+        "the median before the run, the upper after it), with contexts as long as there. Their "
+        "steps say at what level those of a run stood in that round, and how far they scattered; "
+        "nothing is fitted to the runs that are compared. A round is one measured run of each "
+        "policy at a load, and the simulation is priced at the level of each of its rounds, as "
+        "often at each."
+    )
+
+
+LEVEL_HEADER = (
+    "load", "round", "steps without prompts", "with prompts", "scheduling overhead", "steps",
+)  # fmt: skip
+
+
+def level_rows(found: list[PointComparison]) -> list[tuple[str, ...]]:
+    """Return a row under `LEVEL_HEADER` for each round: how many times as long as the profile's."""
+    return [
+        (
+            load, str(repeat + 1), f"{level.decode_steps:.3f}", f"{level.prompt_steps:.3f}",
+            f"{level.overhead:.3f}", str(level.num_steps),
+        )
+        for load, rounds in _levels(found).items()
+        for repeat, level in rounds.items()
+    ]  # fmt: skip
+
+
+def _level_section(found: list[PointComparison], spec: ExperimentSpec) -> list[str]:
+    rows = level_rows(found)
+    if not rows:
+        return []
+    cost_model = found[0].simulated.provenance["cost_model"]
+    assert isinstance(cost_model, dict)
+    own = cost_model["meta"]["level"]["run_level_of_profile"]
+    return [
+        "## At what level steps stood",
+        "",
+        f"{level_told(spec)} In the table: how many times as long as by the profile, whose own "
+        f"level is {own['decode_steps']:.3f} without prompts, {own['prompt_steps']:.3f} with, and "
+        f"{own['decode_row_s'] * 1e6:.0f} µs more for each request that decodes.",
+        "",
+        *markdown_table(LEVEL_HEADER, rows),
+        "",
+    ]
+
+
+def _levels(found: list[PointComparison]) -> dict[str, dict[int, Level]]:
+    """Return the level of each round, by load."""
+    levels: dict[str, dict[int, Level]] = {}
+    for point in found:
+        if point.levels:
+            levels.setdefault(point.load, {}).update(point.levels)
+    return {load: dict(sorted(rounds.items())) for load, rounds in levels.items()}
+
+
+def _level_data(level: Level) -> dict[str, Any]:
+    data = asdict(level)
+    del data["step_spread"]
+    return data
 
 
 def _cells(row: Compared) -> tuple[str, ...]:

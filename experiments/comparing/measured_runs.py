@@ -7,12 +7,17 @@ import gzip
 import json
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from schedlab.experiments.comparing.level_runs import (
+    NUM_RUNS,
+    LevelLoad,
+    serve_level_requests,
+)
 from schedlab.experiments.comparing.machine import kernels, machine_name
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -26,6 +31,7 @@ from schedlab.sim.result import RunResult
 _MARKER = "measurement.json"
 _ABOUT = "run.json"
 _STEPS = "plan_log.jsonl.gz"
+_LEVEL_STEPS = "level_log.jsonl.gz"
 _TORN = (
     AttributeError, KeyError, TypeError, ValueError, EOFError, zlib.error, gzip.BadGzipFile,
 )  # fmt: skip
@@ -42,23 +48,44 @@ class MeasuredRun(NamedTuple):
         Every step.
     machine : str
         GPU or processor that it ran on; see `schedlab.experiments.comparing.machine.machine_name`.
+    level_steps : sequence of RecordedStep
+        Those of its level runs, before and after it; none unless the experiment asks for them.
     """
 
     result: RunResult
     steps: list[RecordedStep]
     machine: str
+    level_steps: Sequence[RecordedStep] = ()
 
 
-def measure(spec: ExperimentSpec) -> MeasuredRun:
+def measure(
+    spec: ExperimentSpec, repeat: int = 0, level_load: LevelLoad | None = None
+) -> MeasuredRun:
     """Run one point on the real backend, with the garbage of others out of the way.
 
     What lives already is kept from the garbage collector, as serving engines do: looking through it
     again and again would count as time of the scheduler.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The point, for the real backend.
+    repeat : int
+        0-based; the requests of level runs follow from it.
+    level_load : LevelLoad, optional
+        What the level runs before and after it are like; there are none if absent.
     """
     steps: list[RecordedStep] = []
+    level: list[RecordedStep] = []
     with _frozen_garbage():
+        *before, after = range(NUM_RUNS * repeat, NUM_RUNS * (repeat + 1))
+        if level_load is not None:
+            for number in before:
+                level += serve_level_requests(spec, level_load, number)
         result = run(spec, record=steps)
-    return MeasuredRun(result, steps, machine_name(spec.real.device))
+        if level_load is not None:
+            level += serve_level_requests(spec, level_load, after)
+    return MeasuredRun(result, steps, machine_name(spec.real.device), level)
 
 
 class MeasuredRuns:
@@ -100,9 +127,10 @@ class MeasuredRuns:
             about = read_json_object(folder / _ABOUT)
             if about["cost_model"] not in (None, _cost_model_hash(spec)):
                 return None
-            with gzip.open(folder / _STEPS, "rt", encoding="utf-8") as lines:
-                steps = [_step(json.loads(line)) for line in lines]
-            return MeasuredRun(RunResult.load(folder), steps, str(about["machine"]))
+            steps = _read_steps(folder / _STEPS)
+            has_level = (folder / _LEVEL_STEPS).exists()  # the identity says if it must
+            level = _read_steps(folder / _LEVEL_STEPS) if has_level else []
+            return MeasuredRun(RunResult.load(folder), steps, str(about["machine"]), level)
         except _TORN as error:
             raise SpecError(f"{folder}: not a measured run ({described(error)})") from error
 
@@ -114,8 +142,9 @@ class MeasuredRuns:
         new = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         measured.result.save(new)
-        with gzip.open(new / _STEPS, "wt", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(step, default=astuple) + "\n" for step in measured.steps)
+        _write_steps(new / _STEPS, measured.steps)
+        if measured.level_steps:
+            _write_steps(new / _LEVEL_STEPS, measured.level_steps)
         about = {
             "machine": measured.machine,
             "kernels": kernels(spec.backend, spec.real.device),
@@ -188,6 +217,16 @@ def _frozen_garbage() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _write_steps(path: Path, steps: Sequence[RecordedStep]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(step, default=astuple) + "\n" for step in steps)
+
+
+def _read_steps(path: Path) -> list[RecordedStep]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [_step(json.loads(line)) for line in lines]
 
 
 def _step(row: list[Any]) -> RecordedStep:

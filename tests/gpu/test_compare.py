@@ -178,9 +178,9 @@ def test_compare_that_runs_out_of_time_compares_what_there_is(tmp_path, monkeypa
     )
     now_s = [0.0]
 
-    def ten_seconds(point):
+    def ten_seconds(*about):
         now_s[0] += 10.0
-        return measure(point)
+        return measure(*about)
 
     monkeypatch.setattr(comparison_module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(comparison_module, "measure", ten_seconds)
@@ -307,7 +307,7 @@ def test_kept_run_is_measured_anew_only_if_it_asked_another_cost_model(
     found = runs.find(None, 0)
     assert (found is not None) == is_found
     if is_found:
-        assert found == ("the result", [], "here")
+        assert found == ("the result", [], "here", [])
 
 
 def test_runs_that_are_missing_are_counted_over_all_points():

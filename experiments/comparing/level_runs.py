@@ -1,0 +1,259 @@
+"""At what level the steps of a run stand at some time: short runs beside those that are compared.
+
+A profile says at what level steps stood when it was measured, its `run_level`. On a machine that is
+shared that drifts, within minutes, and beyond what a reference computation sees. So before and
+after each measured run requests of another workload are served by the same engine, and the
+simulation of a round of measured runs is priced at the level that their steps tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from schedlab.experiments.comparing.calibrated_engine import fitting
+from schedlab.experiments.running.backend import Task, open_backend
+from schedlab.experiments.running.fleet import resolve_fleet
+from schedlab.experiments.running.resolved import make_cost_model
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.experiment import ExperimentSpec
+from schedlab.experiments.specification.policy import PolicySpec
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.plan_log import RecordedStep
+from schedlab.sim.cost.cost_model import CostModel
+from schedlab.sim.cost.fitted import FittedCostModel
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.profile import RunLevel
+from schedlab.sim.cost.step_spread import StepSpread
+from schedlab.sim.errors import SpecError
+from schedlab.sim.request import Arrival
+from schedlab.sim.rng import stream
+from schedlab.traces.lengths import independent, lognormal, uniform
+from schedlab.traces.synthetic import synthesize
+
+POLICY = "fcfs"
+"""Serves level runs."""
+
+_QUARTILES = 0.25, 0.5, 0.75
+NUM_RUNS = len(_QUARTILES)
+"""So many level runs go with a measured one, the last of them after it."""
+
+_SIGMA = 0.8
+"""Of the logarithm of prompt lengths."""
+
+_SHORTEST, _LONGEST = 4, 28
+"""Tokens of an answer: so alike that at the end of a run few requests are left over for long."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """At what level steps stood while some level runs were served.
+
+    Attributes
+    ----------
+    run_level : RunLevel
+        In the place of the profile's.
+    step_spread : StepSpread or None
+        In the place of the profile's; that stays if None, because there is none in the profile or
+        there were too few steps.
+    decode_steps, prompt_steps, overhead : float
+        How many times as long as by the profile steps without prompt tokens took, the others, and
+        what the engine spends beside the model.
+    num_steps : int
+        Of these runs.
+    """
+
+    run_level: RunLevel
+    step_spread: StepSpread | None
+    decode_steps: float
+    prompt_steps: float
+    overhead: float
+    num_steps: int
+
+    def of(self, profile: FittedCostModel) -> FittedCostModel:
+        """Return a profile at this level; what it says of itself tells so."""
+        meta: dict[str, object] = {
+            **profile.meta,
+            "level": {
+                "times_as_long_as_profile": {
+                    key: getattr(self, key) for key in ("decode_steps", "prompt_steps", "overhead")
+                },
+                "run_level": asdict(self.run_level),
+                "run_level_of_profile": asdict(profile.fit.run_level),
+                "level_steps": self.num_steps,
+            },
+        }
+        stated = profile.scheduling_overhead
+        if stated is not None:
+            meta["scheduling_overhead"] = {
+                key: value * self.overhead for key, value in asdict(stated).items()
+            }
+        spread = self.step_spread or profile.fit.step_spread
+        return FittedCostModel(
+            replace(profile.fit, run_level=self.run_level, step_spread=spread),
+            meta,
+            profile.source,
+            profile.mismatches,
+            scatters=profile.step_spread is not None,
+            draw=profile.draw,
+        )
+
+
+def check_level(spec: ExperimentSpec) -> None:
+    """Refuse level runs where there is no level to measure.
+
+    Raises
+    ------
+    SpecError
+        If steps take what the cost model says, or that is no profile.
+    """
+    if spec.real.level_requests is None:
+        return
+    if spec.real.clock == "modelled":
+        raise SpecError(
+            "real.level_requests: by real.clock modelled steps take what the cost model says; "
+            "leave it out, or measure by virtual, wall or reference"
+        )
+    if not isinstance(make_cost_model(spec), FittedCostModel):
+        raise SpecError(
+            "real.level_requests: the level is that of a profile that schedlab calibrate measures; "
+            f"leave it out with cost_model {spec.cost_model.name or spec.cost_model.profile}"
+        )
+
+
+def at_level(cost_model: CostModel, level: Level | None) -> CostModel:
+    """Return a cost model at a level, if there is one; only a profile has any."""
+    if level is None:
+        return cost_model
+    assert isinstance(cost_model, FittedCostModel)
+    return level.of(cost_model)
+
+
+class LevelLoad(NamedTuple):
+    """What level runs are like beside the runs of a point, by its simulation.
+
+    Of batches as large as its own, over contexts as long, the level is told best.
+
+    Attributes
+    ----------
+    clients : tuple of int
+        How many clients send requests in each of the level runs, one after the other each: the
+        quartiles of who runs in a step.
+    context_tokens : float
+        Mean context of a request that decodes.
+    """
+
+    clients: tuple[int, ...]
+    context_tokens: float
+
+
+def load_beside(spec: ExperimentSpec) -> LevelLoad:
+    """Return what level runs are like beside the runs of a point."""
+    simulated = run(spec.model_copy(update={"backend": "sim", "replications": 1}))
+    steps = simulated.log.steps()
+    running, decodes, contexts = (
+        np.asarray(steps[name], dtype=np.float64)
+        for name in ("num_running", "num_decodes", "decode_context_sum_tokens")
+    )
+    clients = tuple(max(1, round(float(np.quantile(running, share)))) for share in _QUARTILES)
+    return LevelLoad(clients, float(contexts.sum() / max(1.0, decodes.sum())))
+
+
+def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> list[RecordedStep]:
+    """Serve a level run where an experiment's measured runs are served, and return its steps.
+
+    None of the experiment's requests, lengths, seeds and policies is in it.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        A point that is measured; `real.level_requests` says how many.
+    load : LevelLoad
+        Where there are more clients there are more requests, so that all runs have as many steps.
+    number : int
+        Counts the level runs of a point; each has requests of its own, and its number of clients.
+    """
+    clients = load.clients[number % NUM_RUNS]
+    num_requests = round((spec.real.level_requests or 1) * clients / sum(load.clients))
+    served = spec.model_copy(
+        update={
+            "policy": PolicySpec(name=POLICY),
+            "workload": spec.workload.model_copy(update={"max_concurrency": clients}),
+        }
+    )
+    kinds = resolve_fleet(served)
+    seed = int(stream(spec.seed, f"level run {number} beside {spec.policy.name}").integers(2**31))
+    steps: list[RecordedStep] = []
+    config = kinds[0].point.config
+    requests = level_requests(config, max(1, num_requests), load.context_tokens, seed)
+    open_backend(served, kinds).serve(Task(served, kinds, requests, record=steps))
+    return steps
+
+
+def level_requests(
+    config: EngineConfig, num_requests: int, context_tokens: float, seed: int
+) -> Sequence[Arrival]:
+    """Return requests all at once: prompts that leave such a mean context, short answers."""
+    prompt_tokens = max(1.0, context_tokens - (_SHORTEST + _LONGEST) / 4)
+    prompts = lognormal(math.log(prompt_tokens) - _SIGMA**2 / 2, _SIGMA)
+    lengths = independent(prompts, uniform(_SHORTEST, _LONGEST))
+    trace = synthesize(num_requests, lengths=lengths, rate=math.inf, seed=seed)
+    return fitting(trace, config)
+
+
+def level_of(profile: FittedCostModel, steps: Sequence[RecordedStep]) -> Level:
+    """Return the level that the steps of level runs stand at.
+
+    Parameters
+    ----------
+    profile : FittedCostModel
+        What prices them.
+    steps : sequence of RecordedStep
+        In their order.
+
+    Raises
+    ------
+    SpecError
+        If there are not both steps with prompt tokens and steps without.
+
+    Notes
+    -----
+    For each kind of step the level is what makes the sums of measured and priced times equal. What
+    each request that decodes adds stays the profile's: few steps do not tell it from the level. The
+    terms of the scheduling overhead are scaled alike.
+    """
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch, step_spread
+
+    shapes = [step.shape for step in steps]
+    has_prompts = np.array([bool(shape.chunks) for shape in shapes], dtype=bool)
+    if has_prompts.all() or not has_prompts.any():
+        raise SpecError(
+            "real.level_requests: level runs must have steps with prompt tokens and steps without; "
+            "serve more requests"
+        )
+    was = profile.fit.run_level
+    measured_s = np.array([step.duration_ns - step.overhead_ns for step in steps]) / 1e9
+    priced_s = np.array([profile.step_ns(shape)[0] for shape in shapes]) / 1e9
+    rows_s = was.decode_row_s * np.array([shape.num_decodes for shape in shapes])
+    decodes, prompts = (
+        max(0.0, float((measured_s - rows_s)[kind].sum() / (priced_s - rows_s)[kind].sum()))
+        for kind in (~has_prompts, has_prompts)
+    )
+    level = RunLevel(was.decode_steps * decodes, was.prompt_steps * prompts, was.decode_row_s)
+    batches = [MeasuredBatch(*pair) for pair in zip(shapes, measured_s.tolist(), strict=True)]
+    stated = profile.scheduling_overhead or SchedulingOverhead()
+    overhead_ns = sum(stated.ns(s.num_running, s.num_waiting, bool(s.chunks)) for s in shapes)
+    return Level(
+        run_level=level,
+        step_spread=None
+        if profile.fit.step_spread is None
+        else step_spread(replace(profile.fit, run_level=level), batches),
+        decode_steps=float(measured_s[~has_prompts].sum() / priced_s[~has_prompts].sum()),
+        prompt_steps=float(measured_s[has_prompts].sum() / priced_s[has_prompts].sum()),
+        overhead=sum(s.overhead_ns for s in steps) / overhead_ns if overhead_ns else 1.0,
+        num_steps=len(steps),
+    )

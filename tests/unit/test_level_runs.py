@@ -1,0 +1,356 @@
+"""The level at which steps stand beside measured runs, and simulations that are priced at it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from schedlab.experiments.comparing import compare as comparison
+from schedlab.experiments.comparing import level_runs, measured_runs
+from schedlab.experiments.comparing.comparison_files import level_rows, markdown, to_data
+from schedlab.experiments.comparing.level_runs import (
+    Level,
+    LevelLoad,
+    check_level,
+    level_of,
+    level_requests,
+    load_beside,
+    serve_level_requests,
+)
+from schedlab.experiments.comparing.measured_runs import MeasuredRun, MeasuredRuns, run_identity
+from schedlab.experiments.running.resolved import make_cost_model
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.plan_log import RecordedStep
+from schedlab.sim.cost.fitted import FittedCostModel
+from schedlab.sim.cost.profile import Fit, FitError, Regime, RunLevel, write_fit
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.step_spread import StepSpread
+from schedlab.sim.errors import SpecError
+
+META = {
+    "model": "schedlab-tiny", "hardware": "cpu", "dtype": "fp32", "tensor_parallel_size": 1,
+    "scheduling_overhead": {"base_s": 1e-4, "per_running_s": 1e-5},
+}  # fmt: skip
+NONE = FitError(0.0, 0.0, 0.0, 0.0, 0)
+FIT = Fit(
+    Regime((1, 256), (0.002, 0.020), {"decode_context_sum_tokens": 1e-7}),
+    None,
+    {"new_tokens": (1.0, 256.0)},
+    NONE,
+    NONE,
+    RunLevel(0.9, 1.1, 5e-5),
+    StepSpread((0.9, 1.1), (0.8, 1.2), num_alike=2),
+)
+SPEC = {
+    "name": "beside",
+    "seed": 3,
+    "model": "schedlab-tiny",
+    "hardware": "cpu",
+    "engine": {
+        "dtype": "fp32", "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256,
+        "num_gpu_blocks_override": 60,
+    },
+    "workload": {
+        "prompt_tokens": {"distribution": "uniform", "low": 4, "high": 60},
+        "output_tokens": {"distribution": "uniform", "low": 2, "high": 40},
+        "num_requests": 40,
+    },
+    "real": {"repeats": 2, "level_requests": 30},
+    "sweep": {
+        "policy": ["fcfs", "prefill_first"],
+        "workload.request_rate": [20, "inf"],
+    },
+}  # fmt: skip
+SLOWER = {"decode_steps": 1.3, "prompt_steps": 1.1, "overhead": 1.5}
+
+
+@pytest.fixture
+def profile(tmp_path):
+    write_fit(tmp_path / "profile", META, FIT)
+    return str(tmp_path / "profile")
+
+
+def spec_of(profile, scatters=False, **changed):
+    cost_model = {"profile": profile, "scatters": scatters}
+    return make_spec({**SPEC, "cost_model": cost_model, **changed})
+
+
+def without_sweep(**changed):
+    rest = {key: value for key, value in SPEC.items() if key != "sweep"}
+    return {**rest, "workload": {**SPEC["workload"], "request_rate": 20}, **changed}
+
+
+def slow_step(model, shape, decodes=1.3, prompts=1.1, overhead=1.5):
+    """Return a step that takes so many times as long as it is priced."""
+    beside_ns = model.scheduling_overhead.ns(shape.num_running, shape.num_waiting)
+    times = prompts if shape.chunks else decodes
+    model_ns, beside_ns = round(model.step_ns(shape)[0] * times), round(beside_ns * overhead)
+    return RecordedStep(0, {}, (), shape, model_ns + beside_ns, beside_ns)
+
+
+def shapes():
+    decodes = [BatchShape(n, 50 * n, 50, num_running=n) for n in (1, 2, 3, 5)] * 8
+    prompts = [
+        BatchShape(2, 80, 50, chunks=((q, 0),), num_running=3) for q in (10, 30, 60, 100)
+    ] * 8
+    return decodes + prompts
+
+
+def test_level_makes_the_sums_of_each_kind_of_step_and_of_the_overhead_those_measured():
+    model = FittedCostModel(FIT, META, scatters=True, draw=7)
+    steps = [slow_step(model, shape) for shape in shapes()]
+    level = level_of(model, steps)
+    assert level.decode_steps == pytest.approx(1.3, rel=1e-6)
+    assert level.prompt_steps == pytest.approx(1.1, rel=1e-6)
+    assert level.overhead == pytest.approx(1.5, rel=1e-2)  # its prompts cost nothing more
+    assert level.num_steps == len(steps)
+    assert level.run_level.decode_row_s == 5e-5
+    there = level.of(model)
+    for has_prompts in (False, True):
+        some = [step for step in steps if bool(step.shape.chunks) == has_prompts]
+        measured_ns = sum(step.duration_ns - step.overhead_ns for step in some)
+        assert sum(there.step_ns(s.shape)[0] for s in some) == pytest.approx(measured_ns, rel=1e-6)
+    assert there.scheduling_overhead.base_s == pytest.approx(1e-4 * level.overhead)
+    assert there.scheduling_overhead.per_running_s == pytest.approx(1e-5 * level.overhead)
+    assert (there.draw, there.source, there.mismatches) == (7, model.source, [])
+    assert there.step_spread is not None
+
+
+def test_level_scatters_as_its_own_steps_do_and_as_the_profile_where_they_are_few():
+    model = FittedCostModel(FIT, META, scatters=True)
+    even = [slow_step(model, shape) for shape in shapes()]
+    spread = level_of(model, even).of(model).step_spread
+    assert max(spread.prompt_steps) < 1.01
+    assert max(spread.decode_steps) < 1.05
+    few = level_of(model, [*even[:4], *even[-4:]])
+    assert few.step_spread is None
+    assert few.of(model).step_spread == FIT.step_spread
+    still = FittedCostModel(FIT, META)
+    assert level_of(still, even).of(still).step_spread is None
+
+
+def test_level_of_a_profile_without_spread_and_overhead_adds_neither():
+    model = FittedCostModel(
+        replace(FIT, step_spread=None), {k: v for k, v in META.items() if "sched" not in k}
+    )
+    steps = [
+        RecordedStep(0, {}, (), shape, 2 * model.step_ns(shape)[0] + 10, 10) for shape in shapes()
+    ]
+    level = level_of(model, steps)
+    assert (level.overhead, level.step_spread) == (1.0, None)
+    assert level.of(model).scheduling_overhead is None
+    assert level.decode_steps == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("part", [slice(None, 32), slice(32, None)])
+def test_level_of_steps_of_one_kind_is_refused(part):
+    model = FittedCostModel(FIT, META)
+    with pytest.raises(SpecError, match=r"real\.level_requests: .*serve more requests"):
+        level_of(model, [slow_step(model, shape) for shape in shapes()[part]])
+
+
+def test_level_where_there_is_none_to_measure_is_refused(profile):
+    check_level(spec_of(profile))
+    modelled = {"level_requests": 5, "clock": "modelled"}
+    with pytest.raises(SpecError, match=r"real\.level_requests: by real\.clock modelled"):
+        check_level(spec_of(profile, real=modelled))
+    check_level(spec_of(profile, real={"clock": "modelled"}))
+    with pytest.raises(SpecError, match="leave it out with cost_model roofline"):
+        check_level(make_spec(SPEC))
+    with pytest.raises(SpecError, match="leave it out with cost_model roofline"):
+        comparison.compare(make_spec(SPEC))
+
+
+def test_level_runs_are_as_large_as_the_quartiles_of_the_simulation_and_its_contexts(profile):
+    spec = make_spec(without_sweep(cost_model={"profile": profile}))
+    steps = run(spec).log.steps()
+    load = load_beside(spec)
+    assert load.clients == tuple(np.quantile(steps["num_running"], [0.25, 0.5, 0.75]).round())
+    rows = np.repeat(
+        steps["decode_context_sum_tokens"] / np.maximum(steps["num_decodes"], 1),
+        steps["num_decodes"],
+    )
+    assert load.context_tokens == pytest.approx(rows.mean())
+    crowd = spec.model_copy(
+        update={"workload": spec.workload.model_copy(update={"request_rate": float("inf")})}
+    )
+    assert load_beside(crowd).clients[-1] == 8
+
+
+def served_by(monkeypatch, spec, load, number):
+    """Return the task that a level run is for its backend."""
+    tasks = []
+
+    def serve(task):
+        task.record.append("a step")
+        tasks.append(task)
+
+    monkeypatch.setattr(
+        level_runs, "open_backend", lambda spec, kinds: SimpleNamespace(serve=serve)
+    )
+    assert serve_level_requests(spec, load, number) == ["a step"]
+    return tasks[0]
+
+
+def test_level_run_serves_other_requests_by_fcfs_more_of_them_where_clients_are_more(
+    monkeypatch, profile
+):
+    spec = make_spec(without_sweep(cost_model={"profile": profile}, policy="prefill_first"))
+    load = LevelLoad((2, 3, 5), 40.0)
+    before, after, again = (served_by(monkeypatch, spec, load, number) for number in (0, 2, 3))
+    for task, clients, num_requests in ((before, 2, 6), (after, 5, 15), (again, 2, 6)):
+        assert task.spec.policy.name == "fcfs"
+        assert task.spec.workload.max_concurrency == clients
+        assert len(task.arrivals) == num_requests
+        assert {one.request.arrival_ns for one in task.arrivals} == {0}
+        assert task.spec.engine == spec.engine
+    lengths = [
+        [(one.request.prompt_tokens, one.output_tokens) for one in task.arrivals]
+        for task in (before, again)
+    ]
+    assert lengths[0] != lengths[1]
+    other = served_by(monkeypatch, spec.model_copy(update={"seed": 4}), load, 0)
+    assert lengths[0] != [(a.request.prompt_tokens, a.output_tokens) for a in other.arrivals]
+
+
+def test_level_requests_leave_the_contexts_asked_for_within_the_limits():
+    config = EngineConfig(num_blocks=1000, max_model_len=2000, max_num_batched_tokens=256)
+    some = level_requests(config, 4000, 130.0, seed=1)
+    prompts, answers = np.array([(a.request.prompt_tokens, a.output_tokens) for a in some]).T
+    assert (answers.min(), answers.max()) == (4, 28)
+    contexts = np.repeat(prompts + answers / 2, answers)  # of each step of each request
+    assert contexts.mean() == pytest.approx(130, rel=0.05)
+    assert np.median(prompts) == pytest.approx(122 / np.exp(0.32), rel=0.05)
+    short = EngineConfig(num_blocks=10, max_model_len=150, max_num_batched_tokens=20)
+    assert max(
+        a.request.prompt_tokens + a.output_tokens for a in level_requests(short, 200, 130.0, 1)
+    ) == 150  # fmt: skip
+    assert all(a.request.prompt_tokens >= 1 for a in level_requests(short, 20, 0.0, seed=1))
+
+
+def machine_at(monkeypatch, of_round):
+    """Let the real backend be the simulation with steps that take longer, by round."""
+    asked = []
+
+    def measured(spec, repeat=0, level_load=None):
+        profile = make_cost_model(spec)
+        level = Level(
+            RunLevel(
+                0.9 * of_round[repeat]["decode_steps"], 1.1 * of_round[repeat]["prompt_steps"], 5e-5
+            ),
+            None,
+            **of_round[repeat],
+            num_steps=0,
+        )
+        slow = level.of(profile)
+        on_sim = spec.model_copy(update={"backend": "sim"})
+        steps = []
+        result = run(on_sim, record=steps, cost_model=slow)
+        result.provenance["real"] = {"device": "cpu", "clock": "virtual"}
+        asked.append((spec.policy.name, repeat, level_load))
+        some = []
+        if level_load is not None:
+            beside = on_sim.model_copy(update={"seed": 99})
+            run(beside, record=some, cost_model=slow)
+        return MeasuredRun(result, steps, "here", some)
+
+    monkeypatch.setattr(comparison, "measure", measured)
+    monkeypatch.setattr(comparison, "machine_name", lambda device: "here")
+    monkeypatch.setattr(comparison, "check_profile", lambda *arguments: None)
+    return asked
+
+
+ROUNDS = [SLOWER, {"decode_steps": 1.1, "prompt_steps": 1.0, "overhead": 1.0}]
+
+
+def test_comparison_priced_at_the_level_of_its_rounds_holds_where_the_profiles_own_is_off(
+    monkeypatch, profile
+):
+    asked = machine_at(monkeypatch, ROUNDS)
+    beside = comparison.compare(spec_of(profile), check=False)
+    assert len(asked) == 8
+    assert all(isinstance(load, LevelLoad) for _, _, load in asked)
+    asked.clear()
+    alone = comparison.compare(spec_of(profile, real={"repeats": 2}), check=False)
+    assert {clients for _, _, clients in asked} == {None}
+    for found, other in zip(beside, alone, strict=True):
+        off, on = (
+            {row.metric: row.error for row in one.rows}["mean_e2el_ms"] for one in (other, found)
+        )
+        assert off < -0.09
+        assert abs(on) < 0.01
+        assert abs(found.steps["bias"]) < 0.005 < -other.steps["bias"]
+        assert list(found.levels) == [0, 1]
+        assert found.num_simulated == 2  # once at the level of each round
+        assert (other.levels, other.num_simulated) == ({}, 1)
+        first, second = (found.levels[repeat].run_level for repeat in (0, 1))
+        assert first.decode_steps == pytest.approx(0.9 * 1.3, rel=2e-3)
+        assert first.prompt_steps == pytest.approx(1.1 * 1.1, rel=2e-3)
+        assert second.decode_steps == pytest.approx(0.9 * 1.1, rel=2e-3)
+        assert second.prompt_steps == pytest.approx(1.1, rel=2e-3)
+
+
+def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monkeypatch, profile):
+    machine_at(monkeypatch, ROUNDS)
+    spec = spec_of(profile, scatters=True)
+    found = comparison.compare(spec, check=False)
+    assert [point.num_simulated for point in found] == [20] * 4
+    text = markdown(found, spec)
+    assert "Before and after each measured run 30 requests of another workload" in text
+    assert "whose own level is 0.900 without prompts, 1.100 with, and 50 µs more" in text
+    assert text.count("each at the level of its round") == 4
+    rows = level_rows(found)
+    assert [row[:2] for row in rows] == [
+        ("request_rate=20", "1"), ("request_rate=20", "2"),
+        ("request_rate=inf", "1"), ("request_rate=inf", "2"),
+    ]  # fmt: skip
+    assert float(rows[0][2]) == pytest.approx(1.29, abs=0.01)
+    data = to_data(found, spec)
+    assert data["levels"]["by_load"]["request_rate=20"]["2"]["num_steps"] == int(rows[1][-1])
+    told = data["provenance"]["cost_model"]["meta"]["level"]
+    assert told["run_level_of_profile"] == {
+        "decode_steps": 0.9, "prompt_steps": 1.1, "decode_row_s": 5e-5
+    }  # fmt: skip
+    assert told["times_as_long_as_profile"]["decode_steps"] == pytest.approx(1.3, abs=0.05)
+    plain_spec = spec_of(profile, real={"repeats": 2})
+    plain = comparison.compare(plain_spec, check=False)
+    assert "level" not in markdown(plain, plain_spec)
+    assert "levels" not in to_data(plain, plain_spec)
+
+
+def test_level_steps_are_kept_with_their_run(monkeypatch, tmp_path, profile):
+    monkeypatch.setattr(measured_runs, "kernels", lambda *about: "some")
+    spec = make_spec(without_sweep(cost_model={"profile": profile}, backend="real"))
+    steps = []
+    result = run(spec.model_copy(update={"backend": "sim"}), record=steps)
+    result.provenance["real"] = {"estimates": 0}
+    kept = MeasuredRuns(tmp_path / "kept")
+    kept.keep(spec, 0, MeasuredRun(result, steps, "here", steps[5:9]))
+    kept.keep(spec, 1, MeasuredRun(result, steps, "here"))
+    assert kept.find(spec, 0).level_steps == steps[5:9]
+    assert kept.find(spec, 1).level_steps == []
+    alone = spec.model_copy(update={"real": spec.real.model_copy(update={"level_requests": None})})
+    assert run_identity(alone) != run_identity(spec)
+    assert kept.find(alone, 0) is None
+
+
+def test_two_level_runs_go_before_a_measured_run_and_one_after_it(monkeypatch, profile):
+    order = []
+
+    def served(spec, load, number):
+        order.append((load, number))
+        return [number]
+
+    monkeypatch.setattr(measured_runs, "serve_level_requests", served)
+    monkeypatch.setattr(measured_runs, "run", lambda spec, record: order.append("run"))
+    monkeypatch.setattr(measured_runs, "machine_name", lambda device: "here")
+    spec = make_spec(without_sweep(cost_model={"profile": profile}))
+    load = LevelLoad((1, 2, 3), 50.0)
+    assert measured_runs.measure(spec, 2, load).level_steps == [6, 7, 8]
+    assert order == [(load, 6), (load, 7), "run", (load, 8)]
+    order.clear()
+    assert measured_runs.measure(spec, 2).level_steps == []
+    assert order == ["run"]
