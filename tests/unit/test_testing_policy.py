@@ -48,10 +48,10 @@ class Leaking(ContinuousBatching):
     """Finds the true lengths where they are hidden, and serves the shortest answer first."""
 
     def on_start(self, view):
-        self._lengths = view._engine.executor._output_tokens
+        self._known = view._engine.executor._answers
 
     def key(self, state, now_ns):
-        return self._lengths[state.id]
+        return self._known[state.id].output_tokens
 
 
 class Raising(ContinuousBatching):
