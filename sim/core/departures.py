@@ -64,6 +64,9 @@ class Departures(Population):
         self._on_arrival = hooks.on_arrival
         self._on_finish = hooks.on_finish
         self.executor = executor
+        self.kv_bytes = executor.kv_bytes
+        if self.kv_bytes is not None:
+            self.kv_bytes.open(self.kv)
         self.log = RunLog(
             config.block_size,
             self.kv.grows,
@@ -71,7 +74,7 @@ class Departures(Population):
             config.pipeline_parallel_size,
         )
         if config.kv_tiers:
-            self.tiers = Tiering(config, executor.estimate_step_ns, self.log.copies)
+            self.tiers = Tiering(config, executor.estimate_step_ns, self.log.copies, self.kv_bytes)
             if isinstance(self.kv, PrefixCachingKVCache):
                 self.kv.notes_lost = self.tiers.writes_back or self.tiers.follows_connector
         self.on_gone: Callable[[RequestState, int], None] | None = None
@@ -270,9 +273,11 @@ class Departures(Population):
 
     def _name_answer(self, state: RequestState, turn: Turn) -> None:
         if isinstance(self.kv, PrefixCachingKVCache):
-            named = self.kv.name_answer(state, turn.answer_hash_ids)
+            names = turn.answer_hash_ids[: self.kv.name_answer(state, turn.answer_hash_ids)]
+            if self.kv_bytes is not None:
+                self.kv_bytes.answered(state, names)
             if self.tiers is not None:
-                self.tiers.store(state, turn.answer_hash_ids[:named])
+                self.tiers.store(state, names)
 
     def _let_go(self, state: RequestState) -> None:
         self.executor.released(state)

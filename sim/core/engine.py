@@ -233,6 +233,8 @@ class Engine:
                 name = type(self.policy).__name__
                 raise stalled(self, f"policy {name} has waited {_MOST_WAITS:,} times in a row")
             self.wait_until_ns = min(plan.until_ns, self.requests.next_event_ns)
+            if self.requests.tiers is not None:
+                self.wait_until_ns = min(self.wait_until_ns, self.requests.tiers.wait_for_copy())
 
     # -- executing -----------------------------------------------------------------------------
 
@@ -261,6 +263,8 @@ class Engine:
         steps = self.executor.execute(Work(now_ns, plan, shape, batch), max_steps, horizon_ns)
         if wait_ns:
             steps.durations_ns = [steps.durations_ns[0] + wait_ns]
+        elif requests.tiers is not None:
+            requests.tiers.note_wait()
         row = segment_row(requests, shape, steps, now_ns, first_step_blocks)
         segment = Segment(plan, now_ns, steps, shape, row, first_step_blocks)
         if segment.end_ns >= FOREVER:

@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from mypy_extensions import mypyc_attr
 
 from schedlab.sim.core.decode_batch import DecodeBatch
+from schedlab.sim.core.kv_bytes import KVBytes
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
@@ -87,6 +88,10 @@ class Executor:
     Those of all backends derive from it, so that compiled code calls them directly.
     """
 
+    kv_bytes: KVBytes | None = None
+    """Who holds what KV blocks contain, where blocks must be told apart: with a prefix cache or tiers
+    on a real GPU. A simulated one has no bytes."""
+
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length (a real backend ignores EOS)."""
         raise NotImplementedError
@@ -112,7 +117,10 @@ class Executor:
         raise NotImplementedError
 
     def released(self, state: RequestState) -> None:
-        """Learn that a request gave up its KV memory: preempted, or finished and not held."""
+        """Learn that a request gives up its KV memory: preempted, or finished and not held.
+
+        What it has computed still counts.
+        """
         raise NotImplementedError
 
     def swapped_out(self, state: RequestState) -> None:
@@ -187,6 +195,7 @@ class SimExecutor(Executor):
         self.most_tokens = FOREVER
         self.slowness = 1.0
         self.scatter: Scatter | None = None
+        self.kv_bytes: KVBytes | None = None
         self._num_steps = 0
         self._last_shape = BatchShape(0, 0, 0)
         self._last_num_steps = 0

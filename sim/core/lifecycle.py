@@ -159,7 +159,9 @@ class Lifecycle(Departures):
             self.executor.swapped_out(state)
             self._count_swapped(state, -1)
             state.swapped = True
+            self.executor.released(state)
         else:
+            self.executor.released(state)
             if self.tiers is not None:
                 if self.tiers.follows_connector:
                     self.tiers.flush(state)
@@ -171,7 +173,6 @@ class Lifecycle(Departures):
         state.status = WAITS
         if isinstance(state, SpeculatingState):
             state.lost_memory()
-        self.executor.released(state)
         if self._puts_back:  # vLLM prepends it, whoever was loaded in another order than all came
             self._put_back[state.id] = -self.num_turnovers
         self.waiting.add(state, now_ns)
@@ -187,6 +188,8 @@ class Lifecycle(Departures):
             self.executor.swapped_in(state)
         was_here = self._seat(state)
         if cached_tokens:
+            if self.kv_bytes is not None:
+                self.kv_bytes.reuse(state, cached_tokens)
             if self.tiers is not None:
                 self.tiers.reuse(state, cached_tokens)
             self._take_over(state, cached_tokens)
@@ -211,6 +214,8 @@ class Lifecycle(Departures):
             self.tiers.swap_in(state, self._num_blocks(state), num_free)
         else:
             local_tokens = cached_tokens - sum([len(names) for _, names in parts]) * block_size
+            if self.kv_bytes is not None:
+                self.kv_bytes.reuse(state, local_tokens)
             self.tiers.reuse(state, local_tokens)
             self._take_over(state, cached_tokens)
             self.tiers.load(state, parts, num_free)
@@ -228,6 +233,8 @@ class Lifecycle(Departures):
                 # What is loaded of a prompt are full blocks, though its last token is computed.
                 there = state._computed
                 self.kv.name_prompt(state, self._num_blocks(state) * size if holds else there)
+            if self.kv_bytes is not None:
+                self.kv_bytes.loaded(state)
             if holds:
                 self.come.add(state.id)
                 continue

@@ -79,6 +79,7 @@ class RecordingExecutor(Executor):
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
+        self.kv_bytes = inner.kv_bytes
         self.steps: list[RecordedStep] = []
 
     def add(self, request: Request, output_tokens: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.kv_bytes import Copy, KVBytes
 from schedlab.sim.core.plan import FOREVER, Parts
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.kv.ledger import Hit
@@ -37,6 +38,9 @@ class Tiering:
         What computing takes.
     log : Copies
         What is copied.
+    kv_bytes : KVBytes, optional
+        Who copies the bytes, if there are any. Where they time copies, nobody knows when one will
+        be done, and nobody here waits for it: they do.
 
     Attributes
     ----------
@@ -68,8 +72,17 @@ class Tiering:
       somebody is given these blocks, or finds them in the cache (`jobs_to_flush`).
     """
 
-    def __init__(self, config: EngineConfig, estimate_step_ns: Estimate, log: Copies) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        estimate_step_ns: Estimate,
+        log: Copies,
+        kv_bytes: KVBytes | None = None,
+    ) -> None:
         self._config = config
+        self._bytes = kv_bytes
+        self._is_timed = kv_bytes is not None and kv_bytes.times_copies
+        self._open: dict[int, tuple[int, Callable[[], None]]] = {}
         self._estimate_step_ns = estimate_step_ns
         self._log = log
         self._tiers = [Tier(tier) for tier in config.kv_tiers]
@@ -111,6 +124,8 @@ class Tiering:
         if self._finished and now_ns > self._finished_ns:
             self.close_finished()
         self.now_ns = now_ns
+        if self._open:
+            self._learn_done()
         if self._fenced:
             self._fenced = {name: ns for name, ns in self._fenced.items() if ns > now_ns}
         while self._busy and self._busy[0][0] <= now_ns:
@@ -118,32 +133,54 @@ class Tiering:
         if self.next_done_ns > now_ns:
             return False, []
         while self.next_done_ns <= now_ns:
-            heappop(self._under_way)[2]()
+            _, number, then = heappop(self._under_way)
+            if self._bytes is not None:
+                self._bytes.finish(number)
+            then()
         self._changed_ns = now_ns
         loaded = self._loaded.copy()
         self._loaded.clear()
         return True, loaded
 
+    def _learn_done(self) -> None:
+        """Let those copies be under way no more of which the bytes say that they are done."""
+        assert self._bytes is not None
+        for number, start_ns, done_ns in self._bytes.done(self.now_ns):
+            row, then = self._open.pop(number)
+            self._log.took_place(row, start_ns, done_ns)
+            heappush(self._under_way, (done_ns, number, then))
+
+    def wait_for_copy(self) -> int:
+        """Return until when an engine without a step waits at the latest for copies; or FOREVER."""
+        if not self._open:
+            return FOREVER
+        assert self._bytes is not None
+        return self._bytes.wait_for_copy(self.now_ns)
+
     def _issue(
-        self,
-        tier: Tier,
-        is_load: bool,
-        count: int,
-        ready_ns: int,
-        whose: int,
-        then: Callable[[], None],
-        is_swap: bool = False,
+        self, tier: Tier, copy: Copy, ready_ns: int, whose: int, then: Callable[[], None]
     ) -> int:
-        """Copy blocks; return when they are there, which is when something happens then."""
-        link = tier.load if is_load else tier.store
-        start_ns, done_ns = link.send(count * self._config.kv_block_bytes, ready_ns)
+        """Copy blocks; return when they are there, which is when something happens then.
+
+        If nobody knows that now is returned: then whoever needs them waits for the bytes.
+        """
+        count = copy.num_blocks
         self._num_issued += 1
         self._changed_ns = self.now_ns
-        heappush(self._under_way, (done_ns, self._num_issued, then))
+        if self._bytes is not None:
+            self._bytes.copy(self._num_issued, copy, self.now_ns)
+        start_ns = done_ns = self.now_ns
+        if not self._is_timed:
+            link = tier.load if copy.is_load else tier.store
+            start_ns, done_ns = link.send(count * self._config.kv_block_bytes, ready_ns)
+            heappush(self._under_way, (done_ns, self._num_issued, then))
         place = self._tiers.index(tier)
-        self._log.add(
-            whose, place, is_load, is_swap, count, self.now_ns, start_ns, done_ns, tier.used_blocks
-        )
+        row = self._log.add(
+            whose, place, copy.is_load, copy.is_swap, count, self.now_ns, start_ns, done_ns,
+            tier.used_blocks,
+        )  # fmt: skip
+        if self._is_timed:
+            self._open[self._num_issued] = row, then
         return done_ns
 
     # -- away ----------------------------------------------------------------------------------
@@ -189,7 +226,9 @@ class Tiering:
             new, evicted = added
             if new:
                 then = partial(self._written, 0, new, state.id)
-                done_ns = self._issue(tier, False, len(new), self.now_ns, state.id, then)
+                self._forget(evicted)
+                copy = Copy(False, len(new), new, state)
+                done_ns = self._issue(tier, copy, self.now_ns, state.id, then)
                 self._storing.setdefault(state.id, []).append((done_ns, new))
                 self._note_stored(state, done_ns, len(new))
             self._demote(0, evicted)
@@ -244,13 +283,17 @@ class Tiering:
         """Write blocks to a tier; return when they are there and how many were not before."""
         tier = self._tiers[place]
         new, evicted = tier.add(names)
+        self._forget(evicted)
         done_ns = 0
         if new:
-            done_ns = self._issue(
-                tier, False, len(new), self.now_ns, whose, partial(self._written, place, new, whose)
-            )
+            then = partial(self._written, place, new, whose)
+            done_ns = self._issue(tier, Copy(False, len(new), new), self.now_ns, whose, then)
         self._demote(place, evicted)
         return done_ns, len(new)
+
+    def _forget(self, evicted: Sequence[int]) -> None:
+        if evicted and self._bytes is not None:
+            self._bytes.evict(evicted)
 
     def _written(self, place: int, names: Sequence[int], whose: int) -> None:
         self._tiers[place].written(names)
@@ -271,8 +314,11 @@ class Tiering:
     def swap_out(self, state: RequestState, count: int) -> None:
         """Copy a request's blocks away that it gives up."""
         tier = self._tiers[0]
-        self._demote(0, tier.pin(count))
-        done_ns = self._issue(tier, False, count, self.now_ns, state.id, _nothing, True)
+        evicted = tier.pin(count)
+        self._forget(evicted)
+        self._demote(0, evicted)
+        copy = Copy(False, count, state=state)
+        done_ns = self._issue(tier, copy, self.now_ns, state.id, _nothing)
         self._swapped_ns[state.id] = done_ns
         self._copied.pop(state.id, None)  # they are among those
         self._make_busy(done_ns, count)
@@ -406,43 +452,38 @@ class Tiering:
             Blocks that are free beside them; fewer than are busy, and it waits for the last.
         """
         ready_ns = self._ready_ns(sum([len(names) for _, names in parts]), num_free)
-        last_ns = ready_ns
+        coming = _Coming(state, len(parts), self._loaded)
+        first = sum([len(names) for _, names in parts])
+        first = -(-state.num_computed_tokens // self._config.block_size) - first
         for place, names in parts:
             tier = self._tiers[place]
             self.coming.update(names)
-            done_ns = self._issue(
-                tier, True, len(names), ready_ns, state.id, partial(self._has_come, tier, names)
-            )
-            last_ns = max(last_ns, done_ns)
+            then = partial(self._has_come, tier, names, coming)
+            copy = Copy(True, len(names), names, state, first)
+            self._issue(tier, copy, ready_ns, state.id, then)
+            first += len(names)
             if self.follows_connector:
                 self._used.setdefault(state.id, set()).update(names)
         if self.follows_connector:
             self._offered[state.id] = -(-state.num_computed_tokens // self._config.block_size)
-        self._come(state, last_ns)
 
-    def _has_come(self, tier: Tier, names: Sequence[int]) -> None:
+    def _has_come(self, tier: Tier, names: Sequence[int], coming: _Coming) -> None:
         tier.unlock(names)
         self.coming.difference_update(names)
+        coming.part_is_there()
 
     def swap_in(self, state: RequestState, count: int, num_free: int) -> None:
         """Copy a request's blocks back that were swapped out; see `load`."""
         tier = self._tiers[0]
         ready_ns = max(self._ready_ns(count, num_free), self._swapped_ns.pop(state.id))
         self._num_returning += count
-        back = partial(self._returned, count)
-        done_ns = self._issue(tier, True, count, ready_ns, state.id, back, True)
-        self._come(state, done_ns)
+        back = partial(self._returned, count, _Coming(state, 1, self._loaded))
+        self._issue(tier, Copy(True, count, state=state), ready_ns, state.id, back)
 
-    def _returned(self, count: int) -> None:
+    def _returned(self, count: int, coming: _Coming) -> None:
         self._tiers[0].unpin(count)
         self._num_returning -= count
-
-    def _come(self, state: RequestState, done_ns: int) -> None:
-        def come() -> None:
-            self._loaded.append(state)
-
-        self._num_issued += 1
-        heappush(self._under_way, (done_ns, self._num_issued, come))
+        coming.part_is_there()
 
     # -- free blocks that are still being read -------------------------------------------------
 
@@ -484,6 +525,27 @@ class Tiering:
             self._log.add_wait(self.now_ns, wait_ns)
         return wait_ns
 
+    def check_held(self, names: Collection[int], num_swapped: int) -> None:
+        """Prove that what the first tier holds is what is counted, or raise AssertionError.
+
+        Parameters
+        ----------
+        names : collection of int
+            Blocks by name, those that are being written included.
+        num_swapped : int
+            Blocks of requests that were swapped out.
+        """
+        tier = self._tiers[0]
+        assert set(names) == set(tier.names), f"{tier.name} holds other blocks than are counted"
+        assert num_swapped == tier.num_pinned, f"{num_swapped} blocks, {tier.num_pinned} counted"
+
+    def note_wait(self) -> None:
+        """Write down how long the step just executed waited, if only who holds the bytes knows."""
+        if self._is_timed and self._bytes is not None:
+            wait_ns = self._bytes.take_wait_ns()
+            if wait_ns:
+                self._log.add_wait(self.now_ns, wait_ns)
+
     def check(self, num_pinned: int, num_free: int) -> None:
         """Prove that tables and counts add up, or raise AssertionError.
 
@@ -501,6 +563,21 @@ class Tiering:
         assert pinned == num_pinned, f"{pinned} blocks of swapped requests, {num_pinned} are"
         assert all(tier.num_pinned == 0 for tier in self._tiers[1:]), "swapped to a lower tier"
         assert self.num_busy == sum(count for _, count in self._busy), "busy blocks"
+
+
+class _Coming:
+    """A request whose KV is loaded, in one copy or several."""
+
+    def __init__(self, state: RequestState, num_parts: int, loaded: list[RequestState]) -> None:
+        self._state = state
+        self._num_parts = num_parts
+        self._loaded = loaded
+
+    def part_is_there(self) -> None:
+        """Count a copy that is done; with the last one the request is loaded."""
+        self._num_parts -= 1
+        if not self._num_parts:
+            self._loaded.append(self._state)
 
 
 def _nothing() -> None:

@@ -260,6 +260,19 @@ class PrefixCachingKVCache(PagedKVCache):
 
     # -- looking -------------------------------------------------------------------------------
 
+    def num_named(self, request_id: int) -> int:
+        """Count the first blocks of a request, of those it holds, that others can find."""
+        return sum([run.count for run in self._held.get(request_id, ())])
+
+    def num_left_behind(self, request_id: int) -> int:
+        """Count the free blocks that only a request that was preempted can find."""
+        left = self._left_behind.get(request_id)
+        return 0 if left is None else left.count
+
+    def knows(self, name: int) -> bool:
+        """Whether a block with this content is there, held or free."""
+        return self._index.knows(name)
+
     def _prompt(self, state: RequestState) -> Prompt:
         prompt = state.prompt
         if prompt is None:

@@ -31,6 +31,11 @@ class PrefixIndex:
         stretches = prompt.stretches
         return bool(stretches) and stretches[0][0] // STRETCH_BLOCKS in self._runs
 
+    def knows(self, name: int) -> bool:
+        """Whether there is a block that has a name."""
+        runs = self._runs.get(name // STRETCH_BLOCKS)
+        return runs is not None and _first_with(runs, name, name + 1)[0] is not None
+
     def find(self, prompt: Prompt, most: int) -> tuple[Hit, list[int]]:
         """Return what is there of a prompt's first `most` blocks, and the stretches met."""
         parts: list[tuple[Run, int, int]] = []

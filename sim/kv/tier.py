@@ -87,6 +87,11 @@ class Tier:
         return len(self._locks) + self.num_pinned
 
     @property
+    def names(self) -> list[int]:
+        """Contents of all blocks but those of swapped requests, written or not."""
+        return list(self._locks)
+
+    @property
     def room_for_pins(self) -> int:
         """Blocks that are free, or that can be evicted."""
         return self._num_blocks - self.num_pinned - self._num_locked

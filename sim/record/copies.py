@@ -61,13 +61,20 @@ class Copies:
     def add(
         self, request_id: int, tier: int, is_load: bool, is_swap: bool, num_blocks: int,
         issued_ns: int, start_ns: int, done_ns: int, used_blocks: int,
-    ) -> None:  # fmt: skip
-        """Record a copy."""
+    ) -> int:  # fmt: skip
+        """Record a copy; return its row."""
         row = _CopyRow(
             request_id, tier, int(is_load), int(is_swap), num_blocks, issued_ns, start_ns, done_ns,
             used_blocks,
         )  # fmt: skip
         self._rows.extend(row)
+        return len(self._rows) // len(row) - 1
+
+    def took_place(self, row: int, start_ns: int, done_ns: int) -> None:
+        """Record when a copy took place of which that was not known when it was issued."""
+        first = row * len(_CopyRow._fields)
+        self._rows[first + _CopyRow._fields.index("start_ns")] = start_ns
+        self._rows[first + _CopyRow._fields.index("done_ns")] = done_ns
 
     def add_wait(self, start_ns: int, wait_ns: int) -> None:
         """Record that a step waited for copies before it computed anything."""

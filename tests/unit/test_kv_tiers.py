@@ -1,6 +1,7 @@
 """Memory in tiers: what is found there, when copies are done, and who waits for them."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -491,11 +492,16 @@ def test_promise_ends_where_a_step_evicts_what_somebody_who_waits_would_then_loa
 
 
 def test_loads_that_end_together_are_there_in_the_order_they_were_issued():
-    tiering = Tiering(config(), lambda shape, k: 1000, Copies())
+    limits = replace(config(), kv_block_bytes=0)  # so copies take no time but their latency
+    tiering = Tiering(limits, lambda shape, k: 1000, Copies())
     states = [RequestState(arrival(i, 0, 8, 1).request) for i in (2, 0, 1)]
+    for state in reversed(states):
+        tiering.swap_out(state, 1)
+    assert tiering.settle(1_000) == (True, [])
     for state in states:
-        tiering._come(state, 10)
-    assert tiering.settle(10) == (True, states)
+        tiering.swap_in(state, 1, num_free=9)
+    assert len(set(tiering._log.columns()["done_ns"][3:].tolist())) == 1
+    assert tiering.settle(2_000) == (True, states)
 
 
 @pytest.mark.skipif(core.running() != "python", reason="compiled code refuses stand-ins")
@@ -508,6 +514,7 @@ def test_request_that_loads_reuses_no_more_than_the_gpu_holds():
         ),
         waiting=SimpleNamespace(remove=lambda state, now_ns: None),
         config=config(),
+        kv_bytes=None,
         loading={},
         holding={},
         kv=SimpleNamespace(free_blocks=9),
