@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,6 +35,9 @@ class BlockPool:
         Hand blocks out in a random order instead of one after the other, as in a pool that has
         been in use for long (neighbouring blocks flatter memory bandwidth).
 
+    busy : collection of int
+        Blocks that are being copied away: handed out last.
+
     Attributes
     ----------
     tables : ndarray of int32, shape (max_num_seqs, max_blocks)
@@ -46,6 +51,7 @@ class BlockPool:
         max_num_seqs: int,
         max_model_len: int,
         shuffle_seed: int | None = None,
+        busy: Collection[int] = (),
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -56,6 +62,7 @@ class BlockPool:
         if shuffle_seed is not None:
             np.random.default_rng(shuffle_seed).shuffle(ids)
         self._free: list[int] = ids.tolist()
+        self._busy = busy
         self._free_seats = list(range(max_num_seqs - 1, -1, -1))
         self._seats: dict[int, int] = {}
         self._held = [0] * max_num_seqs
@@ -91,26 +98,41 @@ class BlockPool:
         SchedlabError
             If there is no free block or seat, which the engine's accounting rules out.
         """
+        seat = self._seated(request_id)
+        held, needed = self._held[seat], -(-num_tokens // self.block_size)
+        if needed > held:
+            self.tables[seat, held:needed] = self._take(needed - held, request_id)
+            self._held[seat] = needed
+        return seat
+
+    def _seated(self, request_id: int) -> int:
+        """Return the seat of a request, which takes one if it has none."""
         seat = self._seats.get(request_id)
         if seat is None:
             if not self._free_seats:
                 raise SchedlabError(f"request {request_id}: all {len(self._held)} seats are taken")
             seat = self._seats[request_id] = self._free_seats.pop()
-        held, needed = self._held[seat], -(-num_tokens // self.block_size)
-        if needed > held:
-            if needed - held > len(self._free):
-                raise SchedlabError(
-                    f"request {request_id} needs {needed - held} more KV blocks and "
-                    f"{len(self._free)} of {self.num_blocks} are free; the engine and the block "
-                    "pool do not count alike"
-                )
-            self.tables[seat, held:needed] = self._free[: held - needed - 1 : -1]
-            del self._free[held - needed :]
-            self._held[seat] = needed
         return seat
 
-    def release(self, request_id: int) -> None:
-        """Give back a request's blocks and seat, if it has any."""
+    def _take(self, count: int, request_id: int) -> list[int]:
+        """Take free blocks for a request, the one given back last first."""
+        if count > len(self._free):
+            raise SchedlabError(
+                f"request {request_id} needs {count} more KV blocks and "
+                f"{len(self._free)} of {self.num_blocks} are free; the engine and the block "
+                "pool do not count alike"
+            )
+        if self._busy:
+            self._free.sort(key=lambda block: block not in self._busy)  # which keeps their order
+        taken = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - count :]
+        return taken
+
+    def release(self, request_id: int, num_computed: int = 0) -> None:
+        """Give back a request's blocks and seat, if it has any.
+
+        `num_computed` of its tokens are there, for pools that keep what can be found again.
+        """
         seat = self._seats.pop(request_id, None)
         if seat is None:
             return

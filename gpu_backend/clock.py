@@ -17,11 +17,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from schedlab.gpu_backend.stopwatch import ElapsedTime, Stopwatch
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
+
+_LOOK_AGAIN_NS = 100_000
 
 
 class Clock(Protocol):
@@ -29,6 +32,11 @@ class Clock(Protocol):
 
     mode: str
     """Name in results."""
+    times_copies: bool
+    """Whether copies beside the steps take as long as they do, rather than what links say."""
+
+    def let_pass(self, wait: Callable[[], object]) -> int:
+        """Return how long an engine without a step waits, at most until `wait` has returned."""
 
     def step_begins(self, now_ns: int) -> None:
         """Note that the work planned at engine time `now_ns` begins."""
@@ -47,6 +55,7 @@ class WallClock:
     """
 
     mode = "wall"
+    times_copies = True
 
     def __init__(self) -> None:
         self._origin_ns = time.perf_counter_ns()
@@ -65,6 +74,10 @@ class WallClock:
         """Wait; not for longer than the system's timer is coarse."""
         while (left := instant_ns - self.now_ns()) > 0:
             time.sleep(left / 1e9)
+
+    def let_pass(self, wait: Callable[[], object]) -> int:
+        """Return after how long to look again: somebody may come meanwhile."""
+        return _LOOK_AGAIN_NS
 
     def step_begins(self, now_ns: int) -> None:
         """Note planning time and the time now."""
@@ -92,11 +105,22 @@ class VirtualClock:
     of the second one. Before the first step nothing is counted.
     """
 
+    times_copies = True
+
     def __init__(self, stopwatch: Stopwatch | None = None, mode: str = "virtual") -> None:
         self.mode = mode
         self.stopwatch = stopwatch or ElapsedTime()
         self._begun_ns = 0
         self._ended_ns: int | None = None
+
+    def let_pass(self, wait: Callable[[], object]) -> int:
+        """Wait, and return how long that took, which is no overhead of the next step."""
+        begun_ns = self.stopwatch()
+        wait()
+        passed_ns = self.stopwatch() - begun_ns
+        if self._ended_ns is not None:
+            self._ended_ns += passed_ns
+        return passed_ns
 
     def step_begins(self, now_ns: int) -> None:
         """Note the time."""
@@ -123,9 +147,14 @@ class ModelledClock:
     """
 
     mode = "modelled"
+    times_copies = False
 
     def __init__(self, pricing: Pricing) -> None:
         self._pricing = pricing
+
+    def let_pass(self, wait: Callable[[], object]) -> int:
+        """Refuse: links say when copies are done."""
+        raise NotImplementedError("nobody waits for copies whose time is modelled")
 
     def step_begins(self, now_ns: int) -> None:
         """Note nothing."""

@@ -11,6 +11,8 @@ import numpy as np
 from schedlab.gpu_backend.batch_builder import BatchBuilder, Rows
 from schedlab.gpu_backend.block_pool import BlockPool
 from schedlab.gpu_backend.clock import Clock
+from schedlab.gpu_backend.kv_memory import KVMemory
+from schedlab.gpu_backend.named_tokens import NamedTokens
 from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.sequences import Int64, PromptIds, Sequences, random_prompts
 from schedlab.sim.config import EngineConfig
@@ -102,23 +104,33 @@ class TorchExecutor(Executor):
     ) -> None:
         self.runner = runner
         self.clock = clock
-        self.pool = BlockPool(
-            config.num_blocks,
-            config.block_size,
-            config.most_resident,
-            config.max_model_len,
-            seed if shuffle_blocks else None,
-        )
         vocabulary = runner.decoder.config.shape.vocab_size
+        if prompt_ids is None and config.enable_prefix_caching:
+            prompt_ids = NamedTokens(seed, vocabulary, config.block_size)
         self.sequences = Sequences(
             config.most_resident,
             config.max_model_len,
             prompt_ids or random_prompts(seed, vocabulary),
         )
+        shuffle_seed = seed if shuffle_blocks else None
+        self.kv_bytes: KVMemory | None = None
+        if config.enable_prefix_caching or config.kv_tiers:
+            contents = prompt_ids if isinstance(prompt_ids, NamedTokens) else None
+            self.kv_bytes = KVMemory(runner, config, clock, self.sequences, contents, shuffle_seed)
+            self.pool = self.kv_bytes.pool
+        else:
+            self.pool = BlockPool(
+                config.num_blocks,
+                config.block_size,
+                config.most_resident,
+                config.max_model_len,
+                shuffle_seed,
+            )
         self.steps: list[StepTime] = []
         self.num_estimates = 0
         self.drafts: dict[int, Drafts] = {}
         self._estimate_step_ns = estimate_step_ns
+        self._has_tiers = bool(config.kv_tiers)
         self._held: dict[int, RequestState] = {}
         self._prepares_ahead = runner.is_cuda if prepare_ahead is None else prepare_ahead
         self._builder = BatchBuilder(runner, self.pool, self.sequences, seed)
@@ -145,14 +157,17 @@ class TorchExecutor(Executor):
         self._held.pop(state.id, None)
         if self.pool.holds(state.id):
             self.sequences.leave(state.request, self.pool.seat(state.id), state.num_tokens)
-            self.pool.release(state.id)
+            self.pool.release(state.id, state.num_computed_tokens)
 
     def swapped_out(self, state: RequestState) -> None:
         """Note that a request's KV is to be copied to the host, before `released` comes."""
-        self.runner.swap.swap_out(state.id, self.pool.blocks(state.id))
+        if not self._has_tiers:
+            self.runner.swap.swap_out(state.id, self.pool.blocks(state.id))
 
     def swapped_in(self, state: RequestState) -> None:
         """Seat a request again and note that its KV is to be copied back."""
+        if self.kv_bytes is not None:
+            self.kv_bytes.loaded(state)
         seat = self.pool.grow(state.id, state.num_computed_tokens)
         self.sequences.sit(state.request, seat)
         self.runner.swap.swap_in(state.id, self.pool.blocks(state.id))
@@ -161,6 +176,8 @@ class TorchExecutor(Executor):
         """Forget a request that finished or was rejected, but for the tokens it generated."""
         self.sequences.forget(state.request)
         self.runner.swap.forget(state.id)
+        if self.kv_bytes is not None:
+            self.kv_bytes.forget(state.id)
 
     def output_tokens(self, request: Request) -> int:
         """Return a request's true output length."""
@@ -178,8 +195,12 @@ class TorchExecutor(Executor):
         AssertionError
             If a count is off; names it.
         """
-        self.pool.check(engine)
-        self.runner.swap.check(engine)
+        if self.kv_bytes is not None:
+            self.kv_bytes.check(engine)
+        else:
+            self.pool.check(engine)
+        if not self._has_tiers:
+            self.runner.swap.check(engine)
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Answer from the cost model that the simulator would ask.
@@ -203,9 +224,16 @@ class TorchExecutor(Executor):
         """Run one step; see `schedlab.sim.core.executor.Executor.execute`."""
         self.clock.step_begins(work.now_ns)
         begun_ns = time.perf_counter_ns()
+        memory = self.kv_bytes
+        if memory is not None:
+            memory.lay_out(work.plan)
         rows = self._builder.build(work, self._held.values())
         prepare_ns = time.perf_counter_ns() - begun_ns
+        if memory is not None:
+            memory.before_step(rows.batch.slots[: rows.batch.num_tokens])
         self.runner.launch(rows.batch)
+        if memory is not None:
+            memory.launched()
         if self._prepares_ahead and rows.decode_only:
             self._builder.prepare_next(rows)
         tokens = self.runner.wait()

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from schedlab.gpu_backend.copy_lane import Lane, open_lane
 from schedlab.gpu_backend.decoder_config import DecoderConfig, decoder_config
 from schedlab.gpu_backend.device import open_device, require_memory, torch_dtype
 from schedlab.gpu_backend.graphs import DecodeGraphs, graph_buckets
+from schedlab.gpu_backend.host_blocks import HostBlocks
 from schedlab.gpu_backend.model import Decoder, Ops
 from schedlab.gpu_backend.sampling import sample
 from schedlab.gpu_backend.step_batch import StepBatch, StepLayout
@@ -48,8 +50,12 @@ class ModelRunner:
     ----------
     kv_pools : list of (Tensor, Tensor)
         Keys and values of each layer, (num_blocks + 1, num_kv_heads, block_size, head_dim).
+    host : HostBlocks
+        Host memory: the tier below the device's, or that of preempted requests alone.
+    lanes : tuple of Lane
+        What copies to a tier beside the batches, and back; without one, nothing.
     swap : SwapSpace
-        Host memory of preempted requests; its copies run with the next batch.
+        Preempted requests in `host` where it is no tier; copies run with the next batch.
     device_ns : int
         How long the last batch took, from swapping and its copy to the device to its sampled
         tokens: between CUDA events, or by the host's clock on a CPU.
@@ -72,9 +78,14 @@ class ModelRunner:
         self.kv_pools = [
             (weight.new_zeros(size), weight.new_zeros(size)) for _ in range(shape.num_layers)
         ]
-        self.swap = SwapSpace(
-            self.kv_pools, config.swap_space_blocks, allocate=config.preemption_mode == "swap"
-        )
+        self.host = HostBlocks(self.kv_pools, config.swap_space_blocks)
+        self.lanes: tuple[Lane, Lane] | tuple[()] = ()
+        if config.kv_tiers:
+            self.host.what = f"tier {config.kv_tiers[0].name} of engine.kv_offload"
+            self.lanes = open_lane(self.device), open_lane(self.device)
+        if config.kv_tiers or config.preemption_mode == "swap":
+            self.host.allocate()
+        self.swap = SwapSpace(self.host)
         # Static batching may pad prompts, and rows of held requests, beyond the token budget.
         max_tokens = config.max_num_batched_tokens + config.max_model_len + config.max_num_seqs
         max_blocks = -(-config.max_model_len // config.block_size)

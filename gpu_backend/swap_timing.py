@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from schedlab.gpu_backend.host_blocks import HostBlocks
 from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.stopwatch import ElapsedTime, Stopwatch
 from schedlab.gpu_backend.swap import SwapSpace
@@ -35,7 +36,9 @@ def swap_times(runner: ModelRunner, stopwatch: Stopwatch | None = None) -> list[
     """
     stopwatch = stopwatch or ElapsedTime()
     num_blocks = min(_LARGEST_BLOCKS, runner.kv_pools[0][0].shape[0] - 1)
-    space = SwapSpace(runner.kv_pools, num_blocks)
+    host = HostBlocks(runner.kv_pools, num_blocks)
+    host.allocate()
+    space = SwapSpace(host)
     ids = np.random.default_rng(0).permutation(np.arange(1, num_blocks + 1))
     block_bytes = sum(pool[0].nbytes for pair in runner.kv_pools for pool in pair)
     found = []

@@ -7,15 +7,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from schedlab.gpu_backend import swap_timing  # noqa: E402
+from schedlab.gpu_backend.host_blocks import HostBlocks  # noqa: E402
 from schedlab.gpu_backend.swap import SwapSpace  # noqa: E402
 from schedlab.sim.errors import SchedlabError  # noqa: E402
 from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
 
 
-def make(num_host_blocks=40, num_blocks=50, **options):
+def make(num_host_blocks=40, num_blocks=50, allocate=True):
     shape = (num_blocks, 2, 4, 8)
     pools = [(torch.rand(shape), torch.rand(shape)) for _ in range(3)]
-    return SwapSpace(pools, num_host_blocks, **options), pools
+    host = HostBlocks(pools, num_host_blocks)
+    if allocate:
+        host.allocate()
+    return SwapSpace(host), pools
 
 
 @pytest.mark.parametrize("num_blocks", [1, 16, 21])
@@ -83,9 +87,9 @@ def test_swap_space_takes_no_memory_before_a_block_is_swapped_out(monkeypatch):
 
 
 def test_runner_takes_swap_space_only_where_preemption_swaps():
-    assert tiny_runner(replace(CONFIG, swap_space_blocks=2)).swap._host is None
+    assert not tiny_runner(replace(CONFIG, swap_space_blocks=2)).swap._host.is_allocated
     swapping = replace(CONFIG, swap_space_blocks=2, preemption_mode="swap", kv_block_bytes=1)
-    assert tiny_runner(swapping).swap._host is not None
+    assert tiny_runner(swapping).swap._host.is_allocated
 
 
 def test_swap_times_are_medians_of_what_comes_after_warming_up(monkeypatch):
