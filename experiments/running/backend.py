@@ -257,7 +257,7 @@ def open_backend(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Backend:
 
 
 def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
-    for switch in ("enable_prefix_caching", "async_scheduling", "cuda_graph_padding"):
+    for switch in ("async_scheduling", "cuda_graph_padding"):
         if getattr(spec.engine, switch):
             raise SpecError(f"engine.{switch}: the real backend does not do that; set it to false")
     speculation = spec.engine.speculation
@@ -265,6 +265,11 @@ def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
         raise SpecError(
             f"engine.speculation.method: the real backend has no {speculation.method}; set "
             "method: ngram, or backend: sim"
+        )
+    if speculation is not None and spec.engine.enable_prefix_caching:
+        raise SpecError(
+            "engine.enable_prefix_caching: the real backend verifies no drafts on shared blocks; "
+            "set it to false, or backend: sim"
         )
     _refuse_tiers(spec)
     if spec.cluster is not None:
@@ -276,8 +281,26 @@ def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
 
 
 def _refuse_tiers(spec: ExperimentSpec) -> None:
-    if spec.engine.kv_offload is not None:
+    asked = spec.engine.kv_offload
+    if asked is None:
+        return
+    if spec.backend == "vllm":
         raise SpecError(
-            f"engine.kv_offload: backend {spec.backend} copies no KV beside its steps; set "
-            "backend: sim, or preempt by swap without tiers"
+            "engine.kv_offload: not with backend: vllm; set backend: sim, or preempt by swap "
+            "without tiers"
+        )
+    if len(asked.tiers) > 1:
+        raise SpecError(
+            f"engine.kv_offload.tiers[1]: the real backend has one tier, host memory, and no "
+            f"{asked.tiers[1].name} below it; leave it out, or set backend: sim"
+        )
+    if spec.engine.offloading_connector:
+        raise SpecError(
+            "engine.offloading_connector: on the real backend whoever holds memory has a seat; set "
+            "it to false, or backend: sim"
+        )
+    if spec.real.clock == "reference":
+        raise SpecError(
+            "real.clock: reference is the CPU time of this process, that of copies beside the "
+            "steps included; use virtual, wall or modelled with engine.kv_offload"
         )

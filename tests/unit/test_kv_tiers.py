@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedlab import core
+from schedlab.experiments.running.kv_offload import _fitted, offload_limits
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
@@ -398,9 +399,12 @@ def test_wrong_tiers_are_refused_by_name(keys, message):
             "kv_tiers need paged memory",
         ),
         ({"data_parallel_size": 2}, {}, r"engine\.kv_offload: not simulated with engines that run"),
-        ({}, {"backend": "real", "model": "schedlab-tiny", "hardware": "cpu",
-              "engine": {"preemption_mode": "swap", "enable_prefix_caching": False}},
-         r"engine\.kv_offload: backend real"),
+        ({}, {"backend": "real", "real": {"clock": "reference"}}, r"real\.clock: reference"),
+        ({"offloading_connector": True}, {"backend": "real"}, r"engine\.offloading_connector:"),
+        ({"offloading_connector": False}, {"backend": "vllm", "workload": {
+            "prompt_tokens": {"distribution": "uniform", "low": 4, "high": 40},
+            "output_tokens": {"distribution": "uniform", "low": 2, "high": 20},
+            "num_requests": 2, "request_rate": 1.0}}, r"engine\.kv_offload: not with"),
         ({}, {"cluster": {"count": 2, "migration": "llumnix"}}, "kv_offload: not simulated where"),
     ],
 )  # fmt: skip
@@ -408,6 +412,60 @@ def test_tiers_are_refused_where_they_cannot_be(engine, more, message):
     engine = {**engine, **more.pop("engine", {})}
     with pytest.raises(SpecError, match=message):
         run(spec_of({"tiers": [{"name": "cpu", "gib": 4, "link": "pcie-5"}]}, engine, **more))
+
+
+def test_second_tier_of_the_real_backend_is_refused_by_name():
+    tiers = [{"name": name, "gib": 4, "link": "pcie-5"} for name in ("cpu", "disk")]
+    with pytest.raises(SpecError, match=r"engine\.kv_offload\.tiers\[1\]: .* no disk below it"):
+        run(spec_of({"tiers": tiers}, backend="real"))
+
+
+def profile_with(folder, swap_times):
+    folder.mkdir()
+    (folder / "meta.json").write_text(json.dumps({"swap_times": swap_times}))
+    return str(folder)
+
+
+def test_measured_link_has_latency_and_bandwidth_of_each_direction(tmp_path):
+    times = [
+        {"direction": way, "num_bytes": n, "seconds": latency_s + n / bytes_per_s}
+        for way, latency_s, bytes_per_s in (("in", 2e-5, 5e9), ("out", 1e-5, 4e9))
+        for n in (10**5, 10**6, 10**8)
+    ]
+    profile = profile_with(tmp_path / "profile", times)
+    spec = spec_of({"tiers": [{"name": "cpu", "num_blocks": 7, "link": "measured"}]})
+    spec = spec.model_copy(
+        update={"cost_model": spec.cost_model.model_copy(update={"profile": profile})}
+    )
+    (found,) = offload_limits(spec, 100)["kv_tiers"]
+    assert found.num_blocks == 7
+    assert (found.load_latency_ns, found.store_latency_ns) == (20_000, 10_000)
+    assert found.load_bytes_per_s == pytest.approx(5e9)
+    assert found.store_bytes_per_s == pytest.approx(4e9)
+
+
+def test_measured_link_whose_small_copies_are_fast_has_no_latency_below_nothing():
+    times = [
+        {"direction": "in", "num_bytes": n, "seconds": s}
+        for n, s in ((10**6, 0.5e-3), (2 * 10**6, 1.1e-3), (10**7, 5.5e-3))
+    ]
+    found = _fitted(times, "in")
+    assert found.latency_s == 0.0
+    assert 1.8e9 < found.bytes_per_s < 2.0e9
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [(None, "measured is that of a profile"), ([], "has no swap_times; measure it")],
+)
+def test_measured_link_without_measured_copies_is_refused_by_the_tier(profile, message, tmp_path):
+    spec = spec_of({"tiers": [{"name": "cpu", "num_blocks": 7, "link": "measured"}]})
+    if profile is not None:
+        folder = profile_with(tmp_path / "profile", profile)
+        cost_model = spec.cost_model.model_copy(update={"profile": folder})
+        spec = spec.model_copy(update={"cost_model": cost_model})
+    with pytest.raises(SpecError, match=f"tier cpu: link: .*{message}"):
+        offload_limits(spec, 100)
 
 
 def spec_of(offload, engine=None, **keys):
