@@ -10,11 +10,14 @@ triton = pytest.importorskip("triton")
 
 from schedlab.gpu_backend import cpu_ops, triton_ops  # noqa: E402
 from schedlab.gpu_backend.clock import VirtualClock  # noqa: E402
+from schedlab.gpu_backend.copy_lane import open_lane  # noqa: E402
 from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
+from schedlab.gpu_backend.host_blocks import HostBlocks  # noqa: E402
+from schedlab.gpu_backend.host_tier import HostTier  # noqa: E402
 from schedlab.gpu_backend.model import Decoder  # noqa: E402
 from schedlab.gpu_backend.runner import ModelRunner, open_runner  # noqa: E402
 from schedlab.policies import registry  # noqa: E402
-from schedlab.sim.config import EngineConfig  # noqa: E402
+from schedlab.sim.config import EngineConfig, KVTier  # noqa: E402
 from schedlab.sim.core.engine import Engine  # noqa: E402
 from schedlab.sim.drive.simulation import simulate  # noqa: E402
 from tests import laws  # noqa: E402
@@ -120,6 +123,41 @@ def test_preempted_requests_on_a_gpu_go_on_with_nearly_the_same_tokens(gpu_runne
     _, _, expected = serve(gpu_runner)
     log, _, tokens = serve(ModelRunner(gpu_runner.decoder, config), config)
     assert log.requests()["num_preemptions"].sum() > 0
+    assert share_of_equal_prefixes(expected, tokens) > 0.5
+
+
+@pytest.mark.gpu
+def test_blocks_copied_by_streams_beside_steps_come_back_with_their_bytes(gpu_runner):
+    host = HostBlocks(gpu_runner.kv_pools, 40)
+    tier = HostTier(host, *(open_lane(gpu_runner.device) for _ in range(2)))
+    pools = [pool for pair in gpu_runner.kv_pools for pool in pair]
+    for pool in pools:
+        pool.normal_()
+    blocks = torch.arange(1, 41)
+    before = [pool[blocks].clone() for pool in pools]
+    names = list(range(40))
+    stored = tier.store(names, blocks.numpy())
+    assert stored.wait()
+    loaded = tier.load(names[:20], blocks[:20].numpy() + 60)
+    assert loaded.wait()
+    for pool, old in zip(pools, before, strict=True):
+        assert torch.equal(pool[blocks[:20] + 60], old[:20])
+    begun_ns, ended_ns = stored.times_ns()
+    assert begun_ns < ended_ns <= loaded.times_ns()[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_requests_on_a_gpu_with_a_host_tier_get_nearly_the_same_tokens(gpu_runner, write):
+    tier = KVTier("cpu", 300, 20e9, 20e9, write=write)
+    config = replace(
+        GPU_CONFIG, num_blocks=150, preemption_mode="swap", enable_prefix_caching=True,
+        kv_tiers=(tier,), swap_space_blocks=300, kv_block_bytes=1, kv_load="always",
+    )  # fmt: skip
+    roomy = replace(config, num_blocks=600)
+    _, _, expected = serve(ModelRunner(gpu_runner.decoder, roomy), roomy)
+    log, _, tokens = serve(ModelRunner(gpu_runner.decoder, config), config)
+    assert log.copies.columns()["is_swap"].sum() > 0
     assert share_of_equal_prefixes(expected, tokens) > 0.5
 
 
