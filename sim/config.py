@@ -283,8 +283,11 @@ class EngineConfig:
                 "kv_tiers would hold nothing: blocks are found there with enable_prefix_caching, "
                 "and preempted requests go there with preemption_mode: swap"
             )
-        if self.num_speculative_tokens:
-            raise ValueError("kv_tiers are not simulated with speculation")
+        if self.num_speculative_tokens and self.offloading_connector:
+            raise ValueError(
+                "offloading_connector was not held against vLLM with speculation; set "
+                "offloading_connector: false"
+            )
         if self.swap_space_blocks != self.kv_tiers[0].num_blocks:
             raise ValueError(
                 f"with kv_tiers the room for swapped requests is that of {names[0]}, "

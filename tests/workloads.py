@@ -113,7 +113,7 @@ def kv_tiers(draw, config):
         )
         for name in ("cpu", "disk")[: draw(st.integers(1, 2))]
     )
-    connector = draw(st.booleans())
+    connector = not config.num_speculative_tokens and draw(st.booleans())
     return replace(
         config,
         kv_tiers=below,

@@ -135,6 +135,8 @@ class Engine:
         intake = requests.intake
         if intake.requests:
             requests.take_in(now_ns)
+        if self._drafting is not None:  # nobody has drafted yet for who is seated now
+            self._drafting.choose(now_ns)
         if requests.tiers is not None:
             requests.settle(now_ns)
         if requests.arrived:
@@ -143,8 +145,6 @@ class Engine:
             requests.expire(now_ns)
         if (requests.leaving or requests.overrun) and intake.is_idle(now_ns):
             requests.let_go(None)
-        if self._drafting is not None:
-            self._drafting.choose(now_ns)
         # Whoever was evicted when nobody could run is charged to the next step, and to no other.
         has_changed = requests.step_preempted > 0
         for _ in range(requests.num_in_flight + 2):

@@ -299,15 +299,19 @@ class StepLedger:
         takes_seat = config.load_takes_seat or state.swapped
         if not takes_seat and not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
-        if config.scheduler_reserve_full_isl:
+        if state.swapped:
+            # Two that come back without room for a token would give way in turn, for ever.
+            tokens = state.num_computed_tokens + 1
+            if config.scheduler_reserve_full_isl:
+                tokens = state.num_tokens
+            if self._looks_ahead:
+                tokens += slots_ahead(config, tokens)
+            if kv.blocks_to_hold(state.request, tokens) > kv.free_blocks - keep:
+                return self._deny(state, "its KV and its next token do not fit the free KV blocks")
+        elif config.scheduler_reserve_full_isl:
             need = kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
             if need > kv.free_blocks - keep:
                 return self._deny(state, "its whole sequence does not fit the free KV blocks")
-        elif state.swapped:
-            # Two that come back without room for a token would give way in turn, for ever.
-            need = kv.blocks_to_hold(state.request, state.num_computed_tokens + 1)
-            if need > kv.free_blocks - keep:
-                return self._deny(state, "its KV and its next token do not fit the free KV blocks")
         if not takes_seat:
             keep += self._promised_blocks()
         if not kv.reserve(state, n, keep, hit):

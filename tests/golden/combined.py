@@ -123,7 +123,7 @@ def _in_sessions(draw: _Draw, seed: int, block_size: int, count: int) -> list[Ar
 def _limits(draw: _Draw, kind: str) -> EngineConfig:
     """Draw limits of an engine, with every switch that goes with its kind."""
     block_size = draw(1, 2, 4, 4, 16)
-    speculates, tiered = kind == "drafts", kind == "tiers"
+    speculates, tiered = "drafts" in kind, "tiers" in kind
     budget = draw(3, 17, 24, 64, 260)
     paged = kind != "plain" or draw(True, True, False)
     swap_blocks = draw(0, 3, 30)
@@ -184,8 +184,8 @@ def drawn_run(policy: str, number: int) -> tuple[RunLog, list[Arrival]]:
     return log, work
 
 
-def _run(policy: str, number: int) -> _Run:
-    draw, kind = _Draw(f"{policy} {number}"), KINDS[number % len(KINDS)]
+def _run(policy: str, number: int, kind: str = "") -> _Run:
+    draw, kind = _Draw(f"{kind}{policy} {number}"), kind or KINDS[number % len(KINDS)]
     knobs = KNOBS.get(policy)
     chosen = make(policy) if knobs is None else registry.make(policy.partition("/")[0], **knobs)
     if knobs is not None:
@@ -221,6 +221,15 @@ def runs(policy: str) -> dict[str, Any]:
     for number in range(RUNS_OF_A_POLICY):
         log, _, num_plans = _run(policy, number)
         found[str(number)] = [digest(log), num_plans]
+    return found
+
+
+def runs_with_drafts_and_tiers(policy: str) -> dict[str, Any]:
+    """Run a policy under limits with both; a digest of each, how often it planned, and copies."""
+    found = {}
+    for number in range(RUNS_OF_A_POLICY):
+        log, _, num_plans = _run(policy, number, "drafts with tiers")
+        found[str(number)] = [digest(log), num_plans, len(log.copies.columns()["id"])]
     return found
 
 
@@ -345,6 +354,10 @@ def fleet(numbers: Iterable[int]) -> dict[str, Any]:
 _AT_ONCE = 12
 CASES = {
     **{f"combined {policy}": (runs, policy) for policy in (*POLICIES, *KNOBS)},
+    **{
+        f"combined drafts with tiers {policy}": (runs_with_drafts_and_tiers, policy)
+        for policy in ("fcfs", "fastserve", "sarathi", "srtf", "vtc")
+    },
     **{
         f"combined fleets {first}": (fleet, range(first, first + _AT_ONCE))
         for first in range(0, FLEETS, _AT_ONCE)

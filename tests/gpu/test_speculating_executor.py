@@ -14,6 +14,7 @@ from schedlab.gpu_backend.executor import TorchExecutor
 from schedlab.gpu_backend.prompt_lookup import look_up
 from schedlab.gpu_backend.speculating_executor import SpeculatingExecutor
 from schedlab.policies import registry
+from schedlab.sim.config import KVTier
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan_log import RecordingExecutor
@@ -31,12 +32,18 @@ FEW_WORDS = variant(vocab_size=5)
 """A model that repeats itself, so that look-ups find what it will say."""
 
 
-def requests(n=12, seed=0):
+TIERED = replace(
+    TIGHT, preemption_mode="swap", swap_space_blocks=40, kv_block_bytes=100,
+    kv_tiers=(KVTier("cpu", 40, 1e9, 1e9, 300, 300),),
+)  # fmt: skip
+
+
+def requests(n=12, seed=0, gap_ns=40_000):
     rng = np.random.default_rng(seed)
     made = []
     for i in range(n):
         request = Request(
-            id=i, arrival_ns=i * 40_000, prompt_tokens=int(rng.integers(2, 40)), max_tokens=60
+            id=i, arrival_ns=i * gap_ns, prompt_tokens=int(rng.integers(2, 40)), max_tokens=60
         )
         made.append(Arrival(request, int(rng.integers(1, 60)), request.arrival_ns))
     return made
@@ -98,6 +105,21 @@ def test_simulation_of_recorded_drafts_takes_the_steps_of_the_device(tmp_path, l
     assert [(s.tokens, s.preempted) for s in device.steps] == [
         (s.tokens, s.preempted) for s in simulated.steps
     ]
+
+
+def test_requests_with_drafts_that_are_swapped_to_a_tier_go_on_where_they_were():
+    work = requests(gap_ns=900)
+    plain = TorchExecutor(
+        tiny_runner(CONFIG, FEW_WORDS), CONFIG, ModelledClock(Pricing(LinearCost())), seed=3
+    )
+    served(plain, CONFIG, arrivals=work)
+    config = replace(TIERED, num_speculative_tokens=3)
+    with_drafts = speculating(config)
+    _, log = served(with_drafts, config, arrivals=work)
+    assert log.copies.columns()["is_swap"].sum() > 4
+    for one in work:
+        generated = with_drafts.generated(one.request.id).tolist()
+        assert generated == plain.generated(one.request.id).tolist()
 
 
 def test_look_up_continues_the_longest_of_the_last_tokens_that_stood_before():

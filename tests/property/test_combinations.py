@@ -121,7 +121,7 @@ def limits(draw, speculates, may_have_tiers=True):
     )
     if config.async_scheduling and paged:
         config = replace(config, overrun_at_stop=draw(st.booleans()))
-    if may_have_tiers and paged and not speculates and draw(st.integers(0, 2)) == 0:
+    if may_have_tiers and paged and draw(st.integers(0, 2)) == 0:
         config = draw(kv_tiers(config))
     return config
 

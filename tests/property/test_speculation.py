@@ -11,12 +11,13 @@ from schedlab.policies import registry
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
 from schedlab.policies.speculation.goodput import Goodput
 from schedlab.policies.speculation.slo import SloDrafts
-from schedlab.sim.config import EngineConfig
+from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.request import Slo
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
+from tests.workloads import kv_tiers
 
 POLICIES = ("fcfs", "srtf", "prefill_first", "sarathi", "aged", "static", "fastserve", "vtc")
 PARAMS = {"aged": {"rate_per_s": 1e6}, "sarathi": {"chunk_size": 40}}
@@ -100,6 +101,10 @@ def run(name, case, config=None, drive=None):
 @settings(max_examples=8)
 @given(case=cases())
 def test_run_with_drafts_obeys_the_laws_however_it_is_driven(name, case):
+    require_laws(name, case)
+
+
+def require_laws(name, case):
     """Tokens and memory add up; skipping ahead and cutting change no bit; promises are kept."""
     workload, config = case[:2]
     log = run(name, case)
@@ -108,6 +113,37 @@ def test_run_with_drafts_obeys_the_laws_however_it_is_driven(name, case):
     assert fast == laws.signature(run(name, case, laws.slow(config)))
     assert fast == laws.signature(run(name, case, drive=laws.cut_at_arrivals))
     run(name, case, replace(config, check_horizon=True))
+
+
+@st.composite
+def tiered(draw):
+    """Draw the same with tiers of memory below."""
+    workload, config, rates, length = draw(cases())
+    return workload, draw(kv_tiers(config)), rates, length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fcfs", "srtf", "prefill_first", "fastserve", "vtc"])
+@settings(max_examples=8)
+@given(case=tiered())
+def test_run_with_drafts_and_tiers_obeys_the_laws_however_it_is_driven(name, case):
+    require_laws(name, case)
+
+
+def test_request_that_comes_back_has_room_for_its_next_token_and_the_slots_ahead_of_it():
+    """Two of which neither has that would give way in turn, for ever."""
+    tier = KVTier("cpu", 500, 1e9, 1e12, load_latency_ns=300, write="back")
+    config = EngineConfig(
+        num_blocks=60, max_model_len=60, block_size=1, max_num_seqs=5, max_num_batched_tokens=500,
+        preemption_mode="swap", swap_space_blocks=500, kv_block_bytes=100, kv_tiers=(tier,),
+        enable_prefix_caching=True, num_speculative_tokens=5, num_lookahead_tokens=5,
+    )  # fmt: skip
+    work = [laws.arrival(0, 0, 24, 16), laws.arrival(1, 0, 23, 8)]
+    for reserves in (False, True):
+        limits = replace(config, scheduler_reserve_full_isl=reserves)
+        log = run("fcfs", (work, limits, [0.0], None))
+        assert log.copies.columns()["is_swap"].sum() >= 2
+        laws.check(log, work, limits, may_wait=True)
 
 
 @pytest.mark.slow

@@ -400,6 +400,16 @@ def test_wrong_tiers_are_refused_by_name(keys, message):
         ),
         ({"data_parallel_size": 2}, {}, r"engine\.kv_offload: not simulated with engines that run"),
         ({}, {"backend": "real", "real": {"clock": "reference"}}, r"real\.clock: reference"),
+        (
+            {
+                "offloading_connector": True,
+                "speculation": {
+                    "method": "ngram", "num_speculative_tokens": 2, "acceptance": 0.5
+                },
+            },
+            {},
+            "offloading_connector was not held against vLLM with speculation",
+        ),
         ({"offloading_connector": True}, {"backend": "real"}, r"engine\.offloading_connector:"),
         ({"offloading_connector": False}, {"backend": "vllm", "workload": {
             "prompt_tokens": {"distribution": "uniform", "low": 4, "high": 40},
