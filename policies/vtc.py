@@ -101,7 +101,8 @@ class VirtualTokenCounter(ContinuousBatching):
     def candidates(self, view: EngineView, builder: PlanBuilder) -> Iterator[RequestState]:
         """Yield the oldest request of the least served tenant, charging each prompt."""
         counters = dict(self.counters)
-        queues = {t: self._waiting(t) for t in self._queues}
+        # Who is loaded without a seat waits in no queue: he has been seen to already.
+        queues = {t: (s for s in self._waiting(t) if s in view.waiting) for t in self._queues}
         heads = {t: state for t, queue in queues.items() if (state := next(queue, None))}
         while heads:
             tenant, state = min(

@@ -546,6 +546,12 @@ def test_engine_that_dies_gives_back_whom_it_was_loading():
     assert [state.id for state in engine.die(300_001)] == [3]
 
 
+def test_vtc_does_not_admit_again_who_was_loaded_without_a_seat():
+    limits = config(offloading_connector=True, load_takes_seat=False, kv_load="always")
+    log = run_laws(registry.make("vtc"), evicting_work(), limits)
+    assert copies_of(log, is_load=True)
+
+
 def test_promise_ends_where_a_step_evicts_what_somebody_who_waits_would_then_load():
     work = [
         arrival(0, prompt=BLOCK, output=1, prefix_hash_ids=(0,)),
