@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from schedlab.experiments.comparing.compare import compare  # noqa: E402
 from schedlab.experiments.running.run import run  # noqa: E402
 from schedlab.experiments.specification.loading import make_spec  # noqa: E402
 from schedlab.gpu_backend.clock import ModelledClock, VirtualClock, WallClock  # noqa: E402
@@ -329,6 +330,14 @@ def test_experiment_by_the_wall_clock_loads_what_was_stored():
     assert metrics["tier_hit_tokens"] > 0
     assert metrics["mean_load_wait_s"] > 0
     assert len(result.requests["id"]) == 24
+
+
+@pytest.mark.slow
+def test_comparison_finds_that_both_backends_decide_alike_with_tiers():
+    spec = experiment(backend="sim", real={"clock": "virtual", "repeats": 1})
+    (found,) = compare(spec, lambda *what: None)
+    assert found.is_checked
+    assert found.modelled_difference is None
 
 
 def test_tier_larger_than_the_host_is_refused_by_its_key(monkeypatch):
