@@ -122,10 +122,17 @@ class BlockPool:
                 f"{len(self._free)} of {self.num_blocks} are free; the engine and the block "
                 "pool do not count alike"
             )
+        free = self._free
+        taken: list[int] = []
         if self._busy:
-            self._free.sort(key=lambda block: block not in self._busy)  # which keeps their order
-        taken = self._free[: -count - 1 : -1]
-        del self._free[len(self._free) - count :]
+            at = len(free) - 1
+            while at >= 0 and len(taken) < count:
+                if free[at] not in self._busy:
+                    taken.append(free.pop(at))
+                at -= 1
+        left = count - len(taken)
+        taken += free[: -left - 1 : -1]
+        del free[len(free) - left :]
         return taken
 
     def release(self, request_id: int, num_computed: int = 0) -> None:
