@@ -102,7 +102,7 @@ class KVMemory:
             shuffle_seed, () if self._tier is None else self._tier.reading,
         )  # fmt: skip
         self.times_copies = clock.times_copies
-        self._reused: dict[int, tuple[RequestState, Sequence[int], int]] = {}
+        self._reused: dict[int, tuple[RequestState, Sequence[int]]] = {}
         self._under_way: dict[int, _UnderWay] = {}
         self._waited_ns = 0
 
@@ -116,8 +116,13 @@ class KVMemory:
 
     def reuse(self, state: RequestState, num_tokens: int) -> None:
         """Note with what a request begins: some of it may be filled only by the next step."""
-        names = state.request.prefix_hash_ids[: num_tokens // self._config.block_size]
-        self._reused[state.id] = state, names, num_tokens // self._config.block_size - len(names)
+        pool = self.pool
+        assert isinstance(pool, SharedBlockPool)
+        num_blocks = num_tokens // self._config.block_size
+        names = state.request.prefix_hash_ids[:num_blocks]
+        if num_blocks > len(names):
+            pool.hold_own(state.id, num_blocks - len(names))
+        self._reused[state.id] = state, names
 
     def lay_out(self, plan: BatchPlan) -> None:
         """Give those whom a plan computes the blocks that they share, in the plan's order."""
@@ -128,16 +133,14 @@ class KVMemory:
             if state.id in self._reused:
                 self._begin(pool, *self._reused.pop(state.id))
             elif not pool.holds(state.id):
-                self._begin(pool, state, (), 0)
+                self._begin(pool, state, ())
             self._name(pool, state)
         for begins in list(self._reused.values()):
             self._begin(pool, *begins)
         self._reused.clear()
 
-    def _begin(
-        self, pool: SharedBlockPool, state: RequestState, names: Sequence[int], num_own: int
-    ) -> None:
-        self._sequences.sit(state.request, pool.begin_with(state.id, names, num_own))
+    def _begin(self, pool: SharedBlockPool, state: RequestState, names: Sequence[int]) -> None:
+        self._sequences.sit(state.request, pool.begin_with(state.id, names))
 
     def _name(self, pool: SharedBlockPool, state: RequestState) -> None:
         num_named = pool.ledger.num_named(state.id)

@@ -60,6 +60,7 @@ class SharedBlockPool(BlockPool):
         self._holders: dict[int, int] = {}  # of blocks with a name
         self._idle: dict[int, None] = {}  # those of them without any, the longest so first
         self._left_behind: dict[int, list[int]] = {}
+        self._own: dict[int, list[int]] = {}
         self._set_aside: dict[int, list[int]] = {}
         self._doubles: list[tuple[int, int, int]] = []  # seat, place in its table, and name
 
@@ -73,8 +74,8 @@ class SharedBlockPool(BlockPool):
         """Return the blocks with some contents, held or not; KeyError if there is none."""
         return np.array([self._block_of[name] for name in names], dtype=np.int64)
 
-    def begin_with(self, request_id: int, names: Sequence[int], num_own: int) -> int:
-        """Seat a request with blocks that are there, the last ones those that it left behind.
+    def begin_with(self, request_id: int, names: Sequence[int]) -> int:
+        """Seat a request with blocks that are there, then those kept or set aside for it.
 
         Returns
         -------
@@ -94,12 +95,7 @@ class SharedBlockPool(BlockPool):
                 raise SchedlabError(_UNCOMPUTED.format(request_id))
             self._hold(block)
             blocks.append(block)
-        if num_own:
-            own = self._left_behind.pop(request_id, [])
-            if len(own) < num_own:
-                raise SchedlabError(_UNCOMPUTED.format(request_id))
-            blocks += own[:num_own]
-            self._free.extend(own[num_own:])
+        blocks += self._own.pop(request_id, [])
         blocks += self._set_aside.pop(request_id, [])
         self.tables[seat, : len(blocks)] = blocks
         self._held[seat], self._num_named[seat] = len(blocks), len(names)
@@ -109,6 +105,22 @@ class SharedBlockPool(BlockPool):
         """Take blocks that a request is to have behind those that it begins with."""
         taken = self._set_aside[request_id] = self._take(count, request_id)
         return np.array(taken, dtype=np.int64)
+
+    def hold_own(self, request_id: int, num_own: int) -> None:
+        """Keep the first blocks that a request left behind, with which it is about to begin.
+
+        The ledger counts them as its own from then on, and not as left behind.
+
+        Raises
+        ------
+        SchedlabError
+            If there are fewer: the ledger takes for computed what was granted and taken back.
+        """
+        own = self._left_behind.pop(request_id, [])
+        if len(own) < num_own:
+            raise SchedlabError(_UNCOMPUTED.format(request_id))
+        self._own[request_id] = own[:num_own]
+        self._free.extend(own[num_own:])
 
     def name(self, request_id: int, names: Sequence[int]) -> None:
         """Let the first blocks of a request be found that it has filled, or will in this step.
@@ -161,10 +173,8 @@ class SharedBlockPool(BlockPool):
             if not self._holders[block]:
                 self._idle[block] = None
         # What it left behind before may still be known, and is the same.
-        count, before = (
-            self.ledger.num_left_behind(request_id),
-            self._left_behind.pop(request_id, []),
-        )
+        count = self.ledger.num_left_behind(request_id)
+        before = self._left_behind.pop(request_id, [])
         num_left = max(min(count, num_computed // self.block_size - named), 0)
         kept = blocks[named : named + num_left]
         if num_left < min(count, len(before)):
@@ -181,7 +191,7 @@ class SharedBlockPool(BlockPool):
     def check(self, engine: Engine) -> None:
         """Prove that engine and pool agree, between two steps, or raise AssertionError."""
         held = {block for request_id in self._seats for block in self.blocks(request_id).tolist()}
-        held.update(*self._set_aside.values())
+        held.update(*self._own.values(), *self._set_aside.values())
         others = [
             *self._free,
             *self._idle,

@@ -57,7 +57,10 @@ class KVBytes(Protocol):
     def reuse(self, state: RequestState, num_tokens: int) -> None:
         """Let a request begin with blocks of the cache, those that were its own included.
 
-        Some of them may only be filled by the step that it is admitted in.
+        Told of those of whom something is found in the cache or is loaded: of the latter no tokens
+        perhaps, and what is loaded lies behind.
+        It is told before anybody is given other blocks. Some of these may only be filled by the
+        step that the request is admitted in.
         """
 
     def loaded(self, state: RequestState) -> None:

@@ -114,6 +114,8 @@ class Lifecycle(Departures):
         if self.tiers is not None:
             self.copy_lost()
         loading = dict(plan.loading) if plan.loading else {}
+        if self.kv_bytes is not None:
+            self._tell_reuse(plan, cached_tokens)
         for state in plan.admitted:
             if state.id in self.come:
                 self._seat_loaded(state, now_ns)
@@ -125,6 +127,16 @@ class Lifecycle(Departures):
             self._reject(state, reason, now_ns)
         if self.held and not self.running:
             self._end_sealed_batch(now_ns)
+
+    def _tell_reuse(self, plan: BatchPlan, cached_tokens: dict[int, int]) -> None:
+        """Say who begins with blocks of the cache, if with any, before anybody takes others."""
+        assert self.kv_bytes is not None
+        size = self.config.block_size
+        loaded = {s.id: sum([len(names) for _, names in parts]) for s, parts in plan.loading}
+        for state in plan.admitted:
+            if state.id in cached_tokens:
+                num_tokens = cached_tokens[state.id] - loaded.get(state.id, 0) * size
+                self.kv_bytes.reuse(state, num_tokens)
 
     def _evict(self, state: RequestState, swap: bool, now_ns: int) -> None:
         if state.status is DONE:  # answered already: only its memory is taken
@@ -188,8 +200,6 @@ class Lifecycle(Departures):
             self.executor.swapped_in(state)
         was_here = self._seat(state)
         if cached_tokens:
-            if self.kv_bytes is not None:
-                self.kv_bytes.reuse(state, cached_tokens)
             if self.tiers is not None:
                 self.tiers.reuse(state, cached_tokens)
             self._take_over(state, cached_tokens)
@@ -214,8 +224,6 @@ class Lifecycle(Departures):
             self.tiers.swap_in(state, self._num_blocks(state), num_free)
         else:
             local_tokens = cached_tokens - sum([len(names) for _, names in parts]) * block_size
-            if self.kv_bytes is not None:
-                self.kv_bytes.reuse(state, local_tokens)
             self.tiers.reuse(state, local_tokens)
             self._take_over(state, cached_tokens)
             self.tiers.load(state, parts, num_free)

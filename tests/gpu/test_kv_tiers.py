@@ -119,6 +119,19 @@ def test_engine_with_real_tiers_decides_as_simulated_and_changes_no_token(
     assert copies["is_swap"].any() == ("swap-" in memory)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ltr", "fastserve"])
+def test_preempted_request_finds_its_own_blocks_whoever_else_is_given_some(case):
+    """Others take blocks between the plan that gives a request its own back, and its step."""
+    for seed in range(8):
+        work, policy = workload(seed, num_requests=16), make(case)
+        for config in (tiered(), tiered(preemption_mode="swap")):
+            limits = replace(config, max_num_seqs=3, max_num_batched_tokens=17)
+            limits = limits.for_policy(policy.pauses, policy.seats_loaded)
+            _, executor = run_tiered(make(case), work, limits)
+            assert generated(executor, work) == alone(work)
+
+
 def test_random_sampling_is_the_same_with_tiers():
     work = workload(1)
     log, executor = run_tiered("fcfs", work, MEMORY["through"], temperature=1.0)

@@ -28,13 +28,13 @@ def test_request_begins_with_the_blocks_of_another_one_whether_that_is_there_or_
     pool.name(1, [10, 11])
     pool.grow(1, 10)
     blocks = pool.blocks(1).tolist()
-    pool.begin_with(2, [10, 11], 0)
+    pool.begin_with(2, [10, 11])
     pool.release(1)
     assert pool.blocks(2).tolist() == blocks[:2]
     assert pool.num_used == 2
     pool.release(2)
     assert pool.num_used == 0
-    pool.begin_with(3, [10], 0)
+    pool.begin_with(3, [10])
     assert pool.blocks(3).tolist() == blocks[:1]
 
 
@@ -88,8 +88,13 @@ def test_preempted_request_finds_full_blocks_of_its_own_as_long_as_the_ledger_ha
     left[1] = 2
     pool.release(1, num_computed=13)
     assert pool.num_used == 0
-    pool.begin_with(1, [10], 2)
+    pool.hold_own(1, 2)
+    left[1] = 0  # the ledger counts them as held
+    pool.grow(2, 12)
+    pool.release(2)
+    pool.begin_with(1, [10])
     assert pool.blocks(1).tolist() == blocks[:3]
+    left[1] = 2
     pool.release(1, num_computed=13)
     left[1] = 1
     pool.grow(2, 16)
@@ -105,9 +110,9 @@ def test_block_that_was_granted_and_never_computed_is_not_taken_for_computed():
     left[1] = 1
     pool.release(1, num_computed=7)
     with pytest.raises(SchedlabError, match="request 1 begins with a block that was never"):
-        pool.begin_with(1, [10], 1)
+        pool.hold_own(1, 1)
     with pytest.raises(SchedlabError, match="request 2 begins with a block that was never"):
-        pool.begin_with(2, [10, 11], 0)
+        pool.begin_with(2, [10, 11])
 
 
 def test_blocks_that_are_being_copied_away_are_handed_out_last():
@@ -122,7 +127,7 @@ def test_loaded_blocks_lie_behind_those_that_a_request_begins_with():
     known |= {10}
     pool.name(1, [10])
     behind = pool.set_aside(2, 2).tolist()
-    pool.begin_with(2, [10], 0)
+    pool.begin_with(2, [10])
     assert pool.blocks(2).tolist() == [1, *behind]
     pool.grow(2, 15)
     assert len(pool.blocks(2)) == 4
