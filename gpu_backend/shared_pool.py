@@ -12,9 +12,8 @@ from schedlab.sim.errors import SchedlabError
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 
 _UNCOMPUTED = (
-    "request {} begins with a block that was never computed: the policy took back, in the same "
-    "step, what it had granted, which a ledger takes for computed; run this policy with "
-    "engine.enable_prefix_caching: false, or with backend: sim"
+    "request {} begins with a block that was never computed, though the ledger counts it as "
+    "cached; run this policy with engine.enable_prefix_caching: false, or with backend: sim"
 )
 
 
@@ -114,7 +113,7 @@ class SharedBlockPool(BlockPool):
         Raises
         ------
         SchedlabError
-            If there are fewer: the ledger takes for computed what was granted and taken back.
+            If there are fewer, which the ledger rules out.
         """
         own = self._left_behind.pop(request_id, [])
         if len(own) < num_own:
