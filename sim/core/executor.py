@@ -89,8 +89,8 @@ class Executor:
     """
 
     kv_bytes: KVBytes | None = None
-    """Who holds what KV blocks contain, where blocks must be told apart: with a prefix cache or tiers
-    on a real GPU. A simulated one has no bytes."""
+    """Who holds what KV blocks contain, where blocks must be told apart: with a prefix cache or
+    tiers on a real GPU. A simulated one has no bytes."""
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length (a real backend ignores EOS)."""
@@ -195,7 +195,6 @@ class SimExecutor(Executor):
         self.most_tokens = FOREVER
         self.slowness = 1.0
         self.scatter: Scatter | None = None
-        self.kv_bytes: KVBytes | None = None
         self._num_steps = 0
         self._last_shape = BatchShape(0, 0, 0)
         self._last_num_steps = 0
