@@ -104,7 +104,7 @@ class SpeculatingExecutor(TorchExecutor):
         if self._modelled_drafter is not None and self.clock.mode == "modelled":
             batch = work.decodes
             assert isinstance(batch, SpeculativeBatch)
-            rows = batch.drafting_rows() if shape.num_decodes else []
+            rows = batch.drafting_rows(1)[0] if shape.num_decodes else []
             duration_ns += self._modelled_drafter.step_ns(verified, shape.draft_tokens, rows)
         return duration_ns, overhead_ns
 

@@ -227,6 +227,10 @@ class EngineConfig:
         if self.kv_tiers:
             self._check_tiers()
         if self.num_speculative_tokens:
+            if self.num_speculative_tokens > 254:  # what comes out of a step is logged in a byte
+                raise ValueError(
+                    f"num_speculative_tokens must be <= 254, got {self.num_speculative_tokens}"
+                )
             if self.kv_allocator != "paged":
                 raise ValueError(f"speculation needs paged memory, not {self.kv_allocator}")
             if self.async_scheduling:

@@ -59,6 +59,7 @@ def workloads(trace: Path | None) -> dict[str, Row]:
         workload = {"session_rate": 1.2, "sessions": drawn}
         return {"name": "bench", **base, "engine": engine, "workload": workload}
 
+    drafts = {"speculation": {"method": "ngram", "num_speculative_tokens": 4, "acceptance": 0.7}}
     many = {"resample": True} if trace else {}
     host = {"tiers": [{"name": "cpu", "gib": 16, "link": "pcie-4"}]}
     return {
@@ -67,11 +68,9 @@ def workloads(trace: Path | None) -> dict[str, Row]:
         "6 req/s, step by step": spec(
             workload={"request_rate": 6.0}, engine={"fast_forward": False}
         ),
-        "6 req/s, 4 drafts": spec(
-            workload={"request_rate": 6.0},
-            engine={
-                "speculation": {"method": "ngram", "num_speculative_tokens": 4, "acceptance": 0.7}
-            },
+        "6 req/s, 4 drafts": spec(workload={"request_rate": 6.0}, engine=drafts),
+        "6 req/s, 4 drafts, by step": spec(
+            workload={"request_rate": 6.0}, engine={**drafts, "fast_forward": False}
         ),
         "6 req/s, two stages": spec(
             workload={"request_rate": 6.0}, engine={"pipeline_parallel_size": 2}
@@ -188,10 +187,30 @@ def main(argv: list[str] | None = None) -> None:
     fast, slow = (found["workloads"][n]["loop_cpu_s"] for n in ("6 req/s", "6 req/s, step by step"))
     found["skip_ahead_gain"] = slow / fast
     print(f"skipping ahead at 6 req/s: {slow / fast:.1f} times faster than step by step")
+    found["drafts"] = _drafts(found["workloads"])
     if options.json is not None:
         from schedlab.sim.files import write_text
 
         write_text(options.json, json.dumps(found, indent=1) + "\n")
+
+
+def _drafts(rows: dict[str, Row]) -> dict[str, dict[str, float]]:
+    """Print and return what runs with drafts cost beside those without, by what it is shared by."""
+    pairs = {
+        "skipping ahead": ("6 req/s", "6 req/s, 4 drafts"),
+        "step by step": ("6 req/s, step by step", "6 req/s, 4 drafts, by step"),
+    }
+    found = {}
+    for how, names in pairs.items():
+        plain, drafted = (rows[name] for name in names)
+        ratio = drafted["loop_cpu_s"] / plain["loop_cpu_s"]
+        shared = {"step": "num_steps", "plan": "num_plans", "request": "num_requests"}
+        found[how] = {
+            unit: ratio * plain[number] / drafted[number] for unit, number in shared.items()
+        }
+        by_unit = ", ".join(f"a {unit} {times:.2f}" for unit, times in found[how].items())
+        print(f"4 drafts, {how}, times what plain decoding costs: {by_unit}")
+    return found
 
 
 def _decisions() -> list[Row]:

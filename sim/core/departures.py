@@ -67,6 +67,7 @@ class Departures(Population):
         self.kv_bytes = executor.kv_bytes
         if self.kv_bytes is not None:
             self.kv_bytes.open(self.kv)
+        self.reads_extremes = executor.reads_extremes
         self.log = RunLog(
             config.block_size,
             self.kv.grows,

@@ -91,6 +91,9 @@ class Drafting:
         self._length = length
         self._estimate_ns = estimate_ns
         self._chosen_at = 0
+        batch = requests.decodes
+        assert isinstance(batch, SpeculativeBatch)
+        batch.counts_cut_short = True
 
     def choose(self, now_ns: int) -> None:
         """Choose anew, if others decode than at the last choice.

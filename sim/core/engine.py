@@ -365,12 +365,10 @@ class Engine:
     def _log_verifications(self, num_steps: int, num_decodes: int) -> None:
         """Write down what is drafted and accepted in the steps under way."""
         batch = self.requests.decodes
-        if not num_decodes:
-            self.log.add_verifications(*[[0] * num_steps] * 3)
-            return
         assert isinstance(batch, SpeculativeBatch)
-        tokens, drafted, num_drafts = batch.verifications(num_steps)
-        self.log.add_verifications(drafted, [n - num_decodes for n in tokens], num_drafts)
+        self.log.add_verifications(
+            batch.verifications(num_steps) if num_decodes else [0] * (3 * num_steps)
+        )
 
     def _advance_decodes(self, segment: Segment, num_decodes: int) -> list[int]:
         """Let every member of the decode batch step; return the blocks opened in each step."""

@@ -91,6 +91,9 @@ class Executor:
     kv_bytes: KVBytes | None = None
     """Who holds what KV blocks contain, where blocks must be told apart: with a prefix cache or
     tiers on a real GPU. A simulated one has no bytes."""
+    reads_extremes: bool = True
+    """Whether it needs the smallest context, and the largest in a step of decodes alone; without
+    drafts they cost nothing."""
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length (a real backend ignores EOS)."""

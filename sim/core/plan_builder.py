@@ -208,7 +208,8 @@ class PlanBuilder(StepLedger):
         """Count the tokens of all decodes, with those drafted for them."""
         batch, gone = self._batch, self.preempted
         tokens = batch.tokens_next_step()
-        tokens -= sum([state.decode_tokens for state in gone if state in batch])
+        if gone:
+            tokens -= sum([state.decode_tokens for state in gone if state in batch])
         for state in self._requests.paused.values():
             if state not in gone:
                 tokens += state.decode_tokens
@@ -319,7 +320,8 @@ class PlanBuilder(StepLedger):
         loading = tuple(self._loading.values()) if self._loading else ()
         trimmed: tuple[tuple[RequestState, int], ...] = ()
         if self._speculates:
-            trimmed = tuple(self._trimmed.items())
+            if self._trimmed:
+                trimmed = tuple(self._trimmed.items())
             if trimmed or max_steps < FOREVER:
                 max_steps = 1  # a promise of some steps counts tokens, one a step
         self.plan = plan = BatchPlan(

@@ -89,6 +89,8 @@ class Population:
         How often a request began to decode or ceased to; being paused is neither.
     num_seats_given : int
         Admissions so far: the place of the next one in their order.
+    reads_extremes : bool
+        See `Executor`.
     step_decoded : bool
         Whether the decode batch took part in the last step.
     step_preempted, step_recomputed_tokens, step_swapped_bytes : int
@@ -136,6 +138,7 @@ class Population:
         self.num_events = 0
         self.num_turnovers = 0
         self.num_seats_given = 0
+        self.reads_extremes = True
         self.step_decoded = False
         self.step_preempted = 0
         self.step_recomputed_tokens = 0

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from bisect import bisect_right
+from itertools import accumulate
 
-import numpy as np
+from mypy_extensions import i64
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.track import SpeculatingState
+from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.request import RequestState
 
 MOST_STEPS = 64
 """Steps looked at, and so run, at once."""
 
-
-class Verifications(NamedTuple):
-    """What some successive steps of the batch are, a value a step."""
-
-    tokens: list[int]
-    """Tokens that come out."""
-    drafted: list[int]
-    """Tokens drafted."""
-    num_drafts: list[int]
-    """Requests with drafts."""
-
-
-class Verification(NamedTuple):
-    """What one of its next steps costs by."""
-
-    drafted: int
-    """Tokens drafted."""
-    longest: int
-    """Largest context of a member before it; 0 for the first of the steps, as the two below."""
-    shortest: int
-    """Smallest one."""
-    context_sum: int
-    """Sum of them."""
-    rows: list[int]
-    """Members for which a 1st, 2nd, .. token is drafted."""
+_STEPS_KEPT = 2048
+"""Steps behind the next one, of which sums are forgotten once there are so many."""
 
 
 class SpeculativeBatch(DecodeBatch):
@@ -46,34 +25,50 @@ class SpeculativeBatch(DecodeBatch):
 
     How many is drawn by request and place in the answer (`Track`), and known when a member joins:
     it adds what its verifications yield and need to the steps in which they will take place, and
-    takes away what is left of it when it leaves. So a step of all members costs a column of sums.
+    takes away what is left of it when it leaves. So a step of all members costs a few sums. Who
+    has come to the end of its track leaves before the next step.
 
     Attributes
     ----------
     last_tokens : list of int
         Tokens of each step of the member that left last.
     num_accepted, num_cut_short : int
-        Drafted tokens that came out so far, and drafts that ended with a rejection.
+        Drafted tokens that came out so far, and drafts that ended with a rejection; the second is
+        counted only where `counts_cut_short` was set before anybody joined.
     """
 
     __slots__ = (
-        "_ahead", "_base", "_config", "_context_sum", "_contexts_at", "_joined", "_of_members",
-        "last_tokens", "num_accepted", "num_cut_short",
+        "_base", "_blocks", "_context_sum", "_cut_short", "_drafts", "_fastest", "_leading",
+        "_less_led", "_looked_at", "_more_trail", "_num_lookahead_tokens", "_rows", "_shifts",
+        "_tokens", "_trailing", "counts_cut_short", "last_tokens", "num_accepted", "num_cut_short",
     )  # fmt: skip
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config.block_size)
-        most = config.num_speculative_tokens
-        self._config = config
         self.num_accepted = 0
         self.num_cut_short = 0
+        self.counts_cut_short = False
         self.last_tokens: list[int] = []
         self._context_sum = 0
-        self._joined = 0
-        self._contexts_at = -1, 0
-        self._of_members: list[int] = []
-        self._ahead: Any = np.zeros((4 + most, 1024), dtype=np.int64)
-        self._base = 0  # the step of its first column
+        # Of steps, from `_base` on: tokens that come out, blocks opened, drafts cut short.
+        self._base = 0
+        self._tokens: list[int] = []
+        self._blocks: list[int] = []
+        self._cut_short: list[int] = []
+        # Members for which a 1st, 2nd, .. token is drafted in the next step, their sum, and by how
+        # much they change before a step to come: seldom, since most draft the same all the time.
+        self._rows = [0] * config.num_speculative_tokens
+        self._drafts = 0
+        self._shifts: dict[int, list[int]] = {}
+        # Who may have the largest or the smallest context; see `_largest`.
+        self._fastest = 1 + config.num_speculative_tokens
+        self._num_lookahead_tokens = config.num_lookahead_tokens
+        self._leading: dict[int, SpeculatingState] = {}
+        self._trailing: dict[int, SpeculatingState] = {}
+        self._looked_at = self._less_led = self._more_trail = 0
+        self._make_room(0)
+
+    # -- who is in it --------------------------------------------------------------------------
 
     def join(self, state: RequestState) -> None:
         """Add a request whose track is known."""
@@ -83,8 +78,8 @@ class SpeculativeBatch(DecodeBatch):
         state._batch = self
         self.members[state.id] = state
         self.size += 1
-        self._joined += 1
-        self._add(state, 1)
+        self._leading[state.id] = self._trailing[state.id] = state
+        self._count(state, 1)
 
     def leave(self, state: RequestState) -> None:
         """Take a member out; its counters become absolute again."""
@@ -92,18 +87,54 @@ class SpeculativeBatch(DecodeBatch):
         self.last_tokens = state.left_batch(self.steps - state._stint_start)
         self._context_sum -= state._computed
         del self.members[state.id]
+        self._leading.pop(state.id, None)
+        self._trailing.pop(state.id, None)
         self.size -= 1
-        self._joined += 1
-        self._add(state, -1)
+        self._count(state, -1)
 
-    def _add(self, state: SpeculatingState, sign: int) -> None:
+    def _count(self, state: SpeculatingState, sign: int) -> None:
         """Count a request's verifications in, from the next step on, or out (-1)."""
-        track = state.track
+        track, first = state.track, state._verification()
         assert track is not None
-        count = len(track.drafted) - track.first
-        if count:
-            column = self._column(count)
-            self._ahead[:, column : column + count] += sign * track.ahead[:, track.first :]
+        bursts, drafted = track.bursts, track.drafted
+        last = len(bursts) - 1
+        self._draft(0, sign, drafted[min(first, last)])
+        if first > last:
+            return
+        self._make_room(last + 1 - first)
+        at = self.steps - self._base - first
+        tokens, blocks = self._tokens, self._blocks
+        step: i64 = at + first
+        one: i64 = sign
+        for n in bursts[first:] if first else bursts:
+            change: i64 = one * n
+            tokens[step] = change + tokens[step]
+            step += 1
+        for i in reversed(track.openings):
+            if i < first:
+                break
+            blocks[at + i] += sign
+        if self.counts_cut_short:
+            for i in range(first, last + 1):
+                self._cut_short[at + i] += sign * track.cut_short(i)
+        for i in reversed(track.turns):
+            if i <= first:
+                break
+            self._draft(i - first, -sign, drafted[i - 1])
+            self._draft(i - first, sign, drafted[i])
+
+    def _draft(self, ahead: int, sign: int, drafts: int) -> None:
+        """Let one more member, or one less (-1), draft so many tokens, so many steps from now."""
+        if ahead:
+            step = self.steps + ahead
+            rows = self._shifts.get(step)
+            if rows is None:
+                rows = self._shifts[step] = [0] * len(self._rows)
+        else:
+            rows = self._rows
+            self._drafts += sign * drafts
+        for i in range(drafts):
+            rows[i] += sign
 
     def settle(
         self, state: SpeculatingState, came: int, accepted: int, drafted: int | None
@@ -125,94 +156,94 @@ class SpeculativeBatch(DecodeBatch):
         """
         track = state.track
         assert track is not None
-        i, column = len(track.drafted) - 1, self._column(2)
-        assert i == state._verification(), "another verification is under way"
-        cut_short = int(accepted < track.drafted[i])
-        context = state.num_computed_tokens + came
-        track.came[-1] += came - 1
-        track.ahead[0, i] = came
-        track.ahead[2, i] = cut_short
-        self._ahead[0, column] += came - 1
-        self._ahead[2, column] += cut_short
+        assert len(track.bursts) - 1 == state._verification(), "another verification is under way"
+        self._count(state, -1)
+        track.settle(came, accepted)
         if drafted is not None:
-            track.append(self._config, context, drafted)
-            self._ahead[:, column + 1] += track.ahead[:, -1]
+            track.extend([1], [drafted])
+        self._count(state, 1)
 
-    def _column(self, count: int) -> int:
-        """Return the column of the next step, with room for `count` steps from there on."""
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _make_room(self, count: int) -> None:
+        """Keep sums of so many steps from the next one on, and of `MOST_STEPS` in any case."""
         column = self.steps - self._base
-        if column + count > self._ahead.shape[1]:
-            kept = self._ahead[:, column:]
-            width = max(2 * (kept.shape[1] + count), 1024)
-            self._ahead = np.zeros((len(kept), width), dtype=np.int64)
-            self._ahead[:, : kept.shape[1]] = kept
+        if column > _STEPS_KEPT:
+            del self._tokens[:column], self._blocks[:column], self._cut_short[:column]
             self._base = self.steps
             column = 0
-        return column
+        missing = column + count + MOST_STEPS - len(self._tokens)
+        if missing > 0:
+            zeros = [0] * (missing + MOST_STEPS)
+            self._tokens += zeros
+            self._blocks += zeros
+            self._cut_short += zeros
 
     def advance(self, num_steps: int) -> int:
         """Take steps of all members; return the tokens that came out."""
-        column = self._column(num_steps)
-        ahead = self._ahead[:3, column : column + num_steps]
-        tokens, _, cut_short = (ahead[:, 0] if num_steps == 1 else ahead.sum(axis=1)).tolist()
+        column = self.steps - self._base
+        tokens = 0
+        for i in range(column, column + num_steps):
+            tokens += self._tokens[i]
         self._context_sum += tokens
         self.num_accepted += tokens - self.size * num_steps
-        self.num_cut_short += cut_short
+        if self.counts_cut_short:
+            self.num_cut_short += sum(self._cut_short[column : column + num_steps])
+        if self._shifts:
+            self._rows = self._rows_ahead(num_steps + 1)[num_steps]
+            self._drafts = sum(self._rows)
+            for step in range(self.steps + 1, self.steps + num_steps + 1):
+                self._shifts.pop(step, None)
         self.steps += num_steps
-        return int(tokens)
+        self._make_room(0)
+        return tokens
 
-    def verifications(self, num_steps: int) -> Verifications:
-        """Return what the next steps are; `num_steps` is at most `MOST_STEPS`."""
-        column = self._column(num_steps)
-        tokens, _, _, drafted, num_drafts = self._ahead[:5, column : column + num_steps].tolist()
-        return Verifications(tokens, drafted, num_drafts)
-
-    def ahead(self, num_steps: int) -> list[Verification]:
-        """Return what each of the next steps costs by; `num_steps` is at most `MOST_STEPS`."""
-        column = self._column(num_steps)
-        table: list[list[int]] = self._ahead[:, column : column + num_steps].T.tolist()
-        found: list[Verification] = []
-        if num_steps > 1:
-            extremes = self._extremes(num_steps)
-        context_sum = self._context_sum
-        for i, step in enumerate(table):
-            longest, shortest = extremes[i] if i else (0, 0)
-            found.append(
-                Verification(step[3], longest, shortest, context_sum if i else 0, step[4:])
-            )
-            context_sum += step[0]
+    def _rows_ahead(self, num_steps: int) -> list[list[int]]:
+        """Count the members for which a 1st, 2nd, .. token is drafted in each of the next steps."""
+        rows, found = self._rows, []
+        for step in range(self.steps, self.steps + num_steps):
+            shift = self._shifts.get(step)
+            if shift is not None:
+                rows = [count + more for count, more in zip(rows, shift, strict=True)]
+            found.append(rows)
         return found
 
-    def _extremes(self, num_steps: int) -> list[tuple[int, int]]:
-        """Return the largest and the smallest context of a member before each of the next steps.
+    def verifications(self, num_steps: int) -> list[int]:
+        """Return `VERIFICATION_COLUMNS` of the next steps, one step after the other."""
+        column, found = self.steps - self._base, []
+        drafts, num_drafts, size = self._drafts, self._rows[0], self.size
+        rows = self._rows_ahead(num_steps) if self._shifts else []
+        for i in range(num_steps):
+            if rows:
+                drafts, num_drafts = sum(rows[i]), rows[i][0]
+            found.append(drafts)
+            found.append(self._tokens[column + i] - size)
+            found.append(num_drafts)
+        return found
 
-        In a step a context grows by one token at least, and by one more than are drafted at most.
-        So who is further behind than that can catch up is not looked at.
+    def drafting_rows(self, num_steps: int) -> list[list[int]]:
+        """Count the members for which a 1st, 2nd, .. token is drafted in each of the next steps."""
+        return self._rows_ahead(num_steps) if self._shifts else [self._rows] * num_steps
+
+    def uneven(self, shape: BatchShape, num_steps: int) -> UnevenSteps:
+        """Return what the next steps cost by, which draft as many tokens each.
+
+        Parameters
+        ----------
+        shape : BatchShape
+            The first of them.
+        num_steps : int
+            At most `MOST_STEPS`.
         """
-        members, contexts = self.speculating(), self._contexts()
-        catches_up = (num_steps - 1) * self._config.num_speculative_tokens
-        least, most = max(contexts) - catches_up, min(contexts) + catches_up
-        ahead = [
-            s.contexts(num_steps) for s, c in zip(members, contexts, strict=True) if c >= least
-        ]
-        behind = [
-            s.contexts(num_steps) for s, c in zip(members, contexts, strict=True) if c <= most
-        ]
-        return [
-            (max(those), min(these))
-            for those, these in zip(
-                zip(*ahead, strict=True), zip(*behind, strict=True), strict=True
-            )
-        ]
+        context_sum, sums = self._context_sum, [self._context_sum]
+        if num_steps > 1:
+            column = self.steps - self._base
+            for i in range(column, column + num_steps - 1):
+                context_sum += self._tokens[i]
+                sums.append(context_sum)
+        return UnevenSteps(shape.verification(), sums, self._extremes)
 
-    def speculating(self) -> list[SpeculatingState]:
-        """List the members."""
-        return [state for state in self.members.values() if isinstance(state, SpeculatingState)]
-
-    def drafting_rows(self) -> list[int]:
-        """Count the members for which a 1st, 2nd, .. token is drafted in the next step."""
-        rows: list[int] = self._ahead[4:, self._column(1)].tolist()
-        return rows
+    # -- contexts ------------------------------------------------------------------------------
 
     @property
     def context_sum_tokens(self) -> int:
@@ -222,45 +253,80 @@ class SpeculativeBatch(DecodeBatch):
     @property
     def context_max_tokens(self) -> int:
         """Largest number of cached tokens of a member, 0 if there is none."""
-        return max(self._contexts(), default=0)
+        return self._largest(self.steps) if self.size else 0
 
     @property
     def context_min_tokens(self) -> int:
         """Smallest number of cached tokens of a member, 0 if there is none."""
-        return min(self._contexts(), default=0)
+        return self._smallest(self.steps) if self.size else 0
 
-    def _contexts(self) -> list[int]:
-        """List the members' tokens in the cache; asked for twice a step, and the same then."""
-        seen = self.steps, self._joined
-        if self._contexts_at != seen:
-            self._contexts_at = seen
-            self._of_members = [s.num_computed_tokens for s in self.members.values()]
-        return self._of_members
+    def _extremes(self, num_steps: int) -> list[tuple[int, int]]:
+        """Return the largest and the smallest context of a member before each of the next steps."""
+        steps = range(self.steps, self.steps + num_steps)
+        return [(self._largest(step), self._smallest(step)) for step in steps]
+
+    # In a step a context grows by one token at least, and by one more than are drafted at most. So
+    # who was far from the first when all were looked at cannot be the first a few steps later.
+
+    def _largest(self, step: int) -> int:
+        passed = step - self._looked_at
+        others = self._less_led + self._fastest * passed  # are below that
+        found = -1
+        for state in self._leading.values():
+            found = max(found, state.context_at(step))
+        if found < others or passed > MOST_STEPS:
+            self._look_at_contexts()
+            found = max([state.context_at(step) for state in self._leading.values()])
+        return found
+
+    def _smallest(self, step: int) -> int:
+        passed = step - self._looked_at
+        others = self._more_trail + passed  # are above that
+        found = others + 1
+        for state in self._trailing.values():
+            found = min(found, state.context_at(step))
+        if found > others or passed > MOST_STEPS:
+            self._look_at_contexts()
+            found = min([state.context_at(step) for state in self._trailing.values()])
+        return found
+
+    def _look_at_contexts(self) -> None:
+        """Find who may have the largest or the smallest context within `MOST_STEPS`."""
+        members = [state for state in self.members.values() if isinstance(state, SpeculatingState)]
+        contexts = [state.context_at(self.steps) for state in members]
+        reach = MOST_STEPS * self._fastest
+        self._looked_at = self.steps
+        self._less_led = least = max(contexts) - reach
+        self._more_trail = most = min(contexts) + reach
+        both = list(zip(members, contexts, strict=True))
+        self._leading = {state.id: state for state, context in both if context >= least}
+        self._trailing = {state.id: state for state, context in both if context <= most}
+
+    # -- needs ---------------------------------------------------------------------------------
 
     def blocks_of(self, state: RequestState) -> int:
         """Count the new blocks that a decode of a request needs, a member or not."""
         assert isinstance(state, SpeculatingState)
         track = state.track
         assert track is not None
-        return int(track.ahead[1, state._verification()])
+        return track.openings.count(state._verification())
 
     def tokens_next_step(self) -> int:
         """Count the tokens that the next step of all members computes."""
-        return self.size + self.drafts_next_step()
+        return self.size + self._drafts
 
     def drafts_next_step(self) -> int:
         """Count the drafted ones of them."""
-        return int(self._ahead[3, self._column(1)])
+        return self._drafts
 
     def blocks_next_step(self) -> int:
         """Count the new blocks that the next step of all members needs."""
-        return int(self._ahead[1, self._column(1)])
+        return self._blocks[self.steps - self._base]
 
     def blocks_per_step(self, k: int) -> list[int]:
         """Count the new blocks of each of the next `k` steps."""
-        column = self._column(k)
-        blocks: list[int] = self._ahead[1, column : column + k].tolist()
-        return blocks
+        column = self.steps - self._base
+        return self._blocks[column : column + k]
 
     def steps_within(self, free_blocks: int, at_most: int) -> int:
         """Return how many of the next steps `free_blocks` more blocks can carry.
@@ -269,9 +335,13 @@ class SpeculativeBatch(DecodeBatch):
         token budget leaves the same room in each of them.
         """
         count = min(at_most, MOST_STEPS)
-        column = self._column(count)
-        ahead = self._ahead[:, column : column + count]
-        drafted = ahead[3]
-        others = drafted != drafted[0]
-        alike = int(others.argmax()) or count  # the first one is no other
-        return min(int(ahead[1].cumsum().searchsorted(free_blocks, side="right")), alike)
+        if self._shifts:
+            for i, rows in enumerate(self._rows_ahead(count)):
+                if sum(rows) != self._drafts:
+                    count = i
+                    break
+        most_tokens = count * self._fastest + self._num_lookahead_tokens
+        if free_blocks > self.size * (most_tokens // self.block_size + 1):  # which is most of them
+            return count
+        blocks = accumulate(self.blocks_per_step(count))
+        return bisect_right(list(blocks), free_blocks)

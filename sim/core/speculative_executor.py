@@ -10,7 +10,7 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.track import Outcome, SpeculatingState, look_ahead
 from schedlab.sim.cost.pricing import Pricing
-from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.request import Request, RequestState
 
 
@@ -37,6 +37,9 @@ class Drafter(Protocol):
             Requests for which a 1st, 2nd, .. token is drafted.
         """
 
+    def uneven_ns(self, steps: UnevenSteps, drafts: int, rows: list[list[int]]) -> list[int]:
+        """Return what each of some steps spends on drafts; `drafts` of them all, `rows` of each."""
+
 
 class SpeculativeExecutor(SimExecutor):
     """A GPU whose decode steps verify drafts, and make those of the next step.
@@ -62,11 +65,12 @@ class SpeculativeExecutor(SimExecutor):
         self, pricing: Pricing, config: EngineConfig, acceptance: Acceptance, drafter: Drafter
     ) -> None:
         super().__init__(pricing)
+        self.reads_extremes = pricing.cost_model.reads_extremes
         self._config = config
         self._acceptance = acceptance
         self._drafter = drafter
         self._outcomes: dict[int, Outcome] = {}
-        self._priced: list[BatchShape] = []
+        self._priced: UnevenSteps | None = None
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
@@ -89,36 +93,39 @@ class SpeculativeExecutor(SimExecutor):
         assert isinstance(state, SpeculatingState)
         track = state.track
         assert track is not None
-        return len(track.drafted) - track.first
+        return len(track.bursts) - track.first
 
     def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
-        price = self.pricing.cost_model.step_ns
-        if not shape.num_decodes:
-            self._priced = [shape]
-            return [price(shape)[0] + self._drafter.step_ns(shape, 0, [])]
         assert isinstance(decodes, SpeculativeBatch)
-        self._priced = []
-        durations: list[int] = []
-        drafter_ns = self._drafter.step_ns
-        for i, (drafted, longest, shortest, context, rows) in enumerate(decodes.ahead(num_steps)):
-            verified = (
-                shape.verifying(drafted, context, longest, shortest) if i else shape.verification()
-            )
-            self._priced.append(verified)
-            durations.append(price(verified)[0] + drafter_ns(verified, drafted, rows))
-        return durations
+        self._priced = steps = decodes.uneven(shape, num_steps)
+        rows = decodes.drafting_rows(num_steps) if shape.num_decodes else [[]]
+        drafts, price, drafter = shape.draft_tokens, self.pricing.cost_model, self._drafter
+        if num_steps == 1:
+            first = steps.first
+            return [price.step_ns(first)[0] + drafter.step_ns(first, drafts, rows[0])]
+        verifying_ns = price.uneven_ns(steps)
+        drafting_ns = drafter.uneven_ns(steps, drafts, rows)
+        return [verifying_ns[i] + drafting_ns[i] for i in range(num_steps)]
 
     def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
-        del self._priced[num_steps:]
+        self._last_num_steps = num_steps
         self._num_steps += num_steps
-        for one in self._priced:
-            self.pricing.carried_out(one)
+        if self.pricing.can_be_outside:
+            for one in self._priced_steps()[:num_steps]:
+                self.pricing.carried_out(one)
 
     def cut(self, num_steps: int) -> None:
         """Count the steps behind the first `num_steps` as not executed."""
-        for one in self._priced[num_steps:]:
-            self.pricing.take_back(one)
-            self._num_steps -= 1
+        if self.pricing.can_be_outside:
+            for one in self._priced_steps()[num_steps : self._last_num_steps]:
+                self.pricing.take_back(one)
+        self._num_steps -= self._last_num_steps - num_steps
+        self._last_num_steps = num_steps
+
+    def _priced_steps(self) -> list[BatchShape]:
+        priced = self._priced
+        assert priced is not None
+        return priced.shapes()
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Price a step, or the longest of so many like it; its decodes share its drafts evenly."""

@@ -107,8 +107,10 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
     decode_context_sum_tokens = decode_context_max_tokens = decode_context_min_tokens = 0
     if num_decodes:
         decode_context_sum_tokens = batch.context_sum_tokens
-        decode_context_max_tokens = batch.context_max_tokens
-        decode_context_min_tokens = batch.context_min_tokens
+        if requests.reads_extremes or plan.chunks:
+            decode_context_max_tokens = batch.context_max_tokens
+        if requests.reads_extremes:
+            decode_context_min_tokens = batch.context_min_tokens
     num_tokens = rows_sampled = num_decodes
     draft_tokens = 0
     if num_decodes and requests.config.num_speculative_tokens:

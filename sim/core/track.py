@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
+from mypy_extensions import i64
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.request import Request, RequestState
@@ -42,8 +41,8 @@ class Outcome(Protocol):
 
         Returns
         -------
-        places, drafted : list of int
-            Tokens of the answer that are there after each of them, and tokens that it drafted.
+        bursts, drafted : list of int
+            Tokens that come out of each of them, and tokens that it drafted.
         """
 
 
@@ -51,74 +50,122 @@ def verify_one_by_one(
     outcome: Outcome, place: int, most: int, stop: int
 ) -> tuple[list[int], list[int]]:
     """Return what `Outcome.verify_on` does, by `Outcome.verify`."""
-    places: list[int] = []
+    bursts: list[int] = []
     drafted: list[int] = []
     while place < stop:
         found, accepted = outcome.verify(place, most)
         place += accepted + 1
-        places.append(place)
+        bursts.append(accepted + 1)
         drafted.append(found)
-    return places, drafted
+    return bursts, drafted
 
 
 class Track:
     """The verifications of a request, from where it stands to the end of its answer.
 
+    Parameters
+    ----------
+    config : EngineConfig
+        The limits.
+    context_tokens, spare_tokens : int
+        Tokens in the cache at its beginning, and slots held beyond them.
+
     Attributes
     ----------
     first : int
         The next one; the others are counted from the same place, 0-based.
+    bursts, drafted : list of int
+        Tokens that come out of each of them, and tokens drafted for it.
     came : list of int
         Tokens that have come out before each of them, and after the last.
-    held : list of int
-        Tokens that its KV blocks were allocated for before each of them, and after the last: its
-        context, and slots of drafts that were rejected.
-    drafted : list of int
-        Tokens drafted for each of them.
-    ahead : ndarray of int64, shape (4 + num_speculative_tokens, len(drafted))
-        What each adds to a step: tokens that come out, KV blocks opened, drafts cut short by a
-        rejection, tokens drafted, and, from row 4 on, verifications of at least 1, 2, .. of them.
+    cut_off : int
+        Tokens that the last one would yield beyond the end of the answer.
+    openings : list of int
+        For every KV block that is opened, the one that opens it: ascending, and twice in it where
+        two blocks are.
+    turns : list of int
+        Those that draft another number than the one before.
     """
 
-    __slots__ = ("ahead", "came", "drafted", "first", "held")
+    __slots__ = (
+        "_capacity", "_least_held", "_longest", "_slots", "_window", "block_size", "bursts",
+        "came", "cut_off", "drafted", "first", "openings", "turns",
+    )  # fmt: skip
 
-    def __init__(
-        self,
-        came: list[int],
-        held: list[int],
-        drafted: list[int],
-        ahead: Any,  # noqa: ANN401
-    ) -> None:
+    def __init__(self, config: EngineConfig, context_tokens: int, spare_tokens: int) -> None:
+        size = config.block_size
         self.first = 0
-        self.came = came
-        self.held = held
-        self.drafted = drafted
-        self.ahead = ahead
+        self.bursts: list[int] = []
+        self.drafted: list[int] = []
+        self.came: list[int] = [0]
+        self.cut_off = 0
+        self.openings: list[int] = []
+        self.turns: list[int] = []
+        self.block_size = size
+        self._longest = config.max_model_len
+        self._window = config.num_speculative_tokens
+        # A verification is given slots up to here, beyond what has come out and what is drafted.
+        self._slots = context_tokens + 1 + config.num_lookahead_tokens
+        self._least_held = context_tokens + spare_tokens
+        self._capacity = -(-self._least_held // size) * size
 
-    def append(self, config: EngineConfig, context_tokens: int, drafted: int) -> None:
-        """Add a verification of so many drafted tokens; until told better, one token comes out.
+    def extend(self, bursts: list[int], drafted: list[int]) -> None:
+        """Add verifications: tokens that come out of them, and tokens drafted."""
+        came, openings = self.came, self.openings
+        at: i64 = len(self.bursts)
+        after: i64 = came[-1]
+        slots: i64 = self._slots
+        capacity: i64 = self._capacity
+        usual: i64 = self.drafted[-1] if at else drafted[0]
+        fits = capacity - slots - usual
+        drafts: i64
+        for i, drafts in enumerate(drafted):
+            if drafts != usual:
+                self.turns.append(at)
+                usual = drafts
+                fits = capacity - slots - usual
+            if after > fits:
+                end: i64 = min(after + usual + slots, self._longest)
+                while end > capacity:
+                    openings.append(at)
+                    capacity += self.block_size
+                fits = capacity - slots - usual
+            after += bursts[i]
+            came.append(after)
+            at += 1
+        self._capacity = capacity
+        self.bursts += bursts
+        self.drafted += drafted
 
-        Parameters
-        ----------
-        config : EngineConfig
-            The limits.
-        context_tokens : int
-            Tokens in the cache before it.
-        drafted : int
-            Tokens drafted for it.
+    def cut(self, num_tokens: int) -> None:
+        """Let so many tokens less come out of the last one, which the answer does not need."""
+        self.cut_off = num_tokens
+        self.bursts[-1] -= num_tokens
+        self.came[-1] -= num_tokens
+
+    def settle(self, came: int, accepted: int) -> None:
+        """Say what the last verification gives: tokens that come out, and drafted ones accepted."""
+        self.came[-1] += came - self.bursts[-1]
+        self.bursts[-1] = came
+        self.cut_off = accepted + 1 - came
+
+    def held(self, i: int) -> int:
+        """Count the tokens that its blocks were allocated for before a verification.
+
+        Its context, slots of drafts that were rejected, and slots for a drafter's cache. Who
+        drafted longer ago than so many verifications has passed the end of that draft.
         """
-        size, held = config.block_size, self.held[-1]
-        end = context_tokens + 1 + drafted
-        holds = max(held, end + slots_ahead(config, end))
-        column: Any = np.zeros((4 + config.num_speculative_tokens, 1), dtype=np.int64)
-        column[0] = 1
-        column[1] = -(-holds // size) + (-held // size)
-        column[3] = drafted
-        column[4 : 4 + drafted] = 1
-        self.came.append(self.came[-1] + 1)
-        self.held.append(holds)
-        self.drafted.append(drafted)
-        self.ahead = np.concatenate((self.ahead, column), axis=1)
+        most = self._least_held
+        for j in range(max(i - 1 - self._window, 0), i):
+            end = self.came[j] + self.drafted[j] + self._slots
+            if end > most:
+                most = min(end, self._longest)
+        return most
+
+    def cut_short(self, i: int) -> bool:
+        """Whether a rejection ended the draft of a verification."""
+        beyond = self.cut_off if i == len(self.bursts) - 1 else 0
+        return self.bursts[i] + beyond <= self.drafted[i]
 
 
 class SpeculatingState(RequestState):
@@ -161,7 +208,7 @@ class SpeculatingState(RequestState):
             return self._spare
         track = self.track
         assert track is not None
-        return track.held[self._verification()] - self._computed - self._came()
+        return track.held(self._verification()) - self._computed - self._came()
 
     @property
     def fresh_tokens(self) -> int:
@@ -174,7 +221,7 @@ class SpeculatingState(RequestState):
             return self._fresh
         track, i = self.track, self._verification()
         assert track is not None
-        return track.came[i] - track.came[i - 1] - 1 if i > track.first else self._fresh
+        return track.bursts[i - 1] - 1 if i > track.first else self._fresh
 
     @property
     def decode_tokens(self) -> int:
@@ -192,14 +239,12 @@ class SpeculatingState(RequestState):
         assert track is not None
         return track.came[self._verification()] - track.came[track.first]
 
-    def contexts(self, num_steps: int) -> list[int]:
-        """Return the context before each of the next steps; at the end of the track the last."""
+    def context_at(self, step: int) -> int:
+        """Return its tokens in the cache at a step of its batch, before the end of its track."""
         track = self.track
         assert track is not None
-        start = self._verification()
-        base = self._computed - track.came[track.first]
-        came = [base + tokens for tokens in track.came[start : start + num_steps]]
-        return came + came[-1:] * (num_steps - len(came))
+        came, first = track.came, track.first
+        return self._computed + came[first + step - self._stint_start] - came[first]
 
     def left_batch(self, steps: int) -> list[int]:
         """Make the counters absolute after some steps of a batch; return the tokens of each."""
@@ -208,13 +253,13 @@ class SpeculatingState(RequestState):
         first, last = track.first, track.first + steps
         came = track.came[last] - track.came[first]
         if steps:
-            self._fresh = track.came[last] - track.came[last - 1] - 1
+            self._fresh = track.bursts[last - 1] - 1
         self._computed += came
         self._generated += came
-        self._spare = track.held[last] - self._computed
+        self._spare = track.held(last) - self._computed
         self._batch = None
         track.first = last
-        return [after - before for before, after in pairwise(track.came[first : last + 1])]
+        return track.bursts[first:last]
 
     def computed(self, num_tokens: int, ahead_tokens: int) -> None:
         """Count tokens of its prompt as computed, and so many slots behind them as held."""
@@ -253,10 +298,8 @@ def one_ahead(config: EngineConfig, state: SpeculatingState, drafted: int) -> Tr
     For drafts of which nobody knows what becomes of them until they are verified; see
     `SpeculativeBatch.settle`.
     """
-    context = state.num_computed_tokens
-    nothing: Any = np.zeros((4 + config.num_speculative_tokens, 0), dtype=np.int64)
-    track = Track([0], [context + state.spare_tokens], [], nothing)
-    track.append(config, context, drafted)
+    track = Track(config, state.num_computed_tokens, state.spare_tokens)
+    track.extend([1], [drafted])
     return track
 
 
@@ -281,37 +324,22 @@ def look_ahead(
     As in vLLM, drafts may reach beyond the end of the answer, but not beyond `max_model_len`; what
     comes out is cut off at the end.
     """
-    place, context = state.num_output_tokens, state.num_computed_tokens
-    longest = config.max_model_len - 2 - context + place  # for how many tokens there is room
-    places, drafted = [place], []
+    start, context = state.num_output_tokens, state.num_computed_tokens
+    place = start
+    longest = config.max_model_len - 2 - context + start  # for how many tokens there is room
+    track = Track(config, context, state.spare_tokens)
     once, most = state.draft_once, state.drafts
     state.draft_once = -1
-    while places[-1] < length:
-        at = places[-1]
-        wanted = most if once < 0 else once
-        if once < 0 and at + most <= longest:
-            more, drafts = outcome.verify_on(at, most, min(length, longest - most + 1))
-            places += more
-            drafted += drafts
+    while place < length:
+        if once < 0 and place + most <= longest:
+            bursts, drafted = outcome.verify_on(place, most, min(length, longest - most + 1))
         else:
-            found, accepted = outcome.verify(at, max(0, min(wanted, longest - at)))
-            places.append(at + accepted + 1)
-            drafted.append(found)
+            wanted = most if once < 0 else once
+            found, accepted = outcome.verify(place, max(0, min(wanted, longest - place)))
+            bursts, drafted = [accepted + 1], [found]
+        track.extend(bursts, drafted)
+        place = start + track.came[-1]
         once = -1
-    came: Any = np.array(places, dtype=np.int64) - place
-    ahead: Any = np.zeros((4 + config.num_speculative_tokens, len(drafted)), dtype=np.int64)
-    ahead[3] = drafted
-    np.less_equal(came[1:] - came[:-1], ahead[3], out=ahead[2], casting="unsafe")
-    if drafted and places[-1] > length:  # what comes out is cut off at the end
-        came[-1] = length - place
-    held = np.empty_like(came)
-    held[0] = context + state.spare_tokens
-    ends = came[:-1] + ahead[3] + (context + 1 + config.num_lookahead_tokens)
-    np.minimum(ends, config.max_model_len, out=held[1:])  # as `slots_ahead` counts them
-    np.maximum.accumulate(held, out=held)
-    blocks = -(-held // config.block_size)
-    np.subtract(came[1:], came[:-1], out=ahead[0])
-    np.subtract(blocks[1:], blocks[:-1], out=ahead[1])
-    for row in range(config.num_speculative_tokens):
-        np.greater(ahead[3], row, out=ahead[4 + row], casting="unsafe")
-    return Track(came.tolist(), held.tolist(), drafted, ahead)
+    if place > length:  # what comes out is cut off at the end
+        track.cut(place - length)
+    return track

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from schedlab.sim.cost.overhead import SchedulingOverhead
-from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.cost.step_spread import StepSpread
 
 
@@ -31,6 +31,9 @@ class CostModel(ABC):
         By how much the steps of a run are to scatter about what it says; None for not at all.
     draw : int
         Which of the runs that may come of it.
+    reads_extremes : bool
+        Whether it looks at the smallest context, or in a step of decodes alone at the largest. Who
+        says no is not told them where they are dear: of requests with drafts.
     """
 
     name: str
@@ -39,6 +42,7 @@ class CostModel(ABC):
     num_stages: int = 1
     step_spread: StepSpread | None = None
     draw: int = 0
+    reads_extremes: bool = True
 
     @abstractmethod
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
@@ -67,6 +71,21 @@ class CostModel(ABC):
     def pricer(self) -> Callable[[BatchShape, int], list[int]]:
         """Return what gives the same as `step_ns`, and may do so without a detour."""
         return self.step_ns
+
+    def uneven_ns(self, steps: UnevenSteps) -> list[int]:
+        """Return the durations of successive steps whose contexts grow unevenly.
+
+        Parameters
+        ----------
+        steps : UnevenSteps
+            The steps. A model that adds contexts up need not look at `UnevenSteps.shapes`.
+
+        Returns
+        -------
+        list of int
+            What ``step_ns`` says of each of them, to the bit.
+        """
+        return [self.step_ns(shape)[0] for shape in steps.shapes()]
 
     def stations_ns(self, shape: BatchShape) -> list[int]:
         """Return what a step takes of each stage of a pipeline, and of the links between them.

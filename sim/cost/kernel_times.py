@@ -150,20 +150,8 @@ class KernelTimes:
         ValueError
             If `k` < 1, or `k` > 1 for a step that cannot repeat (chunks or swapped bytes).
         """
-        num_decodes, chunks, rows = shape.num_decodes, shape.chunks, shape.rows_sampled
-        swapped = shape.swapped_bytes
-        tokens = num_decodes + shape.padding_tokens
-        for chunk in chunks:
-            tokens += chunk[0]
-        base = swapped * self._ns_per_swapped_byte
-        found = self._token_ns.get(tokens)
-        base += self._price_tokens(tokens) if found is None else found
-        if self._gathers:
-            met = shape.gathered_tokens or tokens
-            found = self._expert_ns.get(met)
-            base += self._price_experts(met) if found is None else found
-        found = self._head_ns.get(rows)
-        base += self._price_head(rows) if found is None else found
+        num_decodes, chunks = shape.num_decodes, shape.chunks
+        beside = base = self._beside_attention(shape)
         # A decode row also attends to its own token.
         context = shape.decode_context_sum_tokens + num_decodes + shape.padding_context_tokens
         attending = num_decodes + shape.padding_rows
@@ -184,16 +172,62 @@ class KernelTimes:
         cost = at_rate + read if read > self._ramp_ns else base + 2.0 * read
         if k == 1:
             return [int((cost if cost > least else least) + 0.5) or 1]
-        if k < 1 or swapped:
+        if k < 1 or shape.swapped_bytes:
             raise ValueError(f"k = {k}: only a step without chunks and swapping can be repeated")
         if cost >= least and read > self._ramp_ns:
             return segment_ns(at_rate, self._kv_ns, context, num_decodes, 0.0, 0, k)
-        costs = []  # contexts so short that they hide behind the rows, or never reach the rate
-        for j in range(k):
-            read = self._kv_ns * (context + num_decodes * j)
-            cost = at_rate + read if read > self._ramp_ns else base + 2.0 * read
+        # Contexts are so short that they hide behind the rows, or never reach the rate.
+        contexts = [context + num_decodes * j for j in range(k)]
+        return self._decodes_ns(beside, attending, contexts)
+
+    def uneven_ns(self, shape: BatchShape, context_sums: list[int]) -> list[int]:
+        """Return the durations of steps that differ in their contexts; see `CostModel.uneven_ns`.
+
+        Parameters
+        ----------
+        shape : BatchShape
+            The first of them, without chunks.
+        context_sums : list of int
+            `decode_context_sum_tokens` of each.
+        """
+        more = shape.num_decodes + shape.padding_context_tokens
+        return self._decodes_ns(
+            self._beside_attention(shape),
+            shape.num_decodes + shape.padding_rows,
+            [tokens + more for tokens in context_sums],
+        )
+
+    def _decodes_ns(self, beside: float, attending: int, contexts: list[int]) -> list[int]:
+        """Return what steps of decodes alone take, by the tokens that each of them reads."""
+        base = least = beside
+        if attending:
+            rows_ns = self._row_ns * attending
+            least += self._call_ns + rows_ns
+            base += self._call_ns + self._row_share * rows_ns
+        ramp_ns, kv_ns = self._ramp_ns, self._kv_ns
+        at_rate = base + ramp_ns
+        costs: list[int] = []
+        for context in contexts:
+            read = kv_ns * context
+            cost = at_rate + read if read > ramp_ns else base + 2.0 * read
             costs.append(int((cost if cost > least else least) + 0.5) or 1)
         return costs
+
+    def _beside_attention(self, shape: BatchShape) -> float:
+        """Return what a step takes but for its attention."""
+        rows, tokens = shape.rows_sampled, shape.num_decodes + shape.padding_tokens
+        for chunk in shape.chunks:
+            tokens += chunk[0]
+        cost = shape.swapped_bytes * self._ns_per_swapped_byte
+        found = self._token_ns.get(tokens)
+        cost += self._price_tokens(tokens) if found is None else found
+        if self._gathers:
+            met = shape.gathered_tokens or tokens
+            found = self._expert_ns.get(met)
+            cost += self._price_experts(met) if found is None else found
+        found = self._head_ns.get(rows)
+        cost += self._price_head(rows) if found is None else found
+        return cost
 
     def _mixed_attention(
         self, chunks: tuple[tuple[int, int], ...], num_rows: int, context: int, longest: int

@@ -32,6 +32,8 @@ class Pricing:
     ----------
     step_ns : callable
         `CostModel.step_ns`, or what gives the same without a detour.
+    can_be_outside : bool
+        Whether any step can lie outside the measured range: where none can, none is looked at.
     extrapolated_steps : int
         Steps carried out that lie outside the measured range in any feature.
     extrapolated_by_feature : dict of str to int
@@ -44,7 +46,7 @@ class Pricing:
         self.overhead = overhead or SchedulingOverhead()
         self._has_overhead = self.overhead != SchedulingOverhead()
         self._has_warned = False
-        self._can_be_outside = type(cost_model).outside is not CostModel.outside
+        self.can_be_outside = type(cost_model).outside is not CostModel.outside
         self.extrapolated_steps = 0
         self.extrapolated_by_feature: dict[str, int] = {}
 
@@ -65,7 +67,7 @@ class Pricing:
 
     def carried_out(self, shape: BatchShape, num_steps: int = 1) -> None:
         """Count `num_steps` successive steps of the same batch; warn of the first outside."""
-        if not self._can_be_outside:
+        if not self.can_be_outside:
             return
         outside = self.cost_model.outside(shape, num_steps)
         if not outside:
@@ -97,7 +99,7 @@ class Pricing:
 
     def cut(self, shape: BatchShape, num_steps: int, kept: int) -> None:
         """Count only the first `kept` of `num_steps` steps that were counted before."""
-        if not self._can_be_outside:
+        if not self.can_be_outside:
             return
         self._count(self.cost_model.outside(shape, num_steps), -1)
         if kept:
@@ -105,7 +107,7 @@ class Pricing:
 
     def take_back(self, shape: BatchShape) -> None:
         """Count a step as not carried out that was counted before."""
-        if self._can_be_outside:
+        if self.can_be_outside:
             self._count(self.cost_model.outside(shape), -1)
 
     def _count(self, outside: Mapping[str, Sequence[int]], sign: int) -> None:

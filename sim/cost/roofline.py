@@ -9,7 +9,7 @@ from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.efficiency import Efficiency, efficiency_of
 from schedlab.sim.cost.kernel_times import KernelTimes
 from schedlab.sim.cost.registry import register
-from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
 from schedlab.sim.hardware.gpus import Gpu
@@ -82,6 +82,7 @@ class RooflineCostModel(CostModel):
     """
 
     name = "roofline"
+    reads_extremes = False
 
     def __init__(
         self,
@@ -132,6 +133,12 @@ class RooflineCostModel(CostModel):
         """Return `step_ns`, or of a single stage what it calls; see `CostModel.pricer`."""
         is_plain = self.num_stages == 1 and type(self).step_ns is _STEP_NS
         return self._times[0].step_ns if is_plain else self.step_ns
+
+    def uneven_ns(self, steps: UnevenSteps) -> list[int]:
+        """Return the durations of steps whose contexts grow unevenly; see `CostModel.uneven_ns`."""
+        if self.num_stages == 1:
+            return self._times[0].uneven_ns(steps.first, steps.context_sums)
+        return super().uneven_ns(steps)
 
     def stations_ns(self, shape: BatchShape) -> list[int]:
         """Return what stages and links take of a step; see `CostModel.stations_ns`."""

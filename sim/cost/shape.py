@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
@@ -93,27 +94,85 @@ class BatchShape:
         A drafted token goes through every product of weights, and through the head, like any other
         row; the context of its request is read once for all of them.
         """
-        return self.verifying(
-            self.draft_tokens,
+        padding_tokens = self.padding_tokens + self.draft_tokens
+        rows_sampled = self.rows_sampled + self.draft_tokens
+        return BatchShape(
+            self.num_decodes,
             self.decode_context_sum_tokens,
             self.decode_context_max_tokens,
+            self.chunks,
+            padding_tokens,
+            self.padding_context_tokens,
+            rows_sampled,
+            self.swapped_bytes,
+            self.num_running,
+            self.num_waiting,
             self.decode_context_min_tokens,
+            self.gathered_tokens,
+            self.padding_rows,
         )
 
-    def verifying(self, drafts: int, sum_tokens: int, most: int, least: int) -> BatchShape:
-        """Return the shape that prices a step of the same batch with other drafts and contexts."""
+    def with_contexts(self, sum_tokens: int, longest: int, shortest: int) -> BatchShape:
+        """Return the shape of a step of the same batch with other contexts."""
+        decode_context_sum_tokens, decode_context_max_tokens = sum_tokens, longest
+        decode_context_min_tokens = shortest
         return BatchShape(
-            num_decodes=self.num_decodes,
-            decode_context_sum_tokens=sum_tokens,
-            decode_context_max_tokens=most,
-            chunks=self.chunks,
-            padding_tokens=self.padding_tokens + drafts,
-            padding_context_tokens=self.padding_context_tokens,
-            rows_sampled=self.rows_sampled + drafts,
-            swapped_bytes=self.swapped_bytes,
-            num_running=self.num_running,
-            num_waiting=self.num_waiting,
-            decode_context_min_tokens=least,
-            gathered_tokens=self.gathered_tokens,
-            padding_rows=self.padding_rows,
+            self.num_decodes,
+            decode_context_sum_tokens,
+            decode_context_max_tokens,
+            self.chunks,
+            self.padding_tokens,
+            self.padding_context_tokens,
+            self.rows_sampled,
+            self.swapped_bytes,
+            self.num_running,
+            self.num_waiting,
+            decode_context_min_tokens,
+            self.gathered_tokens,
+            self.padding_rows,
+            self.draft_tokens,
         )
+
+
+class UnevenSteps:
+    """Successive steps of one batch, without prompts, whose contexts grow by several tokens each.
+
+    Parameters
+    ----------
+    first : BatchShape
+        The first of them.
+    context_sums : list of int
+        `decode_context_sum_tokens` of each.
+    extremes : callable
+        Returns the largest and the smallest context of so many of them. Who only adds contexts up
+        need not know, so it is asked when somebody wants to see the steps, soon after they are
+        made.
+    """
+
+    __slots__ = ("_extremes", "_shapes", "context_sums", "first")
+
+    def __init__(
+        self,
+        first: BatchShape,
+        context_sums: list[int],
+        extremes: Callable[[int], list[tuple[int, int]]],
+    ) -> None:
+        self.first = first
+        self.context_sums = context_sums
+        self._extremes = extremes
+        self._shapes: list[BatchShape] | None = None
+
+    def __len__(self) -> int:
+        return len(self.context_sums)
+
+    def shapes(self) -> list[BatchShape]:
+        """Return them one by one."""
+        found = self._shapes
+        if found is None:
+            found = self._shapes = [self.first]
+            if len(self.context_sums) > 1:
+                extremes = self._extremes(len(self.context_sums))
+                for i in range(1, len(extremes)):
+                    longest, shortest = extremes[i]
+                    found.append(self.first.with_contexts(self.context_sums[i], longest, shortest))
+        return found

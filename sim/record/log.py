@@ -74,8 +74,8 @@ class RunLog:
         self._durations_ns = BytesWriter()
         self._new_blocks = BytesWriter()
         self._stints = BytesWriter()
-        self._verifications = array("q")
-        self._bursts = array("q")
+        self._verifications = BytesWriter()
+        self._bursts = BytesWriter()
         self._stages = array("q")
         self._evictions = array("q")
         self._resumptions = array("q")
@@ -159,14 +159,12 @@ class RunLog:
 
     def add_bursts(self, tokens: list[int]) -> None:
         """Record how many tokens each decode step of the stint added last yielded."""
-        self._bursts.extend(tokens)
+        self._bursts.write(bytes(tokens))
 
-    def add_verifications(
-        self, drafted: list[int], accepted: list[int], num_drafts: list[int]
-    ) -> None:
-        """Record of steps how many tokens they verified, how many came out, of how many drafts."""
-        for row in zip(drafted, accepted, num_drafts, strict=True):
-            self._verifications.extend(row)
+    def add_verifications(self, numbers: list[int]) -> None:
+        """Record `VERIFICATION_COLUMNS` of steps, one step after the other."""
+        for number in numbers:
+            write_i64_le(self._verifications, number)
 
     def add_stages(self, stages_ns: list[int]) -> None:
         """Record what each stage of the pipeline spent on the step that is added next."""
@@ -191,8 +189,8 @@ class RunLog:
         self._spill_table("stints", self._stints, len(STINT_COLUMNS))
         if self.speculates:
             self._spill_table("verifications", self._verifications, len(VERIFICATION_COLUMNS))
-            self._spill_table("bursts", self._bursts, 1)
-            self._verifications, self._bursts = array("q"), array("q")
+            self._spill_table("bursts", self._wide_bursts(), 1)
+            self._verifications, self._bursts = BytesWriter(), BytesWriter()
         if self.num_stages > 1:
             self._spill_table("stages", self._stages, self.num_stages)
             self._stages = array("q")
@@ -200,10 +198,14 @@ class RunLog:
         self._segments, self._stints = BytesWriter(), BytesWriter()
         self._durations_ns, self._new_blocks = BytesWriter(), BytesWriter()
 
+    def _wide_bursts(self) -> bytes:
+        """Return the bursts in memory, a byte each there, as wide as other numbers."""
+        return np.frombuffer(self._bursts.getvalue(), dtype=np.uint8).astype(np.int64).tobytes()
+
     def _spill_table(
         self,
         name: str,
-        values: BytesWriter | array[int],
+        values: bytes | BytesWriter | array[int],
         width: int,
         dtype: npt.DTypeLike = np.int64,
     ) -> None:
@@ -212,7 +214,7 @@ class RunLog:
             self._spools[name] = Spool(width, rows.dtype, self._spool_file)
         self._spools[name].append(rows)
 
-    def _spool(self, name: str, values: BytesWriter | array[int]) -> Spool:
+    def _spool(self, name: str, values: bytes | BytesWriter | array[int]) -> Spool:
         """Return a table of which something was spilled, with what is in memory of it."""
         spool = self._spools[name]
         return spool.followed_by(_matrix(values, spool.num_columns, spool.dtype))
@@ -303,11 +305,11 @@ class RunLog:
         if self._token_times is None or self._token_times[0] != so_far:
             if self._spools:
                 stints = self._spool("stints", self._stints)
-                spilled = self._spool("bursts", self._bursts) if self.speculates else None
+                spilled = self._spool("bursts", self._wide_bursts()) if self.speculates else None
                 self._token_times = so_far, StoredTokenTimes(stints, self.steps(), spilled)
             else:
                 rows = _matrix(self._stints, len(STINT_COLUMNS)).copy()
-                bursts = _matrix(self._bursts, 1)[:, 0].copy() if self.speculates else None
+                bursts = _matrix(self._wide_bursts(), 1)[:, 0] if self.speculates else None
                 self._token_times = so_far, TokenTimes.of_steps(rows, self.steps(), bursts)
         return self._token_times[1]
 
@@ -338,10 +340,10 @@ class RunLog:
 
 
 def _matrix(
-    values: BytesWriter | array[int], width: int, dtype: npt.DTypeLike = np.int64
+    values: bytes | BytesWriter | array[int], width: int, dtype: npt.DTypeLike = np.int64
 ) -> npt.NDArray[Any]:
     if isinstance(values, BytesWriter):
-        return np.frombuffer(values.getvalue(), dtype=dtype).reshape(-1, width)
+        values = values.getvalue()
     # A view: while it lives, what it shows cannot grow.
     rows = np.frombuffer(values, dtype=dtype) if values else np.zeros(0, dtype=dtype)
     return rows.reshape(-1, width)

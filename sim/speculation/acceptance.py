@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,13 +64,19 @@ class DrawnAcceptance:
         self._spread = spread
         key = (seed << 32 | zlib.crc32(b"acceptance")) & (1 << 64) - 1
         self._rng = np.random.Generator(np.random.Philox(key=np.array([key, 0], dtype=np.uint64)))
-        self._fresh: dict[str, Any] = dict(self._rng.bit_generator.state)
+        state: dict[str, Any] = dict(self._rng.bit_generator.state)
+        self._key: list[int] = [key, 0]
+        self._fresh = {
+            **state,
+            "state": {"counter": state["state"]["counter"].tolist(), "key": self._key},
+            "buffer": state["buffer"].tolist(),
+        }
 
     def outcome(self, request: Request, output_tokens: int) -> Outcome:
         """Return what becomes of the drafts of a request with an answer of so many tokens."""
         rng, rates = self._rng, self._rates
-        # To give a generator another key costs a fraction of making one.
-        self._fresh["state"]["key"][1] = request.id
+        # To give a generator another key costs a fraction of making one, of lists still less.
+        self._key[1] = request.id
         rng.bit_generator.state = self._fresh
         if self._spread:
             mean = rates[0]
@@ -82,38 +89,44 @@ class DrawnAcceptance:
 class _Drawn:
     """What becomes of the drafts of one request, by a number for each place of its answer."""
 
-    __slots__ = ("_accepted", "_draws", "_rates")
+    __slots__ = ("_right", "_wrong")
 
     def __init__(self, draws: npt.NDArray[np.float64], rates: list[float]) -> None:
-        self._draws = draws
-        self._rates = rates
-        self._accepted: dict[int, list[int]] = {}
+        # Places where a token is wrong, with one rate; else which are right as the 1st, 2nd, .. .
+        self._wrong: list[int] = []
+        self._right: list[bytes] = []
+        if len(rates) == 1:
+            self._wrong = (draws >= rates[0]).nonzero()[0].tolist()
+            self._wrong.append(len(draws))  # nothing is right behind the end
+        else:
+            self._right = [(draws < rate).tobytes() + b"\0" for rate in rates]
 
     def verify(self, place: int, most: int) -> tuple[int, int]:
         """Draft `most` tokens; see `Outcome`. Tokens behind the end of the answer are rejected."""
-        return most, self._at_each_place(most)[place]
+        bursts, _ = self.verify_on(place, most, place + 1)
+        return most, bursts[0] - 1
 
     def verify_on(self, place: int, most: int, stop: int) -> tuple[list[int], list[int]]:
         """Draft `most` tokens time after time; see `Outcome`."""
-        accepted = self._at_each_place(most)
-        places: list[int] = []
+        right, last, longest = self._right, len(self._right) - 1, most + 1
+        bursts: list[int] = []
+        if not right:
+            # As many at once as a draft can have, then those up to the one that is wrong.
+            for wrong in self._wrong[bisect_left(self._wrong, place) :]:
+                tokens = wrong + 1 - place
+                while tokens > longest:
+                    bursts.append(longest)
+                    tokens -= longest
+                bursts.append(tokens)
+                place = wrong + 1
+                if place >= stop:
+                    break
+            while bursts and place - bursts[-1] >= stop:
+                place -= bursts.pop()
         while place < stop:
-            place += accepted[place] + 1
-            places.append(place)
-        return places, [most] * len(places)
-
-    def _at_each_place(self, most: int) -> list[int]:
-        """Count how many of `most` drafted tokens are accepted, by the place of the first."""
-        found = self._accepted.get(most)
-        if found is not None:
-            return found
-        draws, rates = self._draws, self._rates
-        accepted = np.zeros(len(draws), dtype=np.int64)
-        right = np.ones(len(draws), dtype=bool)
-        for i in range(min(most, len(draws))):
-            right = right[: len(draws) - i]
-            right &= draws[i:] < rates[min(i, len(rates) - 1)]
-            accepted[: len(right)] += right
-        counts: list[int] = accepted.tolist()
-        self._accepted[most] = counts
-        return counts
+            tokens = 1
+            while tokens < longest and right[min(tokens - 1, last)][place + tokens - 1]:
+                tokens += 1
+            place += tokens
+            bursts.append(tokens)
+        return bursts, [most] * len(bursts)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.roofline import RooflineCostModel
-from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.memory import MemoryBudget
@@ -33,6 +33,11 @@ class NgramDrafter:
     def step_ns(self, verified: BatchShape, drafts: int, rows: list[int]) -> int:
         """Return what a step spends on drafts; see `speculative_executor.Drafter`."""
         return int(self.request_s * 1e9 + 0.5) * (rows[0] if rows else 0)
+
+    def uneven_ns(self, steps: UnevenSteps, drafts: int, rows: list[list[int]]) -> list[int]:
+        """Return what each of some steps spends; see `speculative_executor.Drafter`."""
+        request_ns = int(self.request_s * 1e9 + 0.5)
+        return [request_ns * of_step[0] for of_step in rows]
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,11 @@ class ModelDrafter:
                 )
             )[0]
         return total
+
+    def uneven_ns(self, steps: UnevenSteps, drafts: int, rows: list[list[int]]) -> list[int]:
+        """Return what each of some steps spends; see `speculative_executor.Drafter`."""
+        shapes = steps.shapes()
+        return [self.step_ns(shapes[i], drafts, of_step) for i, of_step in enumerate(rows)]
 
 
 def draft_model(target: Deployment, draft: ModelShape) -> ModelDrafter:

@@ -272,8 +272,13 @@ def drafts(_: str) -> dict[str, Any]:
             state.request, total - prompt
         )
         track = look_ahead(config, state, outcome, total - prompt)
+        count = len(track.bursts)
+        sums = (
+            sum(track.bursts), len(track.openings), sum(track.cut_short(i) for i in range(count)),
+            sum(track.drafted),
+        )  # fmt: skip
         found[str(number)] = [
-            track.came, track.held, track.drafted, track.ahead[:4].sum(axis=1).tolist(),
+            track.came, [track.held(i) for i in range(count + 1)], track.drafted, list(sums),
             [slots_ahead(config, context + n) for context in (3, 35, 38) for n in range(3)],
         ]  # fmt: skip
     return found

@@ -22,6 +22,9 @@ class DraftTime:
     def step_ns(self, verified, drafts, rows):
         return self.ns * len(rows)
 
+    def uneven_ns(self, steps, drafts, rows):
+        return [self.ns * len(of_step) for of_step in rows]
+
 
 def run(rates, k, num_requests=40, spread=0.0, drafter=None, cost=None):
     config = EngineConfig(

@@ -1,6 +1,7 @@
 """Speculation as an experiment asks for it: what is refused, what it takes, what is kept."""
 
 import json
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,7 +17,12 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.draft_length import Decoding
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
-from schedlab.sim.core.track import SpeculatingState, look_ahead, one_ahead
+from schedlab.sim.core.track import (
+    SpeculatingState,
+    look_ahead,
+    one_ahead,
+    verify_one_by_one,
+)
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record import log as run_log
@@ -24,7 +30,12 @@ from schedlab.sim.request import Request, Slo
 from schedlab.sim.result import RunResult
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import ModelDrafter, NgramDrafter
-from schedlab.sim.speculation.recording import RecordedAcceptance, read_drafts, write_drafts
+from schedlab.sim.speculation.recording import (
+    RecordedAcceptance,
+    _Recorded,
+    read_drafts,
+    write_drafts,
+)
 from tests import laws
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.7}
@@ -181,7 +192,7 @@ class Priced:
 
     def step_ns(self, shape):
         self.shapes.append(shape)
-        return 100, True
+        return [100]
 
 
 def test_passes_of_a_draft_model_read_what_those_before_them_wrote():
@@ -439,7 +450,144 @@ def test_slots_of_rejected_drafts_are_held_when_the_next_are_drafted():
     config = EngineConfig(max_model_len=400, num_blocks=40, num_speculative_tokens=3)
     state = SpeculatingState(Request(0, 0, 100, 50), drafts=3)
     state.computed(100, ahead_tokens=5)
-    assert one_ahead(config, state, 2).held[0] == 105
+    assert one_ahead(config, state, 2).held(0) == 105
+
+
+def test_extremes_and_sums_of_a_batch_are_those_of_its_members_however_they_come_and_go():
+    draw = random.Random(5)
+    config = EngineConfig(
+        num_blocks=9_000, max_model_len=9_000, num_speculative_tokens=3, num_lookahead_tokens=1
+    )
+    batch = SpeculativeBatch(config)
+    acceptance = DrawnAcceptance([0.6])
+    ends = {}
+    for number in range(400):
+        if number % 4 == 0:
+            state = SpeculatingState(Request(number, 0, draw.randrange(1, 3_000), 900), drafts=3)
+            state._computed, state._generated = state.request.prompt_tokens, 1
+            state.draft_once = draw.choice((-1, 0, 2))
+            length = draw.choice((20, 200, 800))
+            outcome = acceptance.outcome(state.request, length)
+            state.track = look_ahead(config, state, outcome, length)
+            batch.join(state)
+            ends[state] = batch.steps + len(state.track.bursts)
+        going = [state for state in ends if draw.random() < 0.01]
+        for state in going:  # some come back at once
+            batch.leave(state)
+            if draw.random() < 0.5:
+                batch.join(state)
+            else:
+                del ends[state]
+        if not ends:
+            continue
+        steps = min([draw.choice((1, 1, 3, 40)), *(end - batch.steps for end in ends.values())])
+        shape = BatchShape(batch.size, batch.context_sum_tokens, 0)
+        priced = batch.uneven(shape, steps).shapes()
+        for i, one in enumerate(priced[:steps]):
+            contexts = [state.num_computed_tokens for state in ends]
+            assert batch.context_sum_tokens == sum(contexts) == one.decode_context_sum_tokens
+            assert batch.context_max_tokens == max(contexts)
+            assert batch.context_min_tokens == min(contexts)
+            if i:  # the first is as it was given
+                assert one.decode_context_max_tokens == max(contexts)
+                assert one.decode_context_min_tokens == min(contexts)
+            assert batch.drafts_next_step() == sum(state.decode_tokens - 1 for state in ends)
+            assert batch.blocks_next_step() == sum(batch.blocks_of(state) for state in ends)
+            batch.advance(1)
+        for state in [state for state, end in ends.items() if end == batch.steps]:
+            batch.leave(state)
+            del ends[state]
+    assert batch.steps > 500
+
+
+def test_batch_told_of_drafts_when_they_are_verified_is_the_one_that_knew():
+    draw = random.Random(3)
+    config = EngineConfig(
+        num_blocks=500, max_model_len=400, block_size=4, num_speculative_tokens=3,
+        num_lookahead_tokens=2,
+    )  # fmt: skip
+    knew, told = SpeculativeBatch(config), SpeculativeBatch(config)
+    knew.counts_cut_short = told.counts_cut_short = True
+    pairs = []
+    for number in range(6):
+        prompt, length = draw.randrange(1, 300), 100
+        drafts = [(n, draw.randint(0, n)) for n in (draw.randrange(4) for _ in range(length))]
+        outcome = _Recorded(drafts)
+        states = [SpeculatingState(Request(number, 0, prompt, 100), drafts=3) for _ in range(2)]
+        for state in states:
+            state._computed, state._generated = prompt, 1
+        states[0].track = look_ahead(config, states[0], outcome, length)
+        states[1].track = one_ahead(config, states[1], states[0].track.drafted[0])
+        knew.join(states[0])
+        told.join(states[1])
+        pairs.append(states)
+    while pairs:
+        for ahead, behind in pairs:
+            track, i = ahead.track, ahead._verification()
+            came, accepted = track.bursts[i], track.drafted[i] - track.cut_short(i)
+            if i < len(track.bursts) - 1:
+                accepted, following = came - 1, track.drafted[i + 1]
+            else:
+                following = None
+            told.settle(behind, came, accepted, following)
+        assert told.verifications(1) == knew.verifications(1)
+        assert told.blocks_next_step() == knew.blocks_next_step()
+        assert told.drafting_rows(1) == knew.drafting_rows(1)
+        for batch in (knew, told):
+            batch.advance(1)
+        assert told.num_cut_short == knew.num_cut_short
+        for ahead, behind in list(pairs):
+            assert behind.num_computed_tokens == ahead.num_computed_tokens
+            if ahead._verification() == len(ahead.track.bursts):
+                pairs.remove([ahead, behind])
+                knew.leave(ahead)
+                told.leave(behind)
+                assert told.last_tokens == knew.last_tokens
+                assert behind.spare_tokens == ahead.spare_tokens
+    assert told.num_cut_short > 50
+    assert told.size == told.drafts_next_step() == knew.drafts_next_step() == 0
+
+
+def test_memory_bounds_the_steps_of_a_batch_to_those_that_fit():
+    config = EngineConfig(
+        num_blocks=100, max_model_len=400, block_size=4, num_speculative_tokens=3,
+        num_lookahead_tokens=2,
+    )  # fmt: skip
+    batch = SpeculativeBatch(config)
+    for number in range(5):
+        state = SpeculatingState(Request(number, 0, 7 + number, 300), drafts=3)
+        state._computed, state._generated = 7 + number, 1
+        outcome = DrawnAcceptance([0.5]).outcome(state.request, 300)
+        state.track = look_ahead(config, state, outcome, 300)
+        batch.join(state)
+    blocks = batch.blocks_per_step(64)
+    for free in range(sum(blocks) + 2):
+        for at_most in (1, 7, 64, 1_000):
+            fitting = [
+                n for n in range(min(at_most, 64) + 1) if sum(blocks[:n]) <= free
+            ]  # fmt: skip
+            assert batch.steps_within(free, at_most) == fitting[-1]
+    assert batch.steps_within(10**6, 1_000) == 64
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("most", [0, 1, 4])
+@pytest.mark.parametrize("stop", [1, 2, 30, 57, 60])
+def test_verifications_told_at_once_are_those_told_one_by_one(rate, most, stop):
+    request = Request(4, 0, 1, 60)
+    # Several rates, though alike, are gone through token by token.
+    outcomes = [
+        DrawnAcceptance(rates, seed=3).outcome(request, 60) for rates in ([rate], [rate] * 2)
+    ]
+    for place in (0, 1, 17):
+        one_by_one = [verify_one_by_one(outcome, place, most, stop) for outcome in outcomes]
+        at_once = [outcome.verify_on(place, most, stop) for outcome in outcomes]
+        assert one_by_one[0] == one_by_one[1] == at_once[0] == at_once[1]
+
+
+def test_more_drafts_than_a_byte_of_the_log_can_tell_are_refused():
+    with pytest.raises(ValueError, match="num_speculative_tokens must be <= 254, got 255"):
+        EngineConfig(num_blocks=9, max_model_len=36, num_speculative_tokens=255)
 
 
 def test_schedule_with_one_number_of_requests_twice_is_refused():
