@@ -241,7 +241,7 @@ def test_every_law_of_readers_has_one_that_breaks_it():
 def test_last_of_many_steps_has_to_start_before_the_horizon_and_may_end_behind_it(
     horizon_ns, holds
 ):
-    executor = SimpleNamespace(execute=lambda *_: Steps([4, 6, 9], 0, []))
+    executor = SimpleNamespace(kv_bytes=None, execute=lambda *_: Steps([4, 6, 9], 0, []))
     work = SimpleNamespace(
         now_ns=0, decodes=None, shape=SimpleNamespace(num_decodes=0),
         plan=SimpleNamespace(chunks=()),
