@@ -32,7 +32,8 @@ from tests.mutants.judging import (
     runs_at_import,
     slip_mutants,
 )
-from tests.mutants.slips import Slip
+from tests.mutants.reaching import Reached
+from tests.mutants.slips import LIST, Slip
 
 SUBJECTS = ("sim", "policies", "traces", "experiments", "gpu_backend", "schedlab/testing")
 SAMPLE = 100
@@ -43,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("subjects", nargs="*", help="folders or files; all by default")
     parser.add_argument("--slips", action="store_true", help="those planted by hand (slips.txt)")
+    parser.add_argument("--list", type=Path, default=LIST, help="another list than slips.txt")
     parser.add_argument(
         "--sample", type=int, help=f"how many, drawn; {SAMPLE} by default, all of the slips; 0: all"
     )
@@ -56,9 +58,16 @@ def main() -> None:
         type=Path,
         help="where to write every fate; those already there are not asked again",
     )
+    parser.add_argument(
+        "--reached",
+        type=Path,
+        help="which tests run the line of each bug, seen in a run of all and written here if the "
+        "file is not there: these are asked, fastest first, and no others",
+    )
+    parser.add_argument("--slow", action="store_true", help="see those marked slow, too")
     asked = parser.parse_args()
     if asked.slips:
-        mutants, sample = slip_mutants(asked.subjects or [""]), asked.sample or 0
+        mutants, sample = slip_mutants(asked.subjects or [""], asked.list), asked.sample or 0
     else:
         mutants = every_mutant(asked.subjects or list(SUBJECTS))
         sample = SAMPLE if asked.sample is None else asked.sample
@@ -70,13 +79,18 @@ def main() -> None:
     os.environ["SCHEDLAB_DATA"] = str(ROOT / "no-data-folder")
 
     def judge_all(children: Children) -> None:
-        bare = children.judge(mutants[0], asked.limit_s, planted=False)
-        if bare.caught:
+        reached: Reached | None = None
+        if asked.reached is not None:
+            if not asked.reached.exists():
+                children.survey(mutants, asked.reached, asked.slow)
+            reached = json.loads(asked.reached.read_text(encoding="utf-8"))
+        elif (bare := children.judge(mutants[0], asked.limit_s, planted=False)).caught:
             pytest.exit(f"without any bug planted: {bare.how} {bare.by}", returncode=1)
 
         def judged(mutant: Mutant) -> tuple[Mutant, Fate]:
-            judge = judge_anew if runs_at_import(mutant) else children.judge
-            return mutant, judge(mutant, asked.limit_s)
+            if runs_at_import(mutant):
+                return mutant, judge_anew(mutant, asked.limit_s)
+            return mutant, children.judge(mutant, asked.limit_s, reached=reached)
 
         todo = [mutant for mutant in mutants if mutant not in fates]
         with ThreadPoolExecutor(asked.jobs) as pool:
@@ -89,6 +103,8 @@ def main() -> None:
 
     slips = {mutant.module: isinstance(mutant.bug, Slip) for mutant in mutants}
     files = {asked.file for module, briefly in slips.items() for asked in asked_of(module, briefly)}
+    if asked.reached is not None:
+        files = {"tests"}
     os.chdir(ROOT)
     if code := pytest.main([*OPTIONS, *sorted(files)], plugins=[Children(judge_all)]):
         sys.exit(int(code))

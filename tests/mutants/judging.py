@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -30,7 +30,8 @@ from typing import Any
 
 from tests.mutants.asking import LAWS, Asked, asked_of, in_turn, module_of
 from tests.mutants.mutation import Mutation, mutations
-from tests.mutants.slips import Slip, every_slip
+from tests.mutants.reaching import Beacons, Reached, Survey
+from tests.mutants.slips import LIST, Slip, every_slip
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = 6 << 30
@@ -43,7 +44,7 @@ class Mutant:
     """A bug and its file."""
 
     path: str
-    bug: Mutation | Slip
+    bug: Mutation | Slip | Beacons
 
     @property
     def module(self) -> str:
@@ -124,13 +125,13 @@ def every_mutant(subjects: list[str]) -> list[Mutant]:
     ]
 
 
-def slip_mutants(subjects: list[str]) -> list[Mutant]:
-    """Return the slips planted by hand in files whose path begins with one of `subjects`.
+def slip_mutants(subjects: list[str], written: Path = LIST) -> list[Mutant]:
+    """Return the slips of a list in files whose path begins with one of `subjects`.
 
     Those whose line is no longer there are named on standard error, and left out.
     """
     found = []
-    for slip in every_slip():
+    for slip in every_slip(written.read_text(encoding="utf-8")):
         if slip.path.startswith(tuple(subjects)):
             try:
                 slip.place((ROOT / slip.path).read_text(encoding="utf-8"))
@@ -141,13 +142,28 @@ def slip_mutants(subjects: list[str]) -> list[Mutant]:
 
 
 def runs_at_import(mutant: Mutant) -> bool:
-    """Whether a bug lies outside the bodies of functions."""
+    """Whether a bug lies outside the bodies of functions, or in one that its module calls."""
     tree = ast.parse((ROOT / mutant.path).read_text(encoding="utf-8"))
     line = mutant.bug.line
-    return not any(
-        isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line <= (node.end_lineno or 0)
+    around = {
+        node.name
         for node in ast.walk(tree)
-    )
+        if isinstance(node, ast.FunctionDef)
+        and node.body[0].lineno <= line <= (node.end_lineno or 0)
+    }
+    called = {
+        node.func.id
+        for node in _outside_functions(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    return not around or not around.isdisjoint(called)
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _outside_functions(child)
 
 
 def plant(mutant: Mutant) -> list[FunctionType]:
@@ -208,7 +224,51 @@ class Children:
         self._work(self)
         return True
 
-    def judge(self, mutant: Mutant, limit_s: float, planted: bool = True) -> Fate:
+    def survey(self, mutants: Sequence[Mutant], path: Path, slow: bool) -> None:
+        """Run every test in a child, and write down which lines each runs.
+
+        Parameters
+        ----------
+        mutants : sequence of Mutant
+            Whose lines.
+        path : Path
+            The file.
+        slow : bool
+            Whether those marked slow, too.
+        """
+        lines: dict[str, list[tuple[int, str]]] = {}
+        for mutant in mutants:
+            lines.setdefault(mutant.path, []).append((mutant.bug.line, str(mutant)))
+        child = os.fork()
+        if child == 0:
+            try:
+                beacons = [Mutant(name, Beacons(tuple(some))) for name, some in lines.items()]
+                for one in beacons:
+                    plant(one)
+                seen = Survey([one.module for one in beacons])
+                self._config.pluginmanager.register(seen)
+                self._config.get_terminal_writer()._file = io.StringIO()
+                left_out = {} if slow else _slowness(self._items)
+                self._run([one for node, one in self._items.items() if not left_out.get(node)])
+                seen.write(path)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            raise RuntimeError("tests could not be run to see which lines they run")
+
+    def _run(self, items: Sequence[Any], before: Callable[[], None] = lambda: None) -> None:
+        for item, after in zip_longest(items, items[1:]):
+            before()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+
+    def judge(
+        self,
+        mutant: Mutant,
+        limit_s: float,
+        planted: bool = True,
+        reached: Reached | None = None,
+    ) -> Fate:
         """Ask the tests about a mutant in a child.
 
         Parameters
@@ -220,6 +280,8 @@ class Children:
         planted : bool
             Otherwise there is no bug, and its module's own tests and the golden tables are asked:
             one that fails then would count every bug as caught.
+        reached : mapping, optional
+            What `survey` saw: those that run its line are asked, fastest first.
         """
         start = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix="mutant-"))
@@ -231,7 +293,7 @@ class Children:
                 os.setpgid(0, 0)
                 resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
                 _confine(limit_s)
-                os._exit(self._ask(mutant, folder, planted, writing, limit_s))
+                os._exit(self._ask(mutant, folder, planted, writing, limit_s, reached))
             except Exception as error:
                 os.write(writing, f"{type(error).__name__}: {error}".encode())
             finally:
@@ -244,7 +306,13 @@ class Children:
         return _fate(status, start, by)
 
     def _ask(
-        self, mutant: Mutant, folder: Path, planted: bool, writing: int, limit_s: float
+        self,
+        mutant: Mutant,
+        folder: Path,
+        planted: bool,
+        writing: int,
+        limit_s: float,
+        reached: Reached | None,
     ) -> int:
         """Run the tests to ask; the first that fails is written down and ends the process."""
         asked = asked_of(mutant.module, isinstance(mutant.bug, Slip))
@@ -254,13 +322,18 @@ class Children:
             asked = [one for one in asked if one.file != LAWS and not one.slow]
         self._config._tmp_path_factory._basetemp = folder
         self._config.get_terminal_writer()._file = io.StringIO()
-        items = [self._items[node] for node in in_turn(asked, _slowness(self._items))]
+        nodes = in_turn(asked, _slowness(self._items))
+        if planted and reached is not None:
+            seconds = reached.get(str(mutant), {})
+            nodes = sorted(seconds, key=seconds.__getitem__)
         self._config.pluginmanager.register(_Quits(writing))
-        for item, after in zip_longest(items, items[1:]):
+
+        def before() -> None:
             if planted and _cpu_s() > limit_s:
-                return UNDECIDED
+                os._exit(UNDECIDED)
             _confine(limit_s)
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+
+        self._run([self._items[node] for node in nodes], before)
         return 0
 
 

@@ -1,5 +1,9 @@
 """The list of slips planted by hand still fits the files it is about."""
 
+import ast
+import builtins
+from types import SimpleNamespace
+
 import pytest
 
 from schedlab.sim.metrics.fairness import jain_index
@@ -11,6 +15,7 @@ from tests.mutants.judging import (
     runs_at_import,
     slip_mutants,
 )
+from tests.mutants.reaching import Beacons, Survey
 from tests.mutants.slips import ROOT, Slip, every_slip
 
 
@@ -73,6 +78,14 @@ def test_line_outside_the_bodies_of_functions_runs_at_import(line, at_import):
     assert runs_at_import(Mutant(FAIRNESS, Slip(FAIRNESS, "", line, "pass"))) is at_import
 
 
+def test_line_of_a_function_that_its_module_calls_runs_at_import():
+    path, line = (
+        "gpu_backend/sitting_pieces.py",
+        '"sweep.policy=[fcfs, prefill_first]", "real.repeats=1",',
+    )
+    assert runs_at_import(Mutant(path, Slip(path, "", line, "pass")))
+
+
 def test_tests_are_asked_in_turn_and_each_once():
     nodes = {"a.py::one": False, "a.py::two[x]": False, "b.py::three": True, "c.py::four": False}
     asked = [Asked("a.py", "two"), Asked("b.py"), Asked("a.py"), Asked("d.py")]
@@ -117,3 +130,58 @@ def test_package_is_asked_for_and_planted_in_by_its_own_name():
     assert module_of("schedlab/__init__.py") == "schedlab"
     assert any(mutant.path == path for mutant in every_mutant([path]))
     assert GOLDEN in {one.file for one in asked_of("schedlab", True)}
+
+
+def test_beacon_stands_before_the_innermost_statement_of_its_line():
+    source = "def f(a):\n    if a:\n        a = [\n            1]\n    elif g(a):\n        h()\n"
+    planted = ast.unparse(Beacons(((4, "list"), (5, "elif"))).planted(source))
+    assert planted.splitlines() == [
+        "def f(a):",
+        "    if a:",
+        "        _reached('list')",
+        "        a = [1]",
+        "    else:",
+        "        _reached('elif')",
+        "        if g(a):",
+        "            h()",
+    ]
+    with pytest.raises(ValueError, match="line 9 is in no statement"):
+        Beacons(((9, ""),)).planted(source)
+
+
+class Fixture:
+    def __init__(self, scope):
+        self.scope = scope
+
+
+def drive(steps, *during):
+    """Run a hook that wraps something, and what it wraps."""
+    next(steps)
+    for one in during:
+        one()
+    with pytest.raises(StopIteration):
+        steps.send(None)
+
+
+def test_survey_counts_what_a_shared_fixture_runs_for_each_test_that_uses_it(monkeypatch):
+    monkeypatch.setattr(builtins, "_reached", None, raising=False)
+    seen = Survey([])
+    shared, own = Fixture("module"), Fixture("function")
+
+    def light(name):
+        return lambda: builtins._reached(name)
+
+    def set_up(fixture, name):
+        return lambda: drive(seen.pytest_fixture_setup(fixture), light(name))
+
+    def test(name, *fixtures):
+        info = SimpleNamespace(name2fixturedefs={str(i): [f] for i, f in enumerate(fixtures)})
+        return seen.pytest_runtest_protocol(SimpleNamespace(nodeid=name, _fixtureinfo=info))
+
+    drive(test("first", shared), set_up(shared, "dear"), light("body"))
+    drive(test("second", shared, own), set_up(own, "cheap"))
+    drive(test("third"), light("body"))
+    failed = lambda: seen.pytest_runtest_logreport(SimpleNamespace(failed=True))  # noqa: E731
+    drive(test("fourth"), light("body"), failed)
+    found = {line: list(tests) for line, tests in seen.reached.items()}
+    assert found == {"dear": ["first", "second"], "body": ["first", "third"], "cheap": ["second"]}
