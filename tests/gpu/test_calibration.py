@@ -580,6 +580,8 @@ def test_profile_is_good_if_errors_of_all_kinds_are_small_in_size_and_sign(
     assert "sentinels" not in said
     assert "20.0% at the 90th percentile" in said
     assert "over 5 replayed batches" in said
+    for kind in by_kind.keys() - {"by_time"}:
+        assert f"{kind} {by_kind[kind]['mape']:.1%} {by_kind[kind]['bias']:+.1%}" in said
     moved = SimpleNamespace(drift=[0.004, 0.5, 0.001])
     assert "moved by up to 50.0%" in laboratory.verdict(fit, by_kind, moved)
 

@@ -160,6 +160,19 @@ def test_tile_search_times_the_table_and_the_others(few_heads):
 
 @interpreted
 @pytest.mark.slow
+def test_kernel_check_decodes_at_both_sides_of_the_edge_of_a_block(monkeypatch):
+    class AskedError(Exception):
+        pass
+
+    def case(rows, **_):
+        raise AskedError(rows)
+
+    monkeypatch.setattr(kernel_check, "attention_case", case)
+    with pytest.raises(AskedError) as asked:
+        next(kernel_check._check_attention(CPU, torch.float16, 64, 4, 32))
+    assert {length for _, length in asked.value.args[0]} >= {1, 32, 33}
+
+
 def test_kernel_check_of_a_large_batch_passes_in_half_precision():
     # The others pass where a sitting is rehearsed. More rows than a program has threads.
     groups = dict(kernel_check.kernel_checks(CPU, torch.float16, large_batches=(130,)))

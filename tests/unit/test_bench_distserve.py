@@ -42,3 +42,13 @@ def test_run_here_has_the_metrics_of_every_request(checkout):
     for first, between, whole in zip(*found.values(), strict=True):
         assert 0.023 < first <= whole
         assert between == 0 or between > 0.01
+
+
+def test_command_line_goes_to_the_table_with_this_peers_rates_and_runs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(distserve, "beside_peer", lambda *given: asked.append(given))
+    distserve.main(["--peer", "p"])
+    ((peer, *given),) = asked
+    assert given == [(1.0, 2.0, 3.0), 500, ["--peer", "p"]]
+    runs = distserve.specification, distserve.ours, distserve.theirs
+    assert (peer.name, *peer[2:]) == ("DistServe", *runs)

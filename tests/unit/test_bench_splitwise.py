@@ -1,3 +1,6 @@
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from schedlab.experiments.bench import splitwise
@@ -6,6 +9,7 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.models import model
+from schedlab.traces.trace import Trace
 
 TABLE = """model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel
 llama2-70b,h100-80gb,100,1,8,10,40,8
@@ -57,3 +61,35 @@ def test_table_has_ours_over_the_peers_for_every_rate_metric_and_percentile(monk
                 4 * rate * (i + 1),
                 0.25,
             ]
+
+
+def test_peer_gets_prompts_and_answers_and_no_launcher_and_is_left_as_it_was(monkeypatch, tmp_path):
+    for folder in ("configs", "traces"):
+        (tmp_path / folder).mkdir()
+    config = "defaults:\n  - x: y\n  - override hydra/launcher: ray\nhydra:\n  a: b\n"
+    (tmp_path / "configs/config.yaml").write_text(f"{config}  launcher:\n    ray: 1\n")
+    trace = Trace(
+        prompt_tokens=np.array([100, 300]),
+        output_tokens=np.array([7, 9]),
+        arrival_ns=np.array([0, 500_000_000]),
+    )
+    given = {}
+
+    def run(command, cwd, **_):
+        options = dict(str(part).split("=", 1) for part in command if "=" in str(part))
+        given["rows"] = (cwd / f"traces/{options['trace.filename']}.csv").read_text().split()
+        given["config"] = (command[3] / "config.yaml").read_text()
+        out = Path(options["output_dir"], "detailed")
+        out.mkdir(parents=True)
+        (out / "0.csv").write_text(
+            "request_ids,tbt_times,ttft_times,response_times\n10,2,1,3\n9,5,4,6\n"
+        )
+
+    monkeypatch.setattr(splitwise, "make_spec", lambda spec: spec)
+    monkeypatch.setattr(splitwise, "load_workload", lambda spec, longest_tokens: trace)
+    monkeypatch.setattr(splitwise.subprocess, "run", run)
+    found = splitwise.theirs({}, tmp_path, Path("python"))
+    assert given["rows"][1:] == ["0,2,0,0.0,1,100,7", "1,2,0,0.5,1,300,9"]
+    assert given["config"] == config.replace("  - override hydra/launcher: ray\n", "")
+    assert found == {"ttft_times": [4, 1], "tbt_times": [5, 2], "response_times": [6, 3]}
+    assert not any((tmp_path / "traces").iterdir())

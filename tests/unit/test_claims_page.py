@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from schedlab.experiments.claims.quoted import (
     verdict_of,
     wanted,
 )
+from schedlab.experiments.claims.readings import Reading
+from schedlab.experiments.claims.report import section
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.sim.errors import SpecError
@@ -158,6 +161,15 @@ def test_page_tells_claim_source_figures_and_reasons():
     assert "**Not testable here.** It is a default." in page
     assert "`experiments/papers/claims/small.yaml`" in page
     assert page == markdown(claims, found)
+
+
+def test_section_ends_with_what_a_bound_is_if_any_figure_is_one():
+    found = finding("reproduced", "opposite")
+    first, second = found.measured
+    bound = replace(second, of=(Reading(8.0, is_bound=True),))
+    some = replace(found, measured=(first, bound))
+    (told,) = [line for line in section(some) if line.startswith("A bound: ")]
+    assert told not in list(section(found))
 
 
 def test_data_keeps_figures_of_this_page_apart_from_cited_ones(tmp_path):

@@ -110,6 +110,17 @@ def test_what_a_killed_run_left_is_removed_or_put_back_by_the_next(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [alive, "out"]
 
 
+def test_link_that_is_named_like_what_a_killed_run_left_stays(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    write(tmp_path / "elsewhere", "kept")
+    link = tmp_path / f".out.old-{gone.pid}"
+    link.symlink_to(tmp_path / "elsewhere")
+    tidy_up_after_the_killed(tmp_path, "out")
+    assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [link.name, "elsewhere"]
+
+
 def test_half_of_what_a_killed_run_was_removing_is_never_put_back(tmp_path):
     write(tmp_path / "out", "older")
     removing = """

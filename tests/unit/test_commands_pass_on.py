@@ -5,25 +5,32 @@ are otherwise asked through dear runs, in which most options are left alone.
 """
 
 import json
+import signal
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from schedlab import testing
 from schedlab.experiments.analysis import policy_comparison
 from schedlab.experiments.analysis.policy_comparison import PolicyChange
+from schedlab.experiments.commands import regress as regress_module
 from schedlab.experiments.commands import run as run_module
 from schedlab.experiments.commands import sweep as sweep_module
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.commands.running import told_what_is_kept
 from schedlab.experiments.figures import figures
+from schedlab.experiments.regression import check
 from schedlab.experiments.regression.check import Move
+from schedlab.experiments.regression.matrix import Matrix, MatrixPoint
 from schedlab.experiments.regression.report import _sentence
 from schedlab.experiments.results import saved_results
 from schedlab.experiments.search import find as finding
 from schedlab.experiments.statistics import LEAST_SEEDS, Change
-from schedlab.experiments.sweeps import store, sweep_all, workers
+from schedlab.experiments.sweeps import dry_run, store, sweep_all, workers
 from schedlab.sim.config import EngineConfig
 from schedlab.testing import Case, LawBroken
 
@@ -48,6 +55,48 @@ def test_list_shows_whose_name_has_the_part_whatever_its_case(command):
     wrong = schedlab(command, "qqq")
     assert wrong.exit_code == 2
     assert "is called 'qqq'" in wrong.output
+
+
+def test_list_of_metrics_has_those_of_every_table():
+    (rows,) = json.loads(schedlab("metrics", "--json").stdout).values()
+    tables = schedlab("metrics", "--markdown").stdout.split("### ")[1:]
+    assert len(tables) > 3
+    assert len(rows) == sum(table.count("\n| `") for table in tables)
+
+
+# -- interrupted -------------------------------------------------------------------------------
+
+
+def test_command_that_is_interrupted_says_where_points_are_kept_and_ends_as_a_signal(capsys):
+    with pytest.raises(typer.Exit) as ended, told_what_is_kept(Path("kept")):
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == 128 + signal.SIGINT
+    assert "finished points are kept in kept: " in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt), told_what_is_kept(None):
+        raise KeyboardInterrupt
+
+
+# -- regress -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metrics", "light"),
+    [(["mean_ttft_ms"], True), (["mean_ttft_ms", "kv_waste"], False)],
+)
+def test_matrix_keeps_tables_if_a_metric_needs_them(monkeypatch, metrics, light):
+    asked = []
+
+    @contextmanager
+    def opened(*given):
+        asked.append(given)
+        yield "runs"
+
+    monkeypatch.setattr(regress_module, "opened_runs", opened)
+    monkeypatch.setattr(regress_module, "local_workers", lambda jobs, specs: (jobs, specs))
+    monkeypatch.setattr(check, "measure", lambda matrix, runs: (matrix, runs))
+    matrix = Matrix([MatrixPoint("w", "p", 0, "spec", "")], dict.fromkeys(metrics))
+    assert regress_module._measure(matrix, None, Path("kept"), True) == (matrix, "runs")
+    assert asked == [(Path("kept"), (1, ["spec"]), True, light)]
 
 
 # -- policy check ------------------------------------------------------------------------------
@@ -217,6 +266,20 @@ def test_run_in_which_no_setting_answered_anything_fails(work):
     done = schedlab("run", "one.yaml", "-o", "out")
     assert done.exit_code != 0
     assert "no request was answered, in any setting" in str(done.exception) + done.output
+
+
+def test_dry_run_of_a_sweep_looks_for_what_the_sweep_would_and_runs_nothing(work, monkeypatch):
+    planned, told = Noted("plan", "planned"), Noted("describe_plan", ["9 points"])
+    monkeypatch.setattr(sweep_all, "plan", planned)
+    monkeypatch.setattr(dry_run, "describe_plan", told)
+    words = ["sweep", "one.yaml", "-o", "out", "-j", 5, "--shard", "2/3", "--dry-run"]
+    for light in (False, True):
+        done = schedlab(*words, *["--light"] * light)
+        assert (done.exit_code, done.stdout) == (0, "9 points\n")
+    assert [given[1:] for given in work.store_Store] == [(True, False), (True, True)]
+    assert [given[1:] for given in planned] == [("store", sweep_all.Shard(2, 3))] * 2
+    assert told == [("planned", "store", 5)] * 2
+    assert work.workers_choose_workers == []
 
 
 @pytest.mark.parametrize("is_failed", [False, True])

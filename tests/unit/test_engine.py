@@ -201,6 +201,14 @@ def test_request_that_can_never_fit_is_rejected_with_a_reason():
     assert log.requests()["generated_tokens"].tolist() == [0, 50]
 
 
+def test_request_turned_away_is_gone_when_it_is_taken_in_not_when_it_came():
+    gone = []
+    engine = Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(laws.LinearCost())))
+    engine.requests.on_gone = lambda state, now_ns: gone.append((state.id, now_ns))
+    engine.submit(arrival(3, 100, prompt=300, output=1), 700)
+    assert gone == [(3, 700)]
+
+
 def test_request_with_max_tokens_ends_there_and_says_so():
     log = laws.run(Fcfs(), [arrival(0, prompt=5, output=30, max_tokens=7)], CONFIG)
     requests = log.requests()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from schedlab.policies import registry
+from schedlab.policies import ContinuousBatching, registry
 from schedlab.sim.config import EngineConfig, vllm_capture_sizes
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
@@ -181,6 +181,25 @@ def test_answer_that_ends_early_keeps_the_engine_busy_for_a_step_with_nobody_els
     assert log.requests()["finish_ns"].tolist() == [200, 400]
     assert log.steps()["start_ns"].tolist() == [0, 100, 200, 300]
     assert log.steps()["padding_tokens"].tolist() == [0, 0, 1, 0]
+
+
+def test_token_too_many_counts_with_its_context_and_who_is_left_out_with_none():
+    class LeavesOut(ContinuousBatching):
+        def plan(self, view, builder):
+            for state in view.running:
+                if state.id != 1 or state.num_output_tokens < 2:
+                    builder.grant(state)
+            for state in view.waiting:
+                builder.grant(state)
+            return builder.build()
+
+    workload = [arrival(i, 0, prompt, 2, max_tokens=9) for i, prompt in enumerate((3, 5))]
+    executor = RecordingExecutor(SimExecutor(Pricing(COST)))
+    simulate(Engine(OVERRUN, LeavesOut(), executor), workload)
+    shapes = [step.shape for step in executor.steps]
+    # Request 0 has 4 tokens in the cache as the third step begins, and request 1 sits it out.
+    assert [shape.padding_tokens for shape in shapes] == [0, 0, 1]
+    assert [shape.padding_context_tokens for shape in shapes] == [0, 0, 4]
 
 
 def test_answer_that_fills_the_model_is_not_computed_once_more():

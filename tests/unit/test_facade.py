@@ -288,6 +288,16 @@ def test_synthesized_trace_is_a_workload(tmp_path):
     assert sl.run({"workload": {"trace": str(file)}}).rows[0].mean("completed") == 7
 
 
+def test_synthesized_trace_is_that_of_its_seed_and_rate(tmp_path):
+    def drawn(name, **options):
+        return sl.synthesize(tmp_path / name, 5, **options).read_bytes()
+
+    first = drawn("a.csv", seed=3)
+    assert drawn("b.csv", seed=3) == first
+    assert drawn("c.csv", seed=4) != first
+    assert drawn("d.csv", seed=3, rate=0.125) != first
+
+
 def test_known_policies_are_classes_by_name():
     known = sl.known_policies()
     assert list(known) == sorted(known)

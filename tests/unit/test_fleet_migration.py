@@ -115,13 +115,17 @@ def test_request_that_waits_for_longer_than_it_stays_moves_once_a_token():
 
 
 class Nowhere(Migrator):
+    def __init__(self, place):
+        self.place = place
+
     def pairs(self, candidates):
-        return [(0, 2)]
+        return [(0, self.place)]
 
 
-def test_migrator_that_names_no_engine_is_blamed():
-    with pytest.raises(PolicyError, match=r"Nowhere: pairs\(\) named \(0, 2\)"):
-        simulate([arrival(0, 0, 20, 5)], Nowhere())
+@pytest.mark.parametrize("place", [0, 2])
+def test_migrator_that_names_no_other_engine_is_blamed(place):
+    with pytest.raises(PolicyError, match=rf"Nowhere: pairs\(\) named \(0, {place}\)"):
+        simulate([arrival(0, 0, 20, 5)], Nowhere(place))
 
 
 def engine(used_blocks=0, running=1, first_waiting_blocks=0, num_urgent=0):

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.comparing import forced_replay as forced
 from schedlab.experiments.comparing.by_step_figures import step_time_figure
 from schedlab.experiments.comparing.forced_replay import _KINDS, _parts, forced_replay
 from schedlab.experiments.comparing.recorded_engines import RecordedRouter
@@ -98,6 +99,26 @@ def test_forced_replay_of_the_right_cost_model_finds_no_difference(folder):
     stretches = found.stretches()
     assert len(stretches) == sum(step.num_times > 0 for step in found.steps) - 1
     assert stretches[:, 0] == pytest.approx(stretches[:, 1], rel=0.02)
+
+
+def test_each_round_is_corrected_by_the_latest_errors_until_they_stay(monkeypatch):
+    errors_ms = iter([1.0, 3.0, 2.0, 2.0, 9.0])
+    corrections = []
+
+    def replay(spec, recording, error_ms):
+        corrections.append(float(error_ms.args[0][0]))
+        return [], [], 0, None
+
+    def fit(steps, parts):
+        return np.full(len(_KINDS), next(errors_ms)), None, None
+
+    monkeypatch.setattr(forced, "recording_of", lambda spec: None)
+    monkeypatch.setattr(forced, "replay", replay)
+    monkeypatch.setattr(forced, "_fit", fit)
+    monkeypatch.setattr(forced, "_differences", lambda *_: [])
+    spec = make_spec({"name": "forced", "workload": {"trace": "azure-conv", "num_requests": 1}})
+    assert forced.forced_replay(spec).contradictions == []
+    assert corrections == [0.0, 1.0, 3.0, 2.0]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -105,3 +106,9 @@ def test_gpu_file_that_is_missing_or_broken_is_named(tmp_path):
     (tmp_path / "bad.yaml").write_text("a: [\n")
     with pytest.raises(SpecError, match=r"bad\.yaml:2: not valid YAML"):
         gpu(str(tmp_path / "bad.yaml"))
+
+
+def test_device_that_costs_nothing_is_refused_and_one_without_a_price_is_not():
+    with pytest.raises(SpecError, match="usd_per_hour"):
+        replace(gpu("h100-80gb"), usd_per_hour=0.0)
+    assert replace(gpu("h100-80gb"), usd_per_hour=None).usd_per_hour is None

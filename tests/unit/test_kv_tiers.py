@@ -249,6 +249,36 @@ def test_policy_swaps_out_and_loads_ahead_of_need():
     assert [row["is_load"] for row in copies_of(log, is_swap=1)] == [0, 1]
 
 
+def test_policy_loads_ahead_of_need_what_would_be_computed_sooner():
+    cost = LinearCost(0, 1, 0)  # 128 tokens take 128 ns, their 8 blocks 800
+    assert not copies_of(evicted_then_asked_again(config(), cost), is_load=1)
+    log = run_laws(AheadOfNeed(), evicting_work(), config(), cost)
+    assert [row["num_blocks"] for row in copies_of(log, is_load=1)] == [8]
+
+
+def test_policy_that_gives_up_whom_it_swapped_out_frees_its_place_below():
+    class GivesUp(AheadOfNeed):
+        def plan(self, view, builder):
+            given_up = [state for state in view.waiting if state.swapped]
+            for state in given_up:
+                builder.reject(state, "enough")
+            if not given_up:
+                return super().plan(view, builder)
+            builder.grant_running()
+            return builder.build()
+
+    limits = config(preemption_mode="swap")
+    free = []
+    work = [arrival(0, 0, 100, 40), arrival(1, 0, 100, 40)]
+    log = run_laws(
+        GivesUp(victim=0), work, limits,
+        observer=lambda engine: free.append(engine.requests.tiers._tiers[0].num_pinned),
+    )  # fmt: skip
+    assert log.requests()["generated_tokens"].tolist() == [5, 40]
+    assert max(free) == 7, "of 105 tokens"
+    assert free[-1] == 0
+
+
 def test_policy_that_loads_ahead_of_need_loads_no_block_twice():
     later = arrival(4, 300_100, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT)
     log = run_laws(AheadOfNeed(), [*evicting_work(), later], config())
@@ -280,6 +310,15 @@ def test_blocks_being_stored_are_awaited_however_often_they_are_asked_for():
     for _ in range(2):
         assert tiering.find(second, NO_HIT) == ()
         assert tiering.found_awaited
+
+
+def test_connector_stores_no_block_that_a_prompt_has_filled_in_part():
+    copies = Copies()
+    tiering = Tiering(config(offloading_connector=True), lambda shape, k: 1000, copies)
+    state = RequestState(arrival(0, 0, 8 * BLOCK + 1, 1, prefix_hash_ids=DOCUMENT).request)
+    state._computed = 3 * BLOCK + 5
+    tiering.store_step([state])
+    assert copies.columns()["num_blocks"].tolist() == [3]
 
 
 def fastserve(work, num_blocks=8, below=None, max_num_seqs=1, **knobs):
@@ -612,6 +651,14 @@ def test_request_loaded_to_its_end_has_all_but_its_last_token_cached():
     assert log.requests()["cached_tokens"][3] == 8 * BLOCK - 1
 
 
+def test_loaded_request_that_got_its_seat_is_no_longer_among_those_who_came():
+    def observe(engine):
+        assert engine.requests.come <= engine.requests.holding.keys()
+
+    log = run_laws(ContinuousBatching(), evicting_work(), connected(), observer=observe)
+    assert [row["id"] for row in copies_of(log, is_load=1)] == [3]
+
+
 def test_load_takes_no_blocks_that_a_prompt_under_way_still_needs():
     # Of 40 blocks the prompt needs 36, two a step: 38 are free when the document comes again.
     whole = tuple(range(2000, 2036))
@@ -624,3 +671,9 @@ def test_load_takes_no_blocks_that_a_prompt_under_way_still_needs():
     (load,) = copies_of(log, is_load=1)
     assert load["id"] == 4
     assert load["issued_ns"] >= log.requests()["first_token_ns"][3]
+
+
+@pytest.mark.parametrize("way", ["load", "store"])
+def test_tier_with_a_negative_latency_is_refused(way):
+    with pytest.raises(ValueError, match="tier cpu: latencies must be >= 0"):
+        tier(**{f"{way}_latency_ns": -1})

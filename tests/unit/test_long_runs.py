@@ -8,10 +8,13 @@ import pytest
 from schedlab import core
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.metrics import concurrency
 from schedlab.sim.record import columns, log, saved_log, steps, stored_token_times
 from schedlab.sim.record.columns import LazyTable
 from schedlab.sim.result import RunResult
+from tests import laws
 
 SPEC = {
     "name": "long",
@@ -127,3 +130,18 @@ def test_logs_of_a_fleet_share_what_may_lie_in_memory_and_one_file(monkeypatch):
         for name in wanted.requests:
             np.testing.assert_equal(found.requests[name], wanted.requests[name])
         np.testing.assert_equal(found.metrics(), wanted.metrics())
+
+
+def test_steps_that_are_read_while_they_become_more_are_those_of_then(monkeypatch):
+    monkeypatch.setattr(log, "MOST_NUMBERS_IN_MEMORY", 1)
+    seen = []
+
+    def look(engine):
+        found = engine.log.steps()
+        seen.append((found.num_rows, engine.log.num_steps))
+
+    config = EngineConfig(num_blocks=100, max_model_len=100, block_size=4, max_num_seqs=2)
+    laws.run(registry.make("fcfs"), [laws.arrival(i, 0, 5, 4) for i in range(6)], config,
+             observer=look)  # fmt: skip
+    assert len({rows for rows, _ in seen}) > 3
+    assert all(rows == steps for rows, steps in seen)

@@ -70,3 +70,18 @@ def test_contestant_has_finished_if_its_report_has_all_requests(tmp_path, report
     if report is not None:
         (tmp_path / "prediction.json").write_text(json.dumps(report))
     assert peers._has_finished(tmp_path, status) is finished
+
+
+def test_cases_draw_lengths_without_the_data_folder_and_resample_a_trace_that_is_there(tmp_path):
+    drawn = peers.cases(tmp_path)
+    assert list(drawn) == ["all at once", "6 req/s"]
+    assert {case.spec["workload"]["trace"] for case in drawn.values()} == {"azure-conv"}
+    assert not any("resample" in case.spec["workload"] for case in drawn.values())
+    for name in (peers.TRACE, peers.MOONCAKE):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (first, second, mooncake) = (case.spec["workload"] for case in peers.cases(tmp_path).values())
+    assert first["resample"]
+    assert second["resample"]
+    assert second["trace"] == str(tmp_path / peers.TRACE)
+    assert "resample" not in mooncake

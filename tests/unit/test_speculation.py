@@ -10,11 +10,12 @@ import pytest
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.policies import registry
+from schedlab.policies import ContinuousBatching, registry
 from schedlab.policies.speculation import registry as registry_of_lengths
 from schedlab.policies.speculation.by_batch_size import ByBatchSize
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.draft_length import Decoding
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.core.track import (
@@ -593,3 +594,24 @@ def test_more_drafts_than_a_byte_of_the_log_can_tell_are_refused():
 def test_schedule_with_one_number_of_requests_twice_is_refused():
     with pytest.raises(ValueError, match="must ascend in its numbers of requests"):
         ByBatchSize([[2, 3], [2, 1]])
+
+
+def test_promise_of_a_plan_that_drafts_less_is_of_one_step():
+    promised = []
+
+    class DraftsLess(ContinuousBatching):
+        def plan(self, view, builder):
+            for state in view.running:
+                builder.grant(state, 2)
+            for state in view.waiting:
+                builder.grant(state)
+            plan = builder.build(max_steps=FOREVER)
+            promised.append((len(plan.trimmed), plan.max_steps))
+            return plan
+
+    config = EngineConfig(num_blocks=100, max_model_len=400, num_speculative_tokens=3)
+    hand_run(config, [laws.arrival(0, 0, 5, 9)], rates=(0.5,), policy=DraftsLess())
+    assert promised[0] == (0, FOREVER)
+    assert len(promised) > 3
+    assert (1, 1) in promised
+    assert (1, FOREVER) not in promised

@@ -36,6 +36,16 @@ def test_paired_change_by_hand():
 
 
 @pytest.mark.parametrize(
+    ("values", "effect"), [([1.0, 2.0], -math.inf), ([3.0, 4.0], math.inf), ([2.0, 3.0], math.nan)]
+)
+def test_change_that_is_the_same_in_every_pair_has_no_end_of_an_effect_with_its_sign(
+    values, effect
+):
+    found = paired_change(values, [2.0, 3.0]).effect_size
+    assert found == effect or (math.isnan(found) and math.isnan(effect))
+
+
+@pytest.mark.parametrize(
     "values", [[500.0, 3.0, 40.0, 90.0, 7.0], [0.0, 3.0, 900.0, 1.0, 0.0]], ids=["logs", "means"]
 )
 def test_nothing_falls_by_more_than_all_of_it(values):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +17,14 @@ import yaml
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.results import point_folder
 from schedlab.experiments.results.point_folder import POINT_FILE
 from schedlab.experiments.results.results_folder import tidy_up_after_the_killed
+from schedlab.experiments.running import point_hash as point_hash_module
+from schedlab.experiments.running import run as run_module
 from schedlab.experiments.running.point_hash import code_version, point_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
-from schedlab.experiments.sweeps import dry_run, workers
+from schedlab.experiments.sweeps import dry_run, jobs, workers
 from schedlab.experiments.sweeps.dry_run import describe_plan
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
@@ -575,3 +579,16 @@ def test_what_a_sweep_came_to_tells_found_and_missing_points_apart():
 )  # fmt: skip
 def test_death_of_a_worker_is_told_by_signal_or_status(exitcode, told):
     assert workers._death(exitcode) == told
+
+
+def test_point_keeps_the_seconds_of_its_run_and_tells_those_with_writing(monkeypatch, tmp_path):
+    clock = iter((100.0, 102.0, 107.0))
+    kept = []
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(jobs, "replacing_folder", lambda folder, is_as_good: nullcontext(folder))
+    monkeypatch.setattr(point_hash_module, "point_hash", lambda spec: "hash")
+    monkeypatch.setattr(run_module, "run", lambda spec, progress: "result")
+    monkeypatch.setattr(point_folder, "write_point", lambda *given: kept.append(given))
+    job = SimpleNamespace(spec="spec", content_hash="hash", folder=tmp_path, light=True)
+    assert jobs.run_point(job).seconds == 7.0
+    assert kept == [("result", "spec", tmp_path, "hash", 2.0, True)]

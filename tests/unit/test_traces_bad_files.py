@@ -1,10 +1,12 @@
 import gzip
+import re
 
 import pytest
 
 from schedlab.sim.errors import TraceError
 from schedlab.traces import read, stream
 from schedlab.traces.readers import READERS
+from schedlab.traces.readers.source import csv_records
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -192,3 +194,11 @@ def test_order_across_chunks_is_checked(tmp_path):
     path.write_text(OWN + "5,1,1\n4,1,1\n")
     with pytest.raises(TraceError, match=":4: arrives 1 s before"):
         list(stream(path, chunk_rows=2))
+
+
+def test_csv_that_breaks_names_the_last_good_line_beyond_a_chunk_too(tmp_path):
+    path = tmp_path / "broken.csv"
+    path.write_bytes(b"a,b\n1,2\n3,4\n\n5,6\n" + b"x" * 200_000 + b"\xff,1\n")
+    message = rf"^{re.escape(str(path))}: after line 5: not UTF-8 text"
+    with pytest.raises(TraceError, match=message):
+        list(csv_records(path, ("a",), 2))

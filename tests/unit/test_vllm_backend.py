@@ -1,13 +1,18 @@
 """What of the backend `vllm` needs no vLLM."""
 
+import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from schedlab import core
+from schedlab.experiments.comparing import calibrated_engine
+from schedlab.experiments.running import vllm_backend
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
@@ -75,3 +80,27 @@ def test_modelled_clock_starts_each_step_when_the_one_planned_before_it_ends():
     assert clock.ended(first, clock.read_ns())[:2] == (40, 140)
     assert clock.ended(second, clock.read_ns())[:2] == (140, 240)
     assert clock.now_ns == 240
+
+
+@pytest.mark.parametrize(("seats", "asked"), [(2, 40), (1000, calibrated_engine._NUM_SHORT)])
+def test_calibration_of_vllm_asks_twenty_short_requests_a_seat_up_to_a_number(
+    monkeypatch, seats, asked
+):
+    class AskedError(Exception):
+        pass
+
+    def short(config, num_requests, seed):
+        raise AskedError(num_requests, seed)
+
+    for name, things in {
+        "clock": ["MeasuredStepClock"], "engine": ["VllmSetup"], "opening": ["open_core"],
+        "replay": ["Replay"], "step_timer": ["VllmStepTimer"],
+    }.items():  # fmt: skip
+        stand_in = SimpleNamespace(**{thing: lambda *_, **__: None for thing in things})
+        monkeypatch.setitem(sys.modules, f"schedlab.gpu_backend.vllm.{name}", stand_in)
+    monkeypatch.setattr(vllm_backend, "require_vllm", lambda: None)
+    monkeypatch.setattr(calibrated_engine, "short", short)
+    config = EngineConfig(num_blocks=100, max_model_len=100, max_num_seqs=seats)
+    with pytest.raises(AskedError) as refused:
+        calibrated_engine.open_vllm("m", config, "cpu", "fp32", 1, 7, lambda: 0)
+    assert refused.value.args == (asked, 7)
