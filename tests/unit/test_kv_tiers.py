@@ -321,6 +321,13 @@ def test_connector_stores_no_block_that_a_prompt_has_filled_in_part():
     assert copies.columns()["num_blocks"].tolist() == [3]
 
 
+def test_wait_for_a_link_counts_from_when_anything_last_changed():
+    tiering = Tiering(config(), lambda shape, k: 1000, Copies())
+    tiering._tiers[0].load.free_ns = 900
+    tiering._changed_ns, tiering.now_ns = 300, 700
+    assert tiering.load_ns(0, 2) == (900 - 300) + 200
+
+
 def fastserve(work, num_blocks=8, below=None, max_num_seqs=1, **knobs):
     """Run few requests a step; on the GPU few blocks of 4 tokens."""
     below = below or tier(num_blocks=20)

@@ -13,6 +13,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.metrics import concurrency
 from schedlab.sim.record import columns, log, saved_log, steps, stored_token_times
 from schedlab.sim.record.columns import LazyTable
+from schedlab.sim.record.segment_row import SegmentRow
 from schedlab.sim.result import RunResult
 from tests import laws
 
@@ -145,3 +146,14 @@ def test_steps_that_are_read_while_they_become_more_are_those_of_then(monkeypatc
              observer=look)  # fmt: skip
     assert len({rows for rows, _ in seen}) > 3
     assert all(rows == steps for rows, steps in seen)
+
+
+def test_long_segments_go_to_disk_as_soon_as_many_do(monkeypatch):
+    monkeypatch.setattr(log, "MOST_NUMBERS_IN_MEMORY", 100)
+    kept = log.RunLog(block_size=4, grows=True)
+    row = SegmentRow(*[0] * 17)
+    kept.add_segment(row, [5] * 99, [1] * 99)
+    assert not kept._spools
+    kept.add_segment(row, [5], [1])
+    assert kept._spools
+    assert kept.num_steps == 100

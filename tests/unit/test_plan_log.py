@@ -10,6 +10,7 @@ from schedlab.sim.core.plan_log import (
     first_difference,
     teacher_forced,
 )
+from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
@@ -37,6 +38,16 @@ def test_recording_executor_records_each_step_and_changes_no_result():
         (log.steps()["num_decodes"] + log.steps()["prefill_tokens"]).sum()
     )
     assert sum(len(s.preempted) for s in steps) == int(log.steps()["num_preempted"].sum()) > 0
+
+
+def test_recorded_step_takes_its_time_with_the_overhead_that_is_told_apart():
+    pricing = Pricing(laws.LinearCost(100, 0, 0), SchedulingOverhead(base_s=3e-8))
+    recorder = RecordingExecutor(SimExecutor(pricing))
+    simulate(Engine(CONFIG, registry.make("fcfs"), recorder), [arrival(0, 0, 4, 2)])
+    assert [(s.start_ns, s.duration_ns, s.overhead_ns) for s in recorder.steps] == [
+        (0, 130, 30),
+        (130, 130, 30),
+    ]
 
 
 def test_first_difference_of_equal_decisions_is_none_even_if_times_differ():

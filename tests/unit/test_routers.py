@@ -153,6 +153,8 @@ def test_session_stays_where_it_was_and_new_ones_go_to_the_fewest():
     assert router.route(request(session="a"), engines(num_in_flight=(1, 9, 0))) == 2
     later = engines(num_in_flight=(1, 0, 9))[1:]
     assert router.route(request(session="a"), later) == 1, "an engine is more than its place"
+    assert router.route(request(session="c"), later) == 0
+    assert router.route(request(session="c"), engines(num_in_flight=(0, 9, 9))) == 1
 
 
 def test_consistent_hashing_moves_few_keys_and_bounds_loads():

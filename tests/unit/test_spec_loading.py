@@ -7,6 +7,8 @@ import pytest
 
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.experiments.specification.paths import absolute_paths
+from schedlab.experiments.specification.shipped import shipped_frontends
 from schedlab.sim.errors import SpecError
 
 PROFILE = str(next((Path(__file__).parents[2] / "profiles" / "cpu").rglob("fit.json")).parent)
@@ -363,3 +365,17 @@ def test_path_with_a_name_too_long_is_refused_by_its_key(tmp_path, key):
     (tmp_path / "s.yaml").write_text("name: a\n")
     with pytest.raises(SpecError, match=rf"{key}.* is no path: .*too long"):
         load_spec(tmp_path / "s.yaml", {key: "x" * 6000})
+
+
+def test_name_is_as_long_as_its_bytes():
+    assert make_spec({"name": "ä" * 100, "workload": WORKLOAD}).name == "ä" * 100
+    with pytest.raises(SpecError, match="no more than 200 bytes"):
+        make_spec({"name": "ä" * 101, "workload": WORKLOAD})
+
+
+def test_front_end_that_is_there_goes_before_one_of_its_name_that_comes_along(tmp_path):
+    name, shipped = next(iter(shipped_frontends().items()))
+    assert absolute_paths({"frontend": name}, tmp_path) == {"frontend": str(shipped.resolve())}
+    (tmp_path / name).touch()
+    own = str((tmp_path / name).resolve())
+    assert absolute_paths({"frontend": name}, tmp_path) == {"frontend": own}
