@@ -78,7 +78,9 @@ def cdf_figure(found: Sequence[PointComparison], title: str) -> Figure:
                 if column == 0:
                     axes.set_ylabel("share of requests")
                 if row == 0:
-                    axes.set_title(f"{title}: {load}" if load else title)
+                    axes.set_title(load or title)
+        if any(loads):
+            figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         handles, labels = grid[0, 0].get_legend_handles_labels()
         figure.legend(
             handles, labels, title="solid measured, dotted simulated",
