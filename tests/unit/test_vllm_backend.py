@@ -93,10 +93,11 @@ def test_calibration_of_vllm_asks_twenty_short_requests_a_seat_up_to_a_number(
         raise AskedError(num_requests, seed)
 
     for name, things in {
-        "clock": ["MeasuredStepClock"], "engine": ["VllmSetup"], "opening": ["open_core"],
-        "replay": ["Replay"], "step_timer": ["VllmStepTimer"],
+        "clock": ["MeasuredStepClock"], "engine": ["VllmSetup"],
+        "opening": ["open_core", "first_requests"], "replay": ["Replay"], "step_timer": ["VllmStepTimer"],
     }.items():  # fmt: skip
-        stand_in = SimpleNamespace(**{thing: lambda *_, **__: None for thing in things})
+        made = SimpleNamespace(setup=SimpleNamespace(config=None))
+        stand_in = SimpleNamespace(**{thing: lambda *_, made=made, **__: made for thing in things})
         monkeypatch.setitem(sys.modules, f"schedlab.gpu_backend.vllm.{name}", stand_in)
     monkeypatch.setattr(vllm_backend, "require_vllm", lambda: None)
     monkeypatch.setattr(calibrated_engine, "short", short)
