@@ -93,8 +93,8 @@ def test_calibration_of_vllm_asks_twenty_short_requests_a_seat_up_to_a_number(
         raise AskedError(num_requests, seed)
 
     for name, things in {
-        "clock": ["MeasuredStepClock"], "engine": ["VllmSetup"],
-        "opening": ["open_core", "first_requests"], "replay": ["Replay"], "step_timer": ["VllmStepTimer"],
+        "clock": ["MeasuredStepClock"], "engine": ["VllmSetup"], "replay": ["Replay"],
+        "opening": ["open_core", "first_requests"], "step_timer": ["VllmStepTimer"],
     }.items():  # fmt: skip
         made = SimpleNamespace(setup=SimpleNamespace(config=None))
         stand_in = SimpleNamespace(**{thing: lambda *_, made=made, **__: made for thing in things})
