@@ -225,7 +225,8 @@ def theirs(workload: Workload) -> Done:
     now_ns, idle = 0, 0
     while True:
         while coming and coming[0].ready_ns <= now_ns:
-            request, output_tokens, *_ = coming.popleft()
+            arrival = coming.popleft()
+            request, output_tokens = arrival.request, arrival.output_tokens
             scheduler.add_request(vllm_request(request, output_tokens, workload.config.block_size))
         if not scheduler.has_requests():
             if not coming:

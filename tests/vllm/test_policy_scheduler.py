@@ -71,7 +71,8 @@ class Raises(Policy):
 
 def test_policy_that_raises_ends_the_server_with_its_name():
     server = scheduler("tests.vllm.test_policy_scheduler:Raises")
-    request, output_tokens, *_ = draw(0).arrivals[0]
+    first = draw(0).arrivals[0]
+    request, output_tokens = first.request, first.output_tokens
     server.add_request(vllm_steps.vllm_request(request, output_tokens, server.block_size))
     with pytest.raises(PolicyError, match="policy Raises: ZeroDivisionError"):
         server.schedule()
@@ -79,7 +80,8 @@ def test_policy_that_raises_ends_the_server_with_its_name():
 
 def test_request_without_the_prediction_that_a_policy_needs_is_answered_with_an_error():
     server = scheduler("sjf")
-    request, output_tokens, *_ = draw(0).arrivals[0]
+    first = draw(0).arrivals[0]
+    request, output_tokens = first.request, first.output_tokens
     unknown = replace(request, predicted_tokens=None)
     asked = vllm_steps.vllm_request(unknown, output_tokens, server.block_size)
     server.add_request(asked)
@@ -93,8 +95,8 @@ def test_request_without_the_prediction_that_a_policy_needs_is_answered_with_an_
 def test_aborted_request_leaves_the_policys_queue():
     server = scheduler("fcfs")
     requests = [
-        vllm_steps.vllm_request(request, output_tokens, server.block_size)
-        for request, output_tokens, *_ in draw(0).arrivals
+        vllm_steps.vllm_request(arrival.request, arrival.output_tokens, server.block_size)
+        for arrival in draw(0).arrivals
     ]
     for request in requests:
         server.add_request(request)

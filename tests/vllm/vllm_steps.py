@@ -263,7 +263,8 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
     steps, now_ns, idle = [], 0, 0
     while True:
         while coming and coming[0].ready_ns <= now_ns:
-            request, output_tokens, *_ = coming.popleft()
+            arrival = coming.popleft()
+            request, output_tokens = arrival.request, arrival.output_tokens
             scheduler.virtual_ns = request.arrival_ns
             scheduler.add_request(vllm_request(request, output_tokens, block_size))
         while aborts and aborts[0][0] <= now_ns:
