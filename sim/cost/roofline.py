@@ -82,7 +82,6 @@ class RooflineCostModel(CostModel):
     """
 
     name = "roofline"
-    reads_extremes = False
 
     def __init__(
         self,
@@ -110,6 +109,10 @@ class RooflineCostModel(CostModel):
         self.num_stages = len(divided)
         self.layers_per_stage = [stage.num_layers for stage in divided]
         self._times = [KernelTimes(deployment, self.kernels, stage) for stage in divided]
+        # Who prices steps in a way of its own is asked for each, and may look at any context.
+        is_plain = type(self).step_ns is _STEP_NS
+        self.reads_extremes = not is_plain
+        self._all_times = self._times[0] if is_plain and self.num_stages == 1 else None
         self.pipeline_link = deployment.pipeline_link or _link_of_gpus(gpu)
         size = dtype_bytes(default_kv_dtype(dtype))
         sent_bytes = model.hidden_size * size / workers
@@ -131,14 +134,13 @@ class RooflineCostModel(CostModel):
 
     def pricer(self) -> Callable[[BatchShape, int], list[int]]:
         """Return `step_ns`, or of a single stage what it calls; see `CostModel.pricer`."""
-        is_plain = self.num_stages == 1 and type(self).step_ns is _STEP_NS
-        return self._times[0].step_ns if is_plain else self.step_ns
+        return self.step_ns if self._all_times is None else self._all_times.step_ns
 
     def uneven_ns(self, steps: UnevenSteps) -> list[int]:
         """Return the durations of steps whose contexts grow unevenly; see `CostModel.uneven_ns`."""
-        if self.num_stages == 1:
-            return self._times[0].uneven_ns(steps.first, steps.context_sums)
-        return super().uneven_ns(steps)
+        if self._all_times is None:
+            return super().uneven_ns(steps)
+        return self._all_times.uneven_ns(steps.first, steps.context_sums)
 
     def stations_ns(self, shape: BatchShape) -> list[int]:
         """Return what stages and links take of a step; see `CostModel.stations_ns`."""

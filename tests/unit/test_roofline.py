@@ -18,7 +18,7 @@ from schedlab.sim.cost.efficiency import (
 from schedlab.sim.cost.kernel_times import LAUNCHES_PER_LAYER
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.roofline import RooflineCostModel
-from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import Gpu, gpu
@@ -353,3 +353,25 @@ def test_step_with_prompts_takes_no_less_than_the_host_needs_to_launch_it():
     for call_s, expected in ((1e-3, [TINY.num_layers * LAUNCHES_PER_LAYER * 10**6]), (1e-12, fast)):
         held = replace(IDEAL, host=Host(call_s))
         assert RooflineCostModel(Deployment(TINY, SLOW_MEMORY), held).step_ns(shape) == expected
+
+
+class _Twice(RooflineCostModel):
+    """Takes twice as long, and a nanosecond a token of the smallest context."""
+
+    def step_ns(self, shape, k=1):
+        return [2 * ns + shape.decode_context_min_tokens for ns in super().step_ns(shape, k)]
+
+
+def test_a_subclass_that_prices_steps_is_asked_for_each_and_told_the_extremes():
+    deployment = Deployment(model("llama-3-8b"), gpu("a100-80gb"))
+    plain, twice = RooflineCostModel(deployment), _Twice(deployment)
+    assert (plain.reads_extremes, twice.reads_extremes) == (False, True)
+    first = BatchShape(2, 300, 200, rows_sampled=2, decode_context_min_tokens=100)
+    extremes = [(200, 100), (203, 101), (205, 105)]
+    steps = UnevenSteps(first, [300, 304, 310], lambda count: extremes[:count])
+    asked = [plain.step_ns(shape)[0] for shape in steps.shapes()]
+    assert plain.uneven_ns(steps) == asked
+    expected = [2 * ns + least for ns, (_, least) in zip(asked, extremes, strict=True)]
+    assert twice.uneven_ns(steps) == expected
+    assert twice.pricer()(first, 1) == expected[:1]
+    assert plain.pricer()(first, 1) == asked[:1]
