@@ -8,7 +8,7 @@ from typing import ClassVar
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import stalled
 from schedlab.sim.core.draft_length import Drafting, DraftLength
-from schedlab.sim.core.executor import Executor, Work
+from schedlab.sim.core.executor import Executor, Work, total
 from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -379,9 +379,7 @@ class Engine:
         batch = requests.decodes
         new_blocks = batch.blocks_per_step(num_steps) if kv.grows else [0] * num_steps
         if num_steps > 1:
-            for num_blocks in new_blocks:
-                kv.free_blocks -= num_blocks
-            kv.free_blocks += segment.first_step_blocks
+            kv.free_blocks -= total(new_blocks) - segment.first_step_blocks
         requests.resident_tokens += batch.advance(num_steps)
         self._preemptions_without_token = 0
         return new_blocks

@@ -73,12 +73,12 @@ class Steps:
         self.finished = finished
 
 
-def total_ns(durations_ns: list[int]) -> int:
-    """Return what steps take together."""
-    total = 0  # few steps, and compiled code adds them without looking a function up
-    for duration_ns in durations_ns:
-        total += duration_ns
-    return total
+def total(of_steps: list[int]) -> int:
+    """Add up a number of each step; few steps, and compiled code looks no function up for it."""
+    added = 0
+    for number in of_steps:
+        added += number
+    return added
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -275,7 +275,7 @@ class SimExecutor(Executor):
         if self._first_step_ns:
             durations[0] += self._first_step_ns
             self._first_step_ns = 0
-        if max_steps > 1 and now_ns + total_ns(durations) - durations[-1] >= horizon_ns:
+        if max_steps > 1 and now_ns + total(durations) - durations[-1] >= horizon_ns:
             start_ns = now_ns
             for i, duration in enumerate(durations):
                 if start_ns >= horizon_ns and i:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from mypy_extensions import mypyc_attr
 
-from schedlab.sim.core.executor import Steps, total_ns
+from schedlab.sim.core.executor import Steps, total
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.population import Population
 from schedlab.sim.cost.shape import BatchShape
@@ -52,7 +52,7 @@ class Segment:
         self.shape = shape
         self.row = row
         self.first_step_blocks = first_step_blocks
-        self.end_ns = start_ns + total_ns(steps.durations_ns)
+        self.end_ns = start_ns + total(steps.durations_ns)
 
     @property
     def num_steps(self) -> int:
@@ -62,7 +62,7 @@ class Segment:
     def retime(self, durations_ns: list[int]) -> None:
         """Let its steps take another time than the executor said."""
         self.steps.durations_ns = durations_ns
-        self.end_ns = self.start_ns + total_ns(durations_ns)
+        self.end_ns = self.start_ns + total(durations_ns)
 
     def cut(self, now_ns: int) -> bool:
         """Drop the steps that have not started before `now_ns`; False if there are none."""
@@ -87,7 +87,7 @@ class Segment:
     def _keep(self, num_steps: int) -> None:
         durations_ns = self.steps.durations_ns[:num_steps]
         self.steps = Steps(durations_ns, self.steps.overhead_ns, [])
-        self.end_ns = self.start_ns + total_ns(durations_ns)
+        self.end_ns = self.start_ns + total(durations_ns)
         self.row.num_steps = num_steps
 
 
