@@ -113,6 +113,7 @@ def disaggregation(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Disaggregatio
         router=routers.make(chosen.name, spec.seed, **chosen.knobs),
         local_prompt_tokens=0 if local is None else local.max_prompt_tokens,
         local_queue_tokens=None if local is None else local.max_queued_tokens,
+        keeps_when_full=local is not None and local.when_full,
     )
 
 

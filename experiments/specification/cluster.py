@@ -72,13 +72,21 @@ class MigratorKeys(Named):
 
 
 class Local(Section):
-    """Requests that are served whole where others go on: `decode` engines compute their prompts."""
+    """Requests that one engine serves whole though prompts and answers have engines of their own.
+
+    The first two keys are about those whose prompt an engine of role `decode` computes.
+    """
 
     max_prompt_tokens: CountOrZero = Field(default=0, description="Those with no longer a prompt.")
     max_queued_tokens: CountOrZero | None = Field(
         default=None,
         description="Those that would find more prompt tokens before them wherever prompts are "
         "computed; none if absent.",
+    )
+    when_full: bool = Field(
+        default=False,
+        description="Those for which no engine of role `decode` has a seat and memory when their "
+        "prompt is computed go on where that was.",
     )
 
 

@@ -159,16 +159,19 @@ class _Answer:
     ----------
     output_tokens : int
         Its true length.
+    is_whole : bool
+        Whether all of it comes out here, even where of others one token does.
     due_step : int
         The count of decode steps at which it is complete; -1 while nobody knows.
     state : RequestState or None
         The request, once it decodes.
     """
 
-    __slots__ = ("due_step", "output_tokens", "state")
+    __slots__ = ("due_step", "is_whole", "output_tokens", "state")
 
     def __init__(self, output_tokens: int) -> None:
         self.output_tokens = output_tokens
+        self.is_whole = False
         self.due_step = -1
         self.state: RequestState | None = None
 
@@ -186,7 +189,7 @@ class SimExecutor(Executor):
     ----------
     most_tokens : int
         So many more tokens come out of a request that begins to decode here, even if its answer
-        goes on: 1 where prompts alone are computed.
+        goes on: 1 where prompts alone are computed. Not of those that `add_whole` told of.
     slowness : float
         Every step takes so many times as long as it is priced; who estimates steps does not know.
     scatter : Scatter or None
@@ -212,6 +215,15 @@ class SimExecutor(Executor):
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
         self._answers[request.id] = _Answer(output_tokens)
+
+    def add_whole(self, request: Request, output_tokens: int) -> None:
+        """Learn of a request of which more than `most_tokens` come out here: all."""
+        self.add(request, output_tokens)
+        self._answers[request.id].is_whole = True
+
+    def has_whole(self, request: Request) -> bool:
+        """Whether `add_whole` told of a request."""
+        return self._answers[request.id].is_whole
 
     def output_tokens(self, request: Request) -> int:
         """Return the true output length; see `Executor.output_tokens`."""
@@ -242,7 +254,9 @@ class SimExecutor(Executor):
 
     def _tokens_left(self, state: RequestState) -> int:
         left = self._length(state) - state.num_output_tokens
-        return left if left < self.most_tokens else self.most_tokens
+        if left <= self.most_tokens or self._answers[state.id].is_whole:
+            return left
+        return self.most_tokens
 
     def _length(self, state: RequestState) -> int:
         """Return how many tokens a request has generated when it ends."""

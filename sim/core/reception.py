@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schedlab.sim.core.departures import Departures
+from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.request import DONE, RUNS, Arrival, RequestState
 
 
@@ -55,6 +56,32 @@ def call_off(requests: Departures, state: RequestState) -> None:
     requests.num_events += 1
     requests.release(state)
     requests.executor.remove(state)
+
+
+def take_back(requests: Departures, state: RequestState, arrival: Arrival, now_ns: int) -> None:
+    """Let a request go on here after all that was handed over, from the next plan on.
+
+    Parameters
+    ----------
+    requests : Departures
+        Those of the engine that handed it over; there is a seat.
+    state : RequestState
+        It, with its KV.
+    arrival : Arrival
+        The request, with its true output length.
+    now_ns : int
+        The time.
+    """
+    executor = requests.executor
+    assert isinstance(executor, SimExecutor)
+    del requests.handed_over[state.id]
+    requests.num_handed_over -= 1
+    executor.add_whole(state.request, arrival.output_tokens)
+    state.status = RUNS
+    state._entry_ns = -1
+    state._seated_ns = now_ns
+    requests.fetching[state.id] = state
+    arrive(requests, state, now_ns)
 
 
 def arrive(requests: Departures, state: RequestState, now_ns: int) -> None:

@@ -41,12 +41,16 @@ class Disaggregation:
         A request with no longer a prompt is served whole by an engine that goes on with others.
     local_queue_tokens : int, optional
         So is one that would find more prompt tokens before it wherever prompts are computed.
+    keeps_when_full : bool
+        A request for which no engine that goes on has room, when its prompt is computed, goes on
+        where that was.
     """
 
     roles: Sequence[Role]
     router: Router
     local_prompt_tokens: int = 0
     local_queue_tokens: int | None = None
+    keeps_when_full: bool = False
 
 
 @dataclass(eq=False)
@@ -202,7 +206,11 @@ class Handover:
     def _first_layer_is_done(self, sender: Member, segment: Segment, _: int) -> None:
         if not sender.is_up or sender.live.segment is not segment:
             return  # the engine died
+        executor = sender.engine.executor
+        assert isinstance(executor, SimExecutor)
         for state, n in segment.plan.chunks:
+            if executor.has_whole(state.request):
+                continue  # it was kept, and is computed again
             if state.num_uncomputed_tokens == n and self._goes_on(state, 1):
                 tokens = state.num_computed_tokens + n
                 self._add(_Delivery(state, sender, segment.end_ns, tokens, n, False, sender))
@@ -245,25 +253,56 @@ class Handover:
     def _place(self) -> set[int]:
         """Let the router choose for those without an engine to go on; return the chosen ones."""
         receivers = self._fleet.serving("decode")
-        if not receivers:
+        keeps = self._plan.keeps_when_full
+        if not receivers and not keeps:
             if not self._fleet.expects("decode"):
                 for delivery in self._unplaced:
                     self._give_up(delivery)
                 self._unplaced.clear()
             return set()
         chosen_ones = set()
-        for delivery in sorted(self._unplaced, key=lambda delivery: delivery.sent.id):
-            request = delivery.sent.request
-            index = chosen(self._router, request, [member.known for member in receivers])
+        unplaced, self._unplaced = self._unplaced, []
+        for delivery in sorted(unplaced, key=lambda delivery: delivery.sent.id):
+            request, among = delivery.sent.request, receivers
+            if keeps:
+                among = [member for member in receivers if self._has_room(member, delivery)]
+                if not among:
+                    if not self._is_kept(delivery):
+                        self._unplaced.append(delivery)
+                    continue
+            index = chosen(self._router, request, [member.known for member in among])
             receiver = delivery.receiver = self._fleet.members[index]
             if delivery.counted_by is not None:
                 delivery.counted_by.live.count(request, -1)
             delivery.counted_by = receiver
             note_sent(request, receiver.live, receiver.known)
-            self._queues[index].append(delivery)
-            chosen_ones.add(index)
-        self._unplaced.clear()
+            if keeps:
+                self._begin(delivery, receiver)  # the next one finds this room taken
+            else:
+                self._queues[index].append(delivery)
+                chosen_ones.add(index)
         return chosen_ones
+
+    def _has_room(self, receiver: Member, delivery: _Delivery) -> bool:
+        return not self._queues[receiver.index] and has_room(receiver, delivery.num_tokens)
+
+    def _is_kept(self, delivery: _Delivery) -> bool:
+        """Let a request go on where its prompt was computed, if it has a seat there."""
+        state, sender = delivery.sent, delivery.sender
+        if not delivery.is_computed:
+            del self._under_way[state.id]  # it is looked at again when it is
+            return True
+        requests = sender.engine.requests
+        if requests.num_seated >= sender.engine.config.most_resident:
+            return False  # it was on its way to an engine that died, and others came
+        del self._under_way[state.id]
+        sender.server.interrupt()
+        arrival = self._fleet.arrivals[state.id]
+        reception.take_back(requests, state, arrival, self._fleet.now_ns)
+        if delivery.counted_by is None:
+            note_sent(state.request, sender.live, sender.known)
+        sender.server.wake()
+        return True
 
     def _give_up(self, delivery: _Delivery) -> None:
         del self._under_way[delivery.sent.id]

@@ -103,7 +103,11 @@ def fleets(draw):
         "scaling": draw(st.sampled_from((None, None, (3_000, 6), (900, 3)))),
         "moves_every_ns": draw(st.sampled_from((None, 400, 3_000))),
         "stages": (draw(st.sampled_from((1, 3))), draw(st.sampled_from((1, 2, 5)))),
-        "local": (draw(st.sampled_from((0, 0, 15))), draw(st.sampled_from((None, None, 20)))),
+        "local": (
+            draw(st.sampled_from((0, 0, 15))),
+            draw(st.sampled_from((None, None, 20))),
+            draw(st.booleans()),
+        ),
         "link": Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
         "num_layers": draw(st.sampled_from((1, 1, 3))),
     }

@@ -49,7 +49,7 @@ FEATURES: dict[str, dict[str, Any]] = {
             "pools": {"p": {"role": "prefill"}, "d": {"role": "decode", "count": 2}},
             "link": {"gb_per_s": 40, "latency_us": 5, "by_layer": True},
             "decode_router": {"name": "least_kv"},
-            "local": {"max_prompt_tokens": 20, "max_queued_tokens": 100},
+            "local": {"max_prompt_tokens": 20, "max_queued_tokens": 100, "when_full": True},
         },
     },
     "autoscaled": {

@@ -38,7 +38,7 @@ LINK = Link(bytes_per_s=1e12, latency_s=50e-9, source="a test")  # a token a nan
 def run(
     workload, roles=("prefill", "decode"), configs=None, policies=None, link=LINK, fast=True,
     max_concurrency=None, decode_router="least_outstanding_requests", devices=None, staleness_ns=0,
-    num_layers=1,
+    num_layers=1, keeps_when_full=False,
 ):  # fmt: skip
     configs = configs or [CONFIG] * len(roles)
     engines = [
@@ -50,7 +50,7 @@ def run(
         )
         for config, policy in zip(configs, policies or ["fcfs"] * len(roles), strict=True)
     ]
-    plan = Disaggregation(roles, routers.make(decode_router))
+    plan = Disaggregation(roles, routers.make(decode_router), keeps_when_full=keeps_when_full)
     joins = Interconnect(link, BYTES_PER_TOKEN, devices or [1] * len(roles), num_layers)
     router = routers.make("jsq")
     log = simulate_cluster(
@@ -149,6 +149,44 @@ def test_kv_waits_for_room_where_the_answer_is_computed():
     assert requests["transfer_start_ns"].tolist() == [1800, requests["finish_ns"][0]]
 
 
+def test_request_that_nobody_has_room_for_goes_on_where_its_prompt_was_computed():
+    # 15 blocks there: a prompt of ten and the next token, not two.
+    small = replace(CONFIG, num_blocks=15, max_model_len=60)
+    log = run(
+        [arrival(0, 0, 40, 3), arrival(1, 0, 40, 3)], configs=[CONFIG, small], keeps_when_full=True
+    )
+    requests = log.requests()
+    assert requests["engine"].tolist() == [1, 0]
+    assert requests["prefill_engine"].tolist() == [0, -1]
+    # It waits for nothing: steps of one token follow the prompts, 1000 + 2 * 40 * 10 ns, at once.
+    assert log.token_times(1).tolist() == [1800, 2810, 3820]
+    # The other's KV takes 50 + 40 ns to come.
+    assert log.token_times(0).tolist() == [1800, 2900, 3910]
+
+
+def test_kept_request_decodes_beside_the_next_prompt():
+    small = replace(CONFIG, num_blocks=11, max_model_len=44)
+    log = run(
+        [arrival(0, 0, 40, 4), arrival(1, 0, 40, 4), arrival(2, 2000, 20, 1)],
+        configs=[CONFIG, small], keeps_when_full=True,
+    )  # fmt: skip
+    # The third prompt is computed with a token of the second answer: 1000 + 20 * 10 + 10 ns.
+    assert log.token_times(1).tolist() == [1800, 2810, 4020, 5030]
+    assert log.requests()["first_token_ns"][2] == 4020
+
+
+@pytest.mark.parametrize("num_layers", [1, 4])
+def test_request_kept_and_preempted_is_recomputed_where_it_is(num_layers):
+    small = replace(CONFIG, num_blocks=12, max_model_len=48)
+    tight = replace(CONFIG, num_blocks=21, max_model_len=60)
+    work = [arrival(0, 0, 28, 20), arrival(1, 0, 28, 20), arrival(2, 0, 28, 20)]
+    log = run(work, configs=[tight, small], keeps_when_full=True, num_layers=num_layers)
+    requests = log.requests()
+    assert requests["engine"].tolist() == [1, 0, 0]
+    assert requests["num_preemptions"].tolist() == [0, 0, 2]
+    assert requests["generated_tokens"].tolist() == [20, 20, 20]
+
+
 def test_request_too_long_for_the_engine_of_answers_is_refused_at_once():
     spec = make_spec(
         {
@@ -199,6 +237,7 @@ def cases(draw):
         "max_concurrency": draw(st.sampled_from((None, None, 1, 4))),
         "staleness_ns": draw(st.sampled_from((0, 0, 2_000))),
         "num_layers": draw(st.sampled_from((1, 1, 4))),
+        "keeps_when_full": draw(st.booleans()),
     }
 
 
