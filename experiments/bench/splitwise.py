@@ -6,6 +6,11 @@ interpolated as it does (`PeerProfile`). Both send requests, and their KV, to en
 kv_round_robin there. (Its kv_token_jsq only ever takes back what it never counted, so that all go
 to one server of each kind.)
 
+It has a rule that is not ours: who was passed over in `max_preemptions` iterations, waiting prompts
+among them, goes first. Its queue is kept in order of how often that was when a request came, so
+that the newest stands before all who were passed over since, and once nobody new comes those are
+served last come, first served. It is switched off (`_NEVER`; 4 by default).
+
 The peer is public (github.com/Mutinifni/splitwise-sim, MIT) and reads its dependencies from the
 environment that runs it; docs/fleets.md says how to get both.
 """
@@ -41,6 +46,7 @@ _MODEL = "llama2-70b"
 _LINK_BYTES_PER_S = 200 * 1024**3
 # It counts full heads: keys and values of 80 layers of 8192, two bytes each.
 _PEER_KV_BYTES, _KV_BYTES = 2 * 80 * 8192 * 2, 2 * 80 * 1024 * 2
+_NEVER = 10**9  # iterations after which it serves who was passed over first
 _METRICS = ("ttft_times", "tbt_times", "response_times")
 
 
@@ -175,6 +181,8 @@ def theirs(spec: dict[str, Any], peer: Path, python: Path) -> dict[str, list[flo
                     f"applications.0.model_architecture={_MODEL}",
                     f"applications.0.model_size={_MODEL}-fp16",
                     "start_state=splitwise", "start_state.split_type=heterogeneous",
+                    f"start_state.prompt.max_preemptions={_NEVER}",
+                    f"start_state.token.max_preemptions={_NEVER}",
                     "performance_model=db", f"trace.filename={file.stem}", "seed=0",
                     f"output_dir={folder}/out",
                 ],
