@@ -17,11 +17,11 @@ class Continuum(Retaining):
     Optimises the completion of sessions whose answers call tools: their next turn finds its context
     and need not queue for memory. Of the times that calls of the same tool have taken, the one is
     chosen that gains the most: the share of calls that are back by then, times the time of
-    computing the context again, less the mean time that memory is held for nothing but waiting,
-    times `memory_price`. Until a tool was called `min_calls` times, memory is kept for
-    `default_ttl_s`. Answers for a user are given up at once. What is given up may still be found in
-    the prefix cache. Needs prefix caching (without it nothing is kept), and the step time of
-    prompts.
+    computing the context again (or of loading it from a tier below, where that is sooner), less the
+    mean time that memory is held for nothing but waiting, times `memory_price`. Until a tool was
+    called `min_calls` times, memory is kept for `default_ttl_s`. Answers for a user are given up at
+    once. What is given up may still be found in the prefix cache. Needs prefix caching (without it
+    nothing is kept), and the step time of prompts.
 
     The objective is ours, after the paper's words: it weighs the cost of recomputing, and the order
     kept, against the memory held. Its estimate of the queueing delay that keeping saves is not
@@ -73,7 +73,7 @@ class Continuum(Retaining):
         past_ns = sorted(self._past_ns.get(state.tool, ()))
         if len(past_ns) < self.min_calls:
             return now_ns + round(self.default_ttl_s * 1e9)
-        return now_ns + self._best_ttl_ns(past_ns, self.recompute_ns(state))
+        return now_ns + self._best_ttl_ns(past_ns, self.restore_ns(state))
 
     def _best_ttl_ns(self, past_ns: list[int], saved_ns: int) -> int:
         """Return the time from the past, or none, that gains the most."""

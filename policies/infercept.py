@@ -17,8 +17,11 @@ class InferCept(Retaining):
     up. Answers for a user are given up at once. What is given up may still be found in the prefix
     cache. Needs prefix caching (without it nothing is kept), and the step time of prompts.
 
-    The paper's third choice, to swap, waits for memory in tiers. It also spreads recomputation and
-    swapping over steps, within a budget; here a prompt is chunked by the budget of a step alone.
+    The paper's third choice, to swap, is there where lower tiers are (``engine.kv_offload``): what
+    is given up is found in them. Loading it back wastes its own memory for as long and nobody
+    else's, since copies run beside the steps, so it is kept no longer than that takes. The paper
+    spreads recomputation over steps by a budget of its own, and swapping by one of the link; here a
+    prompt is chunked by the budget of a step alone, and copies queue on their link.
 
     Needs to know which session a request belongs to. Nobody starves, but a long session holds up
     all that began behind it. See
@@ -29,10 +32,11 @@ class InferCept(Retaining):
     source = "InferCept, Abhyankar et al., ICML 2024 (arXiv:2402.01869), section 4: waste"
 
     def keeps_until(self, state: RequestState, now_ns: int) -> int:
-        """Return when keeping has wasted as much as recomputing would."""
+        """Return when keeping has wasted as much as recomputing or loading would."""
         if state.tool is None:
             return now_ns
         assert self._view is not None
         own = state.num_tokens
         others = sum([other.num_computed_tokens for other in self._view.running])
-        return now_ns + int(self.recompute_ns(state) * (own + others) / own)
+        recomputing_ns = int(self.recompute_ns(state) * (own + others) / own)
+        return now_ns + min(recomputing_ns, self.reload_ns(state))

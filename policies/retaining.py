@@ -1,5 +1,7 @@
 """Sessions first come, first served, with memory kept while tools work."""
 
+from math import ceil
+
 from schedlab.policies.program_fcfs import ProgramFirstComeFirstServed
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -37,6 +39,23 @@ class Retaining(ProgramFirstComeFirstServed):
             shape = BatchShape(0, 0, 0, ((tokens, i * size),), rows_sampled=0)
             total_ns += self._view.estimate_step_ns(shape)
         return total_ns
+
+    def restore_ns(self, state: RequestState) -> int:
+        """Estimate how long a request takes to have its tokens back: computed, or loaded sooner."""
+        return min(self.recompute_ns(state), self.reload_ns(state))
+
+    def reload_ns(self, state: RequestState) -> int:
+        """Estimate how long loading its full blocks takes from the nearest tier below; or FOREVER.
+
+        ``bytes / bandwidth + latency`` on a free link.
+        """
+        assert self._view is not None
+        config = self._view.config
+        if not config.kv_tiers:
+            return FOREVER
+        nearest = config.kv_tiers[0]
+        num_bytes = state.num_tokens // config.block_size * config.kv_block_bytes
+        return ceil(num_bytes * 1e9 / nearest.load_bytes_per_s) + nearest.load_latency_ns
 
     def _kept(self, view: EngineView) -> list[RequestState]:
         """Return whose memory is kept, the last to give way first."""

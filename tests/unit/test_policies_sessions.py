@@ -7,7 +7,7 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.policies.retaining import Retaining
-from schedlab.sim.config import EngineConfig
+from schedlab.sim.config import EngineConfig, KVTier
 from tests import laws, sessions
 
 CONFIG = EngineConfig(
@@ -162,7 +162,23 @@ def test_continuum_keeps_for_the_time_of_the_past_that_gains_most(
     assert policy._best_ttl_ns(past_ns, saved_ns) == kept_ns
 
 
-def test_infercept_keeps_until_recomputing_would_have_wasted_as_much():
+def with_tiers(*tiers):
+    swap_space_blocks = sum(tier.num_blocks for tier in tiers)
+    return replace(CACHED, kv_tiers=tiers, kv_block_bytes=8, swap_space_blocks=swap_space_blocks)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "kept_ns"),
+    [
+        # 25 tokens are recomputed in a step of 100 ns; b has 30 + 4 in memory by then.
+        ((), int(100 * (25 + 34) / 25)),
+        # Six blocks of 8 bytes at a byte a nanosecond are loaded sooner.
+        ((KVTier("cpu", 50, 1e9, 1e9, 7, 9),), 48 + 7),
+        # Or not.
+        ((KVTier("cpu", 50, 1e8, 1e9, 7, 9),), int(100 * (25 + 34) / 25)),
+    ],
+)
+def test_infercept_keeps_until_having_it_back_would_have_wasted_as_much(tiers, kept_ns):
     policy = registry.make("infercept")
     until = {}
     keeps = policy.keeps_until
@@ -176,10 +192,23 @@ def test_infercept_keeps_until_recomputing_would_have_wasted_as_much():
     work += named(sessions.requests("b", 2, 0, [([], 0, 30, 20)]))
     work[0] = replace(work[0], turn=work[0].turn._replace(tool="search"))
     work[1] = replace(work[1], turn=work[1].turn._replace(tool=None))
-    laws.run(policy, work, CACHED, cost=COST)
-    # 25 tokens are recomputed in a step of 100 ns; b has 30 + 4 in memory by then.
-    assert until[0] == int(100 * (25 + 34) / 25)
+    laws.run(policy, work, with_tiers(*tiers), cost=COST)
+    assert until[0] == kept_ns
     assert until[1] == 0
+
+
+@pytest.mark.parametrize(("bytes_per_s", "saved_ns"), [(1e9, 55), (1e7, 100)])
+def test_continuum_weighs_what_loading_takes_where_that_is_sooner(bytes_per_s, saved_ns):
+    policy = registry.make("continuum", min_calls=1)
+    seen = []
+    policy._best_ttl_ns = lambda past_ns, saved: seen.append(saved) or 0
+    policy._past_ns["search"] = [9]
+    work = named(sessions.requests("a", 0, 0, [([], 0, 20, 5), ([0], 9, 28, 2)]))
+    tiers = (KVTier("cpu", 50, bytes_per_s, 1e9, 7, 9),)
+    work[0] = replace(work[0], turn=work[0].turn._replace(tool="search"))
+    work[1] = replace(work[1], turn=work[1].turn._replace(tool=None))
+    laws.run(policy, work, with_tiers(*tiers), cost=COST)
+    assert seen == [saved_ns]
 
 
 def test_kept_memory_gives_way_from_the_last_session_and_before_who_runs():
