@@ -347,7 +347,9 @@ def test_results_page_shows_every_shipped_experiment(page):
         assert by_file[path.name]["source_sha256"] == source_sha256(path), path.name
 
 
-@pytest.mark.parametrize("page", ["policies", "fleets", "claims", "speculation/policies"])
+@pytest.mark.parametrize(
+    "page", ["policies", "fleets", "claims", "speculation/policies", "sessions/policies"]
+)
 def test_every_figure_that_is_not_reproduced_says_why_and_shows_it(page):
     record = json.loads((ROOT / "docs" / "results" / f"{page}.json").read_text())
     for entry in record["experiments"]:
