@@ -45,6 +45,9 @@ class KVTier:
     write : {"through", "back"}
         When blocks come here: as soon as they are in the memory above, or only when they lose
         their place there.
+    is_shared : bool
+        Whether all engines of a fleet have it together, each with a link of its own. One engine by
+        itself has it alone.
 
     Raises
     ------
@@ -59,6 +62,7 @@ class KVTier:
     load_latency_ns: int = 0
     store_latency_ns: int = 0
     write: KVWrite = "through"
+    is_shared: bool = False
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
@@ -280,6 +284,10 @@ class EngineConfig:
         names = [tier.name for tier in self.kv_tiers]
         if len(set(names)) < len(names):
             raise ValueError(f"kv_tiers need different names, got {', '.join(names)}")
+        if any(tier.is_shared for tier in (self.kv_tiers[0], *self.kv_tiers[:-1])):
+            raise ValueError(
+                "of kv_tiers the last one may be shared, below one that each engine has for itself"
+            )
         if self.kv_allocator != "paged":
             raise ValueError(f"kv_tiers need paged memory, not {self.kv_allocator}")
         if not self.enable_prefix_caching and self.preemption_mode != "swap":
@@ -291,6 +299,11 @@ class EngineConfig:
             raise ValueError(
                 "offloading_connector was not held against vLLM with speculation; set "
                 "offloading_connector: false"
+            )
+        if self.kv_tiers[-1].is_shared and self.offloading_connector:
+            raise ValueError(
+                "offloading_connector waits for what is being stored by its own engine, and has no "
+                "shared tier; set offloading_connector: false"
             )
         if self.swap_space_blocks != self.kv_tiers[0].num_blocks:
             raise ValueError(

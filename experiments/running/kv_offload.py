@@ -82,6 +82,7 @@ def _tier(asked: TierSpec, block_bytes: int, profile: str | None) -> KVTier:
     return KVTier(
         asked.name, num_blocks, load.bytes_per_s, store.bytes_per_s,
         round(load.latency_s * 1e9), round(store.latency_s * 1e9), asked.write,
+        asked.shared,
     )  # fmt: skip
 
 

@@ -60,6 +60,7 @@ def check_names(spec: ExperimentSpec, fail: Fail) -> None:
     except SpecError as error:
         fail(("model",), str(error))
     _check_engine(spec, fail)
+    _check_shared_tier(spec, fail)
     _check_cluster(spec, fail)
     _check_frontend(spec, fail)
     _check_workload(spec, fail)
@@ -118,6 +119,17 @@ def _check_speculation(spec: ExperimentSpec, fail: Fail) -> None:
         fail(
             path,
             "the simulation does not know which drafts are accepted; say, e.g., acceptance: 0.7",
+        )
+
+
+def _check_shared_tier(spec: ExperimentSpec, fail: Fail) -> None:
+    asked = spec.engine.kv_offload
+    if asked is None or spec.cluster is not None or spec.engine.data_parallel_size > 1:
+        return
+    if asked.tiers[-1].shared:
+        fail(
+            ("engine", "kv_offload", "tiers", len(asked.tiers) - 1, "shared"),
+            "there is one engine; set cluster, e.g. cluster=4, or leave it out",
         )
 
 

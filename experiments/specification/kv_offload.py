@@ -41,6 +41,11 @@ class TierSpec(Section):
         "`back`, only when they lose their place there.",
     )
 
+    shared: bool = Field(
+        default=False,
+        description="Whether all engines of a cluster have it together; the last of several tiers.",
+    )
+
     @model_validator(mode="after")
     def _says_size_and_link(self) -> TierSpec:
         if self.name == "all":
@@ -63,3 +68,13 @@ class KVOffloadSpec(Section):
         description="Whether a prefix found there is loaded only where that takes less time than "
         "computing it.",
     )
+
+    @model_validator(mode="after")
+    def _shares_the_last_one(self) -> KVOffloadSpec:
+        for place, tier in enumerate(self.tiers):
+            if tier.shared and not 0 < place == len(self.tiers) - 1:
+                raise ValueError(
+                    f"tiers[{place}].shared: only the last tier can be shared, below one that each "
+                    "engine has for itself"
+                )
+        return self

@@ -331,6 +331,8 @@ class Departures(Population):
         for state in self.unanswered:
             self._answer(state, now_ns)
         self.unanswered.clear()
+        if self.tiers is not None:
+            self.tiers.abandon(now_ns)
         for state in self.running.values():
             state.served_ns += now_ns - state._seated_ns
         left = [*self.waiting, *self.intake.requests, *self.running.values(), *self.arrived]

@@ -235,6 +235,8 @@ class Engine:
             self.wait_until_ns = min(plan.until_ns, self.requests.next_event_ns)
             if self.requests.tiers is not None:
                 self.wait_until_ns = min(self.wait_until_ns, self.requests.tiers.wait_for_copy())
+        elif self.requests.tiers is not None and self.requests.tiers.is_seen:
+            self.wait_until_ns = self.requests.next_event_ns
 
     # -- executing -----------------------------------------------------------------------------
 
@@ -253,7 +255,10 @@ class Engine:
             and not plan.chunks
             and self.config.fast_forward
             and self._promise is None
-            and not (requests.tiers is not None and requests.tiers.behind)
+            and not (
+                requests.tiers is not None
+                and requests.tiers.changes_by_itself(requests.num_waiting)
+            )
         ):
             max_steps = self._steps_in_memory(plan.max_steps, first_step_blocks)
             horizon_ns = min(horizon_ns, plan.until_ns)

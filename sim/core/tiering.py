@@ -12,7 +12,7 @@ from schedlab.sim.core.kv_bytes import Copy, KVBytes
 from schedlab.sim.core.plan import FOREVER, Parts
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.kv.ledger import Hit
-from schedlab.sim.kv.tier import Tier
+from schedlab.sim.kv.tier import Link, SharedTier, Tier
 from schedlab.sim.record.copies import Copies
 from schedlab.sim.request import RequestState
 
@@ -23,8 +23,9 @@ class Tiering:
     """What lies in lower tiers, what is copied there and back, and who waits for it.
 
     Every tier has a link of its own to the GPU, and those of its two directions share nothing
-    (`schedlab.sim.kv.tier.Link`). Copies end between steps as far as anybody can see: what is
-    written can be loaded, and what is loaded can be computed on, from the next plan on.
+    (`schedlab.sim.kv.tier.Link`). The last tier may be one that other engines use, too (`share`).
+    Copies end between steps as far as anybody can see: what is written can be loaded, and what is
+    loaded can be computed on, from the next plan on.
 
     A block that the GPU gives up while it is copied away is free at once, but whoever is given it
     waits for the end of the copy: a step, or a load. Blocks that nobody copies are handed out
@@ -85,8 +86,14 @@ class Tiering:
         self._open: dict[int, tuple[int, Callable[[], None]]] = {}
         self._estimate_step_ns = estimate_step_ns
         self._log = log
-        self._tiers = [Tier(tier) for tier in config.kv_tiers]
-        self.writes_back = config.kv_tiers[0].write == "back"
+        tiers = config.kv_tiers
+        self._tiers = [Tier(tier) for tier in tiers]
+        self._loads = [Link(tier.load_bytes_per_s, tier.load_latency_ns) for tier in tiers]
+        self._stores = [Link(tier.store_bytes_per_s, tier.store_latency_ns) for tier in tiers]
+        self._shared: SharedTier | None = None
+        self._writer = 0
+        self._reading: list[Sequence[int]] = []  # names of blocks of the shared tier
+        self.writes_back = tiers[0].write == "back"
         self._finds = config.enable_prefix_caching
         self.now_ns = 0
         self.num_busy = 0
@@ -111,6 +118,37 @@ class Tiering:
         self._used: dict[int, set[int]] = {}
         self._finished: list[RequestState] = []
         self._finished_ns = 0
+
+    # -- with other engines --------------------------------------------------------------------
+
+    def share(self, tier: SharedTier, writer: int) -> None:
+        """Take a tier that others use as well for the last one, before anything happens.
+
+        Parameters
+        ----------
+        tier : SharedTier
+            It.
+        writer : int
+            The number of this engine.
+        """
+        self._tiers[-1] = self._shared = tier
+        self._writer = writer
+
+    def abandon(self, now_ns: int) -> None:
+        """Give up what the engine was copying from and to a tier of others when it died."""
+        if self._shared is not None:
+            for names in self._reading:
+                self._shared.unlock(names)
+            self._shared.lose(self._writer, now_ns)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether others see what is copied, so that it goes on also while nobody is here."""
+        return self._shared is not None
+
+    def changes_by_itself(self, num_waiting: int) -> bool:
+        """Whether what can be found for so many who wait may be other at each step."""
+        return bool(self.behind) or (self._shared is not None and num_waiting > 0)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -158,7 +196,7 @@ class Tiering:
         return self._bytes.wait_for_copy(self.now_ns)
 
     def _issue(
-        self, tier: Tier, copy: Copy, ready_ns: int, whose: int, then: Callable[[], None]
+        self, place: int, copy: Copy, ready_ns: int, whose: int, then: Callable[[], None]
     ) -> int:
         """Copy blocks; return when they are there, which is when something happens then.
 
@@ -171,13 +209,12 @@ class Tiering:
             self._bytes.copy(self._num_issued, copy, self.now_ns)
         start_ns = done_ns = self.now_ns
         if not self._is_timed:
-            link = tier.load if copy.is_load else tier.store
+            link = self._loads[place] if copy.is_load else self._stores[place]
             start_ns, done_ns = link.send(count * self._config.kv_block_bytes, ready_ns)
             heappush(self._under_way, (done_ns, self._num_issued, then))
-        place = self._tiers.index(tier)
         row = self._log.add(
             whose, place, copy.is_load, copy.is_swap, count, self.now_ns, start_ns, done_ns,
-            tier.used_blocks,
+            self._tiers[place].used_blocks,
         )  # fmt: skip
         if self._is_timed:
             self._open[self._num_issued] = row, then
@@ -228,7 +265,7 @@ class Tiering:
                 then = partial(self._written, 0, new, state.id)
                 self._forget(evicted)
                 copy = Copy(False, len(new), new, state)
-                done_ns = self._issue(tier, copy, self.now_ns, state.id, then)
+                done_ns = self._issue(0, copy, self.now_ns, state.id, then)
                 self._storing.setdefault(state.id, []).append((done_ns, new))
                 self._note_stored(state, done_ns, len(new))
             self._demote(0, evicted)
@@ -282,12 +319,19 @@ class Tiering:
     def _put(self, place: int, names: Sequence[int], whose: int) -> tuple[int, int]:
         """Write blocks to a tier; return when they are there and how many were not before."""
         tier = self._tiers[place]
+        if tier is self._shared:
+            self._shared.settle(self.now_ns)
         new, evicted = tier.add(names)
         self._forget(evicted)
         done_ns = 0
         if new:
             then = partial(self._written, place, new, whose)
-            done_ns = self._issue(tier, Copy(False, len(new), new), self.now_ns, whose, then)
+            copy = Copy(False, len(new), new)
+            if tier is not self._shared:
+                done_ns = self._issue(place, copy, self.now_ns, whose, then)
+            else:
+                done_ns = self._issue(place, copy, self.now_ns, whose, _nothing)
+                self._shared.comes(new, done_ns, self._writer)
         self._demote(place, evicted)
         return done_ns, len(new)
 
@@ -318,7 +362,7 @@ class Tiering:
         self._forget(evicted)
         self._demote(0, evicted)
         copy = Copy(False, count, state=state)
-        done_ns = self._issue(tier, copy, self.now_ns, state.id, _nothing)
+        done_ns = self._issue(0, copy, self.now_ns, state.id, _nothing)
         self._swapped_ns[state.id] = done_ns
         self._copied.pop(state.id, None)  # they are among those
         self._make_busy(done_ns, count)
@@ -376,7 +420,11 @@ class Tiering:
         if first >= end or hit.num_own or not self._finds:
             return ()
         always = always or self._config.kv_load == "always"
-        asked = (state.id, first, end, always, self._num_issued, self._changed_ns)
+        version = 0
+        if self._shared is not None:
+            self._shared.settle(self.now_ns)
+            version = self._shared.version
+        asked = (state.id, first, end, always, self._num_issued, self._changed_ns, version)
         if asked != self._asked:
             self._asked, self._found = asked, tuple(self._parts(names, first, end, always))
             self._found_awaited = self._awaited
@@ -421,7 +469,7 @@ class Tiering:
 
     def load_ns(self, place: int, count: int) -> int:
         """Return how long loading blocks of a tier takes, with the wait for its link."""
-        link = self._tiers[place].load
+        link = self._loads[place]
         wait_ns = max(link.free_ns - self._changed_ns, 0)
         return wait_ns + link.copy_ns(count * self._config.kv_block_bytes)
 
@@ -438,6 +486,8 @@ class Tiering:
         """Let nothing evict what is about to be loaded."""
         for place, names in parts:
             self._tiers[place].lock(names, is_use=not self.follows_connector)
+            if self._tiers[place] is self._shared:
+                self._reading.append(names)
 
     def load(self, state: RequestState, parts: Parts, num_free: int) -> None:
         """Copy what was found and kept to blocks of the GPU that the request holds.
@@ -460,7 +510,7 @@ class Tiering:
             self.coming.update(names)
             then = partial(self._has_come, tier, names, coming)
             copy = Copy(True, len(names), names, state, first)
-            self._issue(tier, copy, ready_ns, state.id, then)
+            self._issue(place, copy, ready_ns, state.id, then)
             first += len(names)
             if self.follows_connector:
                 self._used.setdefault(state.id, set()).update(names)
@@ -469,16 +519,17 @@ class Tiering:
 
     def _has_come(self, tier: Tier, names: Sequence[int], coming: _Coming) -> None:
         tier.unlock(names)
+        if tier is self._shared:
+            self._reading.remove(names)
         self.coming.difference_update(names)
         coming.part_is_there()
 
     def swap_in(self, state: RequestState, count: int, num_free: int) -> None:
         """Copy a request's blocks back that were swapped out; see `load`."""
-        tier = self._tiers[0]
         ready_ns = max(self._ready_ns(count, num_free), self._swapped_ns.pop(state.id))
         self._num_returning += count
         back = partial(self._returned, count, _Coming(state, 1, self._loaded))
-        self._issue(tier, Copy(True, count, state=state), ready_ns, state.id, back)
+        self._issue(0, Copy(True, count, state=state), ready_ns, state.id, back)
 
     def _returned(self, count: int, coming: _Coming) -> None:
         self._tiers[0].unpin(count)
@@ -581,4 +632,4 @@ class _Coming:
 
 
 def _nothing() -> None:
-    """Do nothing: swapped blocks are found by their owner alone, who waits for them."""
+    """Do nothing: who swapped blocks are of waits for them, a shared tier knows the time itself."""

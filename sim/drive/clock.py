@@ -19,14 +19,15 @@ PLANS: Final = 5
 """Of the next steps: whoever comes at that very instant has come."""
 
 _PHASE_BITS: Final = 3
-"""An instant and a phase of it are one number in the agenda, the phase in its last bits."""
+_PLACE_BITS: Final = 11
+"""An instant, a phase of it and a place in that are one number in the agenda, in that order."""
 
 
 class Clock:
     """The time, in whole nanoseconds, and what is to happen.
 
-    Everything at one instant happens phase by phase, and in a phase in the order in which it was
-    asked for.
+    Everything at one instant happens phase by phase, in a phase by places, and there in the order in
+    which it was asked for.
 
     Attributes
     ----------
@@ -44,11 +45,11 @@ class Clock:
     def __init__(self) -> None:
         self.now_ns = 0
         self._num_asked = 0
-        # Instant and phase in one number, negative, so that the next one is the last of the list.
+        # When, in one number, negative, so that the next one is the last of the list.
         self._when: list[int] = []
         self._agenda: list[tuple[int, Callable[[int], object]]] = []
 
-    def at(self, delay_ns: int, phase: int, do: Callable[[int], object]) -> int:
+    def at(self, delay_ns: int, phase: int, do: Callable[[int], object], place: int = 0) -> int:
         """Let something happen after some time, in a phase of that instant.
 
         Parameters
@@ -60,6 +61,8 @@ class Clock:
         do : callable
             Called with the number that this returned: who has asked for something else since
             knows by it what does not count any more.
+        place : int
+            Where in the phase, below 2048.
 
         Returns
         -------
@@ -68,7 +71,8 @@ class Clock:
         """
         self._num_asked += 1
         number = self._num_asked
-        when = -((self.now_ns + delay_ns << _PHASE_BITS) + phase)
+        instant = (self.now_ns + delay_ns << _PHASE_BITS) + phase
+        when = -((instant << _PLACE_BITS) + place)
         place = bisect_left(self._when, when)  # before its equals: they were asked for earlier
         self._when.insert(place, when)
         self._agenda.insert(place, (number, do))
@@ -78,6 +82,6 @@ class Clock:
         """Let everything happen, until nothing is left to."""
         when, agenda = self._when, self._agenda
         while agenda:
-            self.now_ns = -when.pop() >> _PHASE_BITS
+            self.now_ns = -when.pop() >> _PHASE_BITS + _PLACE_BITS
             number, do = agenda.pop()
             do(number)

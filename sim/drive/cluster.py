@@ -111,11 +111,16 @@ def simulate_cluster(
     Engines on their own do not know when the next request comes to them. Each begins the steps
     that its plan holds for, and those not yet started are cut off when a request is routed to it
     (`Engine.cut`); the result is that of stepping one by one. A router that does not look at
-    engines has chosen before anything runs: then each engine is run by itself, with its share.
+    engines has chosen before anything runs: then each engine is run by itself, with its share,
+    unless they have a tier of KV together.
     """
     has_sessions, arrivals = peeked(arrivals)
     is_closed = max_concurrency is not None or has_sessions
-    if not (router.looks_at_engines or is_closed or lockstep or disaggregation or changes):
+    tiers = engines[0].config.kv_tiers
+    shares = bool(tiers) and tiers[-1].is_shared
+    if not (
+        router.looks_at_engines or is_closed or lockstep or disaggregation or changes or shares
+    ):
         return _one_by_one(engines, router, arrivals)
     if lockstep is not None and (disaggregation is not None or changes is not None):
         raise ValueError("engines in lockstep do not hand requests over, and do not change")

@@ -21,6 +21,7 @@ from schedlab.sim.drive.retries import Retries
 from schedlab.sim.drive.router import Router, chosen
 from schedlab.sim.drive.server import Server
 from schedlab.sim.drive.sessions import open_source
+from schedlab.sim.kv.tier import SharedTier
 from schedlab.sim.record.spool import SpoolFile
 from schedlab.sim.request import RequestState
 
@@ -138,6 +139,8 @@ class Fleet:
         self._supply = supply
         self._spool_file = SpoolFile()
         self._settles = settles
+        tiers = engines[0].config.kv_tiers
+        self._shared = SharedTier(tiers[-1]) if tiers and tiers[-1].is_shared else None
         self._takers: list[Member] = []
         self._known_takers: Sequence[EngineState] = ()
         self._changed: set[int] = set()
@@ -273,7 +276,12 @@ class Fleet:
         self, member: Member, engine: Engine, live: LiveState, joint: Lockstep | None = None
     ) -> None:
         settles = partial(self.settle_soon, member) if self._settles else None
-        server = joint or Server(self.clock, engine, live, settles, self._is_closed)
+        place = None
+        if self._shared is not None:
+            assert engine.requests.tiers is not None
+            engine.requests.tiers.share(self._shared, member.index)
+            place = member.index
+        server = joint or Server(self.clock, engine, live, settles, self._is_closed, place)
         member.start(engine, live, server)
         if self._staleness_ns:
             member.known = ReportedState(member.live)

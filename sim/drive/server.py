@@ -27,6 +27,9 @@ class Server:
         follows from the end of a step happens before the next one is planned.
     is_closed : bool
         Whether clients send because of answers.
+    place : int, optional
+        Of the engine among all, if what one does is seen by others at that very instant: then all
+        steps end before any is planned, and both by place.
 
     Attributes
     ----------
@@ -41,13 +44,15 @@ class Server:
         live: LiveState,
         settles: Callable[[], None] | None = None,
         is_closed: bool = False,
+        place: int | None = None,
     ) -> None:
         self._clock = clock
         self._engine = engine
         self._live = live
         self._settles = settles
         self.on_begun: Callable[[Segment], None] | None = None
-        self._plans_at_once = not is_closed and settles is None
+        self._plans_at_once = not is_closed and settles is None and place is None
+        self._place = place or 0
         self._next = 0  # the only one that still counts
         self._ends = self._end  # bound once, not for each step
 
@@ -65,7 +70,7 @@ class Server:
             now_ns, end_ns = self._clock.now_ns, segment.end_ns
             cut_ns = self._engine.cut(now_ns)
             if cut_ns < end_ns:
-                self._next = self._clock.at(cut_ns - now_ns, ENDS, self._ends)
+                self._next = self._clock.at(cut_ns - now_ns, ENDS, self._ends, self._place)
 
     def stop(self) -> None:
         """Do nothing any more: the engine is dead, or gone."""
@@ -79,7 +84,7 @@ class Server:
 
     def _plan_soon(self) -> None:
         """Plan when everything else has happened at this instant."""
-        self._next = self._clock.at(0, PLANS, self._plan)
+        self._next = self._clock.at(0, PLANS, self._plan, self._place)
 
     def _plan(self, number: int) -> None:
         if number == self._next:
@@ -90,14 +95,15 @@ class Server:
         segment = engine.begin(now_ns)
         self._live.has_changed(segment)
         if segment is not None:
-            self._next = self._clock.at(segment.end_ns - now_ns, ENDS, self._ends)
+            self._next = self._clock.at(segment.end_ns - now_ns, ENDS, self._ends, self._place)
             if self.on_begun is not None:
                 self.on_begun(segment)
             return
         if self._settles is not None:
             self._settles()
         if engine.wait_until_ns < FOREVER:
-            self._next = self._clock.at(engine.wait_until_ns - now_ns, PLANS, self._plan)
+            wait_ns = engine.wait_until_ns - now_ns
+            self._next = self._clock.at(wait_ns, PLANS, self._plan, self._place)
         else:
             self._next = 0
 

@@ -1,9 +1,10 @@
-"""One tier of memory below the GPU's: which KV blocks it holds, and the link to it."""
+"""One tier of memory below the GPU's: which KV blocks it holds, and a link to it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from math import ceil
 
 from schedlab.sim.config import KVTier, KVWrite
@@ -57,7 +58,7 @@ class Tier:
     Parameters
     ----------
     limits : KVTier
-        Size and links.
+        Its size.
 
     Attributes
     ----------
@@ -65,8 +66,6 @@ class Tier:
         How results call it.
     write : {"through", "back"}
         When blocks come here.
-    load, store : Link
-        Towards the GPU, and away from it.
     num_pinned : int
         Blocks of requests that were swapped out.
     """
@@ -74,8 +73,6 @@ class Tier:
     def __init__(self, limits: KVTier) -> None:
         self.name = limits.name
         self.write: KVWrite = limits.write
-        self.load = Link(limits.load_bytes_per_s, limits.load_latency_ns)
-        self.store = Link(limits.store_bytes_per_s, limits.store_latency_ns)
         self.num_pinned = 0
         self._num_blocks = limits.num_blocks
         self._num_locked = 0
@@ -199,3 +196,65 @@ class Tier:
             for name in evicted:
                 del self._locks[name]
         return evicted
+
+
+class SharedTier(Tier):
+    """A tier that several engines write to and read from.
+
+    What is written can be loaded by all from the moment on when it is there, whatever the engine
+    that wrote it does then.
+
+    Parameters
+    ----------
+    limits : KVTier
+        Its size.
+
+    Attributes
+    ----------
+    version : int
+        Another number whenever other blocks can be found.
+    """
+
+    def __init__(self, limits: KVTier) -> None:
+        super().__init__(limits)
+        self.version = 0
+        self._num_writes = 0
+        self._coming: list[tuple[int, int, int, Sequence[int]]] = []  # when, and by whom
+
+    def add(self, names: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Add the contents of blocks; see `Tier.add`."""
+        added = super().add(names)
+        self.version += len(added[1])
+        return added
+
+    def comes(self, names: Sequence[int], done_ns: int, writer: int) -> None:
+        """Let blocks be found, that were added, from a time on; unless the writer is lost before.
+
+        Parameters
+        ----------
+        names : sequence of int
+            They.
+        done_ns : int
+            When.
+        writer : int
+            Number of the engine that writes them.
+        """
+        self._num_writes += 1
+        heappush(self._coming, (done_ns, self._num_writes, writer, names))
+
+    def settle(self, now_ns: int) -> None:
+        """Let what is there by now be found."""
+        while self._coming and self._coming[0][0] <= now_ns:
+            self.written(heappop(self._coming)[3])
+            self.version += 1
+
+    def lose(self, writer: int, now_ns: int) -> None:
+        """Forget what an engine was still writing when it died."""
+        self.settle(now_ns)
+        for _, _, by, names in self._coming:
+            if by == writer:
+                for name in names:
+                    del self._locks[name]
+                self._num_locked -= len(names)
+        self._coming = [write for write in self._coming if write[2] != writer]
+        heapify(self._coming)

@@ -323,7 +323,7 @@ def test_connector_stores_no_block_that_a_prompt_has_filled_in_part():
 
 def test_wait_for_a_link_counts_from_when_anything_last_changed():
     tiering = Tiering(config(), lambda shape, k: 1000, Copies())
-    tiering._tiers[0].load.free_ns = 900
+    tiering._loads[0].free_ns = 900
     tiering._changed_ns, tiering.now_ns = 300, 700
     assert tiering.load_ns(0, 2) == (900 - 300) + 200
 
