@@ -72,7 +72,8 @@ def resolve_fleet(spec: ExperimentSpec, cost_model: CostModel | None = None) -> 
         )
     if spec.cluster is not None and (spec.cluster.is_disaggregated or spec.cluster.migration):
         kinds = _limited_alike(kinds)
-    if len({(k.point.config.kv_tiers, k.point.config.kv_load) for k in kinds}) > 1:
+    looking_up = [kind.point.config for kind in kinds if kind.role != "decode"]
+    if len({(config.kv_tiers, config.kv_load) for config in looking_up}) > 1:
         raise SpecError("cluster.pools: engine.kv_offload must come to the same tiers in all pools")
     sizes = {k.point.config.block_size for k in kinds if k.point.config.enable_prefix_caching}
     if len(sizes) > 1:

@@ -93,19 +93,36 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
                     f"{dotted((*path, 'engine', switch))}: must be {str(value).lower()} in a pool "
                     + ("whose requests move" if moves else f"of role {pool.role}")
                 )
-    if engine.kv_offload is not None and (pool.role != "mixed" or moves):
+    if engine.kv_offload is not None:
         where = path if "kv_offload" in pool.engine else ()
-        raise SpecError(
-            f"{dotted((*where, 'engine', 'kv_offload'))}: not simulated where KV goes from engine "
-            "to engine"
-        )
+        if moves:
+            raise SpecError(
+                f"{dotted((*where, 'engine', 'kv_offload'))}: not simulated where requests move "
+                "while they decode"
+            )
+        if pool.role == "decode" and where:
+            raise SpecError(
+                f"{dotted((*where, 'engine', 'kv_offload'))}: engines that go on with prompts of "
+                "others look nothing up, and have no tiers; leave it out"
+            )
+        if pool.role == "decode" and engine.preemption_mode == "swap":
+            raise SpecError(
+                f"{dotted((*path, 'engine', 'preemption_mode'))}: engines of role decode have no "
+                "tier to swap to; set recompute in this pool"
+            )
+        if pool.role == "prefill" and engine.offloading_connector:
+            raise SpecError(
+                f"{dotted((*path, 'engine', 'offloading_connector'))}: not simulated where KV goes "
+                "from engine to engine; must be false"
+            )
     if moves and pool.role == "mixed" and engine.enable_prefix_caching:
         raise SpecError(
             f"{dotted((*path, 'engine', 'enable_prefix_caching'))}: must be false in a pool whose "
             "requests move: the blocks of one that comes from elsewhere have no names"
         )
     if pool.role == "decode":  # its prompts come from elsewhere
-        engine = engine.model_copy(update={"enable_prefix_caching": False})
+        nothing_below = {"kv_offload": None, "offloading_connector": False}
+        engine = engine.model_copy(update={"enable_prefix_caching": False, **nothing_below})
     if pool.policy is not None and pool.policy.predictor is not None:
         raise SpecError(
             f"{dotted((*path, 'policy', 'predictor'))}: a request is predicted once, for all "

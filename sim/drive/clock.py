@@ -26,8 +26,8 @@ _PLACE_BITS: Final = 11
 class Clock:
     """The time, in whole nanoseconds, and what is to happen.
 
-    Everything at one instant happens phase by phase, in a phase by places, and there in the order in
-    which it was asked for.
+    Everything at one instant happens phase by phase, in a phase by places, and there in the order
+    in which it was asked for.
 
     Attributes
     ----------

@@ -278,9 +278,9 @@ class Fleet:
         settles = partial(self.settle_soon, member) if self._settles else None
         place = None
         if self._shared is not None:
-            assert engine.requests.tiers is not None
-            engine.requests.tiers.share(self._shared, member.index)
             place = member.index
+            if engine.requests.tiers is not None:  # who goes on with prompts of others has none
+                engine.requests.tiers.share(self._shared, place)
         server = joint or Server(self.clock, engine, live, settles, self._is_closed, place)
         member.start(engine, live, server)
         if self._staleness_ns:

@@ -79,7 +79,7 @@ class FleetCombination:
             keeps = self.roles[pool] == "prefill" or (
                 self.roles[pool] == "mixed" and self.moves_every_ns is None
             )
-            limits = config if keeps else replace(config, enable_prefix_caching=False)
+            limits = config if keeps else looking_nothing_up(config)
             runs = executor(limits, self.rates, Pricing(laws.LinearCost(1000, 10, 1)))
             length = DRAFT_LENGTHS[self.draft_length]() if self.rates else None
             return Engine(limits, make(self.policy), runs, check_conservation, length)
@@ -108,6 +108,19 @@ class FleetCombination:
         )
 
 
+def looking_nothing_up(config):
+    """Return the limits of engines whose prompts come from elsewhere."""
+    if not config.kv_tiers:
+        return replace(config, enable_prefix_caching=False)
+    return replace(
+        config,
+        enable_prefix_caching=False,
+        kv_tiers=(),
+        preemption_mode="recompute",
+        load_takes_seat=True,
+    )
+
+
 @st.composite
 def fleet_combinations(draw):
     """Draw a fleet and all that happens to it."""
@@ -117,7 +130,9 @@ def fleet_combinations(draw):
     rates = draw(st.sampled_from(RATES)) if set(roles) == {"mixed"} else ()
     moves_every_ns = None if rates else draw(st.sampled_from((None, 400, 3_000)))
     hands_over = "decode" in roles or moves_every_ns is not None
-    config = draw(limits(bool(rates), may_have_tiers=not hands_over))
+    config = draw(limits(bool(rates), may_have_tiers=moves_every_ns is None))
+    if hands_over and config.offloading_connector:
+        config = replace(config, offloading_connector=False, load_takes_seat=True)
     if isinstance(make(policy), Static):
         config = without_caching(config)
     if hands_over:  # what the specification asks for

@@ -13,7 +13,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.pools import engine_pools
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
-from schedlab.sim.config import EngineConfig
+from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
@@ -276,6 +276,12 @@ def test_disaggregated_fleet_gives_the_same_bytes_step_by_step(case):
         assert laws.signature(mine) == laws.signature(its)
 
 
+TIERED = {
+    "enable_prefix_caching": True,
+    "kv_offload": {"tiers": [{"name": "cpu", "gib": 4, "link": "pcie-4"}]},
+}
+
+
 def cluster(**pools):
     return make_spec(
         {
@@ -309,11 +315,50 @@ def test_experiment_tells_of_transfers():
             {"p": {"role": "prefill", "engine": {"async_scheduling": True}}},
             "cluster.pools.p.engine.async_scheduling: must be false in a pool of role prefill",
         ),
+        (
+            {"d": {"role": "decode", "engine": TIERED}},
+            "cluster.pools.d.engine.kv_offload: engines that go on with prompts of others look",
+        ),
+        (
+            {"p": {"role": "prefill", "engine": TIERED | {"offloading_connector": True}}},
+            "cluster.pools.p.engine.offloading_connector: .* must be false",
+        ),
     ],
 )
 def test_roles_that_cannot_serve_are_told(pools, message):
     with pytest.raises(SpecError, match=message):
         cluster(**pools)
+
+
+def test_engine_of_answers_without_tiers_cannot_swap_to_one():
+    data = cluster().to_data()
+    data["engine"] = TIERED | {"preemption_mode": "swap"}
+    with pytest.raises(SpecError, match=r"pools\.d\.engine\.preemption_mode: .*recompute"):
+        make_spec(data)
+
+
+def test_prompt_found_below_the_engine_of_prompts_is_loaded_there_and_sent_whole():
+    # A block takes 50 ns to load, and 1000 and more to compute; two of ten are still on the GPU.
+    below = KVTier("cpu", 100, 1e9, 1e9)
+    tiered = replace(
+        CONFIG, num_blocks=25, enable_prefix_caching=True, kv_tiers=(below,), kv_block_bytes=50,
+        swap_space_blocks=100,
+    )  # fmt: skip
+    names = {"prefix_hash_ids": tuple(range(10))}
+    work = [
+        arrival(0, 0, 41, 2, **names),
+        arrival(1, 10_000, 90, 2, prefix_hash_ids=tuple(range(100, 122))),
+        arrival(2, 20_000, 41, 2, **names),
+    ]
+    log = run(work, configs=[tiered, CONFIG])
+    requests = log.requests()
+    loads = log.of_engines[0].copies.columns()
+    (row,) = [i for i, is_load in enumerate(loads["is_load"]) if is_load]
+    assert (loads["id"][row], loads["num_blocks"][row], loads["done_ns"][row]) == (2, 8, 20_400)
+    assert requests["prefix_hit_tokens"].tolist() == [0, 0, 40]
+    assert requests["first_token_ns"][2] == 20_400 + 1010
+    assert requests["transferred_bytes"].tolist() == [41_000, 90_000, 41_000]
+    assert requests["engine"].tolist() == [1, 1, 1]
 
 
 def test_kv_of_another_format_is_refused():
