@@ -40,16 +40,11 @@ def offload_limits(spec: ExperimentSpec, block_bytes: int) -> dict[str, Any]:
     Raises
     ------
     SpecError
-        If a tier holds no block, or engines cannot have tiers here.
+        If a tier holds no block.
     """
     asked = spec.engine.kv_offload
     if asked is None:
         return {}
-    if spec.engine.data_parallel_size > 1 and spec.engine.data_parallel_lockstep:
-        raise SpecError(
-            "engine.kv_offload: not simulated with engines that run every step together; set "
-            "engine.data_parallel_lockstep: false"
-        )
     try:
         tiers = tuple(_tier(tier, block_bytes, spec.cost_model.profile) for tier in asked.tiers)
     except ValueError as error:

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from schedlab import core
@@ -18,6 +19,7 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.lifecycle import Lifecycle
 from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import simulate_cluster
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.kv.ledger import NO_HIT
@@ -444,7 +446,6 @@ def test_wrong_tiers_are_refused_by_name(keys, message):
             {},
             "kv_tiers need paged memory",
         ),
-        ({"data_parallel_size": 2}, {}, r"engine\.kv_offload: not simulated with engines that run"),
         ({}, {"backend": "real", "real": {"clock": "reference"}}, r"real\.clock: reference"),
         (
             {
@@ -684,3 +685,26 @@ def test_load_takes_no_blocks_that_a_prompt_under_way_still_needs():
 def test_tier_with_a_negative_latency_is_refused(way):
     with pytest.raises(ValueError, match="tier cpu: latencies must be >= 0"):
         tier(**{f"{way}_latency_ns": -1})
+
+
+def test_step_in_lockstep_waits_for_the_slowest_copy_of_all():
+    # Engine 0 takes blocks that have to leave first; engine 1 only decodes, one token a step.
+    limits = config(tier(write="back"))
+    work = [*evicting_work(), arrival(9, 199_500, 5, 4)]
+    engines = [
+        Engine(limits, ContinuousBatching(), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
+        for _ in range(2)
+    ]
+    place = iter([0, 0, 1, 0, 0])
+    router = SimpleNamespace(
+        looks_at_engines=True, looks_at_caches=False, route=lambda request, engines: next(place)
+    )
+    log = simulate_cluster(
+        engines, router, sorted(work, key=lambda a: a.ready_ns),
+        lockstep=lambda segments: max(one.steps.durations_ns[0] for one in segments),
+    )  # fmt: skip
+    waits = log.of_engines[0].copies.wait_columns()
+    late = waits["wait_ns"][waits["start_ns"] < 300_000]
+    assert len(late) == 2
+    # The prompt of 384 tokens takes 1000 + 3840 ns, a step of one token 1010, and each its wait.
+    assert np.diff(log.token_times(9)).tolist() == [4840 + late[0], 1010 + late[1], 1010]
