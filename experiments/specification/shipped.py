@@ -27,7 +27,7 @@ def shipped_experiments() -> dict[str, Path]:
     folder = shipped_folder("experiments")
     papers = [
         f"papers/{room}/*.yaml"
-        for room in ("policies", "fleets", "claims", "speculation", "pipelines")
+        for room in ("policies", "fleets", "claims", "speculation", "sessions", "pipelines")
     ]
     patterns = ("*.yaml", *papers)
     return {path.stem: path for pattern in patterns for path in sorted(folder.glob(pattern))}

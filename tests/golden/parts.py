@@ -34,8 +34,8 @@ from schedlab.sim.drive.links import Interconnect, Links
 from schedlab.sim.drive.pool_state import Answer, PoolState
 from schedlab.sim.drive.retries import Retries
 from schedlab.sim.hardware.link import Link
+from schedlab.sim.kv import tier as below
 from schedlab.sim.kv.ledger import Hit
-from schedlab.sim.kv.tier import Tier
 from schedlab.sim.record.copies import Copies
 from schedlab.sim.request import Request, RequestState, Slo
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
@@ -203,7 +203,9 @@ def tiers(_: str) -> dict[str, Any]:
     found = {}
     for number in range(8):
         draw = Draw(f"tiers {number}")
-        one = Tier(KVTier("cpu", draw.choice((3, 9)), 3e9, 1e9, draw.choice((0, 70)), 5))
+        limits = KVTier("cpu", draw.choice((3, 9)), 3e9, 1e9, draw.choice((0, 70)), 5)
+        one = below.Tier(limits)
+        load, store = below.Link(3e9, limits.load_latency_ns), below.Link(1e9, 5)
         writing: list[list[int]] = []
         reading: list[list[int]] = []
         told: list[Any] = []
@@ -227,7 +229,7 @@ def tiers(_: str) -> dict[str, Any]:
             elif one.num_pinned:
                 one.unpin(2)
             told.append([one.used_blocks, one.room_for_pins, [one.has(n) for n in range(17)]])
-            told.append(draw.choice((one.load, one.store)).send(draw.randrange(400), now_ns))
+            told.append(draw.choice((load, store)).send(draw.randrange(400), now_ns))
             one.check()
         found[str(number)] = combined.text_digest(told)
     return found

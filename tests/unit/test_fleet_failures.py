@@ -294,7 +294,7 @@ def test_engine_that_dies_gives_up_everyone_wherever_they_are_in_order_of_arriva
         decodes=SimpleNamespace(members={6: states[6]}), unanswered=[states[8]],
         running={6: states[6], 1: states[1]}, waiting=[states[4], states[0]],
         intake=SimpleNamespace(requests=[states[5]]), arrived=[states[2]],
-        loading={7: states[7], 3: states[3]}, holding={}, overrun={},
+        loading={7: states[7], 3: states[3]}, holding={}, overrun={}, tiers=None,
         _leave_decodes=left_decodes.append,
         _answer=lambda one, now_ns: answered.append((one.id, now_ns)),
     )  # fmt: skip
