@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
@@ -37,7 +36,8 @@ class Clock:
     Notes
     -----
     The agenda is a sorted list, as there are not many more entries than engines: a place in it is
-    found by comparing a few numbers, which a heap of tuples takes several times as long for.
+    found by comparing a few numbers, which a heap of tuples takes several times as long for. They
+    are compared here, as a call of `bisect` takes compiled code longer than that.
     """
 
     __slots__ = ("_agenda", "_num_asked", "_when", "now_ns")
@@ -73,9 +73,16 @@ class Clock:
         number = self._num_asked
         instant = (self.now_ns + delay_ns << _PHASE_BITS) + phase
         when = -((instant << _PLACE_BITS) + place)
-        place = bisect_left(self._when, when)  # before its equals: they were asked for earlier
-        self._when.insert(place, when)
-        self._agenda.insert(place, (number, do))
+        agenda_when = self._when
+        first, end = 0, len(agenda_when)
+        while first < end:  # before its equals: they were asked for earlier
+            middle = (first + end) >> 1
+            if agenda_when[middle] < when:
+                first = middle + 1
+            else:
+                end = middle
+        agenda_when.insert(first, when)
+        self._agenda.insert(first, (number, do))
         return number
 
     def run(self) -> None:
