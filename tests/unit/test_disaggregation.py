@@ -164,6 +164,20 @@ def test_request_that_nobody_has_room_for_goes_on_where_its_prompt_was_computed(
     assert log.token_times(0).tolist() == [1800, 2900, 3910]
 
 
+def test_kept_request_has_had_the_service_of_both_its_seats(monkeypatch):
+    served = {}
+
+    class Watching(registry.policy_class("fcfs")):
+        def on_finish(self, state, now_ns):
+            served.setdefault(state.id, []).append(state.served_ns)
+
+    monkeypatch.setattr(registry, "make", lambda name: Watching())
+    small = replace(CONFIG, num_blocks=15, max_model_len=60)
+    work = [arrival(0, 0, 40, 3), arrival(1, 0, 40, 3)]
+    run(work, configs=[CONFIG, small], keeps_when_full=True)
+    assert served[1] == [1800, 3820], "as it goes on, and at its end"
+
+
 def test_kept_request_decodes_beside_the_next_prompt():
     small = replace(CONFIG, num_blocks=11, max_model_len=44)
     log = run(

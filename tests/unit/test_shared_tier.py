@@ -1,9 +1,11 @@
 """A tier of KV that the engines of a fleet have together."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from schedlab import core
 from schedlab.experiments.running.run import run as run_experiment
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
@@ -12,10 +14,13 @@ from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.clock import COMES, Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.failures import Failures, Outage
 from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.server import Server
 from schedlab.sim.errors import SpecError
 from schedlab.sim.kv.tier import SharedTier
 from tests.laws import LinearCost, arrival
@@ -132,6 +137,35 @@ def test_tier_that_is_shared_forgets_the_writes_of_one_engine_and_no_others():
     tier.check()
     assert tier.add([4, 5, 6, 7]) == ([4, 5, 6, 7], [3])
     assert tier.version != versions[1]
+
+
+@pytest.mark.skipif(core.running() != "python", reason="compiled code refuses stand-ins")
+@pytest.mark.parametrize(
+    ("places", "order"),
+    [
+        ((0, 1), ["end 0", "end 1", "plan 0", "plan 1"]),
+        ((None, None), ["end 1", "plan 1", "end 0", "plan 0"]),  # as they were asked for
+    ],
+)
+def test_engines_with_places_end_their_steps_by_place_before_any_plans(places, order):
+    clock, did = Clock(), []
+
+    def server(number, place):
+        segment = SimpleNamespace(end_ns=10)
+        segments = iter([segment, None])
+        engine = SimpleNamespace(
+            begin=lambda now_ns: (did.append(f"plan {number}"), next(segments))[1],
+            commit=lambda: did.append(f"end {number}"),
+            wait_until_ns=FOREVER,
+        )
+        live = SimpleNamespace(segment=None, has_changed=lambda segment: None)
+        return Server(clock, engine, live, place=place)
+
+    servers = [server(number, place) for number, place in enumerate(places)]
+    for one in reversed(servers):
+        clock.at(0, COMES, lambda _, one=one: one._plan_now())
+    clock.run()
+    assert did == ["plan 1", "plan 0", *order]
 
 
 @pytest.mark.parametrize(
