@@ -21,6 +21,9 @@ _PHASE_BITS: Final = 3
 _PLACE_BITS: Final = 11
 """An instant, a phase of it and a place in that are one number in the agenda, in that order."""
 
+NUM_PLACES: Final = 1 << _PLACE_BITS
+"""Of a phase."""
+
 
 class Clock:
     """The time, in whole nanoseconds, and what is to happen.
@@ -62,7 +65,7 @@ class Clock:
             Called with the number that this returned: who has asked for something else since
             knows by it what does not count any more.
         place : int
-            Where in the phase, below 2048.
+            Where in the phase, below `NUM_PLACES`.
 
         Returns
         -------

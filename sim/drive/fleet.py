@@ -10,7 +10,7 @@ import simpy
 
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.session_table import SessionTable
-from schedlab.sim.drive.clock import COMES, FOLLOWS, REPORTS, Clock
+from schedlab.sim.drive.clock import COMES, FOLLOWS, NUM_PLACES, REPORTS, Clock
 from schedlab.sim.drive.collector import collector_off
 from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState, note_sent
 from schedlab.sim.drive.lockstep import JointStep, Lockstep
@@ -278,9 +278,9 @@ class Fleet:
         settles = partial(self.settle_soon, member) if self._settles else None
         place = None
         if self._shared is not None:
-            place = member.index
+            place = member.index % NUM_PLACES
             if engine.requests.tiers is not None:  # who goes on with prompts of others has none
-                engine.requests.tiers.share(self._shared, place)
+                engine.requests.tiers.share(self._shared, member.index)
         server = joint or Server(self.clock, engine, live, settles, self._is_closed, place)
         member.start(engine, live, server)
         if self._staleness_ns:

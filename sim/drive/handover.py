@@ -267,7 +267,7 @@ class Handover:
             if keeps:
                 among = [member for member in receivers if self._has_room(member, delivery)]
                 if not among:
-                    if not self._is_kept(delivery):
+                    if not self._keep(delivery):
                         self._unplaced.append(delivery)
                     continue
             index = chosen(self._router, request, [member.known for member in among])
@@ -286,8 +286,8 @@ class Handover:
     def _has_room(self, receiver: Member, delivery: _Delivery) -> bool:
         return not self._queues[receiver.index] and has_room(receiver, delivery.num_tokens)
 
-    def _is_kept(self, delivery: _Delivery) -> bool:
-        """Let a request go on where its prompt was computed, if it has a seat there."""
+    def _keep(self, delivery: _Delivery) -> bool:
+        """Let a request go on where its prompt was computed; return whether it has a seat there."""
         state, sender = delivery.sent, delivery.sender
         if not delivery.is_computed:
             del self._under_way[state.id]  # it is looked at again when it is
