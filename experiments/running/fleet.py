@@ -108,6 +108,7 @@ def disaggregation(spec: ExperimentSpec, kinds: Sequence[Kind]) -> Disaggregatio
         return None
     parts = [kind.point for kind in kinds if kind.role != "mixed"]
     _one_kv_format(parts)
+    _one_drafter(parts)
     chosen, local = cluster.decode_router, cluster.local
     return Disaggregation(
         roles=[kind.role for kind in kinds for _ in range(kind.num_engines)],
@@ -127,13 +128,27 @@ def _one_kv_format(points: Sequence[Resolved]) -> None:
         )
 
 
+def _one_drafter(points: Sequence[Resolved]) -> None:
+    """Require that a drafter with a cache of its own finds the KV of prompts in it."""
+    drafters = {point.speculation.cached_drafter if point.speculation else None for point in points}
+    if len(drafters) > 1:
+        raise SpecError(
+            "cluster.pools: where KV goes from engine to engine that of the drafter goes with it: "
+            "engine.speculation must have one drafter in all pools, got "
+            f"{' and '.join(sorted(drafter or 'none' for drafter in drafters))}; set it for the "
+            "experiment, or draft by method: ngram"
+        )
+
+
 def interconnect(cluster: Cluster, kinds: Sequence[Kind]) -> Interconnect:
-    """Return what joins the engines of one point."""
+    """Return what joins the engines of one point: what goes over it is KV, and a drafter's."""
     own = cluster.link
-    where = kinds[0].point.deployment
+    sender = next((kind.point for kind in kinds if kind.role != "mixed"), kinds[0].point)
+    where, drafts = sender.deployment, sender.speculation
+    drafted_bytes = 0 if drafts is None else drafts.drafter.whole_kv_bytes_per_token
     return Interconnect(
         link=own.link(),
-        kv_bytes_per_token=where.model.kv_bytes_per_token(where.kv_dtype, 1),
+        kv_bytes_per_token=where.model.kv_bytes_per_token(where.kv_dtype, 1) + drafted_bytes,
         num_devices=[kind.point.deployment.tensor_parallel_size for kind in kinds],
         num_layers=where.model.num_layers if own.by_layer else 1,
     )
@@ -184,7 +199,9 @@ def migration(cluster: Cluster, kinds: Sequence[Kind]) -> MigrationPlan | None:
     chosen = cluster.migration
     if chosen is None:
         return None
-    _one_kv_format([kind.point for kind in kinds])
+    points = [kind.point for kind in kinds]
+    _one_kv_format(points)
+    _one_drafter(points)
     return MigrationPlan(
         migrators.make(chosen.name, **chosen.knobs),
         round(chosen.every_ms * 1e6),

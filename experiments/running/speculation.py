@@ -53,6 +53,17 @@ class Speculation:
         """KV slots beyond the verified tokens, as vLLM gives them to drafters with a cache."""
         return 0 if self.spec.method == "ngram" else self.spec.num_speculative_tokens
 
+    @property
+    def cached_drafter(self) -> str | None:
+        """Who drafts with KV of its own, told from others by what that is; None if nobody."""
+        asked = self.spec
+        if asked.method == "ngram":
+            return None
+        name = (
+            asked.model if asked.method == "draft_model" else f"of {asked.num_layers or 1} layers"
+        )
+        return f"{asked.method} {name}"
+
     def num_blocks(self, memory: MemoryBudget) -> int:
         """Count the KV blocks that fit beside the drafter.
 

@@ -73,19 +73,7 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
     cluster = spec.cluster
     if cluster is None or not cluster.pools:
         path = ()  # equal engines have the keys of the experiment
-    if engine.speculation is not None and path:
-        where = path if "speculation" in pool.engine else ()
-        raise SpecError(
-            f"{dotted((*where, 'engine', 'speculation'))}: not simulated with cluster.pools; give "
-            "cluster.count equal engines"
-        )
     moves = cluster is not None and cluster.migration is not None
-    changes = cluster is not None and (moves or cluster.failures or cluster.autoscaler)
-    if engine.speculation is not None and (changes or pool.autoscaler):
-        raise SpecError(
-            f"{dotted((*path, 'engine', 'speculation'))}: not where engines of a cluster fail, "
-            "come and go, or requests move: who goes on elsewhere has no drafts"
-        )
     if pool.role != "mixed" or moves:
         for switch, value in _NOT_DISAGGREGATED.items():
             if getattr(engine, switch) != value:

@@ -13,6 +13,7 @@ from schedlab.sim.core.request_hooks import RequestHooks
 from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.tiering import Tiering
+from schedlab.sim.core.track import SpeculatingState
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.allocators import make_kv_cache
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
@@ -288,7 +289,13 @@ class Departures(Population):
             self._put_back.pop(state.id, None)
         self.resident_tokens -= state._computed
 
-    # -- to other engines ----------------------------------------------------------------------
+    # -- from and to other engines -------------------------------------------------------------
+
+    def draft(self, state: RequestState, drafts: int) -> None:
+        """Draft so many tokens for the next verification of a request that is in no batch."""
+        assert isinstance(state, SpeculatingState)
+        state.draft_once = drafts
+        self.executor.look_ahead(state)
 
     def withdraw(self, state: RequestState, now_ns: int) -> None:
         """Stop a request that decodes, between two steps: it goes on elsewhere.
@@ -301,6 +308,7 @@ class Departures(Population):
         del self.running[state.id]
         state.served_ns += now_ns - state._seated_ns
         self.num_events += 1
+        self.num_turnovers += 1
         self._hand_over(state, now_ns)
         if self.held and not self.running:
             self._end_sealed_batch(now_ns)

@@ -139,6 +139,8 @@ class Engine:
             self._drafting.choose(now_ns)
         if requests.tiers is not None:
             requests.settle(now_ns)
+        # Nobody has drafted for who comes from elsewhere, and how much is chosen after this step.
+        is_drafted_for = self._drafting is None or not requests.arrived
         if requests.arrived:
             seat_arrived(requests)
         if requests.kept:
@@ -146,7 +148,7 @@ class Engine:
         if (requests.leaving or requests.overrun) and intake.is_idle(now_ns):
             requests.let_go(None)
         # Whoever was evicted when nobody could run is charged to the next step, and to no other.
-        has_changed = requests.step_preempted > 0
+        has_changed = requests.step_preempted > 0 or not is_drafted_for
         for _ in range(requests.num_in_flight + 2):
             if requests.untold:  # no step was planned with them
                 requests.tell_overrun(now_ns)

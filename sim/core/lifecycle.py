@@ -273,7 +273,7 @@ class Lifecycle(Departures):
         (self.paused if state.is_decoding else self.prefilling)[state.id] = state
         if isinstance(state, SpeculatingState) and state.is_decoding:
             self.num_turnovers += 1
-            self._draft(state, 0)  # nobody has drafted for it yet
+            self.draft(state, 0)  # nobody has drafted for it yet
         return was_here
 
     def _note_scheduled(
@@ -348,15 +348,9 @@ class Lifecycle(Departures):
         is_member = state in self.decodes
         if is_member:
             self._leave_decodes(state)
-        self._draft(state, drafts)
+        self.draft(state, drafts)
         if is_member:
             self._join_decodes(state)
-
-    def _draft(self, state: RequestState, drafts: int) -> None:
-        """Draft for the next verification of a request that is in no batch."""
-        assert isinstance(state, SpeculatingState)
-        state.draft_once = drafts
-        self.executor.look_ahead(state)
 
     def advance_prefill(
         self, state: RequestState, num_tokens: int, end_ns: int, is_last: bool
@@ -401,7 +395,7 @@ class Lifecycle(Departures):
         if not is_last:
             if isinstance(state, SpeculatingState):
                 self.num_turnovers += 1
-                self._draft(state, 0 if left else -1)
+                self.draft(state, 0 if left else -1)
             self._join_decodes(state)
         return left == 0
 

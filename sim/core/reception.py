@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.track import SpeculatingState
 from schedlab.sim.request import DONE, RUNS, Arrival, RequestState
 
 
@@ -100,4 +101,7 @@ def seat_arrived(requests: Departures) -> None:
         requests.num_seats_given += 1
         requests.running[state.id] = state
         requests.paused[state.id] = state
+        if isinstance(state, SpeculatingState):
+            requests.num_turnovers += 1
+            requests.draft(state, 0)  # what the last engine drafted does not come with it
     requests.arrived.clear()

@@ -86,8 +86,11 @@ class SpeculativeExecutor(SimExecutor):
     def look_ahead(self, state: RequestState) -> None:
         """Set the track of a request that is in no batch."""
         assert isinstance(state, SpeculatingState)
-        outcome = self._outcomes[state.id]
-        state.track = look_ahead(self._config, state, outcome, self._length(state))
+        outcome, length = (
+            self._outcomes[state.id],
+            state.num_output_tokens + self._tokens_left(state),
+        )
+        state.track = look_ahead(self._config, state, outcome, length)
 
     def _steps_left(self, state: RequestState) -> int:
         assert isinstance(state, SpeculatingState)

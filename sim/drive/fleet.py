@@ -17,7 +17,7 @@ from schedlab.sim.drive.lockstep import JointStep, Lockstep
 from schedlab.sim.drive.members import Member, Role, Supply
 from schedlab.sim.drive.offer import Offer
 from schedlab.sim.drive.processes import Processes
-from schedlab.sim.drive.retries import Retries
+from schedlab.sim.drive.retries import Retries, as_received
 from schedlab.sim.drive.router import Router, chosen
 from schedlab.sim.drive.server import Server
 from schedlab.sim.drive.sessions import open_source
@@ -356,7 +356,10 @@ class Fleet:
         member = self._choose(state.request)
         if member is None:
             return False
-        member.engine.requests.resume(state, self.arrivals[state.id], self.now_ns)
+        requests, arrival = member.engine.requests, self.arrivals[state.id]
+        requests.resume(
+            as_received(state, requests.config.num_speculative_tokens), arrival, self.now_ns
+        )
         member.server.wake()
         return True
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from schedlab.sim.core import reception
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.track import slots_ahead
 from schedlab.sim.drive.clock import COMES
 from schedlab.sim.drive.engine_state import note_sent
 from schedlab.sim.drive.links import Links, Moving
@@ -319,7 +320,8 @@ class Handover:
     def _begin(self, delivery: _Delivery, receiver: Member) -> None:
         """Take seat and memory, and let the KV be sent."""
         receiver.server.interrupt()
-        state = delivery.received = as_received(delivery.sent)
+        num_drafts = receiver.engine.config.num_speculative_tokens
+        state = delivery.received = as_received(delivery.sent, num_drafts)
         now_ns, tokens, sender = self._fleet.now_ns, delivery.num_tokens, delivery.sender
         arrival = self._fleet.arrivals[state.id]
         reception.reserve(receiver.engine.requests, state, arrival, tokens, now_ns)
@@ -363,7 +365,8 @@ def has_room(receiver: Member, num_tokens: int) -> bool:
     requests, config = receiver.engine.requests, receiver.engine.config
     if requests.num_waiting or requests.num_seated >= config.most_resident:
         return False
-    need = -(-(num_tokens + 1) // config.block_size)
+    end = num_tokens + 1
+    need = -(-(end + slots_ahead(config, end)) // config.block_size)
     free_blocks = config.num_blocks - receiver.live.used_blocks
     # As at any admission, an engine with nobody else need not keep free blocks.
     keep = config.watermark_blocks if requests.num_seated else 0

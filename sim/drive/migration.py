@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import simpy
 
 from schedlab.sim.core import reception
+from schedlab.sim.core.track import slots_ahead
 from schedlab.sim.drive.clock import REPORTS
 from schedlab.sim.drive.engine_state import Candidate
 from schedlab.sim.drive.handover import has_room
@@ -206,7 +207,7 @@ class Migration:
             self._drop(move)
             return
         move.state, move.num_preemptions = state, state.num_preemptions
-        move.received = as_received(state)
+        move.received = as_received(state, target.engine.config.num_speculative_tokens)
         move.start_ns = self._fleet.now_ns
         target.server.interrupt()
         arrival, now_ns = self._fleet.arrivals[state.id], self._fleet.now_ns
@@ -325,6 +326,7 @@ class Migration:
 
 def _can_grow(target: Member, has_tokens: int, tokens: int) -> bool:
     """Whether there is memory for more KV, and for the next token."""
-    size = target.engine.config.block_size
-    need = -(-(has_tokens + tokens + 1) // size) - -(-has_tokens // size)
-    return need <= target.engine.config.num_blocks - target.live.used_blocks
+    config = target.engine.config
+    size, end = config.block_size, has_tokens + tokens + 1
+    need = -(-(end + slots_ahead(config, end)) // size) - -(-has_tokens // size)
+    return need <= config.num_blocks - target.live.used_blocks

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.track import SpeculatingState
 from schedlab.sim.drive.clock import FAILS
 from schedlab.sim.record.cluster_log import Loss
 from schedlab.sim.request import RequestState, Status
@@ -107,9 +108,18 @@ class Retries:
         fleet.request_is_gone(state, fleet.now_ns)
 
 
-def as_received(sent: RequestState) -> RequestState:
-    """Return a request as the next engine has it: with all that happened so far, without KV."""
-    state = RequestState(sent.request)
+def as_received(sent: RequestState, num_drafts: int = 0) -> RequestState:
+    """Return a request as the next engine has it: with all that happened so far, without KV.
+
+    Parameters
+    ----------
+    sent : RequestState
+        As the last engine has it, or nobody.
+    num_drafts : int
+        Most tokens that the next one drafts for a request.
+    """
+    request = sent.request
+    state = SpeculatingState(request, num_drafts) if num_drafts else RequestState(request)
     catch_up(state, sent)
     return state
 

@@ -12,7 +12,7 @@ from schedlab.sim.record.columns import Columns, whole_numbers
 from schedlab.sim.record.fleet import Span
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.record.steps import Int64, StepTable, StoredSteps
-from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
+from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes, one_a_step
 
 Table = dict[str, npt.NDArray[np.generic]]
 
@@ -71,7 +71,7 @@ class ClusterSteps(Mapping[str, Int64]):
     """The steps of all engines in order of their start; steps of different engines overlap.
 
     Columns are those of `StepTable`, and `engine`: the index of the engine that took the step.
-    Counts and tokens of a row are those of its engine.
+    Counts and tokens of a row are those of its engine; 0 in what only others of them have: drafts.
 
     Parameters
     ----------
@@ -83,6 +83,8 @@ class ClusterSteps(Mapping[str, Int64]):
 
     def __init__(self, of_logs: Sequence[StepTable | StoredSteps], engines: Sequence[int]) -> None:
         self._of_logs = of_logs
+        self._names_of = [tuple(steps) for steps in of_logs]
+        self._names = max(self._names_of, key=len)
         log = np.repeat(np.arange(len(of_logs)), [steps.num_rows for steps in of_logs])
         start_ns = np.concatenate([steps["start_ns"] for steps in of_logs])
         self._order = np.lexsort((log, start_ns))
@@ -90,10 +92,10 @@ class ClusterSteps(Mapping[str, Int64]):
         self._engine: Int64 = np.array(engines, dtype=np.int64)[self._log]
 
     def __len__(self) -> int:
-        return len(self._of_logs[0]) + 1
+        return len(self._names) + 1
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._of_logs[0]
+        yield from self._names
         yield "engine"
 
     @property
@@ -111,13 +113,19 @@ class ClusterSteps(Mapping[str, Int64]):
         """
         if name == "engine":
             return self._engine
-        column: Int64 = np.concatenate([steps[name] for steps in self._of_logs])[self._order]
+        if name not in self._names:
+            raise KeyError(name)
+        columns = [
+            steps[name] if name in names else np.zeros(steps.num_rows, dtype=np.int64)
+            for steps, names in zip(self._of_logs, self._names_of, strict=True)
+        ]
+        column: Int64 = np.concatenate(columns)[self._order]
         return column
 
     def rows(self, start: int, stop: int) -> Table:
         """Return some of the steps; those of a log follow each other, so it is asked for few."""
         log = self._log[start:stop]
-        found: Table = {name: np.empty(len(log), dtype=np.int64) for name in self}
+        found: Table = {name: np.zeros(len(log), dtype=np.int64) for name in self}
         found["engine"] = self._engine[start:stop]
         for number, steps in enumerate(self._of_logs):
             first = int(np.count_nonzero(self._log[:start] == number))
@@ -261,7 +269,7 @@ class ClusterLog:
     def token_times_of_all(self) -> TokenTimes:
         """Return when all tokens came out; decode steps are counted engine by engine."""
         stints: list[Int64] = []
-        bursts: list[Int64] = []
+        bursts: list[Int64 | None] = []
         decodes_before = 0
         for log in self.of_engines:
             # First and last decode of a stint are counted over the steps of its own engine.
@@ -271,9 +279,13 @@ class ClusterLog:
             columns = [whole_numbers(table, name) for name in STINT_COLUMNS]
             stints.append(np.column_stack(columns) + shift)
             decodes_before += int(np.count_nonzero(log.steps()["num_decodes"]))
-            if of_engine.bursts is not None:
-                bursts.append(of_engine.bursts)
-        tokens = np.concatenate(bursts) if bursts else None
+            bursts.append(of_engine.bursts)
+        tokens = None
+        if any(of_one is not None for of_one in bursts):
+            tokens = np.concatenate([
+                one_a_step(rows) if of_one is None else of_one
+                for rows, of_one in zip(stints, bursts, strict=True)
+            ])  # fmt: skip
         times = TokenTimes.of_steps(np.concatenate(stints), self.steps(), tokens)
         # Else requests go from one engine to one behind it, if at all.
         return times.in_order_of_time() if self.places else times

@@ -51,7 +51,11 @@ class TokenTimes:
         ends = np.append(self._decode_ends_ns, -1)  # stints may end before any decode
         begins = np.where(entry >= 0, entry, ends[first])
         order = np.lexsort((begins, self._stints[:, 0]))
-        return TokenTimes(self._stints[order], self._decode_ends_ns)
+        stints, bursts = self._stints[order], self.bursts
+        if bursts is not None:
+            lengths = stints[:, 3] - stints[:, 2]
+            bursts = bursts[np.repeat(burst_starts(self._stints)[order], lengths) + within(lengths)]
+        return TokenTimes(stints, self._decode_ends_ns, bursts)
 
     def stints(self) -> Columns:
         """Return the stints, in the order in which they ended."""
@@ -137,9 +141,8 @@ class TokenTimes:
         wanted = slice(None) if ids is None else np.isin(self._stints[:, 0], ids)
         first, last = self._stints[wanted, 2], self._stints[wanted, 3]
         lengths = last - first
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        steps = np.repeat(first, lengths) + within
-        places = np.repeat(burst_starts(self._stints)[wanted], lengths) + within
+        steps = np.repeat(first, lengths) + within(lengths)
+        places = np.repeat(burst_starts(self._stints)[wanted], lengths) + within(lengths)
         decoded = np.zeros(len(self._decode_ends_ns), dtype=np.int64)
         np.add.at(decoded, steps, self.bursts[places])
         return decoded
@@ -157,6 +160,17 @@ class TokenTimes:
     @cached_property
     def _bursts_by_id(self) -> Ints:
         return burst_starts(self._stints)[self._order]
+
+
+def within(lengths: Ints) -> Ints:
+    """Count 0, 1, .. through each of some stretches, one after the other: shape (sum,)."""
+    places: Ints = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return places
+
+
+def one_a_step(stints: Ints) -> Ints:
+    """Return the bursts of stints in which nothing is drafted, shape (num_decode_steps,)."""
+    return np.ones((stints[:, 3] - stints[:, 2]).sum(), dtype=np.int64)
 
 
 def burst_starts(stints: Ints) -> Ints:

@@ -29,6 +29,7 @@ class NgramDrafter:
 
     weight_bytes = 0
     kv_bytes_per_token = 0
+    whole_kv_bytes_per_token = 0
 
     def step_ns(self, verified: BatchShape, drafts: int, rows: list[int]) -> int:
         """Return what a step spends on drafts; see `speculative_executor.Drafter`."""
@@ -50,6 +51,8 @@ class ModelDrafter:
         What it takes.
     weight_bytes, kv_bytes_per_token : int
         Its memory on one device.
+    whole_kv_bytes_per_token : int
+        That on all of them, of which each part counts once: what goes to another engine.
 
     Notes
     -----
@@ -62,6 +65,7 @@ class ModelDrafter:
     cost_model: CostModel
     weight_bytes: int
     kv_bytes_per_token: int
+    whole_kv_bytes_per_token: int
 
     def step_ns(self, verified: BatchShape, drafts: int, rows: list[int]) -> int:
         """Return what a step spends on drafts; see `speculative_executor.Drafter`."""
@@ -142,14 +146,21 @@ def draft_head(target: Deployment, num_layers: int, layers_per_pass: int) -> Mod
     shared = 2.0 * tables * model.hidden_size
     weights = (bare.weight_bytes(target.stored_dtype) - shared) / target.tensor_parallel_size
     drafter = _drafter(target, layer, int(weights))
-    kv = bare.kv_bytes_per_token(target.kv_dtype, target.tensor_parallel_size)
-    return replace(drafter, kv_bytes_per_token=kv)
+    kv, whole = _kv_bytes(target, bare)
+    return replace(drafter, kv_bytes_per_token=kv, whole_kv_bytes_per_token=whole)
 
 
 def _drafter(target: Deployment, model: ModelShape, weight_bytes: int) -> ModelDrafter:
     where = replace(target, model=model, data_parallel_size=1, config=None)
-    kv = model.kv_bytes_per_token(target.kv_dtype, target.tensor_parallel_size)
-    return ModelDrafter(RooflineCostModel(where), weight_bytes, kv)
+    return ModelDrafter(RooflineCostModel(where), weight_bytes, *_kv_bytes(target, model))
+
+
+def _kv_bytes(target: Deployment, model: ModelShape) -> tuple[int, int]:
+    """Return the bytes of a token's KV on one device, and on all of them together."""
+    return (
+        model.kv_bytes_per_token(target.kv_dtype, target.tensor_parallel_size),
+        model.kv_bytes_per_token(target.kv_dtype, 1),
+    )
 
 
 def blocks_beside(drafter: NgramDrafter | ModelDrafter, memory: MemoryBudget) -> int:

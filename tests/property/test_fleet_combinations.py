@@ -67,6 +67,8 @@ class FleetCombination:
     num_layers: int = 1
     rates: tuple[float, ...] = ()
     draft_length: str = "fixed"
+    drafting: str | None = None
+    """The role whose engines draft; all do if there is none."""
     make_router: Callable[[str], Any] = routers.make
     make_migrator: Callable[[], Any] = Restless
     make_autoscaler: Callable[[int], Any] = UpAndDown
@@ -80,8 +82,11 @@ class FleetCombination:
                 self.roles[pool] == "mixed" and self.moves_every_ns is None
             )
             limits = config if keeps else looking_nothing_up(config)
-            runs = executor(limits, self.rates, Pricing(laws.LinearCost(1000, 10, 1)))
-            length = DRAFT_LENGTHS[self.draft_length]() if self.rates else None
+            rates = self.rates if self.drafting in (None, self.roles[pool]) else ()
+            if not rates:
+                limits = replace(limits, num_speculative_tokens=0, num_lookahead_tokens=0)
+            runs = executor(limits, rates, Pricing(laws.LinearCost(1000, 10, 1)))
+            length = DRAFT_LENGTHS[self.draft_length]() if rates else None
             return Engine(limits, make(self.policy), runs, check_conservation, length)
 
         size = len(self.roles)
@@ -104,7 +109,7 @@ class FleetCombination:
             staleness_ns=self.staleness_ns,
             disaggregation=disaggregation,
             interconnect=Interconnect(self.link, 1000, [1] * size, self.num_layers),
-            changes=None if self.rates else Changes(supply, self.failures, scaling, migration),
+            changes=Changes(supply, self.failures, scaling, migration),
         )
 
 
@@ -126,9 +131,8 @@ def fleet_combinations(draw):
     """Draw a fleet and all that happens to it."""
     roles = draw(st.sampled_from(ROLES))
     policy = draw(st.sampled_from(CASES))
-    # Who drafts does not move, and its engines neither fail nor come and go.
-    rates = draw(st.sampled_from(RATES)) if set(roles) == {"mixed"} else ()
-    moves_every_ns = None if rates else draw(st.sampled_from((None, 400, 3_000)))
+    rates = draw(st.sampled_from(RATES))
+    moves_every_ns = draw(st.sampled_from((None, 400, 3_000)))
     hands_over = "decode" in roles or moves_every_ns is not None
     config = draw(limits(bool(rates), may_have_tiers=moves_every_ns is None))
     if hands_over and config.offloading_connector:
@@ -154,11 +158,11 @@ def fleet_combinations(draw):
         config=config,
         roles=roles,
         router=draw(st.sampled_from(routers.names())),
-        failures=Failures() if rates else draw(failures(len(roles))),
+        failures=draw(failures(len(roles))),
         start_up_ns=draw(st.sampled_from((0, 900))),
         staleness_ns=draw(st.sampled_from((0, 0, 1_500))),
         clients=draw(st.sampled_from((None, None, 3))),
-        scaling=None if rates else draw(st.sampled_from((None, None, (3_000, 6), (900, 3)))),
+        scaling=draw(st.sampled_from((None, None, (3_000, 6), (900, 3)))),
         moves_every_ns=moves_every_ns,
         stages=(draw(st.sampled_from((1, 3))), draw(st.sampled_from((1, 2, 5)))),
         local=(
@@ -169,6 +173,7 @@ def fleet_combinations(draw):
         link=Link(draw(st.sampled_from((1e10, 1e12))), draw(st.sampled_from((0.0, 3e-6))), ""),
         rates=rates,
         draft_length=draw(st.sampled_from(sorted(DRAFT_LENGTHS))),
+        drafting=draw(st.sampled_from((None, None, *sorted(set(roles))))),
     )
 
 

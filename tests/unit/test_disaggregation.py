@@ -420,7 +420,9 @@ def test_links_are_those_of_the_document():
     ],
 )
 def test_room_for_a_request_is_that_for_its_next_token_too(tokens, seated, waiting, fits):
-    config = SimpleNamespace(block_size=4, num_blocks=10, most_resident=2, watermark_blocks=1)
+    config = EngineConfig(
+        num_blocks=10, max_model_len=40, block_size=4, max_num_seqs=2, watermark=0.1
+    )
     requests = SimpleNamespace(num_waiting=waiting, num_seated=seated)
     receiver = SimpleNamespace(
         engine=SimpleNamespace(requests=requests, config=config),

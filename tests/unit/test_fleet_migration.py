@@ -81,7 +81,7 @@ def test_last_stage_of_a_move_is_measured_in_blocks():
                                        (5, 7, False), (3, 0, True), (4, 0, True)]
 )  # fmt: skip
 def test_move_needs_room_for_its_tokens_and_for_the_next_one(has_tokens, tokens, fits):
-    config = SimpleNamespace(block_size=4, num_blocks=10)
+    config = EngineConfig(num_blocks=10, max_model_len=40, block_size=4)
     target = SimpleNamespace(
         engine=SimpleNamespace(config=config), live=SimpleNamespace(used_blocks=9)
     )

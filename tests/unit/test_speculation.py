@@ -85,9 +85,6 @@ def test_wrong_speculation_is_refused_by_name(speculation, message):
         ({"engine": {"async_scheduling": True}}, "not simulated with async_scheduling"),
         ({"engine": {"kv_allocator": "contiguous_max"}}, "speculation needs paged memory"),
         ({"engine": {"data_parallel_size": 2}}, "data_parallel_lockstep: false"),
-        ({"cluster": {"pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}}}},
-         r"engine\.speculation: not simulated with cluster\.pools"),
-        ({"cluster": {"count": 2, "failures": {}}}, "^engine.speculation: not where"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value,
 )  # fmt: skip
@@ -117,12 +114,6 @@ def test_drafts_by_targets_that_nobody_has_are_refused_with_what_to_add(tmp_path
         else:
             with pytest.raises(SpecError, match=message):
                 run(spec)
-
-
-def test_one_pool_that_speculates_is_refused_with_its_key():
-    pools = {"a": {"engine": {"speculation": NGRAM}}, "b": {}}
-    with pytest.raises(SpecError, match=r"cluster\.pools\.a\.engine\.speculation: not simulated"):
-        run(spec_of(None, cluster={"pools": pools}))
 
 
 def test_fixed_length_of_no_load_is_what_a_table_without_rows_below_says():
@@ -197,7 +188,7 @@ class Priced:
 
 
 def test_passes_of_a_draft_model_read_what_those_before_them_wrote():
-    drafter = ModelDrafter(Priced(), 0, 0)
+    drafter = ModelDrafter(Priced(), 0, 0, 0)
     shape = BatchShape(
         4, 1000, 400, ((7, 3),), rows_sampled=5, num_running=5, decode_context_min_tokens=100,
         draft_tokens=6, swapped_bytes=8,

@@ -1,0 +1,194 @@
+"""Drafts in fleets: who goes on elsewhere has none at first, and their KV goes with the model's."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
+from schedlab.policies import registry
+from schedlab.policies.routers import registry as routers
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.audit import check_conservation
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.failures import Failures, Outage
+from schedlab.sim.drive.handover import Disaggregation, has_room
+from schedlab.sim.drive.links import Interconnect
+from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.migration import MigrationPlan
+from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.link import Link
+from schedlab.sim.speculation.acceptance import DrawnAcceptance
+from schedlab.sim.speculation.drafters import NgramDrafter
+from tests.laws import LinearCost, arrival
+
+LIMITS = {"num_blocks": 200, "max_model_len": 100, "block_size": 4, "max_num_seqs": 4}
+DRAFTS = EngineConfig(**LIMITS, num_speculative_tokens=3)
+PLAIN = EngineConfig(**LIMITS)
+LINK = Link(bytes_per_s=1e12, latency_s=50e-9, source="a test")
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.7}
+MTP = {**NGRAM, "method": "mtp"}
+PARTS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
+
+
+def engine(config):
+    """Return an engine whose drafts, if it makes any, are all right; those take no time."""
+    pricing = Pricing(LinearCost(1000, 10, 0))
+    gpu = SimExecutor(pricing)
+    if config.num_speculative_tokens:
+        every = DrawnAcceptance([1.0], 0.0, seed=0)
+        gpu = SpeculativeExecutor(pricing, config, every, NgramDrafter(0.0))
+    return Engine(config, registry.make("fcfs"), gpu, check_conservation)
+
+
+def fleet(configs, workload, roles=("mixed", "mixed"), outages=(), migrator=None):
+    disaggregation = None
+    if "decode" in roles:
+        disaggregation = Disaggregation(roles, routers.make("jsq"))
+    changes = Changes(
+        Supply(lambda pool: engine(configs[pool]), roles, [0] * len(roles)),
+        Failures(outages=outages),
+        (),
+        None if migrator is None else MigrationPlan(migrator, 3_000, 2, 1),
+    )
+    return simulate_cluster(
+        [engine(config) for config in configs],
+        routers.make("round_robin"),
+        workload,
+        disaggregation=disaggregation,
+        interconnect=Interconnect(LINK, 1000, [1] * len(roles)),
+        changes=changes if outages or migrator else None,
+    )
+
+
+def tokens_at(log, request_id):
+    """Return how many tokens came out at each instant at which any did, in order."""
+    return np.unique(log.token_times(request_id), return_counts=True)[1].tolist()
+
+
+@pytest.mark.parametrize("prefill", [PLAIN, DRAFTS], ids=["plain", "drafts"])
+def test_request_whose_kv_came_verifies_no_drafts_in_its_first_step(prefill):
+    log = fleet([prefill, DRAFTS], [arrival(0, 0, 20, 12)], roles=("prefill", "decode"))
+    # Of its prompt one; then nobody has drafted; then three drafts and one more; 2 are left.
+    assert tokens_at(log, 0) == [1, 1, 4, 4, 2]
+    steps = log.steps()
+    assert steps["engine"].tolist() == [0, 1, 1, 1, 1]
+    assert steps["draft_tokens"].tolist() == [0, 0, 3, 3, 3]
+    assert steps["accepted_tokens"].tolist() == [0, 0, 3, 3, 1]
+    assert steps.rows(0, 2)["draft_tokens"].tolist() == [0, 0]
+    assert log.requests()["generated_tokens"].tolist() == [12]
+
+
+def test_request_of_an_engine_that_died_drafts_on_the_next_one():
+    # A step takes 1000 ns and 10 a token. The engine dies in the third, before its tokens.
+    died = Outage(0, 2_500, 100_000)
+    log = fleet([DRAFTS, DRAFTS], [arrival(0, 0, 20, 12)], outages=[died])
+    # 5 came out; the context is computed again, which gives one more; then drafts as ever.
+    assert tokens_at(log, 0) == [1, 4, 1, 4, 2]
+    requests = log.requests()
+    assert (requests["num_losses"][0], requests["engine"][0]) == (1, 1)
+
+
+class MovesFirst:
+    """Moves whoever is first to the other engine, once."""
+
+    def __init__(self):
+        self.is_done = False
+
+    def pairs(self, candidates):
+        return [] if self.is_done else [(0, 1)]
+
+    def victim(self, decoding):
+        self.is_done = True
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("target", "came"),
+    [(DRAFTS, [1, 4, 4, 4, 1, 4, 4, 4, 4]), (PLAIN, [1, 4, 4, 4] + [1] * 17)],
+    ids=["drafts", "plain"],
+)
+def test_request_that_moves_drafts_where_it_goes_if_anybody_does_there(target, came):
+    # It is chosen when the step ends that is under way at 3,000 ns, decodes one step while
+    # all of its KV is sent, and stops for what that step added.
+    log = fleet([DRAFTS, target], [arrival(0, 0, 20, 30)], migrator=MovesFirst())
+    assert len(log.moves) == 1
+    assert tokens_at(log, 0) == came
+
+
+@pytest.mark.parametrize(("drafts", "free_blocks"), [(0, 3), (1, 4)])
+def test_room_for_a_request_is_told_with_slots_of_a_drafter(drafts, free_blocks):
+    # 8 tokens and the next one take 3 blocks of 4; with 5 slots more it is 4 blocks.
+    config = EngineConfig(**LIMITS, num_speculative_tokens=drafts, num_lookahead_tokens=5 * drafts)
+    for free, fits in ((free_blocks, True), (free_blocks - 1, False)):
+        live = SimpleNamespace(used_blocks=config.num_blocks - free)
+        assert has_room(SimpleNamespace(engine=engine(config), live=live), 8) is fits
+
+
+def spec_of(pools=PARTS, **engine_keys):
+    return make_spec(
+        {
+            "name": "drafts",
+            "workload": {"trace": "azure-conv", "num_requests": 12, "request_rate": 4.0},
+            "engine": engine_keys,
+            "cluster": {"pools": pools},
+        }
+    )
+
+
+def test_kv_of_a_drafter_goes_with_that_of_the_model():
+    plain = run(spec_of()).requests["transferred_bytes"]
+    of_mtp = run(spec_of(speculation=MTP)).requests["transferred_bytes"]
+    of_ngram = run(spec_of(speculation=NGRAM)).requests["transferred_bytes"]
+    assert (of_mtp * 32 == plain * 33).all()  # a layer beside the 32 of Llama 3 8B
+    assert (of_ngram == plain).all()
+
+
+def test_pools_with_drafters_that_cannot_go_on_with_each_other_are_refused():
+    pools = {**PARTS, "d": {"role": "decode", "engine": {"speculation": MTP}}}
+    message = r"one drafter in all pools, got mtp of 1 layers and none; set it for the experiment"
+    with pytest.raises(SpecError, match=message):
+        run(spec_of(pools))
+    pools["d"]["engine"]["speculation"] = NGRAM
+    requests = run(spec_of(pools))
+    assert requests.metric("mean_tokens_per_step") > 1
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"count": 2, "failures": {"engines": [{"engine": 0, "at_s": 1, "down_s": 0.5}]}},
+        {"count": 2, "migration": {"name": "llumnix", "every_ms": 50}},
+        {
+            "count": 1,
+            "autoscaler": {
+                "name": "hpa",
+                "metric": "num_in_flight",
+                "target": 4,
+                "max": 3,
+                "every_s": 1,
+            },
+        },
+    ],
+    ids=["failures", "migration", "autoscaler"],
+)
+def test_fleet_that_changes_serves_everybody_with_drafts(cluster):
+    found = run(
+        make_spec(
+            {
+                "name": "drafts",
+                "workload": {"trace": "azure-conv", "num_requests": 30, "request_rate": 15.0},
+                "engine": {"speculation": NGRAM},
+                "cluster": cluster,
+            }
+        )
+    )
+    generated = found.requests["generated_tokens"]
+    assert (generated == found.requests["output_tokens"]).all()
+    assert found.metric("mean_tokens_per_step") > 1.5
