@@ -306,7 +306,8 @@ class StepLedger:
                 tokens = state.num_tokens
             if self._looks_ahead:
                 tokens += slots_ahead(config, tokens)
-            if kv.blocks_to_hold(state.request, tokens) > kv.free_blocks - keep:
+            free_blocks = kv.free_blocks - keep - self._blocks_of_next_tokens()
+            if kv.blocks_to_hold(state.request, tokens) > free_blocks:
                 return self._deny(state, "its KV and its next token do not fit the free KV blocks")
         elif config.scheduler_reserve_full_isl:
             need = kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
@@ -325,6 +326,19 @@ class StepLedger:
         else:
             n = state.num_computed_tokens
         return n if most is None else min(n, most)
+
+    def _blocks_of_next_tokens(self) -> int:
+        """Count the blocks that the next tokens of those need who come back already."""
+        loading = [*self._requests.loading.values()]
+        loading += [state for state, parts in self._loading.values() if not parts]
+        size, total = self._config.block_size, 0
+        for state in loading:
+            there = state.num_computed_tokens
+            end = there + 1
+            if self._looks_ahead:
+                end += slots_ahead(self._config, end)
+            total += -(-end // size) - -(-there // size)
+        return total
 
     def _promised_blocks(self) -> int:
         """Count the blocks that prompts under way still need, which no load may take.

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlab.policies import registry
+from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.testing import POLICY_LAWS, Case
+from tests import laws
 from tests.policy_cases import PARAMS
 from tests.property.test_engine_switches import cases
 from tests.property.test_laws import make
@@ -43,3 +45,28 @@ def test_fastserve_that_swaps_ahead_keeps_the_laws(case, reserve, host):
         POLICY_LAWS[law](
             lambda: registry.make("fastserve", **PARAMS["fastserve"], **ahead), Case(*case)
         )
+
+
+def test_two_that_come_back_from_a_tier_leave_each_other_room_for_a_token():
+    # The KV of both fills the memory, and who came back first found no block for its next token:
+    # it gave way again, and so did the other, for ever.
+    def work(number, at_ns, prompt_tokens, output_tokens, priority=0):
+        predicted = float(output_tokens)
+        return laws.arrival(
+            number, at_ns, prompt_tokens, output_tokens, priority=priority,
+            predicted_tokens=predicted,
+        )  # fmt: skip
+
+    workload = (
+        work(0, 0, 57, 2, priority=1),
+        work(1, 3000, 1, 13),
+        *(work(number, 3000, 1, 1) for number in range(2, 8)),
+        work(8, 3000, 16, 26),
+    )
+    host = KVTier("cpu", 30, 1e8, 1e8, 0, 0, "through")
+    config = EngineConfig(
+        num_blocks=25, max_model_len=100, block_size=4, max_num_seqs=8, max_num_batched_tokens=17,
+        preemption_mode="swap", swap_space_blocks=30, kv_block_bytes=100, kv_tiers=(host,),
+        async_scheduling=True,
+    )  # fmt: skip
+    POLICY_LAWS["serves_everyone"](lambda: make("hygen"), Case(workload, config))
