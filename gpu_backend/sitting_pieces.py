@@ -52,7 +52,7 @@ def _comparison(model: str, seqs: int, tokens: int, length: int, blocks: int) ->
 
 _SMALL = ("schedlab-small", 16, 256, 1024, 400)
 _TINY = ("schedlab-tiny", 4, 64, 128, 32)
-_ON_CPU = ("hardware=cpu", "engine.dtype=fp32", "real.device=cpu")
+_ON_CPU = ("engine.dtype=fp32", "real.device=cpu")
 
 GPU = Setup(
     device="cuda",
@@ -143,10 +143,15 @@ def _smoke(sitting: Sitting, seconds: float) -> Iterator[Command]:
         "-o", str(profile),
     ]  # fmt: skip
     yield [
-        "schedlab", "measure", str(sitting.spec), *setup.small_comparison,
-        f"cost_model={profile}", "--no-check", "--keep", str(folder / "measured"),
-        "-o", str(folder / "comparison"),
+        "schedlab", "measure", str(sitting.spec), *_of_profile(profile), *setup.small_comparison,
+        "--no-check", "--keep", str(folder / "measured"), "-o", str(folder / "comparison"),
     ]  # fmt: skip
+
+
+def _of_profile(profile: Path) -> tuple[str, ...]:
+    """Return the changes that let an experiment be of the device that a profile was made on."""
+    hardware = read_json_object(profile / "meta.json")["hardware"]
+    return f"name=compare-{hardware}", f"hardware={hardware}", f"cost_model={profile}"
 
 
 def _tests(sitting: Sitting, seconds: float) -> Iterator[Command]:
@@ -165,7 +170,7 @@ def _compare(sitting: Sitting, seconds: float) -> Iterator[Command]:
     """Set the loads by what the profile says the device can, once; then measure and compare."""
     begun_s = time.monotonic()
     results, setup = sitting.results, sitting.setup
-    spec = [str(sitting.spec), *setup.comparison, f"cost_model={results / 'profile'}"]
+    spec = [str(sitting.spec), *_of_profile(results / "profile"), *setup.comparison]
     loads = results / "loads.json"
     if not loads.exists():
         yield [

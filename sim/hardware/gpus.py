@@ -228,6 +228,12 @@ _ALIASES = {
     "rtxpro6000": "rtx-pro-6000",
     "rtx-pro-6000-blackwell": "rtx-pro-6000",
     "rtx-pro-6000-blackwell-server-edition": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000",
+    # As drivers name those of the table, where that is not one of the above.
+    "a100-pcie-40gb": "a100-40gb-pcie",
+    "a100-sxm4-40gb": "a100-40gb",
+    "a100-sxm4-80gb": "a100-80gb",
+    "h100-80gb-hbm3": "h100-80gb",
 }
 
 

@@ -137,6 +137,18 @@ def test_results_of_other_kernels_are_kept_apart(pieces, tmp_path, monkeypatch):
     assert len(list((tmp_path / "work").glob("kernels-*/bench-good.txt"))) == 2
 
 
+def test_comparisons_are_of_the_device_that_their_profile_was_made_on(tmp_path):
+    at = sat(tmp_path)
+    for profile, piece, place in (("profile", "comparison", 0), ("smoke/profile", "smoke", 1)):
+        meta = at.results / profile / "meta.json"
+        meta.parent.mkdir(parents=True)
+        meta.write_text('{"hardware": "h100-80gb"}')
+        commands = PIECES[piece].commands(at, 60.0)
+        *_, command = (next(commands) for _ in range(place + 1))
+        assert {"name=compare-h100-80gb", "hardware=h100-80gb"} <= set(command)
+        assert f"cost_model={meta.parent}" in command
+
+
 @pytest.mark.slow
 def test_piece_without_time_or_without_what_it_needs_is_not_begun(pieces, tmp_path):
     pieces(bench="good")

@@ -47,6 +47,27 @@ def test_gpu_by_alias_is_the_table_entry(alias, name):
     assert gpu(alias) is gpu(name)
 
 
+# As drivers tell them: a calibration knows the device by nothing else.
+PRODUCTS = {
+    "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie", "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100 80GB PCIe": "a100-80gb-pcie", "NVIDIA A100-SXM4-80GB": "a100-80gb",
+    "NVIDIA H100 PCIe": "h100-80gb-pcie", "NVIDIA H100 80GB HBM3": "h100-80gb",
+    "NVIDIA H200": "h200", "NVIDIA B200": "b200", "NVIDIA L4": "l4", "NVIDIA L40S": "l40s",
+    "NVIDIA A10": "a10", "NVIDIA RTX A6000": "rtx-a6000", "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_gpu_by_the_name_that_its_driver_tells_is_the_table_entry(product):
+    assert gpu(product).name == PRODUCTS[product]
+
+
+def test_every_gpu_of_the_table_is_known_by_a_drivers_name():
+    assert {*PRODUCTS.values()} == {*gpu_names()} - {"cpu"}
+
+
 def test_gpu_with_unknown_name_names_the_nearest():
     with pytest.raises(SpecError, match=r"'h10' is unknown; did you mean h100\?"):
         gpu("h10")
