@@ -10,6 +10,7 @@ from schedlab.experiments.specification.cluster import Pool, Role
 from schedlab.experiments.specification.engine import ENGINE_PROFILES, EngineSpec
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.key_errors import describe_error
+from schedlab.experiments.specification.kv_offload import KVOffloadSpec
 from schedlab.experiments.specification.policy import PolicySpec
 from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import KeyPath, dotted
@@ -81,36 +82,31 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
                     f"{dotted((*path, 'engine', switch))}: must be {str(value).lower()} in a pool "
                     + ("whose requests move" if moves else f"of role {pool.role}")
                 )
-    if engine.kv_offload is not None:
-        where = path if "kv_offload" in pool.engine else ()
-        if moves:
-            raise SpecError(
-                f"{dotted((*where, 'engine', 'kv_offload'))}: not simulated where requests move "
-                "while they decode"
-            )
-        if pool.role == "decode" and where:
-            raise SpecError(
-                f"{dotted((*where, 'engine', 'kv_offload'))}: engines that go on with prompts of "
-                "others look nothing up, and have no tiers; leave it out"
-            )
-        if pool.role == "decode" and engine.preemption_mode == "swap":
-            raise SpecError(
-                f"{dotted((*path, 'engine', 'preemption_mode'))}: engines of role decode have no "
-                "tier to swap to; set recompute in this pool"
-            )
-        if pool.role == "prefill" and engine.offloading_connector:
-            raise SpecError(
-                f"{dotted((*path, 'engine', 'offloading_connector'))}: not simulated where KV goes "
-                "from engine to engine; must be false"
-            )
     if moves and pool.role == "mixed" and engine.enable_prefix_caching:
         raise SpecError(
             f"{dotted((*path, 'engine', 'enable_prefix_caching'))}: must be false in a pool whose "
             "requests move: the blocks of one that comes from elsewhere have no names"
         )
+    if engine.kv_offload is not None and (moves or pool.role != "mixed"):
+        where = path if "kv_offload" in pool.engine else ()
+        if engine.offloading_connector and (moves or pool.role == "prefill"):
+            raise SpecError(
+                f"{dotted((*path, 'engine', 'offloading_connector'))}: not simulated where KV goes "
+                "from engine to engine; must be false"
+            )
+        if pool.role != "prefill":
+            offload = _to_swap_to(engine)
+            if offload is None and (where or pool.role == "mixed"):
+                whose = "whose requests move" if pool.role == "mixed" else "of role decode"
+                raise SpecError(
+                    f"{dotted((*where, 'engine', 'kv_offload'))}: engines {whose} look nothing up: "
+                    "they have tiers to swap to; set preemption_mode: swap, or leave it out"
+                )
+            engine = engine.model_copy(update={"kv_offload": offload})
     if pool.role == "decode":  # its prompts come from elsewhere
-        nothing_below = {"kv_offload": None, "offloading_connector": False}
-        engine = engine.model_copy(update={"enable_prefix_caching": False, **nothing_below})
+        engine = engine.model_copy(
+            update={"enable_prefix_caching": False, "offloading_connector": False}
+        )
     if pool.policy is not None and pool.policy.predictor is not None:
         raise SpecError(
             f"{dotted((*path, 'policy', 'predictor'))}: a request is predicted once, for all "
@@ -128,3 +124,11 @@ def _as_seen_by(spec: ExperimentSpec, name: str, pool: Pool) -> ExperimentSpec:
             "cost_model": pool.cost_model or spec.cost_model,
         }
     )
+
+
+def _to_swap_to(engine: EngineSpec) -> KVOffloadSpec | None:
+    """Return the tiers that are of use where no prompt is looked up; None if none is."""
+    if engine.kv_offload is None or engine.preemption_mode != "swap":
+        return None
+    own = [tier for tier in engine.kv_offload.tiers if not tier.shared]
+    return engine.kv_offload.model_copy(update={"tiers": own})

@@ -300,15 +300,14 @@ class StepLedger:
         if not takes_seat and not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
         if state.swapped:
-            # Two that come back without room for a token would give way in turn, for ever.
-            tokens = state.num_computed_tokens + 1
+            # Who comes back without room for what is computed next gives way again, and others so
+            # to him, for ever.
+            tokens = self._next_end(state, most)
             if config.scheduler_reserve_full_isl:
                 tokens = state.num_tokens
-            if self._looks_ahead:
-                tokens += slots_ahead(config, tokens)
-            free_blocks = kv.free_blocks - keep - self._blocks_of_next_tokens()
+            free_blocks = kv.free_blocks - keep - self._blocks_of_next_steps()
             if kv.blocks_to_hold(state.request, tokens) > free_blocks:
-                return self._deny(state, "its KV and its next token do not fit the free KV blocks")
+                return self._deny(state, "its KV and its next chunk do not fit the free KV blocks")
         elif config.scheduler_reserve_full_isl:
             need = kv.blocks_to_hold(state.request, state.num_tokens) - hit.blocks_in_use
             if need > kv.free_blocks - keep:
@@ -327,18 +326,20 @@ class StepLedger:
             n = state.num_computed_tokens
         return n if most is None else min(n, most)
 
-    def _blocks_of_next_tokens(self) -> int:
-        """Count the blocks that the next tokens of those need who come back already."""
+    def _next_end(self, state: RequestState, most: int | None = None) -> int:
+        """Return where a request ends, slots ahead included, that computes what it can next."""
+        n = min(self._chunk_limit(state, most), self._config.max_num_batched_tokens)
+        end = state.num_computed_tokens + n
+        return end + slots_ahead(self._config, end) if self._looks_ahead else end
+
+    def _blocks_of_next_steps(self) -> int:
+        """Count the blocks that those need to go on who come back already."""
         loading = [*self._requests.loading.values()]
         loading += [state for state, parts in self._loading.values() if not parts]
-        size, total = self._config.block_size, 0
-        for state in loading:
-            there = state.num_computed_tokens
-            end = there + 1
-            if self._looks_ahead:
-                end += slots_ahead(self._config, end)
-            total += -(-end // size) - -(-there // size)
-        return total
+        size = self._config.block_size
+        return sum(
+            [-(-self._next_end(s) // size) - -(-s.num_computed_tokens // size) for s in loading]
+        )
 
     def _promised_blocks(self) -> int:
         """Count the blocks that prompts under way still need, which no load may take.

@@ -279,7 +279,9 @@ class Fleet:
         place = None
         if self._shared is not None:
             place = member.index % NUM_PLACES
-            if engine.requests.tiers is not None:  # who goes on with prompts of others has none
+            tiers = engine.config.kv_tiers
+            if tiers and tiers[-1].is_shared:  # who goes on with prompts of others looks nothing up
+                assert engine.requests.tiers is not None
                 engine.requests.tiers.share(self._shared, member.index)
         server = joint or Server(self.clock, engine, live, settles, self._is_closed, place)
         member.start(engine, live, server)

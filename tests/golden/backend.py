@@ -22,6 +22,7 @@ from schedlab.gpu_backend.sitting_pieces import GPU, PIECES, REHEARSAL, Sitting
 from schedlab.gpu_backend.stopwatch import ReferenceTime
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.files import write_text
 from schedlab.sim.request import Request
 from tests.golden.rounding import json_digest, rounded
 
@@ -118,6 +119,8 @@ def sittings(_: str) -> dict[str, Any]:
             (sitting.results / "capacity").mkdir(parents=True)
             result = sitting.results / "capacity" / "result.json"
             result.write_text('{"request_throughput": 10.4567}')
+            for profile in ("profile", "smoke/profile"):
+                write_text(sitting.results / profile / "meta.json", '{"hardware": "l4"}')
             for name, piece in PIECES.items():
                 commands = [" ".join(words) for words in piece.commands(sitting, 300.0)]
                 told = [line.replace(str(sitting.results), "R") for line in commands]

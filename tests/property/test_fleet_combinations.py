@@ -114,16 +114,14 @@ class FleetCombination:
 
 
 def looking_nothing_up(config):
-    """Return the limits of engines whose prompts come from elsewhere."""
-    if not config.kv_tiers:
-        return replace(config, enable_prefix_caching=False)
-    return replace(
-        config,
-        enable_prefix_caching=False,
-        kv_tiers=(),
-        preemption_mode="recompute",
-        load_takes_seat=True,
-    )
+    """Return the limits of engines whose prompts come from elsewhere: tiers serve to swap there."""
+    own = [tier for tier in config.kv_tiers if not tier.is_shared]
+    if not own or config.preemption_mode != "swap":
+        config = (
+            replace(config, kv_tiers=(), preemption_mode="recompute") if config.kv_tiers else config
+        )
+        return replace(config, enable_prefix_caching=False, load_takes_seat=True)
+    return replace(config, enable_prefix_caching=False, kv_tiers=tuple(own))
 
 
 @st.composite
@@ -134,7 +132,7 @@ def fleet_combinations(draw):
     rates = draw(st.sampled_from(RATES))
     moves_every_ns = draw(st.sampled_from((None, 400, 3_000)))
     hands_over = "decode" in roles or moves_every_ns is not None
-    config = draw(limits(bool(rates), may_have_tiers=moves_every_ns is None))
+    config = draw(limits(bool(rates)))
     if hands_over and config.offloading_connector:
         config = replace(config, offloading_connector=False, load_takes_seat=True)
     if isinstance(make(policy), Static):

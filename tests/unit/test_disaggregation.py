@@ -331,7 +331,7 @@ def test_experiment_tells_of_transfers():
         ),
         (
             {"d": {"role": "decode", "engine": TIERED}},
-            "cluster.pools.d.engine.kv_offload: engines that go on with prompts of others look",
+            "cluster.pools.d.engine.kv_offload: engines of role decode look nothing up: .* swap",
         ),
         (
             {"p": {"role": "prefill", "engine": TIERED | {"offloading_connector": True}}},
@@ -344,11 +344,40 @@ def test_roles_that_cannot_serve_are_told(pools, message):
         cluster(**pools)
 
 
-def test_engine_of_answers_without_tiers_cannot_swap_to_one():
+def test_engines_of_answers_have_the_tiers_that_one_can_swap_to():
     data = cluster().to_data()
-    data["engine"] = TIERED | {"preemption_mode": "swap"}
-    with pytest.raises(SpecError, match=r"pools\.d\.engine\.preemption_mode: .*recompute"):
-        make_spec(data)
+    store = {"name": "store", "gib": 40, "link": "ethernet-100g", "shared": True}
+    data["engine"] = {**TIERED, "kv_offload": {"tiers": [*TIERED["kv_offload"]["tiers"], store]}}
+    for mode, of_answers in (("recompute", None), ("swap", ["cpu"])):
+        data["engine"]["preemption_mode"] = mode
+        prompts, answers = (pool.spec.engine for pool in engine_pools(make_spec(data)))
+        assert [tier.name for tier in prompts.kv_offload.tiers] == ["cpu", "store"]
+        offload = answers.kv_offload
+        assert (offload and [tier.name for tier in offload.tiers]) == of_answers
+        assert not answers.enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"pools": {"p": {"role": "prefill"}, "d": {"role": "decode", "count": 2}},
+         "migration": {"name": "llumnix", "every_ms": 20}},
+        {"count": 2, "migration": {"name": "llumnix", "every_ms": 20}},
+    ],
+    ids=["apart", "whole"],
+)  # fmt: skip
+def test_fleet_whose_requests_move_swaps_to_tiers(keys):
+    data = cluster().to_data()
+    data["cluster"] = keys
+    data["workload"] |= {"num_requests": 60}
+    data["engine"] = {**TIERED, "preemption_mode": "swap", "num_gpu_blocks_override": 300,
+                      "max_model_len": 4800, "enable_prefix_caching": "pools" in keys}  # fmt: skip
+    data["workload"] |= {"max_total_tokens": 4800, "too_long": "clip_prompt"}
+    result = run_experiment(make_spec(data))
+    metrics = result.metrics()
+    assert metrics["num_preemptions"] > 0
+    assert metrics["recomputed_tokens"] == 0
+    assert (result.requests["generated_tokens"] == result.requests["output_tokens"]).all()
 
 
 def test_prompt_found_below_the_engine_of_prompts_is_loaded_there_and_sent_whole():

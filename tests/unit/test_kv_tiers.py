@@ -462,7 +462,10 @@ def test_wrong_tiers_are_refused_by_name(keys, message):
             "prompt_tokens": {"distribution": "uniform", "low": 4, "high": 40},
             "output_tokens": {"distribution": "uniform", "low": 2, "high": 20},
             "num_requests": 2, "request_rate": 1.0}}, r"engine\.kv_offload: not with"),
-        ({}, {"cluster": {"count": 2, "migration": "llumnix"}}, "kv_offload: not simulated where"),
+        ({"enable_prefix_caching": False}, {"cluster": {"count": 2, "migration": "llumnix"}},
+         "kv_offload: engines whose requests move look nothing up"),
+        ({"enable_prefix_caching": False, "preemption_mode": "swap", "offloading_connector": True},
+         {"cluster": {"count": 2, "migration": "llumnix"}}, "offloading_connector: not simulated"),
     ],
 )  # fmt: skip
 def test_tiers_are_refused_where_they_cannot_be(engine, more, message):
