@@ -72,25 +72,15 @@ class StepLoad:
     def decodes_within(self, states: Sequence[RequestState], budget_ns: float) -> int:
         """Return how many of the first `states` may decode as well."""
         contexts = [state.num_computed_tokens for state in states]
-        return _most(len(contexts), lambda n: self._ns(contexts[:n]) <= budget_ns)
+        return _most(len(contexts), lambda n: self._ns(contexts[:n]), budget_ns)
 
     def chunk_within(self, state: RequestState, most: int, budget_ns: float) -> int:
         """Return how many tokens of a prompt, up to `most`, may be computed as well."""
-        if budget_ns >= FOREVER:
+        if budget_ns >= FOREVER or most < 1:
             return max(most, 0)
-        context, view, before = state.num_computed_tokens, self._view, self._chunks
-        num_decodes, total = self._num_decodes, self._sum_tokens
-        longest, shortest = self._longest_tokens, self._shortest_tokens if num_decodes else 0
-        sampled = num_decodes + len(before) + 1
-
-        def fits(n: int) -> bool:
-            chunks = (*before, (n, context))
-            shape = BatchShape(
-                num_decodes, total, longest, chunks, 0, 0, sampled, 0, 0, 0, shortest
-            )
-            return view.estimate_step_ns(shape) <= budget_ns
-
-        return _most(most, fits)
+        view = self._view
+        price_ns = view.chunk_pricer(self._shape(), state.num_computed_tokens)
+        return _most(most, price_ns, budget_ns, view.prices_never_fall)
 
     def steps_within(self, budget_ns: float) -> int:
         """Return for how many steps of these decodes alone each ends within the time.
@@ -99,14 +89,18 @@ class StepLoad:
         """
         if self._chunks or not self._num_decodes:
             return 0
-        return _most(_STEPS_AHEAD, lambda n: self._ns(num_steps=n) <= budget_ns)
+        return _most(_STEPS_AHEAD, lambda n: self._ns(num_steps=n), budget_ns)
 
     def _ns(self, contexts: Sequence[int] = (), num_steps: int = 1) -> int:
+        return self._view.estimate_step_ns(self._shape(contexts), num_steps)
+
+    def _shape(self, contexts: Sequence[int] = ()) -> BatchShape:
+        """Return the shape of the step, with decodes of these contexts as well."""
         num_decodes = self._num_decodes + len(contexts)
         longest, shortest = self._longest_tokens, self._shortest_tokens
         if contexts:
             longest, shortest = max(longest, *contexts), min(shortest, *contexts)
-        shape = BatchShape(
+        return BatchShape(
             num_decodes,
             self._sum_tokens + sum(contexts),
             longest,
@@ -114,17 +108,20 @@ class StepLoad:
             rows_sampled=num_decodes + len(self._chunks),
             decode_context_min_tokens=shortest if num_decodes else 0,
         )
-        return self._view.estimate_step_ns(shape, num_steps)
 
 
-def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to `limit` that fits, all below it taken to fit as well."""
-    if limit < 1 or fits(limit):
+def _most(
+    limit: int, price_ns: Callable[[int], int], budget_ns: float, never_falls: bool = False
+) -> int:
+    """Return the largest number up to `limit` that ends in time, as all below it are taken to."""
+    if limit < 1 or price_ns(limit) <= budget_ns:
         return max(limit, 0)
+    if never_falls and price_ns(1) > budget_ns:
+        return 0
     least, too_many = 0, limit
     while too_many - least > 1:
         middle = (least + too_many) // 2
-        if fits(middle):
+        if price_ns(middle) <= budget_ns:
             least = middle
         else:
             too_many = middle

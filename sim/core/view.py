@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.cost.shape import BatchShape
@@ -74,7 +75,19 @@ class EngineView:
         running, prompts = self._requests.running, self._requests.prefilling
         if not prompts:
             return list(running.values())
-        return [state for state in running.values() if state.id not in prompts]
+        states = list(running.values())
+        first = len(states) - len(prompts)
+        if all([state.id in prompts for state in states[first:]]):  # most were admitted last
+            return states[:first]
+        return [state for state in states if state.id not in prompts]
+
+    def output_tokens(self, states: Collection[RequestState]) -> list[int]:
+        """Return `RequestState.num_output_tokens` of each of many, at a fraction of the cost."""
+        if self.config.num_speculative_tokens:
+            return [state.num_output_tokens for state in states]
+        batch = self._requests.decodes
+        steps = batch.steps
+        return [s._generated + (steps if s._batch is batch else 0) for s in states]
 
     @property
     def held(self) -> Collection[RequestState]:
@@ -191,6 +204,29 @@ class EngineView:
         if self.config.num_speculative_tokens:
             shape = self._with_drafts(shape)
         return self._engine.executor.estimate_step_ns(shape, num_steps)
+
+    def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        """Return what `estimate_step_ns` says of a step with one more prefill, by its new tokens.
+
+        Parameters
+        ----------
+        shape : BatchShape
+            The step without it.
+        context_tokens : int
+            Its tokens in the cache.
+        """
+        executor = self._engine.executor
+        if isinstance(executor, SimExecutor) and not self.config.num_speculative_tokens:
+            return executor.pricing.chunk_pricer(shape, context_tokens)
+        return lambda tokens: self.estimate_step_ns(shape.with_chunk(tokens, context_tokens))
+
+    @property
+    def prices_never_fall(self) -> bool:
+        """Whether a step with a longer chunk is never estimated to take less."""
+        executor = self._engine.executor
+        if self.config.num_speculative_tokens or not isinstance(executor, SimExecutor):
+            return False
+        return executor.pricing.never_falls
 
     def _with_drafts(self, shape: BatchShape) -> BatchShape:
         """Let as many tokens be drafted for each decode as for those that run now."""

@@ -34,6 +34,9 @@ class CostModel(ABC):
     reads_extremes : bool
         Whether it looks at the smallest context, or in a step of decodes alone at the largest. Who
         says no is not told them where they are dear: of requests with drafts.
+    never_falls : bool
+        Whether a step with more tokens in a chunk never takes less, nor one of the same decodes
+        later on, which no measured curve promises (ADR 7). Then who searches need not ask of all.
     """
 
     name: str
@@ -43,6 +46,7 @@ class CostModel(ABC):
     step_spread: StepSpread | None = None
     draw: int = 0
     reads_extremes: bool = True
+    never_falls: bool = False
 
     @abstractmethod
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
@@ -71,6 +75,26 @@ class CostModel(ABC):
     def pricer(self) -> Callable[[BatchShape, int], list[int]]:
         """Return what gives the same as `step_ns`, and may do so without a detour."""
         return self.step_ns
+
+    def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        """Return what gives the duration of a step with one more prefill, by its new tokens.
+
+        Who looks for the longest chunk that ends in time asks of one step many times.
+
+        Parameters
+        ----------
+        shape : BatchShape
+            The step without it.
+        context_tokens : int
+            Its tokens in the cache.
+
+        Returns
+        -------
+        callable
+            What ``step_ns`` says of `BatchShape.with_chunk`, to the bit. A model that adds up
+            kernels may add up once what the other rows take.
+        """
+        return lambda num_tokens: self.step_ns(shape.with_chunk(num_tokens, context_tokens))[0]
 
     def uneven_ns(self, steps: UnevenSteps) -> list[int]:
         """Return the durations of successive steps whose contexts grow unevenly.

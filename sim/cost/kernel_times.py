@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from schedlab.sim.cost.efficiency import Efficiency
 from schedlab.sim.cost.product import TILE, Product
@@ -180,6 +181,40 @@ class KernelTimes:
         contexts = [context + num_decodes * j for j in range(k)]
         return self._decodes_ns(beside, attending, contexts)
 
+    def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        """Return what gives the duration of a step with one more chunk, by its new tokens.
+
+        See `CostModel.chunk_pricer`. The sums are those of `step_ns`, in the same order.
+        """
+        num_decodes, chunks = shape.num_decodes, shape.chunks
+        others = num_decodes + shape.padding_tokens
+        for chunk in chunks:
+            others += chunk[0]
+        context = shape.decode_context_sum_tokens + num_decodes + shape.padding_context_tokens
+        attending, longest = num_decodes + shape.padding_rows, shape.decode_context_max_tokens + 1
+        rows_work, rows_keys = self._mixed_work(chunks, attending, context, longest)
+        swapped_ns = shape.swapped_bytes * self._ns_per_swapped_byte
+        rows = shape.rows_sampled + 1
+        found_head = self._head_ns.get(rows)
+        head_ns = self._price_head(rows) if found_head is None else found_head
+        call_ns, launch_ns, key_ns = self._call_ns, self._launch_ns, self._key_ns
+        token_ns = self._token_ns
+
+        def step_ns(num_tokens: int) -> int:
+            tokens = others + num_tokens
+            found = token_ns.get(tokens)
+            beside = swapped_ns + (self._price_tokens(tokens) if found is None else found)
+            if self._gathers:
+                beside += self._price_experts(shape.gathered_tokens or tokens)
+            beside += head_ns
+            work = rows_work + self._chunk_work(num_tokens, context_tokens)
+            keys = context_tokens + num_tokens
+            pole = (keys if keys > rows_keys else rows_keys) * key_ns
+            cost = beside + (call_ns + (pole if pole > work else work))
+            return int((cost if cost > launch_ns else launch_ns) + 0.5)
+
+        return step_ns
+
     def uneven_ns(self, shape: BatchShape, context_sums: list[int]) -> list[int]:
         """Return the durations of steps that differ in their contexts; see `CostModel.uneven_ns`.
 
@@ -233,25 +268,35 @@ class KernelTimes:
         self, chunks: tuple[tuple[int, int], ...], num_rows: int, context: int, longest: int
     ) -> float:
         """Return what attention takes in a step with prompts, nanoseconds over all layers."""
-        block, query_ns, pair_ns = self._query_block, self._query_ns, self._pair_ns
-        kv_ns = self._kv_ns
+        work, keys = self._mixed_work(chunks, num_rows, context, longest)
+        pole = keys * self._key_ns
+        return self._call_ns + (pole if pole > work else work)
+
+    def _mixed_work(
+        self, chunks: tuple[tuple[int, int], ...], num_rows: int, context: int, longest: int
+    ) -> tuple[float, int]:
+        """Return the work of all rows and chunks, and the most keys that one of them looks at."""
         work, keys = 0.0, longest if num_rows else 0
         if num_rows or context:
             rows_ns = self._row_ns * num_rows
-            read = kv_ns * context
+            read = self._kv_ns * context
             read += self._row_share * rows_ns + (read if read < self._ramp_ns else self._ramp_ns)
             alone = rows_ns if rows_ns > read else read
             padded = self._mixed_row_ns * num_rows + self._mixed_kv_ns * context
             work = padded if padded > alone else alone
         for q, c in chunks:
-            queries = -(-q // block) * block
-            compute = queries * (query_ns + pair_ns * (c + (q + 1) * 0.5))
-            read = (c + q) * kv_ns
-            work += compute if compute > read else read
+            work += self._chunk_work(q, c)
             if c + q > keys:
                 keys = c + q
-        pole = keys * self._key_ns
-        return self._call_ns + (pole if pole > work else work)
+        return work, keys
+
+    def _chunk_work(self, tokens: int, context: int) -> float:
+        """Return what the attention of a chunk takes beside others."""
+        block = self._query_block
+        queries = -(-tokens // block) * block
+        compute = queries * (self._query_ns + self._pair_ns * (context + (tokens + 1) * 0.5))
+        read = (context + tokens) * self._kv_ns
+        return compute if compute > read else read
 
     def _price_tokens(self, tokens: int) -> float:
         """Price all that depends on the number of new tokens only, and remember it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from schedlab.sim.cost.cost_model import CostModel
@@ -32,6 +32,8 @@ class Pricing:
     ----------
     step_ns : callable
         `CostModel.step_ns`, or what gives the same without a detour.
+    never_falls : bool
+        As the cost model says.
     can_be_outside : bool
         Whether any step can lie outside the measured range: where none can, none is looked at.
     extrapolated_steps : int
@@ -43,6 +45,7 @@ class Pricing:
     def __init__(self, cost_model: CostModel, overhead: SchedulingOverhead | None = None) -> None:
         self.cost_model = cost_model
         self.step_ns = cost_model.pricer()
+        self.never_falls = cost_model.never_falls
         self.overhead = overhead or SchedulingOverhead()
         self._has_overhead = self.overhead != SchedulingOverhead()
         self._has_warned = False
@@ -63,7 +66,23 @@ class Pricing:
         """
         if num_steps == 1:
             return self.step_ns(shape, 1)[0] + self.overhead_ns(shape)
-        return max(self.step_ns(shape, num_steps)) + self.overhead_ns(shape)
+        if not self.never_falls:
+            return max(self.step_ns(shape, num_steps)) + self.overhead_ns(shape)
+        grown = num_steps - 1 if shape.num_decodes else 0
+        last = shape.with_contexts(
+            shape.decode_context_sum_tokens + shape.num_decodes * grown,
+            shape.decode_context_max_tokens + grown,
+            shape.decode_context_min_tokens + grown,
+        )
+        return self.step_ns(last, 1)[0] + self.overhead_ns(shape)
+
+    def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        """Return what `estimate_ns` says of a step with one more prefill, by its new tokens."""
+        price_ns = self.cost_model.chunk_pricer(shape, context_tokens)
+        if not self._has_overhead:
+            return price_ns
+        overhead_ns = self.overhead_ns(shape.with_chunk(1, context_tokens))
+        return lambda num_tokens: price_ns(num_tokens) + overhead_ns
 
     def carried_out(self, shape: BatchShape, num_steps: int = 1) -> None:
         """Count `num_steps` successive steps of the same batch; warn of the first outside."""

@@ -112,6 +112,7 @@ class RooflineCostModel(CostModel):
         # Who prices steps in a way of its own is asked for each, and may look at any context.
         is_plain = type(self).step_ns is _STEP_NS
         self.reads_extremes = not is_plain
+        self.never_falls = is_plain  # a sum of terms of which none does
         self._all_times = self._times[0] if is_plain and self.num_stages == 1 else None
         self.pipeline_link = deployment.pipeline_link or _link_of_gpus(gpu)
         size = dtype_bytes(default_kv_dtype(dtype))
@@ -135,6 +136,12 @@ class RooflineCostModel(CostModel):
     def pricer(self) -> Callable[[BatchShape, int], list[int]]:
         """Return `step_ns`, or of a single stage what it calls; see `CostModel.pricer`."""
         return self.step_ns if self._all_times is None else self._all_times.step_ns
+
+    def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        """Return what prices a step by a chunk of it; see `CostModel.chunk_pricer`."""
+        if self._all_times is None:
+            return super().chunk_pricer(shape, context_tokens)
+        return self._all_times.chunk_pricer(shape, context_tokens)
 
     def uneven_ns(self, steps: UnevenSteps) -> list[int]:
         """Return the durations of steps whose contexts grow unevenly; see `CostModel.uneven_ns`."""

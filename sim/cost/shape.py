@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mypy_extensions import mypyc_attr
 
@@ -110,6 +110,15 @@ class BatchShape:
             self.decode_context_min_tokens,
             self.gathered_tokens,
             self.padding_rows,
+        )
+
+    def with_chunk(self, num_tokens: int, context_tokens: int) -> BatchShape:
+        """Return the shape of the same step with one more prefill, whose last row is sampled."""
+        rows_sampled = self.rows_sampled + 1
+        return replace(
+            self,
+            chunks=(*self.chunks, (num_tokens, context_tokens)),
+            rows_sampled=rows_sampled,
         )
 
     def with_contexts(self, sum_tokens: int, longest: int, shortest: int) -> BatchShape:
