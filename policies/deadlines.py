@@ -5,18 +5,43 @@ Functions of their own, which the compiled core has: they are asked of each runn
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from schedlab.sim.request import RequestState
 
-Target = tuple[int, float, float]
-"""Arrival in ns, time to the first token in ms, and time between tokens in ms."""
+Target = tuple[int, list[int], float, float]
+"""Arrival in ns; in how many ns from then on the next token is due, by the number of those that are
+there, as far as anybody asked; time to the first token in ms, and time between tokens in ms.
+Requests of the same target share the list."""
 
 
 def due_ns(state: RequestState, targets: dict[RequestState, Target]) -> int:
     """Return when the next token of a request is due, by the number of those that it has."""
-    arrival_ns, ttft_ms, tbt_ms = targets[state]
-    return arrival_ns + round((ttft_ms + state.num_output_tokens * tbt_ms) * 1e6)
+    target = targets[state]
+    num_tokens = state.num_output_tokens
+    if num_tokens >= len(target[1]):
+        _look_ahead(target, num_tokens)
+    return target[0] + target[1][num_tokens]
+
+
+def all_due_ns(
+    states: Sequence[RequestState], num_tokens: Sequence[int], targets: dict[RequestState, Target]
+) -> list[int]:
+    """Return what `due_ns` says of requests that have so many tokens each."""
+    of_states = [targets[state] for state in states]
+    try:
+        return [target[0] + target[1][n] for target, n in zip(of_states, num_tokens, strict=True)]
+    except IndexError:
+        for target, n in zip(of_states, num_tokens, strict=True):
+            _look_ahead(target, n)
+    return [target[0] + target[1][n] for target, n in zip(of_states, num_tokens, strict=True)]
+
+
+def _look_ahead(target: Target, num_tokens: int) -> None:
+    """Work out when tokens are due, up to the one after so many."""
+    _, offsets_ns, ttft_ms, tbt_ms = target
+    for n in range(len(offsets_ns), num_tokens + 1):
+        offsets_ns.append(round((ttft_ms + n * tbt_ms) * 1e6))
 
 
 def due_by(

@@ -52,17 +52,19 @@ class FairBatching(Policy):
         self.ttft_s = ttft_s
         self.tbt_s = tbt_s
         self._own_tbt_ms: dict[int, float] = {}
+        self._offsets_ns: list[int] = []
         self._targets: dict[RequestState, Target] = {}
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Note its targets."""
-        ttft_ms, tbt_ms = self.ttft_s * 1e3, self.tbt_s * 1e3
+        ttft_ms, tbt_ms, offsets_ns = self.ttft_s * 1e3, self.tbt_s * 1e3, self._offsets_ns
         slo = state.request.slo
         if slo is not None:
+            offsets_ns = []
             ttft_ms = ttft_ms if slo.ttft_ms is None else slo.ttft_ms
             if slo.tpot_ms is not None:
                 self._own_tbt_ms[state.id] = tbt_ms = slo.tpot_ms
-        self._targets[state] = state.request.arrival_ns, ttft_ms, tbt_ms
+        self._targets[state] = state.request.arrival_ns, offsets_ns, ttft_ms, tbt_ms
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""

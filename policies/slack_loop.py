@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from heapq import merge
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from schedlab.policies.deadlines import Target, due_ns
+from schedlab.policies.deadlines import Target, all_due_ns, due_ns
 from schedlab.policies.preemption import grant_all_decodes, grant_or_preempt, latest_arrival
 from schedlab.policies.step_load import StepLoad
 from schedlab.sim.core.plan import FOREVER, BatchPlan
@@ -43,15 +42,15 @@ def plan_by_slack(
     urgent, budget_ns = decodes, FOREVER
     others: list[RequestState] = []
     if decodes:
-        dates_ns = [due_ns(state, targets) for state in decodes]
+        dates_ns = all_due_ns(decodes, view.output_tokens(decodes), targets)
         budget_ns = max(min(dates_ns) - now_ns, tbt_ns)
         urgent_ns = now_ns + budget_ns + tbt_ns
         if could_prefill and max(dates_ns) >= urgent_ns:
             urgent, others = [], []
             for state, at_ns in zip(decodes, dates_ns, strict=True):
                 (urgent if at_ns < urgent_ns else others).append(state)
-    served, load = _decode(urgent, load, budget_ns, builder, view, set(), targets)
-    load = _compute_prompts(served, load, budget_ns, builder, view, targets)
+    served, load = _decode(urgent, load, budget_ns, builder, view, (), targets)
+    served = (*served, *_compute_prompts(load, budget_ns, builder, view, targets))
     more, load = _decode(others, load, budget_ns, builder, view, served, targets)
     if load.is_empty and view.running and not builder.preempted:
         # Prompts under way block each other for memory.
@@ -62,23 +61,14 @@ def plan_by_slack(
 
 
 def _compute_prompts(
-    served: set[RequestState],
-    load: StepLoad,
-    budget_ns: int,
-    builder: PlanBuilder,
-    view: EngineView,
-    targets: Targets,
-) -> StepLoad:
-    """Grant prompts what ends within the time, by slack, and add them to who is served."""
-
-    def place(state: RequestState) -> tuple[int, int, int]:
-        return due_ns(state, targets), state.request.arrival_ns, state.id
-
+    load: StepLoad, budget_ns: int, builder: PlanBuilder, view: EngineView, targets: Targets
+) -> list[RequestState]:
+    """Grant prompts what ends within the time, by slack; count them, and return whose they are."""
     prompts: Iterable[RequestState] = view.waiting if not builder.preempted else ()
     under_way = [state for state in view.prefilling if state not in builder.preempted]
     if under_way:
-        under_way.sort(key=place)
-        prompts = merge(under_way, prompts, key=place)
+        prompts = _by_slack(under_way, prompts, targets)
+    served: list[RequestState] = []
     for state in prompts:
         if not (builder.tokens_left and builder.rows_left):
             break
@@ -88,8 +78,26 @@ def _compute_prompts(
         if not granted:
             break
         load.add(state, granted)
-        served.add(state)
-    return load
+        served.append(state)
+    return served
+
+
+def _by_slack(
+    under_way: Sequence[RequestState], waiting: Iterable[RequestState], targets: Targets
+) -> Iterator[RequestState]:
+    """Merge prompts under way into those that wait, which are in order; few are ever asked for."""
+    entries = sorted([(_place(state, targets), state) for state in under_way], reverse=True)
+    for state in waiting:
+        place = _place(state, targets)
+        while entries and entries[-1][0] < place:
+            yield entries.pop()[1]
+        yield state
+    while entries:
+        yield entries.pop()[1]
+
+
+def _place(state: RequestState, targets: Targets) -> tuple[int, int, int]:
+    return due_ns(state, targets), state.request.arrival_ns, state.id
 
 
 def _decode(
@@ -100,21 +108,18 @@ def _decode(
     view: EngineView,
     served: Collection[RequestState],
     targets: Targets,
-) -> tuple[set[RequestState], StepLoad]:
+) -> tuple[Collection[RequestState], StepLoad]:
     """Grant the first due that fit the time, taking memory from who is not served."""
     if builder.preempted:
         states = [state for state in states if state not in builder.preempted]
-    granted: set[RequestState] = set()
     if not states:
-        return granted, load
+        return (), load
     both = load.with_decodes(states)
     if both.is_within(budget_ns) and grant_all_decodes(states, builder, view):
-        return set(states), both
-    ordered = sorted(
-        [(due_ns(state, targets), state.request.arrival_ns, state.id, state) for state in states]
-    )
-    states = [entry[3] for entry in ordered]
+        return states, both
+    states = [entry[1] for entry in sorted([(_place(state, targets), state) for state in states])]
     within = load.decodes_within(states, budget_ns) or int(load.is_empty)
+    granted: set[RequestState] = set()
     for state in states[:within]:
         if not (builder.tokens_left and builder.rows_left):
             break
