@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.request import RequestState
 
 Target = tuple[int, list[int], float, float]
@@ -46,11 +47,17 @@ def _look_ahead(target: Target, num_tokens: int) -> None:
 
 def due_by(
     states: Collection[RequestState], dates_ns: dict[RequestState, int], now_ns: int
-) -> list[RequestState]:
-    """Return whose token is due by now; those of whom nobody knows are among them."""
+) -> tuple[list[RequestState], int]:
+    """Return whose token is due by now, and the least date of all others; FOREVER if there is none.
+
+    Those of whom nobody knows are due.
+    """
     due: list[RequestState] = []
+    least_ns = FOREVER
     for state in states:
         at_ns = dates_ns.get(state)
         if at_ns is None or at_ns <= now_ns:
             due.append(state)
-    return due
+        elif at_ns < least_ns:
+            least_ns = at_ns
+    return due, least_ns

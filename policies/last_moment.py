@@ -16,45 +16,76 @@ from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
 
 Dates = dict[RequestState, int]
-"""The last time at which the next token of a request may be scheduled, in ns."""
 
 
-def note_tokens(
-    plan: BatchPlan,
-    running: Collection[RequestState],
-    dates_ns: Dates,
-    now_ns: int,
-    target_ns: int,
-    own_targets_ns: dict[RequestState, int],
-) -> None:
-    """Set the dates of all who got a token to a time from now, their own if they have one.
+class LastMoments:
+    """The last times at which the next tokens of requests may be scheduled.
 
-    Parameters
+    Attributes
     ----------
-    plan : BatchPlan
-        What was executed; where it does not list its decodes, all who run took part.
-    running : collection of RequestState
-        Who runs after it.
     dates_ns : dict of RequestState to int
-        The dates; also of those whom the plan names and who finished.
-    now_ns, target_ns : int
-        A time, and a time from then.
-    own_targets_ns : dict of RequestState to int
-        The times of those who have their own.
+        These times; who decodes and is not in it is due at once.
+    none_before_ns : int
+        Nobody who decodes is due before, so that before nobody is looked at. It may be too early.
     """
-    decoded = running if plan.decodes is None else plan.decodes
-    if plan.chunks:
-        decoded = [*decoded, *[state for state, _ in plan.chunks if state.is_decoding]]
-    dates_ns.update(dict.fromkeys(decoded, now_ns + target_ns))
-    if own_targets_ns:
-        for state in decoded:
-            dates_ns[state] = now_ns + own_targets_ns.get(state, target_ns)
+
+    __slots__ = ("_after_plan", "dates_ns", "none_before_ns")
+
+    def __init__(self) -> None:
+        self.dates_ns: Dates = {}
+        self.none_before_ns = 0
+        self._after_plan: tuple[BatchPlan | None, int] = None, 0
+
+    def due_by(self, decodes: Collection[RequestState], now_ns: int) -> list[RequestState]:
+        """Return who of all decodes is due by a time."""
+        due, others_ns = due_by(decodes, self.dates_ns, now_ns)
+        self.none_before_ns = 0 if due else others_ns
+        self._after_plan = None, others_ns
+        return due
+
+    def serves_due(self, plan: BatchPlan) -> None:
+        """Say that a plan gives all who were found due a token: after it they are not."""
+        self._after_plan = plan, self._after_plan[1]
+
+    def note_tokens(
+        self,
+        plan: BatchPlan,
+        running: Collection[RequestState],
+        now_ns: int,
+        target_ns: int,
+        own_targets_ns: dict[RequestState, int],
+    ) -> None:
+        """Set the dates of all who got a token to a time from now, their own if they have one.
+
+        Parameters
+        ----------
+        plan : BatchPlan
+            What was executed; where it does not list its decodes, all who decode took part.
+        running : collection of RequestState
+            Who runs after it.
+        now_ns, target_ns : int
+            A time, and a time from then.
+        own_targets_ns : dict of RequestState to int
+            The times of those who have their own.
+        """
+        decoded = running if plan.decodes is None else plan.decodes
+        if plan.chunks:
+            decoded = [*decoded, *[state for state, _ in plan.chunks if state.is_decoding]]
+        dates_ns, date_ns = self.dates_ns, now_ns + target_ns
+        dates_ns.update(dict.fromkeys(decoded, date_ns))
+        if own_targets_ns:
+            for state in decoded:
+                dates_ns[state] = own_ns = now_ns + own_targets_ns.get(state, target_ns)
+                date_ns = min(date_ns, own_ns)
+        served, others_ns = self._after_plan
+        before_ns = others_ns if served is plan else self.none_before_ns
+        self.none_before_ns = min(before_ns, date_ns) if decoded else before_ns
 
 
 def plan_at_last_moment(
     view: EngineView,
     builder: PlanBuilder,
-    dates_ns: Dates,
+    moments: LastMoments,
     place: Place,
     token_budget: int,
     max_decodes: int,
@@ -65,14 +96,15 @@ def plan_at_last_moment(
     ----------
     view, builder : EngineView, PlanBuilder
         As `Policy.plan` gets them.
-    dates_ns : dict of RequestState to int
-        Of the decodes; those not in it are critical.
+    moments : LastMoments
+        Of the decodes.
     place : callable
         Where a request stands in the order of new prompts, which is that of the queue.
     token_budget, max_decodes : int
         Tokens and decodes of a step.
     """
-    idle = not (len(view.prefilling) or len(view.waiting) or view.num_paused)
+    prefilling, waiting = view.prefilling, view.waiting
+    idle = not (len(prefilling) or len(waiting) or view.num_paused)
     if idle and len(view.running) <= min(max_decodes, token_budget):
         if view.config.num_speculative_tokens:  # of their drafts not all may fit
             fits = builder.grant_all(view.running)
@@ -80,54 +112,69 @@ def plan_at_last_moment(
             fits = grant_all_decodes(view.running, builder, view)
         if fits:
             return builder.build(max_steps=FOREVER)  # it matters to nobody who is due
-    now_ns, decodes = view.now_ns, view.decoding
-    critical = due_by(decodes, dates_ns, now_ns)
+    now_ns, dates_ns = view.now_ns, moments.dates_ns
+    critical: list[RequestState] = []
+    # Who comes back from the host was not looked at meanwhile.
+    if moments.none_before_ns <= now_ns or view.has_swapped or view.config.kv_tiers:
+        critical = moments.due_by(view.decoding, now_ns)
     floor = max(builder.tokens_left - token_budget, 0)
-    paused = list(view.prefilling)
+    paused = list(prefilling)
 
-    room = max_decodes
-    room -= _decode(critical, room, paused, builder, floor, dates_ns)
+    num_decodes = num_critical = 0
+    if critical:
+        num_decodes = _decode(critical, max_decodes, paused, view, builder, floor, dates_ns)
+        num_critical = num_decodes
     for state in tuple(paused):
         if builder.tokens_left > floor and builder.grant(state, builder.tokens_left - floor):
             paused.remove(state)
     # Who was evicted in this step is back in the queue of the original, and does not fit: only
     # those before it in the order may take the memory it left.
     first_gone = min([place(state) for state in builder.preempted], default=None)
-    for state in view.waiting:
+    for state in waiting:
         left = builder.tokens_left - floor
         overtakes = first_gone is not None and place(state) > first_gone
         if left < 1 or overtakes or not builder.grant(state, left):
             break
-    if builder.tokens_left > floor and builder.rows_left:
-        others = decodes
+    if builder.tokens_left > floor and builder.rows_left and len(critical) < view.num_decodes:
+        others = view.decoding
         if critical:
             served = set(critical)
-            others = [state for state in decodes if state not in served]
-        room -= _decode(others, room, paused, builder, floor, dates_ns)
+            others = [state for state in others if state not in served]
+        room = max_decodes - num_decodes
+        num_decodes += _decode(others, room, paused, view, builder, floor, dates_ns)
     if paused and not builder.preempted and len(paused) == len(view.running):
         # Prompts under way block each other for memory; the original reserves them whole.
         builder.preempt(paused[-1])
     # Which decodes are due changes with time: it changes nothing only while all of them run
     # and nobody has a prompt to go before them.
-    all_run = max_decodes - room == len(decodes)
-    may_prefill = len(view.prefilling) or (len(view.waiting) and builder.residents_left)
-    return builder.build(max_steps=FOREVER if all_run and not may_prefill else 1)
+    all_run = num_decodes == view.num_decodes
+    may_prefill = len(prefilling) or (len(waiting) and builder.residents_left)
+    plan = builder.build(max_steps=FOREVER if all_run and not may_prefill else 1)
+    if critical and num_critical == len(critical) and not builder.preempted:
+        moments.serves_due(plan)
+    return plan
 
 
 def _decode(
     states: list[RequestState],
     room: int,
     paused: list[RequestState],
+    view: EngineView,
     builder: PlanBuilder,
     floor: int,
     dates_ns: Dates,
 ) -> int:
     """Grant up to `room` of some decodes, those due first before others, and count them."""
-    if not states:
-        return 0
     if len(states) > room:
         states = _by_date(states, dates_ns)[:room]
-    if len(states) <= builder.tokens_left - floor and builder.grant_all(states):
+    if not states:
+        return 0
+    fits = len(states) <= builder.tokens_left - floor
+    if view.config.num_speculative_tokens:  # of their drafts not all may fit
+        fits = fits and builder.grant_all(states)
+    else:
+        fits = fits and grant_all_decodes(states, builder, view)
+    if fits:
         return len(states)
     granted = 0
     for state in _by_date(states, dates_ns):

@@ -2,13 +2,13 @@
 
 import math
 
-from schedlab.policies.last_moment import note_tokens, plan_at_last_moment
+from schedlab.policies.last_moment import LastMoments, plan_at_last_moment
 from schedlab.policies.policy import Policy
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RUNS, RequestState
 
 ORDERS = ("fcfs", "shortest_prompt", "paying_first")
 
@@ -82,7 +82,7 @@ class SLAI(Policy):
         self.max_decodes = max_decodes
         self._busy_ns = 0
         self._num_steps = 0
-        self._last_schedulable_ns: dict[RequestState, int] = {}
+        self._moments = LastMoments()
         self._own_targets_ns: dict[RequestState, int] = {}
         self._gone: list[RequestState] = []
 
@@ -99,7 +99,9 @@ class SLAI(Policy):
         self._view = view
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
-        """Note its own target, if it has one."""
+        """Note its own target, if it has one; who decodes, on another engine before, is due."""
+        if state.status is RUNS:
+            self._moments.none_before_ns = 0
         slo = state.request.slo
         if slo is not None and slo.tpot_ms is not None:
             self._own_targets_ns[state] = round(slo.tpot_ms / 1e3 * 1e9)
@@ -114,16 +116,16 @@ class SLAI(Policy):
             offset = 5 if used < self.memory_limit else 10
         safety_ns = offset * self._busy_ns // self._num_steps
         target_ns, own_ns = round(self.tbt_s * 1e9), self._own_targets_ns
-        dates_ns = self._last_schedulable_ns
-        note_tokens(plan, self._view.running, dates_ns, now_ns - safety_ns, target_ns, own_ns)
+        moments = self._moments
+        moments.note_tokens(plan, self._view.running, now_ns - safety_ns, target_ns, own_ns)
         if self._gone:  # of whom the plan still tells
             for state in self._gone:
-                dates_ns.pop(state, None)
+                moments.dates_ns.pop(state, None)
             self._gone.clear()
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
-        self._last_schedulable_ns.pop(state, None)
+        self._moments.dates_ns.pop(state, None)
         self._own_targets_ns.pop(state, None)
         self._gone.append(state)
 
@@ -133,7 +135,6 @@ class SLAI(Policy):
         def place(state: RequestState) -> tuple[int, int, int, int]:
             return (*self.key(state, view.now_ns), state.request.arrival_ns, state.id)
 
-        dates_ns = self._last_schedulable_ns
         return plan_at_last_moment(
-            view, builder, dates_ns, place, self.token_budget, self.max_decodes
+            view, builder, self._moments, place, self.token_budget, self.max_decodes
         )
