@@ -159,6 +159,8 @@ class _Answer:
     ----------
     output_tokens : int
         Its true length.
+    length : int
+        How many tokens have been generated when it ends.
     is_whole : bool
         Whether all of it comes out here, even where of others one token does.
     due_step : int
@@ -167,10 +169,11 @@ class _Answer:
         The request, once it decodes.
     """
 
-    __slots__ = ("due_step", "is_whole", "output_tokens", "state")
+    __slots__ = ("due_step", "is_whole", "length", "output_tokens", "state")
 
-    def __init__(self, output_tokens: int) -> None:
+    def __init__(self, output_tokens: int, max_tokens: int) -> None:
         self.output_tokens = output_tokens
+        self.length = output_tokens if output_tokens < max_tokens else max_tokens
         self.is_whole = False
         self.due_step = -1
         self.state: RequestState | None = None
@@ -214,7 +217,7 @@ class SimExecutor(Executor):
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
-        self._answers[request.id] = _Answer(output_tokens)
+        self._answers[request.id] = _Answer(output_tokens, request.max_tokens)
 
     def add_whole(self, request: Request, output_tokens: int) -> None:
         """Learn of a request of which more than `most_tokens` come out here: all."""
@@ -253,15 +256,13 @@ class SimExecutor(Executor):
         return self._tokens_left(state)
 
     def _tokens_left(self, state: RequestState) -> int:
-        left = self._length(state) - state.num_output_tokens
-        if left <= self.most_tokens or self._answers[state.id].is_whole:
-            return left
-        return self.most_tokens
+        answer = self._answers[state.id]
+        left = answer.length - state.num_output_tokens
+        return left if left <= self.most_tokens or answer.is_whole else self.most_tokens
 
     def _length(self, state: RequestState) -> int:
         """Return how many tokens a request has generated when it ends."""
-        length, most = self._answers[state.id].output_tokens, state.request.max_tokens
-        return length if length < most else most
+        return self._answers[state.id].length
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Price up to `max_steps` steps; see `Executor.execute`."""
@@ -324,7 +325,7 @@ class SimExecutor(Executor):
             due = self._due[step]
             for answer in due:
                 state = answer.state
-                if answer.due_step == step and state is not None and state in decodes:
+                if answer.due_step == step and state is not None and state._batch is decodes:
                     return step
             heappop(self._due_steps)
             del self._due[step]

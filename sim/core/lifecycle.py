@@ -336,9 +336,10 @@ class Lifecycle(Departures):
             for state in [state for state in batch.members.values() if state not in turn]:
                 self._leave_decodes(state)
                 paused[state.id] = state
-            for state in [s for s in chosen if s._batch is not batch and s.id in paused]:
-                del paused[state.id]
-                self._join_decodes(state)
+            if len(chosen) > batch.size:
+                for state in [s for s in chosen if s._batch is not batch and s.id in paused]:
+                    del paused[state.id]
+                    self._join_decodes(state)
         for state, drafts in plan.trimmed:
             self.draft_anew(state, drafts)
         return len(chosen)

@@ -168,11 +168,14 @@ class PlanBuilder(StepLedger):
                 others: Collection[RequestState] = decodes
             else:
                 # From who decoded last on: plans change few of them, and a member decodes.
-                for i in members.keys() - chosen.keys():
+                left = members.keys() - chosen.keys()
+                for i in left:
                     need -= batch.blocks_of(members[i])
-                others = [chosen[i] for i in chosen.keys() - members.keys()]
+                others = ()
+                if num_decodes > len(members) - len(left):
+                    others = [chosen[i] for i in chosen.keys() - members.keys()]
             for state in others:
-                if not state.is_decoding:
+                if state._batch is not batch and state.id not in self._requests.paused:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
                 need += batch.blocks_of(state)
             for state in self.preempted:
