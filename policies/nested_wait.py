@@ -36,9 +36,10 @@ class NestedWait(Policy):
     the latest admission is preempted.
 
     A decision is linear in the running batch. Skip-ahead is honest: a plan that takes everybody
-    inside of its segments, nobody from an entry and nobody on a time-out stays the same until one
-    of them comes to the next entry, because all move on together; any other promises nothing. The
-    next time-out is named.
+    inside of its segments stays the same until one of them comes to the next entry, because all
+    move on together, if nobody runs on a time-out and nobody can be taken from an entry after
+    those who are: they fill their segment, or are the last to come. Any other promises nothing.
+    The next time-out is named.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ class NestedWait(Policy):
         self._limits: list[tuple[int, int]] = []
         self._set_limits()
         self._ran_ns: dict[RequestState, int] = {}
-        self._slots: dict[int, int] = {}
+        self._slots: list[int] = []
         self._gone: list[RequestState] = []
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
@@ -107,7 +108,7 @@ class NestedWait(Policy):
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Run the segments from the first up to the one whose entry still gathers."""
         edges, ran_ns = self.output_edges, self._ran_ns
-        segments = sort_by_segment(view.running, view.prefilling, edges, self._slots)
+        segments = sort_by_segment(view, edges, self._slots)
         timeout_ns = round(self.max_wait_s * 1e9)
         choice = choose(segments, edges, self._limits, view, ran_ns, timeout_ns, self.drain)
         steps = choice.steps
@@ -115,7 +116,9 @@ class NestedWait(Policy):
             steps = 1
         if choice.timed_out >= 0 and steps > 1:
             waited_until_ns = view.now_ns - timeout_ns
-            if not stays_timed_out(segments, choice.timed_out, ran_ns, waited_until_ns):
+            if choice.takes or not stays_timed_out(
+                segments, choice.timed_out, ran_ns, waited_until_ns
+            ):
                 steps = 1
         all_granted = grant_chosen(choice.states, choice.num_new, view, builder)
         return builder.build(max_steps=steps if all_granted else 1, until_ns=choice.until_ns)

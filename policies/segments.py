@@ -68,52 +68,54 @@ class Choice:
         For how many steps the same may run, if all of them do and nothing happens.
     until_ns : int
         When the time is over that the first of a segment waits for others, which stays; or FOREVER.
+    takes : bool
+        Whether some of them come from an entry.
     timed_out : int
         The last segment that runs because this time was over before; -1 if none does.
     """
 
-    __slots__ = ("num_new", "states", "steps", "timed_out", "until_ns")
+    __slots__ = ("num_new", "states", "steps", "takes", "timed_out", "until_ns")
 
     def __init__(self) -> None:
         self.states: list[RequestState] = []
         self.num_new = 0
         self.steps = FOREVER
         self.until_ns = FOREVER
+        self.takes = False
         self.timed_out = -1
 
 
-def sort_by_segment(
-    running: Collection[RequestState],
-    prefilling: Collection[RequestState],
-    edges: Sequence[int],
-    slots: dict[int, int],
-) -> list[Segment]:
+def sort_by_segment(view: EngineView, edges: Sequence[int], slots: list[int]) -> list[Segment]:
     """Sort running requests into the segments that end at some lengths; longer ones to the last.
 
     Parameters
     ----------
-    running, prefilling : collection of RequestState
-        Of the engine.
+    view : EngineView
+        The engine.
     edges : sequence of int
         Where segments end.
-    slots : dict of int to int
-        What is known of lengths: the number of their segment, or ``-1 -`` that if it begins there.
+    slots : list of int
+        Of each length the number of its segment, or ``-1 -`` that if it begins there; as far as
+        anybody was as long.
     """
     segments = [Segment() for _ in edges]
-    prompts = set(prefilling)
-    for state in running:
-        generated = 0 if prompts and state in prompts else state.num_output_tokens
-        slot = slots.get(generated)
-        if slot is None:
-            number = min(bisect_right(edges, generated), len(edges) - 1)
-            begins = number > 0 and generated == edges[number - 1]
-            slots[generated] = slot = -1 - number if begins else number
+    running = view.running
+    lengths = view.output_tokens(running)
+    if any([state.num_output_tokens for state in view.prefilling]):  # computed again: from stage 0
+        prompts = set(view.prefilling)
+        lengths = [0 if state in prompts else n for state, n in zip(running, lengths, strict=True)]
+    for length in range(len(slots), max(lengths, default=0) + 1):
+        number = min(bisect_right(edges, length), len(edges) - 1)
+        begins = number > 0 and length == edges[number - 1]
+        slots.append(-1 - number if begins else number)
+    for state, length in zip(running, lengths, strict=True):
+        slot = slots[length]
         if slot < 0:
             segments[-1 - slot].entry.append(state)
         else:
             segment = segments[slot]
             segment.inside.append(state)
-            segment.stages.append(generated)
+            segment.stages.append(length)
     return segments
 
 
@@ -164,13 +166,21 @@ def choose(
         if i == 0:
             choice.num_new = places
             can_come = False
-        within = segment.at_most(group)
+        within, taken = segment.at_most(group), segment.entry[:places]
         choice.states += within
-        choice.states += segment.entry[:places]
-        if len(within) < num_inside or (places and segment.entry):
+        choice.states += taken
+        if taken:
+            choice.takes = True
+            # Nobody is taken after them if they fill the segment, or were the last to come.
+            is_full = limit - num_inside <= len(taken)
+            if not is_full and (len(taken) < gathered or can_come or not drain):
+                choice.steps = 1
+        if len(within) < num_inside:
             choice.steps = 1
-        elif num_inside and i + 1 < len(edges):  # all move on together to the end of the segment
-            choice.steps = min(choice.steps, max(edges[i] - max(segment.stages), 1))
+        elif choice.steps > 1 and (num_inside or taken) and i + 1 < len(edges):
+            # All move on together to the end of the segment.
+            longest = max(segment.stages) if num_inside else edges[i - 1]
+            choice.steps = min(choice.steps, max(edges[i] - longest, 1))
         can_come = can_come or num_inside > 0 or len(segment.entry) > 0
     return choice
 
@@ -184,10 +194,9 @@ def least_since_ns(segments: Sequence[Segment], first: int, ran_ns: dict[Request
     for i in range(first, len(segments)):
         segment = segments[i]
         for states in (segment.entry, segment.inside):
-            for state in states:
-                since_ns = ran_ns.get(state, state.first_scheduled_ns)
-                if since_ns < least_ns:
-                    least_ns = since_ns
+            if states:
+                since_ns = min([ran_ns.get(s, s.first_scheduled_ns) for s in states])
+                least_ns = min(least_ns, since_ns)
     return least_ns
 
 
@@ -217,7 +226,7 @@ def grant_chosen(
     turn = set(chosen)
     in_turn = [state for state in view.running if state in turn]
     all_granted = not view.prefilling and builder.grant_all(in_turn)
-    if not all_granted:
+    if not all_granted and not _grant_with_prompts(in_turn, view, builder):
         victims = list(view.running)
         for state in in_turn:
             if state not in builder.preempted and builder.tokens_left:
@@ -230,3 +239,31 @@ def grant_chosen(
                 break
             num_new -= 1
     return all_granted
+
+
+def _grant_with_prompts(
+    states: Collection[RequestState], view: EngineView, builder: PlanBuilder
+) -> bool:
+    """Grant running requests, prompts among them, all they need if that surely fits in any order.
+
+    If it may not, nobody is granted anything.
+    """
+    config, prefilling = view.config, view.prefilling
+    if not prefilling or config.num_speculative_tokens or config.kv_allocator != "paged":
+        return False
+    chosen = set(states)
+    prompts = [state for state in prefilling if state in chosen]
+    num_decodes = len(states) - len(prompts)
+    tokens_left = builder.tokens_left - num_decodes
+    blocks_left = view.free_blocks - num_decodes
+    for state in prompts:
+        tokens_left -= state.num_uncomputed_tokens
+        blocks_left -= -(-state.num_tokens // config.block_size)
+    if tokens_left < 0 or blocks_left < 0:
+        return False
+    unfinished = set(prompts)
+    if not builder.grant_all([state for state in states if state not in unfinished]):
+        return False
+    for state in prompts:
+        builder.grant(state)
+    return True
