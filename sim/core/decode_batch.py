@@ -1,5 +1,7 @@
 """Requests that decode in lockstep, advanced together at a cost that does not grow with them."""
 
+from collections.abc import Collection
+
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.request import RequestState
 
@@ -64,6 +66,23 @@ class DecodeBatch:
         self._offset_sum -= offset
         self._phases[-offset % self.block_size] -= 1
 
+    def leave_all(self, states: Collection[RequestState]) -> None:
+        """Take several members out, at a fraction of the cost of `leave`."""
+        steps, members, phases, size = self.steps, self.members, self._phases, self.block_size
+        for state in states:
+            offset = state._computed
+            state._computed = offset + steps
+            state._generated += steps
+            state._batch = None
+            del members[state.id]
+            if offset == self._most:
+                self._most = None
+            if offset == self._least:
+                self._least = None
+            self._offset_sum -= offset
+            phases[-offset % size] -= 1
+        self.size = len(members)
+
     @property
     def context_sum_tokens(self) -> int:
         """Sum of the members' tokens in the cache."""
@@ -108,6 +127,15 @@ class DecodeBatch:
     def blocks_of(self, state: RequestState) -> int:
         """Count the new blocks that a decode of a request needs, a member or not."""
         return int(state.num_computed_tokens % self.block_size == 0)
+
+    def blocks_of_all(self, states: Collection[RequestState]) -> int:
+        """Count the new blocks that decodes of requests need, members or not."""
+        steps, size, need = self.steps, self.block_size, 0
+        for state in states:
+            computed = state._computed if state._batch is None else state._computed + steps
+            if computed % size == 0:
+                need += 1
+        return need
 
     def tokens_next_step(self) -> int:
         """Count the tokens that the next step of all members computes."""

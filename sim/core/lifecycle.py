@@ -7,6 +7,7 @@ from dataclasses import replace
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.population import seat_number
+from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.track import SpeculatingState, slots_ahead
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import DONE, RUNS, WAITS, Arrival, Request, RequestState
@@ -333,9 +334,9 @@ class Lifecycle(Departures):
             return batch.size
         if chosen and (self.paused or len(chosen) < batch.size):
             paused, turn = self.paused, set(chosen)
-            for state in [state for state in batch.members.values() if state not in turn]:
-                self._leave_decodes(state)
-                paused[state.id] = state
+            left = [state for state in batch.members.values() if state not in turn]
+            if left:
+                self._pause(left)
             if len(chosen) > batch.size:
                 for state in [s for s in chosen if s._batch is not batch and s.id in paused]:
                     del paused[state.id]
@@ -343,6 +344,20 @@ class Lifecycle(Departures):
         for state, drafts in plan.trimmed:
             self.draft_anew(state, drafts)
         return len(chosen)
+
+    def _pause(self, states: list[RequestState]) -> None:
+        """Let members of the decode batch leave it and keep what they hold."""
+        batch, log, paused = self.decodes, self.log, self.paused
+        if isinstance(batch, SpeculativeBatch):
+            for state in states:
+                self._leave_decodes(state)
+                paused[state.id] = state
+            return
+        batch.leave_all(states)
+        for state in states:
+            log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
+            state._entry_ns = -1
+            paused[state.id] = state
 
     def draft_anew(self, state: RequestState, drafts: int) -> None:
         """Draft another number of tokens for the next verification of a running request."""

@@ -168,16 +168,15 @@ class PlanBuilder(StepLedger):
                 others: Collection[RequestState] = decodes
             else:
                 # From who decoded last on: plans change few of them, and a member decodes.
-                left = members.keys() - chosen.keys()
-                for i in left:
-                    need -= batch.blocks_of(members[i])
+                left = [members[i] for i in members.keys() - chosen.keys()]
+                need -= self._blocks_of(left)
                 others = ()
                 if num_decodes > len(members) - len(left):
                     others = [chosen[i] for i in chosen.keys() - members.keys()]
             for state in others:
                 if state._batch is not batch and state.id not in self._requests.paused:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
-                need += batch.blocks_of(state)
+            need += self._blocks_of(others)
             for state in self.preempted:
                 if state.id in chosen:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
@@ -185,10 +184,20 @@ class PlanBuilder(StepLedger):
             if need > self._kv.free_blocks:
                 return False
             self._kv.free_blocks -= need
-        granted.update(chosen)
+        if granted:
+            granted.update(chosen)
+        else:
+            self._decodes = chosen
         self.tokens_left -= tokens
         self.rows_left -= num_decodes
         return True
+
+    def _blocks_of(self, decodes: Collection[RequestState]) -> int:
+        """Count the new blocks that a token of each of some decodes needs."""
+        batch = self._batch
+        if self._speculates:
+            return sum([batch.blocks_of(state) for state in decodes])
+        return batch.blocks_of_all(decodes)
 
     @property
     def _cuts_drafts(self) -> bool:
