@@ -66,6 +66,26 @@ class DecodeBatch:
         self._offset_sum -= offset
         self._phases[-offset % self.block_size] -= 1
 
+    def join_all(self, states: Collection[RequestState]) -> None:
+        """Add several requests, at a fraction of the cost of `join`."""
+        steps, members, phases, size = self.steps, self.members, self._phases, self.block_size
+        for state in states:
+            offset = state._computed - steps
+            state._computed = offset
+            state._generated -= steps
+            state._stint_start = steps
+            state._batch = self
+            if not members:
+                self._most = self._least = offset
+            elif self._most is not None and offset > self._most:
+                self._most = offset
+            elif self._least is not None and offset < self._least:
+                self._least = offset
+            members[state.id] = state
+            self._offset_sum += offset
+            phases[-offset % size] += 1
+        self.size = len(members)
+
     def leave_all(self, states: Collection[RequestState]) -> None:
         """Take several members out, at a fraction of the cost of `leave`."""
         steps, members, phases, size = self.steps, self.members, self._phases, self.block_size

@@ -7,7 +7,6 @@ from dataclasses import replace
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.population import seat_number
-from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.track import SpeculatingState, slots_ahead
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import DONE, RUNS, WAITS, Arrival, Request, RequestState
@@ -328,9 +327,7 @@ class Lifecycle(Departures):
             chosen = tuple([state for state in chosen if state.status is not DONE])
         if chosen is None:
             if self.paused:
-                for state in self.paused.values():
-                    self._join_decodes(state)
-                self.paused.clear()
+                self._go_on(list(self.paused.values()))
             return batch.size
         if chosen and (self.paused or len(chosen) < batch.size):
             paused, turn = self.paused, set(chosen)
@@ -338,9 +335,7 @@ class Lifecycle(Departures):
             if left:
                 self._pause(left)
             if len(chosen) > batch.size:
-                for state in [s for s in chosen if s._batch is not batch and s.id in paused]:
-                    del paused[state.id]
-                    self._join_decodes(state)
+                self._go_on([s for s in chosen if s._batch is not batch and s.id in paused])
         for state, drafts in plan.trimmed:
             self.draft_anew(state, drafts)
         return len(chosen)
@@ -348,7 +343,7 @@ class Lifecycle(Departures):
     def _pause(self, states: list[RequestState]) -> None:
         """Let members of the decode batch leave it and keep what they hold."""
         batch, log, paused = self.decodes, self.log, self.paused
-        if isinstance(batch, SpeculativeBatch):
+        if self.config.num_speculative_tokens:
             for state in states:
                 self._leave_decodes(state)
                 paused[state.id] = state
@@ -358,6 +353,19 @@ class Lifecycle(Departures):
             log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
             state._entry_ns = -1
             paused[state.id] = state
+
+    def _go_on(self, states: list[RequestState]) -> None:
+        """Let paused decodes join the batch."""
+        batch, executor, paused = self.decodes, self.executor, self.paused
+        if self.config.num_speculative_tokens:
+            for state in states:
+                del paused[state.id]
+                self._join_decodes(state)
+            return
+        for state in states:
+            del paused[state.id]
+            executor.joined(state, batch)
+        batch.join_all(states)
 
     def draft_anew(self, state: RequestState, drafts: int) -> None:
         """Draft another number of tokens for the next verification of a running request."""
