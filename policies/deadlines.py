@@ -46,17 +46,20 @@ def _look_ahead(target: Target, num_tokens: int) -> None:
 
 
 def due_by(
-    states: Collection[RequestState], dates_ns: dict[RequestState, int], now_ns: int
+    states: Collection[RequestState],
+    dates_ns: dict[RequestState, int],
+    others_ns: int,
+    now_ns: int,
 ) -> tuple[list[RequestState], int]:
-    """Return whose token is due by now, and the least date of all others; FOREVER if there is none.
+    """Return whose token is due by now, and the least date of those not due, FOREVER if all are.
 
-    Those of whom nobody knows are due.
+    Those without a date of their own have that of all others.
     """
     due: list[RequestState] = []
     least_ns = FOREVER
     for state in states:
-        at_ns = dates_ns.get(state)
-        if at_ns is None or at_ns <= now_ns:
+        at_ns = dates_ns.get(state, others_ns)
+        if at_ns <= now_ns:
             due.append(state)
         elif at_ns < least_ns:
             least_ns = at_ns

@@ -24,62 +24,89 @@ class LastMoments:
     Attributes
     ----------
     dates_ns : dict of RequestState to int
-        These times; who decodes and is not in it is due at once.
+        These times, of those who got a token since everybody who runs did.
+    others_ns : int
+        That of all others.
     none_before_ns : int
         Nobody who decodes is due before, so that before nobody is looked at. It may be too early.
     """
 
-    __slots__ = ("_after_plan", "dates_ns", "none_before_ns")
+    __slots__ = ("_after_plan", "dates_ns", "none_before_ns", "others_ns")
 
     def __init__(self) -> None:
         self.dates_ns: Dates = {}
+        self.others_ns = 0
         self.none_before_ns = 0
         self._after_plan: tuple[BatchPlan | None, int] = None, 0
 
+    def is_due(self, state: RequestState) -> None:
+        """Say that a request may not wait at all."""
+        self.dates_ns[state] = self.none_before_ns = 0
+
     def due_by(self, decodes: Collection[RequestState], now_ns: int) -> list[RequestState]:
         """Return who of all decodes is due by a time."""
-        due, others_ns = due_by(decodes, self.dates_ns, now_ns)
-        self.none_before_ns = 0 if due else others_ns
-        self._after_plan = None, others_ns
+        due, later_ns = due_by(decodes, self.dates_ns, self.others_ns, now_ns)
+        self.none_before_ns = 0 if due else later_ns
+        self._after_plan = None, later_ns
         return due
 
     def serves_due(self, plan: BatchPlan) -> None:
         """Say that a plan gives all who were found due a token: after it they are not."""
         self._after_plan = plan, self._after_plan[1]
 
+    def in_order(self, states: Collection[RequestState]) -> list[RequestState]:
+        """Return requests in the order of these times."""
+        dates_ns, others_ns = self.dates_ns, self.others_ns
+        dated = [(dates_ns.get(s, others_ns), s.request.arrival_ns, s.id, s) for s in states]
+        dated.sort()
+        return [entry[3] for entry in dated]
+
     def note_tokens(
         self,
         plan: BatchPlan,
-        running: Collection[RequestState],
+        view: EngineView,
         now_ns: int,
         target_ns: int,
         own_targets_ns: dict[RequestState, int],
     ) -> None:
-        """Set the dates of all who got a token to a time from now, their own if they have one.
+        """Set the times of all who got a token to one from now, their own if they have one.
 
         Parameters
         ----------
         plan : BatchPlan
             What was executed; where it does not list its decodes, all who decode took part.
-        running : collection of RequestState
-            Who runs after it.
+        view : EngineView
+            The engine after it.
         now_ns, target_ns : int
             A time, and a time from then.
         own_targets_ns : dict of RequestState to int
             The times of those who have their own.
         """
-        decoded = running if plan.decodes is None else plan.decodes
+        dates_ns, date_ns = self.dates_ns, now_ns + target_ns
+        decodes: Collection[RequestState] | None = plan.decodes
+        is_simple = not own_targets_ns and self.none_before_ns > 0 and not _may_return(view)
+        if decodes is None and is_simple:
+            # Nobody else needs a time: nobody came who is due, prompts get theirs when complete.
+            self.others_ns = self.none_before_ns = date_ns
+            if dates_ns:
+                dates_ns.clear()
+            return
+        decoded = view.running if decodes is None else decodes
         if plan.chunks:
             decoded = [*decoded, *[state for state, _ in plan.chunks if state.is_decoding]]
-        dates_ns, date_ns = self.dates_ns, now_ns + target_ns
         dates_ns.update(dict.fromkeys(decoded, date_ns))
         if own_targets_ns:
             for state in decoded:
                 dates_ns[state] = own_ns = now_ns + own_targets_ns.get(state, target_ns)
                 date_ns = min(date_ns, own_ns)
-        served, others_ns = self._after_plan
-        before_ns = others_ns if served is plan else self.none_before_ns
+        served, later_ns = self._after_plan
+        before_ns = later_ns if served is plan else self.none_before_ns
         self.none_before_ns = min(before_ns, date_ns) if decoded else before_ns
+
+
+def _may_return(view: EngineView) -> bool:
+    """Whether decodes may come back that did not run meanwhile, with the times that they had."""
+    return view.has_swapped or len(view.config.kv_tiers) > 0
 
 
 def plan_at_last_moment(
@@ -112,17 +139,16 @@ def plan_at_last_moment(
             fits = grant_all_decodes(view.running, builder, view)
         if fits:
             return builder.build(max_steps=FOREVER)  # it matters to nobody who is due
-    now_ns, dates_ns = view.now_ns, moments.dates_ns
+    now_ns = view.now_ns
     critical: list[RequestState] = []
-    # Who comes back from the host was not looked at meanwhile.
-    if moments.none_before_ns <= now_ns or view.has_swapped or view.config.kv_tiers:
+    if moments.none_before_ns <= now_ns or _may_return(view):
         critical = moments.due_by(view.decoding, now_ns)
     floor = max(builder.tokens_left - token_budget, 0)
     paused = list(prefilling)
 
     num_decodes = num_critical = 0
     if critical:
-        num_decodes = _decode(critical, max_decodes, paused, view, builder, floor, dates_ns)
+        num_decodes = _decode(critical, max_decodes, paused, view, builder, floor, moments)
         num_critical = num_decodes
     for state in tuple(paused):
         if builder.tokens_left > floor and builder.grant(state, builder.tokens_left - floor):
@@ -141,7 +167,7 @@ def plan_at_last_moment(
             served = set(critical)
             others = [state for state in others if state not in served]
         room = max_decodes - num_decodes
-        num_decodes += _decode(others, room, paused, view, builder, floor, dates_ns)
+        num_decodes += _decode(others, room, paused, view, builder, floor, moments)
     if paused and not builder.preempted and len(paused) == len(view.running):
         # Prompts under way block each other for memory; the original reserves them whole.
         builder.preempt(paused[-1])
@@ -162,11 +188,11 @@ def _decode(
     view: EngineView,
     builder: PlanBuilder,
     floor: int,
-    dates_ns: Dates,
+    moments: LastMoments,
 ) -> int:
     """Grant up to `room` of some decodes, those due first before others, and count them."""
     if len(states) > room:
-        states = _by_date(states, dates_ns)[:room]
+        states = moments.in_order(states)[:room]
     if not states:
         return 0
     fits = len(states) <= builder.tokens_left - floor
@@ -177,16 +203,10 @@ def _decode(
     if fits:
         return len(states)
     granted = 0
-    for state in _by_date(states, dates_ns):
+    for state in moments.in_order(states):
         if builder.tokens_left <= floor or builder.rows_left < 1:
             break
         victims = [state, *paused]
         granted += grant_or_preempt(builder, state, victims)
         paused[:] = [victim for victim in victims if victim is not state]
     return granted
-
-
-def _by_date(states: list[RequestState], dates_ns: Dates) -> list[RequestState]:
-    dated = [(dates_ns.get(s, 0), s.request.arrival_ns, s.id, s) for s in states]
-    dated.sort()
-    return [entry[3] for entry in dated]

@@ -101,7 +101,7 @@ class SLAI(Policy):
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Note its own target, if it has one; who decodes, on another engine before, is due."""
         if state.status is RUNS:
-            self._moments.none_before_ns = 0
+            self._moments.is_due(state)
         slo = state.request.slo
         if slo is not None and slo.tpot_ms is not None:
             self._own_targets_ns[state] = round(slo.tpot_ms / 1e3 * 1e9)
@@ -110,17 +110,19 @@ class SLAI(Policy):
         """Set the last schedulable time of everyone who got a token."""
         self._busy_ns += now_ns - plan.start_ns
         self._num_steps += num_steps
-        offset = self.offset
+        offset, view = self.offset, self._view
         if self.dynamic_offset:
-            used = 1.0 - self._view.free_blocks / self._view.num_blocks
+            used = 1.0 - view.free_blocks / view.num_blocks
             offset = 5 if used < self.memory_limit else 10
         safety_ns = offset * self._busy_ns // self._num_steps
         target_ns, own_ns = round(self.tbt_s * 1e9), self._own_targets_ns
         moments = self._moments
-        moments.note_tokens(plan, self._view.running, now_ns - safety_ns, target_ns, own_ns)
+        moments.note_tokens(plan, view, now_ns - safety_ns, target_ns, own_ns)
         if self._gone:  # of whom the plan still tells
             for state in self._gone:
                 moments.dates_ns.pop(state, None)
+                if state.status is RUNS:  # it was to go on elsewhere, and came back
+                    moments.is_due(state)
             self._gone.clear()
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:

@@ -164,7 +164,7 @@ class StepLedger:
             return self._deny(state, "its last batch is still in the pipeline")
         if state.id in self._requests.loading:
             return self._deny(state, "its KV is on its way from a lower tier")
-        if not state.is_decoding:
+        if state.id in self._requests.prefilling:
             return self._grant_chunk(state, most)
         if not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
