@@ -30,7 +30,8 @@ class ProgramLevelAttainedService(Ranked):
 
     A decision is O(n log n) in the running batch and sorts the queue. Skip-ahead is honest because
     places change only when a quantum is used up or somebody has waited too long, at times that the
-    plan names.
+    plan names where it leaves somebody out; while everybody is served, places decide nothing, and
+    what a queue depends on, the service so far, is the same added up at once.
 
     Parameters
     ----------
@@ -44,6 +45,7 @@ class ProgramLevelAttainedService(Ranked):
 
     source = "Autellix, Luo et al. 2025 (arXiv:2502.13965), section 4.2: PLAS, anti-starvation"
     starves = True
+    lazy_ranks = True
     asks_who_ran = False
 
     def __init__(

@@ -35,8 +35,9 @@ class Ranked(Policy):
     pauses = True
     can_pipeline = True
     lazy_ranks: ClassVar[bool] = False
-    """Whether nothing but `key` looks at steps and time, so that ranks need not be looked at while
-    everybody has a seat and gets a token, whatever the horizon."""
+    """Whether nothing but `key` looks at steps and time, or `on_tokens` makes up afterwards for all
+    steps of a plan, so that ranks need not be looked at while everybody has a seat and gets a
+    token, whatever the horizon."""
     asks_who_ran: ClassVar[bool] = True
     """Whether `on_tokens` asks every plan who decoded. If not, a plan that serves everybody does
     not list them, and those who took part and have not finished are all who run after it."""

@@ -164,14 +164,14 @@ def test_hold_by_the_clock_schedules_when_the_clock_says():
     assert 150_000 <= first < 151_500  # the next step start: steps take 1.0 to 1.3 us
 
 
-def num_plans(policy):
+def num_plans(policy, config=CONFIG):
     count = 0
 
     def watch(engine):
         nonlocal count
         count = engine.num_plans
 
-    laws.run(policy, work(), CONFIG, observer=watch)
+    laws.run(policy, work(), config, observer=watch)
     return count
 
 
@@ -229,3 +229,25 @@ class ByPrompt(ContinuousBatching):
 
 def test_ordering_skips_ahead_without_saying_anything():
     assert num_plans(ByPrompt()) < num_plans(ContinuousBatching()) + 5
+
+
+QUANTA = [("plas", {"first_quantum_s": 2e-6}), ("atlas", {"first_quantum_s": 2e-6})]
+
+
+@pytest.mark.parametrize(("name", "knobs"), QUANTA)
+def test_quantum_that_ends_while_everybody_is_served_asks_for_no_plan(name, knobs):
+    roomy = replace(CONFIG, max_num_seqs=24, max_num_batched_tokens=400)
+    assert num_plans(registry.make(name, **knobs), roomy) == num_plans(registry.make("fcfs"), roomy)
+
+
+@pytest.mark.parametrize("seats", [5, 12])
+@pytest.mark.parametrize(("name", "knobs"), QUANTA)
+def test_quantum_that_ended_while_everybody_was_served_counts_when_somebody_is_not(
+    name, knobs, seats
+):
+    config = replace(CONFIG, max_num_seqs=seats, max_num_resident=24)
+    signatures = [
+        laws.signature(laws.run(registry.make(name, **knobs), work(), config))
+        for config in (config, laws.slow(config))
+    ]
+    assert signatures[0] == signatures[1]
