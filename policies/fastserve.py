@@ -55,7 +55,9 @@ class FastServe(Ranked):
 
     A decision is O(n log n) in the running batch; the queue is sorted again only when the
     starvation rule promotes. Skip-ahead is honest because places change only when a quantum is
-    used up, at a time the plan names, or when the starvation rule looks. Estimated starts move
+    used up, at a time the plan names, or when the starvation rule looks. While everybody is served
+    places decide nothing: then a plan lasts beyond the ends of quanta, and who used one up drops
+    afterwards, from the end of the step in which he did. Estimated starts move
     with the clock, but decide only in which order requests move at a step where some do; whether
     any does depends on free memory, which falls by a block a request in `block_size` steps at
     most, and so stays above the reserve for the steps that are promised.
@@ -77,6 +79,7 @@ class FastServe(Ranked):
     """
 
     can_pipeline = False
+    lazy_ranks = True
     asks_who_ran = False
     source = "FastServe, Wu et al. (arXiv:2305.05920), LLMServe/FastServe scheduler.py"
     starves = True
@@ -140,9 +143,9 @@ class FastServe(Ranked):
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Charge who ran; demote who used up a quantum; now and then look for the starving."""
         self.static_keys = True
-        # By rank, as they are in a plan that had to rank them.
-        for place in reversed(charge(plan, self._view.running, num_steps, now_ns, self._places)):
-            self._move_to_front(place, place.level + 1)
+        view = self._view
+        durations_ns = view.durations_ns if num_steps > 1 else (now_ns - plan.start_ns,)
+        charge(plan, view.running, durations_ns, now_ns, self._places, self._drop)
         before, self._iteration = self._iteration, self._iteration + num_steps
         if self._iteration // self.starvation_period > before // self.starvation_period:
             self._promote_starving(now_ns)
@@ -152,12 +155,17 @@ class FastServe(Ranked):
         del self._places[state]
 
     def horizon(self, view: EngineView) -> tuple[int, int]:
-        """Return the steps to the next look, and when the first quantum may be used up."""
+        """Return when the first quantum may be used up."""
         least_ns = least_left_ns(view.running, self._places)
         if least_ns is None:
             return 1, FOREVER
-        steps = self.starvation_period - self._iteration % self.starvation_period
-        return steps, (view.now_ns + max(least_ns, 1) if view.running else FOREVER)
+        return FOREVER, (view.now_ns + max(least_ns, 1) if view.running else FOREVER)
+
+    def promise(self, view: EngineView, hooks_matter: bool = True) -> tuple[int, int]:
+        """Promise no more steps than there are to the next look for the starving."""
+        max_steps, until_ns = super().promise(view, hooks_matter)
+        to_look = self.starvation_period - self._iteration % self.starvation_period
+        return min(max_steps, to_look), until_ns
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Grant tokens by rank; then swap ahead of need, if there is a reserve to keep."""
@@ -244,6 +252,9 @@ class FastServe(Ranked):
         if not idle or not num_rows or spare_blocks < 0:  # who could not go now, cannot go later
             return FOREVER
         return 1 + view.config.block_size * (spare_blocks // num_rows)
+
+    def _drop(self, place: Standing) -> None:
+        self._move_to_front(place, place.level + 1)
 
     def _move_to_front(self, place: Standing, level: int) -> None:
         self._front -= 1

@@ -5,7 +5,10 @@ Functions of their own, which the compiled core has: they look at each running r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import accumulate
 
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.request import RequestState
@@ -42,11 +45,12 @@ class Standing:
 def charge(
     plan: BatchPlan,
     running: Collection[RequestState],
-    num_steps: int,
+    durations_ns: Sequence[int],
     now_ns: int,
     places: dict[RequestState, Standing],
-) -> list[Standing]:
-    """Charge who ran; return whose quantum is used up, decodes by their rank, then prompts.
+    drop: Callable[[Standing], None],
+) -> None:
+    """Charge who ran, and let drop whose quantum is used up, at the end of the step that did it.
 
     Parameters
     ----------
@@ -54,13 +58,17 @@ def charge(
         What was executed; where it does not list its decodes, all who run took part.
     running : collection of RequestState
         Who runs after it.
-    num_steps : int
-        How often it was executed.
+    durations_ns : sequence of int
+        How long each of its steps took; several only without chunks.
     now_ns : int
         When the last of these steps ended.
     places : dict of RequestState to Standing
         Of all requests.
+    drop : callable
+        Moves a request to the front of its next level: of those who drop in one step it is called
+        for the worst ranked first, so that they keep their order, prompts behind decodes.
     """
+    num_steps = len(durations_ns)
     used_ns = now_ns - plan.start_ns
     decoded: Iterable[RequestState] = running
     if plan.decodes is not None:
@@ -79,6 +87,10 @@ def charge(
         if left_ns <= 0:
             used_up.append(((not place.owes_token, place.level, place.position), place))
         place.owes_token = False
+    if num_steps > 1:
+        if used_up:
+            _drop_step_by_step(used_up, list(accumulate(durations_ns)), drop)
+        return
     used_up.sort()
     dropping = [place for _, place in used_up]
     for state, _ in plan.chunks:
@@ -91,7 +103,43 @@ def charge(
         place.output_tokens = state.num_output_tokens
         if not place.owes_token and place.left_ns <= 0:
             dropping.append(place)
-    return dropping
+    for place in reversed(dropping):
+        drop(place)
+
+
+def _drop_step_by_step(
+    used_up: list[tuple[tuple[bool, int, int], Standing]],
+    ends_ns: list[int],
+    drop: Callable[[Standing], None],
+) -> None:
+    """Let decodes drop whose quanta were used up in the course of several steps.
+
+    Parameters
+    ----------
+    used_up : list of ((bool, int, int), Standing)
+        Their ranks before the first step, and they, charged for all steps.
+    ends_ns : list of int
+        When each step ended, from the start of the first one on.
+    drop : callable
+        As for `charge`.
+    """
+    used_ns = ends_ns[-1]
+    due: list[tuple[int, bool, int, int, Standing]] = []
+    for (no_prompt, level, position), place in used_up:
+        step = bisect_left(ends_ns, used_ns + place.left_ns)
+        due.append((step, no_prompt or step > 0, level, position, place))
+    heapify(due)
+    while due:
+        step = due[0][0]
+        dropping: list[Standing] = []
+        while due and due[0][0] == step:
+            dropping.append(heappop(due)[4])
+        for place in reversed(dropping):
+            drop(place)
+            place.left_ns -= used_ns - ends_ns[step]
+            if place.left_ns <= 0:
+                again = bisect_left(ends_ns, used_ns + place.left_ns)
+                heappush(due, (again, True, place.level, place.position, place))
 
 
 def least_left_ns(

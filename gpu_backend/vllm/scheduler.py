@@ -261,6 +261,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
                 policy.on_finish(state, now_ns)
         plan, self._last_plan = self._last_plan, None
         if plan is not None and policy.on_tokens is not None and (plan.chunks or plan.decoding()):
+            self._engine.durations_ns = [now_ns - plan.start_ns]
             policy.on_tokens(plan, 1, now_ns)
 
     def _is_ready(self, state: RequestState) -> bool:

@@ -54,6 +54,8 @@ class Engine:
         The clock.
     wait_until_ns : int
         If `begin` returned nothing: until when the policy waits at the latest.
+    durations_ns : list of int
+        How long each step of the segment took that was committed last.
     num_plans : int
         Calls of `policy.plan` so far.
     cache_is_watched : bool
@@ -81,6 +83,7 @@ class Engine:
         self.observer = observer
         self.now_ns = 0
         self.wait_until_ns = FOREVER
+        self.durations_ns: list[int] = []
         self.num_plans = 0
         self.cache_is_watched = False
         self.requests = Lifecycle(config, policy, executor)
@@ -341,7 +344,7 @@ class Engine:
         assert segment is not None
         self._segment = None
         requests, plan, steps = self.requests, segment.plan, segment.steps
-        durations_ns = steps.durations_ns
+        durations_ns = self.durations_ns = steps.durations_ns
         end_ns = self.now_ns = segment.end_ns
         if requests.tiers is not None:
             requests.tiers.now_ns = end_ns

@@ -45,6 +45,11 @@ class EngineView:
         return self._engine.now_ns
 
     @property
+    def durations_ns(self) -> list[int]:
+        """How long each of the steps took that `Policy.on_tokens` is told of."""
+        return self._engine.durations_ns
+
+    @property
     def num_waiting(self) -> int:
         """Requests without a seat, those not yet taken into the queue included."""
         return self._requests.num_waiting

@@ -3,6 +3,7 @@
 A step takes 1000 ns, 10 ns a token and 1 ns a token of context. Blocks hold four tokens.
 """
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -298,6 +299,41 @@ def test_fastserve_demotes_who_has_used_up_a_quantum_exactly_prompts_before_deco
     assert [place.owes_token for place in places] == [False] * 5 + [True]
     order = sorted((1, 2, 3), key=lambda i: places[i].position)
     assert order == [1, 2, 3], "who ranked first before still does"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fastserve_drops_after_many_steps_whom_it_drops_step_by_step(seed):
+    draw = random.Random(seed)
+    states = [RequestState(arrival(i).request) for i in range(8)]
+    durations_ns = [draw.randrange(1, 400) for _ in range(30)]
+    waiting = states[6:]  # who drops in front of whom is not all: they are compared with others
+    view = SimpleNamespace(
+        estimate_step_ns=lambda shape: 1, running=states[:6], durations_ns=durations_ns
+    )
+    policies = []
+    for at_once in (True, False):
+        policy = registry.make("fastserve", first_quantum_s=2e-7)
+        policy._view = view
+        for i, state in enumerate(states):
+            policy.on_arrival(state, 0)
+            policy._places[state].left_ns -= 40 * (i % 4)
+            policy._places[state].owes_token = i == 3
+        now_ns = 0
+        for steps_ns in [durations_ns] if at_once else [[one] for one in durations_ns]:
+            plan = BatchPlan(
+                None, (), (), (), (), (), 0, "leave", False, 1, FOREVER, now_ns, lambda: ()
+            )
+            now_ns += sum(steps_ns)
+            policy.on_tokens(plan, len(steps_ns), now_ns)
+        policies.append(policy)
+    places = [[policy._places[state] for state in states] for policy in policies]
+    told = [
+        [(p.level, p.position, p.left_ns, p.output_tokens, p.last_ran_ns) for p in of_all]
+        for of_all in places
+    ]
+    assert told[0] == told[1]
+    assert min(p.level for p in places[0][:6]) >= 3
+    assert [p.level for p in places[0][6:]] == [0] * len(waiting)
 
 
 PLAS = {"first_quantum_s": 3e-6}

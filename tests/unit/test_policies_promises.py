@@ -231,17 +231,23 @@ def test_ordering_skips_ahead_without_saying_anything():
     assert num_plans(ByPrompt()) < num_plans(ContinuousBatching()) + 5
 
 
-QUANTA = [("plas", {"first_quantum_s": 2e-6}), ("atlas", {"first_quantum_s": 2e-6})]
+QUANTA = [
+    ("plas", {"first_quantum_s": 2e-6}),
+    ("atlas", {"first_quantum_s": 2e-6}),
+    ("fastserve", {"first_quantum_s": 2e-6}),
+]
+LOOKS = ("fastserve", {"first_quantum_s": 5e-7, "starvation_s": 5e-6, "starvation_period": 9})
 
 
 @pytest.mark.parametrize(("name", "knobs"), QUANTA)
 def test_quantum_that_ends_while_everybody_is_served_asks_for_no_plan(name, knobs):
     roomy = replace(CONFIG, max_num_seqs=24, max_num_batched_tokens=400)
-    assert num_plans(registry.make(name, **knobs), roomy) == num_plans(registry.make("fcfs"), roomy)
+    fcfs = num_plans(registry.make("fcfs"), roomy)
+    assert num_plans(registry.make(name, **knobs), roomy) == fcfs
 
 
 @pytest.mark.parametrize("seats", [5, 12])
-@pytest.mark.parametrize(("name", "knobs"), QUANTA)
+@pytest.mark.parametrize(("name", "knobs"), [*QUANTA, LOOKS])
 def test_quantum_that_ended_while_everybody_was_served_counts_when_somebody_is_not(
     name, knobs, seats
 ):
