@@ -103,10 +103,10 @@ class Magnus(Static):
             self._chosen = None
         for batch in self._started:
             self._queued.note_started(batch)
-        self._started = [batch for batch in dict.fromkeys(self._started) if batch.members]
 
     def _form(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
         self._note_started()
+        self._started = [batch for batch in dict.fromkeys(self._started) if batch.members]
         split = [waiting for batch in self._started if (waiting := batch.waiting())]
         found = [(self._response_ratio(waiting), -waiting[0].id, waiting) for waiting in split]
         best = self._queued.highest_response_ratio(view.now_ns, self._serving_time_ns)

@@ -1,5 +1,6 @@
 """Batches that are being formed while they wait, in columns: each arrival looks at all of them."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,7 @@ from schedlab.policies.sjf import predicted_tokens
 from schedlab.sim.request import WAITS, RequestState
 
 _ROWS = 64
-_PRODUCTS, _TIME_NS = 3, 5
+_SIZE, _LONGEST, _LAST, _HALF, _USEFUL, _TIME_NS = range(6)
 
 _Floats = npt.NDArray[np.float64]
 
@@ -28,6 +29,16 @@ class QueuedBatch:
         Those that have not finished, by id.
     size : int
         Requests that were added.
+    longest : int
+        Their longest prompt.
+    last : float
+        Their longest predicted answer.
+    useful : float
+        Tokens that they would read without the others.
+    arrivals_ns : int
+        Sum of their arrivals.
+    number : int
+        Its place in the order in which batches were opened.
     is_open : bool
         Whether it is one of `QueuedBatches`.
     """
@@ -36,7 +47,26 @@ class QueuedBatch:
         self._first = first
         self.members: dict[int, RequestState] = {}
         self.size = 0
+        self.longest = 0
+        self.last = 0.0
+        self._products = 0.0
+        self._triangles = 0.0
+        self.useful = 0.0
+        self.arrivals_ns = 0
+        self.number = -1
         self.is_open = False
+
+    def add(self, state: RequestState) -> None:
+        """Take a request in."""
+        prompt, output = state.request.prompt_tokens, predicted_tokens(state)
+        self.members[state.id] = state
+        self.size += 1
+        self.longest = max(self.longest, prompt)
+        self.last = max(self.last, output)
+        self._products += output * prompt
+        self._triangles += output * (output - 1.0) / 2.0
+        self.useful = self._products + self._triangles
+        self.arrivals_ns += state.request.arrival_ns
 
     @property
     def is_queued(self) -> bool:
@@ -55,45 +85,55 @@ class QueuedBatch:
 
 
 class QueuedBatches:
-    """The batches that others may join, by their sums: a row each, in the order they were opened.
+    """The batches that others may join, a row each, in the order they were opened.
+
+    An arrival looks at all rows by some ten calls of numpy; what depends on a batch alone is worked
+    out when the batch changes.
 
     Sums of times are whole numbers, exact while all members of a batch together have waited less
     than 2^53 ns, a hundred days.
     """
 
     def __init__(self) -> None:
+        self._num_opened = 0
         self._batches: list[QueuedBatch] = []
-        # Size, longest prompt, longest answer, products, triangles, serving time in ns.
-        self._sums: _Floats = np.zeros((6, _ROWS))
+        self._numbers: list[int] = []
+        # Size with one more, longest prompt, longest answer, half of that less one, useful tokens,
+        # serving time in ns.
+        self._columns: _Floats = np.zeros((6, _ROWS))
+        # Size, sum of arrivals.
         self._arrivals_ns: npt.NDArray[np.int64] = np.zeros((2, _ROWS), dtype=np.int64)
 
     def open(self, batch: QueuedBatch) -> None:
         """Let others join a batch, from now on."""
-        row = len(self._batches)
-        if row == self._sums.shape[1]:
-            self._sums = np.hstack((self._sums, np.zeros_like(self._sums)))
+        if len(self._batches) == self._columns.shape[1]:
+            self._columns = np.hstack((self._columns, np.zeros_like(self._columns)))
             self._arrivals_ns = np.hstack((self._arrivals_ns, np.zeros_like(self._arrivals_ns)))
-        self._sums[:, row] = 0.0
-        self._arrivals_ns[:, row] = 0
-        self._batches.append(batch)
+        batch.number = self._num_opened
         batch.is_open = True
+        self._num_opened += 1
+        self._batches.append(batch)
+        self._numbers.append(batch.number)
+        self._write(batch)
 
     def add(self, batch: QueuedBatch, state: RequestState) -> None:
         """Let a request join a batch that is open."""
-        batch.members[state.id] = state
-        batch.size += 1
-        row = self._batches.index(batch)
-        prompt, output = state.request.prompt_tokens, predicted_tokens(state)
-        size, longest, last, products, triangles, _ = self._sums[:, row].tolist()
-        self._sums[:, row] = (
-            size + 1,
-            max(longest, prompt),
-            max(last, output),
-            products + output * prompt,
-            triangles + output * (output - 1.0) / 2.0,
-            np.nan,
-        )
-        self._arrivals_ns[:, row] += 1, state.request.arrival_ns
+        batch.add(state)
+        self._write(batch)
+
+    def _row(self, batch: QueuedBatch) -> int:
+        return bisect_left(self._numbers, batch.number)
+
+    def _write(self, batch: QueuedBatch) -> None:
+        row, columns, arrivals_ns = self._row(batch), self._columns, self._arrivals_ns
+        columns[_SIZE, row] = batch.size + 1
+        columns[_LONGEST, row] = batch.longest
+        columns[_LAST, row] = batch.last
+        columns[_HALF, row] = (batch.last - 1.0) / 2.0
+        columns[_USEFUL, row] = batch.useful
+        columns[_TIME_NS, row] = np.nan
+        arrivals_ns[0, row] = batch.size
+        arrivals_ns[1, row] = batch.arrivals_ns
 
     def note_started(self, batch: QueuedBatch) -> None:
         """Learn that somebody in a batch has got a seat: nobody joins any more once its first has.
@@ -102,13 +142,13 @@ class QueuedBatches:
         """
         if not batch.is_open:
             return
-        row, end = self._batches.index(batch), len(self._batches)
+        row, end = self._row(batch), len(self._batches)
         if batch.is_queued:
-            self._sums[_TIME_NS, row] = 0.0
+            self._columns[_TIME_NS, row] = 0.0
             return
         batch.is_open = False
-        del self._batches[row]
-        for table in (self._sums, self._arrivals_ns):
+        del self._batches[row], self._numbers[row]
+        for table in (self._columns, self._arrivals_ns):
             table[:, row : end - 1] = table[:, row + 1 : end]
 
     def wasted_tokens(self, state: RequestState) -> _Floats:
@@ -118,16 +158,16 @@ class QueuedBatches:
         :math:`n (G L + G(G-1)/2)` tokens with the largest G and L. Useful are
         :math:`\sum_i G_i L_i + G_i (G_i - 1) / 2`.
         """
-        return self._with(state)[2]
-
-    def _with(self, state: RequestState) -> tuple[_Floats, _Floats, _Floats]:
-        """Return the size of each with one more request, its memory at its end, and its waste."""
-        size, longest, last, products, triangles, _ = self._sums[:, : len(self._batches)]
         prompt, output = state.request.prompt_tokens, predicted_tokens(state)
-        size, longest, last = size + 1.0, np.maximum(longest, prompt), np.maximum(last, output)
-        read = size * last * (longest + (last - 1.0) / 2.0)
-        useful = output * (prompt + (output - 1.0) / 2.0)
-        return size, size * (longest + last), read - (products + triangles) - useful
+        size, longest, last, half, useful, _ = self._columns[:, : len(self._batches)]
+        context = np.maximum(longest, prompt)
+        context += np.maximum(half, (output - 1.0) / 2.0)
+        waste: _Floats = np.maximum(last, output)
+        waste *= size
+        waste *= context
+        waste -= useful
+        waste -= output * (prompt + (output - 1.0) / 2.0)
+        return waste
 
     def least_waste(
         self, state: RequestState, most: int, capacity_tokens: int, limit_tokens: float
@@ -147,9 +187,16 @@ class QueuedBatches:
         """
         if not self._batches:
             return None
-        size, peak_tokens, waste = self._with(state)
-        waste[(size > most) | (peak_tokens > capacity_tokens)] = np.inf
+        waste = self.wasted_tokens(state)
         best = int(waste.argmin())
+        prompt, output = state.request.prompt_tokens, predicted_tokens(state)
+        batch = self._batches[best]
+        peak_tokens = (batch.size + 1) * (max(batch.longest, prompt) + max(batch.last, output))
+        if waste[best] < limit_tokens and (batch.size >= most or peak_tokens > capacity_tokens):
+            size, longest, last = self._columns[:_HALF, : len(self._batches)]
+            peaks_tokens = size * (np.maximum(longest, prompt) + np.maximum(last, output))
+            waste[(size > most) | (peaks_tokens > capacity_tokens)] = np.inf
+            best = int(waste.argmin())
         return self._batches[best] if waste[best] < limit_tokens else None
 
     def highest_response_ratio(
@@ -169,16 +216,20 @@ class QueuedBatches:
             once after each change.
         """
         num = len(self._batches)
-        times_ns = self._sums[_TIME_NS, :num]
+        times_ns = self._columns[_TIME_NS, :num]
         for row in np.flatnonzero(np.isnan(times_ns)).tolist():
-            size, longest, last = self._sums[:_PRODUCTS, row].tolist()
-            whole = self._batches[row].is_whole
-            times_ns[row] = serving_time_ns(int(size), int(longest), last) if whole else 0.0
+            batch = self._batches[row]
+            time_ns = 0.0
+            if batch.is_whole:
+                time_ns = serving_time_ns(batch.size, batch.longest, batch.last)
+            times_ns[row] = time_ns
         rows = np.flatnonzero(times_ns)
         if not len(rows):
             return None
-        size_, arrivals_ns = self._arrivals_ns[:, rows]
-        ratios = 1.0 + (size_ * now_ns - arrivals_ns) / size_ / times_ns[rows]
+        size, arrivals_ns = self._arrivals_ns[:, :num]
+        if len(rows) < num:
+            size, arrivals_ns, times_ns = size[rows], arrivals_ns[rows], times_ns[rows]
+        ratios = 1.0 + (size * now_ns - arrivals_ns) / size / times_ns
         best = ratios.max()
         equal = [self._batches[row] for row in rows[ratios == best].tolist()]
         return float(best), min(equal, key=lambda batch: batch.waiting()[0].id)
