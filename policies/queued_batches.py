@@ -96,18 +96,21 @@ class QueuedBatches:
 
     def __init__(self) -> None:
         self._num_opened = 0
+        # Those that have changed since somebody asked how long they take.
+        self._changed: dict[QueuedBatch, None] = {}
         self._batches: list[QueuedBatch] = []
         self._numbers: list[int] = []
         # Size with one more, longest prompt, longest answer, half of that less one, useful tokens,
-        # serving time in ns.
-        self._columns: _Floats = np.zeros((6, _ROWS))
+        # serving time in ns, infinite of those that are not compared.
+        self._columns: _Floats = _unused_rows(_ROWS)
         # Size, sum of arrivals.
         self._arrivals_ns: npt.NDArray[np.int64] = np.zeros((2, _ROWS), dtype=np.int64)
 
     def open(self, batch: QueuedBatch) -> None:
         """Let others join a batch, from now on."""
         if len(self._batches) == self._columns.shape[1]:
-            self._columns = np.hstack((self._columns, np.zeros_like(self._columns)))
+            more = _unused_rows(len(self._batches))
+            self._columns = np.hstack((self._columns, more))
             self._arrivals_ns = np.hstack((self._arrivals_ns, np.zeros_like(self._arrivals_ns)))
         batch.number = self._num_opened
         batch.is_open = True
@@ -131,7 +134,8 @@ class QueuedBatches:
         columns[_LAST, row] = batch.last
         columns[_HALF, row] = (batch.last - 1.0) / 2.0
         columns[_USEFUL, row] = batch.useful
-        columns[_TIME_NS, row] = np.nan
+        columns[_TIME_NS, row] = np.inf
+        self._changed[batch] = None
         arrivals_ns[0, row] = batch.size
         arrivals_ns[1, row] = batch.arrivals_ns
 
@@ -142,14 +146,16 @@ class QueuedBatches:
         """
         if not batch.is_open:
             return
+        self._changed.pop(batch, None)
         row, end = self._row(batch), len(self._batches)
         if batch.is_queued:
-            self._columns[_TIME_NS, row] = 0.0
+            self._columns[_TIME_NS, row] = np.inf
             return
         batch.is_open = False
         del self._batches[row], self._numbers[row]
         for table in (self._columns, self._arrivals_ns):
             table[:, row : end - 1] = table[:, row + 1 : end]
+        self._columns[_USEFUL, end - 1] = -np.inf
 
     def wasted_tokens(self, state: RequestState) -> _Floats:
         r"""Return the tokens that each would read for nothing, with one more request.
@@ -159,7 +165,11 @@ class QueuedBatches:
         :math:`\sum_i G_i L_i + G_i (G_i - 1) / 2`.
         """
         prompt, output = state.request.prompt_tokens, predicted_tokens(state)
-        size, longest, last, half, useful, _ = self._columns[:, : len(self._batches)]
+        return self._waste(prompt, output)[: len(self._batches)]
+
+    def _waste(self, prompt: int, output: float) -> _Floats:
+        """Return it for all rows: infinite where no batch is."""
+        size, longest, last, half, useful, _ = self._columns
         context = np.maximum(longest, prompt)
         context += np.maximum(half, (output - 1.0) / 2.0)
         waste: _Floats = np.maximum(last, output)
@@ -187,13 +197,13 @@ class QueuedBatches:
         """
         if not self._batches:
             return None
-        waste = self.wasted_tokens(state)
-        best = int(waste.argmin())
         prompt, output = state.request.prompt_tokens, predicted_tokens(state)
+        waste = self._waste(prompt, output)
+        best = int(waste.argmin())
         batch = self._batches[best]
         peak_tokens = (batch.size + 1) * (max(batch.longest, prompt) + max(batch.last, output))
         if waste[best] < limit_tokens and (batch.size >= most or peak_tokens > capacity_tokens):
-            size, longest, last = self._columns[:_HALF, : len(self._batches)]
+            size, longest, last = self._columns[:_HALF]
             peaks_tokens = size * (np.maximum(longest, prompt) + np.maximum(last, output))
             waste[(size > most) | (peaks_tokens > capacity_tokens)] = np.inf
             best = int(waste.argmin())
@@ -215,24 +225,38 @@ class QueuedBatches:
             Says how long a batch takes, from its size, longest prompt and longest answer; asked
             once after each change.
         """
-        num = len(self._batches)
-        times_ns = self._columns[_TIME_NS, :num]
-        for row in np.flatnonzero(np.isnan(times_ns)).tolist():
-            batch = self._batches[row]
-            time_ns = 0.0
+        batches = self._batches
+        if not batches:
+            return None
+        times_ns = self._columns[_TIME_NS, : len(batches)]
+        for batch in self._changed:
             if batch.is_whole:
                 time_ns = serving_time_ns(batch.size, batch.longest, batch.last)
-            times_ns[row] = time_ns
-        rows = np.flatnonzero(times_ns)
-        if not len(rows):
-            return None
-        size, arrivals_ns = self._arrivals_ns[:, :num]
-        if len(rows) < num:
-            size, arrivals_ns, times_ns = size[rows], arrivals_ns[rows], times_ns[rows]
-        ratios = 1.0 + (size * now_ns - arrivals_ns) / size / times_ns
-        best = ratios.max()
-        equal = [self._batches[row] for row in rows[ratios == best].tolist()]
-        return float(best), min(equal, key=lambda batch: batch.waiting()[0].id)
+                times_ns[self._row(batch)] = time_ns
+        self._changed.clear()
+        size, arrivals_ns = self._arrivals_ns[:, : len(batches)]
+        ratios = (size * now_ns - arrivals_ns) / size
+        ratios /= times_ns
+        ratios += 1.0
+        first = int(ratios.argmax())
+        if times_ns[first] == np.inf:
+            ratios[times_ns == np.inf] = -np.inf
+            first = int(ratios.argmax())
+            if times_ns[first] == np.inf:
+                return None
+        best = float(ratios[first])
+        is_best = ratios == best
+        if np.count_nonzero(is_best) == 1:  # nearly always
+            return best, batches[first]
+        rows = np.flatnonzero(is_best & (times_ns < np.inf)).tolist()
+        return best, min([batches[row] for row in rows], key=lambda batch: batch.waiting()[0].id)
+
+
+def _unused_rows(num_rows: int) -> _Floats:
+    """Return the columns of rows without a batch, where waste is infinite."""
+    columns = np.zeros((6, num_rows))
+    columns[_USEFUL] = -np.inf
+    return columns
 
 
 def _is_new(state: RequestState) -> bool:

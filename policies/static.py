@@ -90,7 +90,7 @@ class Static(Policy):
         return batch
 
     def _go_on_with_prompts(self, view: EngineView, builder: PlanBuilder) -> None:
-        done = max((s.num_computed_tokens for s in (*view.running, *view.held)), default=0)
+        done = max([s.num_computed_tokens for s in (*view.running, *view.held)], default=0)
         prompts = list(view.prefilling)
         self._prefill(prompts, done, builder)
         # Requests that other engines began may have come with KV where a prompt was to go on.
@@ -103,8 +103,10 @@ class Static(Policy):
     def _prefill(
         self, prompts: Collection[RequestState], longest_done: int, builder: PlanBuilder
     ) -> None:
-        longest = max((s.num_tokens for s in prompts), default=0)
-        longest = max(longest, longest_done) if self.pad_prompts else 0
+        longest = 0
+        if self.pad_prompts:
+            longest = max([s.num_tokens for s in prompts], default=0)
+            longest = max(longest, longest_done)
         for state in prompts:
             length = state.num_tokens
             # Padding goes with the tokens it accompanies, so that it uses up the budget as well.
@@ -114,6 +116,7 @@ class Static(Policy):
             granted = builder.grant(state, max(n, 1)) if n or not builder.has_chunks else 0
             if not granted:
                 break
-            done = state.num_computed_tokens
             extra = padded - length
-            builder.pad(extra * (done + granted) // length - extra * done // length)
+            if extra:
+                done = state.num_computed_tokens
+                builder.pad(extra * (done + granted) // length - extra * done // length)

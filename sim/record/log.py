@@ -140,10 +140,11 @@ class RunLog:
     def add_segment(self, row: SegmentRow, durations_ns: list[int], new_blocks: list[int]) -> None:
         """Record steps of one batch, with a number of each for every step."""
         row.write(self._segments)
+        durations, blocks = self._durations_ns, self._new_blocks
         for duration_ns in durations_ns:
-            write_i64_le(self._durations_ns, duration_ns)
+            write_i64_le(durations, duration_ns)
         for num_blocks in new_blocks:
-            write_i64_le(self._new_blocks, num_blocks)
+            write_i64_le(blocks, num_blocks)
         most_bytes = self._most_bytes
         if len(self._segments) >= most_bytes or len(self._durations_ns) >= most_bytes:
             self._spill()

@@ -179,6 +179,21 @@ def test_queued_batches_keep_their_rows_when_one_starts():
     assert len(batches.wasted_tokens(waiting[0])) == 34
 
 
+def test_batch_of_which_somebody_had_a_seat_is_not_chosen_though_nobody_waited_longer():
+    states = [RequestState(arrival(i, 0, predicted_tokens=3.0).request) for i in range(4)]
+    batches = QueuedBatches()
+    for pair in (states[:2], states[2:]):
+        batch = QueuedBatch(pair[0])
+        batches.open(batch)
+        for state in pair:
+            batches.add(batch, state)
+    for number, left in ((1, batch), (3, None)):
+        states[number].status = Status.RUNNING
+        batches.note_started(next(b for b in batches._batches if number in b.members))
+        best = batches.highest_response_ratio(0, lambda size, longest, last: 100.0)
+        assert best == (None if left is None else (1.0, left))
+
+
 def test_magnus_batches_similar_requests_and_runs_the_highest_response_ratio():
     work = [
         arrival(0, prompt=2, output=3, predicted_tokens=3.0),
