@@ -37,6 +37,7 @@ from tests.golden import (
     parts,
     prices,
     said,
+    told,
     wild,
 )
 from tests.golden.fleets import SlowSteps
@@ -333,6 +334,7 @@ PINNED = {
     **{f"tuning {name}": (tuning, name) for name in TUNINGS},
     **{f"defaults {name}": (defaults, name) for name in DEFAULTS},
     **wild.CASES,
+    **told.CASES,
     **combined.CASES,
     **parts.CASES,
     **numbers.CASES,

@@ -1,0 +1,166 @@
+"""What view and ledger tell a policy at every plan, beside what comes of the plan in the end.
+
+A run shows what was granted. Here is kept what a policy sees before it asks and after each answer:
+who runs, waits, loads and is kept, what is left of the budgets, who was denied what and why. It
+asks for what no shipped policy asks for, too: copies ahead of need, victims who might make room.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from schedlab.sim.config import KVTier
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.speculation.acceptance import DrawnAcceptance
+from schedlab.sim.speculation.drafters import NgramDrafter
+from tests import laws
+from tests.golden import small_runs, wild
+from tests.staged_cost import StagedCost
+
+_TIERED = replace(
+    wild.LIMITS["mixed, cached"], threshold_spares_lone_request=False, kv_load="always",
+    kv_tiers=(KVTier("cpu", 14, 1e9, 1e9, 3, 0, "back"), KVTier("disk", 60, 1e8, 1e9, 9, 2)),
+)  # fmt: skip
+LIMITS = {
+    "mixed": wild.LIMITS["mixed"],
+    "mixed, ahead": wild.LIMITS["mixed, ahead"],
+    "mixed, cached": wild.LIMITS["mixed, cached"],
+    "whole prompts": wild.LIMITS["mixed, whole prompts"],
+    "contiguous": wild.LIMITS["contiguous"],
+    "tiers": _TIERED,
+    "tiers, no seats": replace(_TIERED, load_takes_seat=False, scheduler_reserve_full_isl=True),
+    "drafts": replace(
+        wild.LIMITS["mixed"], num_speculative_tokens=3, num_lookahead_tokens=2,
+        long_prefill_token_threshold=0,
+    ),
+    "short drafts": replace(wild.LIMITS["mixed"], num_speculative_tokens=5,
+                            long_prefill_token_threshold=3),
+    "pipeline": small_runs.PIPELINE,
+}  # fmt: skip
+_SHAPES = (BatchShape(0, 0, 0, ((7, 0),)), BatchShape(3, 40, 20))
+_LEFT = ("tokens_left", "rows_left", "residents_left", "seats_left", "swap_blocks_left")
+
+
+class _Asked:
+    """A builder that writes down what it is asked and answers."""
+
+    def __init__(self, builder: Any, note: Callable[[str, Any], None]) -> None:
+        self._builder = builder
+        self._note = note
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._builder, name)
+        if not callable(found) or name in ("running", "serves"):
+            return found
+
+        def asked(*args: Any, **named: Any) -> Any:
+            answer = found(*args, **named)
+            who = [a.id if hasattr(a, "request") else a for a in args if not isinstance(a, list)]
+            told = answer.max_steps if name == "build" else answer
+            denied = self._builder.denied
+            self._note(
+                name,
+                (who, told, [getattr(self._builder, left) for left in _LEFT],
+                 denied and (denied[0].id, denied[1]), self._builder.has_chunks),
+            )  # fmt: skip
+            return answer
+
+        return asked
+
+    def preempt(self, state: Any, mode: str | None = None) -> None:
+        """Swap out by the other way to say so, where there is one."""
+        if mode != "swap" or not self.offload(state):
+            self.__getattr__("preempt")(state, mode)
+
+    def build(self, **promised: Any) -> Any:
+        """Hold nobody where several batches are in flight, which is refused."""
+        if self._builder._config.pipeline_parallel_size > 1:
+            promised |= {"finished": "leave", "pad_finished": False}
+        return self.__getattr__("build")(**promised)
+
+
+class Telling(wild.Wild):
+    """Does by chance whatever a plan may do, and writes down what it is told."""
+
+    can_pipeline = True
+    seats_loaded = True
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._text = hashlib.sha256()
+        self._count: Counter[str] = Counter()
+
+    def _note(self, what: str, told: Any) -> None:
+        self._count[what] += 1
+        self._text.update(f"{what} {told!r}\n".encode())
+
+    def told(self) -> list[Any]:
+        """Return a digest of all of it, and how often there was what."""
+        return [self._text.hexdigest()[:12], dict(sorted(self._count.items()))]
+
+    def plan(self, view: Any, builder: Any) -> Any:
+        """Note the view before, do what `Wild` does, and note what became of it."""
+        self._look(view)
+        self._loaded = list(view.loaded)
+        plan = super().plan(view, _Asked(builder, self._note))
+        there = (*view.running, *view.waiting)
+        self._note("serves", [s.id for s in there if builder.serves(s)])
+        self._note("defers", [s.id for s in view.waiting if builder.defers(s)])
+        self._note("cached", sorted(builder.cached_tokens.items()))
+        return plan
+
+    def _admit_some(self, builder: Any, waiting: list[Any], draw: Random) -> None:
+        """Seat who was loaded; load some ahead of need, and ask who else would fit."""
+        for state in self._loaded:
+            builder.grant(state, draw.choice((None, 1)))
+        running = list(builder.running())
+        rest = []
+        for state in waiting:
+            if builder.serves(state):
+                continue
+            victims = draw.sample(running, min(2, len(running)))
+            builder.fits_without(victims[: draw.randrange(3)], state)
+            if draw.random() > 0.3 or not builder.prefetch(state):
+                rest.append(state)
+        super()._admit_some(builder, rest, draw)
+
+    def _look(self, view: Any) -> None:
+        for name in ("seated", "running", "prefilling", "decoding", "held", "kept", "loading",
+                     "loaded", "in_pipeline"):  # fmt: skip
+            there = [(s.id, s.num_computed_tokens, s.num_output_tokens) for s in getattr(view, name)]
+            if there:
+                self._note(name, there)
+        numbers = [
+            view.now_ns, view.num_waiting, view.num_decodes, view.num_paused, view.has_swapped,
+            view.free_blocks, view.num_blocks, view.free_tokens, view.capacity_tokens,
+        ]  # fmt: skip
+        if view.num_decodes:
+            numbers += view.decode_contexts()
+        self._note("numbers", numbers)
+        self._note("waiting", [(s.id, view.cached_tokens(s)) for s in view.waiting])
+        self._note("estimates", [view.estimate_step_ns(shape) for shape in _SHAPES])
+
+
+def told(limits: str) -> dict[str, Any]:
+    """Run it with two seeds; a digest of what it was told, and of what came of it."""
+    config, found = LIMITS[limits], {}
+    work = wild.workload("swap" if "drafts" in limits or "tiers" in limits else limits)
+    options: dict[str, Any] = {}
+    if config.num_speculative_tokens:
+        acceptance = DrawnAcceptance([0.9, 0.5, 0.1], 0.0, seed=3)
+        options["make_executor"] = lambda p: SpeculativeExecutor(
+            p, config, acceptance, NgramDrafter(1e-8)
+        )
+    cost = StagedCost((10, 15, 5), link_ns=100, link_token_ns=1) if limits == "pipeline" else None
+    for seed in range(2):
+        policy = Telling(seed)
+        log = laws.run(policy, work, config, cost, prove=False, **options)
+        found[str(seed)] = [*policy.told(), small_runs.digest_of(log)]
+    return found
+
+
+CASES = {f"told {limits}": (told, limits) for limits in LIMITS}
