@@ -37,6 +37,7 @@ from tests.golden import (
     parts,
     prices,
     said,
+    thresholds,
     told,
     wild,
 )
@@ -335,6 +336,7 @@ PINNED = {
     **{f"defaults {name}": (defaults, name) for name in DEFAULTS},
     **wild.CASES,
     **told.CASES,
+    **thresholds.CASES,
     **combined.CASES,
     **parts.CASES,
     **numbers.CASES,

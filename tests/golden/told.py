@@ -131,7 +131,9 @@ class Telling(wild.Wild):
     def _look(self, view: Any) -> None:
         for name in ("seated", "running", "prefilling", "decoding", "held", "kept", "loading",
                      "loaded", "in_pipeline"):  # fmt: skip
-            there = [(s.id, s.num_computed_tokens, s.num_output_tokens) for s in getattr(view, name)]
+            there = [
+                (s.id, s.num_computed_tokens, s.num_output_tokens) for s in getattr(view, name)
+            ]
             if there:
                 self._note(name, there)
         numbers = [
