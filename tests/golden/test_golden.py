@@ -5,12 +5,14 @@ same on every platform with IEEE doubles, so the comparison has no tolerance.
 """
 
 import re
+from dataclasses import fields
 
 import pytest
 
+from schedlab.sim.config import EngineConfig
 from schedlab.sim.metrics.registry import names
 from tests import laws
-from tests.golden import backend, pinned, small_runs, wild
+from tests.golden import backend, pinned, small_runs, told, wild
 from tests.golden.cases import cases, expected, result_of
 
 
@@ -56,6 +58,18 @@ def test_wild_runs_do_what_no_shipped_policy_does():
     assert steps["swapped_bytes"].sum() > 0
     assert requests["recomputed_tokens"].sum() > 0
     assert (requests["finish_ns"] > requests["last_token_ns"]).any()
+
+
+def test_told_runs_turn_every_switch_of_an_engine():
+    # What no run turns, no digest looks at. The last two must not change a result.
+    turned = {
+        field.name
+        for field in fields(EngineConfig)
+        if len({getattr(limits, field.name) for limits in told.LIMITS.values()}) > 1
+    }
+    assert turned == {field.name for field in fields(EngineConfig)} - {
+        "max_model_len", "fast_forward", "check_horizon",
+    }  # fmt: skip
 
 
 # Tables that take more than a fifth of a second, many of them alone.

@@ -18,7 +18,7 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
-from tests.golden import small_runs, wild
+from tests.golden import combined, small_runs, wild
 from tests.staged_cost import StagedCost
 
 _TIERED = replace(
@@ -26,19 +26,29 @@ _TIERED = replace(
     kv_tiers=(KVTier("cpu", 14, 1e9, 1e9, 3, 0, "back"), KVTier("disk", 60, 1e8, 1e9, 9, 2)),
 )  # fmt: skip
 LIMITS = {
-    "mixed": wild.LIMITS["mixed"],
+    "mixed": replace(wild.LIMITS["mixed"], cudagraph_capture_sizes=(1, 2, 4, 8)),
     "mixed, ahead": wild.LIMITS["mixed, ahead"],
     "mixed, cached": wild.LIMITS["mixed, cached"],
     "whole prompts": wild.LIMITS["mixed, whole prompts"],
     "contiguous": wild.LIMITS["contiguous"],
     "tiers": _TIERED,
     "tiers, no seats": replace(_TIERED, load_takes_seat=False, scheduler_reserve_full_isl=True),
+    "connector": replace(_TIERED, offloading_connector=True, null_blocks=1),
+    "connector, no seats": replace(
+        _TIERED, offloading_connector=True, load_takes_seat=False, kv_load="when_faster"
+    ),
+    "overrun": replace(
+        wild.LIMITS["mixed, ahead"], overrun_at_stop=True, preempt_in_order=True, watermark=0.0,
+        enable_prefix_caching=True, free_uncached_first=True,
+    ),
     "drafts": replace(
         wild.LIMITS["mixed"], num_speculative_tokens=3, num_lookahead_tokens=2,
         long_prefill_token_threshold=0,
     ),
-    "short drafts": replace(wild.LIMITS["mixed"], num_speculative_tokens=5,
-                            long_prefill_token_threshold=3),
+    "short drafts": replace(
+        wild.LIMITS["mixed"], block_size=2, num_blocks=68, swap_space_blocks=30,
+        num_speculative_tokens=5, long_prefill_token_threshold=3,
+    ),
     "pipeline": small_runs.PIPELINE,
 }  # fmt: skip
 _SHAPES = (BatchShape(0, 0, 0, ((7, 0),)), BatchShape(3, 40, 20))
@@ -161,7 +171,7 @@ def told(limits: str) -> dict[str, Any]:
     for seed in range(2):
         policy = Telling(seed)
         log = laws.run(policy, work, config, cost, prove=False, **options)
-        found[str(seed)] = [*policy.told(), small_runs.digest_of(log)]
+        found[str(seed)] = [*policy.told(), combined.digest(log)]
     return found
 
 
