@@ -5,26 +5,38 @@ a table that is just large enough to be learnt from.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import product
+from dataclasses import fields, replace
+from itertools import combinations, product
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from schedlab.policies import registry as policies
+from schedlab.policies.autoscalers import registry as autoscalers
+from schedlab.policies.migrators import registry as migrators
 from schedlab.policies.past_future import PastFuture
-from schedlab.policies.step_load import StepLoad
+from schedlab.policies.predictors import registry as predictors
+from schedlab.policies.routers import registry as routers
+from schedlab.policies.speculation import registry as draft_lengths
 from schedlab.sim.cost.learning.fit import taught
 from schedlab.sim.cost.learning.tables import Table
+from schedlab.sim.cost.overhead import SchedulingOverhead
+from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.cost.table import TableCostModel
-from schedlab.sim.errors import SpecError
+from schedlab.sim.cost.step_spread import StepSpread
+from schedlab.sim.cost.table import TableCostModel, TableReading
+from schedlab.sim.drive.frontend import Frontend
+from schedlab.sim.errors import SchedlabError, SpecError
 from schedlab.sim.hardware.gpus import L2_BYTES, Gpu, gpu
 from schedlab.sim.hardware.memory import MemoryBudget
+from schedlab.sim.hardware.models import model
 from schedlab.sim.request import Request, RequestState
-from schedlab.sim.speculation.drafters import NgramDrafter, blocks_beside
-from tests.golden.combined import text_digest
-from tests.golden.prices import MEASURED
+from schedlab.sim.speculation.drafters import ModelDrafter, NgramDrafter, blocks_beside
+from schedlab.traces.prefix_hashes import PrefixHashes
+from tests.golden import combined, prices, told
+from tests.golden.prices import DEPLOYMENTS, MEASURED
+from tests.policy_cases import PARAMS
 
 
 def _around(*edges: float) -> list[int]:
@@ -75,53 +87,6 @@ def learnt_from(_: str) -> dict[str, Any]:
     return found
 
 
-# -- how much a step may compute in a time --------------------------------------------------------
-
-
-def _state(number: int, computed: int, is_decoding: bool) -> Any:
-    return SimpleNamespace(id=number, num_computed_tokens=computed, is_decoding=is_decoding)
-
-
-def loads(_: str) -> dict[str, Any]:
-    """Form batches by and by; what is asked of the cost model, and what fits each budget."""
-    asked: list[str] = []
-
-    def estimate_step_ns(shape: BatchShape, num_steps: int = 1) -> int:
-        asked.append(f"{num_steps} {shape!r}")
-        tokens = sum(q for q, _ in shape.chunks)
-        contexts = shape.decode_context_max_tokens - shape.decode_context_min_tokens
-        return 10 * tokens + 7 * shape.num_decodes + contexts + 5 * (num_steps - 1)
-
-    view = SimpleNamespace(
-        estimate_step_ns=estimate_step_ns, num_decodes=4, decode_contexts=lambda: (44, 30, 3)
-    )
-    decodes = [_state(i, computed, True) for i, computed in enumerate((8, 3, 30, 3))]
-    prompts = [_state(9, 0, False), _state(10, 16, False)]
-    found: dict[str, Any] = {}
-
-    def tell(name: str, load: StepLoad) -> None:
-        answers = [
-            (
-                load.is_empty, load.is_within(ns), load.decodes_within(decodes, ns),
-                load.chunk_within(prompts[1], 9, ns), load.steps_within(ns),
-            )
-            for ns in (0, 27, 28, 29, 61, 62, 90, 210, 2**63)
-        ]  # fmt: skip
-        found[name] = [*map(repr, answers), len(asked), text_digest(asked)]
-        asked.clear()
-
-    one = StepLoad(view)  # type: ignore[arg-type]
-    tell("empty", one)
-    for number, state in enumerate((decodes[0], prompts[0], decodes[1], decodes[2])):
-        one.add(state, 1 + number)
-        tell(f"{number + 1} added", one)
-    tell("some decodes", StepLoad(view).with_decodes(decodes[:3]))  # type: ignore[arg-type]
-    tell("all decodes", StepLoad(view).with_decodes(decodes))  # type: ignore[arg-type]
-    tell("more decodes", one.with_decodes(decodes[3:]))
-    tell("no more", one.with_decodes([]))
-    return found
-
-
 # -- what just fits -----------------------------------------------------------------------------
 
 
@@ -160,24 +125,25 @@ def futures(_: str) -> dict[str, Any]:
 def rooms(_: str) -> dict[str, Any]:
     """Count the blocks beside a draft model, down to none."""
     found = {}
-    for per_token, weights in ((0, 0), (3, 0), (3, 100)):
-        drafter: Any = replace(NgramDrafter(0.0))
-        drafter = SimpleNamespace(kv_bytes_per_token=per_token, weight_bytes=weights)
-        rooms = []
+    cost = RooflineCostModel(DEPLOYMENTS["dense"])
+    for drafter, per_token in (
+        (NgramDrafter(0.0), 7), (ModelDrafter(cost, 0, 3), 4), (ModelDrafter(cost, 100, 3), 4),
+    ):  # fmt: skip
+        counts = []
         for kv_bytes in (111, 112, 113, 211, 212, 223, 224):
-            budget = MemoryBudget(0, 0, 0, kv_bytes, 4 + 3 * (per_token == 0), 16)
+            budget = MemoryBudget(0, 0, 0, kv_bytes, per_token, 16)
             try:
-                rooms.append(str(blocks_beside(drafter, budget)))
-            except SpecError as error:
-                rooms.append(str(error))
-        found[f"{per_token} {weights}"] = " ".join(rooms)
+                counts.append(blocks_beside(drafter, budget))
+            except SpecError:
+                counts.append(0)
+        found[f"{type(drafter).__name__} of {drafter.weight_bytes}"] = counts
     return found
 
 
 def padded(_: str) -> dict[str, Any]:
     """Price steps of tables that decode little or nothing, padding among them."""
-    model = MEASURED["table"]
-    assert isinstance(model, TableCostModel)
+    table = MEASURED["table"]
+    assert isinstance(table, TableCostModel)
     shapes = {
         "padding": BatchShape(0, 0, 0, padding_tokens=5, rows_sampled=1),
         "padding of a context": BatchShape(0, 0, 0, padding_tokens=5, padding_context_tokens=9),
@@ -188,12 +154,141 @@ def padded(_: str) -> dict[str, Any]:
         "beside both": BatchShape(2, 100, 60, ((1, 70), (16, 0)), decode_context_min_tokens=40),
     }
     return {
-        name: [model.step_ns(shape), model.step_ns(shape, 3) if not shape.chunks else None,
-               {key: list(span) for key, span in model.outside(shape).items()}]
+        name: [table.step_ns(shape), table.step_ns(shape, 3) if not shape.chunks else None,
+               {key: list(span) for key, span in table.outside(shape).items()}]
         for name, shape in shapes.items()
     }  # fmt: skip
 
 
+# -- which values of a knob are refused ---------------------------------------------------------
+
+_TRIED = (-1, 0, 1, 2, -0.5, 0.0, 1e-9, 0.5, 1.0, 1.5, 1e12, float("inf"), float("nan"), None)
+_LISTS = ([], [0], [1], [1, 1], [1, 2], [2, 1], [1.0, 0.0], [-1, 2], [[1, 1], [2, 0]],
+          [[2, 1], [1, 1]])  # fmt: skip
+_REGISTRIES: dict[str, tuple[Any, dict[str, dict[str, Any]]]] = {
+    "policies": (policies, PARAMS),
+    "routers": (routers, {}),
+    "autoscalers": (autoscalers, dict(combined.AUTOSCALERS)),
+    "migrators": (migrators, {}),
+    "draft lengths": (draft_lengths, {"by_batch_size": {"schedule": [[2, 2], [4, 1]]}}),
+    "predictors": (predictors, {}),
+}
+
+
+def knobs(kind: str) -> dict[str, Any]:
+    """Set every knob to numbers and lists, then every two to one; which values are refused.
+
+    And whether what is accepted is what is stored.
+    """
+    registry, given = _REGISTRIES[kind]
+    found: dict[str, Any] = {}
+
+    def answer(name: str, **tried: Any) -> str:
+        knobs = {**given.get(name, {}), **tried}
+        try:
+            made = registry.make(name, **knobs)
+        except (SchedlabError, ValueError):
+            return "x"
+        except (TypeError, AttributeError):
+            return "T"
+        stored = getattr(made, "get_params", dict)()
+        kept = all(repr(stored.get(key, value)) == repr(value) for key, value in knobs.items())
+        return "." if kept else "o"
+
+    for name in registry.names():
+        if name == "trained":  # reads a folder
+            continue
+        cls = getattr(registry, f"{kind.replace(' ', '_')[:-1].replace('policie', 'policy')}_class")
+        names = [key for key in cls(name).knobs() if key not in ("inner", "predictor")]
+        for knob in names:
+            marks = [
+                "".join(answer(name, **{knob: value}) for value in values)
+                for values in (_TRIED, _LISTS)
+            ]
+            found[f"{name} {knob}"] = " ".join(marks)
+        pairs = [answer(name, **{a: 1, b: 1}) for a, b in combinations(names, 2)]
+        found[f"{name} two"] = "".join(pairs)
+    return found
+
+
+_TIERED = told.LIMITS["tiers"]
+_SIMPLE: dict[str, Any] = {
+    "limits": told.LIMITS["mixed"],
+    "limits of whole prompts": told.LIMITS["whole prompts"],
+    "limits of ranges": told.LIMITS["contiguous"],
+    "limits with tiers": _TIERED,
+    "limits with a connector": told.LIMITS["connector"],
+    "limits ahead": told.LIMITS["overrun"],
+    "limits with drafts": told.LIMITS["drafts"],
+    "limits of a pipeline": told.LIMITS["pipeline"],
+    "tier": _TIERED.kv_tiers[0],
+    "overhead": SchedulingOverhead(),
+    "reading": TableReading(),
+    "fit": prices._FIT,
+    "fit, eager": prices._FIT.eager,
+    "fit, graph": prices._FIT.graph,
+    "fit, error": prices._FIT.train,
+    "fit, level": prices._FIT.run_level,
+    "spread": StepSpread((1.0,), (0.5, 1.5)),
+    "curve": prices._TABLE.by_tokens[0],
+    "ring": prices._TABLE.all_reduce,
+    "table": prices._TABLE,
+    "front end": Frontend(),
+    "model": model("llama-3-8b"),
+    "model with experts": model("glm-4.5-air"),
+    "device": gpu("h100"),
+    "hashes": PrefixHashes.from_rows([(1, 2), (), (3,)], 16),
+}
+_CPU, _DISK = _TIERED.kv_tiers
+_OF_TYPE: dict[type, tuple[Any, ...]] = {
+    bool: (True, False),
+    int: (-1, 0, 1, 2, 4, 13, 14, 15, 33, 34, 60, 99, 100, 101, 136, 254, 255, 10**12),
+    float: (-0.5, 0.0, 1e-9, 0.5, 1.0, 1.5, 2.0, 1e12, float("inf"), float("nan")),
+    str: ("recompute", "swap", "paged", "contiguous_max", "bf16", "int4"),
+    tuple: (
+        (), (1.0,), (1, 2), (2, 1), (1, 1), (0, 1), (1.0, float("inf")), (-1.0, 3.0),
+        (0.9995, 1.0), (0.997, 1.0), (1, 2, 3), (1, 1, 2), (0, 1, 2), (1.0, 2.0, float("nan")),
+    ),
+    dict: (
+        {}, {"new_tokens": (1, 2)}, {"new_tokens": (2, 1)}, {"new_tokens": (2, 2)},
+        {"num_decodes": (1, 2)}, {"new_tokens": (1, 2), "no_feature": (1, 2)},
+        {"num_decodes": 0.0}, {"num_decodes": -1.0}, {"no_feature": 1.0},
+    ),
+}  # fmt: skip
+_OF_NAME: dict[str, tuple[Any, ...]] = {
+    "cudagraph_capture_sizes": ((), (1,), (0,), (0, 1), (1, 2), (1, 1), (2, 1), (1, 2, 2)),
+    "kv_tiers": (
+        (), (_CPU,), (_DISK,), (_CPU, _CPU), (replace(_CPU, is_shared=True),),
+        (_CPU, replace(_DISK, is_shared=True)), (_CPU, replace(_DISK, is_shared=True), _DISK),
+        (replace(_CPU, num_blocks=13),),
+    ),
+}  # fmt: skip
+
+
+def fields_of(_: str) -> dict[str, Any]:
+    """Set every field of what is given to other values of its type; which are refused."""
+    found = {}
+    for name, given in _SIMPLE.items():
+        for field in fields(given):
+            now = getattr(given, field.name)
+            kind = int if now is None else type(now)
+            tried = _OF_NAME.get(field.name, _OF_TYPE.get(kind, ()))
+            if not field.init or not tried:
+                continue
+            marks = ""
+            for value in tried:
+                try:
+                    replace(given, **{field.name: value})
+                    marks += "."
+                except (SchedlabError, ValueError):
+                    marks += "x"
+                except TypeError:
+                    marks += "T"
+            found[f"{name}: {field.name}"] = marks
+    return found
+
+
 CASES: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
-    f"edges {of.__name__}": (of, "") for of in (learnt_from, loads, futures, rooms, padded)
+    **{f"edges {of.__name__}": (of, "") for of in (learnt_from, futures, rooms, padded, fields_of)},
+    **{f"edges knobs of {kind}": (knobs, kind) for kind in _REGISTRIES},
 }

@@ -7,12 +7,14 @@ asks for what no shipped policy asks for, too: copies ahead of need, victims who
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+from schedlab.policies.step_load import StepLoad
 from schedlab.sim.config import KVTier
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
@@ -155,6 +157,22 @@ class Telling(wild.Wild):
         self._note("numbers", numbers)
         self._note("waiting", [(s.id, view.cached_tokens(s)) for s in view.waiting])
         self._note("estimates", [view.estimate_step_ns(shape) for shape in _SHAPES])
+        self._note("loads", list(self._loads(view)))
+
+    def _loads(self, view: Any) -> Iterator[Any]:
+        """Form batches by and by, and ask how much more fits into times that are met exactly."""
+        decodes, load = view.decoding, StepLoad(view)
+        prompts = [*view.prefilling, *view.waiting][:2]
+        for number, state in enumerate((*prompts[:1], *decodes[1:3])):
+            load.add(state, 1 if state.is_decoding else 1 + number)
+            for ns in (0, 1_010, 1_020, 1_030, 1_100, 2 * FOREVER):
+                yield load.is_empty, load.is_within(ns), load.steps_within(ns)
+                yield load.decodes_within(decodes[:1], ns), load.decodes_within(decodes[3:], ns)
+                for prompt in prompts[1:]:
+                    yield load.chunk_within(prompt, 7, ns)
+        for some in (decodes, decodes[:2], []):
+            load = StepLoad(view).with_decodes(some)
+            yield [load.steps_within(ns) for ns in (1_010, 1_020, 1_030, 1_050, 1_100)]
 
 
 def told(limits: str) -> dict[str, Any]:
