@@ -74,7 +74,7 @@ def test_told_runs_turn_every_switch_of_an_engine():
 
 # Tables that take more than a fifth of a second, many of them alone.
 SLOW = re.compile(
-    "combined|wild|told|metrics |figure lines|figures of|recommendation|tuning|"
+    "combined|wild|metrics |figure lines|figures of|recommendation|tuning|"
     "parts measured fleet|sittings|search|claim figures"
 )
 

@@ -284,7 +284,8 @@ def fields_of(_: str) -> dict[str, Any]:
                     marks += "x"
                 except TypeError:
                     marks += "T"
-            found[f"{name}: {field.name}"] = marks
+            if marks.strip("."):
+                found[f"{name}: {field.name}"] = marks
     return found
 
 
