@@ -16,6 +16,7 @@ from schedlab.policies.step_load import StepLoad
 from schedlab.sim.config import KVTier
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.cost.cost_model import CostModel
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
 from schedlab.sim.speculation.drafters import NgramDrafter
@@ -27,6 +28,10 @@ _TIERED = replace(
     wild.LIMITS["mixed, cached"], threshold_spares_lone_request=False, kv_load="always",
     kv_tiers=(KVTier("cpu", 14, 1e9, 1e9, 3, 0, "back"), KVTier("disk", 60, 1e8, 1e9, 9, 2)),
 )  # fmt: skip
+_CONNECTED = replace(
+    _TIERED, offloading_connector=True,
+    kv_tiers=(replace(_TIERED.kv_tiers[0], write="through"), _TIERED.kv_tiers[1]),
+)  # fmt: skip
 LIMITS = {
     "mixed": replace(wild.LIMITS["mixed"], cudagraph_capture_sizes=(1, 2, 4, 8)),
     "mixed, ahead": wild.LIMITS["mixed, ahead"],
@@ -35,10 +40,8 @@ LIMITS = {
     "contiguous": wild.LIMITS["contiguous"],
     "tiers": _TIERED,
     "tiers, no seats": replace(_TIERED, load_takes_seat=False, scheduler_reserve_full_isl=True),
-    "connector": replace(_TIERED, offloading_connector=True, null_blocks=1),
-    "connector, no seats": replace(
-        _TIERED, offloading_connector=True, load_takes_seat=False, kv_load="when_faster"
-    ),
+    "connector": replace(_CONNECTED, null_blocks=1),
+    "connector, no seats": replace(_CONNECTED, load_takes_seat=False, kv_load="when_faster"),
     "overrun": replace(
         wild.LIMITS["mixed, ahead"], overrun_at_stop=True, preempt_in_order=True, watermark=0.0,
         enable_prefix_caching=True, free_uncached_first=True,
@@ -55,6 +58,14 @@ LIMITS = {
 }  # fmt: skip
 _SHAPES = (BatchShape(0, 0, 0, ((7, 0),)), BatchShape(3, 40, 20))
 _LEFT = ("tokens_left", "rows_left", "residents_left", "seats_left", "swap_blocks_left")
+
+
+class _Extremes(laws.LinearCost):
+    """Prices the shortest and the longest context of a step as well."""
+
+    def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
+        most, least = shape.decode_context_max_tokens, shape.decode_context_min_tokens
+        return [ns + 3 * (most + i) - least - i for i, ns in enumerate(super().step_ns(shape, k))]
 
 
 class _Asked:
@@ -187,7 +198,9 @@ def told(case: str) -> dict[str, Any]:
         options["make_executor"] = lambda p: SpeculativeExecutor(
             p, config, acceptance, NgramDrafter(1e-8)
         )
-    cost = StagedCost((10, 15, 5), link_ns=100, link_token_ns=1) if limits == "pipeline" else None
+    cost: CostModel = _Extremes(1000, 10, 0)
+    if limits == "pipeline":
+        cost = StagedCost((10, 15, 5), link_ns=100, link_token_ns=1)
     policy = Telling(int(seed))
     log = laws.run(policy, work, config, cost, prove=False, **options)
     text, count = policy.told()

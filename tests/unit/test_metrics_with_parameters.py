@@ -104,6 +104,14 @@ def test_queue_growth_weighs_steps_by_their_time():
     assert run_of().metric("queue_growth") == pytest.approx(1000 * 29_375 / 531_250)
 
 
+def test_queue_growth_of_two_steps_is_the_line_through_them():
+    # From 150 ms on, the median of the arrivals, the queue is 2 and then, at 200 ms, 6.
+    arrivals_ms = np.array([120, 150, 200])
+    assert run_of(arrival_ns=arrivals_ms * MS).metric("queue_growth") == pytest.approx(4 / 0.05)
+    only = run_of(arrival_ns=np.array([120, 160, 200]) * MS)
+    assert math.isnan(only.metric("queue_growth"))
+
+
 @pytest.mark.parametrize(("end_ms", "missed"), [(400.0, 1), (399.9, 2)])
 def test_deadline_at_the_very_end_of_an_answer_is_held(end_ms, missed):
     # Request 1 ends 400 ms after its arrival, and has no target for its tokens; 2 was rejected.

@@ -203,6 +203,18 @@ def test_prefix_counts_only_while_engines_are_balanced(loads, chosen):
     assert router.route(long, engines(num_in_flight=loads)) == chosen
 
 
+@pytest.mark.parametrize("name", ["prefix_aware", "llm_d"])
+def test_router_forgets_what_it_sent_to_an_engine_that_is_gone(name):
+    router = registry.make(name)
+    long = request(prompt=160, prefix_hash_ids=IDS)
+    router.route(long, engines(num_in_flight=(1, 0), num_waiting=(9, 0)))
+    assert router.route(long, engines(num_in_flight=(0, 1))) == 1, "its prefix is known there"
+    router.engine_is_gone(0)
+    assert router.route(long, engines(num_in_flight=(0, 1))) == 1, "another one was lost"
+    router.engine_is_gone(1)
+    assert router.route(long, engines(num_in_flight=(0, 1), num_waiting=(0, 1))) == 0
+
+
 def test_precise_router_asks_the_caches():
     router = registry.make("prefix_aware", precise=True)
     assert router.route(request(), engines(cached=(0, 48))) == 1

@@ -42,12 +42,17 @@ def test_yaml_places_name_the_line_of_every_key_and_item():
         ("a: \ud800", r"^file.yaml: not valid YAML"),
         ("a: 1\nb: *c\n", r"^file.yaml:2: not valid YAML: found undefined alias 'c'$"),
         ("a: @x\n", r"^file.yaml:1: not valid YAML: found character '@'"),
+        ("[" * 101 + "]" * 101, r"^file.yaml: nested deeper than 100 levels$"),
         ("[" * 100_000, r"^file.yaml: nested deeper than 100 levels$"),
     ],
 )
 def test_yaml_malformed_raises_naming_the_line(text, message):
     with pytest.raises(SpecError, match=message):
         parse(text)
+
+
+def test_yaml_of_a_hundred_levels_is_read():
+    assert str(parse("{a: " + "[" * 99 + "]" * 99 + "}").data["a"]) == "[" * 99 + "]" * 99
 
 
 def test_yaml_empty_file_is_an_empty_mapping():

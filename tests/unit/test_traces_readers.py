@@ -285,6 +285,11 @@ def test_own_csv_without_block_size_says_which_it_assumed(file):
     assert "no column hash_block_tokens: blocks of 16 tokens assumed" in trace.report.notes
 
 
+def test_own_csv_of_blocks_of_one_token_is_read(file):
+    header = "prompt_tokens,output_tokens,prefix_hash_ids,hash_block_tokens\n"
+    assert read(file(f"{header}2,1,7 8,1\n")).prefix.block_tokens == 1
+
+
 def test_own_csv_with_foreign_column_notes_it(file):
     trace = read(file("id,prompt_tokens,output_tokens\n7,40,1\n"))
     assert trace.report.notes == ("columns ignored: id",)
