@@ -1,6 +1,7 @@
 """A log that breaks a law of runs is refused with the words of that law."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -159,3 +160,108 @@ def test_random_shapes_are_consistent_and_of_every_kind():
     assert kinds == {(True, False), (False, True), (True, True)}
     assert any(s.padding_rows for s in shapes)
     assert any(s.swapped_bytes for s in shapes)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "change"),
+    [
+        ("steps", "kv_allocated_tokens", lambda column: np.full_like(column, 24)),
+        ("steps", "kv_tokens", np.zeros_like),
+        ("steps", "kv_reserved_unused_tokens", np.zeros_like),
+        ("steps", "kv_fragmentation_tokens", np.zeros_like),
+    ],
+)
+def test_log_at_the_very_limit_of_a_law_keeps_it(table, column, change, log):
+    laws.check(Forged(log, table, column, change), WORK, LIMITS)
+
+
+def test_limits_that_a_run_just_reaches_are_kept_and_smaller_ones_are_not(log):
+    steps, requests = log.steps(), log.requests()
+    reached = {
+        "max_num_resident": (int(steps["num_running"].max()), "without a seat"),
+        "max_num_batched_tokens": (
+            int((steps["num_decodes"] + steps["prefill_tokens"]).max()), "the token budget",
+        ),
+        "num_blocks": (int(steps["kv_allocated_tokens"].max()) // 4, "more memory than there is"),
+    }  # fmt: skip
+    assert requests["num_preemptions"].sum() > 0
+    for name, (most, law) in reached.items():
+        laws.check(log, WORK, replace(LIMITS, **{name: most}))
+        with pytest.raises(AssertionError, match=law):
+            laws.check(log, WORK, replace(LIMITS, **{name: most - 1, "max_model_len": 20}))
+
+
+def test_as_many_steps_may_overlap_as_batches_may_be_in_flight(log):
+    overlapping = Forged(log, "steps", "start_ns", at(3, -1))
+    with pytest.raises(AssertionError, match="steps overlap"):
+        laws.check(overlapping, WORK, LIMITS, may_wait=True)
+    two = replace(LIMITS, pipeline_parallel_size=2)
+    laws.check(overlapping, WORK, two, may_wait=True)
+    ends = log.steps()["end_ns"]
+    far = Forged(log, "steps", "start_ns", at(3, int(ends[1] - ends[2])))
+    laws.check(far, WORK, two, may_wait=True)
+    farther = Forged(log, "steps", "start_ns", at(3, int(ends[1] - ends[2]) - 1))
+    with pytest.raises(AssertionError, match="steps overlap"):
+        laws.check(farther, WORK, two, may_wait=True)
+
+
+def test_no_more_tokens_are_accepted_than_were_drafted(log):
+    class Drafted(Forged):
+        def steps(self):
+            nothing = np.zeros_like(self._log.steps()["num_decodes"])
+            ((column, change),) = self._forged.values()
+            columns = {"draft_tokens": nothing, "accepted_tokens": nothing}
+            return {**self._log.steps(), **columns, column: change(nothing.copy())}
+
+    three = replace(LIMITS, num_speculative_tokens=3)
+    laws.check(Drafted(log, "steps", "accepted_tokens", at(0, 0)), WORK, three)
+    undrafted = Drafted(log, "steps", "accepted_tokens", lambda c: at(1, -1)(at(0, 1)(c)))
+    with pytest.raises(AssertionError, match="no more is accepted than drafted"):
+        laws.check(undrafted, WORK, three)
+    full = int(np.argmax(log.steps()["num_decodes"] + log.steps()["prefill_tokens"]))
+    with pytest.raises(AssertionError, match="the token budget"):
+        laws.check(Drafted(log, "steps", "draft_tokens", at(full, 1)), WORK, three)
+
+
+class OtherTokens:
+    """A log whose token times, gaps or counts are other than they were."""
+
+    def __init__(self, log, **told):
+        self._log, self._told = log, told
+
+    def __getattr__(self, name):
+        return self._told.get(name, getattr(self._log, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "law"),
+    [
+        ("token_gaps", lambda gaps, counts: (gaps, counts + (gaps == gaps[0])), "gaps between"),
+        ("token_counts", lambda at_ns, out: (at_ns + 1, out), "tokens by instant"),
+        ("token_counts", lambda at_ns, out: (at_ns, out + (at_ns == at_ns[1])), "tokens by inst"),
+    ],
+)
+def test_log_whose_tables_of_tokens_differ_from_token_times_is_refused(name, change, law, log):
+    table = getattr(log, name)()
+    keys = list(table)
+    columns = dict(zip(keys, change(*(np.array(table[key]) for key in keys)), strict=True))
+    with pytest.raises(AssertionError, match=law):
+        laws.check(OtherTokens(log, **{name: lambda: columns}), WORK, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("change", "law"),
+    [
+        (lambda times: times[:-1], "each output token has a time"),
+        (lambda times: np.append(times[:-2], times[-1:].repeat(2)), "two tokens of a request"),
+        (lambda times: np.append(times[:1] - 1, times[1:]), "the first token comes at"),
+        (lambda times: np.append(times[:-1], times[-1] + 1), "the last token comes at"),
+    ],
+)
+def test_log_whose_token_times_are_forged_is_refused(change, law, log):
+    def token_times(number):
+        times = log.token_times(number)
+        return change(times) if number == 2 else times
+
+    with pytest.raises(AssertionError, match=law):
+        laws.check(OtherTokens(log, token_times=token_times), WORK, LIMITS)
