@@ -13,7 +13,9 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.autoscalers import registry
 from schedlab.policies.autoscalers.autoscaler import Autoscaler
 from schedlab.sim.drive import scaling
+from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.fleet import Fleet
+from schedlab.sim.drive.members import Member
 from schedlab.sim.drive.pool_state import Answer, PoolState
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.record.fleet import Span
@@ -293,3 +295,13 @@ def test_fleet_serves_with_engines_that_are_up_and_expects_those_that_are_there(
     assert alone == [i in (1, 5) for i in range(12)]
     assert expects([], "mixed", grows=True)
     assert not expects(members, "decode")
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_engine_that_leaves_for_good_is_paid_no_more_and_never_there_again(for_good):
+    clock = Clock()
+    member = Member(clock, 3, "mixed", 0)
+    assert member.is_there, "it starts"
+    member.leave(700, for_good=for_good)
+    assert (member.is_there, member.is_moving) == (not for_good, not for_good)
+    assert member.paid == [Span(0, 700) if for_good else Span(0)]
