@@ -30,7 +30,7 @@ class SpeculativeBatch(DecodeBatch):
 
     Attributes
     ----------
-    last_tokens : list of int
+    last_tokens : bytes
         Tokens of each step of the member that left last.
     num_accepted, num_cut_short : int
         Drafted tokens that came out so far, and drafts that ended with a rejection; the second is
@@ -48,7 +48,7 @@ class SpeculativeBatch(DecodeBatch):
         self.num_accepted = 0
         self.num_cut_short = 0
         self.counts_cut_short = False
-        self.last_tokens: list[int] = []
+        self.last_tokens = b""
         self._context_sum = 0
         # Of steps, from `_base` on: tokens that come out, blocks opened, drafts cut short.
         self._base = 0
@@ -102,14 +102,12 @@ class SpeculativeBatch(DecodeBatch):
         if first > last:
             return
         self._make_room(last + 1 - first)
-        at = self.steps - self._base - first
+        at: i64 = self.steps - self._base - first
         tokens, blocks = self._tokens, self._blocks
-        step: i64 = at + first
         one: i64 = sign
-        for n in bursts[first:] if first else bursts:
-            change: i64 = one * n
-            tokens[step] = change + tokens[step]
-            step += 1
+        i: i64
+        for i in range(first, last + 1):
+            tokens[at + i] += one * bursts[i]
         for i in reversed(track.openings):
             if i < first:
                 break
@@ -160,7 +158,7 @@ class SpeculativeBatch(DecodeBatch):
         self._count(state, -1)
         track.settle(came, accepted)
         if drafted is not None:
-            track.extend([1], [drafted])
+            track.extend(b"\1", bytes([drafted]))
         self._count(state, 1)
 
     # -- steps ---------------------------------------------------------------------------------

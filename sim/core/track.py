@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from schedlab.sim.config import EngineConfig
@@ -29,7 +30,7 @@ class Outcome(Protocol):
             Tokens drafted, and how many of the first of them are those that the model generates.
         """
 
-    def verify_on(self, place: int, most: int, stop: int) -> tuple[list[int], list[int]]:
+    def verify_on(self, place: int, most: int, stop: int) -> tuple[bytes, bytes]:
         """Verify again and again, until a place is reached.
 
         Parameters
@@ -41,23 +42,20 @@ class Outcome(Protocol):
 
         Returns
         -------
-        bursts, drafted : list of int
+        bursts, drafted : bytes
             Tokens that come out of each of them, and tokens that it drafted.
         """
 
 
-def verify_one_by_one(
-    outcome: Outcome, place: int, most: int, stop: int
-) -> tuple[list[int], list[int]]:
+def verify_one_by_one(outcome: Outcome, place: int, most: int, stop: int) -> tuple[bytes, bytes]:
     """Return what `Outcome.verify_on` does, by `Outcome.verify`."""
-    bursts: list[int] = []
-    drafted: list[int] = []
+    bursts, drafted = BytesWriter(), BytesWriter()
     while place < stop:
         found, accepted = outcome.verify(place, most)
         place += accepted + 1
         bursts.append(accepted + 1)
         drafted.append(found)
-    return bursts, drafted
+    return bursts.getvalue(), drafted.getvalue()
 
 
 class Track:
@@ -72,12 +70,12 @@ class Track:
 
     Attributes
     ----------
-    first : int
-        The next one; the others are counted from the same place, 0-based.
-    bursts, drafted : list of int
-        Tokens that come out of each of them, and tokens drafted for it.
-    came : list of int
-        Tokens that have come out before each of them, and after the last.
+    first, passed_tokens : int
+        The next one, and the tokens that have come out before it; the others are counted from the
+        same place, 0-based.
+    bursts, drafted : bytes
+        Tokens that come out of each of them, and tokens drafted for it: a byte each, since there
+        are many.
     cut_off : int
         Tokens that the last one would yield beyond the end of the answer.
     openings : list of int
@@ -88,16 +86,17 @@ class Track:
     """
 
     __slots__ = (
-        "_capacity", "_least_held", "_longest", "_slots", "_window", "block_size", "bursts",
-        "came", "cut_off", "drafted", "first", "openings", "turns",
+        "_capacity", "_counted", "_counted_tokens", "_least_held", "_longest", "_num_tokens",
+        "_slots", "_window", "block_size", "bursts", "cut_off", "drafted", "first", "openings",
+        "passed_tokens", "turns",
     )  # fmt: skip
 
     def __init__(self, config: EngineConfig, context_tokens: int, spare_tokens: int) -> None:
         size = config.block_size
         self.first = 0
-        self.bursts: list[int] = []
-        self.drafted: list[int] = []
-        self.came: list[int] = [0]
+        self.passed_tokens = 0
+        self.bursts = b""
+        self.drafted = b""
         self.cut_off = 0
         self.openings: list[int] = []
         self.turns: list[int] = []
@@ -108,46 +107,77 @@ class Track:
         self._slots = context_tokens + 1 + config.num_lookahead_tokens
         self._least_held = context_tokens + spare_tokens
         self._capacity = -(-self._least_held // size) * size
+        self._num_tokens = 0
+        # What was asked for last, since the next question is mostly about what follows.
+        self._counted = 0
+        self._counted_tokens = 0
 
-    def extend(self, bursts: list[int], drafted: list[int]) -> None:
+    def extend(self, bursts: bytes, drafted: bytes) -> None:
         """Add verifications: tokens that come out of them, and tokens drafted."""
-        came, openings = self.came, self.openings
-        at: i64 = len(self.bursts)
-        after: i64 = came[-1]
-        slots: i64 = self._slots
+        if drafted == drafted[:1] * len(drafted):
+            self._extend_alike(bursts, drafted)
+        else:
+            for i in range(len(drafted)):
+                self._extend_alike(bursts[i : i + 1], drafted[i : i + 1])
+
+    def _extend_alike(self, bursts: bytes, drafted: bytes) -> None:
+        """Add verifications for which as many tokens are drafted each, at least one of them."""
+        first: i64 = len(self.bursts)
+        drafts: i64 = drafted[0]
+        if first and drafts != self.drafted[-1]:
+            self.turns.append(first)
+        after: i64 = self._num_tokens
+        ahead: i64 = drafts + self._slots
         capacity: i64 = self._capacity
-        usual: i64 = self.drafted[-1] if at else drafted[0]
-        fits = capacity - slots - usual
-        drafts: i64
-        for i, drafts in enumerate(drafted):
-            if drafts != usual:
-                self.turns.append(at)
-                usual = drafts
-                fits = capacity - slots - usual
+        fits = capacity - ahead
+        i: i64
+        for i in range(len(bursts)):
             if after > fits:
-                end: i64 = min(after + usual + slots, self._longest)
+                end: i64 = min(after + ahead, self._longest)
                 while end > capacity:
-                    openings.append(at)
+                    self.openings.append(first + i)
                     capacity += self.block_size
-                fits = capacity - slots - usual
+                fits = capacity - ahead
             after += bursts[i]
-            came.append(after)
-            at += 1
+        self._num_tokens = after
         self._capacity = capacity
         self.bursts += bursts
         self.drafted += drafted
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that come out of all of them."""
+        return self._num_tokens
+
     def cut(self, num_tokens: int) -> None:
         """Let so many tokens less come out of the last one, which the answer does not need."""
         self.cut_off = num_tokens
-        self.bursts[-1] -= num_tokens
-        self.came[-1] -= num_tokens
+        self._set_last(self.bursts[-1] - num_tokens)
 
     def settle(self, came: int, accepted: int) -> None:
         """Say what the last verification gives: tokens that come out, and drafted ones accepted."""
-        self.came[-1] += came - self.bursts[-1]
-        self.bursts[-1] = came
+        self._set_last(came)
         self.cut_off = accepted + 1 - came
+
+    def _set_last(self, tokens: int) -> None:
+        """Let another number of tokens come out of the last one."""
+        more = tokens - self.bursts[-1]
+        self._num_tokens += more
+        if self._counted == len(self.bursts):
+            self._counted_tokens += more
+        self.bursts = self.bursts[:-1] + bytes([tokens])
+
+    def tokens_before(self, i: int) -> int:
+        """Count the tokens that have come out before a verification, or after the last."""
+        bursts = self.bursts
+        tokens: i64 = self._counted_tokens
+        j: i64
+        for j in range(self._counted, i):
+            tokens += bursts[j]
+        for j in range(i, self._counted):
+            tokens -= bursts[j]
+        self._counted, self._counted_tokens = i, tokens
+        return tokens
 
     def held(self, i: int) -> int:
         """Count the tokens that its blocks were allocated for before a verification.
@@ -156,8 +186,10 @@ class Track:
         drafted longer ago than so many verifications has passed the end of that draft.
         """
         most = self._least_held
-        for j in range(max(i - 1 - self._window, 0), i):
-            end = self.came[j] + self.drafted[j] + self._slots
+        came = self.tokens_before(i)
+        for j in range(i - 1, max(i - 2 - self._window, -1), -1):
+            came -= self.bursts[j]
+            end = came + self.drafted[j] + self._slots
             if end > most:
                 most = min(end, self._longest)
         return most
@@ -237,21 +269,21 @@ class SpeculatingState(RequestState):
     def _came(self) -> int:
         track = self.track
         assert track is not None
-        return track.came[self._verification()] - track.came[track.first]
+        return track.tokens_before(self._verification()) - track.passed_tokens
 
     def context_at(self, step: int) -> int:
         """Return its tokens in the cache at a step of its batch, before the end of its track."""
         track = self.track
         assert track is not None
-        came, first = track.came, track.first
-        return self._computed + came[first + step - self._stint_start] - came[first]
+        came = track.tokens_before(track.first + step - self._stint_start)
+        return self._computed + came - track.passed_tokens
 
-    def left_batch(self, steps: int) -> list[int]:
+    def left_batch(self, steps: int) -> bytes:
         """Make the counters absolute after some steps of a batch; return the tokens of each."""
         track = self.track
         assert track is not None
         first, last = track.first, track.first + steps
-        came = track.came[last] - track.came[first]
+        came = track.tokens_before(last) - track.passed_tokens
         if steps:
             self._fresh = track.bursts[last - 1] - 1
         self._computed += came
@@ -259,6 +291,7 @@ class SpeculatingState(RequestState):
         self._spare = track.held(last) - self._computed
         self._batch = None
         track.first = last
+        track.passed_tokens += came
         return track.bursts[first:last]
 
     def computed(self, num_tokens: int, ahead_tokens: int) -> None:
@@ -299,7 +332,7 @@ def one_ahead(config: EngineConfig, state: SpeculatingState, drafted: int) -> Tr
     `SpeculativeBatch.settle`.
     """
     track = Track(config, state.num_computed_tokens, state.spare_tokens)
-    track.extend([1], [drafted])
+    track.extend(b"\1", bytes([drafted]))
     return track
 
 
@@ -336,9 +369,9 @@ def look_ahead(
         else:
             wanted = most if once < 0 else once
             found, accepted = outcome.verify(place, max(0, min(wanted, longest - place)))
-            bursts, drafted = [accepted + 1], [found]
+            bursts, drafted = bytes([accepted + 1]), bytes([found])
         track.extend(bursts, drafted)
-        place = start + track.came[-1]
+        place = start + track.num_tokens
         once = -1
     if place > length:  # what comes out is cut off at the end
         track.cut(place - length)

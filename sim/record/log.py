@@ -158,9 +158,9 @@ class RunLog:
             write_i64_le(row, first)
             write_i64_le(row, last)
 
-    def add_bursts(self, tokens: list[int]) -> None:
+    def add_bursts(self, tokens: bytes) -> None:
         """Record how many tokens each decode step of the stint added last yielded."""
-        self._bursts.write(bytes(tokens))
+        self._bursts.write(tokens)
 
     def add_verifications(self, numbers: list[int]) -> None:
         """Record `VERIFICATION_COLUMNS` of steps, one step after the other."""

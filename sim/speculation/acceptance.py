@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import zlib
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from librt.strings import BytesWriter
+from mypy_extensions import i64
 
 from schedlab.sim.core.track import Outcome
 from schedlab.sim.errors import SpecError
@@ -83,50 +84,102 @@ class DrawnAcceptance:
             weight = mean * (1 - mean) / self._spread**2 - 1
             scale = rng.beta(mean * weight, (1 - mean) * weight) / mean
             rates = [min(rate * scale, 1.0) for rate in rates]
-        return _Drawn(rng.random(output_tokens), rates)
+        draws = rng.random(output_tokens)
+        return _OneRate(draws, rates[0]) if len(rates) == 1 else _Rates(draws, rates)
 
 
-class _Drawn:
-    """What becomes of the drafts of one request, by a number for each place of its answer."""
+class _OneRate:
+    """What becomes of the drafts of one request that are right as often at every place."""
 
-    __slots__ = ("_right", "_wrong")
+    __slots__ = ("_right",)
 
-    def __init__(self, draws: npt.NDArray[np.float64], rates: list[float]) -> None:
-        # Places where a token is wrong, with one rate; else which are right as the 1st, 2nd, .. .
-        self._wrong: list[int] = []
-        self._right: list[bytes] = []
-        if len(rates) == 1:
-            self._wrong = (draws >= rates[0]).nonzero()[0].tolist()
-            self._wrong.append(len(draws))  # nothing is right behind the end
-        else:
-            self._right = [(draws < rate).tobytes() + b"\0" for rate in rates]
+    def __init__(self, draws: npt.NDArray[np.float64], rate: float) -> None:
+        self._right: npt.NDArray[np.bool_] = draws < rate
 
     def verify(self, place: int, most: int) -> tuple[int, int]:
         """Draft `most` tokens; see `Outcome`. Tokens behind the end of the answer are rejected."""
         bursts, _ = self.verify_on(place, most, place + 1)
         return most, bursts[0] - 1
 
-    def verify_on(self, place: int, most: int, stop: int) -> tuple[list[int], list[int]]:
+    def verify_on(self, place: int, most: int, stop: int) -> tuple[bytes, bytes]:
+        """Draft `most` tokens time after time; see `Outcome`."""
+        steps = _steps_of(most)
+        bursts = BytesWriter()
+        # Eight places at once. Where there are none, behind the end, tokens are wrong.
+        eights = np.packbits(self._right[place : stop + most]).tobytes()
+        begun: i64 = 0
+        i: i64
+        for i in range(len(eights)):
+            at: i64 = begun << 8 | eights[i]
+            step = steps[at]
+            if step is None:
+                step = steps[at] = _verify_eight(begun, eights[i], most)
+            bursts.write(step[0])
+            begun = step[1]
+        end = place + 8 * len(eights)
+        if begun:
+            bursts.append(begun + 1)
+            end += 1
+        count = len(bursts)
+        while count and end - bursts[count - 1] >= stop:
+            count -= 1
+            end -= bursts[count]
+        bursts.truncate(count)
+        return bursts.getvalue(), bytes([most]) * count
+
+
+_Step = tuple[bytes, int]
+"""Bursts that end within eight places, and tokens of the one that goes on behind them."""
+
+_STEPS: dict[int, list[_Step | None]] = {}
+
+
+def _steps_of(most: int) -> list[_Step | None]:
+    """Return what is known of eight places where so many tokens are drafted.
+
+    Its index is the number of tokens that were right before those places in the same verification,
+    and behind it a bit for each place, the first one highest: 1 where a token is right.
+    """
+    steps = _STEPS.get(most)
+    if steps is None:
+        steps = _STEPS[most] = [None] * ((most + 1) << 8)
+    return steps
+
+
+def _verify_eight(begun: int, eight: int, most: int) -> _Step:
+    """Work out one entry of `_steps_of`."""
+    bursts = BytesWriter()
+    for bit in range(7, -1, -1):
+        begun += 1
+        if begun > most or not eight >> bit & 1:
+            bursts.append(begun)
+            begun = 0
+    return bursts.getvalue(), begun
+
+
+class _Rates:
+    """What becomes of the drafts of one request, where a token's place in its draft matters."""
+
+    __slots__ = ("_right",)
+
+    def __init__(self, draws: npt.NDArray[np.float64], rates: list[float]) -> None:
+        # Of each place, whether it is right as the 1st, 2nd, .. of a draft. Nothing is, behind the
+        # end.
+        self._right = [(draws < rate).tobytes() + b"\0" for rate in rates]
+
+    def verify(self, place: int, most: int) -> tuple[int, int]:
+        """Draft `most` tokens; see `Outcome`. Tokens behind the end of the answer are rejected."""
+        bursts, _ = self.verify_on(place, most, place + 1)
+        return most, bursts[0] - 1
+
+    def verify_on(self, place: int, most: int, stop: int) -> tuple[bytes, bytes]:
         """Draft `most` tokens time after time; see `Outcome`."""
         right, last, longest = self._right, len(self._right) - 1, most + 1
-        bursts: list[int] = []
-        if not right:
-            # As many at once as a draft can have, then those up to the one that is wrong.
-            for wrong in self._wrong[bisect_left(self._wrong, place) :]:
-                tokens = wrong + 1 - place
-                while tokens > longest:
-                    bursts.append(longest)
-                    tokens -= longest
-                bursts.append(tokens)
-                place = wrong + 1
-                if place >= stop:
-                    break
-            while bursts and place - bursts[-1] >= stop:
-                place -= bursts.pop()
+        bursts = BytesWriter()
         while place < stop:
             tokens = 1
             while tokens < longest and right[min(tokens - 1, last)][place + tokens - 1]:
                 tokens += 1
             place += tokens
             bursts.append(tokens)
-        return bursts, [most] * len(bursts)
+        return bursts.getvalue(), bytes([most]) * len(bursts)

@@ -70,7 +70,7 @@ class _Recorded:
         drafted, accepted = self._left[place]
         return min(drafted, most), min(accepted, most)
 
-    def verify_on(self, place: int, most: int, stop: int) -> tuple[list[int], list[int]]:
+    def verify_on(self, place: int, most: int, stop: int) -> tuple[bytes, bytes]:
         """Verify time after time; see `Outcome`."""
         return verify_one_by_one(self, place, most, stop)
 

@@ -280,7 +280,8 @@ def drafts(_: str) -> dict[str, Any]:
             sum(track.drafted),
         )  # fmt: skip
         found[str(number)] = [
-            track.came, [track.held(i) for i in range(count + 1)], track.drafted, list(sums),
+            [track.tokens_before(i) for i in range(count + 1)],
+            [track.held(i) for i in range(count + 1)], list(track.drafted), list(sums),
             [slots_ahead(config, context + n) for context in (3, 35, 38) for n in range(3)],
         ]  # fmt: skip
     return found

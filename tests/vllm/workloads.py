@@ -43,7 +43,7 @@ class _OfRequest:
             accepted += 1
         return drafted, accepted
 
-    def verify_on(self, place: int, most: int, stop: int) -> tuple[list[int], list[int]]:
+    def verify_on(self, place: int, most: int, stop: int) -> tuple[bytes, bytes]:
         """Verify time after time; see `Outcome`."""
         return verify_one_by_one(self, place, most, stop)
 
