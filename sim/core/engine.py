@@ -377,7 +377,7 @@ class Engine:
         batch = self.requests.decodes
         assert isinstance(batch, SpeculativeBatch)
         self.log.add_verifications(
-            batch.verifications(num_steps) if num_decodes else [0] * (3 * num_steps)
+            num_steps, batch.verifications(num_steps) if num_decodes else b""
         )
 
     def _advance_decodes(self, segment: Segment, num_decodes: int) -> list[int]:

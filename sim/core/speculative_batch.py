@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate
 
+from librt.strings import BytesWriter, write_i64_le
 from mypy_extensions import i64
 
 from schedlab.sim.config import EngineConfig
@@ -172,7 +173,7 @@ class SpeculativeBatch(DecodeBatch):
             column = 0
         missing = column + count + MOST_STEPS - len(self._tokens)
         if missing > 0:
-            zeros = [0] * (missing + MOST_STEPS)
+            zeros = [0] * (missing + _STEPS_KEPT)
             self._tokens += zeros
             self._blocks += zeros
             self._cut_short += zeros
@@ -206,18 +207,18 @@ class SpeculativeBatch(DecodeBatch):
             found.append(rows)
         return found
 
-    def verifications(self, num_steps: int) -> list[int]:
-        """Return `VERIFICATION_COLUMNS` of the next steps, one step after the other."""
-        column, found = self.steps - self._base, []
+    def verifications(self, num_steps: int) -> bytes:
+        """Return `VERIFICATION_COLUMNS` of the next steps, as `RunLog` keeps them."""
+        column, found = self.steps - self._base, BytesWriter()
         drafts, num_drafts, size = self._drafts, self._rows[0], self.size
         rows = self._rows_ahead(num_steps) if self._shifts else []
         for i in range(num_steps):
             if rows:
                 drafts, num_drafts = sum(rows[i]), rows[i][0]
-            found.append(drafts)
-            found.append(self._tokens[column + i] - size)
-            found.append(num_drafts)
-        return found
+            write_i64_le(found, drafts)
+            write_i64_le(found, self._tokens[column + i] - size)
+            write_i64_le(found, num_drafts)
+        return found.getvalue()
 
     def drafting_rows(self, num_steps: int) -> list[list[int]]:
         """Count the members for which a 1st, 2nd, .. token is drafted in each of the next steps."""

@@ -102,11 +102,11 @@ class SpeculativeExecutor(SimExecutor):
         assert isinstance(decodes, SpeculativeBatch)
         self._priced = steps = decodes.uneven(shape, num_steps)
         rows = decodes.drafting_rows(num_steps) if shape.num_decodes else [[]]
-        drafts, price, drafter = shape.draft_tokens, self.pricing.cost_model, self._drafter
+        drafts, pricing, drafter = shape.draft_tokens, self.pricing, self._drafter
         if num_steps == 1:
             first = steps.first
-            return [price.step_ns(first)[0] + drafter.step_ns(first, drafts, rows[0])]
-        verifying_ns = price.uneven_ns(steps)
+            return [pricing.step_ns(first, 1)[0] + drafter.step_ns(first, drafts, rows[0])]
+        verifying_ns = pricing.uneven_ns(steps)
         drafting_ns = drafter.uneven_ns(steps, drafts, rows)
         return [verifying_ns[i] + drafting_ns[i] for i in range(num_steps)]
 

@@ -129,11 +129,14 @@ class Track:
         after: i64 = self._num_tokens
         ahead: i64 = drafts + self._slots
         capacity: i64 = self._capacity
+        longest: i64 = self._longest
         fits = capacity - ahead
         i: i64
         for i in range(len(bursts)):
             if after > fits:
-                end: i64 = min(after + ahead, self._longest)
+                end: i64 = after + ahead
+                if end > longest:
+                    end = longest
                 while end > capacity:
                     self.openings.append(first + i)
                     capacity += self.block_size

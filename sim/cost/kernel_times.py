@@ -8,7 +8,7 @@ from collections.abc import Callable
 from schedlab.sim.cost.efficiency import Efficiency
 from schedlab.sim.cost.product import TILE, Product
 from schedlab.sim.cost.segment import segment_ns
-from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name, stored_bytes
 from schedlab.sim.hardware.memory import default_kv_dtype
@@ -215,21 +215,14 @@ class KernelTimes:
 
         return step_ns
 
-    def uneven_ns(self, shape: BatchShape, context_sums: list[int]) -> list[int]:
-        """Return the durations of steps that differ in their contexts; see `CostModel.uneven_ns`.
-
-        Parameters
-        ----------
-        shape : BatchShape
-            The first of them, without chunks.
-        context_sums : list of int
-            `decode_context_sum_tokens` of each.
-        """
+    def uneven_ns(self, steps: UnevenSteps) -> list[int]:
+        """Return the durations of steps with contexts of their own; see `CostModel.uneven_ns`."""
+        shape = steps.first
         more = shape.num_decodes + shape.padding_context_tokens
         return self._decodes_ns(
             self._beside_attention(shape),
             shape.num_decodes + shape.padding_rows,
-            [tokens + more for tokens in context_sums],
+            [tokens + more for tokens in steps.context_sums],
         )
 
     def _decodes_ns(self, beside: float, attending: int, contexts: list[int]) -> list[int]:

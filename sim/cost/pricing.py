@@ -30,8 +30,8 @@ class Pricing:
 
     Attributes
     ----------
-    step_ns : callable
-        `CostModel.step_ns`, or what gives the same without a detour.
+    step_ns, uneven_ns : callable
+        Those of `CostModel`, or what gives the same without a detour.
     never_falls : bool
         As the cost model says.
     can_be_outside : bool
@@ -46,6 +46,7 @@ class Pricing:
         self.cost_model = cost_model
         self.step_ns = cost_model.pricer()
         self.never_falls = cost_model.never_falls
+        self.uneven_ns = cost_model.uneven_pricer()
         self.overhead = overhead or SchedulingOverhead()
         self._has_overhead = self.overhead != SchedulingOverhead()
         self._has_warned = False

@@ -147,7 +147,11 @@ class RooflineCostModel(CostModel):
         """Return the durations of steps whose contexts grow unevenly; see `CostModel.uneven_ns`."""
         if self._all_times is None:
             return super().uneven_ns(steps)
-        return self._all_times.uneven_ns(steps.first, steps.context_sums)
+        return self._all_times.uneven_ns(steps)
+
+    def uneven_pricer(self) -> Callable[[UnevenSteps], list[int]]:
+        """Return `uneven_ns`, or of a single stage what it calls; see `CostModel`."""
+        return self.uneven_ns if self._all_times is None else self._all_times.uneven_ns
 
     def stations_ns(self, shape: BatchShape) -> list[int]:
         """Return what stages and links take of a step; see `CostModel.stations_ns`."""

@@ -36,6 +36,7 @@ MOST_NUMBERS_IN_MEMORY = 2_000_000
 
 _NAN: Final = float("nan")
 _NUMBER_BYTES: Final = 8
+_VERIFICATION_BYTES: Final = len(VERIFICATION_COLUMNS) * _NUMBER_BYTES
 _NO_TARGETS: Final = np.full(len(_TARGETS), _NAN).tobytes()
 
 
@@ -162,10 +163,9 @@ class RunLog:
         """Record how many tokens each decode step of the stint added last yielded."""
         self._bursts.write(tokens)
 
-    def add_verifications(self, numbers: list[int]) -> None:
-        """Record `VERIFICATION_COLUMNS` of steps, one step after the other."""
-        for number in numbers:
-            write_i64_le(self._verifications, number)
+    def add_verifications(self, num_steps: int, numbers: bytes) -> None:
+        """Record `VERIFICATION_COLUMNS` of steps, 8 bytes each, or none if nobody decoded."""
+        self._verifications.write(numbers or bytes(num_steps * _VERIFICATION_BYTES))
 
     def add_stages(self, stages_ns: list[int]) -> None:
         """Record what each stage of the pipeline spent on the step that is added next."""
