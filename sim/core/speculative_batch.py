@@ -6,6 +6,7 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from librt.strings import BytesWriter, write_i64_le
+from librt.vecs import extend, vec
 from mypy_extensions import i64
 
 from schedlab.sim.config import EngineConfig
@@ -53,7 +54,7 @@ class SpeculativeBatch(DecodeBatch):
         self._context_sum = 0
         # Of steps, from `_base` on: tokens that come out, blocks opened, drafts cut short.
         self._base = 0
-        self._tokens: list[int] = []
+        self._tokens: vec[i64] = vec[i64]()
         self._blocks: list[int] = []
         self._cut_short: list[int] = []
         # Members for which a 1st, 2nd, .. token is drafted in the next step, their sum, and by how
@@ -168,22 +169,24 @@ class SpeculativeBatch(DecodeBatch):
         """Keep sums of so many steps from the next one on, and of `MOST_STEPS` in any case."""
         column = self.steps - self._base
         if column > _STEPS_KEPT:
-            del self._tokens[:column], self._blocks[:column], self._cut_short[:column]
+            self._tokens = self._tokens[column:]
+            del self._blocks[:column], self._cut_short[:column]
             self._base = self.steps
             column = 0
         missing = column + count + MOST_STEPS - len(self._tokens)
         if missing > 0:
             zeros = [0] * (missing + _STEPS_KEPT)
-            self._tokens += zeros
+            self._tokens = extend(self._tokens, zeros)
             self._blocks += zeros
             self._cut_short += zeros
 
     def advance(self, num_steps: int) -> int:
         """Take steps of all members; return the tokens that came out."""
         column = self.steps - self._base
-        tokens = 0
+        tokens_of_steps, tokens = self._tokens, 0
+        i: i64
         for i in range(column, column + num_steps):
-            tokens += self._tokens[i]
+            tokens += tokens_of_steps[i]
         self._context_sum += tokens
         self.num_accepted += tokens - self.size * num_steps
         if self.counts_cut_short:
@@ -209,14 +212,17 @@ class SpeculativeBatch(DecodeBatch):
 
     def verifications(self, num_steps: int) -> bytes:
         """Return `VERIFICATION_COLUMNS` of the next steps, as `RunLog` keeps them."""
-        column, found = self.steps - self._base, BytesWriter()
-        drafts, num_drafts, size = self._drafts, self._rows[0], self.size
+        column: i64 = self.steps - self._base
+        size: i64 = self.size
+        found, tokens = BytesWriter(), self._tokens
+        drafts, num_drafts = self._drafts, self._rows[0]
         rows = self._rows_ahead(num_steps) if self._shifts else []
+        i: i64
         for i in range(num_steps):
             if rows:
                 drafts, num_drafts = sum(rows[i]), rows[i][0]
             write_i64_le(found, drafts)
-            write_i64_le(found, self._tokens[column + i] - size)
+            write_i64_le(found, tokens[column + i] - size)
             write_i64_le(found, num_drafts)
         return found.getvalue()
 
@@ -236,9 +242,10 @@ class SpeculativeBatch(DecodeBatch):
         """
         context_sum, sums = self._context_sum, [self._context_sum]
         if num_steps > 1:
-            column = self.steps - self._base
+            column, tokens = self.steps - self._base, self._tokens
+            i: i64
             for i in range(column, column + num_steps - 1):
-                context_sum += self._tokens[i]
+                context_sum += tokens[i]
                 sums.append(context_sum)
         return UnevenSteps(shape.verification(), sums, self._extremes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from mypy_extensions import i64
 from schedlab.sim.core.track import Outcome
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Request
+
+_Raw = npt.NDArray[np.uint64]
 
 
 class DrawnAcceptance:
@@ -62,9 +64,11 @@ class DrawnAcceptance:
                 f"requests that accept all or nothing with a mean of {mean}; got {spread}"
             )
         self._rates = [float(rate) for rate in rates]
+        self._below = [_raw(rate) for rate in self._rates]
         self._spread = spread
         key = (seed << 32 | zlib.crc32(b"acceptance")) & (1 << 64) - 1
         self._rng = np.random.Generator(np.random.Philox(key=np.array([key, 0], dtype=np.uint64)))
+        self._random_raw: Callable[[int], _Raw] = self._rng.bit_generator.random_raw
         state: dict[str, Any] = dict(self._rng.bit_generator.state)
         self._key: list[int] = [key, 0]
         self._fresh = {
@@ -75,17 +79,27 @@ class DrawnAcceptance:
 
     def outcome(self, request: Request, output_tokens: int) -> Outcome:
         """Return what becomes of the drafts of a request with an answer of so many tokens."""
-        rng, rates = self._rng, self._rates
+        rng, below = self._rng, self._below
         # To give a generator another key costs a fraction of making one, of lists still less.
         self._key[1] = request.id
         rng.bit_generator.state = self._fresh
         if self._spread:
-            mean = rates[0]
+            mean = self._rates[0]
             weight = mean * (1 - mean) / self._spread**2 - 1
             scale = rng.beta(mean * weight, (1 - mean) * weight) / mean
-            rates = [min(rate * scale, 1.0) for rate in rates]
-        draws = rng.random(output_tokens)
-        return _OneRate(draws, rates[0]) if len(rates) == 1 else _Rates(draws, rates)
+            below = [_raw(min(rate * scale, 1.0)) for rate in self._rates]
+        draws = self._random_raw(output_tokens)
+        return _OneRate(draws < below[0]) if len(below) == 1 else _Rates(draws, below)
+
+
+def _raw(rate: float) -> _Raw:
+    """Return the number of 64 bits below which a generator's are drawn at a rate.
+
+    A number in [0, 1) is the highest 53 of such bits. To compare them as they are is sooner done
+    than to make floating-point numbers of them first.
+    """
+    number = math.ceil(rate * 2**53) << 11
+    return np.array(number, dtype=np.uint64 if number < 2**64 else object)
 
 
 class _OneRate:
@@ -93,8 +107,8 @@ class _OneRate:
 
     __slots__ = ("_right",)
 
-    def __init__(self, draws: npt.NDArray[np.float64], rate: float) -> None:
-        self._right: npt.NDArray[np.bool_] = draws < rate
+    def __init__(self, right: npt.NDArray[np.bool_]) -> None:
+        self._right = right
 
     def verify(self, place: int, most: int) -> tuple[int, int]:
         """Draft `most` tokens; see `Outcome`. Tokens behind the end of the answer are rejected."""
@@ -162,10 +176,10 @@ class _Rates:
 
     __slots__ = ("_right",)
 
-    def __init__(self, draws: npt.NDArray[np.float64], rates: list[float]) -> None:
+    def __init__(self, draws: _Raw, below: list[_Raw]) -> None:
         # Of each place, whether it is right as the 1st, 2nd, .. of a draft. Nothing is, behind the
         # end.
-        self._right = [(draws < rate).tobytes() + b"\0" for rate in rates]
+        self._right = [(draws < number).tobytes() + b"\0" for number in below]
 
     def verify(self, place: int, most: int) -> tuple[int, int]:
         """Draft `most` tokens; see `Outcome`. Tokens behind the end of the answer are rejected."""
