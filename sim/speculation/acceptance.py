@@ -134,12 +134,12 @@ class _OneRate:
         if begun:
             bursts.append(begun + 1)
             end += 1
-        count = len(bursts)
-        while count and end - bursts[count - 1] >= stop:
+        found = bursts.getvalue()
+        count = len(found)
+        while count and end - found[count - 1] >= stop:
             count -= 1
-            end -= bursts[count]
-        bursts.truncate(count)
-        return bursts.getvalue(), bytes([most]) * count
+            end -= found[count]
+        return found[:count], bytes([most]) * count
 
 
 _Step = tuple[bytes, int]
