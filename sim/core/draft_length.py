@@ -95,6 +95,11 @@ class Drafting:
         assert isinstance(batch, SpeculativeBatch)
         batch.counts_cut_short = True
 
+    @property
+    def is_due(self) -> bool:
+        """Whether others decode than at the last choice."""
+        return self._requests.num_turnovers != self._chosen_at
+
     def choose(self, now_ns: int) -> None:
         """Choose anew, if others decode than at the last choice.
 
@@ -106,7 +111,7 @@ class Drafting:
         requests = self._requests
         batch = requests.decodes
         assert isinstance(batch, SpeculativeBatch)
-        if requests.num_turnovers == self._chosen_at:
+        if not self.is_due:
             return
         self._chosen_at = requests.num_turnovers
         members = [*batch.members.values(), *requests.paused.values()]

@@ -142,8 +142,6 @@ class Engine:
             self._drafting.choose(now_ns)
         if requests.tiers is not None:
             requests.settle(now_ns)
-        # Nobody has drafted for who comes from elsewhere, and how much is chosen after this step.
-        is_drafted_for = self._drafting is None or not requests.arrived
         if requests.arrived:
             seat_arrived(requests)
         if requests.kept:
@@ -151,7 +149,7 @@ class Engine:
         if (requests.leaving or requests.overrun) and intake.is_idle(now_ns):
             requests.let_go(None)
         # Whoever was evicted when nobody could run is charged to the next step, and to no other.
-        has_changed = requests.step_preempted > 0 or not is_drafted_for
+        has_changed = requests.step_preempted > 0 or self.chooses_drafts_next
         for _ in range(requests.num_in_flight + 2):
             if requests.untold:  # no step was planned with them
                 requests.tell_overrun(now_ns)
@@ -181,6 +179,11 @@ class Engine:
                 self.wait_until_ns = requests.tiers.ready_ns
                 return None
         raise stalled(self, "the policy preempts or rejects but never schedules a token")
+
+    @property
+    def chooses_drafts_next(self) -> bool:
+        """Whether drafts are chosen anew after this step, for who came from elsewhere."""
+        return self._drafting is not None and self._drafting.is_due
 
     def make_plan(self) -> BatchPlan:
         """Ask the policy for the plan of the step that would start now, and check its form."""

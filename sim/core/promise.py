@@ -61,6 +61,7 @@ class PromiseCheck:
             self._promise = promise._replace(steps_left=promise.steps_left - 1)
         elif not (
             plan.chunks or plan.admitted or plan.preempted or plan.rejected
+            or engine.chooses_drafts_next
             or (engine.view.looked_at_cache and engine.kv.num_evictions != evictions)
         ):  # fmt: skip
             tokens = engine.requests.decodes.tokens_next_step()

@@ -256,3 +256,20 @@ def test_nested_wait_with_drafts_skips_no_step_in_which_requests_meet_at_one_sta
     check_combination(
         Combination("nested_wait", work, config, cost, None, (0.6, 0.6), "by_batch_size")
     )
+
+
+def test_drafts_are_chosen_anew_after_the_step_of_who_was_loaded_from_a_tier():
+    # Three that do not fit together: one is swapped out, and comes back while the others decode.
+    # It verifies no drafts at first; how many all draft with it is chosen after that step.
+    targets = (0.0005, 0.0005, 0.003)
+    work = [
+        laws.arrival(i, 0, 6, 20 + 10 * (i == 2), predicted_tokens=5.0, slo=Slo(tpot_ms=targets[i]))
+        for i in range(3)
+    ]
+    config = EngineConfig(
+        num_blocks=14, max_model_len=48, block_size=4, max_num_seqs=4, preemption_mode="swap",
+        swap_space_blocks=100, kv_block_bytes=100, num_speculative_tokens=3,
+        kv_tiers=(KVTier("cpu", 100, 1e8, 1e8),),
+    )  # fmt: skip
+    cost = laws.LinearCost(1000, 10, 1)
+    check_combination(Combination("fcfs", work, config, cost, None, (0.0,), "slo"))
