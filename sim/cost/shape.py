@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
@@ -114,11 +114,23 @@ class BatchShape:
 
     def with_chunk(self, num_tokens: int, context_tokens: int) -> BatchShape:
         """Return the shape of the same step with one more prefill, whose last row is sampled."""
+        chunks = (*self.chunks, (num_tokens, context_tokens))
         rows_sampled = self.rows_sampled + 1
-        return replace(
-            self,
-            chunks=(*self.chunks, (num_tokens, context_tokens)),
-            rows_sampled=rows_sampled,
+        return BatchShape(
+            self.num_decodes,
+            self.decode_context_sum_tokens,
+            self.decode_context_max_tokens,
+            chunks,
+            self.padding_tokens,
+            self.padding_context_tokens,
+            rows_sampled,
+            self.swapped_bytes,
+            self.num_running,
+            self.num_waiting,
+            self.decode_context_min_tokens,
+            self.gathered_tokens,
+            self.padding_rows,
+            self.draft_tokens,
         )
 
     def with_contexts(self, sum_tokens: int, longest: int, shortest: int) -> BatchShape:

@@ -107,6 +107,20 @@ def test_cost_never_falls_when_a_step_has_more_to_do(cost, shape, data):
     assert cost.step_ns(more)[0] >= cost.step_ns(shape)[0] >= 1
 
 
+@given(
+    cost_models,
+    st.one_of(decode_shapes(), mixed_shapes(), st.just(BatchShape(0, 0, 0))),
+    st.integers(0, 20_000),
+    st.lists(st.integers(1, 4096), min_size=1, max_size=3),
+)
+def test_cost_of_a_step_by_one_chunk_of_it_is_that_of_the_whole_to_the_bit(
+    cost, shape, context, sizes
+):
+    price_ns = cost.chunk_pricer(shape, context)
+    for tokens in sizes:
+        assert price_ns(tokens) == cost.step_ns(shape.with_chunk(tokens, context))[0]
+
+
 @given(roofline, st.one_of(decode_shapes(), mixed_shapes()))
 def test_roofline_never_exceeds_the_peaks_of_the_device(cost, shape):
     m, tp = cost.model, cost.tensor_parallel_size

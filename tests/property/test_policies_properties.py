@@ -89,10 +89,10 @@ def test_slai_leaves_no_critical_decode_out_while_budget_allows(workload, budget
 
     class Watched(Recorder):
         def plan(self, view, builder):
-            due = {s.id: at_ns for s, at_ns in policy._last_schedulable_ns.items()}
-            decodes = {s.id for s in view.running if s.is_decoding}
+            dates_ns, others_ns = policy._moments.dates_ns, policy._moments.others_ns
+            decodes = [s for s in view.running if s.is_decoding]
+            critical = {s.id for s in decodes if dates_ns.get(s, others_ns) <= view.now_ns}
             plan = super().plan(view, builder)
-            critical = {i for i in decodes if due[i] <= view.now_ns}
             granted = {s.id for s in plan.decoding()}
             assert critical <= granted or len(granted & critical) == budget
             return plan

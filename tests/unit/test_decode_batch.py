@@ -55,3 +55,32 @@ def test_decode_batch_steps_within_memory_is_the_largest_that_fits():
         needs = batch.blocks_per_step(at_most)
         fitting = max(j for j in range(at_most + 1) if sum(needs[:j]) <= free)
         assert batch.steps_within(free, at_most) == fitting
+
+
+def test_decode_batch_of_many_at_once_is_that_of_one_after_the_other():
+    random = Random(3)
+    at_once, one_by_one = DecodeBatch(8), DecodeBatch(8)
+    contexts = [random.randrange(100) for _ in range(200)]
+    pairs = [(decoding(i, n), decoding(i, n)) for i, n in enumerate(contexts)]
+    for _ in range(60):
+        joining = [p for p in pairs if p[0]._batch is None and random.random() < 0.3]
+        at_once.join_all([first for first, _ in joining])
+        for _, second in joining:
+            one_by_one.join(second)
+        for batch in (at_once, one_by_one):
+            batch.steps += 3
+        leaving = [p for p in pairs if p[0]._batch is not None and random.random() < 0.4]
+        at_once.leave_all([first for first, _ in leaving])
+        for _, second in leaving:
+            one_by_one.leave(second)
+        assert list(at_once.members) == list(one_by_one.members)
+        assert at_once.size == one_by_one.size
+        assert at_once.context_sum_tokens == one_by_one.context_sum_tokens
+        assert at_once.context_max_tokens == one_by_one.context_max_tokens
+        assert at_once.context_min_tokens == one_by_one.context_min_tokens
+        assert at_once.blocks_per_step(8) == one_by_one.blocks_per_step(8)
+        states = [first for first, _ in pairs]
+        assert at_once.blocks_of_all(states) == sum(map(at_once.blocks_of, states))
+        for first, second in pairs:
+            assert first.num_computed_tokens == second.num_computed_tokens
+            assert first.num_output_tokens == second.num_output_tokens

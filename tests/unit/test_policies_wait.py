@@ -5,8 +5,13 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 
 import pytest
 
+from schedlab.policies import registry
 from schedlab.policies.fluid import fluid_equilibrium
-from tests.laws import arrival
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.simulation import simulate
+from tests.laws import LinearCost, arrival
 from tests.traced import batches, limits
 
 
@@ -160,6 +165,29 @@ def test_nested_wait_lets_a_long_answer_wait_for_company():
         {0: 1, 4: 1},
         {0: 1, 4: 1},
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "total_limit", "num_plans"),
+    [
+        # Waits for a group; prompts; a step to the entry; all 28 from there, which nobody follows.
+        (2, 60, 4),
+        # Three at a stage: they wait at the entry for the last prompt, and for its first token.
+        (4, 60, 6),
+        # One at a stage: each is taken once the one before it has left the first segment.
+        (3, 15, 9),
+    ],
+)
+def test_nested_wait_plans_once_for_the_steps_after_an_entry_that_nobody_follows(
+    num_requests, total_limit, num_plans
+):
+    work = [arrival(i, prompt=2, output=30) for i in range(num_requests)]
+    knobs = {"output_edges": [2, 40], "request_rates": [1.0, 1.0], "total_limit": total_limit}
+    engine = Engine(
+        limits(), registry.make("nested_wait", **knobs), SimExecutor(Pricing(LinearCost()))
+    )
+    simulate(engine, work)
+    assert engine.num_plans == num_plans + 1  # and one when all is done
 
 
 def test_nested_wait_holds_new_requests_until_they_are_a_group_or_have_waited():

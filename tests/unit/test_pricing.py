@@ -10,6 +10,7 @@ import pytest
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import ContinuousBatching, registry
+from schedlab.policies.step_load import StepLoad
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
@@ -52,6 +53,64 @@ def test_estimate_of_steps_is_the_longest_of_them():
     last = BatchShape(2, 30 + 2 * 4, 20 + 4, num_running=5)
     first = BatchShape(2, 30, 20, num_running=5)
     assert SimExecutor(pricing).estimate_step_ns(first, 5) == pricing.estimate_ns(last)
+
+
+class NeverFalling(LinearCost):
+    """As it is, said aloud; notes for how many steps it was asked."""
+
+    never_falls = True
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def step_ns(self, shape, k=1):
+        self.asked.append(k)
+        return super().step_ns(shape, k)
+
+
+def test_estimate_of_steps_that_never_fall_asks_for_the_last_alone():
+    cost = NeverFalling()
+    shape = BatchShape(2, 30, 20, num_running=5, decode_context_min_tokens=10)
+    expected_ns = Pricing(LinearCost(), OVERHEAD).estimate_ns(shape, 9)
+    assert Pricing(cost, OVERHEAD).estimate_ns(shape, 9) == expected_ns
+    assert cost.asked == [1]
+
+
+def test_estimate_by_a_chunk_is_that_of_the_step_with_it_overhead_included():
+    pricing = Pricing(LinearCost(), OVERHEAD)
+    shape = BatchShape(2, 30, 20, ((7, 0),), rows_sampled=3, num_running=5)
+    price_ns = pricing.chunk_pricer(shape, 16)
+    for tokens in (1, 40):
+        assert price_ns(tokens) == pricing.estimate_ns(shape.with_chunk(tokens, 16))
+    with_chunk = replace(shape, chunks=((7, 0), (40, 16)), rows_sampled=4)
+    assert shape.with_chunk(40, 16) == with_chunk
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_search_for_a_chunk_finds_the_same_whether_or_not_prices_are_said_never_to_fall(says):
+    cost = LinearCost()
+    cost.never_falls = says
+    found = set()
+
+    class Searches(ContinuousBatching):
+        def plan(self, view, builder):
+            for state in view.waiting:
+                for budget_ns in range(0, 9000, 97):
+                    load = StepLoad(view)
+                    most = load.chunk_within(state, 60, budget_ns)
+                    shape = BatchShape(0, 0, 0)
+                    took_ns = [
+                        view.estimate_step_ns(shape.with_chunk(n, 0)) for n in (most, most + 1) if n
+                    ]
+                    assert took_ns[0] <= budget_ns or not most
+                    assert most == 60 or took_ns[-1] > budget_ns
+                    found.add(most)
+            return super().plan(view, builder)
+
+    work = [arrival(0, prompt=60, output=2)]
+    simulate(Engine(CONFIG, Searches(), SimExecutor(Pricing(cost))), work)
+    assert {0, 60} < found
 
 
 def test_policy_is_told_what_its_step_then_takes_overhead_included():
