@@ -77,7 +77,7 @@ def lengths(_: str) -> dict[str, Any]:
         left = policy._draw_remaining(states, view, np.array(past), at)
         found[f"remaining {past}"] = left.tolist()
     for limit in range(7):
-        found[f"most {limit}"] = [_most(limit, lambda n, k=k: n <= k) for k in range(-1, 8)]
+        found[f"most {limit}"] = [_most(limit, lambda n: n, k) for k in range(-1, 8)]
     return found
 
 
