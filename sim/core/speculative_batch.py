@@ -80,7 +80,12 @@ class SpeculativeBatch(DecodeBatch):
         state._batch = self
         self.members[state.id] = state
         self.size += 1
-        self._leading[state.id] = self._trailing[state.id] = state
+        # Whoever is among those that cannot be the first need not be looked at; see `_largest`.
+        passed = self.steps - self._looked_at
+        if state._computed >= self._less_led + self._fastest * passed:
+            self._leading[state.id] = state
+        if state._computed <= self._more_trail + passed:
+            self._trailing[state.id] = state
         self._count(state, 1)
 
     def leave(self, state: RequestState) -> None:
@@ -230,13 +235,13 @@ class SpeculativeBatch(DecodeBatch):
         """Count the members for which a 1st, 2nd, .. token is drafted in each of the next steps."""
         return self._rows_ahead(num_steps) if self._shifts else [self._rows] * num_steps
 
-    def uneven(self, shape: BatchShape, num_steps: int) -> UnevenSteps:
+    def uneven(self, first: BatchShape, num_steps: int) -> UnevenSteps:
         """Return what the next steps cost by, which draft as many tokens each.
 
         Parameters
         ----------
-        shape : BatchShape
-            The first of them.
+        first : BatchShape
+            The first of them, as it is priced (`BatchShape.verification`).
         num_steps : int
             At most `MOST_STEPS`.
         """
@@ -247,7 +252,7 @@ class SpeculativeBatch(DecodeBatch):
             for i in range(column, column + num_steps - 1):
                 context_sum += tokens[i]
                 sums.append(context_sum)
-        return UnevenSteps(shape.verification(), sums, self._extremes)
+        return UnevenSteps(first, sums, self._extremes)
 
     # -- contexts ------------------------------------------------------------------------------
 

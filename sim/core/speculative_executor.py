@@ -70,6 +70,8 @@ class SpeculativeExecutor(SimExecutor):
         self._acceptance = acceptance
         self._drafter = drafter
         self._outcomes: dict[int, Outcome] = {}
+        # The first of the steps priced last, and all of them if there are several.
+        self._first = BatchShape(0, 0, 0)
         self._priced: UnevenSteps | None = None
 
     def add(self, request: Request, output_tokens: int) -> None:
@@ -100,12 +102,13 @@ class SpeculativeExecutor(SimExecutor):
 
     def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
         assert isinstance(decodes, SpeculativeBatch)
-        self._priced = steps = decodes.uneven(shape, num_steps)
-        rows = decodes.drafting_rows(num_steps) if shape.num_decodes else [[]]
         drafts, pricing, drafter = shape.draft_tokens, self.pricing, self._drafter
+        rows = decodes.drafting_rows(num_steps) if shape.num_decodes else [[]]
+        self._first = first = shape.verification()
+        self._priced = None
         if num_steps == 1:
-            first = steps.first
             return [pricing.step_ns(first, 1)[0] + drafter.step_ns(first, drafts, rows[0])]
+        self._priced = steps = decodes.uneven(first, num_steps)
         verifying_ns = pricing.uneven_ns(steps)
         drafting_ns = drafter.uneven_ns(steps, drafts, rows)
         return [verifying_ns[i] + drafting_ns[i] for i in range(num_steps)]
@@ -126,9 +129,7 @@ class SpeculativeExecutor(SimExecutor):
         self._last_num_steps = num_steps
 
     def _priced_steps(self) -> list[BatchShape]:
-        priced = self._priced
-        assert priced is not None
-        return priced.shapes()
+        return [self._first] if self._priced is None else self._priced.shapes()
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Price a step, or the longest of so many like it; its decodes share its drafts evenly."""

@@ -172,13 +172,17 @@ class Track:
 
     def tokens_before(self, i: int) -> int:
         """Count the tokens that have come out before a verification, or after the last."""
-        bursts = self.bursts
+        bursts, counted = self.bursts, self._counted
         tokens: i64 = self._counted_tokens
+        if i == counted:
+            return tokens
         j: i64
-        for j in range(self._counted, i):
-            tokens += bursts[j]
-        for j in range(i, self._counted):
-            tokens -= bursts[j]
+        if i > counted:
+            for j in range(counted, i):
+                tokens += bursts[j]
+        else:
+            for j in range(i, counted):
+                tokens -= bursts[j]
         self._counted, self._counted_tokens = i, tokens
         return tokens
 
