@@ -59,7 +59,8 @@ def lognormal(mu: float, sigma: float, cap: int | None = None) -> Lengths:
     def quantile(u: Float64) -> Float64:
         from scipy.special import ndtri
 
-        result: Float64 = np.exp(mu + sigma * ndtri(u))
+        with np.errstate(over="ignore"):  # too long for a float is beyond every cap
+            result: Float64 = np.exp(mu + sigma * ndtri(u))
         return result
 
     return _whole(quantile, cap)

@@ -200,13 +200,15 @@ class Departures(Population):
             self._answer(state, now_ns)
         self.unanswered.clear()
 
-    def let_go(self, plan: BatchPlan | None) -> None:
+    def let_go(self, plan: BatchPlan | None, now_ns: int) -> None:
         """Release what finished before the step that the last plan was made in.
 
         Parameters
         ----------
         plan : BatchPlan or None
             The plan that did not know of it yet; None if there is none.
+        now_ns : int
+            The time.
         """
         self.num_events += 1
         if not self.overrun:
@@ -225,6 +227,8 @@ class Departures(Population):
                 self.forget_overrun(state)
             self.release(state, tokens)
         self.leaving.clear()
+        if self.held and not self.running:  # only who had ended kept their batch sealed
+            self._end_sealed_batch(now_ns)
 
     def forget_overrun(self, state: RequestState) -> None:
         """Let a request run no more that had ended."""
@@ -332,7 +336,7 @@ class Departures(Population):
         Who has its whole answer, and only waits to be told, is answered.
         """
         if self.overrun:
-            self.let_go(None)
+            self.let_go(None, now_ns)
             self.tell_overrun(now_ns)
         for state in list(self.decodes.members.values()):
             self._leave_decodes(state)

@@ -147,7 +147,7 @@ class Engine:
         if requests.kept:
             requests.expire(now_ns)
         if (requests.leaving or requests.overrun) and intake.is_idle(now_ns):
-            requests.let_go(None)
+            requests.let_go(None, now_ns)
         # Whoever was evicted when nobody could run is charged to the next step, and to no other.
         has_changed = requests.step_preempted > 0 or self.chooses_drafts_next
         for _ in range(requests.num_in_flight + 2):
@@ -165,7 +165,7 @@ class Engine:
             has_left = bool(requests.leaving or requests.overrun)
             repeats = not (has_changed or has_left or intake.requests)
             if has_left:
-                requests.let_go(plan)
+                requests.let_go(plan, now_ns)
             num_decodes = requests.choose_decodes(plan)
             if num_decodes or plan.chunks or requests.step_overrun:
                 self._segment = self._start(plan, num_decodes, horizon_ns, repeats)

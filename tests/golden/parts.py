@@ -24,6 +24,7 @@ from schedlab.policies.routers.slo_aware import SloAware
 from schedlab.policies.speculation import registry as draft_lengths
 from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.intake import Intake
+from schedlab.sim.core.kv_bytes import CopyTime
 from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.core.track import SpeculatingState, look_ahead, slots_ahead
@@ -463,6 +464,95 @@ def copying(_: str) -> dict[str, Any]:
     return found
 
 
+class _Bytes:
+    """Who holds the bytes, and says when copies are done if `times_copies`."""
+
+    def __init__(self, times_copies: bool, told: list[Any]) -> None:
+        self.times_copies = times_copies
+        self._told = told
+        self._going: list[CopyTime] = []
+
+    def copy(self, number: int, copy: Any, now_ns: int) -> None:
+        who = -1 if copy.state is None else copy.state.id
+        self._told.append([number, *copy[:3], who, copy.first_block, copy.is_swap])
+        self._going.append(CopyTime(number, now_ns + 2, now_ns + 30 + 7 * (number % 5)))
+
+    def evict(self, names: Any) -> None:
+        self._told.append(["evict", *names])
+
+    def finish(self, number: int) -> None:
+        self._told.append(["finish", number])
+
+    def done(self, now_ns: int) -> list[CopyTime]:
+        found = [one for one in self._going if one.done_ns <= now_ns]
+        self._going = [one for one in self._going if one.done_ns > now_ns]
+        return found
+
+    def wait_for_copy(self, now_ns: int) -> int:
+        return min(one.done_ns for one in self._going)
+
+    def take_wait_ns(self) -> int:
+        return len(self._going)
+
+
+def connecting(_: str) -> dict[str, Any]:
+    """Store what steps filled as a connector does, and let who holds the bytes say when."""
+    found = {}
+    for number in range(24):
+        draw = Draw(f"connecting {number}")
+        below = tuple(
+            KVTier(name, draw.choice((4, 9)), 1e9, 1e9, 3, 0, "through")
+            for name in ("cpu", "disk")[: draw.choice((1, 2))]
+        )
+        config = EngineConfig(
+            num_blocks=20, max_model_len=80, block_size=4, kv_tiers=below, kv_block_bytes=5,
+            swap_space_blocks=below[0].num_blocks, preemption_mode="swap",
+            enable_prefix_caching=True, kv_load=draw.choice(("when_faster", "always")),
+            max_num_batched_tokens=8, offloading_connector=number % 4 > 0,
+        )  # fmt: skip
+        log, told = Copies(), []
+        bytes_ = (None, None, _Bytes(False, told), _Bytes(True, told))[number // 3 % 4]
+        price = laws.LinearCost(20, 1, 0)
+        one = Tiering(config, lambda shape, k, price=price: price.step_ns(shape)[0], log, bytes_)
+        states = [
+            RequestState(Request(i, 0, 30, 9, prefix_hash_ids=tuple(range(10 * (i % 2), 7))))
+            for i in range(6)
+        ]
+        for now_ns in range(0, 500, 11):
+            told.append([state.id for state in one.settle(now_ns)[1]])
+            state = draw.choice(states)
+            state._computed = draw.randrange(30)
+            kind = draw.random()
+            if kind < 0.4:
+                one.store_step(draw.sample(states, 2))
+            elif kind < 0.55:
+                one.finished(state)
+            elif kind < 0.65:
+                one.reuse(state, draw.randrange(28))
+            elif kind < 0.75:
+                one.handed_out(range(draw.randrange(5), 6))
+            elif kind < 0.8:
+                one.flush(state)
+            elif kind < 0.85:
+                one.close_finished()
+            elif parts := one.find(state, Hit(0, 0, draw.randrange(2)), draw.random() < 0.3):
+                one.keep(parts)
+                one.load(state, parts, draw.randrange(3, 9))
+                told.append(parts)
+            told.append(
+                [one.num_busy, one.next_done_ns, one.room_for_swapping, one.ready_ns,
+                 one.found_awaited, sorted(one.behind), sorted(one.coming), one.wait_for_copy(),
+                 one.changes_by_itself(1), list(one._tiers[0].names)]
+            )  # fmt: skip
+            one.note_wait()
+            if draw.random() < 0.3:
+                told.append(one.wait_ns(draw.randrange(4)))
+        tables = log.columns(), log.wait_columns()
+        told.append([{k: v.tolist() for k, v in table.items()} for table in tables])
+        found[str(number)] = [combined.text_digest(told), len(tables[0]["id"])]
+    return found
+
+
 def too_late(_: str) -> dict[str, Any]:
     """Park requests at, before and after their deadline; who is taken, given up, told why."""
     found = {}
@@ -498,6 +588,6 @@ CASES: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
     f"parts {of.__name__}": (of, "")
     for of in (
         scalers, moves, tree, links, tiers, peaks, drafts, draft_choices, queues, calls, copying,
-        too_late,
+        connecting, too_late,
     )
 }  # fmt: skip

@@ -39,6 +39,7 @@ from tests.golden import (
     said,
     thresholds,
     told,
+    told_of_fleets,
     wild,
 )
 from tests.golden.fleets import SlowSteps
@@ -336,6 +337,7 @@ PINNED = {
     **{f"defaults {name}": (defaults, name) for name in DEFAULTS},
     **wild.CASES,
     **told.CASES,
+    **told_of_fleets.CASES,
     **thresholds.CASES,
     **combined.CASES,
     **parts.CASES,

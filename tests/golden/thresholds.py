@@ -6,6 +6,7 @@ a table that is just large enough to be learnt from.
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from inspect import signature
 from itertools import combinations, product
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,9 @@ from schedlab.policies.past_future import PastFuture
 from schedlab.policies.predictors import registry as predictors
 from schedlab.policies.routers import registry as routers
 from schedlab.policies.speculation import registry as draft_lengths
-from schedlab.sim.cost.learning.fit import taught
+from schedlab.sim.cost.efficiency import efficiency_of
+from schedlab.sim.cost.learning.fit import MOST_ROWS, taught
+from schedlab.sim.cost.learning.predict import PREDICT
 from schedlab.sim.cost.learning.tables import Table
 from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.roofline import RooflineCostModel
@@ -33,8 +36,12 @@ from schedlab.sim.hardware.memory import MemoryBudget
 from schedlab.sim.hardware.models import model
 from schedlab.sim.request import Request, RequestState
 from schedlab.sim.speculation.drafters import ModelDrafter, NgramDrafter, blocks_beside
+from schedlab.traces.arrivals import PROCESSES, process
+from schedlab.traces.durations import DURATIONS
+from schedlab.traces.lengths import LENGTHS, MOST_TOKENS
 from schedlab.traces.prefix_hashes import PrefixHashes
 from tests.golden import combined, prices, told
+from tests.golden.combined import text_digest
 from tests.golden.prices import DEPLOYMENTS, MEASURED
 from tests.policy_cases import PARAMS
 
@@ -84,6 +91,22 @@ def learnt_from(_: str) -> dict[str, Any]:
                 found[f"{device.name} {name} {source}"] = " ".join(
                     str(int(row)) for row in kept["us"]
                 )
+    return found
+
+
+def read_bound(_: str) -> dict[str, Any]:
+    """Predict kernels that wait for memory alone, and say which rows of many are learnt from."""
+    long = _grid(new=(1, 2), cached=(90_000, 200_001), rows=(1, 3), heads=(32,), kv_heads=(8, 32))
+    many = _grid(logits=range(MOST_ROWS + 3))
+    found: dict[str, Any] = {}
+    for device in (gpu("h100"), gpu("a100-80gb")):
+        attention = efficiency_of(device).attention
+        found[f"{device.name} prefill"] = PREDICT["prefill"](attention, long, device).tolist()
+        columns = {**long, "context": long["cached"]}
+        found[f"{device.name} decode"] = PREDICT["decode"](attention, columns, device).tolist()
+        kept = taught(Table(device.name, "all_reduce", "", {**many, "bytes": many["us"] + 8192}),
+                      device)["us"]  # fmt: skip
+        found[f"{device.name} learnt"] = [len(kept), float(kept.sum()), kept[:3].tolist()]
     return found
 
 
@@ -289,7 +312,91 @@ def fields_of(_: str) -> dict[str, Any]:
     return found
 
 
+# -- distributions, at the ends of what they take and give --------------------------------------
+
+_DRAWN: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "lengths": (
+        LENGTHS,
+        {
+            "fixed": {"tokens": 9},
+            "uniform": {"low": 3, "high": 9},
+            "exponential": {"mean": 7.5, "cap": 20},
+            "lognormal": {"mu": 2.0, "sigma": 0.5, "cap": 20},
+            "gamma": {"shape": 2.0, "scale": 3.0},
+            "quantile_table": {"probabilities": [0.0, 0.5, 1.0], "tokens": [1.0, 4.0, 9.0]},
+        },
+    ),
+    "durations": (
+        DURATIONS,
+        {
+            "fixed": {"seconds": 1.5},
+            "uniform": {"low_s": 0.5, "high_s": 1.5},
+            "exponential": {"mean_s": 2.0, "cap_s": 3.0},
+            "lognormal": {"median_s": 2.0, "sigma": 0.5, "cap_s": 3.0},
+        },
+    ),
+    "arrivals": (
+        PROCESSES,
+        {
+            "gamma": {"rate": 3.0, "burstiness": 0.5},
+            "linear_ramp": {"start_rate": 1.0, "end_rate": 9.0, "num_requests": 4},
+            "on_off": {"rate": 5.0, "mean_on_s": 0.5, "mean_off_s": 0.3},
+            "varying": {"rate": 4.0, "sigma": 0.3, "timescale_s": 0.5},
+            "constant": {"rate": 4.0},
+            "all_at_once": {},
+            "poisson": {"rate": 4.0},
+        },
+    ),
+}
+_CHANGING = ("on_off", "varying")
+_VALUES: tuple[float, ...] = (
+    -1, 0, 1, 2, 9, 10, 0.5, 1.5, 1e9, 1.1e9, MOST_TOKENS, MOST_TOKENS + 1, 1e12, 1.1e12,
+    float("inf"), float("nan"),
+)  # fmt: skip
+_PLACES = np.array([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999, 1.0])
+
+
+def distributions(kind: str) -> dict[str, Any]:
+    """Draw from each, with every parameter at the ends of its range; which are refused."""
+    made, given = _DRAWN[kind]
+    found: dict[str, Any] = {}
+
+    def drawn(name: str, **parameters: Any) -> str:
+        try:
+            if kind == "arrivals":
+                one = process(name, seed=3, **parameters)
+                values = np.concatenate([one(n) for n in (3, 0, 1, 4)]) / 1e9
+            else:
+                values = made[name](**parameters)(_PLACES)
+        except SchedlabError:
+            return "x"
+        # What comes of huge numbers hangs on the last digits of special functions.
+        huge = any(isinstance(v, int | float) and v > 100 for v in parameters.values())
+        return "." if huge else text_digest([f"{value:.6g}" for value in values.tolist()])[:6]
+
+    for name in made:
+        if kind == "arrivals":
+            parameters = [key for key in signature(made[name]).parameters if key != "seed"]
+        else:
+            parameters = list(signature(made[name]).parameters)
+        base = given[name]
+        found[name] = drawn(name, **base)
+        for key in parameters:
+            if not isinstance(base.get(key), list):
+                # Rates that change too often or too seldom take long to be refused.
+                values = (
+                    [*_VALUES[:4], *_VALUES[6:8], *_VALUES[-2:]] if name in _CHANGING else _VALUES
+                )
+                tried = [drawn(name, **{**base, key: value}) for value in values]
+                found[f"{name} {key}"] = " ".join(tried)
+    return found
+
+
 CASES: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
-    **{f"edges {of.__name__}": (of, "") for of in (learnt_from, futures, rooms, padded, fields_of)},
+    **{
+        f"edges {of.__name__}": (of, "")
+        for of in (learnt_from, read_bound, futures, rooms, padded, fields_of)
+    },
+    **{f"edges of {kind}": (distributions, kind) for kind in _DRAWN},
     **{f"edges knobs of {kind}": (knobs, kind) for kind in _REGISTRIES},
 }

@@ -46,6 +46,8 @@ LIMITS = {
         wild.LIMITS["mixed, ahead"], overrun_at_stop=True, preempt_in_order=True, watermark=0.0,
         enable_prefix_caching=True, free_uncached_first=True,
     ),
+    "sessions": wild.LIMITS["mixed, cached"],
+    "sessions with tiers": _TIERED,
     "drafts": replace(
         wild.LIMITS["mixed"], num_speculative_tokens=3, num_lookahead_tokens=2,
         long_prefill_token_threshold=0,
@@ -129,12 +131,34 @@ class Telling(wild.Wild):
         """Note the view before, do what `Wild` does, and note what became of it."""
         self._look(view)
         self._loaded = list(view.loaded)
-        plan = super().plan(view, _Asked(builder, self._note))
+        asked = _Asked(builder, self._note)
+        for state in list(view.kept):
+            if (state.id + view.now_ns) % 5 == 0:
+                asked.preempt(state)
+        plan = super().plan(view, asked)
         there = (*view.running, *view.waiting)
         self._note("serves", [s.id for s in there if builder.serves(s)])
         self._note("defers", [s.id for s in view.waiting if builder.defers(s)])
         self._note("cached", sorted(builder.cached_tokens.items()))
         return plan
+
+    def on_arrival(self, state: Any, now_ns: int) -> None:
+        self._note("arrival", (state.id, now_ns, _known(state)))
+
+    def on_tokens(self, plan: Any, num_steps: int, now_ns: int) -> None:
+        chunks = [(state.id, tokens) for state, tokens in plan.chunks]
+        self._note("tokens", (num_steps, now_ns, chunks))
+
+    def on_finish(self, state: Any, now_ns: int) -> None:
+        self._note("finish", (state.id, now_ns, _known(state)))
+
+    def on_reject(self, state: Any, now_ns: int) -> None:
+        self._note("reject", (state.id, now_ns, _known(state)))
+
+    def keeps_until(self, state: Any, now_ns: int) -> int:
+        """Keep the memory of two answers in three."""
+        self._note("keeps", (state.id, now_ns, state.tool, _known(state)))
+        return now_ns + (0, 3_000, 40_000)[state.id % 3]
 
     def _admit_some(self, builder: Any, waiting: list[Any], draw: Random) -> None:
         """Seat who was loaded; load some ahead of need, and ask who else would fit."""
@@ -187,11 +211,25 @@ class Telling(wild.Wild):
             yield [load.steps_within(ns) for ns in (1_010, 1_020, 1_030, 1_050, 1_100)]
 
 
+def _known(state: Any) -> list[Any]:
+    """Return what is known of a request and of its session."""
+    facts = [state.served_ns, state.queued_ns, state.num_preemptions, state.recomputed_tokens]
+    if (session := state.session) is not None:
+        facts += [
+            session.num_sent, session.num_answered, session.num_in_flight, session.last_gap_ns,
+            session.attained_ns, session.waited_ns, session.critical_ns, state.critical_ns,
+            session.generated_tokens, session.tool,
+        ]  # fmt: skip
+    return facts
+
+
 def told(case: str) -> dict[str, Any]:
     """Run it once; a digest of what it was told, how often of what, and what came of it."""
     limits, _, seed = case.rpartition(" ")
     config = LIMITS[limits]
     work = wild.workload("swap" if "drafts" in limits or "tiers" in limits else limits)
+    if "sessions" in limits:
+        work = combined._in_sessions(combined._Draw(case), 8 + int(seed), config.block_size, 9)
     options: dict[str, Any] = {}
     if config.num_speculative_tokens:
         acceptance = DrawnAcceptance([0.9, 0.5, 0.1], 0.0, seed=3)

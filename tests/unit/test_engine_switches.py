@@ -224,6 +224,24 @@ def test_victim_that_had_ended_is_answered_all_the_same():
     assert requests["num_preemptions"].tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("finished", ["hold", "hold_answer"])
+def test_sealed_batch_whose_last_answer_ends_early_is_over_with_it(finished):
+    class HoldsTheFirst(ContinuousBatching):
+        def plan(self, view, builder):
+            builder.grant_running()
+            for state in view.waiting:
+                builder.grant(state)
+            return builder.build(finished=finished if len(view.running) != 1 else "leave")
+
+    work = [arrival(0, 0, 5, 3), arrival(1, 0, 5, 6)]
+    log = laws.run(HoldsTheFirst(), work, OVERRUN)
+    requests = log.requests()
+    assert requests["generated_tokens"].tolist() == [3, 6]
+    first_ns = requests["last_token_ns" if finished == "hold" else "finish_ns"][0]
+    ends_ns = log.steps()["end_ns"]
+    assert first_ns == ends_ns[2 if finished == "hold" else 5]
+
+
 def test_overrun_needs_an_engine_that_plans_ahead():
     with pytest.raises(ValueError, match="overrun_at_stop needs async_scheduling: true"):
         replace(CONFIG, overrun_at_stop=True)

@@ -1,4 +1,5 @@
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -44,6 +45,13 @@ def test_lognormal_has_its_median_and_log_spread():
     tokens = lognormal(6.0, 0.5)(EVEN)
     assert np.median(tokens) == round(math.exp(6.0))
     assert np.log(tokens).std() == pytest.approx(0.5, rel=0.01)
+
+
+def test_lognormal_beyond_every_float_is_the_longest_request_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert lognormal(800.0, 1.0)(np.array([0.5])).tolist() == [distributions.MOST_TOKENS]
+        assert lognormal(800.0, 1.0, cap=9)(np.array([0.5])).tolist() == [9]
 
 
 def test_gamma_has_mean_and_variance_of_its_parameters():

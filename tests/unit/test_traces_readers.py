@@ -1,5 +1,7 @@
 import gzip
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from schedlab.sim.errors import TraceError
 from schedlab.testing import READER_LAWS, check_reader
 from schedlab.traces import READERS, Trace, detect_format, read, stream
+from schedlab.traces.tokenizer import token_counter
 from tests.data_folder import data_folder
 from tests.trace_samples import (
     AZURE_2023,
@@ -254,8 +257,6 @@ def test_vllm_custom_counts_all_prompts_where_a_length_is_missing(file):
 
 
 def test_tokenizer_that_is_not_installed_raises_and_auto_names_the_estimate(file, monkeypatch):
-    import sys
-
     for package in ("tiktoken", "transformers"):
         monkeypatch.setitem(sys.modules, package, None)
     path = file(VLLM_CUSTOM)
@@ -277,6 +278,27 @@ def test_own_csv_with_every_column_is_read_exactly(file):
     assert trace.tenant.tolist() == ["acme", None]
     assert trace.session.tolist() == ["s1", None]
     assert trace.prefix.rows() == [(1, 2), ()]
+
+
+@pytest.mark.parametrize("package", ["tiktoken", "transformers"])
+def test_tokens_of_a_prompt_are_counted_without_special_ones(monkeypatch, package):
+    class Letters:
+        """A token a letter, and two more where special ones are asked for."""
+
+        def __call__(self, texts, add_special_tokens):
+            extra = [0, 0] if add_special_tokens else []
+            return {"input_ids": [[*map(ord, text), *extra] for text in texts]}
+
+        def encode_ordinary(self, text):
+            return [*map(ord, text)]
+
+    stand_in = SimpleNamespace(
+        AutoTokenizer=SimpleNamespace(from_pretrained=lambda name: Letters()),
+        get_encoding=lambda name: Letters(),
+    )
+    monkeypatch.setitem(sys.modules, package, stand_in)
+    name = "cl100k_base" if package == "tiktoken" else "some/model"
+    assert token_counter(name).count_tokens(["abc", "", "de"]) == [3, 0, 2]
 
 
 def test_own_csv_without_block_size_says_which_it_assumed(file):
