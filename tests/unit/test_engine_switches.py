@@ -224,6 +224,24 @@ def test_victim_that_had_ended_is_answered_all_the_same():
     assert requests["num_preemptions"].tolist() == [0, 0]
 
 
+def test_victim_that_had_ended_before_its_limit_gives_its_memory_back_once():
+    class PreemptsTheLast(ContinuousBatching):
+        def plan(self, view, builder):
+            for state in list(view.running):
+                if state.id == 1 and view.now_ns >= 200:
+                    assert state.num_output_tokens == 2, "it has ended, which nobody knows yet"
+                    builder.preempt(state)
+            builder.grant_running()
+            for state in view.waiting:
+                builder.grant(state)
+            return builder.build()
+
+    workload = [arrival(0, 0, 2, 6, max_tokens=6), arrival(1, 0, 3, 2, max_tokens=9)]
+    requests = laws.run(PreemptsTheLast(), workload, OVERRUN, COST).requests()
+    assert requests["finish_ns"].tolist() == [600, 200]
+    assert requests["num_preemptions"].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("finished", ["hold", "hold_answer"])
 def test_sealed_batch_whose_last_answer_ends_early_is_over_with_it(finished):
     class HoldsTheFirst(ContinuousBatching):
