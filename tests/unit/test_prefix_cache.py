@@ -346,3 +346,15 @@ def test_preempted_request_whose_prompt_was_not_named_to_its_end_leaves_nothing_
     finish(kv, state, comes_back=True)
     assert kv.lookup(state) is NO_HIT
     assert kv.blocks_before_eviction() == 5, "no block holds what anybody could find"
+
+
+@pytest.mark.parametrize(
+    ("computed", "named"), [(7, 0), (8, 0), (11, 0), (12, 1), (15, 1), (16, 2)]
+)
+def test_answer_names_the_blocks_behind_its_prompt_that_it_fills(computed, named):
+    kv = PrefixCachingKVCache(10, BLOCK)
+    state = request(0, 8, (1, 2))
+    admit(kv, state)
+    assert kv.allocate(state, 8)
+    state._computed = computed
+    assert kv.name_answer(state, (3, 4, 5)) == named
