@@ -110,6 +110,7 @@ class FastServe(Ranked):
         self._first_quantum_ns = round(first_quantum_s * 1e9)
         self._places: dict[RequestState, Standing] = {}
         self._iteration = 0
+        self._drafts = False
         self._back = 0
         self._front = 0
 
@@ -127,6 +128,7 @@ class FastServe(Ranked):
                 "the steps; set engine.kv_offload, or reserve_blocks: 0"
             )
         self._view = view
+        self._drafts = view.config.num_speculative_tokens > 0
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Join the first level whose quantum holds the prefill, at its back."""
@@ -145,7 +147,7 @@ class FastServe(Ranked):
         self.static_keys = True
         view = self._view
         durations_ns = view.durations_ns if num_steps > 1 else (now_ns - plan.start_ns,)
-        charge(plan, view.running, durations_ns, now_ns, self._places, self._drop)
+        charge(plan, view.running, durations_ns, now_ns, self._places, self._drop, self._drafts)
         before, self._iteration = self._iteration, self._iteration + num_steps
         if self._iteration // self.starvation_period > before // self.starvation_period:
             self._promote_starving(now_ns)

@@ -49,6 +49,7 @@ def charge(
     now_ns: int,
     places: dict[RequestState, Standing],
     drop: Callable[[Standing], None],
+    drafts: bool = False,
 ) -> None:
     """Charge who ran, and let drop whose quantum is used up, at the end of the step that did it.
 
@@ -67,6 +68,8 @@ def charge(
     drop : callable
         Moves a request to the front of its next level: of those who drop in one step it is called
         for the worst ranked first, so that they keep their order, prompts behind decodes.
+    drafts : bool
+        Whether more than one token may come out of a step for a request.
     """
     num_steps = len(durations_ns)
     used_ns = now_ns - plan.start_ns
@@ -82,7 +85,7 @@ def charge(
         if place is None:
             continue
         place.last_ran_ns = now_ns
-        place.output_tokens += num_steps
+        place.output_tokens = state.num_output_tokens if drafts else place.output_tokens + num_steps
         place.left_ns = left_ns = place.left_ns - used_ns
         if left_ns <= 0:
             used_up.append(((not place.owes_token, place.level, place.position), place))

@@ -150,7 +150,8 @@ def rooms(_: str) -> dict[str, Any]:
     found = {}
     cost = RooflineCostModel(DEPLOYMENTS["dense"])
     for drafter, per_token in (
-        (NgramDrafter(0.0), 7), (ModelDrafter(cost, 0, 3, 3), 4), (ModelDrafter(cost, 100, 3, 3), 4),
+        (NgramDrafter(0.0), 7), (ModelDrafter(cost, 0, 3, 3), 4),
+        (ModelDrafter(cost, 100, 3, 3), 4),
     ):  # fmt: skip
         counts = []
         for kv_bytes in (111, 112, 113, 211, 212, 223, 224):

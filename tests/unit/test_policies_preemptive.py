@@ -9,10 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 from schedlab.policies import registry
+from schedlab.policies.fastserve import FastServe
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.request import RequestState
+from schedlab.sim.speculation.acceptance import DrawnAcceptance
+from schedlab.sim.speculation.drafters import NgramDrafter
 from tests import laws
 from tests.laws import arrival
+from tests.policy_cases import PARAMS
 from tests.traced import Recorder, batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served
 
@@ -370,3 +379,29 @@ def test_policy_that_is_not_told_who_ran_decides_as_if_it_were(name, knobs, stag
         runs.append([table[column].tolist() for column in columns])
         assert any(told) == (stages == 1 and not asks)
     assert runs[0] == runs[1]
+
+
+def test_fastserve_with_drafts_knows_whose_prompt_is_computed_again():
+    # Three tokens come out of a step, and memory is short: answers are recomputed in pieces.
+    seen = []
+
+    class Watched(FastServe):
+        def on_tokens(self, plan, num_steps, now_ns):
+            super().on_tokens(plan, num_steps, now_ns)
+            prefilling = {state.id for state in self._view.prefilling}
+            for state, _ in plan.chunks:
+                if state.id in prefilling and state.num_output_tokens:
+                    seen.append(self._places[state].owes_token)
+
+    config = EngineConfig(
+        num_blocks=14, max_model_len=56, block_size=4, max_num_seqs=4, max_num_batched_tokens=12,
+        num_speculative_tokens=2,
+    )  # fmt: skip
+    gpu = SpeculativeExecutor(
+        Pricing(laws.LinearCost(1000, 10, 1)), config, DrawnAcceptance([1.0], 0.0, seed=0),
+        NgramDrafter(0.0),
+    )  # fmt: skip
+    engine = Engine(config, Watched(**PARAMS["fastserve"]), gpu)
+    simulate(engine, [laws.arrival(i, 0, 6, 40) for i in range(3)])
+    assert seen
+    assert all(seen)
