@@ -83,7 +83,7 @@ def predictions(spec: ExperimentSpec, trace: Trace) -> Predictions | None:
         application=trace.application,
         prompt=trace.prompt,
     )
-    predicted = predictor.predict(inputs)
+    predicted = _rounded(predictor.predict(inputs))
     delay_s = predictor.delay_s(trace.require_arrivals())
     provenance = {
         "predictor": chosen.name,
@@ -93,6 +93,13 @@ def predictions(spec: ExperimentSpec, trace: Trace) -> Predictions | None:
         "learned_from_this_trace": _learned_from(predictor, spec.workload.trace),
     }
     return Predictions(predicted, delay_s, provenance, predictor.refine(inputs))
+
+
+def _rounded(predicted: Floats) -> Floats:
+    """Round to 32 significant bits: processors differ in the last of 53 bits of exponentials."""
+    mantissa, exponent = np.frexp(predicted)
+    kept: Floats = np.ldexp(np.rint(np.ldexp(mantissa, 32)), exponent - 32)
+    return kept
 
 
 def _agreement(predicted: Floats, output_tokens: npt.NDArray[np.int64]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from schedlab.experiments.running.prediction import _rounded
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies.predictors import registry, text_model
@@ -237,3 +238,12 @@ def test_features_are_scaled_before_the_network_sees_them(monkeypatch):
     model.__dict__["_sentences"] = None
     # (1, 2) and (0, -4 / 3), the negative one cut off.
     assert model.outputs(None).tolist() == [[1.5 + 20 + 7], [0.5 + 7]]
+
+
+def test_predictions_that_differ_by_the_last_bits_of_an_exponential_are_the_same():
+    lengths = np.array([0.0, 1.0, 2.0**40 + 1, 123.456, 1e300, -7.25, np.inf])
+    shaken = np.nextafter(lengths, np.inf)
+    kept = _rounded(lengths)
+    assert (_rounded(shaken)[1:] == kept[1:]).all()
+    assert kept == pytest.approx(lengths, rel=2**-32)
+    assert kept[[0, 1, 5]].tolist() == [0.0, 1.0, -7.25]

@@ -25,6 +25,7 @@ class Answers:
         )
         self.requests = SimpleNamespace(num_events=8, decodes=decodes)
         self.view = SimpleNamespace(looked_at_cache=False)
+        self.chooses_drafts_next = False
         self.planned = {"chunks": (), "admitted": (), "preempted": (), "rejected": ()}
         self.evicts = 0
 
