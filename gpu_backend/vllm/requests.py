@@ -198,6 +198,7 @@ def _decoding(states: list[RequestState]) -> SimpleNamespace:
     """Return what plans ask of a `DecodeBatch`: how many decode, and their contexts."""
     contexts = [state.num_computed_tokens for state in states]
     return SimpleNamespace(
+        steps=0,  # nobody is in it: its requests count their tokens themselves
         size=len(contexts),
         context_sum_tokens=sum(contexts),
         context_max_tokens=max(contexts, default=0),
