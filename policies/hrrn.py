@@ -71,7 +71,8 @@ class HighestResponseRatioNext(ContinuousBatching):
     def order(self, view: EngineView) -> Iterator[RequestState]:
         """Yield by descending response ratio; equal ones by arrival."""
         ratios = (view.now_ns - self._arrivals_ns) / self._service
-        ratios[[self._slots[s] for s in (*view.running, *view.in_pipeline)]] = -math.inf
+        seated = (*view.running, *view.in_pipeline, *view.loading)
+        ratios[[self._slots[state] for state in seated]] = -math.inf
         while (best := ratios.max()) > -math.inf:
             equal = []
             for i in np.flatnonzero(ratios == best).tolist():

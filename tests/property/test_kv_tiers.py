@@ -70,3 +70,14 @@ def test_two_that_come_back_from_a_tier_leave_each_other_room_for_a_token():
         async_scheduling=True,
     )  # fmt: skip
     POLICY_LAWS["serves_everyone"](lambda: make("hygen"), Case(workload, config))
+
+
+def test_hrrn_admits_others_while_somebody_comes_back_from_a_tier():
+    # Swapped out for want of memory, a decode is loaded for as long as several steps take.
+    host = KVTier("cpu", 30, 1e6, 1e9, 0, 0, "through")
+    config = EngineConfig(
+        num_blocks=12, max_model_len=40, block_size=4, max_num_seqs=3, preemption_mode="swap",
+        swap_space_blocks=30, kv_block_bytes=1, kv_tiers=(host,),
+    )  # fmt: skip
+    work = [laws.arrival(i, 300 * i, 6, 20, predicted_tokens=20.0) for i in range(6)]
+    POLICY_LAWS["serves_everyone"](lambda: make("hrrn"), Case(tuple(work), config))
