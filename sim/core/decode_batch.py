@@ -35,39 +35,14 @@ class DecodeBatch:
 
     def join(self, state: RequestState) -> None:
         """Add a request whose next token is a decode."""
-        offset = state._computed - self.steps
-        state._computed = offset
-        state._generated -= self.steps
-        state._stint_start = self.steps
-        state._batch = self
-        self.members[state.id] = state
-        if not self.size:
-            self._most = self._least = offset
-        elif self._most is not None and offset > self._most:
-            self._most = offset
-        elif self._least is not None and offset < self._least:
-            self._least = offset
-        self.size += 1
-        self._offset_sum += offset
-        self._phases[-offset % self.block_size] += 1
+        self.join_all((state,))
 
     def leave(self, state: RequestState) -> None:
         """Take a member out; its counters become absolute again."""
-        offset = state._computed
-        state._computed = offset + self.steps
-        state._generated += self.steps
-        state._batch = None
-        del self.members[state.id]
-        self.size -= 1
-        if offset == self._most:
-            self._most = None
-        if offset == self._least:
-            self._least = None
-        self._offset_sum -= offset
-        self._phases[-offset % self.block_size] -= 1
+        self.leave_all((state,))
 
     def join_all(self, states: Collection[RequestState]) -> None:
-        """Add several requests, at a fraction of the cost of `join`."""
+        """Add requests whose next token is a decode; without drafts."""
         steps, members, phases, size = self.steps, self.members, self._phases, self.block_size
         for state in states:
             offset = state._computed - steps
@@ -87,7 +62,7 @@ class DecodeBatch:
         self.size = len(members)
 
     def leave_all(self, states: Collection[RequestState]) -> None:
-        """Take several members out, at a fraction of the cost of `leave`."""
+        """Take members out; their counters become absolute again. Without drafts."""
         steps, members, phases, size = self.steps, self.members, self._phases, self.block_size
         for state in states:
             offset = state._computed

@@ -193,20 +193,10 @@ class KernelTimes:
         context = shape.decode_context_sum_tokens + num_decodes + shape.padding_context_tokens
         attending, longest = num_decodes + shape.padding_rows, shape.decode_context_max_tokens + 1
         rows_work, rows_keys = self._mixed_work(chunks, attending, context, longest)
-        swapped_ns = shape.swapped_bytes * self._ns_per_swapped_byte
-        rows = shape.rows_sampled + 1
-        found_head = self._head_ns.get(rows)
-        head_ns = self._price_head(rows) if found_head is None else found_head
         call_ns, launch_ns, key_ns = self._call_ns, self._launch_ns, self._key_ns
-        token_ns = self._token_ns
 
         def step_ns(num_tokens: int) -> int:
-            tokens = others + num_tokens
-            found = token_ns.get(tokens)
-            beside = swapped_ns + (self._price_tokens(tokens) if found is None else found)
-            if self._gathers:
-                beside += self._price_experts(shape.gathered_tokens or tokens)
-            beside += head_ns
+            beside = self._beside(shape, others + num_tokens, shape.rows_sampled + 1)
             work = rows_work + self._chunk_work(num_tokens, context_tokens)
             keys = context_tokens + num_tokens
             pole = (keys if keys > rows_keys else rows_keys) * key_ns
@@ -243,9 +233,13 @@ class KernelTimes:
 
     def _beside_attention(self, shape: BatchShape) -> float:
         """Return what a step takes but for its attention."""
-        rows, tokens = shape.rows_sampled, shape.num_decodes + shape.padding_tokens
+        tokens = shape.num_decodes + shape.padding_tokens
         for chunk in shape.chunks:
             tokens += chunk[0]
+        return self._beside(shape, tokens, shape.rows_sampled)
+
+    def _beside(self, shape: BatchShape, tokens: int, rows: int) -> float:
+        """Return that of a step with other tokens and rows sampled than its shape says."""
         cost = shape.swapped_bytes * self._ns_per_swapped_byte
         found = self._token_ns.get(tokens)
         cost += self._price_tokens(tokens) if found is None else found
