@@ -7,7 +7,7 @@ from dataclasses import replace
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.population import seat_number
-from schedlab.sim.core.track import SpeculatingState, slots_ahead
+from schedlab.sim.core.track import SpeculatingState, new_state, slots_ahead
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import DONE, RUNS, WAITS, Arrival, Request, RequestState
 
@@ -34,8 +34,7 @@ class Lifecycle(Departures):
             self.num_arrived += 1
             self._turn_away(RequestState(request), output_tokens, reason, now_ns)
             return
-        num_drafts = self.config.num_speculative_tokens
-        state = SpeculatingState(request, num_drafts) if num_drafts else RequestState(request)
+        state = new_state(request, self.config)
         state.queued_ns = now_ns
         self._take(state, arrival, now_ns)
 

@@ -314,6 +314,12 @@ class SpeculatingState(RequestState):
         self.track = None
 
 
+def new_state(request: Request, config: EngineConfig) -> RequestState:
+    """Return a request as an engine with these limits takes it in."""
+    num_drafts = config.num_speculative_tokens
+    return SpeculatingState(request, num_drafts) if num_drafts else RequestState(request)
+
+
 def slots_ahead(config: EngineConfig, end_tokens: int) -> int:
     """Count the KV slots that a request is given beyond what a step computes, up to `end_tokens`.
 

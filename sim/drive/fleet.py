@@ -359,9 +359,7 @@ class Fleet:
         if member is None:
             return False
         requests, arrival = member.engine.requests, self.arrivals[state.id]
-        requests.resume(
-            as_received(state, requests.config.num_speculative_tokens), arrival, self.now_ns
-        )
+        requests.resume(as_received(state, requests.config), arrival, self.now_ns)
         member.server.wake()
         return True
 

@@ -320,8 +320,7 @@ class Handover:
     def _begin(self, delivery: _Delivery, receiver: Member) -> None:
         """Take seat and memory, and let the KV be sent."""
         receiver.server.interrupt()
-        num_drafts = receiver.engine.config.num_speculative_tokens
-        state = delivery.received = as_received(delivery.sent, num_drafts)
+        state = delivery.received = as_received(delivery.sent, receiver.engine.config)
         now_ns, tokens, sender = self._fleet.now_ns, delivery.num_tokens, delivery.sender
         arrival = self._fleet.arrivals[state.id]
         reception.reserve(receiver.engine.requests, state, arrival, tokens, now_ns)

@@ -207,7 +207,7 @@ class Migration:
             self._drop(move)
             return
         move.state, move.num_preemptions = state, state.num_preemptions
-        move.received = as_received(state, target.engine.config.num_speculative_tokens)
+        move.received = as_received(state, target.engine.config)
         move.start_ns = self._fleet.now_ns
         target.server.interrupt()
         arrival, now_ns = self._fleet.arrivals[state.id], self._fleet.now_ns

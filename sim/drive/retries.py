@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from schedlab.sim.core.plan import FOREVER
-from schedlab.sim.core.track import SpeculatingState
+from schedlab.sim.core.track import new_state
 from schedlab.sim.drive.clock import FAILS
 from schedlab.sim.record.cluster_log import Loss
 from schedlab.sim.request import RequestState, Status
 
 if TYPE_CHECKING:
+    from schedlab.sim.config import EngineConfig
     from schedlab.sim.drive.fleet import Fleet
     from schedlab.sim.drive.members import Member
 
@@ -61,10 +62,9 @@ class Retries:
         if times > self.most:
             self.fail(state, f"it lost its engine {times} times")
             return
-        fresh = as_received(state)
-        if not self._is_too_late(fresh) and fleet.resume(fresh):
+        if not self._is_too_late(state) and fleet.resume(state):
             return
-        self.park(fresh)
+        self.park(state)
 
     def park(self, state: RequestState) -> None:
         """Let a request wait until an engine is up, or until its deadline."""
@@ -108,18 +108,17 @@ class Retries:
         fleet.request_is_gone(state, fleet.now_ns)
 
 
-def as_received(sent: RequestState, num_drafts: int = 0) -> RequestState:
+def as_received(sent: RequestState, config: EngineConfig) -> RequestState:
     """Return a request as the next engine has it: with all that happened so far, without KV.
 
     Parameters
     ----------
     sent : RequestState
-        As the last engine has it, or nobody.
-    num_drafts : int
-        Most tokens that the next one drafts for a request.
+        As the last engine had it, or nobody yet.
+    config : EngineConfig
+        The limits of the next one.
     """
-    request = sent.request
-    state = SpeculatingState(request, num_drafts) if num_drafts else RequestState(request)
+    state = new_state(sent.request, config)
     catch_up(state, sent)
     return state
 

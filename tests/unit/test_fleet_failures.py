@@ -108,7 +108,7 @@ def test_request_that_is_sent_again_keeps_its_past_and_no_memory():
     for number, name in enumerate(kept, 100):
         setattr(sent, name, number)
     sent._generated, sent._computed, sent.session = 3, 22, Session("its own", 5)
-    fresh = as_received(sent)
+    fresh = as_received(sent, CONFIG)
     assert [getattr(fresh, name) for name in kept] == [*range(100, 109)]
     assert (fresh.num_output_tokens, fresh.num_computed_tokens) == (3, 0)
     assert (fresh.request, fresh.session) == (sent.request, sent.session)
