@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -141,7 +141,7 @@ class TorchExecutor(Executor):
         """Learn of a request and its true output length."""
         self.sequences.add(request, output_tokens)
 
-    def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
+    def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
         """Do nothing: the batch is read when it is executed."""
 
     def look_ahead(self, state: RequestState) -> None:

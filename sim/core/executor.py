@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from heapq import heappop, heappush
 
 from mypy_extensions import mypyc_attr
@@ -99,8 +100,8 @@ class Executor:
         """Learn of a request and its true output length (a real backend ignores EOS)."""
         raise NotImplementedError
 
-    def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
-        """Learn that a request entered the decode batch."""
+    def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
+        """Learn that requests are about to enter the decode batch."""
         raise NotImplementedError
 
     def look_ahead(self, state: RequestState) -> None:
@@ -152,7 +153,7 @@ class Executor:
 
 
 @mypyc_attr(acyclic=True)
-class _Answer:
+class Answer:
     """The answer of a request that the executor was told of.
 
     Attributes
@@ -207,17 +208,17 @@ class SimExecutor(Executor):
         self._num_steps = 0
         self._last_shape = BatchShape(0, 0, 0)
         self._last_num_steps = 0
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, Answer] = {}
         # Answers by the count of decode steps at which they are complete. Entries of requests that
         # left the batch meanwhile are recognised by their step and dropped when met.
-        self._due: dict[int, list[_Answer]] = {}
+        self._due: dict[int, list[Answer]] = {}
         self._due_steps: list[int] = []
         self._last_step_ns = 1
         self._first_step_ns = int(pricing.overhead.first_step_s * 1e9 + 0.5)
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
-        self._answers[request.id] = _Answer(output_tokens, request.max_tokens)
+        self._answers[request.id] = Answer(output_tokens, request.max_tokens)
 
     def add_whole(self, request: Request, output_tokens: int) -> None:
         """Learn of a request of which more than `most_tokens` come out here: all."""
@@ -232,28 +233,31 @@ class SimExecutor(Executor):
         """Return the true output length; see `Executor.output_tokens`."""
         return self._answers[request.id].output_tokens
 
-    def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
-        """Schedule the request's end on the clock of the decode batch."""
-        answer = self._answers[state.id]
-        answer.state = state
-        step = decodes.steps + self._steps_left(state)
-        if answer.due_step == step:
-            return
-        answer.due_step = step
-        due = self._due.get(step)
-        if due is None:
-            self._due[step] = [answer]
-            heappush(self._due_steps, step)
-        else:
-            due.append(answer)
+    def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
+        """Schedule the ends of requests on the clock of the decode batch."""
+        answers, due_at, steps = self._answers, self._due, decodes.steps
+        for state in states:
+            answer = answers[state.id]
+            answer.state = state
+            step = steps + self._steps_left(state, answer)
+            if answer.due_step == step:
+                continue
+            answer.due_step = step
+            due = due_at.get(step)
+            if due is None:
+                due_at[step] = [answer]
+                heappush(self._due_steps, step)
+            else:
+                due.append(answer)
 
     def look_ahead(self, state: RequestState) -> None:
         """Refuse: see `SpeculativeExecutor`."""
         raise NotImplementedError("this executor does not speculate")
 
-    def _steps_left(self, state: RequestState) -> int:
+    def _steps_left(self, state: RequestState, answer: Answer) -> int:
         """Return in how many decode steps a request about to join the batch finishes."""
-        return self._tokens_left(state)
+        left = answer.length - state._generated  # it counts by no batch's clock yet
+        return left if left <= self.most_tokens or answer.is_whole else self.most_tokens
 
     def _tokens_left(self, state: RequestState) -> int:
         answer = self._answers[state.id]

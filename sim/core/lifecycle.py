@@ -363,7 +363,7 @@ class Lifecycle(Departures):
             return
         for state in states:
             del paused[state.id]
-            executor.joined(state, batch)
+        executor.joined(states, batch)
         batch.join_all(states)
 
     def draft_anew(self, state: RequestState, drafts: int) -> None:
@@ -433,7 +433,7 @@ class Lifecycle(Departures):
         self.tiers.store_step(states)
 
     def _join_decodes(self, state: RequestState) -> None:
-        self.executor.joined(state, self.decodes)
+        self.executor.joined((state,), self.decodes)
         self.decodes.join(state)
 
 

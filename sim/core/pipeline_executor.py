@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from mypy_extensions import mypyc_attr
 
 from schedlab.sim.core.decode_batch import DecodeBatch
@@ -31,7 +33,7 @@ class PipelineExecutor(SimExecutor):
         super().__init__(pricing)
         self._free_ns = [0] * (2 * pricing.cost_model.num_stages - 1)
 
-    def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
+    def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
         """Do nothing: who finishes is looked for in every batch."""
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:

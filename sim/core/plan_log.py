@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -86,9 +86,9 @@ class RecordingExecutor(Executor):
         """Pass on; see `Executor`."""
         self.inner.add(request, output_tokens)
 
-    def joined(self, state: RequestState, decodes: DecodeBatch) -> None:
+    def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
         """Pass on; see `Executor`."""
-        self.inner.joined(state, decodes)
+        self.inner.joined(states, decodes)
 
     def look_ahead(self, state: RequestState) -> None:
         """Pass on; see `Executor`."""
