@@ -1,22 +1,19 @@
 """SCORPIO: guards for both latency targets, and credits that let lenient requests skip steps."""
 
 import math
-from collections import Counter
 from collections.abc import Collection
 
+from schedlab.policies.credits import Credits
 from schedlab.policies.policy import Policy
-from schedlab.policies.preemption import grant_or_preempt
 from schedlab.policies.registry import register
+from schedlab.policies.virtual_batch import VirtualBatch
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RUNS, RequestState, Slo
-from schedlab.sim.sums import in_order
 
 _NO_TARGETS = Slo()
-_ROUNDING = 1e-9
-_SLACK = 0.99
 
 
 @register("scorpio")
@@ -80,12 +77,8 @@ class Scorpio(Policy):
         self.prefill_first = prefill_first
         self.ttft_s = ttft_s
         self.tbt_s = tbt_s
-        self._credits: dict[RequestState, float] = {}
+        self._credits = Credits(tbt_s)
         self._prefill_times_ns: dict[tuple[int, int], int] = {}
-        # Of those who decode, when the last step ended; plans must not see it change within one.
-        self._num_of_target: Counter[float] = Counter()
-        self._tightest_s = math.inf
-        self._is_uniform = True
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by the deadline of the first token."""
@@ -93,72 +86,45 @@ class Scorpio(Policy):
         target_s = self.ttft_s if target_ms is None else target_ms / 1e3
         return state.request.arrival_ns + round(target_s * 1e9)
 
+    def on_arrival(self, state: RequestState, now_ns: int) -> None:
+        """Note its own target between tokens; it may decode already, on another engine before."""
+        slo = state.request.slo
+        if slo is not None and slo.tpot_ms is not None:
+            self._credits.own_targets_s[state] = slo.tpot_ms / 1e3
+        if state.status is RUNS:
+            self._credits.expect()
+
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Book the credits of the step, and see who decodes from now on."""
-        decoding, credits = plan.decoding(), self._credits
-        if not (self.prefill_first and plan.chunks):
-            if self._is_uniform:  # everybody earns what a step costs
-                for state in credits.keys() - set(decoding):
-                    credits[state] += num_steps
-            else:
-                ran = set(decoding)
-                for state, credit in credits.items():
-                    credits[state] = credit + num_steps * (self._pace(state) - (state in ran))
-        for state in plan.preempted:
-            self._leave(state)
-        for state in (*decoding, *(state for state, _ in plan.chunks)):
-            if state not in credits and state.is_decoding and state.status is RUNS:
-                credits[state] = 0.0
-                self._num_of_target[self._target_s(state)] += 1
-        self._note_targets()
-
-    def _leave(self, state: RequestState) -> None:
-        if self._credits.pop(state, None) is not None:
-            target_s = self._target_s(state)
-            self._num_of_target[target_s] -= 1
-            if not self._num_of_target[target_s]:
-                del self._num_of_target[target_s]
-
-    def _note_targets(self) -> None:
-        self._tightest_s = min(self._num_of_target, default=math.inf)
-        self._is_uniform = len(self._num_of_target) < 2
+        took_decodes = not (self.prefill_first and plan.chunks)
+        self._credits.note_step(plan, num_steps, took_decodes)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
-        self._leave(state)
+        self._credits.forget(state)
+        self._credits.own_targets_s.pop(state, None)
+
+    def on_reject(self, state: RequestState, now_ns: int) -> None:
+        """Forget the request."""
+        self._credits.own_targets_s.pop(state, None)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Give up who is late; plan decodes with a credit, and prompts within the guards."""
-        self._forget_evicted()
+        self._credits.forget_evicted()
         in_time = self._reject_late(view, builder)
         if self.prefill_first:
             self._prefill(view, builder, in_time)
             if builder.has_chunks:
                 return builder.build()
-        decodes = view.decoding
-        paused = self._decode(view, builder, decodes)
+        one_rests, run_always = self._credits.grant(view, builder, not self.prefill_first)
         if not self.prefill_first:
             self._prefill(view, builder, in_time)
         prefilling = [s for s in view.prefilling if s not in builder.preempted]
         if prefilling and len(prefilling) == len(view.running) and not builder.has_chunks:
             # Prompts under way block each other for memory.
             builder.preempt(max(prefilling, key=lambda s: (s.request.arrival_ns, s.id)))
-        at_rest = not (paused or prefilling or len(view.waiting) or builder.preempted)
-        # After this step the target of who has just come from another engine counts as well.
-        at_rest = at_rest and self._credits.keys() >= set(decodes)
-        return builder.build(max_steps=FOREVER if at_rest and self._at_full_pace(decodes) else 1)
-
-    def _at_full_pace(self, decodes: Collection[RequestState]) -> bool:
-        """Whether each of them runs in every step."""
-        if self._is_uniform and self._credits.keys() >= set(decodes):
-            return True
-        return all(self._pace(s) == 1.0 for s in decodes)
-
-    def _forget_evicted(self) -> None:
-        """Drop who was preempted in a plan that computed nothing: no step told of it."""
-        for state in [s for s in self._credits if s.status is not RUNS]:
-            self._leave(state)
-        self._note_targets()  # some may have gone to another engine, too, after the last step
+        at_rest = not (one_rests or prefilling or len(view.waiting) or builder.preempted)
+        return builder.build(max_steps=FOREVER if at_rest and run_always else 1)
 
     def _reject_late(self, view: EngineView, builder: PlanBuilder) -> list[RequestState]:
         """Give up who cannot have a first token in time, and return the others who wait."""
@@ -174,24 +140,6 @@ class Scorpio(Policy):
                 due_ns = done_ns
         return in_time
 
-    def _decode(self, view: EngineView, builder: PlanBuilder, decodes: list[RequestState]) -> bool:
-        """Grant decodes with a credit, and return whether somebody has none."""
-        ready = decodes
-        if min(self._credits.values(), default=0.0) < 0.0 or not self._at_full_pace(decodes):
-            ready = [
-                state
-                for state in decodes
-                if self._credits.get(state, 0.0) + self._pace(state) >= 1.0 - _ROUNDING
-            ]
-        if builder.preempted or not builder.grant_all(ready):
-            victims = sorted(view.running, key=lambda s: (s.request.arrival_ns, s.id))
-            for state in ready:
-                if state not in builder.preempted:
-                    grant_or_preempt(builder, state, victims)
-        if ready is decodes:
-            return False
-        return any(s not in builder.preempted for s in {*decodes} - {*ready})
-
     def _prefill(
         self, view: EngineView, builder: PlanBuilder, waiting: Collection[RequestState]
     ) -> None:
@@ -201,18 +149,12 @@ class Scorpio(Policy):
                 builder.grant(state)
         if builder.preempted or not waiting:
             return
-        targets_s = [self._target_s(s) for s in view.running]
-        lengths = [_expected_tokens(s) for s in view.running]
+        batch = VirtualBatch(view, self._credits)
         for state in waiting:
             if builder.seats_left < 1 or builder.tokens_left < 1:
                 return
-            targets_s.append(self._target_s(state))
-            lengths.append(_expected_tokens(state))
-            if len(lengths) > 1:
-                step_s = _step_s(view, targets_s, lengths)
-                if step_s * self.safety >= min(targets_s) * _SLACK:
-                    return
-            if not builder.grant(state):
+            batch.add(state)
+            if not batch.is_in_time(self.safety) or not builder.grant(state):
                 return
 
     def _prefill_ns(self, view: EngineView, state: RequestState) -> int:
@@ -221,25 +163,3 @@ class Scorpio(Policy):
             shape = BatchShape(0, 0, 0, (chunk,), rows_sampled=1)
             self._prefill_times_ns[chunk] = view.estimate_step_ns(shape)
         return self._prefill_times_ns[chunk]
-
-    def _target_s(self, state: RequestState) -> float:
-        target_ms = (state.request.slo or _NO_TARGETS).tpot_ms
-        return self.tbt_s if target_ms is None else target_ms / 1e3
-
-    def _pace(self, state: RequestState) -> float:
-        return min(1.0, self._tightest_s / self._target_s(state))
-
-
-def _step_s(view: EngineView, targets_s: list[float], lengths: list[float]) -> float:
-    """Estimate a step of the virtual batch, from the targets and lengths of its members."""
-    tightest_s = min(targets_s)
-    rows = math.ceil(in_order([tightest_s / target_s for target_s in targets_s]) - _ROUNDING)
-    mean = in_order(lengths) / len(lengths)
-    shape = BatchShape(rows, round(rows * mean), round(max(lengths)), rows_sampled=rows)
-    return view.estimate_step_ns(shape) / 1e9
-
-
-def _expected_tokens(state: RequestState) -> float:
-    """Return the mean length of a request over the rest of its life."""
-    generated, predicted = state.num_output_tokens, state.request.predicted_tokens or 0.0
-    return state.request.prompt_tokens + max(generated, (generated + predicted) / 2)

@@ -39,11 +39,11 @@ MODULES = (
     "sim.record.log", "sim.record.segment_row",
     "sim.request",
     "sim.speculation.acceptance", "sim.speculation.drafters",
-    "policies.attained_service", "policies.deadlines", "policies.feedback",
+    "policies.attained_service", "policies.credits", "policies.deadlines", "policies.feedback",
     "policies.last_moment", "policies.preemption", "policies.rank_loop",
     "policies.routers.prefix_tree",
     "policies.segments", "policies.serving_loop", "policies.slack_loop", "policies.step_load",
-    "policies.tenant_service",
+    "policies.tenant_service", "policies.virtual_batch",
     "traces.rows",
 )  # fmt: skip
 """What is compiled, below `schedlab`: what runs once a plan, or once a request."""

@@ -3,12 +3,12 @@
 A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 """
 
-from types import SimpleNamespace
-
 import pytest
 
 from schedlab.policies import registry
-from schedlab.sim.request import Slo
+from schedlab.policies.credits import Credits
+from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.request import RequestState, Slo
 from tests import laws
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -395,9 +395,12 @@ def test_scorpio_with_prefill_first_computes_prompts_in_steps_of_their_own():
     assert got == [{0: 4}, {0: 1}, {1: 4}, {0: 1, 1: 1}, {0: 1}]
 
 
-def test_scorpio_where_all_targets_are_equal_pays_who_waits_for_every_step_of_a_run():
-    policy = registry.make("scorpio")
-    policy._credits = {"ran": 1.0, "waited": 0.5}
-    plan = SimpleNamespace(decoding=lambda: ["ran"], chunks=(), preempted=())
-    policy.on_tokens(plan, 5, 0)
-    assert policy._credits == {"ran": 1.0, "waited": 5.5}
+def test_credits_where_all_targets_are_equal_pay_who_waits_for_every_step_of_a_run():
+    ran, waited = (RequestState(arrival(i).request) for i in (0, 1))
+    credits = Credits(0.1)
+    credits._credits = {ran: 1.0, waited: 0.5}
+    plan = BatchPlan((ran,), (), (), (), (), (), 0, "leave", False, 5, FOREVER, 0, tuple)
+    credits.note_step(plan, 5, took_decodes=True)
+    assert credits._credits == {ran: 1.0, waited: 5.5}
+    credits.note_step(plan, 5, took_decodes=False)  # prompts had the step to themselves
+    assert credits._credits == {ran: 1.0, waited: 5.5}
