@@ -90,12 +90,16 @@ class Static(Policy):
         return batch
 
     def _go_on_with_prompts(self, view: EngineView, builder: PlanBuilder) -> None:
-        done = max([s.num_computed_tokens for s in (*view.running, *view.held)], default=0)
+        # A prompt under way is as long as what is computed of it, at least.
+        done = view.decode_contexts()[1] if view.num_decodes else 0
+        for state in view.held:
+            done = max(done, state.num_computed_tokens)
         prompts = list(view.prefilling)
         self._prefill(prompts, done, builder)
         # Requests that other engines began may have come with KV where a prompt was to go on.
         while prompts and not builder.has_chunks:
             last = next(builder.running())
+            done = max(done, last.num_computed_tokens)
             builder.preempt(last, "recompute")
             prompts = [state for state in prompts if state is not last]
             self._prefill(prompts, done, builder)
