@@ -30,10 +30,12 @@ class Segment:
 
     __slots__ = ("entry", "inside", "stages")
 
-    def __init__(self) -> None:
-        self.entry: list[RequestState] = []
-        self.inside: list[RequestState] = []
-        self.stages: list[int] = []
+    def __init__(
+        self, entry: list[RequestState], inside: list[RequestState], stages: list[int]
+    ) -> None:
+        self.entry = entry
+        self.inside = inside
+        self.stages = stages
 
     def at_most(self, group: int) -> list[RequestState]:
         """Return up to `group` inside at each stage; prompts are at stage 0 in any number."""
@@ -98,7 +100,6 @@ def sort_by_segment(view: EngineView, edges: Sequence[int], slots: list[int]) ->
         Of each length the number of its segment, or ``-1 -`` that if it begins there; as far as
         anybody was as long.
     """
-    segments = [Segment() for _ in edges]
     running = view.running
     lengths = view.output_tokens(running)
     if any([state.num_output_tokens for state in view.prefilling]):  # computed again: from stage 0
@@ -108,15 +109,14 @@ def sort_by_segment(view: EngineView, edges: Sequence[int], slots: list[int]) ->
         number = min(bisect_right(edges, length), len(edges) - 1)
         begins = number > 0 and length == edges[number - 1]
         slots.append(-1 - number if begins else number)
+    # Those inside from the front of these lists, those at an entry from the back.
+    states: list[list[RequestState]] = [[] for _ in range(2 * len(edges))]
+    stages: list[list[int]] = [[] for _ in states]
     for state, length in zip(running, lengths, strict=True):
         slot = slots[length]
-        if slot < 0:
-            segments[-1 - slot].entry.append(state)
-        else:
-            segment = segments[slot]
-            segment.inside.append(state)
-            segment.stages.append(length)
-    return segments
+        states[slot].append(state)
+        stages[slot].append(length)
+    return [Segment(states[-1 - i], states[i], stages[i]) for i in range(len(edges))]
 
 
 def choose(
