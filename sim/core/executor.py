@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush
 
 from mypy_extensions import mypyc_attr
@@ -95,6 +95,8 @@ class Executor:
     reads_extremes: bool = True
     """Whether it needs the smallest context, and the largest in a step of decodes alone; without
     drafts they cost nothing."""
+    prices_never_fall: bool = False
+    """Whether a step with a longer chunk is never estimated to take less."""
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length (a real backend ignores EOS)."""
@@ -151,6 +153,10 @@ class Executor:
         """Estimate a step, or the longest of so many like it, for policies that plan by time."""
         raise NotImplementedError
 
+    def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        """Return what `estimate_step_ns` says of a step with one more prefill, by its tokens."""
+        return lambda tokens: self.estimate_step_ns(shape.with_chunk(tokens, context_tokens))
+
 
 @mypyc_attr(acyclic=True)
 class Answer:
@@ -202,6 +208,7 @@ class SimExecutor(Executor):
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
+        self.prices_never_fall = pricing.never_falls
         self.most_tokens = FOREVER
         self.slowness = 1.0
         self.scatter: Scatter | None = None
@@ -373,3 +380,7 @@ class SimExecutor(Executor):
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Price a step, or the longest of so many like it, scheduling overhead included."""
         return self.pricing.estimate_ns(shape, num_steps)
+
+    def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        """Return what prices a step by a chunk of it, what else is in it added up once."""
+        return self.pricing.chunk_pricer(shape, context_tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -80,6 +80,7 @@ class RecordingExecutor(Executor):
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
         self.kv_bytes = inner.kv_bytes
+        self.prices_never_fall = inner.prices_never_fall
         self.steps: list[RecordedStep] = []
 
     def add(self, request: Request, output_tokens: int) -> None:
@@ -133,6 +134,10 @@ class RecordingExecutor(Executor):
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Pass on; see `Executor`."""
         return self.inner.estimate_step_ns(shape, num_steps)
+
+    def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        """Pass on; see `Executor`."""
+        return self.inner.chunk_pricer(shape, context_tokens)
 
 
 def first_difference(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.decode_batch import DecodeBatch
-from schedlab.sim.core.executor import Answer, SimExecutor
+from schedlab.sim.core.executor import Answer, Executor, SimExecutor
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.track import Outcome, SpeculatingState, look_ahead
 from schedlab.sim.cost.pricing import Pricing
@@ -66,6 +67,7 @@ class SpeculativeExecutor(SimExecutor):
     ) -> None:
         super().__init__(pricing)
         self.reads_extremes = pricing.cost_model.reads_extremes
+        self.prices_never_fall = False
         self._config = config
         self._acceptance = acceptance
         self._drafter = drafter
@@ -139,3 +141,7 @@ class SpeculativeExecutor(SimExecutor):
             verified, shape.draft_tokens, [shape.num_decodes] * each
         )
         return self.pricing.estimate_ns(verified, num_steps) + drafting_ns
+
+    def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
+        """Return what `estimate_step_ns` says of a step with one more prefill, by its tokens."""
+        return Executor.chunk_pricer(self, shape, context_tokens)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedlab.sim.config import EngineConfig
-from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.cost.shape import BatchShape
@@ -220,18 +219,14 @@ class EngineView:
         context_tokens : int
             Its tokens in the cache.
         """
-        executor = self._engine.executor
-        if isinstance(executor, SimExecutor) and not self.config.num_speculative_tokens:
-            return executor.pricing.chunk_pricer(shape, context_tokens)
-        return lambda tokens: self.estimate_step_ns(shape.with_chunk(tokens, context_tokens))
+        if self.config.num_speculative_tokens:
+            shape = self._with_drafts(shape)
+        return self._engine.executor.chunk_pricer(shape, context_tokens)
 
     @property
     def prices_never_fall(self) -> bool:
         """Whether a step with a longer chunk is never estimated to take less."""
-        executor = self._engine.executor
-        if self.config.num_speculative_tokens or not isinstance(executor, SimExecutor):
-            return False
-        return executor.pricing.never_falls
+        return self._engine.executor.prices_never_fall
 
     def _with_drafts(self, shape: BatchShape) -> BatchShape:
         """Let as many tokens be drafted for each decode as for those that run now."""
