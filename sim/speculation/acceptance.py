@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ class _OneRate:
 
     def verify_on(self, place: int, most: int, stop: int) -> tuple[bytes, bytes]:
         """Draft `most` tokens time after time; see `Outcome`."""
-        steps = _steps_of(most)
+        found, behind = _table(most)
         bursts = BytesWriter()
         # Eight places at once. Where there are none, behind the end, tokens are wrong.
         eights = np.packbits(self._right[place : stop + most]).tobytes()
@@ -125,50 +126,46 @@ class _OneRate:
         i: i64
         for i in range(len(eights)):
             at: i64 = begun << 8 | eights[i]
-            step = steps[at]
-            if step is None:
-                step = steps[at] = _verify_eight(begun, eights[i], most)
-            bursts.write(step[0])
-            begun = step[1]
+            bursts.write(found[at])
+            begun = behind[at]
         end = place + 8 * len(eights)
         if begun:
             bursts.append(begun + 1)
             end += 1
-        found = bursts.getvalue()
-        count = len(found)
-        while count and end - found[count - 1] >= stop:
+        came = bursts.getvalue()
+        count = len(came)
+        while count and end - came[count - 1] >= stop:
             count -= 1
-            end -= found[count]
-        return found[:count], bytes([most]) * count
+            end -= came[count]
+        return came[:count], bytes([most]) * count
 
 
-_Step = tuple[bytes, int]
-"""Bursts that end within eight places, and tokens of the one that goes on behind them."""
+@cache
+def _table(most: int) -> tuple[list[bytes], bytes]:
+    """Return what becomes of eight places where so many tokens are drafted.
 
-_STEPS: dict[int, list[_Step | None]] = {}
-
-
-def _steps_of(most: int) -> list[_Step | None]:
-    """Return what is known of eight places where so many tokens are drafted.
-
-    Its index is the number of tokens that were right before those places in the same verification,
+    An index is the number of tokens that were right before those places in the same verification,
     and behind it a bit for each place, the first one highest: 1 where a token is right.
+
+    Returns
+    -------
+    found : list of bytes
+        Bursts that end within the places.
+    behind : bytes
+        Tokens of the one that goes on behind them.
     """
-    steps = _STEPS.get(most)
-    if steps is None:
-        steps = _STEPS[most] = [None] * ((most + 1) << 8)
-    return steps
-
-
-def _verify_eight(begun: int, eight: int, most: int) -> _Step:
-    """Work out one entry of `_steps_of`."""
-    bursts = BytesWriter()
-    for bit in range(7, -1, -1):
-        begun += 1
-        if begun > most or not eight >> bit & 1:
-            bursts.append(begun)
-            begun = 0
-    return bursts.getvalue(), begun
+    found, behind = [], BytesWriter()
+    for begun in range(most + 1):
+        for eight in range(256):
+            bursts, tokens = BytesWriter(), begun
+            for bit in range(7, -1, -1):
+                tokens += 1
+                if tokens > most or not eight >> bit & 1:
+                    bursts.append(tokens)
+                    tokens = 0
+            found.append(bursts.getvalue())
+            behind.append(tokens)
+    return found, behind.getvalue()
 
 
 class _Rates:
