@@ -25,6 +25,25 @@ NUM_PLACES: Final = 1 << _PLACE_BITS
 """Of a phase."""
 
 
+class Event:
+    """One thing that is to happen.
+
+    Attributes
+    ----------
+    do : callable
+        Called with this: who has asked for something else since knows by it what does not count
+        any more.
+    when : int
+        Its instant, phase and place.
+    """
+
+    __slots__ = ("do", "when")
+
+    def __init__(self, do: Callable[[Event], object], when: int) -> None:
+        self.do = do
+        self.when = when
+
+
 class Clock:
     """The time, in whole nanoseconds, and what is to happen.
 
@@ -43,16 +62,20 @@ class Clock:
     are compared here, as a call of `bisect` takes compiled code longer than that.
     """
 
-    __slots__ = ("_agenda", "_num_asked", "_when", "now_ns")
+    __slots__ = ("_agenda", "now_ns")
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self._num_asked = 0
-        # When, in one number, negative, so that the next one is the last of the list.
-        self._when: list[int] = []
-        self._agenda: list[tuple[int, Callable[[int], object]]] = []
+        self._agenda: list[Event] = []  # the next one is the last
 
-    def at(self, delay_ns: int, phase: int, do: Callable[[int], object], place: int = 0) -> int:
+    def at(
+        self,
+        delay_ns: int,
+        phase: int,
+        do: Callable[[Event], object],
+        place: int = 0,
+        happened: Event | None = None,
+    ) -> Event:
         """Let something happen after some time, in a phase of that instant.
 
         Parameters
@@ -62,36 +85,40 @@ class Clock:
         phase : int
             One of those of this module.
         do : callable
-            Called with the number that this returned: who has asked for something else since
-            knows by it what does not count any more.
+            What is done.
         place : int
             Where in the phase, below `NUM_PLACES`.
+        happened : Event, optional
+            One that happens now, and is of no more use: this one is made of it.
 
         Returns
         -------
-        int
-            A number of its own, greater than 0.
+        Event
+            It.
         """
-        self._num_asked += 1
-        number = self._num_asked
         instant = (self.now_ns + delay_ns << _PHASE_BITS) + phase
-        when = -((instant << _PLACE_BITS) + place)
-        agenda_when = self._when
-        first, end = 0, len(agenda_when)
+        when = (instant << _PLACE_BITS) + place
+        if happened is None:
+            event = Event(do, when)
+        else:
+            event = happened
+            event.do = do
+            event.when = when
+        agenda = self._agenda
+        first, end = 0, len(agenda)
         while first < end:  # before its equals: they were asked for earlier
             middle = (first + end) >> 1
-            if agenda_when[middle] < when:
+            if agenda[middle].when > when:
                 first = middle + 1
             else:
                 end = middle
-        agenda_when.insert(first, when)
-        self._agenda.insert(first, (number, do))
-        return number
+        agenda.insert(first, event)
+        return event
 
     def run(self) -> None:
         """Let everything happen, until nothing is left to."""
-        when, agenda = self._when, self._agenda
+        agenda = self._agenda
         while agenda:
-            self.now_ns = -when.pop() >> _PHASE_BITS + _PLACE_BITS
-            number, do = agenda.pop()
-            do(number)
+            event = agenda.pop()
+            self.now_ns = event.when >> _PHASE_BITS + _PLACE_BITS
+            event.do(event)

@@ -10,7 +10,7 @@ import simpy
 
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.session_table import SessionTable
-from schedlab.sim.drive.clock import COMES, FOLLOWS, NUM_PLACES, REPORTS, Clock
+from schedlab.sim.drive.clock import COMES, FOLLOWS, NUM_PLACES, REPORTS, Clock, Event
 from schedlab.sim.drive.collector import collector_off
 from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedState, note_sent
 from schedlab.sim.drive.lockstep import JointStep, Lockstep
@@ -223,7 +223,7 @@ class Fleet:
     def fail(self, member: Member, comes_back: bool) -> None:
         """Let an engine die, with all that is in its memory; its requests are sent again."""
         member.num_outages += 1
-        member.start_up = 0
+        member.start_up = None
         if not comes_back:
             member.comes_back = False
         if member.is_up:
@@ -261,11 +261,11 @@ class Fleet:
         wait_ns = self.start_up_ns(member)
         member.start_up = self.clock.at(wait_ns, COMES, partial(self._is_started, member))
 
-    def _is_started(self, member: Member, number: int) -> None:
-        if number != member.start_up:
+    def _is_started(self, member: Member, event: Event) -> None:
+        if event is not member.start_up:
             return
         assert self._supply is not None
-        member.start_up = 0
+        member.start_up = None
         engine = self._supply.new_engine(member.pool)
         self._start(member, engine, LiveState(member.index, engine, self.clock))
         for watcher in self.watchers:
@@ -306,7 +306,7 @@ class Fleet:
             self.clock.at(0, FOLLOWS, self._settle)
         self._changed.add(member.index)
 
-    def _settle(self, _: int) -> None:
+    def _settle(self, _: Event) -> None:
         changed, self._changed = self._changed, set()
         for watcher in self.watchers:
             watcher.settle(changed)
@@ -321,20 +321,20 @@ class Fleet:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def _call_clients(self) -> None:
+    def _call_clients(self, happened: Event | None = None) -> None:
         """Let clients send when the next request comes."""
         next_ns = self._source.next_ns
         if next_ns < self._next_call_ns:
             self._next_call_ns = next_ns
             wait_ns = next_ns - self.now_ns
-            self.clock.at(wait_ns, COMES if wait_ns else FOLLOWS, self._sends)
+            self.clock.at(wait_ns, COMES if wait_ns else FOLLOWS, self._sends, 0, happened)
 
-    def _send(self, _: int) -> None:
+    def _send(self, event: Event) -> None:
         now_ns = self.now_ns
         if now_ns >= self._next_call_ns:
             self._next_call_ns = FOREVER
         self._source.send_until(now_ns)
-        self._call_clients()
+        self._call_clients(event)
 
     def _submit(self, arrival: Arrival, now_ns: int) -> None:
         self.num_pending += 1

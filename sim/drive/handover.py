@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from schedlab.sim.core import reception
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.track import slots_ahead
-from schedlab.sim.drive.clock import COMES
+from schedlab.sim.drive.clock import COMES, Event
 from schedlab.sim.drive.engine_state import note_sent
 from schedlab.sim.drive.links import Links, Moving
 from schedlab.sim.drive.members import Member, Role
@@ -204,7 +204,7 @@ class Handover:
             done = partial(self._first_layer_is_done, sender, segment)
             self._fleet.clock.at(first_ns, COMES, done)
 
-    def _first_layer_is_done(self, sender: Member, segment: Segment, _: int) -> None:
+    def _first_layer_is_done(self, sender: Member, segment: Segment, _: Event) -> None:
         if not sender.is_up or sender.live.segment is not segment:
             return  # the engine died
         executor = sender.engine.executor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from schedlab.sim.drive.clock import COMES, Clock
+from schedlab.sim.drive.clock import COMES, Clock, Event
 from schedlab.sim.hardware.link import Link
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Links:
         self._moving: list[Moving] = []
         self._down: dict[int, int] = {}
         self._since_ns = 0
-        self._next = 0
+        self._next: Event | None = None
 
     def send(
         self,
@@ -168,7 +168,7 @@ class Links:
             flowing.append(moving)
             leaving[moving.sender] = leaving.get(moving.sender, 0) + 1
             entering[moving.receiver] = entering.get(moving.receiver, 0) + 1
-        self._next = 0
+        self._next = None
         if not flowing:
             return
         waits_ns = []
@@ -179,8 +179,8 @@ class Links:
             waits_ns.append(ceil(max(moving.left_bytes, 0.0) / moving.bytes_per_ns))
         self._next = self._clock.at(min(waits_ns), COMES, self._end)
 
-    def _end(self, number: int) -> None:
-        if number != self._next:
+    def _end(self, event: Event) -> None:
+        if event is not self._next:
             return
         self._advance()
         # Whole nanoseconds are waited for, so that of those that are done nothing is left.

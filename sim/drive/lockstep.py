@@ -9,7 +9,7 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
-from schedlab.sim.drive.clock import ENDS, PLANS, Clock
+from schedlab.sim.drive.clock import ENDS, PLANS, Clock, Event
 from schedlab.sim.drive.engine_state import LiveState
 
 JointStep = Callable[[Sequence[Segment]], int]
@@ -31,7 +31,7 @@ class Lockstep:
         self._lives = lives
         self._joint_step_ns = joint_step_ns
         self._is_under_way = False
-        self._next = 0
+        self._next: Event | None = None
 
     def wake(self) -> None:
         """Plan now, if no step is under way."""
@@ -42,11 +42,11 @@ class Lockstep:
     @property
     def is_moving(self) -> bool:
         """Whether a step is under way, or is to be planned."""
-        return self._next > 0
+        return self._next is not None
 
     def stop(self) -> None:
         """Do nothing any more."""
-        self._next = 0
+        self._next = None
 
     def interrupt(self) -> None:
         """Look anew at who changes; every step is planned by itself anyway."""
@@ -56,8 +56,8 @@ class Lockstep:
     def _plan_soon(self) -> None:
         self._next = self._clock.at(0, PLANS, self._plan)
 
-    def _plan(self, number: int) -> None:
-        if number != self._next:
+    def _plan(self, event: Event) -> None:
+        if event is not self._next:
             return
         now_ns = self._clock.now_ns
         segments = [engine.begin(now_ns, now_ns + 1) for engine in self._engines]
@@ -72,11 +72,11 @@ class Lockstep:
             self._next = self._clock.at(duration_ns, ENDS, self._end)
             return
         wait_until_ns = min(engine.wait_until_ns for engine in self._engines)
-        self._next = 0
+        self._next = None
         if wait_until_ns < FOREVER:
             self._next = self._clock.at(wait_until_ns - now_ns, PLANS, self._plan)
 
-    def _end(self, _: int) -> None:
+    def _end(self, _: Event) -> None:
         self._is_under_way = False
         for engine, live in zip(self._engines, self._lives, strict=True):
             if live.segment is not None:

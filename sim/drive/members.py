@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from schedlab.sim.core.executor import SimExecutor
-from schedlab.sim.drive.clock import Clock
+from schedlab.sim.drive.clock import Clock, Event
 from schedlab.sim.drive.engine_state import EngineState, LiveState
 from schedlab.sim.record.fleet import Span
 
@@ -69,8 +69,8 @@ class Member:
         Reasons for which it is down now.
     comes_back : bool
         Whether it starts when they are gone, or is starting.
-    start_up : int
-        Number of the end of its start; 0 if it is not starting.
+    start_up : Event or None
+        The end of its start; None if it is not starting.
     slow_by : list of float
         What makes its steps slower now, each by a factor.
     paid, served : list of Span
@@ -90,7 +90,7 @@ class Member:
         self.is_draining = False
         self.num_outages = 0
         self.comes_back = True
-        self.start_up = 0
+        self.start_up: Event | None = None
         self.slow_by: list[float] = []
         self.paid = [Span(clock.now_ns)]
         self.served: list[Span] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.track import new_state
-from schedlab.sim.drive.clock import FAILS
+from schedlab.sim.drive.clock import FAILS, Event
 from schedlab.sim.record.cluster_log import Loss
 from schedlab.sim.request import RequestState, Status
 
@@ -92,7 +92,7 @@ class Retries:
     def _is_too_late(self, state: RequestState) -> bool:
         return self._fleet.now_ns - state.request.arrival_ns >= self.deadline_ns
 
-    def _expire(self, state: RequestState, _: int) -> None:
+    def _expire(self, state: RequestState, _: Event) -> None:
         if state in self._parked:
             self._parked.remove(state)
             self.fail(state, "no engine took it before its deadline")

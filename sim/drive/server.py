@@ -7,7 +7,7 @@ from collections.abc import Callable
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
-from schedlab.sim.drive.clock import ENDS, PLANS, Clock
+from schedlab.sim.drive.clock import ENDS, PLANS, Clock, Event
 from schedlab.sim.drive.engine_state import LiveState
 
 
@@ -53,7 +53,7 @@ class Server:
         self.on_begun: Callable[[Segment], None] | None = None
         self._plans_at_once = not is_closed and settles is None and place is None
         self._place = place or 0
-        self._next = 0  # the only one that still counts
+        self._next: Event | None = None  # the only one that still counts
         self._ends = self._end  # bound once, not for each step
 
     def wake(self) -> None:
@@ -75,27 +75,28 @@ class Server:
     def stop(self) -> None:
         """Do nothing any more: the engine is dead, or gone."""
         self._live.has_changed(None)
-        self._next = 0
+        self._next = None
 
     @property
     def is_moving(self) -> bool:
         """Whether a step is under way, or is to be planned."""
-        return self._next > 0
+        return self._next is not None
 
-    def _plan_soon(self) -> None:
+    def _plan_soon(self, happened: Event | None = None) -> None:
         """Plan when everything else has happened at this instant."""
-        self._next = self._clock.at(0, PLANS, self._plan, self._place)
+        self._next = self._clock.at(0, PLANS, self._plan, self._place, happened)
 
-    def _plan(self, number: int) -> None:
-        if number == self._next:
-            self._plan_now()
+    def _plan(self, event: Event) -> None:
+        if event is self._next:
+            self._plan_now(event)
 
-    def _plan_now(self) -> None:
+    def _plan_now(self, event: Event) -> None:
         now_ns, engine = self._clock.now_ns, self._engine
         segment = engine.begin(now_ns)
         self._live.has_changed(segment)
         if segment is not None:
-            self._next = self._clock.at(segment.end_ns - now_ns, ENDS, self._ends, self._place)
+            wait_ns = segment.end_ns - now_ns
+            self._next = self._clock.at(wait_ns, ENDS, self._ends, self._place, event)
             if self.on_begun is not None:
                 self.on_begun(segment)
             return
@@ -103,17 +104,17 @@ class Server:
             self._settles()
         if engine.wait_until_ns < FOREVER:
             wait_ns = engine.wait_until_ns - now_ns
-            self._next = self._clock.at(wait_ns, PLANS, self._plan, self._place)
+            self._next = self._clock.at(wait_ns, PLANS, self._plan, self._place, event)
         else:
-            self._next = 0
+            self._next = None
 
-    def _end(self, number: int) -> None:
-        if number == self._next:
+    def _end(self, event: Event) -> None:
+        if event is self._next:
             self._engine.commit()
             if self._plans_at_once:
-                self._plan_now()
+                self._plan_now(event)
                 return
             self._live.has_changed(None)
             if self._settles is not None:
                 self._settles()
-            self._plan_soon()
+            self._plan_soon(event)

@@ -163,7 +163,7 @@ def test_engines_with_places_end_their_steps_by_place_before_any_plans(places, o
 
     servers = [server(number, place) for number, place in enumerate(places)]
     for one in reversed(servers):
-        clock.at(0, COMES, lambda _, one=one: one._plan_now())
+        clock.at(0, COMES, lambda event, one=one: one._plan_now(event))
     clock.run()
     assert did == ["plan 1", "plan 0", *order]
 
