@@ -74,8 +74,9 @@ class WaitingQueue:
         head = self._head
         if head < len(entries) and entries[head][3] is state:
             self._head = head + 1
-            if self._head > 1024 and 2 * self._head > len(entries):
-                del entries[: self._head]
+            num_gone = self._head
+            if num_gone == len(entries) or (num_gone > 1024 and 2 * num_gone > len(entries)):
+                del entries[:num_gone]
                 self._head = 0
             return
         i = bisect_left(entries, self._entry(state, now_ns), lo=head)
