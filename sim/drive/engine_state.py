@@ -351,12 +351,9 @@ class Board:
 def first_least(loads: list[float], start: int) -> int:
     """Return the place of the least load, among equals the first from `start` on, in a circle."""
     place, least = start, loads[start]
-    for i in range(start + 1, len(loads)):
-        if loads[i] < least:
-            place, least = i, loads[i]
-    for i in range(start):
-        if loads[i] < least:
-            place, least = i, loads[i]
+    for i, load in enumerate(loads):
+        if load <= least and (load < least or place < start <= i):
+            place, least = i, load
     return place
 
 
