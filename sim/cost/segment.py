@@ -2,7 +2,7 @@
 
 import numpy as np
 
-_NUMPY_FROM = 48  # below, a plain loop is faster than numpy's start-up
+_NUMPY_FROM = 128  # below, a plain loop is faster than numpy's start-up
 
 
 def segment_ns(
@@ -42,16 +42,12 @@ def segment_ns(
     """
     grow = 1 if num_decodes else 0
     if k < _NUMPY_FROM:
-        return [
-            int(
-                base_ns
-                + sum_ns * (context_sum + num_decodes * j)
-                + max_ns * (context_max + grow * j)
-                + 0.5
-            )
-            or 1
-            for j in range(k)
-        ]
+        durations: list[int] = []
+        for _ in range(k):
+            durations.append(int(base_ns + sum_ns * context_sum + max_ns * context_max + 0.5) or 1)
+            context_sum += num_decodes
+            context_max += grow
+        return durations
     steps = np.arange(k, dtype=np.int64)
     cost = (
         base_ns
@@ -59,5 +55,5 @@ def segment_ns(
         + max_ns * (context_max + grow * steps)
         + 0.5
     )
-    durations: list[int] = np.maximum(cost.astype(np.int64), 1).tolist()
-    return durations
+    by_numpy: list[int] = np.maximum(cost.astype(np.int64), 1).tolist()
+    return by_numpy
