@@ -69,7 +69,7 @@ class Segment:
         durations, start_ns = self.steps.durations_ns, self.start_ns
         for i, duration in enumerate(durations):
             if i and start_ns >= now_ns:
-                self._keep(i)
+                self._keep(i, start_ns)
                 return True
             start_ns += duration
         return False
@@ -80,14 +80,15 @@ class Segment:
         for i, duration in enumerate(durations):
             end_ns += duration
             if end_ns > now_ns:
-                self._keep(i)
+                self._keep(i, end_ns - duration)
                 return True
         return False
 
-    def _keep(self, num_steps: int) -> None:
-        durations_ns = self.steps.durations_ns[:num_steps]
-        self.steps = Steps(durations_ns, self.steps.overhead_ns, [])
-        self.end_ns = self.start_ns + total(durations_ns)
+    def _keep(self, num_steps: int, end_ns: int) -> None:
+        steps = self.steps
+        del steps.durations_ns[num_steps:]
+        steps.finished = []
+        self.end_ns = end_ns
         self.row.num_steps = num_steps
 
 
