@@ -43,7 +43,7 @@ class Work:
         self.decodes = decodes
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(free_list_len=1, acyclic=True)
 class Steps:
     """What an executor did.
 
@@ -301,7 +301,7 @@ class SimExecutor(Executor):
         if self._first_step_ns:
             durations[0] += self._first_step_ns
             self._first_step_ns = 0
-        if max_steps > 1 and now_ns + total(durations) - durations[-1] >= horizon_ns:
+        if max_steps > 1 and horizon_ns < FOREVER:
             start_ns = now_ns
             for i, duration in enumerate(durations):
                 if start_ns >= horizon_ns and i:

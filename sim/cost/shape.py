@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mypy_extensions import mypyc_attr
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(free_list_len=1, acyclic=True)
 @dataclass(init=False, unsafe_hash=True)
 class BatchShape:
     """The composition of one step, as far as time depends on it.

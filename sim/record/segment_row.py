@@ -6,7 +6,7 @@ from librt.strings import BytesWriter, write_i64_le
 from mypy_extensions import mypyc_attr
 
 
-@mypyc_attr(free_list_len=1)
+@mypyc_attr(free_list_len=1, acyclic=True)
 class SegmentRow:
     """What is logged once for a run of steps with the same batch, as of its start.
 
