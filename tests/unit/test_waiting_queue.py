@@ -1,3 +1,4 @@
+import sys
 from random import Random
 
 import pytest
@@ -39,6 +40,17 @@ def test_queue_against_a_sorted_list_stays_equal():
         assert len(queue) == len(model)
         if i % 97 == 0:
             assert [s.id for s in queue] == [s.id for s in model]
+
+
+def test_queue_without_anybody_left_holds_nobody_who_was_in_it():
+    queue, waits = WaitingQueue(by_priority), [state(0), state(1)]
+    before = [sys.getrefcount(one) for one in waits]
+    for one in waits:
+        queue.add(one, 0)
+    for one in waits:
+        queue.remove(one, 0)
+    del one
+    assert [sys.getrefcount(one) for one in waits] == before
 
 
 def test_queue_remove_when_absent_raises():
