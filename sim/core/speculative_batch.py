@@ -285,7 +285,7 @@ class SpeculativeBatch(DecodeBatch):
         found = -1
         for state in self._leading.values():
             found = max(found, state.context_at(step))
-        if found < others or passed > MOST_STEPS:
+        if found < others:
             self._look_at_contexts()
             found = max([state.context_at(step) for state in self._leading.values()])
         return found
@@ -296,7 +296,7 @@ class SpeculativeBatch(DecodeBatch):
         found = others + 1
         for state in self._trailing.values():
             found = min(found, state.context_at(step))
-        if found > others or passed > MOST_STEPS:
+        if found > others:
             self._look_at_contexts()
             found = min([state.context_at(step) for state in self._trailing.values()])
         return found

@@ -11,8 +11,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
+from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.ticker import FixedLocator
 
 from schedlab.experiments.analysis.by_class import class_table
 from schedlab.experiments.analysis.comparison import compare_runs, rank_agreement, step_errors
@@ -95,9 +100,55 @@ def _box(vertices: Any) -> list[list[str]]:
     return [_numbers(np.min(vertices, axis=0)), _numbers(np.max(vertices, axis=0))]
 
 
+_LOOK = (
+    "alpha", "zorder", "linewidth", "linewidths", "markersize", "markeredgewidth", "drawstyle",
+    "fontsize", "rotation", "ha", "va", "position", "sizes",
+)  # fmt: skip
+_COLORS = ("color", "edgecolor", "facecolor", "markeredgecolor")
+
+
+def _look(artist: Artist) -> list[Any]:
+    """Return where something stands, how large it is and of what colour."""
+    found: list[Any] = [
+        [name, _numbers(getattr(artist, f"get_{name}")())]
+        for name in _LOOK
+        if hasattr(artist, f"get_{name}")
+    ]
+    for name in _COLORS:
+        if hasattr(artist, f"get_{name}"):
+            found.append([name, _numbers(to_rgba_array(getattr(artist, f"get_{name}")()))])
+    if isinstance(artist, Annotation):
+        found.append([_numbers(artist.xy), _numbers(artist.xyann), str(artist.anncoords)])
+    return found
+
+
+def _looks(axes: Axes) -> list[Any]:
+    """Return how a panel looks, beside the data in it."""
+    spec = axes.get_subplotspec()
+    found: list[Any] = [
+        spec and _numbers([*spec.get_geometry(), *spec.get_gridspec().get_width_ratios()]),
+        _numbers(axes.get_xlim()), _numbers(axes.get_ylim()), bool(axes.axison),
+        [[name, bool(spine.get_visible())] for name, spine in sorted(axes.spines.items())],
+    ]  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        locator = axis.get_major_locator()
+        found.append([type(locator).__name__, type(axis.get_major_formatter()).__name__])
+        if isinstance(locator, FixedLocator):
+            found.append([_numbers(locator.locs), axis.get_major_formatter().format_ticks([0, 1])])
+    for some in (axes.lines, axes.patches, axes.collections, axes.texts):
+        found.append([_look(artist) for artist in some])
+    if legend := axes.get_legend():
+        found.append([str(legend._loc), int(legend._ncols), *map(_look, legend.get_texts()[:1])])
+    return found
+
+
 def seen(figure: Figure) -> dict[str, Any]:
     """Return what a figure shows: words as they are, numbers few or as a digest."""
     found: dict[str, Any] = {
+        "size": _numbers(figure.get_size_inches()),
+        "words look": json_digest(
+            [_look(text) for text in (*figure.texts, figure._suptitle) if text]
+        ),
         "words": [text.get_text() for text in (*figure.texts, figure._suptitle) if text],
         "legends": [[t.get_text() for t in one.get_texts()] for one in figure.legends],
     }
@@ -131,6 +182,7 @@ def seen(figure: Figure) -> dict[str, Any]:
             "legend": [t.get_text() for t in legend.get_texts()] if legend else [],
             "ticks": [t.get_text() for t in axes.get_yticklabels()] * bool(axes.images),
             "num": [len(lines), len(bars), len(areas)],
+            "looks": json_digest(_looks(axes)),
             "lines": json_digest(lines),
             "bars": json_digest(bars),
             "areas": json_digest(areas),

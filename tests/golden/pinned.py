@@ -33,6 +33,7 @@ from tests.golden import (
     figures,
     files,
     fleets,
+    lawful,
     numbers,
     parts,
     prices,
@@ -350,6 +351,7 @@ PINNED = {
     **said.CASES,
     **asked.CASES,
     **backend.CASES,
+    **lawful.CASES,
 }
 
 

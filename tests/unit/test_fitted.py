@@ -109,6 +109,25 @@ def test_fitted_curve_goes_on_as_its_upper_half_does_and_never_falls():
 
 
 @pytest.mark.parametrize(
+    ("knots", "times_us", "beyond_ns"),
+    [
+        # Beyond the last one: the slope from the knot that half of it lies before, or on.
+        ((10, 100), (1, 10), 10_000 + 40 * 100),
+        ((10, 20, 100), (1, 4, 8), 8_000 + 40 * 50),  # but never that of no length
+        ((10, 50, 100), (1, 4, 8), 8_000 + 40 * 80),
+        ((10, 60, 100), (1, 4, 8), 8_000 + 40 * 100),
+        ((10, 20, 40, 100), (1, 2, 5, 8), 8_000 + 40 * 50),
+        ((10, 20, 30, 55, 100), (1, 2, 3, 4, 7), 7_000 + 2_667),
+    ],
+)
+def test_fitted_curve_beyond_the_knots_has_the_slope_of_their_upper_half(
+    knots, times_us, beyond_ns
+):
+    fit = replace(FIT, eager=Regime(knots, tuple(us * 1e-6 for us in times_us), {}))
+    assert cost(fit).step_ns(BatchShape(0, 0, 0, ((140, 0),)))[0] == pytest.approx(beyond_ns, abs=1)
+
+
+@pytest.mark.parametrize(
     ("tokens", "ns"),
     [(1, 10_000), (11, 20_000), (16, 30_000), (21, 40_000), (31, 60_000)],
 )
