@@ -114,9 +114,11 @@ def _look(artist: Artist) -> list[Any]:
         for name in _LOOK
         if hasattr(artist, f"get_{name}")
     ]
-    for name in _COLORS:
-        if hasattr(artist, f"get_{name}"):
-            found.append([name, _numbers(to_rgba_array(getattr(artist, f"get_{name}")()))])
+    found += [
+        [name, _numbers(to_rgba_array(getattr(artist, f"get_{name}")()))]
+        for name in _COLORS
+        if hasattr(artist, f"get_{name}")
+    ]
     if isinstance(artist, Annotation):
         found.append([_numbers(artist.xy), _numbers(artist.xyann), str(artist.anncoords)])
     return found
@@ -135,8 +137,8 @@ def _looks(axes: Axes) -> list[Any]:
         found.append([type(locator).__name__, type(axis.get_major_formatter()).__name__])
         if isinstance(locator, FixedLocator):
             found.append([_numbers(locator.locs), axis.get_major_formatter().format_ticks([0, 1])])
-    for some in (axes.lines, axes.patches, axes.collections, axes.texts):
-        found.append([_look(artist) for artist in some])
+    drawn = (axes.lines, axes.patches, axes.collections, axes.texts)
+    found += [[_look(artist) for artist in some] for some in drawn]
     if legend := axes.get_legend():
         found.append([str(legend._loc), int(legend._ncols), *map(_look, legend.get_texts()[:1])])
     return found

@@ -29,6 +29,7 @@ from tests.golden import (
     asked,
     backend,
     combined,
+    defaults_of_code,
     drawn,
     figures,
     files,
@@ -352,6 +353,7 @@ PINNED = {
     **asked.CASES,
     **backend.CASES,
     **lawful.CASES,
+    **defaults_of_code.CASES,
 }
 
 
