@@ -13,6 +13,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
+import linecache
 import multiprocessing
 import os
 import resource
@@ -176,12 +177,13 @@ def plant(mutant: Mutant) -> list[FunctionType]:
         return []
     path = ROOT / mutant.path
     source = path.read_text(encoding="utf-8")
+    changed = mutant.bug.planted(source)
     old, new = (
         {
             (code.co_qualname, code.co_firstlineno): code
             for code in _codes(compile(text, "", "exec"))
         }
-        for text in (source, mutant.bug.planted(source))
+        for text in (source, changed)
     )
     planted = []
     gc.unfreeze()  # what was imported by then is kept out of it else (conftest.py)
@@ -193,7 +195,22 @@ def plant(mutant: Mutant) -> list[FunctionType]:
         if key in new and old.get(key) != new[key] and Path(code.co_filename).resolve() == path:
             thing.__code__ = new[key].replace(co_filename=code.co_filename)
             planted.append(thing)
+            if "triton" in thing.__globals__:
+                _show(thing, changed)
     return planted
+
+
+def _show(function: FunctionType, planted: ast.Module | str) -> None:
+    """Let Triton's interpreter, which runs what it reads in a kernel's file, read the bug."""
+    code = function.__code__
+    for node in ast.walk(ast.parse(planted) if isinstance(planted, str) else planted):
+        decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        if decorators and decorators[0].lineno == code.co_firstlineno:
+            name = f"{code.co_filename}, {function.__name__} with a bug"
+            above = ["\n"] * (code.co_firstlineno - 1)
+            lines = [*above, *ast.unparse(node).splitlines(keepends=True), "\n"]
+            linecache.cache[name] = (0, None, lines, name)
+            function.__code__ = code.replace(co_filename=name)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

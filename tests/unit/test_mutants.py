@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,24 @@ def test_bug_is_planted_in_functions_that_are_there_and_changes_what_they_give()
     finally:
         jain_index.__code__ = code
     assert jain_index([3.0, 1.0]) == 0.8
+
+
+def test_bug_in_a_kernel_is_in_what_is_read_of_its_source():
+    pytest.importorskip("triton")
+    from schedlab.gpu_backend.kernels.activation import silu_and_mul_kernel
+
+    path, line = "gpu_backend/kernels/activation.py", "mask = columns < WIDTH"
+    kernel = silu_and_mul_kernel.fn
+    code, read = kernel.__code__, inspect.getsource(kernel)
+    try:
+        assert plant(Mutant(path, Slip(path, "masks one", line, "mask = columns > 1"))) == [kernel]
+        said = inspect.getsource(kernel)
+        assert "mask = columns > 1" in said
+        assert line not in said
+        assert said.startswith("@triton.jit\ndef silu_and_mul_kernel(")
+    finally:
+        kernel.__code__ = code
+    assert inspect.getsource(kernel) == read
 
 
 @pytest.mark.parametrize(
