@@ -28,6 +28,7 @@ from schedlab.traces.statistics import describe
 from tests.golden import (
     asked,
     backend,
+    benched,
     combined,
     defaults_of_code,
     drawn,
@@ -353,6 +354,7 @@ PINNED = {
     **asked.CASES,
     **backend.CASES,
     **lawful.CASES,
+    **benched.CASES,
     **defaults_of_code.CASES,
 }
 
