@@ -24,6 +24,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.files import write_text
 from schedlab.sim.request import Request
+from tests.golden.defaults_of_code import defaults
 from tests.golden.rounding import json_digest, rounded
 
 _LIMITS = {
@@ -334,6 +335,7 @@ NEED_TORCH: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
     "tiles": (tiled, ""),
     "samples": (drawn, ""),
     "overheads": (overheads, ""),
+    "defaults of gpu_backend": (defaults, "gpu_backend"),
 }
 if importlib.util.find_spec("torch") is not None:
     CASES |= NEED_TORCH

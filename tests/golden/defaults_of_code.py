@@ -5,14 +5,16 @@ Knobs of policies and fields of an engine are in `pinned.defaults`, as registrie
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from schedlab.core import MODULES
 
+# Compiled functions tell no defaults; and what needs Triton or vLLM is not everywhere.
+_NEEDS = re.compile(r"^\s*(import|from) (schedlab\.gpu_backend\.)?(triton|kernels|vllm)", re.M)
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (
     "sim", "traces", "experiments", "schedlab/testing", "policies/autoscalers",
@@ -26,7 +28,7 @@ def defaults(folder: str) -> dict[str, dict[str, str]]:
     for path in sorted((ROOT / folder).rglob("*.py")):
         inside = path.relative_to(ROOT).as_posix().removeprefix("schedlab/")
         name = inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        if name in MODULES or "/vllm/" in inside:  # compiled functions tell no defaults
+        if name in MODULES or _NEEDS.search(path.read_text(encoding="utf-8")):
             continue
         if said := dict(_of(importlib.import_module(f"schedlab.{name}"))):
             found[path.relative_to(ROOT / folder).as_posix()] = said
@@ -65,5 +67,3 @@ def _is_number(value: Any) -> bool:
 
 
 CASES = {f"defaults of {folder}": (defaults, folder) for folder in FOLDERS}
-if find_spec("torch") and find_spec("triton"):
-    CASES["defaults of gpu_backend"] = (defaults, "gpu_backend")

@@ -30,6 +30,7 @@ from tests.golden import (
     backend,
     benched,
     combined,
+    commanded,
     defaults_of_code,
     drawn,
     figures,
@@ -355,6 +356,7 @@ PINNED = {
     **backend.CASES,
     **lawful.CASES,
     **benched.CASES,
+    **commanded.CASES,
     **defaults_of_code.CASES,
 }
 

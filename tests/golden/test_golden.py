@@ -75,7 +75,8 @@ def test_told_runs_turn_every_switch_of_an_engine():
 # Tables that take more than a fifth of a second, many of them alone.
 SLOW = re.compile(
     "combined|wild|metrics |figure lines|figures of|recommendation|tuning|"
-    "parts measured fleet|sittings|search|claim figures"
+    "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
+    "asked by laws of [ceprc]|defaults of"
 )
 
 
