@@ -172,6 +172,73 @@ def expanded(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_STAGES = {"pipeline_parallel_size": 2}
+_FIGURE = {
+    "name": "a", "metric": "mean_ttft_ms", "of": {"policy": "static"},
+    "against": {"policy": "fcfs"}, "at": {"workload.request_rate": 2}, "compare": "ratio",
+    "accept": [1, 3],
+}  # fmt: skip
+_LARGEST = {
+    "name": "b", "of": {"policy": "static"}, "compare": "value", "accept": [1, 3],
+    "capacity": {"over": "workload.request_rate", "at_most": {"p99_ttft_ms": 100}},
+}  # fmt: skip
+
+
+def _claimed(*figures: dict[str, Any], **more: Any) -> dict[str, Any]:
+    claim: dict[str, Any] = {"system": "S", "statement": "x", "source": "s", "scaled_down": "y"}
+    claim["figures"] = list(figures)
+    policies = ["fcfs", {"name": "static", "max_batch_size": 2}]
+    sweep = {"policy": policies, "workload.request_rate": [1, 2]}
+    return {"replications": 2, "claim": claim, "sweep": sweep, **more}
+
+
+_TOGETHER: tuple[dict[str, Any], ...] = (
+    {"engine": _STAGES, "cluster": {"count": 2}},
+    {"cluster": {"pools": {"a": {"engine": _STAGES}}}},
+    {"cluster": {"pools": {"a": {"engine": {"data_parallel_size": 2}}}}},
+    {"engine": {**_STAGES, "data_parallel_size": 2}},
+    {"engine": {**_STAGES, "speculation": {"method": "ngram", "num_speculative_tokens": 2,
+                                           "acceptance": 0.5}}},
+    {"engine": {**_STAGES, "kv_offload": {"tiers": [{"name": "cpu", "gib": 1,
+                                                     "link": "pcie-4"}]}}},
+    *({"engine": {**_STAGES, switch: True}}
+      for switch in ("async_scheduling", "arrivals_between_steps", "check_horizon")),
+    {"engine": {"pipeline_parallel_size": 33}}, {"engine": {"pipeline_parallel_size": 32}},
+    {"engine": _STAGES, "backend": "real", "hardware": "cpu"},
+    _claimed(_FIGURE, replications=1), _claimed(_FIGURE, _LARGEST), _claimed(_FIGURE, _FIGURE),
+    _claimed({**_FIGURE, "metric": "mean_ttft"}), _claimed({**_FIGURE, "at": {}}),
+    _claimed({**_FIGURE, "of": {"policy": "sjf"}}), _claimed({**_FIGURE, "accept": [3, 1]}),
+    _claimed({**_FIGURE, "at": {"workload.request_rate": 3}}),
+    _claimed({**_FIGURE, "at": {"workload.rate": 2}}), _claimed({**_FIGURE, "against": None}),
+    _claimed({**_LARGEST, "at": {"workload.request_rate": 2}}),
+    _claimed({**_LARGEST, "capacity": {"over": "seed", "at_most": {"p99_ttft_ms": 9}}}),
+    _claimed({**_LARGEST, "capacity": {"over": "policy", "at_most": {"p99_ttft_ms": 9}}}),
+    _claimed(_LARGEST, sweep={"policy": ["static"], "workload.request_rate": [2, 2]}),
+    _claimed(_LARGEST, sweep={"policy": ["static", {"name": "static", "max_batch_size": 2}],
+                              "workload.request_rate": [1, 2]}),
+    {"engine": {"kv_offload": {"tiers": [{"name": "cpu", "gib": 1, "link": "pcie-4",
+                                          "shared": True}]}}},
+    {"frontend": {"latency_s": 0.1}, "workload": {"trace": "azure-conv", "num_requests": 5,
+                                                  "arrivals": "closed_loop", "max_concurrency": 2}},
+    {"frontend": {"file": "nowhere.json"}}, {"cost_model": "profiles/nowhere"},
+    {"cost_model": {"name": "roofline", "nothing": 1}}, {"cost_model": {"name": "fitted"}},
+    {"cluster": {"count": 2, "router": "llm"}}, {"cluster": {"count": 2, "router": {
+        "name": "predicted_length"}}},
+    {"cluster": {"count": 2, "migration": {"name": "llumnix", "nothing": 1}}},
+    {"cluster": {"count": 2, "migration": {"name": "lumnix"}}},
+    {"cluster": {"count": 2, "autoscaler": {"name": "hpa", "max": 4, "nothing": 1}}},
+    {"workload": {"trace": "azure-conv"}}, {"workload": {"trace": "azure-con", "num_requests": 2}},
+    {"workload": {"trace": "azure-conv", "num_requests": 2, "format": "azur"}},
+    {"workload": {"trace": "azure-conv", "num_requests": 2, "arrivals": {"process": "poison"}}},
+    {"workload": {"trace": "azure-conv", "num_requests": 2, "arrivals": {
+        "process": "poisson", "rate": 2, "nothing": 1}}},
+    {"workload": {"trace": "azure-conv", "num_requests": 2, "arrivals": {
+        "process": "gamma", "rate": 2, "burstiness": 0}}},
+    *({"workload": {"session_rate": 1.0, "sessions": {
+        "count": 2, "turns": 2, "new_tokens": 3, "output_tokens": 4, "think_s": 1,
+        "tools": {"t": {"share": share, "seconds": 1, "tokens": 2}},
+        "fan_out": {"share": 0.25, "width": 2, "tokens": 3}}}} for share in (0.75, 0.8)),
+)  # fmt: skip
 REFUSED: tuple[tuple[str, Any], ...] = (
     ("engine.max_num_batched_tokens", 100), ("engine.watermark", 1), ("engine.watermark", 0.999),
     ("engine.gpu_memory_utilization", 0), ("engine.gpu_memory_utilization", 1),
@@ -224,6 +291,7 @@ REFUSED: tuple[tuple[str, Any], ...] = (
     ("tune", {"maximize": "output_throughput", "levels": 1, "over": {"a": [7, 8]}}),
     ("frontend", {"latency_s": -1}), ("frontend", {"servers": 0}),
     ("policy", {"name": "sjf", "predictor": {"name": "noisy", "sigma": -1}}),
+    *(("", together) for together in _TOGETHER),
 )  # fmt: skip
 
 
@@ -236,12 +304,12 @@ def refused(_: str) -> dict[str, Any]:
         place = data
         for part in path:
             place = place.setdefault(part, {} if part != "policy" else {"name": "fcfs"})
-        place[last] = value
+        place |= {last: value} if last else value
         try:
             make_spec(data)
             said = "allowed"
         except SchedlabError as error:
-            said = str(error)
+            said = str(error).replace(str(Path.cwd()), "HERE")
         found[f"{key}: {json.dumps(value)}"] = said
     return found
 

@@ -27,8 +27,10 @@ from schedlab.experiments.analysis.policy_comparison import compare_policies
 from schedlab.experiments.analysis.rate_curves import curves, saturated_from
 from schedlab.experiments.analysis.run_intervals import run_intervals
 from schedlab.experiments.figures import distributions, gantt, plots
+from schedlab.experiments.figures import fleets as fleets_drawn
 from schedlab.experiments.figures.chosen import FIGURES, SEARCHES, Chosen
 from schedlab.experiments.figures.figures import drawings, shown_load
+from schedlab.experiments.figures.interactive import traces_and_layout
 from schedlab.experiments.outcomes import Results, _of_setting
 from schedlab.experiments.report import page
 from schedlab.experiments.report.live import live_data
@@ -42,6 +44,7 @@ from schedlab.experiments.results.tables import (
     warnings,
 )
 from schedlab.experiments.results.text_table import html_table, text_table
+from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.sweeps.sweep_all import run_into
 from schedlab.experiments.sweeps.workers import InProcess
@@ -298,6 +301,93 @@ def search_figure(name: str) -> dict[str, Any]:
     return seen(SEARCHES[name].draw(_FOUND, "title"))
 
 
+def by_hand() -> Figure:
+    """Draw all that a live figure takes over, at places that no font moves."""
+    figure = Figure(figsize=(6, 4))
+    (one, two), (three, four) = figure.subplots(2, 2)
+    one.plot([1, 2, 5], [3, 1, 2], "o--", color="#112233", label="named", linewidth=2)
+    one.plot([1, 5], [2, 2], color="red", label="_said by the pointer", alpha=0.5)
+    one.plot([4], [1.5], "s", markerfacecolor="white", label="point")
+    one.fill_between([1, 2, 5], [0, 1, 0], [1, 2, 3], color="green", alpha=0.2)
+    one.axvline(3, color="grey", linewidth=0.5)
+    one.axhline(1.5, linestyle=":")
+    one.text(2, 1, "in data <b>", ha="right", va="top", fontweight="bold")
+    one.text(0.25, 0.75, "on axes", transform=one.transAxes, va="center", color="red")
+    one.annotate("points", (3, 2), xytext=(5, 7), textcoords="offset points", ha="center")
+    one.set_title("left", loc="left")
+    one.set_title("middle")
+    one.set_xlabel("along")
+    one.legend(loc="upper right")
+    two.bar([0, 1], [3, 5], color=["#445566", "red"], hatch="//", width=0.5)
+    two.barh([2], [4], left=[1], height=0.25, edgecolor="black")
+    two.set_yscale("log")
+    two.annotate("high", (0.5, 4), xytext=(0, -9), textcoords="offset points", fontsize=7)
+    two.set_xticks([0, 1], ["zero", "one"])
+    two.set_xlim(-1, 6)
+    two.invert_yaxis()
+    image = three.imshow(np.array([[1.0, 2.0], [np.nan, 4.0]]), aspect="auto", cmap="viridis")
+    figure.colorbar(image, ax=three, label="heat")
+    three.set_yticks([0, 1], ["a", "b"])
+    four.set_xscale("log")
+    four.step([1, 10, 100], [1, 2, 1], where="post", label="named", color="#112233")
+    four.sharey(one)
+    four.set_ylabel("up")
+    figure.suptitle("above")
+    figure.text(0.5, 0.01, "below")
+    return figure
+
+
+def live_figure(_: str) -> dict[str, Any]:
+    """Return a figure as browsers are given it."""
+    found = traces_and_layout(by_hand())
+    found["data"] = [json.loads(json.dumps(_six_digits(trace))) for trace in found["data"]]
+    return {
+        "layout": _six_digits(found["layout"]),
+        **{f"trace {i}": trace for i, trace in enumerate(found["data"])},
+    }
+
+
+def _six_digits(value: Any) -> Any:
+    """Write numbers as `_numbers` does, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _six_digits(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_six_digits(one) for one in value]
+    return f"{value:.6g}" if isinstance(value, float | np.floating) else value
+
+
+_FLEET = {
+    "name": "fleet", "cost_model": f"{SlowSteps.__module__}:SlowSteps",
+    "slo": {"ttft_ms": 900, "tpot_ms": 90},
+    "engine": {"max_model_len": 900, "num_gpu_blocks_override": 130, "max_num_seqs": 4},
+    "workload": {
+        "num_requests": 30, "request_rate": 8.0, "prompt_tokens": 90,
+        "output_tokens": {"distribution": "uniform", "low": 2, "high": 40},
+    },
+    "cluster": {
+        "pools": {"prompts": {"role": "prefill"}, "answers": {"role": "decode", "count": 2}},
+        "start_up": {"load_gb_per_s": 100, "warm_up_s": 0.05},
+        "failures": {"engines": [{"engine": 2, "at_s": 1.5, "down_s": 0.5}]},
+    },
+}  # fmt: skip
+
+
+def fleet_figures(_: str) -> dict[str, Any]:
+    """Draw what a fleet did, of which an engine dies and comes back."""
+    result = run(make_spec(_FLEET))
+    of_engines = fleets_drawn.of_engines(result.observation())
+    goods = {"few": [1.0, 1.5, 1.2], "more": [2.0, 2.5, 2.25], "one": [0.5]}
+    return {
+        "over time": seen(fleets_drawn.engines_over_time(result, "title")),
+        "shares": seen(fleets_drawn.engine_shares(result.observation(), "title")),
+        "transfers": seen(fleets_drawn.transfers(result, "title")),
+        "few transfers": seen(fleets_drawn.transfers(result, "title", max_requests=3)),
+        "dollars": seen(fleets_drawn.goodput_per_dollar(goods, "title")),
+        "of engines": {name: _numbers(one) for name, one in of_engines.items()},
+        "names": [fleets_drawn.engine_name(result, i) for i in range(result.num_engines)],
+    }  # fmt: skip
+
+
 # -- tables ---------------------------------------------------------------------------------------
 
 
@@ -412,6 +502,8 @@ CASES: dict[str, Case] = {
     **{f"figure of a search: {name}": (search_figure, name) for name in SEARCHES},
     "figures of reports": (report_figures, ""),
     "figures of runs": (run_figures, ""),
+    "figures of fleets": (fleet_figures, ""),
+    "live figure": (live_figure, ""),
     "tables": (tables, ""),
     "report": (report, ""),
     "compared": (compared, ""),

@@ -76,7 +76,7 @@ def test_told_runs_turn_every_switch_of_an_engine():
 SLOW = re.compile(
     "combined|wild|metrics |figure lines|figures of|recommendation|tuning|"
     "parts measured fleet|sittings|search|claim figures|commands [ot]|bench of [fhs]|"
-    "asked by laws of [ceprc]|defaults of"
+    "asked by laws of [ceprc]|defaults of gpu"
 )
 
 

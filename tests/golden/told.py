@@ -40,6 +40,10 @@ LIMITS = {
     "contiguous": wild.LIMITS["contiguous"],
     "tiers": _TIERED,
     "tiers, no seats": replace(_TIERED, load_takes_seat=False, scheduler_reserve_full_isl=True),
+    "tiers, whole prompts": replace(
+        _TIERED, load_takes_seat=False, enable_chunked_prefill=False, max_num_batched_tokens=100,
+        long_prefill_token_threshold=0,
+    ),
     "connector": replace(_CONNECTED, null_blocks=1),
     "connector, no seats": replace(_CONNECTED, load_takes_seat=False, kv_load="when_faster"),
     "overrun": replace(

@@ -354,3 +354,23 @@ def test_two_level_runs_go_before_a_measured_run_and_one_after_it(monkeypatch, p
     order.clear()
     assert measured_runs.measure(spec, 2).level_steps == []
     assert order == ["run"]
+
+
+@pytest.mark.parametrize(("kind", "is_part"), [("fit.json", False), ("table.csv", True)])
+def test_cost_model_is_what_it_is_read_from_and_no_figure_beside_a_fit(tmp_path, kind, is_part):
+    def told():
+        spec = SimpleNamespace(
+            to_data=lambda: {"cost_model": {"name": "fitted", "profile": str(tmp_path)}},
+            cost_model=SimpleNamespace(profile=str(tmp_path)),
+        )
+        return measured_runs._cost_model_hash(spec)
+
+    (tmp_path / kind).write_text("1")
+    (tmp_path / "meta.json").write_text("{}")
+    first = told()
+    assert told() == first
+    (tmp_path / "figure.svg").write_text("for people")
+    assert (told() != first) is is_part
+    (tmp_path / "figure.svg").unlink()
+    (tmp_path / kind).write_text("2")
+    assert told() != first

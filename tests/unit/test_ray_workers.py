@@ -62,6 +62,14 @@ def test_workers_find_modules_and_date_results_as_this_process_does(
     assert ray.asked[0]["num_cpus"] == (3 if address == LOCAL else None)
 
 
+@pytest.mark.parametrize(
+    ("resources", "num_workers"), [({}, 1), ({"CPU": 0.5}, 1), ({"CPU": 2}, 2)]
+)
+def test_cluster_that_tells_of_no_whole_core_has_one_worker(ray, resources, num_workers):
+    ray.cluster_resources = lambda: resources
+    assert RayWorkers("auto", 3, []).num_workers == num_workers
+
+
 def test_address_without_a_cluster_is_named(ray):
     with pytest.raises(SpecError, match="--ray nobody:1: no cluster there"):
         RayWorkers("nobody:1", 1, [])

@@ -297,3 +297,31 @@ def test_every_option_of_the_command_reaches_the_search(tmp_path, monkeypatch, e
     )  # fmt: skip
     place = tmp_path / f"results/recommend-qwen2.5-3b-{gpu('h100').name}"
     assert asked == [(first, place), (replace(first, served="mine"), tmp_path / "there")]
+
+
+@pytest.mark.parametrize(
+    ("rates", "chosen"),
+    [([40.7, 40.79, 30.0], "a"), ([41.0, 45.0, 44.0], "c"), ([50.0, 45.0, 50.0], "b"), ([], "a")],
+)
+def test_option_is_taken_if_it_serves_two_per_cent_more_and_tried_beside_what_is_served(
+    monkeypatch, rates, chosen
+):
+    search = _Search(question(), None)
+    own = Candidate(1, 1, 8, 64, "a")._replace(policy="a")
+    asked = []
+
+    def found(rate):
+        return SimpleNamespace(error="", bound="", value=SimpleNamespace(mean=rate))
+
+    best = Tried("deployment", own, found(40.0))
+
+    def tries(stage, candidates, near=None):
+        asked.append((stage, [one.policy for one in candidates], near))
+        return [Tried(stage, c, found(rate)) for c, rate in zip(candidates, rates, strict=False)]
+
+    monkeypatch.setattr(search, "_try", tries)
+    assert search.vary("policy", best, "policy", ["a", "b", "c", "d"]).candidate.policy == chosen
+    assert asked == [("policy", ["b", "c", "d"], 40.0)]
+    # No fewer tokens a step than seats.
+    search.vary("tokens", best, "max_num_batched_tokens", [7, 8, 9, 64])
+    assert len(asked[-1][1]) == 2
