@@ -575,6 +575,196 @@ def test_graphs_are_of_the_captured_sizes_and_none_in_eager_mode():
     assert found.graph_buckets == ()
 
 
+# -- what differs between releases ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "rules", "is_tested"),
+    [
+        ("0.9.1", "in order, uncached first", False), ("0.24.0", "in order, uncached first", True),
+        ("0.31.2", "in order, uncached first", False), ("0.32.1rc1", "all", True),
+        ("0.33", "all", False), ("1.0.0", "all", False),
+    ],
+)  # fmt: skip
+def test_release_schedules_by_the_rules_of_the_last_one_tested_before(
+    ours, monkeypatch, recwarn, version, rules, is_tested
+):
+    monkeypatch.setattr(ours.release.vllm, "__version__", version)
+    found = ours.release.with_switches(CONFIG)
+    switched = replace(CONFIG, preempt_in_order=True, free_uncached_first=True)
+    if rules == "all":
+        switched = replace(switched, threshold_spares_lone_request=True)
+    assert found == switched
+    assert [str(one.message) for one in recwarn] == ([] if is_tested else [
+        f"schedlab was not tested with vLLM {version}, only with 0.24, 0.32"])  # fmt: skip
+
+
+def test_scheduler_of_either_release_is_asked_by_the_names_it_has(ours, monkeypatch):
+    release = ours.release
+    new = SimpleNamespace(
+        _handle_blocked_waiting_request=lambda one: one == "ready", max_num_active_reqs=9,
+        max_num_running_reqs=4, reset_preempted_req_ids={"reset"},
+        _get_new_block_ids_to_zero=lambda: [7], adaptive_long_prefill_threshold=True,
+        scheduler_config=SimpleNamespace(prefill_schedule_interval=2), use_v2_model_runner=True,
+    )  # fmt: skip
+    blocks = SimpleNamespace(get_block_ids=lambda: ([1, 2],))
+    memory = SimpleNamespace(
+        take_new_block_ids=lambda: [], get_blocks={"r": blocks}.__getitem__
+    )  # fmt: skip
+    old = SimpleNamespace(
+        _try_promote_blocked_waiting_request=lambda one: one == "other", max_num_running_reqs=4,
+        needs_kv_cache_zeroing=False, kv_cache_manager=memory, use_v2_model_runner=False,
+        scheduler_config=SimpleNamespace(prefill_schedule_interval=1),
+    )  # fmt: skip
+    ready = [release.is_ready(one, "ready") for one in (new, old)]
+    assert (ready, release.is_ready(old, "other")) == ([True, False], True)
+    assert [release.most_resident(one) for one in (new, old)] == [9, 4]
+    assert [release.preempted_ids(one, {"plan"}) for one in (new, old)] == [{"reset"}, {"plan"}]
+    assert [release.blocks_to_zero(one) for one in (new, old)] == [[7], None]
+    old.needs_kv_cache_zeroing = True
+    assert release.blocks_to_zero(old) is None
+    memory.take_new_block_ids = lambda: [3]
+    assert release.blocks_to_zero(old) == [3]
+    assert [list(release.features(one).values()) for one in (new, old)] == [[True] * 2, [False] * 2]
+    old.scheduler_config.prefill_schedule_interval = None
+    assert not any(release.features(old).values())
+    assert [release.resumed_are_new(one) for one in (new, old)] == [True, False]
+    told = SimpleNamespace(from_request=lambda *given: given)
+    monkeypatch.setattr(release, "NewRequestData", told)
+    new.kv_cache_manager = memory
+    request = SimpleNamespace(request_id="r", _all_token_ids=[5, 6])
+    assert release.new_request_data(new, request) == (request, ([1, 2],), [5, 6])
+    assert release.new_request_data(old, request) == (request, ([1, 2],))
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_step_is_told_to_workers_with_all_that_a_plan_says(ours, monkeypatch, is_v2):
+    monkeypatch.setattr(
+        ours.step_output, "SchedulerOutput", SimpleNamespace(make_empty=lambda: SimpleNamespace())
+    )
+    monkeypatch.setattr(ours.release, "new_request_data", lambda _, one: f"new {one}")
+    counted = []
+    scheduler = SimpleNamespace(
+        _make_cached_request_data=lambda *given: given, finished_req_ids={"f"},
+        _get_new_block_ids_to_zero=lambda: None, use_v2_model_runner=is_v2,
+        prev_step_scheduled_req_ids={"before"}, _update_after_schedule=counted.append,
+    )  # fmt: skip
+    tokens = {"a": 3, "b": 1, "c": 9}
+    told = ours.step_output.step_output(
+        scheduler, ["a"], ["b"], ["c"], tokens, {"b": "blocks"}, {"p"}
+    )
+    assert vars(told) == {
+        "scheduled_new_reqs": ["new a"],
+        "scheduled_cached_reqs": (["c"], ["b"], tokens, {}, {"b": "blocks"}),
+        "num_scheduled_tokens": tokens, "total_num_scheduled_tokens": 13,
+        "preempted_req_ids": {"p"}, "finished_req_ids": {"f"}, "new_block_ids_to_zero": None,
+    }  # fmt: skip
+    assert counted == [told]
+    assert scheduler.prev_step_scheduled_req_ids == ({"before"} if is_v2 else set(tokens))
+
+
+def _server(**on):
+    """Return vLLM's scheduler of a plain server, some of its features on."""
+    model = {"runner_type": "generate", "is_diffusion": False, "supports_multimodal_inputs": False}
+    config = dict.fromkeys(
+        ("speculative_config", "kv_transfer_config", "ec_transfer_config", "lora_config")
+    )
+    own = {
+        "use_pp": False, "dcp_world_size": 1, "pcp_world_size": 1, "is_encoder_decoder": False,
+        "has_mamba_layers": False, "kv_groups": [1], "interval": 1, "adaptive": False,
+    }  # fmt: skip
+    for name, value in on.items():
+        next(facts for facts in (model, config, own) if name in facts)[name] = value
+    return SimpleNamespace(
+        vllm_config=SimpleNamespace(model_config=SimpleNamespace(**model), **config),
+        kv_cache_config=SimpleNamespace(kv_cache_groups=own["kv_groups"]),
+        scheduler_config=SimpleNamespace(prefill_schedule_interval=own["interval"]),
+        adaptive_long_prefill_threshold=own["adaptive"], **own,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "feature"),
+    [
+        ("speculative_config", "ngram", "speculative decoding"),
+        ("kv_transfer_config", "x", "a KV connector"), ("lora_config", "x", "LoRA"),
+        ("ec_transfer_config", "x", "an encoder connector"), ("use_pp", True, "pipeline"),
+        ("dcp_world_size", 2, "context parallelism"), ("pcp_world_size", 2, "context parallelism"),
+        ("runner_type", "pooling", "a pooling model"), ("is_diffusion", True, "a diffusion model"),
+        ("is_encoder_decoder", True, "an encoder-decoder model"),
+        ("supports_multimodal_inputs", True, "a multimodal model"),
+        ("kv_groups", [1, 2], "several groups"), ("kv_groups", [], "several groups"),
+        ("has_mamba_layers", True, "Mamba layers"), ("interval", 2, "prefills in turns"),
+        ("adaptive", True, "an adaptive long_prefill_token_threshold"),
+    ],
+)  # fmt: skip
+def test_server_with_what_a_plan_does_not_know_is_refused_by_its_name(ours, name, value, feature):
+    ours.refusals.refuse_server(_server())
+    with pytest.raises(SpecError, match=f"policies do not run in vLLM with {feature}"):
+        ours.refusals.refuse_server(_server(**{name: value}))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_engine_is_opened_with_the_limits_of_the_experiment(monkeypatch, tmp_path, device):
+    config = replace(
+        CONFIG, null_blocks=1, max_num_seqs=3, max_num_batched_tokens=37, watermark=0.25,
+        long_prefill_token_threshold=11, enable_prefix_caching=True, async_scheduling=True,
+    )  # fmt: skip
+    asked = []
+
+    class Args:
+        def __init__(self, **options):
+            asked.append(options)
+
+        def create_engine_config(self):
+            return "config"
+
+    opened = SimpleNamespace(scheduler=SimpleNamespace(kv_cache_config="cache"))
+    contents = {
+        "vllm.engine.arg_utils": {"EngineArgs": Args},
+        "vllm.v1.engine.core": {
+            "EngineCore": lambda *given, **more: asked.append((given, more)) or opened
+        },
+        "vllm.v1.executor": {"Executor": SimpleNamespace(get_class=lambda one: f"of {one}")},
+    }
+    for name in ("vllm", "vllm.engine", "vllm.v1", "vllm.v1.engine", *contents):
+        module = ModuleType(name)
+        vars(module).update(contents.get(name, {}))
+        monkeypatch.setitem(sys.modules, name, module)
+    threads = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    monkeypatch.setattr(engine, "require_room", lambda setup: None)
+    monkeypatch.setattr(engine, "model_folder", lambda name, at: at / name)
+    more = {} if device == "cpu" else {"attention_backend": "TRITON_ATTN", "weights": str(tmp_path)}
+    core = engine.Core(
+        engine.VllmSetup("schedlab-tiny", config, device, "fp32", seed=5, threads=2, **more)
+    )
+    options, of_core = asked
+    block_bytes = 4 * engine.model("schedlab-tiny").kv_bytes_per_token("fp32")
+    on_cpu = device == "cpu"
+    expected = {
+        "load_format": "dummy" if on_cpu else "auto", "dtype": "float32", "seed": 5,
+        "max_model_len": 30, "block_size": 4, "num_gpu_blocks_override": 9,
+        "kv_cache_memory_bytes": 9 * block_bytes if on_cpu else None,
+        "gpu_memory_utilization": 0.9, "max_num_seqs": 3, "max_num_batched_tokens": 37,
+        "enable_chunked_prefill": True, "enable_prefix_caching": True,
+        "long_prefill_token_threshold": 11, "watermark": 0.25,
+        "scheduler_reserve_full_isl": config.scheduler_reserve_full_isl, "async_scheduling": True,
+        "enforce_eager": on_cpu, "distributed_executor_backend": "uni", "disable_log_stats": True,
+        "skip_tokenizer_init": True, "model": options["model"],
+    }  # fmt: skip
+    if not on_cpu:
+        expected["attention_config"] = {"backend": "TRITON_ATTN"}
+    assert options == expected
+    assert (
+        options["model"].endswith("schedlab-tiny") if on_cpu else options["model"] == str(tmp_path)
+    )
+    assert of_core == (("config", "of config"), {"log_stats": False})
+    assert threads == ([2] if on_cpu else [])
+    assert core._kv_cache_config == "cache"
+    assert core.vocab_size == engine.model("schedlab-tiny").vocab_size
+
+
 # -- what a replay writes down -----------------------------------------------------------------
 
 
