@@ -474,6 +474,130 @@ def test_blocked_request_waits_once_it_is_ready_and_a_pause_admits_nobody(
     assert scheduler.plan_requests.admits_nobody == nobody
 
 
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_plan_is_carried_out_in_what_vllm_knows_of_its_requests(scheduler, monkeypatch, is_v2):
+    states = [RequestState(arrival(i).request) for i in range(6)]
+    first, again, decodes, chunked, rejected, idle = states
+    requests = {state.id: sent(state.id) for state in states}
+    requests[again.id].status = "preempted"
+    told, rejections = [], []
+    known = scheduler.plan_requests
+    known.vllm_request = lambda state: requests[state.id]
+    known.id_of = lambda request: int(request.request_id)
+    known.apply = lambda preempted, now_ns: told.append(("apply", preempted, now_ns))
+    known.admit = lambda state, cached, now_ns: told.append(("admit", state.id, cached, now_ns))
+    scheduler.waiting = SimpleNamespace(
+        remove_request=lambda request: told.append(("leaves", request.request_id))
+    )
+    scheduler.running = [requests[one.id] for one in (chunked, idle, decodes)]
+    scheduler.kv_cache_manager = SimpleNamespace(new_step_starts=lambda: told.append("starts"))
+    scheduler.current_step, scheduler.use_v2_model_runner = 4, is_v2
+    scheduler._builder.cached_tokens = {again.id: 12}
+    scheduler._policy.on_reject = lambda state, now_ns: rejections.append((state.id, now_ns))
+    monkeypatch.setattr(
+        scheduler, "_reject", lambda request, why: rejections.append((request.request_id, why))
+    )
+    plan = SimpleNamespace(
+        preempted=["p"], rejected=[(rejected, "too long")], admitted=[first, again],
+        chunks=[(first, 7), (again, 3), (chunked, 5)], decoding=lambda: [decodes],
+    )  # fmt: skip
+    monkeypatch.setattr(scheduler, "_make_plan", lambda: plan)
+    monkeypatch.setattr(
+        scheduler, "_output",
+        lambda *parts: [[r.request_id for r in part] for part in parts[:3]] + [parts[3]],
+    )  # fmt: skip
+    scheduler._engine.now_ns = 70
+    new, resumed, running, tokens = scheduler.schedule()
+    assert (new, resumed) == ((["0", "1"], []) if is_v2 else (["0"], ["1"]))
+    assert running == ["3", "2"]
+    assert tokens == {"0": 7, "1": 3, "3": 5, "2": 1}
+    assert told == [
+        "starts", ("apply", ["p"], 70), ("admit", 0, 0, 70), ("leaves", "0"),
+        ("admit", 1, 12, 70), ("leaves", "1"),
+    ]  # fmt: skip
+    assert rejections == [("4", "too long"), (4, 70)]
+    assert [r.request_id for r in scheduler.running] == ["3", "5", "2", "0", "1"]
+    assert {requests[i].status for i in (0, 1)} == {"runs"}
+    assert [requests[i].num_computed_tokens for i in (0, 1)] == [0, 12]
+    assert scheduler.current_step == 5
+    scheduler._pause_state = "all"
+    monkeypatch.setattr(AsyncScheduler, "schedule", lambda _, throttle: throttle, raising=False)
+    assert scheduler.schedule(True) is True
+    assert scheduler.current_step == 5
+
+
+def test_limits_that_plans_keep_are_those_of_the_server(scheduler):
+    limits = SimpleNamespace(
+        enable_chunked_prefill=False, long_prefill_token_threshold=3, watermark=0.25,
+        async_scheduling=None,
+    )  # fmt: skip
+    vars(scheduler).update(
+        scheduler_config=limits,
+        block_size=4,
+        max_model_len=30,
+        max_num_running_reqs=5,
+        max_num_scheduled_tokens=64,
+        max_num_active_reqs=7,
+        scheduler_reserve_full_isl=False,
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        kv_cache_manager=SimpleNamespace(block_pool=SimpleNamespace(num_gpu_blocks=9)),
+    )
+    found = scheduler._engine_config()
+    assert found == EngineConfig(
+        num_blocks=8, null_blocks=1, max_model_len=30, block_size=4, max_num_seqs=5,
+        max_num_resident=7, max_num_batched_tokens=64, enable_chunked_prefill=False,
+        long_prefill_token_threshold=3, watermark=0.25, scheduler_reserve_full_isl=False,
+        enable_prefix_caching=True, async_scheduling=False, preempt_in_order=True,
+        free_uncached_first=True, threshold_spares_lone_request=True,
+    )  # fmt: skip
+    scheduler.max_model_len = 33
+    assert scheduler._engine_config().max_model_len == 32, "no longer than its memory"
+
+
+def test_request_came_as_long_ago_as_its_front_end_says(scheduler, ours, monkeypatch):
+    monkeypatch.setattr(ours.scheduler, "time", SimpleNamespace(time=lambda: 12.5))
+    assert scheduler.arrival_ns(SimpleNamespace(arrival_time=12.0)) == 70 - 500_000_000
+    cls = ours.scheduler.PolicyScheduler
+    scheduler._started_ns = 400
+    clock = SimpleNamespace(monotonic_ns=lambda: 1_000)
+    monkeypatch.setattr(ours.scheduler, "time", clock)
+    assert cls.now_ns(scheduler) == 600
+
+
+def test_memory_that_a_plan_takes_is_preempted_as_vllm_does_it(scheduler, ours, monkeypatch):
+    monkeypatch.setattr(ours.scheduler, "time", SimpleNamespace(monotonic=lambda: 3.5))
+    one, other = sent(1), sent(2)
+    scheduler.running, scheduler._preempted, taken = [one, other], set(), []
+    scheduler._preempt_request = lambda *given: taken.append(given)
+    scheduler._take_memory(one)
+    assert (scheduler.running, scheduler._preempted) == ([other], {"1"})
+    assert taken == [(one, 3.5)]
+
+
+@pytest.mark.parametrize(("status", "asks", "is_ready"), [
+    ("waiting", False, True), ("grammar", False, False), ("grammar", True, True),
+])  # fmt: skip
+def test_blocked_request_is_ready_once_it_waits_or_vllm_says_so(scheduler, status, asks, is_ready):
+    scheduler.plan_requests.vllm_request = lambda state: sent(1, status)
+    scheduler._handle_blocked_waiting_request = lambda request: asks
+    assert scheduler._is_ready(RequestState(arrival(1).request)) is is_ready
+
+
+def test_step_that_is_told_has_the_blocks_of_who_comes_back_and_whom_it_took(
+    scheduler, ours, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(ours.scheduler, "step_output", lambda *given: asked.append(given))
+    scheduler.plan_requests.kv = SimpleNamespace(new_blocks={"a": 1})
+    scheduler.kv_cache_manager = SimpleNamespace(get_blocks=lambda name: f"blocks of {name}")
+    scheduler._preempted = {"p"}
+    scheduler._output(["n"], [sent(2)], ["r"], {"a": 1})
+    ((_, new, (resumed,), running, tokens, blocks, preempted),) = asked
+    assert (new, resumed.request_id, running, tokens) == (["n"], "2", ["r"], {"a": 1})
+    assert (blocks, preempted) == ({"a": 1, "2": "blocks of 2"}, {"p"})
+    assert scheduler._preempted == set()
+
+
 @pytest.mark.parametrize("policy", ["sjf", {"name": "sjf"}])
 def test_policy_of_a_server_is_named_alone_or_with_its_knobs(ours, policy):
     spec = ours.scheduler._policy_spec(ours.scheduler._given({"schedlab": {"policy": policy}}))
