@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import get_args
 
@@ -304,3 +305,27 @@ def test_engine_that_dies_gives_up_everyone_wherever_they_are_in_order_of_arriva
     assert answered == [(8, 100)]
     assert left_decodes == [states[6]]
     assert engine.unanswered == []
+
+
+def test_policy_hears_of_who_ended_as_the_engine_died_though_the_next_step_was_planned_with_them():
+    # The prompts of both take 1,400 ns, a step of both 1,020: the first ends at 2,420, when the
+    # engine dies; without that its policy hears of it once the next step was planned with it.
+    config = replace(CONFIG, async_scheduling=True, overrun_at_stop=True)
+    heard = {0: [], 1: []}
+
+    def new_engine(pool):
+        policy = registry.make("fcfs")
+        policy.on_finish = lambda state, now_ns: heard[pool].append((state.id, now_ns))
+        return Engine(config, policy, SimExecutor(Pricing(LinearCost(1000, 10, 0))))
+
+    log = simulate_cluster(
+        [new_engine(i) for i in range(2)],
+        routers.make("round_robin"),
+        [arrival(i, 0, 20, 2 if i == 0 else 9) for i in (0, 1, 2, 3)],
+        changes=Changes(Supply(new_engine, ("mixed",) * 2, [0, 0]), Failures([Outage(0, 2_420)])),
+    )
+    requests = log.requests()
+    assert requests["num_losses"].tolist() == [0, 0, 1, 0]
+    assert requests["finish_ns"][0] == 2_420
+    assert heard[0] == [(0, 2_420)]
+    assert [number for number, _ in heard[1]] == [1, 3, 2]
