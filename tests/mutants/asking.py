@@ -47,7 +47,9 @@ TABLES = {
     "policies.predictors": "predictor",
     "experiments.statistics": "verdicts|intervals",
     "experiments.analysis": "compared|figures of runs",
+    "experiments.bench": "bench ",
     "experiments.claims": "claim",
+    "experiments.commands": "commands ",
     "experiments.comparing": "backends|replay|overheads",
     "experiments.figures": "figure|backends",
     "experiments.regression": "regression|baseline",
@@ -58,6 +60,7 @@ TABLES = {
     "experiments.specification": "keys|resolved|expanded|refused",
     "experiments.sweeps": "planned|times|tables",
     "experiments.training": "learned",
+    "testing": "laws",
     "gpu_backend": "calibration|pools|clocks|sittings|fit|measured|layouts|tiles|samples",
     "traces": "file|arrivals|draw|classes|turns|load tests",
 }
@@ -92,8 +95,8 @@ def asked_of(module: str, briefly: bool) -> list[Asked]:
 
     First unit tests of itself (`NUM_FIRST` files: those that import it and are named after it,
     those that import it, those named after it, or after its package if they mention it; small
-    ones first). Then the golden tables of its room and of a policy its small golden runs, then all
-    others that name it, golden, the unit layer, laws. Of what is neither simulator nor policy only
+    ones first). Then the golden tables of its room, of a policy its small golden runs, and those of
+    defaults, then all others that name it, golden, the unit layer, laws. Of what is neither simulator nor policy only
     its own and golden are asked, and so they are of anything `briefly`; of a policy then its laws
     as well, and of anything those of its own that are slow, and the tests of modules beside it
     that import it.
@@ -132,6 +135,7 @@ def asked_of(module: str, briefly: bool) -> list[Asked]:
     ]
     if package == "policies":
         asked += _golden(f"(small_runs.*|combined ){subject}")
+    asked += _golden("defaults ")
     asked += [Asked(name) for *_, name in own]
     asked += _golden()
     if simulates and not briefly:
