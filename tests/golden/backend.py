@@ -24,6 +24,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.files import write_text
 from schedlab.sim.request import Request
+from tests.golden import drawn as figures
 from tests.golden.defaults_of_code import defaults
 from tests.golden.rounding import json_digest, rounded
 
@@ -327,6 +328,50 @@ def overheads(_: str) -> dict[str, Any]:
     })  # fmt: skip
 
 
+def profiles(_: str) -> dict[str, Any]:
+    """Choose what a calibration holds out, runs beside it, and says of what it found."""
+    from schedlab.experiments.comparing import calibrate, calibrated_engine
+    from schedlab.sim.cost.profile import Fit, FitError, Regime
+
+    small = _LIMITS["small"]
+    seats = {"max_num_seqs": 3, "max_num_batched_tokens": 33, "max_model_len": 31}
+    cpu = calibrate.calibration_config(
+        "schedlab-tiny", "cpu", "fp32", **seats, block_size=4, num_blocks=None
+    )
+    card = calibrate.calibration_config(
+        "llama-3-8b", "a100-80gb", "bf16", **seats, block_size=16, num_blocks=None
+    )
+    held_out = calibrate.replayed_points(small, "schedlab-tiny", "cpu", "fp32", 12, 3)
+    works = {
+        "chat": calibrated_engine.chat(small, 9, 3), "short": calibrated_engine.short(small, 9, 3),
+        "long": calibrated_engine.long(_LIMITS["large"], 3), "none": calibrated_engine.long(cpu, 3),
+    }  # fmt: skip
+    sent = {
+        name: [len(work), json_digest([[a.request.prompt_tokens, a.output_tokens] for a in work])]
+        for name, work in works.items()
+    }
+    said = []
+    for mape, bias, kinds, drift in (
+        (0.05, 0.01, {}, []), (0.9, 0.01, {}, [0.01]), (0.05, -0.9, {}, [0.5, 0.01]),
+        (0.05, 0.01, {"mixed": {"mape": 0.9, "bias": 0.0}, "by_time": {"mape": 9, "bias": 9}}, []),
+        (calibrate.MAPE_BAR, -calibrate.BIAS_BAR, {"mixed": {"mape": 0.01, "bias": 0.02}}, []),
+    ):  # fmt: skip
+        error, box = FitError(mape, 0.12, 0.3, bias, 17), {"new_tokens": (1.0, 8.0)}
+        fit = Fit(Regime((1, 8), (1e-6, 2e-6), {}), None, box, train=error, held_out=error)
+        said.append(calibrate.verdict(fit, kinds, SimpleNamespace(drift=drift)))
+    points = held_out[::4]
+    residuals = [
+        {"kind": point.kind, "measured_s": 0.01 * (i + 1), "predicted_s": 0.011 * (i + 1) ** 0.9}
+        for i, point in enumerate(points)
+    ]
+    return {
+        "limits": [[config.num_blocks, config.max_num_seqs] for config in (cpu, card)],
+        "held out": [len(held_out), json_digest([list(astuple(p.shape)) for p in held_out])],
+        "sent": sent, "said": said,
+        "figure": figures.seen(calibrate.residual_figure(points, residuals, "title")),
+    }  # fmt: skip
+
+
 NEED_TORCH: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
     "fit": (fits, ""),
     "fit with graphs": (fits, "1 2 4 8"),
@@ -335,6 +380,7 @@ NEED_TORCH: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
     "tiles": (tiled, ""),
     "samples": (drawn, ""),
     "overheads": (overheads, ""),
+    "profiles": (profiles, ""),
     "defaults of gpu_backend": (defaults, "gpu_backend"),
 }
 if importlib.util.find_spec("torch") is not None:

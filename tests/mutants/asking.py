@@ -96,10 +96,10 @@ def asked_of(module: str, briefly: bool) -> list[Asked]:
     First unit tests of itself (`NUM_FIRST` files: those that import it and are named after it,
     those that import it, those named after it, or after its package if they mention it; small
     ones first). Then the golden tables of its room, of a policy its small golden runs, and those of
-    defaults, then all others that name it, golden, the unit layer, laws. Of what is neither simulator nor policy only
-    its own and golden are asked, and so they are of anything `briefly`; of a policy then its laws
-    as well, and of anything those of its own that are slow, and the tests of modules beside it
-    that import it.
+    defaults, then all others that name it, golden, the unit layer, laws. Of what is neither
+    simulator nor policy only its own and golden are asked, and so they are of anything `briefly`;
+    of a policy then its laws as well, and of anything those of its own that are slow, and the tests
+    of modules beside it that import it.
     """
     package, subject = module.split(".")[:2][-1], module.rpartition(".")[2]
     simulates = package in ("sim", "policies")
