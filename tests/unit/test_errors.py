@@ -1,7 +1,9 @@
+import os
+
 import pytest
 
 from schedlab.sim.errors import MAX_LISTED, SpecError, look_alike, nearest
-from schedlab.sim.files import parse_json, read_json_object
+from schedlab.sim.files import alone, open_regular, parse_json, read_json_object, read_text
 
 
 @pytest.mark.parametrize(
@@ -54,3 +56,48 @@ def test_json_holds_every_whole_number_of_64_bits_and_no_other():
     for beyond in (least - 1, most + 1):
         with pytest.raises(SpecError, match=f"the integer {beyond} does not fit 64 bits"):
             parse_json(f"[{beyond}]", "a.json")
+
+
+def test_text_is_read_up_to_its_limit_and_its_fault_is_told_with_the_line(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    monkeypatch.setenv("SCHEDLAB_MAX_TEXT_MIB", str(2**-20 * 9))
+    path.write_bytes(b"nine byte")
+    assert read_text(path) == "nine byte"
+    path.write_bytes(b"ten bytes!")
+    with pytest.raises(SpecError, match=r"a\.txt: larger than 0 MiB.*SCHEDLAB_MAX_TEXT_MIB"):
+        read_text(path)
+    for content, line in ((b"\xff", 1), (b"a\n\xff", 2), (b"a\n\nbc\xff\n", 3)):
+        path.write_bytes(content)
+        with pytest.raises(SpecError, match=rf"a\.txt:{line}: not UTF-8 text \(invalid start byte"):
+            read_text(path)
+    monkeypatch.setenv("SCHEDLAB_MAX_TEXT_MIB", "2.5")
+    path.write_bytes(b" " * (5 * 2**19 + 1))
+    with pytest.raises(SpecError, match="larger than 2 MiB"):
+        read_text(path)
+    for wrong in ("0", "1048576", "much"):
+        monkeypatch.setenv("SCHEDLAB_MAX_TEXT_MIB", wrong)
+        with pytest.raises(SpecError, match=f"SCHEDLAB_MAX_TEXT_MIB.*{wrong}"):
+            read_text(path)
+
+
+def test_what_is_no_file_is_named_for_what_it_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, what in ((tmp_path, "a folder"), (pipe, "a pipe, a socket or a device")):
+        with pytest.raises(SpecError, match=f"cannot be read: it is not a file but {what}"):
+            open_regular(path)
+    with pytest.raises(SpecError, match="is no name of a file: embedded null byte"):
+        open_regular(tmp_path / "a\0b")
+
+
+def test_second_at_the_same_work_is_refused_until_the_first_has_ended(tmp_path):
+    (tmp_path / "log").touch()
+    for path in (tmp_path, tmp_path / "log"):
+        with (
+            alone(path, "sweep"),
+            pytest.raises(SpecError, match=f"another sweep is at work in {tmp_path}$"),
+            alone(path, "sweep"),
+        ):
+            pass
+        with alone(path, "sweep"):
+            pass
