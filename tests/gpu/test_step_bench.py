@@ -1,5 +1,7 @@
 """Whole decode steps against the bytes they read, rehearsed on the CPU."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -59,6 +61,22 @@ def test_prefill_step_floor_counts_layers_for_all_tokens_and_the_head_for_one(ti
     flops = 2 * 20 * (shape.num_parameters - head) + 2 * head + attention
     (figure,) = prefill_step_figures(runner, config, 1e12, (20,))
     assert figure.value == pytest.approx(flops / 1e12 / 0.002)
+
+
+def test_step_floors_count_an_output_head_that_is_not_the_embedding_once(tiny, monkeypatch):
+    runner, config = tiny
+    monkeypatch.setattr(StepTimer, "time", lambda *_: ((), (0.001, 0.002, 0.003)))
+    own = replace(runner.decoder.config.shape, tied_embeddings=False)
+    told = replace(runner.decoder.config, shape=own)
+    monkeypatch.setattr(runner.decoder, "config", told)
+    head = own.vocab_size * own.hidden_size
+    (figure,) = prefill_step_figures(runner, config, 1e12, (20,))
+    attention = 2 * own.num_layers * own.num_heads * own.head_dim * 20 * 21
+    flops = 2 * 20 * (own.num_parameters - 2 * head) + 2 * head + attention
+    assert figure.value == pytest.approx(flops / 1e12 / 0.002)
+    step = next(iter(decode_step_figures(runner, runner, config, 1e9, CASES)))
+    read = 4 * (own.num_parameters - head) + 64 * own.kv_bytes_per_token("fp32")
+    assert step.value == pytest.approx(read / 1e9 / 0.002)
 
 
 def test_host_gap_is_the_part_of_a_step_without_the_device(tiny):

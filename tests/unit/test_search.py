@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from schedlab.experiments.search.cheapest import cheapest
 from schedlab.experiments.search.constraints import Constraint
 from schedlab.experiments.search.find import (
     Found,
+    _is_whole,
     _remarks,
     find,
     stays,
@@ -813,3 +815,24 @@ def test_goal_that_is_no_metric_is_refused_at_its_own_key(word):
     ((path, text),) = told
     assert path == ("tune", word)
     assert "did you mean p99_ttft_ms" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "between", "is_whole"),
+    [
+        ("engine.max_num_seqs", None, True), ("engine.max_num_seqs", (0.5, 9.0), True),
+        ("engine.max_num_seqs", (5.0, 9.0), True), ("workload.request_rate", None, False),
+        ("engine.watermark", (0.25, 0.5), False),
+    ],
+)  # fmt: skip
+def test_key_that_refuses_a_number_in_between_takes_integers(key, between, is_whole):
+    asked = SimpleNamespace(key=key, between=between)
+    assert (
+        _is_whole(make_spec({"workload": {"trace": "fixed", "num_requests": 5}}), asked) is is_whole
+    )
+
+
+def test_what_else_is_wrong_with_a_key_is_told_and_not_taken_for_an_integers():
+    asked = SimpleNamespace(key="engine.max_num_sqs", between=None)
+    with pytest.raises(SpecError, match="max_num_seqs"):
+        _is_whole(make_spec({"workload": {"trace": "fixed", "num_requests": 5}}), asked)

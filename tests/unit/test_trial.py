@@ -1,6 +1,8 @@
 """A policy from outside is tried on the first requests before its numbers are believed."""
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -333,3 +335,24 @@ def test_key_that_moves_unsaid_is_found_where_nobody_waits():
     with pytest.raises(PolicyLied, match=r"sent 1000 times as fast.* set static_keys to False"):
         run(make_spec(asked | {"policy": f"{__name__}:AgesUnsaid"}))
     assert run(make_spec(asked | {"policy": f"{__name__}:Honest"})).metrics()["completed"] == 30
+
+
+@pytest.mark.parametrize(
+    ("few", "num_sent", "is_worth_it"), [(1, 2, True), (0, 2, False), (1, 1, False)]
+)
+def test_crowd_is_tried_where_too_few_queues_were_seen_of_several_requests(
+    few, num_sent, is_worth_it
+):
+    watch = SimpleNamespace(num_looked_at=trial._CROWDED_PLANS - few)
+    sent = [laws.arrival(i) for i in range(num_sent)]
+    assert trial._is_worth_a_crowd(watch, sent) is is_worth_it
+
+
+def test_crowd_comes_as_many_times_as_fast_and_is_ready_as_long_after():
+    sent = [laws.arrival(i, at_ns) for i, at_ns in enumerate((100, 107, 150))]
+    sent[1] = replace(sent[1], ready_ns=110)
+    crowd = trial._crowded(sent, 4)
+    assert [a.request.arrival_ns for a in crowd] == [100, 101, 112]
+    assert [a.ready_ns for a in crowd] == [100, 104, 112]
+    assert trial._crowded(sent, 1) is sent
+    assert trial._crowded([], 4) == []
