@@ -208,7 +208,7 @@ def _show(function: FunctionType, planted: ast.Module | str) -> None:
         if decorators and decorators[0].lineno == code.co_firstlineno:
             name = f"{code.co_filename}, {function.__name__} with a bug"
             above = ["\n"] * (code.co_firstlineno - 1)
-            lines = [*above, *ast.unparse(node).splitlines(keepends=True), "\n"]
+            lines = [*above, *(f"{line}\n" for line in ast.unparse(node).splitlines())]
             linecache.cache[name] = (0, None, lines, name)
             function.__code__ = code.replace(co_filename=name)
 

@@ -79,6 +79,7 @@ def test_bug_in_a_kernel_is_in_what_is_read_of_its_source():
         assert "mask = columns > 1" in said
         assert line not in said
         assert said.startswith("@triton.jit\ndef silu_and_mul_kernel(")
+        assert said.endswith(", mask=mask)\n"), "to its end"
     finally:
         kernel.__code__ = code
     assert inspect.getsource(kernel) == read
