@@ -88,6 +88,7 @@ def simulator(_: str) -> dict[str, Any]:
     overhead = fleet_bench.Overhead("vllm", 16, 1e4, 1.1, 1.2, 1.3, 4.5)
     with (
         TemporaryDirectory() as folder,
+        mock.patch.dict("os.environ", {"SCHEDLAB_DATA": "no-data-folder"}),
         mock.patch.object(bench, "_cpu_of", cpu_of),
         mock.patch.object(decision_bench, "measure", return_value=[cost]),
         mock.patch.object(fleet_bench, "report", lambda *given, **more: [overhead, given, more]),

@@ -137,7 +137,9 @@ def _looks(axes: Axes) -> list[Any]:
     ]  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
         locator = axis.get_major_locator()
+        ticks = axis.get_tick_params()
         found.append([type(locator).__name__, type(axis.get_major_formatter()).__name__])
+        found.append([str(ticks.get(name)) for name in ("gridOn", "labelsize", "labelcolor")])
         if isinstance(locator, FixedLocator):
             found.append([_numbers(locator.locs), axis.get_major_formatter().format_ticks([0, 1])])
     drawn = (axes.lines, axes.patches, axes.collections, axes.texts)
@@ -461,6 +463,17 @@ def report(_: str) -> dict[str, Any]:
     }
 
 
+def whole_page(_: str) -> dict[str, Any]:
+    """Lay out a page of little, with what has to be escaped."""
+    table = page.PageTable(("a & b", "c"), [("<i>", "1"), ("x", "-2")])
+    plain = page.render("n <b>", 'lead "&"', ["note <1>"], table)
+    full = page.render("n", "l", [], table, warnings=["w <2>"], command="schedlab run 'x' > y")
+    return {
+        "plain": [json_digest(plain), *(line for line in plain.splitlines() if "&" in line)],
+        "full": [json_digest(full), len(full.splitlines())],
+    }
+
+
 def compared(_: str) -> dict[str, Any]:
     """Compare settings, classes and pairs of runs with each other."""
     whole = results()
@@ -506,5 +519,6 @@ CASES: dict[str, Case] = {
     "live figure": (live_figure, ""),
     "tables": (tables, ""),
     "report": (report, ""),
+    "page": (whole_page, ""),
     "compared": (compared, ""),
 }

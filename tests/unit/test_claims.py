@@ -21,7 +21,7 @@ from schedlab.experiments.claims.claims import (
     verdict,
 )
 from schedlab.experiments.claims.readings import Readings
-from schedlab.experiments.claims.report import band_text, figure_text, markdown
+from schedlab.experiments.claims.report import anchor, band_text, figure_text, markdown
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.specification.claim import Figure
@@ -534,3 +534,7 @@ def test_page_of_a_folder_of_papers_names_that_folder(tmp_path):
     page = markdown([examine(folder / "x.yaml", make_spec(experiment()))])
     assert "`schedlab claims experiments/papers/pipelines/*.yaml`" in page
     assert "hrrn, llumnix" not in page
+
+
+def test_anchor_of_a_heading_is_that_of_github():
+    assert anchor("TTFT at 2 req/s, a_b-c (x)") == "ttft-at-2-reqs-a_b-c-x"

@@ -99,6 +99,23 @@ def test_matrix_keeps_tables_if_a_metric_needs_them(monkeypatch, metrics, light)
     assert asked == [(Path("kept"), (1, ["spec"]), True, light)]
 
 
+@pytest.mark.parametrize(
+    ("jobs", "num_points", "num_jobs"), [(None, 19, 1), (None, 20, None), (3, 19, 3), (3, 20, 3)]
+)
+def test_matrix_of_few_points_runs_in_this_process(monkeypatch, jobs, num_points, num_jobs):
+    asked = []
+
+    def workers(jobs, specs):
+        asked.append((jobs, len(specs)))
+
+    monkeypatch.setattr(regress_module, "local_workers", workers)
+    monkeypatch.setattr(regress_module, "opened_runs", lambda *_: contextmanager(iter)([None]))
+    monkeypatch.setattr(check, "measure", lambda matrix, runs: runs)
+    matrix = Matrix([MatrixPoint("w", "p", i, "spec", "") for i in range(num_points)], {})
+    assert regress_module._measure(matrix, jobs, None, True) is None
+    assert asked == [(num_jobs, num_points)]
+
+
 # -- policy check ------------------------------------------------------------------------------
 
 

@@ -107,7 +107,7 @@ def test_attention_by_two_rates_counts_causal_pairs_and_cached_tokens():
     rates = RooflineAttention(us_per_pair=2.0, us_per_kv_token=3.0, us_per_call=1.0)
     # A chunk of 4 after 10: 4*10 + 4*5/2 = 50 pairs against 14 tokens read.
     assert rates.call_us(((4, 10),), 2, 9) == 1 + 100 + 3.0 * 2 * 10
-    assert rates.decodes_us(2, 10)[9] == rates.call_us((), 2, 9)
+    assert rates.decodes_us(2, 10).tolist() == [rates.call_us((), 2, n) for n in range(10)]
 
 
 def test_step_is_the_sum_of_its_operators():

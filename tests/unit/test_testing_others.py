@@ -253,6 +253,23 @@ def test_last_of_many_steps_has_to_start_before_the_horizon_and_may_end_behind_i
         _Watch(executor).execute(work, 3, horizon_ns)
 
 
+@pytest.mark.parametrize(
+    ("finished", "fault"),
+    [(["a", "b"], None), (["a", "a"], "somebody twice"), (["a", "c"], "finish, but")],
+)
+def test_those_who_finish_took_part_and_each_finishes_once(finished, fault):
+    executor = SimpleNamespace(kv_bytes=None, execute=lambda *_: Steps([4], 0, finished))
+    work = SimpleNamespace(
+        now_ns=0, decodes=SimpleNamespace(members={0: "a"}), shape=SimpleNamespace(num_decodes=1),
+        plan=SimpleNamespace(chunks=(("b", 3),)),
+    )  # fmt: skip
+    if fault is None:
+        assert _Watch(executor).execute(work, 1, 9).finished == finished
+        return
+    with pytest.raises(AssertionError, match=fault):
+        _Watch(executor).execute(work, 1, 9)
+
+
 def test_smaller_case_that_is_shown_fails_in_the_same_way():
     def law(subject, case):
         if len(case.workload) > 1:

@@ -15,7 +15,7 @@ from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.errors import PolicyLied
 from schedlab.sim.request import RequestState
 from schedlab.testing import POLICY_LAWS, Case, LawBroken, check_policy, random_cases
-from schedlab.testing.policy import KeyWatch
+from schedlab.testing.policy import KeyWatch, _Guard
 from tests.laws import arrival
 
 HERE = __name__
@@ -341,3 +341,16 @@ def test_command_with_a_mistake_says_what_is_right(arguments, message):
     assert done.exit_code == 2
     assert message in done.output
     assert Case.__name__ not in done.output
+
+
+def test_policy_that_turns_the_queue_round_is_seen_though_no_request_changes():
+    states = [RequestState(arrival(i).request) for i in range(3)]
+    view = SimpleNamespace(waiting=states[:2], running=states[2:], held=[])
+    guard = _Guard(SimpleNamespace())
+    guard._watched("hook", view.waiting.reverse)
+    guard._view = view
+    with pytest.raises(AssertionError, match=r"hook changes the queue from \[1, 0\] to \[0, 1\]"):
+        guard._watched("hook", view.waiting.reverse)
+    with pytest.raises(AssertionError, match=r"hook changes the running from \[2\] to \[\]"):
+        guard._watched("hook", view.running.clear)
+    guard._watched("hook", len, view.waiting)
