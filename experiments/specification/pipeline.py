@@ -28,8 +28,6 @@ def check_pipeline(spec: ExperimentSpec, fail: Callable[[KeyPath, str], NoReturn
         return
     if spec.backend != "sim":
         fail(_SIZE, f"must be 1 with backend: {spec.backend}; only the simulation has stages")
-    if spec.cluster is not None:
-        fail(_SIZE, "must be 1 in a cluster: pipelines are simulated of one engine")
     if engine.data_parallel_size > 1:
         fail(_SIZE, "must be 1 with data_parallel_size > 1: pipelines are simulated of one engine")
     if engine.speculation is not None:

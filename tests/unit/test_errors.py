@@ -66,7 +66,7 @@ def test_text_is_read_up_to_its_limit_and_its_fault_is_told_with_the_line(tmp_pa
     path.write_bytes(b"ten bytes!")
     with pytest.raises(SpecError, match=r"a\.txt: larger than 0 MiB.*SCHEDLAB_MAX_TEXT_MIB"):
         read_text(path)
-    for content, line in ((b"\xff", 1), (b"a\n\xff", 2), (b"a\n\nbc\xff\n", 3)):
+    for content, line in ((b"\xff", 1), (b"a\n\xff", 2), (b"\n\xff", 2), (b"a\n\nbc\xff\n", 3)):
         path.write_bytes(content)
         with pytest.raises(SpecError, match=rf"a\.txt:{line}: not UTF-8 text \(invalid start byte"):
             read_text(path)

@@ -301,7 +301,13 @@ def test_every_option_of_the_command_reaches_the_search(tmp_path, monkeypatch, e
 
 @pytest.mark.parametrize(
     ("rates", "chosen"),
-    [([40.7, 40.79, 30.0], "a"), ([41.0, 45.0, 44.0], "c"), ([50.0, 45.0, 50.0], "b"), ([], "a")],
+    [
+        ([40.7, 40.79, 30.0], "a"),
+        ([40.9, 40.5, 0.0], "b"),
+        ([41.0, 45.0, 44.0], "c"),
+        ([50.0, 45.0, 50.0], "b"),
+        ([], "a"),
+    ],
 )
 def test_option_is_taken_if_it_serves_two_per_cent_more_and_tried_beside_what_is_served(
     monkeypatch, rates, chosen
