@@ -195,6 +195,7 @@ def _claimed(*figures: dict[str, Any], **more: Any) -> dict[str, Any]:
 _TOGETHER: tuple[dict[str, Any], ...] = (
     {"engine": _STAGES, "cluster": {"count": 2}},
     {"cluster": {"pools": {"a": {"engine": _STAGES}}}},
+    {"engine": _STAGES, "cluster": {"pools": {"a": {"engine": {"pipeline_parallel_size": 1}}}}},
     {"cluster": {"pools": {"a": {"engine": {"data_parallel_size": 2}}}}},
     {"engine": {**_STAGES, "data_parallel_size": 2}},
     {"engine": {**_STAGES, "speculation": {"method": "ngram", "num_speculative_tokens": 2,
