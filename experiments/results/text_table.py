@@ -112,7 +112,8 @@ class _Column:
     def __post_init__(self) -> None:
         self.is_number = not self.is_key and all(_NUMBER.fullmatch(cell) for cell in self.cells)
         self.is_right = all(_NUMBER.fullmatch(cell) for cell in self.cells)
-        self.natural = max(len(line) for text in self._texts() for line in text.split("\n"))
+        longest = max(len(line) for text in self._texts() for line in text.split("\n"))
+        self.natural = max(1, longest)  # of verdicts, say, that no row has
         self.width = self.natural
 
     def _texts(self) -> list[str]:

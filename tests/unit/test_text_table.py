@@ -61,3 +61,8 @@ def test_title_is_wrapped_to_the_width():
     table = text_table("one two three four five", ("a",), [("1",)], 12)
     assert table.split("\n")[:2] == ["one two", "  three four"]
     assert text_table("one two three four five", ("a",), [("1",)]).startswith("one two three four")
+
+
+def test_text_table_with_a_column_that_holds_nothing_shows_the_others():
+    table = text_table("", ("policy", "req/s", ""), [("fcfs", "1.5", ""), ("sjf", "2.0", "")])
+    assert [line.split() for line in table.splitlines()][2:] == [["fcfs", "1.5"], ["sjf", "2.0"]]
