@@ -241,7 +241,9 @@ def test_every_law_of_readers_has_one_that_breaks_it():
 def test_last_of_many_steps_has_to_start_before_the_horizon_and_may_end_behind_it(
     horizon_ns, holds
 ):
-    executor = SimpleNamespace(kv_bytes=None, execute=lambda *_: Steps([4, 6, 9], 0, []))
+    executor = SimpleNamespace(
+        kv_bytes=None, prices_never_fall=False, execute=lambda *_: Steps([4, 6, 9], 0, [])
+    )
     work = SimpleNamespace(
         now_ns=0, decodes=None, shape=SimpleNamespace(num_decodes=0),
         plan=SimpleNamespace(chunks=()),
@@ -258,7 +260,9 @@ def test_last_of_many_steps_has_to_start_before_the_horizon_and_may_end_behind_i
     [(["a", "b"], None), (["a", "a"], "somebody twice"), (["a", "c"], "finish, but")],
 )
 def test_those_who_finish_took_part_and_each_finishes_once(finished, fault):
-    executor = SimpleNamespace(kv_bytes=None, execute=lambda *_: Steps([4], 0, finished))
+    executor = SimpleNamespace(
+        kv_bytes=None, prices_never_fall=False, execute=lambda *_: Steps([4], 0, finished)
+    )
     work = SimpleNamespace(
         now_ns=0, decodes=SimpleNamespace(members={0: "a"}), shape=SimpleNamespace(num_decodes=1),
         plan=SimpleNamespace(chunks=(("b", 3),)),
