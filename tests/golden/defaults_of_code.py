@@ -13,7 +13,8 @@ from typing import Any
 
 from schedlab.core import MODULES
 
-# Compiled functions tell no defaults; and what needs Triton or vLLM is not everywhere.
+# Compiled functions tell no defaults; what needs Triton or vLLM is not everywhere, and the package
+# for vLLM can only be imported where the Python core runs.
 _NEEDS = re.compile(r"^\s*(import|from) (schedlab\.gpu_backend\.)?(triton|kernels|vllm)", re.M)
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (
@@ -28,7 +29,8 @@ def defaults(folder: str) -> dict[str, dict[str, str]]:
     for path in sorted((ROOT / folder).rglob("*.py")):
         inside = path.relative_to(ROOT).as_posix().removeprefix("schedlab/")
         name = inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        if name in MODULES or _NEEDS.search(path.read_text(encoding="utf-8")):
+        is_for_vllm = name.startswith("gpu_backend.vllm")
+        if name in MODULES or is_for_vllm or _NEEDS.search(path.read_text(encoding="utf-8")):
             continue
         if said := dict(_of(importlib.import_module(f"schedlab.{name}"))):
             found[path.relative_to(ROOT / folder).as_posix()] = said
