@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +34,7 @@ from schedlab.gpu_backend.vllm.step_estimates import pricing
 from schedlab.gpu_backend.vllm.step_output import step_output
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.cost.shape import BatchShape
@@ -43,6 +44,17 @@ from schedlab.sim.request import Request, RequestState, Status
 _KEYS = ("policy", "cost_model", "hardware", "model")
 _log = logging.getLogger("vllm.schedlab")
 """Shown as vLLM shows its own."""
+
+
+class _Estimates(Executor):
+    """What policies ask of an executor; vLLM carries steps out itself."""
+
+    def __init__(self, estimate_step_ns: Callable[[BatchShape, int], int]) -> None:
+        self._estimate_step_ns = estimate_step_ns
+
+    def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
+        """Estimate a step, or the longest of so many like it."""
+        return self._estimate_step_ns(shape, num_steps)
 
 
 class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
@@ -77,9 +89,11 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]
         self._policy = _make_policy(spec, self.has_cost_model or self._pricing is not None)
         self._started_ns = time.monotonic_ns()
         self.plan_requests = Requests(self, config, self._policy, self._take_memory)
-        executor = SimpleNamespace(estimate_step_ns=self._estimate_step_ns)
         self._engine = SimpleNamespace(
-            requests=self.plan_requests, config=config, now_ns=0, executor=executor
+            requests=self.plan_requests,
+            config=config,
+            now_ns=0,
+            executor=_Estimates(self._estimate_step_ns),
         )
         self._view = EngineView(self._engine)  # type: ignore[arg-type]
         self._builder = VllmPlanBuilder(self.plan_requests)
