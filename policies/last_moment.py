@@ -84,8 +84,8 @@ class LastMoments:
         """
         dates_ns, date_ns = self.dates_ns, now_ns + target_ns
         decodes: Collection[RequestState] | None = plan.decodes
-        is_alike = decodes is None and not own_targets_ns
-        if is_alike and self.none_before_ns > 0 and not _may_return(view):
+        is_simple = not own_targets_ns and self.none_before_ns > 0 and not _may_return(view)
+        if decodes is None and is_simple:
             # Nobody else needs a time: nobody came who is due, prompts get theirs when complete.
             self.others_ns = self.none_before_ns = date_ns
             if dates_ns:

@@ -80,7 +80,6 @@ class SLAI(Policy):
         self.dynamic_offset = dynamic_offset
         self.memory_limit = memory_limit
         self.max_decodes = max_decodes
-        self._target_ns = round(tbt_s * 1e9)
         self._busy_ns = 0
         self._num_steps = 0
         self._moments = LastMoments()
@@ -98,7 +97,6 @@ class SLAI(Policy):
     def on_start(self, view: EngineView) -> None:
         """Keep the view, to see how full the memory is."""
         self._view = view
-        self._num_blocks = view.num_blocks
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Note its own target, if it has one; who decodes, on another engine before, is due."""
@@ -112,12 +110,14 @@ class SLAI(Policy):
         """Set the last schedulable time of everyone who got a token."""
         self._busy_ns += now_ns - plan.start_ns
         self._num_steps += num_steps
-        offset, view, moments = self.offset, self._view, self._moments
+        offset, view = self.offset, self._view
         if self.dynamic_offset:
-            used = 1.0 - view.free_blocks / self._num_blocks
+            used = 1.0 - view.free_blocks / view.num_blocks
             offset = 5 if used < self.memory_limit else 10
         safety_ns = offset * self._busy_ns // self._num_steps
-        moments.note_tokens(plan, view, now_ns - safety_ns, self._target_ns, self._own_targets_ns)
+        target_ns, own_ns = round(self.tbt_s * 1e9), self._own_targets_ns
+        moments = self._moments
+        moments.note_tokens(plan, view, now_ns - safety_ns, target_ns, own_ns)
         if self._gone:  # of whom the plan still tells
             for state in self._gone:
                 moments.dates_ns.pop(state, None)
