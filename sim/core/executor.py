@@ -159,7 +159,7 @@ class Executor:
 
 
 @mypyc_attr(acyclic=True)
-class Answer:
+class _Answer:
     """The answer of a request that the executor was told of.
 
     Attributes
@@ -215,17 +215,17 @@ class SimExecutor(Executor):
         self._num_steps = 0
         self._last_shape = BatchShape(0, 0, 0)
         self._last_num_steps = 0
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, _Answer] = {}
         # Answers by the count of decode steps at which they are complete. Entries of requests that
         # left the batch meanwhile are recognised by their step and dropped when met.
-        self._due: dict[int, list[Answer]] = {}
+        self._due: dict[int, list[_Answer]] = {}
         self._due_steps: list[int] = []
         self._last_step_ns = 1
         self._first_step_ns = int(pricing.overhead.first_step_s * 1e9 + 0.5)
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
-        self._answers[request.id] = Answer(output_tokens, request.max_tokens)
+        self._answers[request.id] = _Answer(output_tokens, request.max_tokens)
 
     def add_whole(self, request: Request, output_tokens: int) -> None:
         """Learn of a request of which more than `most_tokens` come out here: all."""
@@ -246,7 +246,7 @@ class SimExecutor(Executor):
         for state in states:
             answer = answers[state.id]
             answer.state = state
-            step = steps + self._steps_left(state, answer)
+            step = steps + self._steps_left(state)
             if answer.due_step == step:
                 continue
             answer.due_step = step
@@ -261,10 +261,9 @@ class SimExecutor(Executor):
         """Refuse: see `SpeculativeExecutor`."""
         raise NotImplementedError("this executor does not speculate")
 
-    def _steps_left(self, state: RequestState, answer: Answer) -> int:
+    def _steps_left(self, state: RequestState) -> int:
         """Return in how many decode steps a request about to join the batch finishes."""
-        left = answer.length - state._generated  # it counts by no batch's clock yet
-        return left if left <= self.most_tokens or answer.is_whole else self.most_tokens
+        return self._tokens_left(state)
 
     def _tokens_left(self, state: RequestState) -> int:
         answer = self._answers[state.id]

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.decode_batch import DecodeBatch
-from schedlab.sim.core.executor import Answer, Executor, SimExecutor
+from schedlab.sim.core.executor import Executor, SimExecutor
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.track import Outcome, SpeculatingState, look_ahead
 from schedlab.sim.cost.pricing import Pricing
@@ -96,7 +96,7 @@ class SpeculativeExecutor(SimExecutor):
         )
         state.track = look_ahead(self._config, state, outcome, length)
 
-    def _steps_left(self, state: RequestState, answer: Answer) -> int:
+    def _steps_left(self, state: RequestState) -> int:
         assert isinstance(state, SpeculatingState)
         track = state.track
         assert track is not None
