@@ -6,7 +6,6 @@ A class of its own, which the compiled core has: it looks at each running reques
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 from schedlab.policies.preemption import grant_or_preempt
 from schedlab.sim.core.plan import BatchPlan
@@ -132,7 +131,10 @@ class Credits:
             if not builder.preempted and len(credits) <= room and builder.grant_decodes():
                 return False, True
         decodes = view.decoding
-        at_full_pace = self._are_at_full_pace(decodes)
+        known = credits.keys() >= set(decodes)
+        at_full_pace = known and self._is_uniform
+        if not at_full_pace:
+            at_full_pace = all([self.pace(state) == 1.0 for state in decodes])
         ready = decodes
         if self._least < 0.0 or not at_full_pace:
             ready = [s for s in decodes if credits.get(s, 0.0) + self.pace(s) >= 1.0 - _ROUNDING]
@@ -145,16 +147,10 @@ class Credits:
         if len(ready) < len(decodes):
             one_rests = any([s not in builder.preempted for s in {*decodes} - {*ready}])
         # After this step the target of who has just come from another engine counts as well.
-        return one_rests, at_full_pace and credits.keys() >= set(decodes)
+        return one_rests, at_full_pace and known
 
     def _are_all(self, view: EngineView) -> bool:
         """Whether those who have credits are those who decode, and are granted alike."""
         if view.config.num_speculative_tokens or view.in_pipeline:
             return False
         return len(self._credits) == view.num_decodes
-
-    def _are_at_full_pace(self, decodes: Collection[RequestState]) -> bool:
-        """Whether each of them runs in every step."""
-        if self._is_uniform and self._credits.keys() >= set(decodes):
-            return True
-        return all([self.pace(state) == 1.0 for state in decodes])
