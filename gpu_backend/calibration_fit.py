@@ -86,39 +86,52 @@ def with_swapping(fit: Fit, times: Sequence[SwapTime]) -> Fit:
     return replace(fit, eager=eager, graph=graph, validity=validity)
 
 
-def run_level(fit: Fit, steps: Sequence[MeasuredBatch]) -> RunLevel:
+def run_level(
+    fit: Fit, steps: Sequence[MeasuredBatch], decode_row_s: float | None = None
+) -> RunLevel:
     """Return by how much the steps of a run differ from a fit to batches timed by themselves.
 
     Parameters
     ----------
     fit : Fit
-        Without a level.
+        Whose own level is not looked at.
     steps : sequence of MeasuredBatch
         Of runs; a kind of which there are none keeps the level one.
+    decode_row_s : float, optional
+        What each decoding request adds, if that is known; it is found as well if not given.
 
     Notes
     -----
-    ``measured = level of its kind * predicted + decode_row_s * decoding requests``, by non-negative
-    least squares in which a step weighs 1 / predicted: so the sums of both sides are equal for each
-    kind, and a run takes as long as its steps together, the slow ones among them.
+    ``measured = level of its kind * predicted + decode_row_s * decoding requests + prompt_step_s
+    (if there are prompt tokens)``, by non-negative least squares in which a step weighs 1 /
+    predicted: so the sums of both sides are equal for each kind, and a run takes as long as its
+    steps together, the slow ones among them.
     """
     if not steps:
         return RunLevel()
-    measured, predicted = np.array([s.seconds for s in steps]), predictions(fit, steps)
+    measured = np.array([s.seconds for s in steps])
+    predicted = predictions(replace(fit, run_level=RunLevel()), steps)
     has_prompts = np.array([bool(s.shape.chunks) for s in steps])
-    columns = [predicted * ~has_prompts, predicted * has_prompts]
-    # A level and a time for each row are told apart only where steps differ in their rows.
     rows = np.array([float(s.shape.num_decodes) for s in steps])
-    columns.append(rows if np.ptp(rows / predicted) else np.zeros(len(steps)))
-    matrix = np.stack(columns, axis=1) / np.sqrt(predicted)[:, None]
+    columns = np.zeros((4, len(steps)))
+    columns[0], columns[1] = predicted * ~has_prompts, predicted * has_prompts
+    # What is added is told from a level only where steps differ in their share of it.
+    if decode_row_s is not None:
+        measured = measured - decode_row_s * rows
+    elif np.ptp(rows / predicted):
+        columns[2] = rows
+    if has_prompts.any() and np.ptp(predicted[has_prompts]):
+        columns[3] = has_prompts
+    matrix = columns.T / np.sqrt(predicted)[:, None]
     scale = matrix.max(axis=0)
     scale[scale == 0] = 1.0
     solution, _ = nnls(matrix / scale, measured / np.sqrt(predicted))
-    decode, prompt, row_s = (float(value) for value in solution / scale)
+    decode, prompt, row_s, prompt_step_s = (float(value) for value in solution / scale)
     return RunLevel(
         decode_steps=1.0 if has_prompts.all() else decode,
         prompt_steps=prompt if has_prompts.any() else 1.0,
-        decode_row_s=row_s,
+        decode_row_s=row_s if decode_row_s is None else decode_row_s,
+        prompt_step_s=prompt_step_s,
     )
 
 

@@ -202,7 +202,8 @@ def _level_section(found: list[PointComparison], spec: ExperimentSpec) -> list[s
         "",
         f"{level_told(spec)} In the table: how many times as long as by the profile, whose own "
         f"level is {own['decode_steps']:.3f} without prompts, {own['prompt_steps']:.3f} with, and "
-        f"{own['decode_row_s'] * 1e6:.0f} µs more for each request that decodes.",
+        f"{own['decode_row_s'] * 1e6:.0f} µs more for each request that decodes and "
+        f"{own['prompt_step_s'] * 1e6:.0f} µs more for a step with prompts.",
         "",
         *markdown_table(LEVEL_HEADER, rows),
         "",

@@ -60,6 +60,8 @@ class Level:
     step_spread : StepSpread or None
         In the place of the profile's; that stays if None, because there is none in the profile or
         there were too few steps.
+    scheduling_overhead : SchedulingOverhead or None
+        In the place of the profile's; None if that states none.
     decode_steps, prompt_steps, overhead : float
         How many times as long as by the profile steps without prompt tokens took, the others, and
         what the engine spends beside the model.
@@ -69,6 +71,7 @@ class Level:
 
     run_level: RunLevel
     step_spread: StepSpread | None
+    scheduling_overhead: SchedulingOverhead | None
     decode_steps: float
     prompt_steps: float
     overhead: float
@@ -87,11 +90,8 @@ class Level:
                 "level_steps": self.num_steps,
             },
         }
-        stated = profile.scheduling_overhead
-        if stated is not None:
-            meta["scheduling_overhead"] = {
-                key: value * self.overhead for key, value in asdict(stated).items()
-            }
+        if self.scheduling_overhead is not None:
+            meta["scheduling_overhead"] = asdict(self.scheduling_overhead)
         spread = self.step_spread or profile.fit.step_spread
         return FittedCostModel(
             replace(profile.fit, run_level=self.run_level, step_spread=spread),
@@ -222,11 +222,13 @@ def level_of(profile: FittedCostModel, steps: Sequence[RecordedStep]) -> Level:
 
     Notes
     -----
-    For each kind of step the level is what makes the sums of measured and priced times equal. What
-    each request that decodes adds stays the profile's: few steps do not tell it from the level. The
-    terms of the scheduling overhead are scaled alike.
+    The level is what makes the sums of measured and priced times equal for each kind of step, and
+    for those with prompts also the mean of their ratios, as far as a time that each of them takes
+    longer can: see `schedlab.gpu_backend.calibration_fit.run_level`. What each request that decodes
+    adds stays the profile's: few steps do not tell it from the level. Of the scheduling overhead
+    the terms are scaled alike, by steps without prompts; those with prompts tell what they add.
     """
-    from schedlab.gpu_backend.calibration_fit import MeasuredBatch, step_spread
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch, run_level, step_spread
 
     shapes = [step.shape for step in steps]
     has_prompts = np.array([bool(shape.chunks) for shape in shapes], dtype=bool)
@@ -235,25 +237,42 @@ def level_of(profile: FittedCostModel, steps: Sequence[RecordedStep]) -> Level:
             "real.level_requests: level runs must have steps with prompt tokens and steps without; "
             "serve more requests"
         )
-    was = profile.fit.run_level
     measured_s = np.array([step.duration_ns - step.overhead_ns for step in steps]) / 1e9
     priced_s = np.array([profile.step_ns(shape)[0] for shape in shapes]) / 1e9
-    rows_s = was.decode_row_s * np.array([shape.num_decodes for shape in shapes])
-    decodes, prompts = (
-        max(0.0, float((measured_s - rows_s)[kind].sum() / (priced_s - rows_s)[kind].sum()))
-        for kind in (~has_prompts, has_prompts)
-    )
-    level = RunLevel(was.decode_steps * decodes, was.prompt_steps * prompts, was.decode_row_s)
     batches = [MeasuredBatch(*pair) for pair in zip(shapes, measured_s.tolist(), strict=True)]
-    stated = profile.scheduling_overhead or SchedulingOverhead()
-    overhead_ns = sum(stated.ns(s.num_running, s.num_waiting, bool(s.chunks)) for s in shapes)
+    level = run_level(profile.fit, batches, profile.fit.run_level.decode_row_s)
+    overhead, times = _overhead_of(profile.scheduling_overhead, steps)
     return Level(
         run_level=level,
         step_spread=None
         if profile.fit.step_spread is None
         else step_spread(replace(profile.fit, run_level=level), batches),
+        scheduling_overhead=overhead,
         decode_steps=float(measured_s[~has_prompts].sum() / priced_s[~has_prompts].sum()),
         prompt_steps=float(measured_s[has_prompts].sum() / priced_s[has_prompts].sum()),
-        overhead=sum(s.overhead_ns for s in steps) / overhead_ns if overhead_ns else 1.0,
+        overhead=times,
         num_steps=len(steps),
     )
+
+
+def _overhead_of(
+    stated: SchedulingOverhead | None, steps: Sequence[RecordedStep]
+) -> tuple[SchedulingOverhead | None, float]:
+    """Return the scheduling overhead of some steps, and how many times as long as stated it is."""
+    if stated is None or stated == SchedulingOverhead():
+        return stated, 1.0
+
+    def stated_ns(of_steps: Sequence[RecordedStep], has_prefills: bool) -> int:
+        return sum(
+            [stated.ns(s.shape.num_running, s.shape.num_waiting, has_prefills) for s in of_steps]
+        )
+
+    prompts = [step for step in steps if step.shape.chunks]
+    decodes = [step for step in steps if not step.shape.chunks]
+    decodes_ns, prompts_ns = (sum([s.overhead_ns for s in some]) for some in (decodes, prompts))
+    alone_ns = stated_ns(decodes, False)
+    times = decodes_ns / alone_ns if alone_ns else 1.0
+    more_s = (prompts_ns - times * stated_ns(prompts, False)) / 1e9 / len(prompts)
+    scaled = {key: value * times for key, value in asdict(stated).items()}
+    found = SchedulingOverhead(**{**scaled, "per_prefill_step_s": max(0.0, more_s)})
+    return found, (decodes_ns + prompts_ns) / (alone_ns + stated_ns(prompts, True))

@@ -52,7 +52,7 @@ class FittedCostModel(CostModel):
     `sim.cost.profile.step_features`. A decode-only step no larger than the largest CUDA-graph
     bucket is priced by the graph regime, its tokens rounded up to the bucket; any other by the
     eager one. What comes out, but for swapped bytes, is multiplied by the profile's `RunLevel`, and
-    what that adds for each request that decodes is added.
+    what that adds for each request that decodes and for a step with prompts is added.
 
     Outside the validity box the formula goes on linearly, but nobody has checked it there:
     `outside` tells which steps those are, and `Pricing` counts them.
@@ -83,6 +83,7 @@ class FittedCostModel(CostModel):
         self.mismatches = list(mismatches)
         level = fit.run_level
         row_s = level.decode_row_s
+        self._prompt_step_ns = level.prompt_step_s * 1e9
         self._prompts = _Pricer(fit.eager, level.prompt_steps, row_s)
         self._decodes = _Pricer(fit.eager, level.decode_steps, row_s)
         self._graph = _Pricer(fit.graph, level.decode_steps, row_s) if fit.graph else None
@@ -117,7 +118,7 @@ class FittedCostModel(CostModel):
             base = pricer.price(tokens)
         base += pricer.decode_ns * (num_decodes + shape.padding_rows)
         if chunks:
-            base += pricer.pair_ns * pairs + pricer.prefill_ns * len(chunks)
+            base += pricer.pair_ns * pairs + pricer.prefill_ns * len(chunks) + self._prompt_step_ns
         if swapped:
             if pricer.swapped_byte_ns is None:
                 raise SpecError(f"{self.source}: the profile has no coefficient for swapped_bytes")

@@ -142,11 +142,15 @@ class RunLevel:
     decode_row_s : float
         Seconds that each request which decodes adds to that, in steps of both kinds: what is done
         request by request is what a run finds in no cache.
+    prompt_step_s : float
+        Seconds that a step with prompt tokens takes longer beside that, however many they are: what
+        is done once in a step is as much for a short prompt as for a long one.
     """
 
     decode_steps: float = 1.0
     prompt_steps: float = 1.0
     decode_row_s: float = 0.0
+    prompt_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         for key, value in asdict(self).items():

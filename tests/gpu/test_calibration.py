@@ -521,18 +521,22 @@ def a_run(model):
     return decodes, measured_by(model, points)
 
 
-def test_run_level_tells_kinds_of_steps_and_what_each_decoding_row_adds():
+def test_run_level_tells_kinds_of_steps_and_what_rows_and_prompts_add():
     model = truth()
     decodes, prompts = a_run(model)
     run = [
-        one._replace(seconds=level * one.seconds + 7e-5 * one.shape.num_decodes)
-        for some, level in ((decodes, 0.9), (prompts, 1.2))
+        one._replace(seconds=level * one.seconds + 7e-5 * one.shape.num_decodes + more)
+        for some, level, more in ((decodes, 0.9, 0.0), (prompts, 1.2, 3e-4))
         for one in some
     ]
-    level = run_level(model.fit, run)
-    assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5), rel=1e-5)
-    at_level = replace(model.fit, run_level=level)
-    assert predictions(at_level, run) == pytest.approx([one.seconds for one in run], rel=1e-5)
+    told = replace(model.fit, run_level=RunLevel(3.0, 2.0, 1.0, 0.5))
+    for level in (run_level(told, run), run_level(told, run, decode_row_s=7e-5)):
+        assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5, 3e-4), rel=1e-5)
+        at_level = replace(model.fit, run_level=level)
+        assert predictions(at_level, run) == pytest.approx([one.seconds for one in run], rel=1e-5)
+    none_for_rows = run_level(told, run, decode_row_s=0.0)
+    assert none_for_rows.decode_row_s == 0.0
+    assert none_for_rows.decode_steps > 0.9  # which has to make up for it
 
 
 def test_run_level_keeps_how_long_the_steps_of_a_kind_take_together():
@@ -554,7 +558,7 @@ def test_run_level_of_kinds_that_were_not_met_is_one():
     assert run_level(model.fit, prompts).decode_steps == 1.0
     alike = [one._replace(seconds=2 * one.seconds) for one in (decodes[1], decodes[1])]
     level = run_level(model.fit, alike)
-    assert astuple(level) == pytest.approx((2.0, 1.0, 0.0), rel=1e-5)
+    assert astuple(level) == pytest.approx((2.0, 1.0, 0.0, 0.0), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,18 @@ def test_fitted_step_of_a_run_takes_more_by_each_row_that_decodes():
         assert in_a_run - alone == 2000 * num_rows
 
 
+def test_fitted_step_of_a_run_takes_more_once_if_it_has_prompts():
+    fit = replace(FIT, graph=GRAPH)
+    at_level = replace(fit, run_level=RunLevel(prompt_step_s=3e-6))
+    one, two = BatchShape(2, 300, 200, chunks=((4, 10),)), BatchShape(0, 0, 0, ((4, 1), (5, 0)))
+    for shape, more_ns in ((one, 3000), (two, 3000), (BatchShape(8, 9, 3), 0)):
+        alone, in_a_run = (cost(each).step_ns(shape)[0] for each in (fit, at_level))
+        assert in_a_run - alone == more_ns
+
+
 def test_run_level_of_a_profile_is_kept_and_a_wrong_one_named(tmp_path):
-    write_fit(tmp_path / "a", META, replace(FIT, run_level=RunLevel(1.05, 1.1, 7e-5)))
-    assert read_fit(tmp_path / "a").run_level == RunLevel(1.05, 1.1, 7e-5)
+    write_fit(tmp_path / "a", META, replace(FIT, run_level=RunLevel(1.05, 1.1, 7e-5, 2e-4)))
+    assert read_fit(tmp_path / "a").run_level == RunLevel(1.05, 1.1, 7e-5, 2e-4)
     write_fit(tmp_path / "b", META, FIT)
     assert "run_level" not in (tmp_path / "b" / "fit.json").read_text()
     for level, told in (

@@ -1,6 +1,6 @@
 """The level at which steps stand beside measured runs, and simulations that are priced at it."""
 
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +25,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.plan_log import RecordedStep
 from schedlab.sim.cost.fitted import FittedCostModel
+from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.profile import Fit, FitError, Regime, RunLevel, write_fit
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.step_spread import StepSpread
@@ -83,11 +84,12 @@ def without_sweep(**changed):
     return {**rest, "workload": {**SPEC["workload"], "request_rate": 20}, **changed}
 
 
-def slow_step(model, shape, decodes=1.3, prompts=1.1, overhead=1.5):
-    """Return a step that takes so many times as long as it is priced."""
+def slow_step(model, shape, decodes=1.3, prompts=1.1, overhead=1.5, more_s=0.0):
+    """Return a step that takes so many times as long as it is priced, longer with a prompt."""
     beside_ns = model.scheduling_overhead.ns(shape.num_running, shape.num_waiting)
-    times = prompts if shape.chunks else decodes
-    model_ns, beside_ns = round(model.step_ns(shape)[0] * times), round(beside_ns * overhead)
+    times, more_ns = (prompts, more_s * 1e9) if shape.chunks else (decodes, 0.0)
+    model_ns = round(model.step_ns(shape)[0] * times + more_ns)
+    beside_ns = round(beside_ns * overhead + more_ns / 10)
     return RecordedStep(0, {}, (), shape, model_ns + beside_ns, beside_ns)
 
 
@@ -115,8 +117,22 @@ def test_level_makes_the_sums_of_each_kind_of_step_and_of_the_overhead_those_mea
         assert sum(there.step_ns(s.shape)[0] for s in some) == pytest.approx(measured_ns, rel=1e-6)
     assert there.scheduling_overhead.base_s == pytest.approx(1e-4 * level.overhead)
     assert there.scheduling_overhead.per_running_s == pytest.approx(1e-5 * level.overhead)
+    assert there.scheduling_overhead.per_prefill_step_s == pytest.approx(0.0, abs=1e-7)
     assert (there.draw, there.source, there.mismatches) == (7, model.source, [])
     assert there.step_spread is not None
+
+
+def test_level_tells_what_each_step_with_prompts_takes_longer_from_what_all_their_tokens_do():
+    model = FittedCostModel(FIT, META)
+    level = level_of(model, [slow_step(model, shape, more_s=2e-3) for shape in shapes()])
+    rows_s = 2 * 5e-5 * (1.1 - 1)  # of two decodes, which the level leaves as they are
+    expected = RunLevel(level.run_level.decode_steps, 1.1 * 1.1, 5e-5, 2e-3 + rows_s)
+    assert astuple(level.run_level) == pytest.approx(astuple(expected), rel=1e-4)
+    assert level.prompt_steps > 1.2
+    overhead = scaled(model.scheduling_overhead, 1.5, 2e-4)
+    assert astuple(level.scheduling_overhead) == pytest.approx(astuple(overhead), rel=1e-6)
+    assert level.of(model).scheduling_overhead == level.scheduling_overhead
+    assert level.overhead > 1.5
 
 
 def test_level_scatters_as_its_own_steps_do_and_as_the_profile_where_they_are_few():
@@ -231,6 +247,11 @@ def test_level_requests_leave_the_contexts_asked_for_within_the_limits():
     assert all(a.request.prompt_tokens >= 1 for a in level_requests(short, 20, 0.0, seed=1))
 
 
+def scaled(overhead, times, more_s=0.0):
+    terms = {key: value * times for key, value in asdict(overhead).items()}
+    return SchedulingOverhead(**{**terms, "per_prefill_step_s": more_s})
+
+
 def machine_at(monkeypatch, of_round):
     """Let the real backend be the simulation with steps that take longer, by round."""
     asked = []
@@ -239,9 +260,13 @@ def machine_at(monkeypatch, of_round):
         profile = make_cost_model(spec)
         level = Level(
             RunLevel(
-                0.9 * of_round[repeat]["decode_steps"], 1.1 * of_round[repeat]["prompt_steps"], 5e-5
+                0.9 * of_round[repeat]["decode_steps"],
+                1.1 * of_round[repeat]["prompt_steps"],
+                5e-5,
+                prompt_step_s=1e-3 * repeat,
             ),
             None,
+            scheduling_overhead=scaled(profile.scheduling_overhead, of_round[repeat]["overhead"]),
             **of_round[repeat],
             num_steps=0,
         )
@@ -291,6 +316,8 @@ def test_comparison_priced_at_the_level_of_its_rounds_holds_where_the_profiles_o
         assert first.prompt_steps == pytest.approx(1.1 * 1.1, rel=2e-3)
         assert second.decode_steps == pytest.approx(0.9 * 1.1, rel=2e-3)
         assert second.prompt_steps == pytest.approx(1.1, rel=2e-3)
+        assert first.prompt_step_s == pytest.approx(0.0, abs=5e-5)
+        assert second.prompt_step_s == pytest.approx(1e-3, abs=5e-5)
 
 
 def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monkeypatch, profile):
@@ -301,6 +328,7 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
     text = markdown(found, spec)
     assert "Before and after each measured run 30 requests of another workload" in text
     assert "whose own level is 0.900 without prompts, 1.100 with, and 50 µs more" in text
+    assert "for each request that decodes and 0 µs more for a step with prompts." in text
     assert text.count("each at the level of its round") == 4
     rows = level_rows(found)
     assert [row[:2] for row in rows] == [
@@ -312,7 +340,7 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
     assert data["levels"]["by_load"]["request_rate=20"]["2"]["num_steps"] == int(rows[1][-1])
     told = data["provenance"]["cost_model"]["meta"]["level"]
     assert told["run_level_of_profile"] == {
-        "decode_steps": 0.9, "prompt_steps": 1.1, "decode_row_s": 5e-5
+        "decode_steps": 0.9, "prompt_steps": 1.1, "decode_row_s": 5e-5, "prompt_step_s": 0.0,
     }  # fmt: skip
     assert told["times_as_long_as_profile"]["decode_steps"] == pytest.approx(1.3, abs=0.05)
     plain_spec = spec_of(profile, real={"repeats": 2})
