@@ -2,10 +2,10 @@
 
 import math
 
-from schedlab.policies.deadlines import Target, due_ns
+from schedlab.policies.deadlines import due_ns
 from schedlab.policies.policy import Policy
 from schedlab.policies.registry import register
-from schedlab.policies.slack_loop import plan_by_slack
+from schedlab.policies.slack_loop import Deadlines, plan_by_slack
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -33,8 +33,9 @@ class FairBatching(Policy):
     The paper's text was not at hand: the rules are those of two independent accounts of it, which
     agree. The first of a step is taken whatever its time, an addition.
 
-    A decision is linear in the running batch, O(n log n) where not all of it fits the time, and
-    asks for O(log n) step times. Skip-ahead is honest because a step in which a prompt is there
+    A decision is O(1) in the running batch where all of it and all prompts end long before the
+    first token is due, else linear, O(n log n) where not all of it fits the time, and asks for
+    O(log n) step times. Skip-ahead is honest because a step in which a prompt is there
     that could be computed promises nothing, and one of decodes alone holds while each such step
     ends within the least time between tokens, whatever the slack; each of these is priced.
 
@@ -53,7 +54,7 @@ class FairBatching(Policy):
         self.tbt_s = tbt_s
         self._own_tbt_ms: dict[int, float] = {}
         self._offsets_ns: list[int] = []
-        self._targets: dict[RequestState, Target] = {}
+        self._deadlines = Deadlines()
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Note its targets."""
@@ -64,16 +65,17 @@ class FairBatching(Policy):
             ttft_ms = ttft_ms if slo.ttft_ms is None else slo.ttft_ms
             if slo.tpot_ms is not None:
                 self._own_tbt_ms[state.id] = tbt_ms = slo.tpot_ms
-        self._targets[state] = state.request.arrival_ns, offsets_ns, ttft_ms, tbt_ms
+        target = state.request.arrival_ns, offsets_ns, ttft_ms, tbt_ms
+        self._deadlines.add(state, target)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Forget the request."""
         self._own_tbt_ms.pop(state.id, None)
-        self._targets.pop(state, None)
+        self._deadlines.targets.pop(state, None)
 
     def key(self, state: RequestState, now_ns: int) -> int:
         """Order by when the next token is due."""
-        return due_ns(state, self._targets)
+        return due_ns(state, self._deadlines.targets)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan urgent decodes, prompts, other decodes, as many as end within the time."""
@@ -81,4 +83,4 @@ class FairBatching(Policy):
         if self._own_tbt_ms:
             own = self._own_tbt_ms
             tbt_ms = min((own.get(s.id, tbt_ms) for s in view.decoding), default=tbt_ms)
-        return plan_by_slack(view, builder, self._targets, round(tbt_ms * 1e6))
+        return plan_by_slack(view, builder, self._deadlines, round(tbt_ms * 1e6))

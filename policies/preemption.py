@@ -121,28 +121,17 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place:
         False, with nothing granted, if something may not fit, or if decodes are paused, so that
         their places decide in which order they go on.
     """
-    config, waiting, prefilling = view.config, view.waiting, view.prefilling
-    if view.num_paused or config.kv_allocator != "paged":
+    waiting, prefilling = view.waiting, view.prefilling
+    if view.num_paused or view.config.kv_allocator != "paged":
         return False
-    running = view.running
-    num_waiting, num_running = len(waiting), len(running)
-    drafts, size = config.num_speculative_tokens, config.block_size
-    tokens_left = builder.tokens_left - num_running * (1 + drafts)
-    if num_running > builder.rows_left or tokens_left < 0:
-        return False
-    if not num_waiting and not prefilling:
+    if not len(waiting) and not prefilling:
+        running = view.running
+        num_tokens = len(running) * (1 + view.config.num_speculative_tokens)
+        if len(running) > builder.rows_left or num_tokens > builder.tokens_left:
+            return False
         return builder.grant_all(running) if by_name else builder.grant_decodes()
-    if num_waiting > builder.residents_left or num_waiting + num_running > builder.rows_left:
+    if not everyone_fits(view, builder):
         return False
-    slots = 1 + (drafts + config.num_lookahead_tokens if drafts else 0)
-    blocks_left = view.free_blocks - config.watermark_blocks - num_running * -(-slots // size)
-    for state in chain(prefilling, waiting):
-        if state.swapped:
-            return False
-        tokens_left -= state.num_uncomputed_tokens
-        blocks_left += -state.num_tokens // size
-        if tokens_left < 0 or blocks_left < 0:
-            return False
     if by_name:
         builder.grant_all(view.decoding)
     else:
@@ -152,6 +141,28 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place:
         prompts = merge(sorted(prefilling, key=place), waiting, key=place)
     for state in prompts:
         builder.grant(state)
+    return True
+
+
+def everyone_fits(view: EngineView, builder: PlanBuilder) -> bool:
+    """Whether a step surely has room for a token of each decode and what is left of each prompt."""
+    config, waiting = view.config, view.waiting
+    num_waiting, num_running = len(waiting), len(view.running)
+    drafts, size = config.num_speculative_tokens, config.block_size
+    tokens_left = builder.tokens_left - num_running * (1 + drafts)
+    if config.kv_allocator != "paged" or tokens_left < 0:
+        return False
+    if num_waiting > builder.residents_left or num_waiting + num_running > builder.rows_left:
+        return False
+    slots = 1 + (drafts + config.num_lookahead_tokens if drafts else 0)
+    blocks_left = view.free_blocks - config.watermark_blocks - num_running * -(-slots // size)
+    for state in chain(view.prefilling, waiting):
+        if state.swapped:
+            return False
+        tokens_left -= state.num_uncomputed_tokens
+        blocks_left += -state.num_tokens // size
+        if tokens_left < 0 or blocks_left < 0:
+            return False
     return True
 
 

@@ -1,11 +1,17 @@
-"""The loop behind `FairBatching`: a function of its own, which the compiled core has."""
+"""The loop behind `FairBatching`: functions of their own, which the compiled core has."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 from schedlab.policies.deadlines import Target, all_due_ns, due_ns
-from schedlab.policies.preemption import grant_all_decodes, grant_or_preempt, latest_arrival
+from schedlab.policies.preemption import (
+    everyone_fits,
+    grant_all_decodes,
+    grant_or_preempt,
+    latest_arrival,
+)
 from schedlab.policies.step_load import StepLoad
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -15,8 +21,46 @@ from schedlab.sim.request import RequestState
 Targets = dict[RequestState, Target]
 
 
+class Deadlines:
+    """When the next tokens of requests are due.
+
+    Attributes
+    ----------
+    targets : dict of RequestState to Target
+        Of all requests.
+    none_before_ns : int
+        No token is due before. It may be too early: what is due later and later is looked at only
+        where that matters.
+    full_tokens : int
+        Tokens of the last step that its time cut off in a prompt: often those of the next one, too,
+        since times rise by stairs.
+    """
+
+    __slots__ = ("full_tokens", "none_before_ns", "targets")
+
+    def __init__(self) -> None:
+        self.targets: Targets = {}
+        self.full_tokens = 0
+        self.none_before_ns = FOREVER
+
+    def add(self, state: RequestState, target: Target) -> None:
+        """Let a request have a target."""
+        self.targets[state] = target
+        self.none_before_ns = min(self.none_before_ns, due_ns(state, self.targets))
+
+    def of_decodes(self, view: EngineView, decodes: Sequence[RequestState]) -> list[int]:
+        """Return when the next token of each decode is due; the queue is in the order of that."""
+        targets = self.targets
+        dates_ns = all_due_ns(decodes, view.output_tokens(decodes), targets)
+        others = [*view.prefilling, *view.loading, *view.loaded, *view.in_pipeline]
+        if len(view.waiting):
+            others.append(view.waiting.head)
+        self.none_before_ns = min([*dates_ns, *[due_ns(state, targets) for state in others]])
+        return dates_ns
+
+
 def plan_by_slack(
-    view: EngineView, builder: PlanBuilder, targets: Targets, tbt_ns: int
+    view: EngineView, builder: PlanBuilder, deadlines: Deadlines, tbt_ns: int
 ) -> BatchPlan:
     """Plan urgent decodes, prompts, other decodes, as many as end within the time.
 
@@ -24,16 +68,18 @@ def plan_by_slack(
     ----------
     view, builder : EngineView, PlanBuilder
         As `Policy.plan` gets them.
-    targets : dict of RequestState to Target
-        Of all requests; the queue is in the order of when their next tokens are due.
+    deadlines : Deadlines
+        Of all requests; the queue is in their order.
     tbt_ns : int
         The least time between tokens of all decodes.
     """
-    now_ns, decodes = view.now_ns, view.decoding
+    could_prefill = len(view.prefilling) > 0 or (len(view.waiting) > 0 and builder.seats_left > 0)
+    if could_prefill and _grant_everyone(view, builder, deadlines, tbt_ns):
+        return builder.build()
+    now_ns, decodes, targets = view.now_ns, view.decoding, deadlines.targets
     if not decodes:
         tbt_ns = 0
     load = StepLoad(view)
-    could_prefill = len(view.prefilling) > 0 or (len(view.waiting) > 0 and builder.seats_left > 0)
     if not could_prefill:
         # The budget is the least time between tokens at least, whatever the slack.
         steps = load.with_decodes(decodes).steps_within(tbt_ns)
@@ -42,7 +88,7 @@ def plan_by_slack(
     urgent, budget_ns = decodes, FOREVER
     others: list[RequestState] = []
     if decodes:
-        dates_ns = all_due_ns(decodes, view.output_tokens(decodes), targets)
+        dates_ns = deadlines.of_decodes(view, decodes)
         budget_ns = max(min(dates_ns) - now_ns, tbt_ns)
         urgent_ns = now_ns + budget_ns + tbt_ns
         if could_prefill and max(dates_ns) >= urgent_ns:
@@ -50,7 +96,7 @@ def plan_by_slack(
             for state, at_ns in zip(decodes, dates_ns, strict=True):
                 (urgent if at_ns < urgent_ns else others).append(state)
     served, load = _decode(urgent, load, budget_ns, builder, view, (), targets)
-    served = (*served, *_compute_prompts(load, budget_ns, builder, view, targets))
+    served = (*served, *_compute_prompts(load, budget_ns, builder, view, deadlines))
     more, load = _decode(others, load, budget_ns, builder, view, served, targets)
     if load.is_empty and view.running and not builder.preempted:
         # Prompts under way block each other for memory.
@@ -60,20 +106,52 @@ def plan_by_slack(
     return builder.build(max_steps=max(load.steps_within(tbt_ns), 1))
 
 
+def _grant_everyone(
+    view: EngineView, builder: PlanBuilder, deadlines: Deadlines, tbt_ns: int
+) -> bool:
+    """Grant all decodes a token and all prompts whole, if that surely ends within the time.
+
+    Then it does not matter who goes first, nor which decodes are urgent: nobody is looked at. Where
+    a larger batch might take less time, or nobody decodes, it is not tried.
+    """
+    if not (view.num_decodes and view.prices_never_fall and everyone_fits(view, builder)):
+        return False
+    budget_ns = max(deadlines.none_before_ns - view.now_ns, tbt_ns)
+    load = StepLoad(view).with_all_decodes()
+    if not load.is_within(budget_ns):
+        return False
+    for state in chain(view.prefilling, view.waiting):
+        load.add(state, state.num_uncomputed_tokens)
+    if not load.is_within(budget_ns):
+        return False
+    builder.grant_decodes()
+    prompts: Iterable[RequestState] = view.waiting
+    if view.prefilling:
+        prompts = _by_slack(list(view.prefilling), prompts, deadlines.targets)
+    for state in prompts:
+        if not builder.grant(state):
+            break
+    return True
+
+
 def _compute_prompts(
-    load: StepLoad, budget_ns: int, builder: PlanBuilder, view: EngineView, targets: Targets
+    load: StepLoad, budget_ns: int, builder: PlanBuilder, view: EngineView, deadlines: Deadlines
 ) -> list[RequestState]:
     """Grant prompts what ends within the time, by slack; count them, and return whose they are."""
     prompts: Iterable[RequestState] = view.waiting if not builder.preempted else ()
     under_way = [state for state in view.prefilling if state not in builder.preempted]
     if under_way:
-        prompts = _by_slack(under_way, prompts, targets)
+        prompts = _by_slack(under_way, prompts, deadlines.targets)
     served: list[RequestState] = []
     for state in prompts:
         if not (builder.tokens_left and builder.rows_left):
             break
         most = min(state.num_uncomputed_tokens, builder.tokens_left)
-        chunk = load.chunk_within(state, most, budget_ns) or int(load.is_empty)
+        others = load.num_tokens
+        within = load.chunk_within(state, most, budget_ns, deadlines.full_tokens - others)
+        if 0 < within < most:
+            deadlines.full_tokens = others + within
+        chunk = within or int(load.is_empty)
         granted = builder.grant(state, chunk) if chunk else 0
         if not granted:
             break
@@ -112,11 +190,13 @@ def _decode(
     """Grant the first due that fit the time, taking memory from who is not served."""
     if builder.preempted:
         states = [state for state in states if state not in builder.preempted]
-    if not states:
+    if not (states and builder.tokens_left and builder.rows_left):
         return (), load
     both = load.with_decodes(states)
     if both.is_within(budget_ns) and grant_all_decodes(states, builder, view):
         return states, both
+    if load.fits_no_decode(states, budget_ns):
+        return (), load
     states = [entry[1] for entry in sorted([(_place(state, targets), state) for state in states])]
     within = load.decodes_within(states, budget_ns) or int(load.is_empty)
     granted: set[RequestState] = set()

@@ -10,6 +10,7 @@ from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.request import RequestState
 
 _STEPS_AHEAD = 32
+_STRIDES = 4
 
 
 class StepLoad:
@@ -51,18 +52,25 @@ class StepLoad:
 
     def with_decodes(self, states: Collection[RequestState]) -> StepLoad:
         """Return this load and a token of each of some decodes."""
+        num_decodes = self._num_decodes + len(states)
+        if states and num_decodes == self._view.num_decodes:
+            return self.with_all_decodes()
         load = StepLoad(self._view)
         load._chunks = self._chunks
-        load._num_decodes = self._num_decodes + len(states)
-        if states and load._num_decodes == self._view.num_decodes:  # these are all of them
-            load._sum_tokens, load._longest_tokens, load._shortest_tokens = (
-                self._view.decode_contexts()
-            )
-            return load
+        load._num_decodes = num_decodes
         contexts = [state.num_computed_tokens for state in states]
         load._sum_tokens = self._sum_tokens + sum(contexts)
         load._longest_tokens = max(self._longest_tokens, max(contexts, default=0))
         load._shortest_tokens = min(self._shortest_tokens, min(contexts, default=FOREVER))
+        return load
+
+    def with_all_decodes(self) -> StepLoad:
+        """Return this load and a token of each decode that is not in it; there must be one."""
+        load, view = StepLoad(self._view), self._view
+        load._chunks = self._chunks
+        load._num_decodes = view.num_decodes
+        contexts = view.decode_contexts()
+        load._sum_tokens, load._longest_tokens, load._shortest_tokens = contexts
         return load
 
     def is_within(self, budget_ns: float) -> bool:
@@ -74,13 +82,27 @@ class StepLoad:
         contexts = [state.num_computed_tokens for state in states]
         return _most(len(contexts), lambda n: self._ns(contexts[:n]), budget_ns)
 
-    def chunk_within(self, state: RequestState, most: int, budget_ns: float) -> int:
-        """Return how many tokens of a prompt, up to `most`, may be computed as well."""
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are computed."""
+        return self._num_decodes + sum([tokens for tokens, _ in self._chunks])
+
+    def fits_no_decode(self, states: Collection[RequestState], budget_ns: float) -> bool:
+        """Whether surely not one of some decodes may be computed as well."""
+        if self.is_empty or not self._view.prices_never_fall:
+            return False
+        return self._ns([min([state.num_computed_tokens for state in states])]) > budget_ns
+
+    def chunk_within(self, state: RequestState, most: int, budget_ns: float, guess: int = 0) -> int:
+        """Return how many tokens of a prompt, up to `most`, may be computed as well.
+
+        Where so many as are guessed, and no more, they are found soonest.
+        """
         if budget_ns >= FOREVER or most < 1:
             return max(most, 0)
         view = self._view
         price_ns = view.chunk_pricer(self._shape(), state.num_computed_tokens)
-        return _most(most, price_ns, budget_ns, view.prices_never_fall)
+        return _most(most, price_ns, budget_ns, view.prices_never_fall, guess)
 
     def steps_within(self, budget_ns: float) -> int:
         """Return for how many steps of these decodes alone each ends within the time.
@@ -111,14 +133,20 @@ class StepLoad:
 
 
 def _most(
-    limit: int, price_ns: Callable[[int], int], budget_ns: float, never_falls: bool = False
+    limit: int,
+    price_ns: Callable[[int], int],
+    budget_ns: float,
+    never_falls: bool = False,
+    guess: int = 0,
 ) -> int:
     """Return the largest number up to `limit` that ends in time, as all below it are taken to."""
     if limit < 1 or price_ns(limit) <= budget_ns:
         return max(limit, 0)
-    if never_falls and price_ns(1) > budget_ns:
-        return 0
     least, too_many = 0, limit
+    if never_falls and 0 < guess < limit:
+        least, too_many = _about(guess, limit, price_ns, budget_ns)
+    if never_falls and not least and too_many > 1 and price_ns(1) > budget_ns:
+        return 0
     while too_many - least > 1:
         middle = (least + too_many) // 2
         if price_ns(middle) <= budget_ns:
@@ -126,3 +154,24 @@ def _most(
         else:
             too_many = middle
     return least
+
+
+def _about(
+    guess: int, limit: int, price_ns: Callable[[int], int], budget_ns: float
+) -> tuple[int, int]:
+    """Return a number that ends in time, or 0, and one that does not, close to a guess if it is."""
+    if price_ns(guess) <= budget_ns:
+        least, stride = guess, 1
+        while least + stride < limit:
+            if price_ns(least + stride) > budget_ns:
+                return least, least + stride
+            least += stride
+            stride *= _STRIDES
+        return least, limit
+    too_many, stride = guess, 1
+    while too_many - stride > 0:
+        if price_ns(too_many - stride) <= budget_ns:
+            return too_many - stride, too_many
+        too_many -= stride
+        stride *= _STRIDES
+    return 0, too_many

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlab.policies import registry
@@ -147,3 +147,42 @@ def test_nested_wait_never_exceeds_the_places_of_its_segments(workload, config):
         assert sum(s.num_output_tokens < 4 for s in engine.requests.running.values()) <= 6
 
     laws.run(policy, workload, config, observer=watch)
+
+
+class NeverFalling(laws.LinearCost):
+    """As it is, said aloud: who asks need not look where all fits."""
+
+    never_falls = True
+
+
+@settings(max_examples=60)
+@given(
+    workloads(max_requests=12),
+    configs().map(
+        lambda config: replace(
+            config,
+            num_blocks=900,
+            max_num_seqs=16,
+            max_num_batched_tokens=200,
+            kv_allocator="paged",
+        )
+    ),
+    st.sampled_from([3e-6, 1e-5, 1e-4]),
+    st.sampled_from([1.1e-6, 1.3e-6]),
+    st.lists(st.sampled_from([None, (0.002, 0.0013), (0.01, 0.0012), (0.03, 0.0014)]), min_size=3),
+)
+def test_fair_batching_decides_alike_where_it_looks_at_nobody_since_all_fit(
+    work, config, ttft_s, tbt_s, paces
+):
+    for i, one in enumerate(work):
+        pace = paces[i % len(paces)]
+        if pace is not None:
+            slo = Slo(ttft_ms=pace[0], tpot_ms=pace[1])
+            work[i] = replace(one, request=replace(one.request, slo=slo))
+    made = [
+        laws.signature(
+            laws.run(registry.make("fair_batching", ttft_s=ttft_s, tbt_s=tbt_s), work, config, cost)
+        )
+        for cost in (laws.LinearCost(), NeverFalling())
+    ]
+    assert made[0] == made[1]

@@ -87,8 +87,9 @@ def test_estimate_by_a_chunk_is_that_of_the_step_with_it_overhead_included():
     assert shape.with_chunk(40, 16) == with_chunk
 
 
+@pytest.mark.parametrize("guess", [0, 1, 2, 20, 59, 60, 99])
 @pytest.mark.parametrize("says", [True, False])
-def test_search_for_a_chunk_finds_the_same_whether_or_not_prices_are_said_never_to_fall(says):
+def test_search_for_a_chunk_finds_the_same_whatever_is_guessed_or_said_of_prices(says, guess):
     cost = LinearCost()
     cost.never_falls = says
     found = set()
@@ -98,7 +99,7 @@ def test_search_for_a_chunk_finds_the_same_whether_or_not_prices_are_said_never_
             for state in view.waiting:
                 for budget_ns in range(0, 9000, 97):
                     load = StepLoad(view)
-                    most = load.chunk_within(state, 60, budget_ns)
+                    most = load.chunk_within(state, 60, budget_ns, guess)
                     shape = BatchShape(0, 0, 0)
                     took_ns = [
                         view.estimate_step_ns(shape.with_chunk(n, 0)) for n in (most, most + 1) if n
