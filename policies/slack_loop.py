@@ -76,15 +76,15 @@ def plan_by_slack(
     could_prefill = len(view.prefilling) > 0 or (len(view.waiting) > 0 and builder.seats_left > 0)
     if could_prefill and _grant_everyone(view, builder, deadlines, tbt_ns):
         return builder.build()
-    now_ns, decodes, targets = view.now_ns, view.decoding, deadlines.targets
-    if not decodes:
-        tbt_ns = 0
     load = StepLoad(view)
-    if not could_prefill:
+    if not view.num_decodes:
+        tbt_ns = 0
+    elif not could_prefill:
         # The budget is the least time between tokens at least, whatever the slack.
-        steps = load.with_decodes(decodes).steps_within(tbt_ns)
-        if steps and grant_all_decodes(decodes, builder, view):
+        steps = load.with_all_decodes().steps_within(tbt_ns)
+        if steps and grant_all_decodes(view.running, builder, view):
             return builder.build(max_steps=steps)
+    now_ns, decodes, targets = view.now_ns, view.decoding, deadlines.targets
     urgent, budget_ns = decodes, FOREVER
     others: list[RequestState] = []
     if decodes:
@@ -96,8 +96,11 @@ def plan_by_slack(
             for state, at_ns in zip(decodes, dates_ns, strict=True):
                 (urgent if at_ns < urgent_ns else others).append(state)
     served, load = _decode(urgent, load, budget_ns, builder, view, (), targets)
-    served = (*served, *_compute_prompts(load, budget_ns, builder, view, deadlines))
-    more, load = _decode(others, load, budget_ns, builder, view, served, targets)
+    prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines)
+    served = (*served, *prompts)
+    more: Collection[RequestState] = ()
+    if not is_full:
+        more, load = _decode(others, load, budget_ns, builder, view, served, targets)
     if load.is_empty and view.running and not builder.preempted:
         # Prompts under way block each other for memory.
         builder.preempt(latest_arrival(builder))
@@ -136,8 +139,16 @@ def _grant_everyone(
 
 def _compute_prompts(
     load: StepLoad, budget_ns: int, builder: PlanBuilder, view: EngineView, deadlines: Deadlines
-) -> list[RequestState]:
-    """Grant prompts what ends within the time, by slack; count them, and return whose they are."""
+) -> tuple[list[RequestState], bool]:
+    """Grant prompts what ends within the time, by slack, and count them.
+
+    Returns
+    -------
+    served : list of RequestState
+        Whose they are.
+    is_full : bool
+        Whether surely nothing else ends within the time.
+    """
     prompts: Iterable[RequestState] = view.waiting if not builder.preempted else ()
     under_way = [state for state in view.prefilling if state not in builder.preempted]
     if under_way:
@@ -157,7 +168,9 @@ def _compute_prompts(
             break
         load.add(state, granted)
         served.append(state)
-    return served
+        if within < most and load.is_full(budget_ns):
+            return served, True
+    return served, False
 
 
 def _by_slack(
@@ -195,8 +208,6 @@ def _decode(
     both = load.with_decodes(states)
     if both.is_within(budget_ns) and grant_all_decodes(states, builder, view):
         return states, both
-    if load.fits_no_decode(states, budget_ns):
-        return (), load
     states = [entry[1] for entry in sorted([(_place(state, targets), state) for state in states])]
     within = load.decodes_within(states, budget_ns) or int(load.is_empty)
     granted: set[RequestState] = set()

@@ -87,11 +87,15 @@ class StepLoad:
         """How many tokens are computed."""
         return self._num_decodes + sum([tokens for tokens, _ in self._chunks])
 
-    def fits_no_decode(self, states: Collection[RequestState], budget_ns: float) -> bool:
-        """Whether surely not one of some decodes may be computed as well."""
-        if self.is_empty or not self._view.prices_never_fall:
+    def is_full(self, budget_ns: float) -> bool:
+        """Whether surely no decode may be computed as well, nor a prompt, were it one token."""
+        view = self._view
+        if self.is_empty or not view.prices_never_fall:
             return False
-        return self._ns([min([state.num_computed_tokens for state in states])]) > budget_ns
+        shape = self._shape()
+        if view.estimate_step_ns(shape.with_chunk(1, 0)) <= budget_ns:
+            return False
+        return self._ns((0,)) > budget_ns
 
     def chunk_within(self, state: RequestState, most: int, budget_ns: float, guess: int = 0) -> int:
         """Return how many tokens of a prompt, up to `most`, may be computed as well.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from heapq import heappop, heappush
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -14,6 +15,8 @@ from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.cost.step_spread import Scatter
 from schedlab.sim.request import Request, RequestState
+
+_FEW_STEPS: Final = 8
 
 
 @mypyc_attr(free_list_len=1)
@@ -75,7 +78,9 @@ class Steps:
 
 
 def total(of_steps: list[int]) -> int:
-    """Add up a number of each step; few steps, and compiled code looks no function up for it."""
+    """Add up a number of each step; of few, compiled code looks no function up for it."""
+    if len(of_steps) > _FEW_STEPS:
+        return sum(of_steps)
     added = 0
     for number in of_steps:
         added += number

@@ -216,3 +216,44 @@ def test_run_does_not_report_more_extrapolated_steps_than_steps(policy, data_par
         assert provenance["extrapolated_steps"] > of_pool.max()
     assert max(provenance["extrapolated_by_feature"].values()) <= provenance["extrapolated_steps"]
     assert "extrapolated_steps" not in provenance["cost_model"]
+
+
+class Dearer(LinearCost):
+    """A decode takes so much longer, and a prompt."""
+
+    never_falls = True
+
+    def __init__(self, decode_ns, prompt_ns):
+        super().__init__()
+        self.more_ns = decode_ns, prompt_ns
+
+    def step_ns(self, shape, k=1):
+        decode_ns, prompt_ns = self.more_ns
+        more_ns = decode_ns * shape.num_decodes + prompt_ns * len(shape.chunks)
+        return [ns + more_ns for ns in super().step_ns(shape, k)]
+
+
+@pytest.mark.parametrize(
+    ("decode_ns", "prompt_ns", "full_ns", "room_ns"),
+    [(0, 0, 1009, 1010), (9, 0, 1009, 1010), (0, 9, 1009, 1010), (9, 30, 1018, 1019)],
+)
+def test_step_is_full_where_neither_a_decode_nor_a_token_of_a_prompt_ends_in_time(
+    decode_ns, prompt_ns, full_ns, room_ns
+):
+    seen = []
+
+    class Asks(ContinuousBatching):
+        def plan(self, view, builder):
+            load = StepLoad(view)
+            if len(view.waiting):
+                seen.append(load.is_full(0))  # the first of a step is taken whatever its time
+                load.add(view.waiting.head, 20)
+                seen.extend(load.is_full(200 + prompt_ns + ns) for ns in (full_ns, room_ns))
+            return super().plan(view, builder)
+
+    cost = Dearer(decode_ns, prompt_ns)
+    for never_falls in (True, False):
+        cost.never_falls = never_falls
+        engine = Engine(CONFIG, Asks(), SimExecutor(Pricing(cost)))
+        simulate(engine, [arrival(0, prompt=30, output=1)])
+    assert seen == [False, True, False, False, False, False]
