@@ -52,10 +52,13 @@ class Deadlines:
         """Return when the next token of each decode is due; the queue is in the order of that."""
         targets = self.targets
         dates_ns = all_due_ns(decodes, view.output_tokens(decodes), targets)
-        others = [*view.prefilling, *view.loading, *view.loaded, *view.in_pipeline]
-        if len(view.waiting):
-            others.append(view.waiting.head)
-        self.none_before_ns = min([*dates_ns, *[due_ns(state, targets) for state in others]])
+        self.none_before_ns = 0
+        first_ns = min(dates_ns)
+        if first_ns > view.now_ns:  # else it does not matter how late it is
+            others = [*view.prefilling, *view.loading, *view.loaded, *view.in_pipeline]
+            if len(view.waiting):
+                others.append(view.waiting.head)
+            self.none_before_ns = min([first_ns, *[due_ns(state, targets) for state in others]])
         return dates_ns
 
 
@@ -96,7 +99,7 @@ def plan_by_slack(
             for state, at_ns in zip(decodes, dates_ns, strict=True):
                 (urgent if at_ns < urgent_ns else others).append(state)
     served, load = _decode(urgent, load, budget_ns, builder, view, (), targets)
-    prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines)
+    prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines, bool(others))
     served = (*served, *prompts)
     more: Collection[RequestState] = ()
     if not is_full:
@@ -120,12 +123,11 @@ def _grant_everyone(
     if not (view.num_decodes and view.prices_never_fall and everyone_fits(view, builder)):
         return False
     budget_ns = max(deadlines.none_before_ns - view.now_ns, tbt_ns)
-    load = StepLoad(view).with_all_decodes()
-    if not load.is_within(budget_ns):
-        return False
+    decodes = StepLoad(view).with_all_decodes()
+    everyone = decodes.with_decodes(())
     for state in chain(view.prefilling, view.waiting):
-        load.add(state, state.num_uncomputed_tokens)
-    if not load.is_within(budget_ns):
+        everyone.add(state, state.num_uncomputed_tokens)
+    if not (everyone.is_within(budget_ns) and decodes.is_within(budget_ns)):
         return False
     builder.grant_decodes()
     prompts: Iterable[RequestState] = view.waiting
@@ -138,7 +140,12 @@ def _grant_everyone(
 
 
 def _compute_prompts(
-    load: StepLoad, budget_ns: int, builder: PlanBuilder, view: EngineView, deadlines: Deadlines
+    load: StepLoad,
+    budget_ns: int,
+    builder: PlanBuilder,
+    view: EngineView,
+    deadlines: Deadlines,
+    decodes_left: bool,
 ) -> tuple[list[RequestState], bool]:
     """Grant prompts what ends within the time, by slack, and count them.
 
@@ -168,8 +175,10 @@ def _compute_prompts(
             break
         load.add(state, granted)
         served.append(state)
-        if within < most and load.is_full(budget_ns):
-            return served, True
+        if within < most:
+            prompts_left = len(view.waiting) + len(under_way) > len(served)
+            if load.is_full(budget_ns, decodes_left, prompts_left):
+                return served, True
     return served, False
 
 

@@ -87,15 +87,17 @@ class StepLoad:
         """How many tokens are computed."""
         return self._num_decodes + sum([tokens for tokens, _ in self._chunks])
 
-    def is_full(self, budget_ns: float) -> bool:
-        """Whether surely no decode may be computed as well, nor a prompt, were it one token."""
+    def is_full(self, budget_ns: float, decodes: bool = True, prompts: bool = True) -> bool:
+        """Whether surely no decode may be computed as well, nor a prompt, were it one token.
+
+        Of what is said not to be left nothing is asked.
+        """
         view = self._view
         if self.is_empty or not view.prices_never_fall:
             return False
-        shape = self._shape()
-        if view.estimate_step_ns(shape.with_chunk(1, 0)) <= budget_ns:
+        if decodes and self._ns((0,)) <= budget_ns:
             return False
-        return self._ns((0,)) > budget_ns
+        return not prompts or view.estimate_step_ns(self._shape().with_chunk(1, 0)) > budget_ns
 
     def chunk_within(self, state: RequestState, most: int, budget_ns: float, guess: int = 0) -> int:
         """Return how many tokens of a prompt, up to `most`, may be computed as well.
