@@ -146,24 +146,25 @@ def grant_everyone(view: EngineView, builder: PlanBuilder, by_name: bool, place:
 
 def everyone_fits(view: EngineView, builder: PlanBuilder) -> bool:
     """Whether a step surely has room for a token of each decode and what is left of each prompt."""
-    config, waiting = view.config, view.waiting
+    config, waiting, prefilling = view.config, view.waiting, view.prefilling
     num_waiting, num_running = len(waiting), len(view.running)
-    drafts, size = config.num_speculative_tokens, config.block_size
-    tokens_left = builder.tokens_left - num_running * (1 + drafts)
-    if config.kv_allocator != "paged" or tokens_left < 0:
-        return False
     if num_waiting > builder.residents_left or num_waiting + num_running > builder.rows_left:
         return False
-    slots = 1 + (drafts + config.num_lookahead_tokens if drafts else 0)
+    drafts = config.num_speculative_tokens
+    tokens_left = builder.tokens_left - num_running * (1 + drafts)
+    for state in chain(prefilling, waiting):
+        tokens_left -= state.num_uncomputed_tokens
+        if tokens_left < 0:
+            return False
+    if config.kv_allocator != "paged" or tokens_left < 0:
+        return False
+    size, slots = config.block_size, 1 + (drafts + config.num_lookahead_tokens if drafts else 0)
     blocks_left = view.free_blocks - config.watermark_blocks - num_running * -(-slots // size)
-    for state in chain(view.prefilling, waiting):
+    for state in chain(prefilling, waiting):
         if state.swapped:
             return False
-        tokens_left -= state.num_uncomputed_tokens
         blocks_left += -state.num_tokens // size
-        if tokens_left < 0 or blocks_left < 0:
-            return False
-    return True
+    return blocks_left >= 0
 
 
 def latest_arrival(builder: PlanBuilder) -> RequestState:

@@ -100,14 +100,15 @@ def plan_by_slack(
                 (urgent if at_ns < urgent_ns else others).append(state)
     served, load = _decode(urgent, load, budget_ns, builder, view, (), targets)
     prompts, is_full = _compute_prompts(load, budget_ns, builder, view, deadlines, bool(others))
-    served = (*served, *prompts)
-    more: Collection[RequestState] = ()
-    if not is_full:
-        more, load = _decode(others, load, budget_ns, builder, view, served, targets)
+    num_served = len(served) + len(prompts)
+    if others and not is_full:
+        both = (*served, *prompts)
+        more, load = _decode(others, load, budget_ns, builder, view, both, targets)
+        num_served += len(more)
     if load.is_empty and view.running and not builder.preempted:
         # Prompts under way block each other for memory.
         builder.preempt(latest_arrival(builder))
-    if could_prefill or len(served) + len(more) < len(decodes):
+    if could_prefill or num_served < len(decodes):
         return builder.build()
     return builder.build(max_steps=max(load.steps_within(tbt_ns), 1))
 
@@ -158,7 +159,9 @@ def _compute_prompts(
     """
     prompts: Iterable[RequestState] = view.waiting if not builder.preempted else ()
     under_way = [state for state in view.prefilling if state not in builder.preempted]
-    if under_way:
+    if len(under_way) == 1 and not len(view.waiting):
+        prompts = under_way
+    elif under_way:
         prompts = _by_slack(under_way, prompts, deadlines.targets)
     served: list[RequestState] = []
     for state in prompts:
