@@ -329,12 +329,17 @@ class Lifecycle(Departures):
                 self._go_on(list(self.paused.values()))
             return batch.size
         if chosen and (self.paused or len(chosen) < batch.size):
-            paused, turn = self.paused, set(chosen)
-            left = [state for state in batch.members.values() if state not in turn]
+            left, joining = plan.left, plan.joining
+            if left is None or joining is None or self.step_overrun:
+                paused, turn = self.paused, set(chosen)
+                left = [state for state in batch.members.values() if state not in turn]
+                joining = []
+                if len(chosen) > batch.size - len(left):
+                    joining = [s for s in chosen if s._batch is not batch and s.id in paused]
             if left:
                 self._pause(left)
-            if len(chosen) > batch.size:
-                self._go_on([s for s in chosen if s._batch is not batch and s.id in paused])
+            if joining:
+                self._go_on(joining)
         for state, drafts in plan.trimmed:
             self.draft_anew(state, drafts)
         return len(chosen)

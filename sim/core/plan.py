@@ -59,12 +59,16 @@ class BatchPlan:
     loading : tuple of (RequestState, Parts)
         Those of the admitted whose KV is loaded from lower tiers before they are computed: what
         the prefix cache lacks, or, of those that were swapped out and so have no parts, all.
+    left, joining : list of RequestState, or None
+        Who of those in the `DecodeBatch` does not decode, in its order, and who is not in it and
+        does, in the order of `decodes`; `None` where the builder did not come to know. Whoever
+        carries the plan out need not look for them then.
     """
 
     __slots__ = (
-        "admitted", "chunks", "decodes", "finished", "list_decodes", "loading", "max_steps",
-        "pad_finished", "padding_tokens", "preempted", "rejected", "start_ns", "swapped",
-        "trimmed", "until_ns",
+        "admitted", "chunks", "decodes", "finished", "joining", "left", "list_decodes", "loading",
+        "max_steps", "pad_finished", "padding_tokens", "preempted", "rejected", "start_ns",
+        "swapped", "trimmed", "until_ns",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +88,8 @@ class BatchPlan:
         list_decodes: Callable[[], tuple[RequestState, ...]],
         trimmed: tuple[tuple[RequestState, int], ...] = (),
         loading: tuple[tuple[RequestState, Parts], ...] = (),
+        left: list[RequestState] | None = None,
+        joining: list[RequestState] | None = None,
     ) -> None:
         self.decodes = decodes
         self.chunks = chunks
@@ -100,6 +106,8 @@ class BatchPlan:
         self.list_decodes = list_decodes
         self.trimmed = trimmed
         self.loading = loading
+        self.left = left
+        self.joining = joining
 
     def num_scheduled_tokens(self) -> dict[int, int]:
         """Write the plan out as vLLM does: {request id: tokens}. O(batch), so only on demand."""

@@ -21,6 +21,9 @@ class PlanBuilder(StepLedger):
     def __init__(self, requests: Population) -> None:
         super().__init__(requests)
         self._list_decodes = self._decodes_in_order  # bound once, not for each plan
+        # Of those compared with the batch: who of it is left out, and who comes to it.
+        self._left: list[RequestState] = []
+        self._joining: list[RequestState] = []
 
     def grant_running(self) -> bool:
         """Schedule every running request: each decode one token, each prefill what is left.
@@ -163,16 +166,17 @@ class PlanBuilder(StepLedger):
         members = batch.members
         is_few = 2 * num_decodes < len(members)
         need = 0 if is_few else batch.blocks_next_step()
+        left: list[RequestState] = []
+        others: Collection[RequestState] = ()
         if is_few or self.preempted or chosen.keys() != members.keys():
             if is_few:
-                others: Collection[RequestState] = decodes
+                others = decodes
             else:
                 # From who decoded last on: plans change few of them, and a member decodes.
-                left = [members[i] for i in members.keys() - chosen.keys()]
+                left = [state for i, state in members.items() if i not in chosen]
                 need -= self._blocks_of(left)
-                others = ()
                 if num_decodes > len(members) - len(left):
-                    others = [chosen[i] for i in chosen.keys() - members.keys()]
+                    others = [state for state in decodes if state._batch is not batch]
             for state in others:
                 if state._batch is not batch and state.id not in self._requests.paused:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
@@ -188,6 +192,9 @@ class PlanBuilder(StepLedger):
             granted.update(chosen)
         else:
             self._decodes = chosen
+            if not is_few:
+                self._num_compared = num_decodes
+                self._left, self._joining = left, list(others)
         self.tokens_left -= tokens
         self.rows_left -= num_decodes
         return True
@@ -319,8 +326,12 @@ class PlanBuilder(StepLedger):
             require_one_of(finished, _FINISHED, "finished")
         # Most plans do little of this, and `()` costs a fraction of the tuple of an empty dict.
         decodes: tuple[RequestState, ...] | None = None
+        left: list[RequestState] | None = None
+        joining: list[RequestState] | None = None
         if not self._all_decodes:
             decodes = tuple(self._decodes.values()) if self._decodes else ()
+            if len(decodes) == self._num_compared and not self.preempted:  # nobody else decodes
+                left, joining = self._left, self._joining
         chunks = tuple(self._chunks.values()) if self._chunks else ()
         admitted = tuple(self._admitted.values()) if self._admitted else ()
         preempted: tuple[RequestState, ...] = ()
@@ -352,6 +363,8 @@ class PlanBuilder(StepLedger):
             self._list_decodes,
             trimmed,
             loading,
+            left,
+            joining,
         )
         return plan
 

@@ -88,6 +88,7 @@ class StepLedger:
         self.denied: tuple[RequestState, str] | None = None
         self.plan: BatchPlan | None = None
         self._all_decodes = False
+        self._num_compared = -1  # decodes granted at once and compared with the batch, if any were
         self._padding_tokens = 0
         self._set_aside_blocks = 0
         # Most are empty at most steps; whoever was given a full one keeps it.

@@ -1,6 +1,7 @@
 """The ledger of a step: what it grants, in which order, and what it refuses to write down."""
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -323,3 +324,46 @@ def test_decodes_granted_at_once_that_cannot_be_are_refused(wrong):
 
     with pytest.raises(InfeasiblePlan, match=r"twice in one step|does not decode"):
         run_plan(plan)
+
+
+class ByTurns(Policy):
+    """Decodes some by chance, granted at once, in two halves or one by one, and checks the plan."""
+
+    pauses = True
+
+    def __init__(self, how):
+        self.how = how
+        self.told = []
+
+    def plan(self, view, builder):
+        draw = Random(view.now_ns)
+        decodes = [state for state in view.decoding if draw.random() < 0.7] or view.decoding
+        draw.shuffle(decodes)
+        granted = False
+        if self.how == "halves":
+            granted = builder.grant_all(decodes[::2]) and builder.grant_all(decodes[1::2])
+        elif self.how == "at once":
+            granted = builder.grant_all(decodes)
+        if not granted:
+            for state in decodes:
+                builder.serves(state) or builder.grant(state)
+        for state in (*view.prefilling, *view.waiting):
+            builder.grant(state)
+        if self.how == "preempting" and decodes and draw.random() < 0.3:
+            builder.preempt(decodes[0])
+        plan = builder.build()
+        members = view._requests.decodes.members.values()
+        if plan.left is not None:
+            assert plan.left == [state for state in members if state not in plan.decodes]
+            assert plan.joining == [state for state in plan.decodes if state not in members]
+        self.told.append(plan.left)
+        return plan
+
+
+@pytest.mark.parametrize("how", ["at once", "halves", "one by one", "preempting"])
+def test_plans_tell_who_leaves_the_batch_only_where_that_is_known(how):
+    policy = ByTurns(how)
+    config = replace(CONFIG, max_num_batched_tokens=64, max_num_seqs=12)
+    laws.run(policy, [arrival(i, i, prompt=3, output=4 + i % 7) for i in range(40)], config)
+    assert any(policy.told) or how != "at once"
+    assert None in policy.told
