@@ -8,7 +8,7 @@ from operator import mul
 
 from schedlab.policies.policy import Policy
 from schedlab.policies.registry import register
-from schedlab.policies.segments import choose, grant_chosen, sort_by_segment, stays_timed_out
+from schedlab.policies.segments import Segments, choose, grant_chosen
 from schedlab.policies.wait import check_types
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -76,24 +76,16 @@ class NestedWait(Policy):
         self._stages = [end - start for start, end in pairwise((0, *output_edges))]
         self._limits: list[tuple[int, int]] = []
         self._set_limits()
-        self._ran_ns: dict[RequestState, int] = {}
-        self._slots: list[int] = []
-        self._gone: list[RequestState] = []
+        self._segments = Segments(output_edges)
 
     def on_arrival(self, state: RequestState, now_ns: int) -> None:
         """Let a request that ran on another engine wait at its entry from now on."""
         if state.status is RUNS:
-            self._ran_ns[state] = now_ns
+            self._segments.came(state, now_ns)
 
     def on_tokens(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
-        """Remember when requests ran, to know how long they wait at an entry."""
-        self._ran_ns.update(dict.fromkeys(plan.decoding(), now_ns))
-        if plan.chunks:
-            self._ran_ns.update((state, now_ns) for state, _ in plan.chunks)
-        if self._gone:  # of whom the plan still tells
-            for state in self._gone:
-                self._ran_ns.pop(state, None)
-            self._gone.clear()
+        """Follow requests through the segments, and remember when they ran."""
+        self._segments.move_on(plan, num_steps, now_ns)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
         """Count the answer in the segment where it ended."""
@@ -102,26 +94,27 @@ class NestedWait(Policy):
         self._ended[segment] += 1
         if self.request_rates is None:
             self._set_limits()
-        self._ran_ns.pop(state, None)
-        self._gone.append(state)
+        self._segments.ended(state)
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Run the segments from the first up to the one whose entry still gathers."""
-        edges, ran_ns = self.output_edges, self._ran_ns
-        segments = sort_by_segment(view, edges, self._slots)
+        segments, limits = self._segments, self._limits
+        segments.find(view)
         timeout_ns = round(self.max_wait_s * 1e9)
-        choice = choose(segments, edges, self._limits, view, ran_ns, timeout_ns, self.drain)
+        choice = choose(segments, limits, view, timeout_ns, self.drain)
         steps = choice.steps
         if view.config.num_speculative_tokens:  # drafts bring requests together at one stage
             steps = 1
         if choice.timed_out >= 0 and steps > 1:
             waited_until_ns = view.now_ns - timeout_ns
-            if choice.takes or not stays_timed_out(
-                segments, choice.timed_out, ran_ns, waited_until_ns
-            ):
+            takes = any(choice.taken)
+            if takes or not segments.stays_timed_out(choice.timed_out, waited_until_ns):
                 steps = 1
-        all_granted = grant_chosen(choice.states, choice.num_new, view, builder)
-        return builder.build(max_steps=steps if all_granted else 1, until_ns=choice.until_ns)
+        all_granted = grant_chosen(segments, choice, limits, view, builder)
+        plan = builder.build(max_steps=steps if all_granted else 1, until_ns=choice.until_ns)
+        if all_granted and choice.is_whole:
+            segments.run_by(plan, choice)
+        return plan
 
     def _set_limits(self) -> None:
         """Work out of each segment how many it may hold, and how many at one stage."""

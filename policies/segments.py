@@ -5,56 +5,111 @@ Functions of their own, which the compiled core has: they look at each running r
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Collection, Sequence
 
 from schedlab.policies.preemption import grant_or_preempt
-from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
+from schedlab.sim.core.population import seat_number
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RUNS, RequestState
 
 
 class Segment:
-    """The running requests of one segment, in the order of their admission.
+    """The running requests of one segment.
+
+    Those inside move on together as long as all of them run, so their stages, how long their
+    answers are so far, are told from the steps they took.
 
     Attributes
     ----------
     entry : list of RequestState
-        Those whose answer is as long as the segment begins with.
-    inside : list of RequestState
-        All others of it.
-    stages : list of int
-        How long the answers of those inside are so far.
+        Those whose answer is as long as the segment begins with, in the order of their admission.
+    at_stage : dict of int to list of RequestState
+        All others of it, by stage less `num_steps`, the last stage first; at each in the order of
+        their admission.
+    num_inside : int
+        How many they are.
+    num_steps : int
+        Steps that all of them took since they were sorted.
+    since_ns : int
+        When all of them ran last; before the first step, the earliest of such times.
+    runs : bool
+        Whether they took part in the last plan that decoded.
     """
 
-    __slots__ = ("entry", "inside", "stages")
+    __slots__ = (
+        "_most_at_stage", "at_stage", "entry", "num_inside", "num_steps", "runs", "since_ns",
+    )  # fmt: skip
 
-    def __init__(
-        self, entry: list[RequestState], inside: list[RequestState], stages: list[int]
-    ) -> None:
-        self.entry = entry
-        self.inside = inside
-        self.stages = stages
+    def __init__(self) -> None:
+        self.entry: list[RequestState] = []
+        self.at_stage: dict[int, list[RequestState]] = {}
+        self.num_inside = 0
+        self.num_steps = 0
+        self.since_ns = FOREVER
+        self.runs = False
+        self._most_at_stage = 0  # worked out when it is asked for; 0 if it is not
+
+    @property
+    def longest(self) -> int:
+        """The last stage at which somebody is inside; there must be one."""
+        return next(iter(self.at_stage)) + self.num_steps
+
+    def put(self, states: list[RequestState], stage: int) -> None:
+        """Let requests in, in the order of their admission, at the first stage of those inside."""
+        at = stage - self.num_steps
+        there = self.at_stage.get(at)
+        if there is None:
+            self.at_stage[at] = there = states
+        else:
+            there += states
+        self.num_inside += len(states)
+        if self._most_at_stage and len(there) > self._most_at_stage:
+            self._most_at_stage = len(there)
+
+    def pass_from(self, stage: int) -> list[RequestState]:
+        """Let those out who are at a stage."""
+        states = self.at_stage.pop(stage - self.num_steps, [])
+        self.num_inside -= len(states)
+        self._most_at_stage = 0
+        return states
+
+    def remove(self, state: RequestState, stage: int) -> bool:
+        """Let one out who is at a stage; False if it is not."""
+        at = stage - self.num_steps
+        there = self.at_stage.get(at, [])
+        if state not in there:
+            return False
+        there.remove(state)
+        if not there:
+            del self.at_stage[at]
+        self.num_inside -= 1
+        self._most_at_stage = 0
+        return True
+
+    def exceeds(self, group: int) -> bool:
+        """Whether more than `group` are at a stage; prompts are at stage 0 in any number."""
+        if self.num_inside <= group:
+            return False
+        if not self._most_at_stage:
+            self._most_at_stage = max(map(len, self.at_stage.values()))
+        if self._most_at_stage <= group:
+            return False
+        here = self.num_steps
+        return any([len(states) > group for at, states in self.at_stage.items() if at + here])
 
     def at_most(self, group: int) -> list[RequestState]:
-        """Return up to `group` inside at each stage; prompts are at stage 0 in any number."""
-        stages = self.stages
-        if len(stages) <= group or len(set(stages)) == len(stages):
-            return self.inside
-        return [self.inside[i] for i in first_at_stages(stages, group)]
+        """Return the first `group` at each stage, and all of stage 0."""
+        chosen: list[RequestState] = []
+        for at, states in self.at_stage.items():
+            chosen += states[:group] if at + self.num_steps else states
+        return chosen
 
-
-def first_at_stages(stages: Sequence[int], group: int) -> list[int]:
-    """Return the indices of the first `group` of each stage, and of all of stage 0."""
-    chosen: list[int] = []
-    at_stage: dict[int, int] = {}
-    for i, stage in enumerate(stages):
-        num = at_stage.get(stage, 0)
-        if num < group or not stage:
-            at_stage[stage] = num + 1
-            chosen.append(i)
-    return chosen
+    def inside(self) -> list[RequestState]:
+        """Return all inside."""
+        return [state for states in self.at_stage.values() for state in states]
 
 
 class Choice:
@@ -62,69 +117,269 @@ class Choice:
 
     Attributes
     ----------
-    states : list of RequestState
-        They, segment by segment.
+    taken : list of int
+        Of each segment that runs how many from its entry, the first of them.
+    is_whole : bool
+        Whether all inside of these run as well: nowhere there are more at a stage than may.
+    num_chosen : int
+        How many run, then.
     num_new : int
         How many of those who wait may come as well.
     steps : int
         For how many steps the same may run, if all of them do and nothing happens.
     until_ns : int
         When the time is over that the first of a segment waits for others, which stays; or FOREVER.
-    takes : bool
-        Whether some of them come from an entry.
     timed_out : int
         The last segment that runs because this time was over before; -1 if none does.
     """
 
-    __slots__ = ("num_new", "states", "steps", "takes", "timed_out", "until_ns")
+    __slots__ = ("is_whole", "num_chosen", "num_new", "steps", "taken", "timed_out", "until_ns")
 
     def __init__(self) -> None:
-        self.states: list[RequestState] = []
+        self.taken: list[int] = []
+        self.is_whole = True
+        self.num_chosen = 0
         self.num_new = 0
         self.steps = FOREVER
         self.until_ns = FOREVER
-        self.takes = False
         self.timed_out = -1
 
 
-def sort_by_segment(view: EngineView, edges: Sequence[int], slots: list[int]) -> list[Segment]:
-    """Sort running requests into the segments that end at some lengths; longer ones to the last.
+class Segments:
+    """The running requests by segment, and since when each waits.
+
+    They are sorted once, and then kept from plan to plan as long as those inside of a segment all
+    run or all wait, and nobody comes or goes but new requests and finished ones. After anything
+    else they are sorted anew: that costs more, and is the same.
 
     Parameters
     ----------
-    view : EngineView
-        The engine.
     edges : sequence of int
-        Where segments end.
-    slots : list of int
-        Of each length the number of its segment, or ``-1 -`` that if it begins there; as far as
-        anybody was as long.
+        Where segments end; longer answers stay in the last.
+
+    Attributes
+    ----------
+    each : list of Segment
+        In their order.
+    is_kept : bool
+        Whether all are where the plans so far have brought them.
+    ran_ns : dict of RequestState to int
+        When requests ran last; of those inside `Segment.since_ns` knows better after its first
+        step.
     """
-    running = view.running
-    lengths = view.output_tokens(running)
-    if any([state.num_output_tokens for state in view.prefilling]):  # computed again: from stage 0
-        prompts = set(view.prefilling)
-        lengths = [0 if state in prompts else n for state, n in zip(running, lengths, strict=True)]
-    for length in range(len(slots), max(lengths, default=0) + 1):
-        number = min(bisect_right(edges, length), len(edges) - 1)
-        begins = number > 0 and length == edges[number - 1]
-        slots.append(-1 - number if begins else number)
-    # Those inside from the front of these lists, those at an entry from the back.
-    states: list[list[RequestState]] = [[] for _ in range(2 * len(edges))]
-    stages: list[list[int]] = [[] for _ in states]
-    for state, length in zip(running, lengths, strict=True):
-        slot = slots[length]
-        states[slot].append(state)
-        stages[slot].append(length)
-    return [Segment(states[-1 - i], states[i], stages[i]) for i in range(len(edges))]
+
+    __slots__ = (
+        "_choice", "_follows", "_gone", "_num_running", "_plan", "_slots", "each", "edges",
+        "is_kept", "ran_ns",
+    )  # fmt: skip
+
+    def __init__(self, edges: Sequence[int]) -> None:
+        self.edges = edges
+        self.each: list[Segment] = []
+        self.is_kept = False
+        self.ran_ns: dict[RequestState, int] = {}
+        self._num_running = 0
+        self._plan: BatchPlan | None = None  # by which exactly those run that were chosen
+        self._choice = Choice()
+        self._follows = False  # whether the engine lets them be followed
+        self._gone: list[RequestState] = []
+        # Of each length the number of its segment, or -1 - that if it begins there; as far as
+        # anybody was as long.
+        self._slots: list[int] = []
+
+    def came(self, state: RequestState, now_ns: int) -> None:
+        """Let a request that ran on another engine wait at its entry from now on."""
+        self._leave_off()
+        self.ran_ns[state] = now_ns
+
+    def ended(self, state: RequestState) -> None:
+        """Learn that a request runs here no more."""
+        self.ran_ns.pop(state, None)
+        self._gone.append(state)
+
+    def find(self, view: EngineView) -> None:
+        """Sort those who run, unless they are where they are known to be."""
+        self._plan = None
+        if self.is_kept:
+            if len(view.running) == self._num_running and not self._gone:
+                return
+            self._leave_off()
+        self._sort(view)
+
+    def run_by(self, plan: BatchPlan, choice: Choice) -> None:
+        """Learn that by a plan exactly those run that were chosen; of other plans nothing."""
+        if self._follows:
+            self._plan, self._choice = plan, choice
+
+    def move_on(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
+        """Follow those who ran for some steps of a plan, up to now."""
+        if plan is self._plan and self._follow(plan, num_steps, now_ns):
+            self.is_kept = True
+        else:
+            self._leave_off()
+            self.ran_ns.update(dict.fromkeys(plan.decoding(), now_ns))
+            self.ran_ns.update([(state, now_ns) for state, _ in plan.chunks])
+        self._plan = None
+        if self._gone:  # of whom the plan still tells
+            for state in self._gone:
+                self.ran_ns.pop(state, None)
+            self._gone.clear()
+
+    def _follow(self, plan: BatchPlan, num_steps: int, now_ns: int) -> bool:
+        """Move on whom a plan was to run; False if not all are where they were thought to be."""
+        choice, edges, each = self._choice, self.edges, self.each
+        num_run = len(choice.taken)
+        new = [state for state, _ in plan.chunks] if plan.chunks else []
+        if not plan.decodes or not all([state in new for state in plan.admitted]):
+            return False  # nobody moved on, or somebody came back who decodes
+        for state in self._gone:
+            if state not in new and not self._remove(state, state.num_output_tokens - num_steps):
+                return False
+        prompts = each[0].at_stage.get(-each[0].num_steps)
+        if prompts is not None:
+            if not all([state in new for state in prompts]):
+                return False
+            self._num_running -= len(each[0].pass_from(0))
+        # From the last on, so that nobody is taken who comes to an entry only now.
+        for i in range(len(each) - 1, -1, -1):
+            segment = each[i]
+            segment.runs = i < num_run
+            if i >= num_run:
+                continue
+            segment.num_steps += num_steps
+            segment.since_ns = now_ns
+            num_taken = choice.taken[i]
+            if num_taken:
+                segment.put(segment.entry[:num_taken], edges[i - 1] + num_steps)
+                del segment.entry[:num_taken]
+            if segment.num_inside and i + 1 < len(edges) and segment.longest == edges[i]:
+                self._enter(i + 1, segment.pass_from(edges[i]), now_ns)
+        return not new or self._let_in([s for s in new if s.status is RUNS], now_ns)
+
+    def _let_in(self, new: list[RequestState], now_ns: int) -> bool:
+        """Take up those of whose prompts something was computed; False if one starts over."""
+        edges, each = self.edges, self.each
+        self._num_running += len(new)
+        prompts = [state for state in new if not state.is_decoding]
+        for state in new:
+            if state in prompts:
+                continue
+            if state.num_output_tokens != 1:
+                return False
+            if edges[0] == 1 and len(edges) > 1:
+                self._enter(1, [state], now_ns)
+            else:
+                each[0].put([state], 1)
+        if prompts:
+            each[0].put(prompts, 0)
+        return True
+
+    def _enter(self, number: int, states: list[RequestState], now_ns: int) -> None:
+        """Let requests wait at the entry of a segment."""
+        entry, ran_ns = self.each[number].entry, self.ran_ns
+        for state in states:
+            ran_ns[state] = now_ns
+            insort(entry, state, key=seat_number)
+
+    def _remove(self, state: RequestState, stage: int) -> bool:
+        """Forget a request that ran at a stage; False if it was not there."""
+        slot = self._slot(stage)
+        number = slot if slot >= 0 else -1 - slot
+        if number >= len(self._choice.taken):
+            return False
+        segment = self.each[number]
+        if slot >= 0:
+            was_there = segment.remove(state, stage)
+        else:
+            was_there = state in segment.entry
+            if was_there:
+                segment.entry.remove(state)
+                self._choice.taken[number] -= 1
+        self._num_running -= was_there
+        return was_there
+
+    def _leave_off(self) -> None:
+        """Write down when everyone ran; who runs is sorted anew before the next plan."""
+        if self.is_kept:
+            for segment in self.each:
+                if segment.num_steps:
+                    self.ran_ns.update(dict.fromkeys(segment.inside(), segment.since_ns))
+        self.is_kept = False
+        self._plan = None
+
+    def _slot(self, length: int) -> int:
+        """Return the number of a length's segment, or ``-1 -`` that if it begins there."""
+        edges, slots = self.edges, self._slots
+        for n in range(len(slots), length + 1):
+            number = min(bisect_right(edges, n), len(edges) - 1)
+            begins = number > 0 and n == edges[number - 1]
+            slots.append(-1 - number if begins else number)
+        return slots[length]
+
+    def _sort(self, view: EngineView) -> None:
+        running = view.running
+        lengths = view.output_tokens(running)
+        if any([state.num_output_tokens for state in view.prefilling]):  # computed again: at 0
+            prompts = set(view.prefilling)
+            lengths = [
+                0 if state in prompts else n for state, n in zip(running, lengths, strict=True)
+            ]
+        slots, ran_ns = self._slots, self.ran_ns
+        self._slot(max(lengths, default=0))
+        self._num_running = len(running)
+        self._follows = view.is_in_step
+        self.each = each = [Segment() for _ in self.edges]
+        at_length: dict[int, list[RequestState]] = {}
+        for state, length in zip(running, lengths, strict=True):
+            there = at_length.get(length)
+            if there is None:
+                at_length[length] = [state]
+            else:
+                there.append(state)
+        for length in sorted(at_length, reverse=True):
+            slot = slots[length]
+            if slot < 0:
+                each[-1 - slot].entry = at_length[length]
+            else:
+                each[slot].put(at_length[length], length)
+        for segment in each:
+            since_ns = [ran_ns.get(s, s.first_scheduled_ns) for s in segment.inside()]
+            segment.since_ns = min(since_ns, default=FOREVER)
+
+    def least_since_ns(self, first: int) -> int:
+        """Return since when the first in a segment, or in one behind it, waits; or FOREVER.
+
+        A request waits since it ran last, or if it never did, had its seat.
+        """
+        least_ns, ran_ns = FOREVER, self.ran_ns
+        for i in range(first, len(self.each)):
+            segment = self.each[i]
+            if segment.num_inside and segment.since_ns < least_ns:
+                least_ns = segment.since_ns
+            for state in segment.entry:
+                since_ns = ran_ns.get(state, state.first_scheduled_ns)
+                if since_ns < least_ns:
+                    least_ns = since_ns
+        return least_ns
+
+    def stays_timed_out(self, first: int, waited_until_ns: int) -> bool:
+        """Whether a segment that runs on a time-out will also in the steps to come.
+
+        Who runs waits anew; who stays at an entry has waited as long as before. What is so of a
+        segment is so of those before it, which wait for the same requests and more.
+        """
+        ran_ns = self.ran_ns
+        for i in range(first, len(self.each)):
+            for state in self.each[i].entry:
+                if ran_ns.get(state, state.first_scheduled_ns) <= waited_until_ns:
+                    return True
+        return False
 
 
 def choose(
-    segments: Sequence[Segment],
-    edges: Sequence[int],
+    segments: Segments,
     limits: Sequence[tuple[int, int]],
     view: EngineView,
-    ran_ns: dict[RequestState, int],
     timeout_ns: int,
     drain: bool,
 ) -> Choice:
@@ -132,31 +387,29 @@ def choose(
 
     Parameters
     ----------
-    segments : sequence of Segment
+    segments : Segments
         Who runs.
-    edges : sequence of int
-        Where segments end.
     limits : sequence of (int, int)
         How many each may hold, and how many at one stage.
     view : EngineView
         The engine.
-    ran_ns : dict of RequestState to int
-        When requests ran last.
     timeout_ns : int
         How long the first at an entry waits for others.
     drain : bool
         Whether nobody waits for others where nobody can come.
     """
-    waiting, now_ns = view.waiting, view.now_ns
+    waiting, now_ns, edges = view.waiting, view.now_ns, segments.edges
+    num_waiting, last = len(waiting), len(edges) - 1
     choice = Choice()
-    can_come = len(waiting) > 0
-    for i, (limit, group) in enumerate(limits):
-        segment = segments[i]
-        num_inside = len(segment.inside)
-        gathered = len(segment.entry) if i else len(waiting)
-        places = max(min(group, limit - num_inside), 0)
+    can_come = num_waiting > 0
+    for i, segment in enumerate(segments.each):
+        limit, group = limits[i]
+        num_inside, num_at_entry = segment.num_inside, len(segment.entry)
+        gathered = num_at_entry if i else num_waiting
+        room = limit - num_inside
+        places = max(min(group, room), 0)
         if gathered < places and (can_come or not drain):
-            stalled_ns = least_since_ns(segments, i, ran_ns)
+            stalled_ns = segments.least_since_ns(i)
             if i == 0 and gathered:
                 stalled_ns = min(stalled_ns, waiting.head.request.arrival_ns)
             if stalled_ns + timeout_ns > now_ns:
@@ -166,104 +419,109 @@ def choose(
         if i == 0:
             choice.num_new = places
             can_come = False
-        within, taken = segment.at_most(group), segment.entry[:places]
-        choice.states += within
-        choice.states += taken
-        if taken:
-            choice.takes = True
-            # Nobody is taken after them if they fill the segment, or were the last to come.
-            is_full = limit - num_inside <= len(taken)
-            if not is_full and (len(taken) < gathered or can_come or not drain):
-                choice.steps = 1
-        if len(within) < num_inside:
+        num_taken = places if places < num_at_entry else num_at_entry
+        choice.taken.append(num_taken)
+        # Nobody is taken after them if they fill the segment, or were the last to come.
+        if 0 < num_taken < room and (num_taken < gathered or can_come or not drain):
             choice.steps = 1
-        elif choice.steps > 1 and (num_inside or taken) and i + 1 < len(edges):
+        choice.num_chosen += num_taken + num_inside
+        if segment.exceeds(group):
+            choice.num_chosen += len(segment.at_most(group)) - num_inside
+            choice.is_whole = False
+            choice.steps = 1
+        elif choice.steps > 1 and (num_inside or num_taken) and i < last:
             # All move on together to the end of the segment.
-            longest = max(segment.stages) if num_inside else edges[i - 1]
+            longest = segment.longest if num_inside else edges[i - 1]
             choice.steps = min(choice.steps, max(edges[i] - longest, 1))
-        can_come = can_come or num_inside > 0 or len(segment.entry) > 0
+        can_come = can_come or num_inside > 0 or num_at_entry > 0
     return choice
 
 
-def least_since_ns(segments: Sequence[Segment], first: int, ran_ns: dict[RequestState, int]) -> int:
-    """Return since when the first in a segment, or in one behind it, waits; FOREVER if none is.
-
-    A request waits since it ran last, or if it never did, had its seat.
-    """
-    least_ns = FOREVER
-    for i in range(first, len(segments)):
-        segment = segments[i]
-        for states in (segment.entry, segment.inside):
-            if states:
-                since_ns = min([ran_ns.get(s, s.first_scheduled_ns) for s in states])
-                least_ns = min(least_ns, since_ns)
-    return least_ns
-
-
-def stays_timed_out(
-    segments: Sequence[Segment], first: int, ran_ns: dict[RequestState, int], waited_until_ns: int
-) -> bool:
-    """Whether a segment that runs on a time-out will also in the steps to come.
-
-    Who runs waits anew; who stays at an entry has waited as long as before. What is so of a segment
-    is so of those before it, which wait for the same requests and more.
-    """
-    for i in range(first, len(segments)):
-        for state in segments[i].entry:
-            if ran_ns.get(state, state.first_scheduled_ns) <= waited_until_ns:
-                return True
-    return False
-
-
 def grant_chosen(
-    chosen: Collection[RequestState], num_new: int, view: EngineView, builder: PlanBuilder
+    segments: Segments,
+    choice: Choice,
+    limits: Sequence[tuple[int, int]],
+    view: EngineView,
+    builder: PlanBuilder,
 ) -> bool:
-    """Grant all of them what they need if it fits, then new ones; return whether it did.
+    """Grant all who were chosen what they need if it fits, then new ones; return whether it did.
 
     In order of admission: were a late one granted first, an early one could make room only by
     giving up itself, and two that start over by turns would never finish.
     """
-    turn = set(chosen)
-    in_turn = [state for state in view.running if state in turn]
-    all_granted = not view.prefilling and builder.grant_all(in_turn)
-    if not all_granted and not _grant_with_prompts(in_turn, view, builder):
-        victims = list(view.running)
-        for state in in_turn:
-            if state not in builder.preempted and builder.tokens_left:
-                grant_or_preempt(builder, state, victims)
+    prompts: Collection[RequestState] = view.prefilling if choice.taken else ()
+    fits = not prompts or _fit(prompts, choice.num_chosen, view, builder)
+    all_granted = False
+    if fits and segments.is_kept and choice.is_whole:
+        all_granted = _grant_changes(segments, choice, builder)
+    if not all_granted:
+        turn = set(_chosen(segments, choice, limits))
+        in_turn = [state for state in view.running if state in turn]
+        if fits:
+            unfinished = set(prompts)
+            all_granted = builder.grant_all([s for s in in_turn if s not in unfinished])
+        if not all_granted:
+            victims = list(view.running)
+            for state in in_turn:
+                if state not in builder.preempted and builder.tokens_left:
+                    grant_or_preempt(builder, state, victims)
+    if all_granted:
+        for state in prompts:
+            builder.grant(state)
     if builder.preempted:
         return False
-    if num_new > 0:
+    if choice.num_new > 0:
+        left = choice.num_new
         for state in view.waiting:
-            if num_new < 1 or not builder.grant(state):
+            if left < 1 or not builder.grant(state):
                 break
-            num_new -= 1
+            left -= 1
     return all_granted
 
 
-def _grant_with_prompts(
-    states: Collection[RequestState], view: EngineView, builder: PlanBuilder
-) -> bool:
-    """Grant running requests, prompts among them, all they need if that surely fits in any order.
+def _grant_changes(segments: Segments, choice: Choice, builder: PlanBuilder) -> bool:
+    """Grant the decodes chosen, by who of them did not decode last, and who did and is not."""
+    but: list[RequestState] = []
+    also: list[RequestState] = []
+    taken = choice.taken
+    num_run = len(taken)
+    for i, segment in enumerate(segments.each):
+        entry, runs = segment.entry, i < num_run
+        if entry:
+            num_taken = taken[i] if runs else 0
+            but += entry[num_taken:]
+            if num_taken:
+                also += entry[:num_taken]
+        if runs and not segment.runs:
+            also += segment.inside()
+        elif segment.runs and not runs:
+            but += segment.inside()
+    return builder.grant_again(but, also)
 
-    If it may not, nobody is granted anything.
-    """
-    config, prefilling = view.config, view.prefilling
-    if not prefilling or config.num_speculative_tokens or config.kv_allocator != "paged":
+
+def _chosen(
+    segments: Segments, choice: Choice, limits: Sequence[tuple[int, int]]
+) -> list[RequestState]:
+    """List those who were chosen, segment by segment."""
+    states: list[RequestState] = []
+    for i, num_taken in enumerate(choice.taken):
+        segment = segments.each[i]
+        states += segment.at_most(limits[i][1])
+        states += segment.entry[:num_taken]
+    return states
+
+
+def _fit(
+    prompts: Collection[RequestState], num_chosen: int, view: EngineView, builder: PlanBuilder
+) -> bool:
+    """Whether what is left of running prompts surely fits, in any order, beside other chosen."""
+    config = view.config
+    if config.num_speculative_tokens or config.kv_allocator != "paged":
         return False
-    chosen = set(states)
-    prompts = [state for state in prefilling if state in chosen]
-    num_decodes = len(states) - len(prompts)
+    num_decodes = num_chosen - len(prompts)
     tokens_left = builder.tokens_left - num_decodes
     blocks_left = view.free_blocks - num_decodes
     for state in prompts:
         tokens_left -= state.num_uncomputed_tokens
         blocks_left -= -(-state.num_tokens // config.block_size)
-    if tokens_left < 0 or blocks_left < 0:
-        return False
-    unfinished = set(prompts)
-    if not builder.grant_all([state for state in states if state not in unfinished]):
-        return False
-    for state in prompts:
-        builder.grant(state)
-    return True
+    return tokens_left >= 0 and blocks_left >= 0

@@ -54,6 +54,10 @@ class VllmPlanBuilder(PlanBuilder):
                 raise InfeasiblePlan(f"vLLM has no memory for {state!r}, although it was counted")
         return True
 
+    def grant_again(self, but: Collection[RequestState], also: Collection[RequestState]) -> bool:
+        """Return False: vLLM is told of each, and keeps no batch of those who go on."""
+        return False
+
     def _grant_each(self, states: Iterable[RequestState]) -> bool:
         wanted: list[tuple[RequestState, int]] = []
         left = self.tokens_left

@@ -199,6 +199,68 @@ class PlanBuilder(StepLedger):
         self.rows_left -= num_decodes
         return True
 
+    def grant_again(self, but: Collection[RequestState], also: Collection[RequestState]) -> bool:
+        """Schedule one token of each who decoded last, but for some, and of some more.
+
+        Who decoded last, or has completed a prompt since, is in the `DecodeBatch`.
+
+        Parameters
+        ----------
+        but : collection of RequestState
+            Whom not, each of them once; who did not decode last either may be among them.
+        also : collection of RequestState
+            Decodes to come to them, each of them once; who decoded last may be among them.
+
+        Returns
+        -------
+        bool
+            False, with nothing granted, if tokens, rows or memory do not suffice for all, with
+            drafts, or where somebody was preempted in this step: name them all to `grant_all`.
+
+        Raises
+        ------
+        InfeasiblePlan
+            If one of `also` is no running decode, or decodes were granted already.
+
+        Notes
+        -----
+        The same plan as `grant_all` makes, without a look at those who go on.
+        """
+        self._require_no_decodes("grant_again")
+        batch, paused = self._batch, self._requests.paused
+        if self._speculates or self.preempted:
+            return False
+        left = [state for state in but if state._batch is batch]
+        joining = [state for state in also if state._batch is not batch]
+        for state in joining:
+            if state.id not in paused:
+                raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
+        num_decodes = batch.size - len(left) + len(joining)
+        if num_decodes > self.tokens_left or num_decodes > self.rows_left:
+            return False
+        kv = self._kv
+        if kv.grows:
+            need = batch.blocks_next_step()
+            need += batch.blocks_of_all(joining) - batch.blocks_of_all(left)
+            if need > kv.free_blocks:
+                return False
+            kv.free_blocks -= need
+        members = batch.members
+        self._decodes = chosen = members.copy()
+        for state in left:
+            del chosen[state.id]
+        if len(left) > 1:
+            left = [state for i, state in members.items() if i not in chosen]
+        if len(joining) > 1:
+            joining.sort(key=seat_number)
+        for state in joining:
+            chosen[state.id] = state
+        self._num_compared = num_decodes
+        self._left, self._joining = left, joining
+        self.tokens_left -= num_decodes
+        self.rows_left -= num_decodes
+        return True
+
     def _blocks_of(self, decodes: Collection[RequestState]) -> int:
         """Count the new blocks that a token of each of some decodes needs."""
         batch = self._batch

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.cost.shape import BatchShape
@@ -92,6 +93,19 @@ class EngineView:
         batch = self._requests.decodes
         steps = batch.steps
         return [s._generated + (steps if s._batch is batch else 0) for s in states]
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether each step gives those who decode in it one token, known when it ends.
+
+        Then a policy that is told of all steps can tell everyone's progress by itself: not with
+        drafts, several batches in flight or steps planned ahead, nor where memory comes back from
+        lower tiers or another engine counts (vLLM).
+        """
+        config = self.config
+        return type(self._requests.decodes) is DecodeBatch and not (
+            config.async_scheduling or config.kv_tiers or config.pipeline_parallel_size > 1
+        )
 
     @property
     def held(self) -> Collection[RequestState]:

@@ -20,7 +20,7 @@ from schedlab.policies.predictors.forest import Forest
 from schedlab.policies.predictors.serving_time import ServingTime
 from schedlab.policies.predictors.text_model import TextModel
 from schedlab.policies.queued_batches import QueuedBatch, QueuedBatches
-from schedlab.policies.segments import first_at_stages
+from schedlab.policies.segments import Segment
 from schedlab.policies.step_load import _most
 from schedlab.policies.wait import Wait
 from schedlab.sim.cost.efficiency import efficiency_of
@@ -129,10 +129,13 @@ def bookings(_: str) -> dict[str, Any]:
         plain = Wait(edges, rates, limit)
         plain._arrived = [draw.randrange(4) for _ in edges]
         running = [draw.randrange(3) for _ in edges]
-        stages = [draw.randrange(3) for _ in range(9)]
+        segment, stages = Segment(), [draw.randrange(3) for _ in range(9)]
+        for stage in (2, 1, 0):
+            there: list[Any] = [i for i, one in enumerate(stages) if one == stage]
+            segment.put(there, stage)
         found[str(number)] = [
             nested._limits, nested._ended, plain._places(running),
-            first_at_stages(stages, draw.choice((1, 2, 3))),
+            sorted(segment.at_most(draw.choice((1, 2, 3))), key=int),  # type: ignore[call-overload]
         ]  # fmt: skip
     return found
 
