@@ -44,6 +44,7 @@ class DecodeBatch:
     def join_all(self, states: Collection[RequestState]) -> None:
         """Add requests whose next token is a decode; without drafts."""
         steps, members, phases, size = self.steps, self.members, self._phases, self.block_size
+        most, least, added = self._most, self._least, 0
         for state in states:
             offset = state._computed - steps
             state._computed = offset
@@ -51,31 +52,36 @@ class DecodeBatch:
             state._stint_start = steps
             state._batch = self
             if not members:
-                self._most = self._least = offset
-            elif self._most is not None and offset > self._most:
-                self._most = offset
-            elif self._least is not None and offset < self._least:
-                self._least = offset
+                most = least = offset
+            elif most is not None and offset > most:
+                most = offset
+            elif least is not None and offset < least:
+                least = offset
             members[state.id] = state
-            self._offset_sum += offset
+            added += offset
             phases[-offset % size] += 1
+        self._most, self._least = most, least
+        self._offset_sum += added
         self.size = len(members)
 
     def leave_all(self, states: Collection[RequestState]) -> None:
         """Take members out; their counters become absolute again. Without drafts."""
         steps, members, phases, size = self.steps, self.members, self._phases, self.block_size
+        most, least, removed = self._most, self._least, 0
         for state in states:
             offset = state._computed
             state._computed = offset + steps
             state._generated += steps
             state._batch = None
             del members[state.id]
-            if offset == self._most:
-                self._most = None
-            if offset == self._least:
-                self._least = None
-            self._offset_sum -= offset
+            if offset == most:
+                most = None
+            if offset == least:
+                least = None
+            removed += offset
             phases[-offset % size] -= 1
+        self._most, self._least = most, least
+        self._offset_sum -= removed
         self.size = len(members)
 
     @property

@@ -248,10 +248,10 @@ class SimExecutor(Executor):
     def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
         """Schedule the ends of requests on the clock of the decode batch."""
         answers, due_at, steps = self._answers, self._due, decodes.steps
-        for state in states:
+        for state, left in zip(states, self._steps_left(states), strict=True):
             answer = answers[state.id]
             answer.state = state
-            step = steps + self._steps_left(state)
+            step = steps + left
             if answer.due_step == step:
                 continue
             answer.due_step = step
@@ -266,9 +266,15 @@ class SimExecutor(Executor):
         """Refuse: see `SpeculativeExecutor`."""
         raise NotImplementedError("this executor does not speculate")
 
-    def _steps_left(self, state: RequestState) -> int:
-        """Return in how many decode steps a request about to join the batch finishes."""
-        return self._tokens_left(state)
+    def _steps_left(self, states: Collection[RequestState]) -> list[int]:
+        """Return in how many decode steps requests about to join the batch finish."""
+        answers, most = self._answers, self.most_tokens
+        steps: list[int] = []
+        for state in states:  # as `_tokens_left`, written out: many come and go
+            answer = answers[state.id]
+            left = answer.length - state._generated
+            steps.append(left if left <= most or answer.is_whole else most)
+        return steps
 
     def _tokens_left(self, state: RequestState) -> int:
         answer = self._answers[state.id]

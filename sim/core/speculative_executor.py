@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from schedlab.sim.config import EngineConfig
@@ -96,11 +96,14 @@ class SpeculativeExecutor(SimExecutor):
         )
         state.track = look_ahead(self._config, state, outcome, length)
 
-    def _steps_left(self, state: RequestState) -> int:
-        assert isinstance(state, SpeculatingState)
-        track = state.track
-        assert track is not None
-        return len(track.bursts) - track.first
+    def _steps_left(self, states: Collection[RequestState]) -> list[int]:
+        steps: list[int] = []
+        for state in states:
+            assert isinstance(state, SpeculatingState)
+            track = state.track
+            assert track is not None
+            steps.append(len(track.bursts) - track.first)
+        return steps
 
     def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
         assert isinstance(decodes, SpeculativeBatch)
