@@ -35,7 +35,9 @@ class NestedWait(Policy):
     not wait (the authors' code drops these requests). So nobody starves. When memory runs out,
     the latest admission is preempted.
 
-    A decision is linear in the running batch. Skip-ahead is honest: a plan that takes everybody
+    A decision looks at those who wait at entries, come, end or pass an edge: requests are followed
+    from plan to plan (`Segments`), and only after preemptions, drafts and the like is it linear in
+    the running batch. Skip-ahead is honest: a plan that takes everybody
     inside of its segments stays the same until one of them comes to the next entry, because all
     move on together, if nobody runs on a time-out and nobody can be taken from an entry after
     those who are: they fill their segment, or are the last to come. Any other promises nothing.

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlab.policies import registry
+from schedlab.policies.nested_wait import NestedWait
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.request import Slo
 from tests import laws
@@ -137,6 +138,32 @@ def test_boosted_and_aged_at_their_extremes_are_the_inner_order_and_first_come(w
     assert run("boosted", threshold_s=1e3) == run("sjf")
     assert run("aged", rate_per_s=0.0) == run("sjf")
     assert run("boosted", inner="fcfs", threshold_s=0.0) == run("fcfs")
+
+
+class SortingAnew(NestedWait):
+    """Follows nobody through the segments."""
+
+    def on_tokens(self, plan, num_steps, now_ns):
+        self._segments._plan = None
+        super().on_tokens(plan, num_steps, now_ns)
+
+
+@given(
+    workload=workloads(),
+    config=configs(),
+    edges=st.sampled_from([[1, 4], [4, 12], [2, 3, 9], [30]]),
+    total_limit=st.integers(1, 24),
+    drain=st.booleans(),
+)
+def test_nested_wait_decides_by_segments_it_kept_as_by_segments_sorted_anew(
+    workload, config, edges, total_limit, drain
+):
+    made = [
+        policy(edges, None, total_limit, max_wait_s=5e-6, drain=drain)
+        for policy in (NestedWait, SortingAnew)
+    ]
+    kept, anew = [laws.signature(laws.run(policy, workload, config)) for policy in made]
+    assert kept == anew
 
 
 @given(workload=workloads(), config=configs())

@@ -327,13 +327,14 @@ def test_decodes_granted_at_once_that_cannot_be_are_refused(wrong):
 
 
 class ByTurns(Policy):
-    """Decodes some by chance, granted at once, in two halves or one by one, and checks the plan."""
+    """Decodes some by chance, granted in one way or another, and checks the plan."""
 
     pauses = True
 
     def __init__(self, how):
         self.how = how
         self.told = []
+        self.answers = []
 
     def plan(self, view, builder):
         draw = Random(view.now_ns)
@@ -344,6 +345,10 @@ class ByTurns(Policy):
             granted = builder.grant_all(decodes[::2]) and builder.grant_all(decodes[1::2])
         elif self.how == "at once":
             granted = builder.grant_all(decodes)
+        elif self.how == "again":
+            others = [state for state in reversed(view.running) if state not in decodes]
+            granted = builder.grant_again(others, decodes)
+        self.answers.append(granted)
         if not granted:
             for state in decodes:
                 builder.serves(state) or builder.grant(state)
@@ -360,10 +365,57 @@ class ByTurns(Policy):
         return plan
 
 
-@pytest.mark.parametrize("how", ["at once", "halves", "one by one", "preempting"])
+@pytest.mark.parametrize("how", ["at once", "again", "halves", "one by one", "preempting"])
 def test_plans_tell_who_leaves_the_batch_only_where_that_is_known(how):
     policy = ByTurns(how)
     config = replace(CONFIG, max_num_batched_tokens=64, max_num_seqs=12)
     laws.run(policy, [arrival(i, i, prompt=3, output=4 + i % 7) for i in range(40)], config)
-    assert any(policy.told) or how != "at once"
-    assert None in policy.told
+    assert any(policy.told) or how not in ("at once", "again")
+    assert None in policy.told or how == "again"
+
+
+@pytest.mark.parametrize("short", [{}, {"num_blocks": 12}, {"max_num_batched_tokens": 5}])
+def test_decodes_granted_again_are_those_granted_by_name(short):
+    config = replace(
+        CONFIG, max_num_batched_tokens=64, max_num_seqs=6, max_num_resident=12, max_model_len=40
+    )
+    workload = [arrival(i, i, prompt=3, output=4 + i % 7) for i in range(40)]
+    by_name, again = ByTurns("at once"), ByTurns("again")
+    both = [tokens_by_step(p, workload, replace(config, **short)) for p in (by_name, again)]
+    assert both[0] == both[1]
+    assert by_name.answers == again.answers
+    assert False in again.answers
+    assert True in again.answers
+
+
+@pytest.mark.parametrize("wrong", ["a prompt", "after a grant"])
+def test_decodes_granted_again_that_cannot_be_are_refused(wrong):
+    def plan(view, builder):
+        for state in view.waiting:
+            builder.grant(state, 2)
+        for state in view.running:
+            if wrong == "after a grant":
+                builder.grant(state)
+            builder.grant_again([], [state])
+        return builder.build()
+
+    with pytest.raises(InfeasiblePlan, match=r"does not decode|already granted"):
+        run_plan(plan, [arrival(0, prompt=3 if wrong == "a prompt" else 1, output=3)])
+
+
+def test_decodes_are_not_granted_again_once_somebody_is_preempted():
+    answers = []
+
+    def plan(view, builder):
+        for state in view.waiting:
+            builder.grant(state)
+        decodes = list(view.running)
+        if len(decodes) == 2 and not answers:
+            builder.preempt(decodes[1])
+            answers.append(builder.grant_again([decodes[1]], []))
+        if not answers or decodes:
+            builder.grant_all(decodes[:1])
+        return builder.build()
+
+    run_plan(plan, [arrival(i, prompt=1, output=4) for i in range(2)])
+    assert answers == [False]

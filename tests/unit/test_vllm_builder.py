@@ -72,6 +72,12 @@ def test_running_requests_are_granted_in_order_while_there_is_budget(left, grant
     assert builder.granted == (granted or [])
 
 
+def test_nobody_is_granted_by_who_decoded_last():
+    builder = Ledger()
+    assert builder.grant_again([], list(WANTED)) is False
+    assert builder.granted == []
+
+
 def test_memory_that_was_counted_and_is_not_there_is_an_error():
     builder = Ledger()
     builder.holds = False
