@@ -90,9 +90,7 @@ class Segment:
         return True
 
     def exceeds(self, group: int) -> bool:
-        """Whether more than `group` are at a stage; prompts are at stage 0 in any number."""
-        if self.num_inside <= group:
-            return False
+        """Whether more of those inside, if any, are at a stage; prompts at stage 0 do not count."""
         if not self._most_at_stage:
             self._most_at_stage = max(map(len, self.at_stage.values()))
         if self._most_at_stage <= group:
@@ -230,7 +228,8 @@ class Segments:
         choice, edges, each = self._choice, self.edges, self.each
         num_run = len(choice.taken)
         new = [state for state, _ in plan.chunks] if plan.chunks else []
-        if not plan.decodes or not all([state in new for state in plan.admitted]):
+        admitted = plan.admitted
+        if not plan.decodes or (admitted and not all([state in new for state in admitted])):
             return False  # nobody moved on, or somebody came back who decodes
         for state in self._gone:
             if state not in new and not self._remove(state, state.num_output_tokens - num_steps):
@@ -241,7 +240,8 @@ class Segments:
                 return False
             self._num_running -= len(each[0].pass_from(0))
         # From the last on, so that nobody is taken who comes to an entry only now.
-        for i in range(len(each) - 1, -1, -1):
+        last = len(each) - 1
+        for i in range(last, -1, -1):
             segment = each[i]
             segment.runs = i < num_run
             if i >= num_run:
@@ -252,7 +252,7 @@ class Segments:
             if num_taken:
                 segment.put(segment.entry[:num_taken], edges[i - 1] + num_steps)
                 del segment.entry[:num_taken]
-            if segment.num_inside and i + 1 < len(edges) and segment.longest == edges[i]:
+            if i < last and edges[i] - segment.num_steps in segment.at_stage:
                 self._enter(i + 1, segment.pass_from(edges[i]), now_ns)
         return not new or self._let_in([s for s in new if s.status is RUNS], now_ns)
 
@@ -407,7 +407,9 @@ def choose(
         num_inside, num_at_entry = segment.num_inside, len(segment.entry)
         gathered = num_at_entry if i else num_waiting
         room = limit - num_inside
-        places = max(min(group, room), 0)
+        places = group if group < room else room
+        if places < 0:
+            places = 0
         if gathered < places and (can_come or not drain):
             stalled_ns = segments.least_since_ns(i)
             if i == 0 and gathered:
@@ -425,14 +427,16 @@ def choose(
         if 0 < num_taken < room and (num_taken < gathered or can_come or not drain):
             choice.steps = 1
         choice.num_chosen += num_taken + num_inside
-        if segment.exceeds(group):
+        if num_inside > group and segment.exceeds(group):
             choice.num_chosen += len(segment.at_most(group)) - num_inside
             choice.is_whole = False
             choice.steps = 1
         elif choice.steps > 1 and (num_inside or num_taken) and i < last:
             # All move on together to the end of the segment.
             longest = segment.longest if num_inside else edges[i - 1]
-            choice.steps = min(choice.steps, max(edges[i] - longest, 1))
+            left = edges[i] - longest
+            if left < choice.steps:
+                choice.steps = left if left > 1 else 1
         can_come = can_come or num_inside > 0 or num_at_entry > 0
     return choice
 
@@ -470,7 +474,7 @@ def grant_chosen(
             builder.grant(state)
     if builder.preempted:
         return False
-    if choice.num_new > 0:
+    if choice.num_new > 0 and len(view.waiting):
         left = choice.num_new
         for state in view.waiting:
             if left < 1 or not builder.grant(state):

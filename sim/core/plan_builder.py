@@ -241,7 +241,10 @@ class PlanBuilder(StepLedger):
         kv = self._kv
         if kv.grows:
             need = batch.blocks_next_step()
-            need += batch.blocks_of_all(joining) - batch.blocks_of_all(left)
+            if joining:
+                need += batch.blocks_of_all(joining)
+            if left:
+                need -= batch.blocks_of_all(left)
             if need > kv.free_blocks:
                 return False
             kv.free_blocks -= need
