@@ -73,7 +73,8 @@ class Segment:
         """Let those out who are at a stage."""
         states = self.at_stage.pop(stage - self.num_steps, [])
         self.num_inside -= len(states)
-        self._most_at_stage = 0
+        if len(states) == self._most_at_stage:
+            self._most_at_stage = 0
         return states
 
     def remove(self, state: RequestState, stage: int) -> bool:
@@ -82,11 +83,12 @@ class Segment:
         there = self.at_stage.get(at, [])
         if state not in there:
             return False
+        if len(there) == self._most_at_stage:
+            self._most_at_stage = 0
         there.remove(state)
         if not there:
             del self.at_stage[at]
         self.num_inside -= 1
-        self._most_at_stage = 0
         return True
 
     def exceeds(self, group: int) -> bool:
