@@ -153,17 +153,35 @@ class SortingAnew(NestedWait):
     config=configs(),
     edges=st.sampled_from([[1, 4], [4, 12], [2, 3, 9], [30]]),
     total_limit=st.integers(1, 24),
+    max_wait_s=st.sampled_from([2e-6, 5e-6, 20e-6]),
     drain=st.booleans(),
+    swaps=st.booleans(),
 )
 def test_nested_wait_decides_by_segments_it_kept_as_by_segments_sorted_anew(
-    workload, config, edges, total_limit, drain
+    workload, config, edges, total_limit, max_wait_s, drain, swaps
 ):
+    if swaps:
+        config = replace(config, preemption_mode="swap", swap_space_blocks=500)
     made = [
-        policy(edges, None, total_limit, max_wait_s=5e-6, drain=drain)
-        for policy in (NestedWait, SortingAnew)
+        policy(edges, None, total_limit, max_wait_s, drain) for policy in (NestedWait, SortingAnew)
     ]
     kept, anew = [laws.signature(laws.run(policy, workload, config)) for policy in made]
     assert kept == anew
+
+
+def test_nested_wait_knows_when_they_ran_who_came_back_from_host_memory_and_decode():
+    lengths = [(1, 20), (49, 17), (1, 17)]
+    workload = [arrival(i, prompt=prompt, output=n) for i, (prompt, n) in enumerate(lengths)]
+    config = EngineConfig(
+        num_blocks=100, max_model_len=100, block_size=1, max_num_seqs=5, max_num_batched_tokens=3,
+        preemption_mode="swap", swap_space_blocks=500,
+    )  # fmt: skip
+    kept, anew = [
+        laws.run(policy([1, 4], None, 5, 5e-6, drain=False), workload, config)
+        for policy in (NestedWait, SortingAnew)
+    ]
+    assert kept.requests()["num_preemptions"].any()
+    assert laws.signature(kept) == laws.signature(anew)
 
 
 @given(workload=workloads(), config=configs())

@@ -7,10 +7,12 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.policies.fluid import fluid_equilibrium
+from schedlab.policies.segments import Segment
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
+from schedlab.sim.request import RequestState
 from tests.laws import LinearCost, arrival
 from tests.traced import batches, limits
 
@@ -194,6 +196,25 @@ def test_nested_wait_holds_new_requests_until_they_are_a_group_or_have_waited():
     work = [arrival(0, 0, prompt=2, output=1), arrival(1, 3_000, prompt=2, output=1)]
     _, log = batches("nested_wait", work, limits(), max_wait_s=9e-6, **NESTED)
     assert log.requests()["first_scheduled_ns"].tolist() == [9_000, 9_000]
+
+
+def test_a_segment_knows_whether_more_stand_at_a_stage_than_may_as_they_come_and_go():
+    states = [RequestState(arrival(i).request) for i in range(4)]
+    segment = Segment()
+    segment.put(states[:2], 5)
+    assert not segment.exceeds(2)
+    segment.put([states[2]], 5)
+    assert segment.exceeds(2)
+    segment.put([states[3]], 4)
+    assert segment.remove(states[0], 5)
+    assert not segment.exceeds(2)
+    assert not segment.remove(states[0], 5)
+    assert segment.exceeds(1)
+    segment.num_steps = 2
+    assert segment.longest == 7
+    assert segment.pass_from(7) == states[1:3]
+    assert not segment.exceeds(1)
+    assert (segment.inside(), segment.longest, segment.num_inside) == ([states[3]], 6, 1)
 
 
 def test_nested_wait_out_of_memory_preempts_the_latest_admission_though_its_segment_comes_first():
