@@ -37,6 +37,7 @@ from tests.golden import (
     files,
     fleets,
     lawful,
+    measured_by_stand_ins,
     numbers,
     parts,
     prices,
@@ -354,11 +355,14 @@ PINNED = {
     **said.CASES,
     **asked.CASES,
     **backend.CASES,
+    **measured_by_stand_ins.CASES,
     **lawful.CASES,
     **benched.CASES,
     **commanded.CASES,
     **defaults_of_code.CASES,
 }
+# What not every machine can compute.
+NEED_MORE = {**backend.NEED_TORCH, **measured_by_stand_ins.NEED_TRITON}
 
 
 def pinned(name: str) -> dict[str, Any]:
@@ -373,9 +377,9 @@ def kept() -> dict[str, dict[str, Any]]:
 
 
 def write() -> None:
-    """Write it anew; what this machine cannot compute, for want of torch, stays as it is."""
+    """Write it anew; what this machine cannot compute, for want of a library, stays as it is."""
     found = {name: pinned(name) for name in PINNED}
-    there = backend.NEED_TORCH.keys() - found.keys()
+    there = NEED_MORE.keys() - found.keys()
     found |= {name: table for name, table in kept().items() if name in there}
     tables = [f"{json.dumps(name)}: {{\n  {_lines(table)}\n }}" for name, table in found.items()]
     KEPT.write_text("{\n " + ",\n ".join(tables) + "\n}\n", encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.metrics.registry import names
 from tests import laws
-from tests.golden import backend, pinned, small_runs, told, wild
+from tests.golden import pinned, small_runs, told, wild
 from tests.golden.cases import cases, expected, result_of
 
 
@@ -93,7 +93,7 @@ def test_workloads_metrics_and_defaults_are_the_kept_ones(name):
 
 def test_kept_tables_are_those_computed_and_know_every_metric_of_its_own():
     kept = pinned.kept()
-    assert set(kept) == {*pinned.PINNED, *backend.NEED_TORCH}
+    assert set(kept) == {*pinned.PINNED, *pinned.NEED_MORE}
     measured = {
         name.partition("(")[0]
         for case in ("fleet", "sessions", "tiers", "pipeline")

@@ -64,7 +64,9 @@ def main() -> None:
         help="which tests run the line of each bug, seen in a run of all and written here if the "
         "file is not there: these are asked, fastest first, and no others",
     )
-    parser.add_argument("--slow", action="store_true", help="see those marked slow, too")
+    parser.add_argument(
+        "--slow", action="store_true", help="see those marked slow, too, but for the dearest"
+    )
     asked = parser.parse_args()
     if asked.slips:
         mutants, sample = slip_mutants(asked.subjects or [""], asked.list), asked.sample or 0

@@ -21,6 +21,12 @@ LEFT_OUT = {
     "test_traces_fetch",
     "test_wheel",
 }
+# Long simulations, campaigns, and tests of what other processes do, which is not seen: where these
+# are slow, they are not run to learn which lines they run.
+DEAR = re.compile(
+    r"^tests/(theory|torture)/|"
+    r"/test_(architecture|cli_start|kernels_compile|notebooks|predictor_training|wheel)\.py"
+)
 # As `make unit`: files that import nothing but simulator and policies.
 _OTHERS = re.compile(r"schedlab\.(experiments|gpu_backend|traces)|notebook")
 # Laws of these policies are asked whatever the mutant; and those of the policy it is in.
@@ -61,7 +67,7 @@ TABLES = {
     "experiments.sweeps": "planned|times|tables",
     "experiments.training": "learned",
     "testing": "laws",
-    "gpu_backend": "calibration|pools|clocks|sittings|fit|measured|layouts|tiles|samples",
+    "gpu_backend": "calibration|pools|clocks|sitting|fit|measured|layouts|tiles|samples|benches",
     "traces": "file|arrivals|draw|classes|turns|load tests",
 }
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from tests.mutants.asking import LAWS, Asked, asked_of, in_turn, module_of
+from tests.mutants.asking import DEAR, LAWS, Asked, asked_of, in_turn, module_of
 from tests.mutants.mutation import Mutation, mutations
 from tests.mutants.reaching import Beacons, Reached, Survey
 from tests.mutants.slips import LIST, Slip, every_slip
@@ -251,7 +251,7 @@ class Children:
         path : Path
             The file.
         slow : bool
-            Whether those marked slow, too.
+            Whether those marked slow, too, but for the `DEAR`.
         """
         lines: dict[str, list[tuple[int, str]]] = {}
         for mutant in mutants:
@@ -265,8 +265,9 @@ class Children:
                 seen = Survey([one.module for one in beacons])
                 self._config.pluginmanager.register(seen)
                 self._config.get_terminal_writer()._file = io.StringIO()
-                left_out = {} if slow else _slowness(self._items)
-                self._run([one for node, one in self._items.items() if not left_out.get(node)])
+                is_slow = _slowness(self._items)
+                asked = [n for n in is_slow if not is_slow[n] or (slow and not DEAR.search(n))]
+                self._run([self._items[node] for node in asked])
                 seen.write(path)
                 os._exit(0)
             finally:
