@@ -684,6 +684,22 @@ def test_load_takes_no_blocks_that_a_prompt_under_way_still_needs():
     assert load["issued_ns"] >= log.requests()["first_token_ns"][3]
 
 
+@pytest.mark.parametrize(("num_decodes", "waits"), [(17, False), (18, True)])
+def test_loaded_prompt_is_let_in_where_prompts_are_not_cut_if_it_just_fills_the_budget(
+    num_decodes, waits
+):
+    # A block of it is loaded beside decodes; of the 641 tokens of a step it then needs 624.
+    work = evicting_work()[:3]
+    work += [arrival(3 + i, 299_990, 1, 9) for i in range(num_decodes)]
+    work.append(arrival(99, 300_000, BLOCK + 624, 1, prefix_hash_ids=DOCUMENT[:1]))
+    limits = connected(
+        num_blocks=62, max_model_len=641, max_num_batched_tokens=641, enable_chunked_prefill=False
+    )
+    rows = run_laws(ContinuousBatching(), work, limits).requests()
+    assert rows["cached_tokens"][-1] == BLOCK
+    assert (rows["first_token_ns"][-1] > rows["finish_ns"][3]) is np.bool(waits)
+
+
 @pytest.mark.parametrize("way", ["load", "store"])
 def test_tier_with_a_negative_latency_is_refused(way):
     with pytest.raises(ValueError, match="tier cpu: latencies must be >= 0"):
