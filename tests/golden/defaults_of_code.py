@@ -1,4 +1,4 @@
-"""What is taken where nobody says anything: every default that a caller of a public name relies on.
+"""What is taken where nobody says anything: every default of a function, and every constant.
 
 Knobs of policies and fields of an engine are in `pinned.defaults`, as registries give them.
 """
@@ -24,7 +24,7 @@ FOLDERS = (
 
 
 def defaults(folder: str) -> dict[str, dict[str, str]]:
-    """Return by file what its public functions, classes and constants say of numbers and flags."""
+    """Return by file what its functions, classes and constants say of numbers and flags."""
     found = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
         inside = path.relative_to(ROOT).as_posix().removeprefix("schedlab/")
@@ -39,16 +39,16 @@ def defaults(folder: str) -> dict[str, dict[str, str]]:
 
 def _of(module: ModuleType) -> Iterator[tuple[str, str]]:
     for name, value in vars(module).items():
-        if name.startswith("_") or name == "TYPE_CHECKING":
+        if name.startswith("__") or name == "TYPE_CHECKING":
             continue
         if getattr(value, "__module__", None) == module.__name__:
             if inspect.isclass(value):
                 for method, called in vars(value).items():
-                    if method in ("__init__", "__new__") or not method.startswith("_"):
+                    if method in ("__init__", "__new__") or not method.startswith(("__", "_is_")):
                         yield from _said(f"{name}.{method}", called)
             else:
                 yield from _said(name, value)
-        elif name.isupper():
+        elif name.lstrip("_").isupper():
             yield from _said(name, value)
 
 
