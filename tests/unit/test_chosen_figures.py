@@ -104,6 +104,10 @@ def test_lines_over_a_key_without_numbers_set_its_values_side_by_side(results):
     ticks = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
     assert ticks == ["fcfs", "static"]
     assert names(figure) == ["max_num_seqs=2", "max_num_seqs=8"]
+    # A quarter apart, their middle at the name.
+    drawn = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
+    places = {tuple(line.get_xdata()) for line in drawn if line.get_marker() != "None"}
+    assert places == {(-0.125, 0.875), (0.125, 1.125)}
 
 
 def test_lines_over_a_metric_join_the_rates_of_a_setting(results):

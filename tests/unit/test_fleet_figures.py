@@ -1,5 +1,7 @@
 """Figures and tables of a fleet show what its engines did."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.sweeps.sweep_all import run_into
 from schedlab.experiments.sweeps.workers import InProcess
 from schedlab.sim.errors import SchedlabError
+from schedlab.sim.record.fleet import STILL
 
 FLEET = {
     "model": "schedlab-small",
@@ -61,6 +64,18 @@ def test_engine_that_died_is_white_until_it_is_up_again(result):
     assert [line.get_label() for line in uneven.lines[:2]] == ["prompts", "answers"]
     assert np.nanmin(uneven.lines[0].get_ydata()) == 1.0  # one engine is its own mean
     assert (held.images[0].get_array() <= 100).all()
+
+
+def test_piece_of_time_is_up_whose_middle_an_engine_served_its_end_not_counted():
+    # The middles of ten pieces are 5, 15, .. 95.
+    served = [[(5, 25), (75, STILL)], [], [(15, 45), (45, 46)]]
+    result = SimpleNamespace(
+        num_engines=3, engines=[SimpleNamespace(served=spans) for spans in served]
+    )
+    down = fleets._down(result, np.arange(0.0, 101.0, 10.0))
+    assert [np.flatnonzero(~row).tolist() for row in down] == [
+        [0, 1, 7, 8, 9], list(range(10)), [1, 2, 3, 4],
+    ]  # fmt: skip
 
 
 def test_engines_over_time_are_where_they_were_in_a_live_figure_too(result):

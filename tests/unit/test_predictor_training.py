@@ -246,6 +246,15 @@ def test_quality_interval_holds_the_estimate_and_narrows_with_more_prompts():
     assert 2.0 < widths[0] / widths[1] < 5.0
 
 
+@pytest.mark.parametrize(("a", "b", "has_gain"), [(1, 1, True), (0, 1, False), (1, 0, False)])
+def test_quality_has_no_gain_over_what_orders_nothing_nor_where_it_orders_nothing(a, b, has_gain):
+    true = np.arange(6.0)
+    found = quality(a * true, true, np.full(6, "x"), b * true[::-1])
+    assert ("gain" in found) is has_gain
+    assert found["kendall_tau"] == (pytest.approx(1.0) if a else None)
+    assert found["application_mean"]["kendall_tau"] == (pytest.approx(-1.0) if b else None)
+
+
 def test_quality_resamples_have_the_tau_of_the_rows_they_draw():
     from schedlab.experiments.training.quality import _concordance, _unequal_drawn_pairs
 

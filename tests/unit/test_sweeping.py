@@ -592,3 +592,38 @@ def test_point_keeps_the_seconds_of_its_run_and_tells_those_with_writing(monkeyp
     job = SimpleNamespace(spec="spec", content_hash="hash", folder=tmp_path, light=True)
     assert jobs.run_point(job).seconds == 7.0
     assert kept == [("result", "spec", tmp_path, "hash", 2.0, True)]
+
+
+def test_worker_answers_every_job_with_the_path_it_was_given_until_nobody_asks(monkeypatch):
+    jobs, told, begun = [3, 4], [], []
+
+    class Connection:
+        def recv(self):
+            if not jobs:
+                raise EOFError
+            return jobs.pop(0)
+
+        def send(self, done):
+            told.append((done, list(sys.path)))
+
+    monkeypatch.setattr(workers, "run_job", lambda job: f"done {job}")
+    monkeypatch.setattr(workers.signal, "signal", lambda *given: begun.append(given))
+    thread = SimpleNamespace(start=lambda: begun.append("thread"))
+    monkeypatch.setattr(workers.threading, "Thread", lambda **given: begun.append(given) or thread)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    workers._serve(Connection(), ["here", *sys.path])
+    assert [done for done, _ in told] == ["done 3", "done 4"]
+    assert all(path[0] == "here" for _, path in told)
+    assert begun == [
+        (signal.SIGINT, signal.SIG_IGN), {"target": workers._end_with_parent, "daemon": True},
+        "thread",
+    ]  # fmt: skip
+
+
+def test_environment_of_workers_is_put_back_as_it_was(monkeypatch):
+    monkeypatch.setenv("SCHEDLAB_A", "before")
+    monkeypatch.delenv("SCHEDLAB_B", raising=False)
+    with workers._environment({"SCHEDLAB_A": "1", "SCHEDLAB_B": "2"}):
+        assert (os.environ["SCHEDLAB_A"], os.environ["SCHEDLAB_B"]) == ("1", "2")
+    assert os.environ["SCHEDLAB_A"] == "before"
+    assert "SCHEDLAB_B" not in os.environ
