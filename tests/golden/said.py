@@ -392,6 +392,9 @@ def tuned(maximize: str) -> dict[str, Any]:
         "rows": tune_rows(found),
         "lines": tune_lines(spec, found),
         "odd": [tune_rows(odd), tune_lines(spec, odd)[:2]],
+        "left out": tune_lines(
+            spec, replace(found, left_out={f"why {i}": 3 * i % 8 for i in range(7)})
+        )[3:-2],
         "data": json_digest(rounded(_without(tune_data(spec, found, 7), "spec_hash"))),
     }
 

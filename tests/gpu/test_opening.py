@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from schedlab.gpu_backend import weights  # noqa: E402
 from schedlab.gpu_backend.decoder_config import decoder_config  # noqa: E402
 from schedlab.gpu_backend.device import open_device, require_memory, torch_dtype  # noqa: E402
 from schedlab.gpu_backend.runner import open_runner  # noqa: E402
@@ -54,6 +55,17 @@ def test_weights_read_from_safetensors_give_the_same_logits(tmp_path, save_file,
         save_file(tensors, tmp_path / "model.safetensors")
     runner = open_runner(write_model(tmp_path), CONFIG, weights=tmp_path, seed=9)
     assert torch.equal(paged_logits(runner, [1, 2, 3]), paged_logits(tiny_runner(), [1, 2, 3]))
+
+
+@pytest.mark.parametrize("map_", [["a"], {"a": 3}, {"a": "b", "c": "sub/d"}, {"a": "../b"}, None])
+def test_index_of_weights_names_files_beside_it(tmp_path, map_):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "b", "c": "d"}}), encoding="utf-8")
+    found = weights._files_by_tensor(tmp_path, None)
+    assert found == {"a": tmp_path / "b", "c": tmp_path / "d"}
+    index.write_text(json.dumps({"weight_map": map_}), encoding="utf-8")
+    with pytest.raises(SpecError, match="must map tensors to names of files beside it"):
+        weights._files_by_tensor(tmp_path, None)
 
 
 def test_weights_with_a_missing_misshapen_or_biased_tensor_are_refused(tmp_path, save_file):

@@ -21,6 +21,7 @@ from schedlab.gpu_backend.device_timer import Timing, cuda_timer  # noqa: E402
 from schedlab.gpu_backend.kernel_bench import BenchResult  # noqa: E402
 from schedlab.gpu_backend.kernel_cases import attention_case, decode_rows  # noqa: E402
 from schedlab.gpu_backend.kernel_check import Check  # noqa: E402
+from schedlab.gpu_backend.kernels import launch  # noqa: E402
 from schedlab.gpu_backend.kernels.tiles import DecodeTile, PrefillTile  # noqa: E402
 from schedlab.gpu_backend.reference import worst_row_error  # noqa: E402
 from schedlab.gpu_backend.selfcheck_parts import (  # noqa: E402
@@ -31,6 +32,7 @@ from schedlab.gpu_backend.selfcheck_parts import (  # noqa: E402
     Subject,
 )
 from schedlab.gpu_backend.tile_search import search_tiles  # noqa: E402
+from schedlab.sim.errors import SpecError  # noqa: E402
 from schedlab.sim.hardware.models import model as find_model  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -263,6 +265,8 @@ def test_cuda_timer_waits_once_for_all_repetitions(monkeypatch):
     assert timing.mode == "graph"
     assert timing.repetitions == 50  # 100 ms of 2 ms
     assert timing.median_s == pytest.approx(1e-3)
+    # Warmed up, captured, and run once to see how often.
+    assert log[:9] == ["work"] * 3 + ["wait", "work", "replay", "event", "replay", "event"]
     measured = log[-(3 * 50 + 1) :]
     assert measured == ["event", "replay", "event"] * 50 + ["wait"]
 
@@ -373,3 +377,18 @@ def test_operations_of_a_prefill_are_four_a_pair_under_the_diagonal(monkeypatch)
     pairs = sum(position + 1 for position in range(7))
     per_pair = 4 * kernel_bench.NUM_HEADS * kernel_bench.HEAD_DIM
     assert found.value == pytest.approx(pairs * per_pair / 1e-6 / 1e12)
+
+
+@pytest.mark.parametrize(("major", "minor", "arch"), [(7, 5, None), (8, 0, 80), (9, 1, 91)])
+def test_device_of_kernels_is_told_by_its_compute_capability(monkeypatch, major, minor, arch):
+    card = SimpleNamespace(name="card", major=major, minor=minor, multi_processor_count=5)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    launch._cuda_device.cache_clear()
+    try:
+        if arch is None:
+            with pytest.raises(SpecError, match=r"card has compute capability 7\.5; the kernels"):
+                launch._cuda_device(0)
+        else:
+            assert launch._cuda_device(0) == (arch, 5)
+    finally:
+        launch._cuda_device.cache_clear()

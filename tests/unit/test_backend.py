@@ -2,12 +2,15 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from schedlab.experiments.running import backend
+from schedlab.experiments.running import run as run_module
 from schedlab.experiments.running.backend import SimBackend, Task, serve_on_engines
 from schedlab.experiments.running.fleet import Kind
 from schedlab.sim.errors import SpecError
+from schedlab.traces.trace import Trace
 
 
 class Loop:
@@ -113,3 +116,35 @@ def test_simulated_gpus_are_numbered_on_from_those_that_are_there():
     gpus = SimBackend(None)
     assert gpus.executors(kinds) == [("a", 0), ("a", 1), ("b", 2)]
     assert gpus.executors(kinds[1:]) == [("b", 3)]
+
+
+def test_requests_of_a_run_fit_every_engine_and_are_named_in_blocks_of_those_that_cache(
+    monkeypatch,
+):
+    asked = []
+    monkeypatch.setattr(run_module, "workload", lambda trace, **given: asked.append(given))
+    slo = SimpleNamespace(ttft_ms=1.0, tpot_ms=None, e2el_ms=3.0)
+    received = SimpleNamespace(received_ns=lambda at_ns, prompts: at_ns + 10**9 * prompts)
+    kinds = [
+        SimpleNamespace(point=SimpleNamespace(
+            spec=SimpleNamespace(slo=slo), frontend=received,
+            config=SimpleNamespace(
+                max_model_len=length, block_size=size, enable_prefix_caching=caches
+            ),
+        ))
+        for length, size, caches in ((300, 16, False), (200, 32, True), (400, 64, True))
+    ]  # fmt: skip
+    trace = Trace(
+        prompt_tokens=np.array([4, 6]), output_tokens=np.array([1, 1]),
+        arrival_ns=np.array([5, 9]),
+    )  # fmt: skip
+    run_module._arrivals(kinds, trace, None)
+    kinds[0].point.frontend, slo.ttft_ms, slo.e2el_ms = None, None, None
+    run_module._arrivals(kinds[:1], trace, None)
+    (first, second) = asked
+    assert (first["max_model_len"], first["hash_block_tokens"]) == (200, 32)
+    assert first["predictor_latency_s"].tolist() == [4.0, 6.0]
+    assert tuple(first["slo"]) == (1.0, None, 3.0)
+    assert (second["max_model_len"], second["hash_block_tokens"]) == (300, None)
+    assert second["predictor_latency_s"].tolist() == [0.0, 0.0]
+    assert second["slo"] is None

@@ -46,6 +46,20 @@ def test_checkout_that_is_none_is_refused(tmp_path, capsys):
     assert "no checkout of schedlab" in capsys.readouterr().err
 
 
+def test_checkout_is_measured_in_five_rounds_unless_others_are_asked_for(monkeypatch, tmp_path):
+    (tmp_path / "schedlab").mkdir()
+    (tmp_path / "schedlab" / "__init__.py").touch()
+    asked = []
+    monkeypatch.setattr(
+        against, "measure", lambda roots, cases, rounds: asked.append((roots, rounds)) or ROUNDS
+    )
+    with pytest.raises(SystemExit):
+        against.main([str(tmp_path)])
+    against.main([str(tmp_path), "--rounds", "2", "--limit", "1.3"])
+    assert [rounds for _, rounds in asked] == [5, 2]
+    assert asked[0][0] == {"base": tmp_path.resolve(), "this": against.ROOT}
+
+
 def test_workflow_runs_the_comparison_with_options_it_has():
     workflow = yaml.safe_load((ROOT / ".github/workflows/speed.yml").read_text())
     steps = workflow["jobs"]["against-base"]["steps"]

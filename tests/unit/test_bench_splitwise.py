@@ -93,3 +93,13 @@ def test_peer_gets_prompts_and_answers_and_no_launcher_and_is_left_as_it_was(mon
     assert given["config"] == config.replace("  - override hydra/launcher: ray\n", "")
     assert found == {"ttft_times": [4, 1], "tbt_times": [5, 2], "response_times": [6, 3]}
     assert not any((tmp_path / "traces").iterdir())
+
+
+def test_specification_of_the_peer_has_its_memory_and_link():
+    spec = splitwise.specification(Path("peer"), 3.5, 40)
+    # 640 GB less 135 GB of weights, in blocks of 16 tokens; keys of all 64 heads in 80 layers.
+    assert spec["engine"]["num_gpu_blocks_override"] == 505 * 10**9 // (2 * 80 * 8192 * 2 * 16)
+    # 200 Gbit/s, of an eighth of the heads.
+    link = spec["cluster"]["link"]["gb_per_s"]
+    assert link == pytest.approx(200 * 1024**3 / 8 / 8 / 1e9)
+    assert (spec["workload"]["request_rate"], spec["workload"]["num_requests"]) == (3.5, 40)

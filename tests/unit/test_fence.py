@@ -1,7 +1,10 @@
 """What a policy does to a run is told as its own fault, wherever its class was written."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from schedlab.experiments.running import fence
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import ContinuousBatching, registry
@@ -31,3 +34,40 @@ def test_fence_around_a_class_without_a_source_file_names_the_line_that_raised(m
     spec = typed(monkeypatch, "raise RuntimeError('boom')")
     with pytest.raises(PolicyError, match=r"key\(\) raised RuntimeError: boom \(<cell 1>:3\)"):
         run(spec)
+
+
+def frame(file, back=None):
+    return SimpleNamespace(f_code=SimpleNamespace(co_filename=file), f_back=back)
+
+
+def test_call_of_a_policy_is_too_long_if_it_is_seen_three_times_in_a_row(monkeypatch):
+    timers, handlers = [], []
+    monkeypatch.setattr(fence.signal, "setitimer", lambda *given: timers.append(given[1:]))
+    monkeypatch.setattr(
+        fence.signal, "signal", lambda _, handler: handlers.append(handler) or "before"
+    )
+    monkeypatch.setattr(fence.sys, "gettrace", lambda: None)
+    caller = frame("ours.py", frame("policy.py"))
+    with fence._watched({"policy.py"}, caller, 4.0):
+        (look,) = handlers
+        first, second = frame("policy.py", caller), frame("policy.py", frame("x.py", caller))
+        for seen in (first, frame("y.py", first), second, second, caller, second, second):
+            look(0, seen)
+        for _ in range(4):
+            look(0, caller), look(0, None)
+        look(0, frame("policy.py", frame("z.py", first)))
+        look(0, first)
+        with pytest.raises(fence._TooLong, match=r"for more than 4 s; SCHEDLAB_PLAN_LIMIT_S"):
+            look(0, first)
+    assert timers == [(2.0, 2.0), (0,)] or timers == [(2.0, 2.0), (0, 0)]
+    assert handlers == [look, "before"]
+
+
+@pytest.mark.parametrize(("limit_s", "trace"), [(0.0, None), (1.0, print)])
+def test_calls_are_not_watched_without_a_limit_or_while_somebody_debugs(
+    monkeypatch, limit_s, trace
+):
+    monkeypatch.setattr(fence.signal, "signal", lambda *_: 1 / 0)
+    monkeypatch.setattr(fence.sys, "gettrace", lambda: trace)
+    with fence._watched(set(), None, limit_s):
+        pass

@@ -337,6 +337,22 @@ DECODES = BatchShape(2, 20, 10)
 
 
 @pytest.mark.parametrize(
+    ("at_ns", "within_ns", "found_ns"),
+    [
+        (29, 1, 30), (31, 1, 30), (24, 4, 24), (24, 5, 24), (24, 6, 30), (19, 9, 10),
+        (9, 1, 10), (9, 0, 9), (51, 1, 50), (52, 1, 52), (50, 0, 50),
+    ],
+)  # fmt: skip
+def test_step_without_a_stamp_ends_at_the_nearest_boundary_if_that_is_near(
+    clock, at_ns, within_ns, found_ns
+):
+    clock._boundaries_ns = [10, 30, 50]
+    assert clock._boundary_near(at_ns, within_ns) == found_ns
+    clock._boundaries_ns = []
+    assert clock._boundary_near(at_ns, within_ns) == at_ns
+
+
+@pytest.mark.parametrize(
     ("stamps_ms", "end_ms"), [([10.0, 10.5, 12.0], 10.5), ([10.0, 12.0], 12.0), ([11.0], 11.0)]
 )
 def test_recorded_step_ends_with_the_middle_one_of_its_stamps(clock, stamps_ms, end_ms):

@@ -416,3 +416,10 @@ def test_class_of_lengths_stands_for_the_middle_of_its_share(monkeypatch):
     trained = network.train_network("buckets", given, num_buckets=4, seed=0)
     expected = np.quantile(learned[0].output_tokens, [1 / 8, 3 / 8, 5 / 8, 7 / 8])
     assert trained.arrays["bucket_tokens"].tolist() == expected.tolist()
+
+
+def test_prompts_are_split_by_application_and_those_without_a_name_are_one():
+    from schedlab.experiments.training import dataset
+
+    columns = SimpleNamespace(application=["b", None, "a", "b", ""])
+    assert [rows.tolist() for rows in dataset._by_application(columns)] == [[1, 4], [2], [0, 3]]

@@ -97,3 +97,10 @@ def test_files_of_jobs_that_ended_well_appear_and_errors_are_told(ray, monkeypat
     ]
     assert (tmp_path / "well" / "result.json").read_bytes() == b"{}"
     assert [path.name for path in tmp_path.iterdir()] == ["well"]
+
+
+def test_workers_leave_the_cluster_at_the_end(ray):
+    with RayWorkers("auto", 3, []) as workers:
+        assert workers.num_workers == 7
+        assert ray.asked[-1] != "shutdown"
+    assert ray.asked[-1] == "shutdown"

@@ -331,3 +331,11 @@ def test_option_is_taken_if_it_serves_two_per_cent_more_and_tried_beside_what_is
     # No fewer tokens a step than seats.
     search.vary("tokens", best, "max_num_batched_tokens", [7, 8, 9, 64])
     assert len(asked[-1][1]) == 2
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_engine_alone_needs_no_cluster(replicas):
+    search = _Search(question(), None)
+    spec = search._spec(Candidate(1, replicas, 8, 64, "fcfs"), 2.5, 7)
+    assert (spec.cluster and spec.cluster.count) == (None if replicas == 1 else 3)
+    assert (spec.workload.request_rate, spec.workload.num_requests) == (2.5, 7)

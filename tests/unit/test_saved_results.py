@@ -7,8 +7,8 @@ import pytest
 
 from schedlab.experiments.figures.chosen import Chosen, draw_chosen
 from schedlab.experiments.figures.figures import drawings, shown_load
-from schedlab.experiments.results.point_folder import read_point
-from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
+from schedlab.experiments.results.point_folder import POINT_FILE, content_hash_of, read_point
+from schedlab.experiments.results.results_folder import MARKER, check_replaceable, replacing_folder
 from schedlab.experiments.results.saved_results import read_points, read_results
 from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.experiments.running.run import run
@@ -254,3 +254,18 @@ def test_folder_of_a_search_says_where_its_verdicts_stand(tmp_path):
     (tmp_path / "find.json").write_text("{}")
     with pytest.raises(SchedlabError, match=r"is of a search.*find\.json"):
         read_points(tmp_path)
+
+
+@pytest.mark.parametrize("lost", [None, POINT_FILE, MARKER, "result.json", "requests.csv"])
+def test_folder_of_a_point_is_whole_if_nothing_of_it_is_missing(tmp_path, lost):
+    for name, content in {
+        POINT_FILE: {"content_hash": "abc"}, MARKER: {"files": ["requests.csv"]},
+        "result.json": {}, "requests.csv": {},
+    }.items():  # fmt: skip
+        if name != lost:
+            (tmp_path / name).write_text(json.dumps(content))
+    assert content_hash_of(tmp_path) == (None if lost else "abc")
+    if lost is None:
+        assert content_hash_of(tmp_path, light=False) == "abc"
+        (tmp_path / POINT_FILE).write_text(json.dumps({"content_hash": "abc", "light": True}))
+        assert (content_hash_of(tmp_path), content_hash_of(tmp_path, light=False)) == ("abc", None)

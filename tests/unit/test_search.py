@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -691,6 +692,26 @@ def test_cheapest_fleet_is_as_large_as_the_worst_seed_asks_and_is_run_on_new_one
     assert header[-1] == "USD an hour"
     assert rows[1][-1].startswith("12.8")
     assert cheapest(fleet(find="max cluster.count subject to failed <= 0"), found, Fleets()) is None
+
+    # On new seeds it is measured at runs of the length that was asked for, and at the bar holds.
+    class Noting(Fleets):
+        def points(self, wanted):
+            asked_of.extend(one.workload.num_requests for one, _ in wanted)
+            return self.tried(wanted)
+
+    asked_of = []
+    for num_requests, length in ((None, 10), (77, 77)):
+        longer = [replace(one, num_requests=num_requests) for one in found]
+        assert cheapest(asked, longer, Noting()).holds
+        assert set(asked_of) == {length}
+        asked_of.clear()
+
+    class JustHolding(Fleets):
+        def points(self, wanted):
+            rows = self.tried(wanted)
+            return [replace(one, metrics={**one.metrics, "slo_attainment": 0.9}) for one in rows]
+
+    assert cheapest(asked, found, JustHolding()).holds
     few = fleet(
         find="min cluster.count between 1 and 5 subject to slo_attainment >= 0.9",
         sweep={"hardware": ["a100-80gb", "h100-80gb"]},

@@ -620,6 +620,16 @@ def test_worker_answers_every_job_with_the_path_it_was_given_until_nobody_asks(m
     ]  # fmt: skip
 
 
+def test_worker_ends_when_its_parent_is_gone(monkeypatch):
+    waited, ended = [], []
+    parent = SimpleNamespace(sentinel=7)
+    monkeypatch.setattr(workers.multiprocessing, "parent_process", lambda: parent)
+    monkeypatch.setattr(workers, "wait", waited.append)
+    monkeypatch.setattr(workers.os, "_exit", ended.append)
+    workers._end_with_parent()
+    assert (waited, ended) == ([[7]], [1])
+
+
 def test_environment_of_workers_is_put_back_as_it_was(monkeypatch):
     monkeypatch.setenv("SCHEDLAB_A", "before")
     monkeypatch.delenv("SCHEDLAB_B", raising=False)

@@ -256,6 +256,21 @@ def test_replay_whose_policy_waits_for_nothing_is_stalled(ours):
         replayed(ours, [arrival(0)], waits_until_ns=FOREVER)
 
 
+def test_replay_whose_policy_waits_for_the_beginning_for_ever_is_stalled(ours, monkeypatch):
+    asked = []
+
+    def waits(self):
+        asked.append(self.clock.now_ns)
+        self.waits_until_ns = 0
+        return None, False
+
+    monkeypatch.setattr(ours.replay, "_MOST_WAITS", 3)
+    monkeypatch.setattr(Loop, "step_fn", waits)
+    with pytest.raises(Stalled):
+        replayed(ours, [arrival(0)])
+    assert asked == [0] * 4
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
@@ -1045,3 +1060,10 @@ def test_request_that_a_replay_turns_away_is_written_down_and_makes_room(writer)
     assert (name, state.id, output_tokens) == ("turned_away", 3, 6)
     assert reason.startswith("policy Policy orders by predicted output")
     assert gone == [(3, 900)]
+
+
+def test_first_requests_come_all_at_once():
+    some = opening.first_requests(replace(CONFIG, max_num_batched_tokens=20))
+    assert {(one.ready_ns, one.request.arrival_ns) for one in some} == {(0, 0)}
+    assert {one.request.prompt_tokens for one in some} == {5}
+    assert [one.request.id for one in some] == list(range(len(some)))
