@@ -19,7 +19,7 @@ from schedlab.experiments.running.resolved import make_cost_model  # noqa: E402
 from schedlab.experiments.running.run import run  # noqa: E402
 from schedlab.experiments.specification.cost_model import CostModelSpec  # noqa: E402
 from schedlab.experiments.specification.loading import make_spec  # noqa: E402
-from schedlab.gpu_backend import calibration, calibration_fit  # noqa: E402
+from schedlab.gpu_backend import calibration, calibration_fit, stopwatch  # noqa: E402
 from schedlab.gpu_backend.calibration_design import (  # noqa: E402
     BatchPoint,
     batch_kind,
@@ -627,3 +627,39 @@ def test_time_that_a_calibration_took_before_its_rounds_is_taken_off(monkeypatch
             max_s=70.0,
         )
     assert given["max_s"] == 40.0
+
+
+def test_reading_is_on_disk_before_the_next_one_is_taken(tmp_path):
+    log, there = tmp_path / "points.jsonl", []
+
+    class Timer:
+        def time(self, point, repetitions):
+            there.append(len(log.read_text().splitlines()))
+            return (1.0,) * repetitions, (1.0,) * repetitions
+
+    points = [BatchPoint("decode", (5,) * n, ()) for n in (1, 2, 3)]
+    calibration.measure(Timer(), CONFIG, points, log, about="this", num_rounds=1)
+    assert there == list(range(1, len(there) + 1)), "a line says what it is a calibration of"
+    assert len(there) > 3
+
+
+@pytest.mark.parametrize("kept_s", [None, 0.002])
+def test_clock_of_a_calibration_that_goes_on_keeps_its_speed(tmp_path, monkeypatch, kept_s):
+    asked = []
+
+    class Reference:
+        def __init__(self, sentinel, reference_ns):
+            asked.append((sentinel, reference_ns))
+            self.reference_ns = reference_ns or 3_000_000.0
+
+    monkeypatch.setattr(stopwatch, "ReferenceTime", Reference)
+    monkeypatch.setattr(stopwatch, "sentinel_of", lambda *given: given)
+    if kept_s is not None:
+        ReferenceSpeed(kept_s).write(tmp_path)
+    laboratory._stopwatch(tmp_path, "reference", "a model", "cpu", 5)
+    assert asked == [(("a model", 5), 0 if kept_s is None else 2_000_000.0)]
+    assert ReferenceSpeed.read(tmp_path).sentinel_s == (kept_s or 0.003)
+    assert isinstance(
+        laboratory._stopwatch(tmp_path, "virtual", "a model", "cuda", 5), stopwatch.ElapsedTime
+    )
+    assert len(asked) == 1

@@ -64,6 +64,18 @@ def test_content_that_two_compute_is_kept_once():
     assert pool.num_used == 1
 
 
+def test_content_that_somebody_holds_is_computed_by_another_in_a_block_of_its_own():
+    pool, known, _ = make()
+    known |= {10}
+    pool.name(1, [10])
+    pool.name(2, [10])
+    assert (pool.blocks(1).tolist(), pool.blocks(2).tolist()) == ([1], [2])
+    assert pool.blocks_of([10]).tolist() == [1]
+    pool.merge_doubles()
+    assert pool.blocks(2).tolist() == [1]
+    assert pool.num_used == 1
+
+
 def test_content_that_is_computed_anew_takes_the_block_that_has_it():
     pool, known, _ = make(num_blocks=2)
     known |= {10}

@@ -495,6 +495,22 @@ def test_find_doubles_its_runs_until_the_answer_stays(grows, lengths, said):
     assert one.settled or "workload.num_requests=1920 goes on from there" in one.remarks[0]
 
 
+def test_find_without_any_answer_asks_for_no_longer_runs():
+    runs = Lengths()
+    (one,) = find(
+        spec(find="max workload.request_rate between 1 and 40 subject to p99_ttft_ms <= 0.1"), runs
+    )
+    assert set(runs.lengths) == {60}
+    assert not any(bracket.has_answer for bracket in one.brackets)
+
+
+@pytest.mark.parametrize(("before", "after", "same"), [
+    (0.0, 0.0, True), (0.0, 1.0, False), (1.0, 0.0, False), (1.0, 1.0, True),
+])  # fmt: skip
+def test_answer_of_nothing_stays_only_nothing(before, after, same):
+    assert stays(Estimate(before, 0.0), Estimate(after, 0.0), 0.5) is same
+
+
 def test_find_has_settled_when_the_answer_moves_by_less_than_its_interval():
     before, after = Estimate(10.0, 0.8), Estimate(9.6, 0.5)
     assert stays(before, after, 0.02)

@@ -431,14 +431,14 @@ class Sent:
 
 
 def test_think_time_is_drawn_where_the_last_answer_needed_is_for_the_user():
-    tool = np.array([None, "search", None, None], dtype=object)
-    turns = Turns.from_rows([[], [0], [0, 1], [1, 2]], [0, 11, 22, 33], tool)
+    tool = np.array([None, "search", None, None, None], dtype=object)
+    turns = Turns.from_rows([[], [0], [0, 1], [1, 2], []], [0, 11, 22, 33, 44], tool)
     trace = Sent(turns, SimpleNamespace(noted=lambda text: None))
     think = DurationsSpec(distribution="fixed", seconds=5.0)
     fresh = with_think_times(trace, think, seed=0).turns
-    assert fresh.delay_ns.tolist() == [0, 5 * 10**9, 22, 5 * 10**9], "22 ns are a tool's"
+    assert fresh.delay_ns.tolist() == [0, 5 * 10**9, 22, 5 * 10**9, 44], "22 ns are a tool's"
     fresh = with_think_times(replace(trace, turns=replace(turns, tool=None)), think, 0).turns
-    assert fresh.delay_ns.tolist() == [0, 5 * 10**9, 5 * 10**9, 5 * 10**9]
+    assert fresh.delay_ns.tolist() == [0, 5 * 10**9, 5 * 10**9, 5 * 10**9, 44]
 
 
 def test_session_is_predicted_to_be_as_long_as_all_its_requests_together():
