@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.training import network
+from schedlab.experiments.training import network, train, trees
 from schedlab.experiments.training.batches import read_batches
 from schedlab.experiments.training.dataset import read_dataset
 from schedlab.experiments.training.quality import (
@@ -423,3 +423,76 @@ def test_prompts_are_split_by_application_and_those_without_a_name_are_one():
 
     columns = SimpleNamespace(application=["b", None, "a", "b", ""])
     assert [rows.tolist() for rows in dataset._by_application(columns)] == [[1, 4], [2], [0, 3]]
+
+
+def test_nodes_of_trees_are_numbered_on_from_those_of_the_trees_before():
+    def tree(left, right, value):
+        n = len(left)
+        return SimpleNamespace(tree_=SimpleNamespace(
+            node_count=n, children_left=np.array(left), children_right=np.array(right),
+            feature=np.arange(n) + 5, threshold=np.arange(n) / 2,
+            value=np.array(value, dtype=float)[:, None, None],
+        ))  # fmt: skip
+
+    fork = [1, -1, -1], [2, -1, -1]
+    found = trees.nodes([tree(*fork, [5, 1, 2]), tree([-1], [-1], [7]), tree(*fork, [3, 4, 6])])
+    assert {name: column.tolist() for name, column in found.items()} == {
+        "roots": [0, 3, 4],
+        "feature": [5, -1, -1, -1, 5, -1, -1],
+        "threshold": [0.0, 0.5, 1.0, 0.0, 0.0, 0.5, 1.0],
+        "left": [1, 0, 0, 0, 5, 0, 0],
+        "right": [2, 0, 0, 0, 6, 0, 0],
+        "value": [5.0, 1.0, 2.0, 7.0, 3.0, 4.0, 6.0],
+    }
+
+
+@pytest.mark.parametrize("kind", ["random_forest", "listmle"])
+def test_trainer_learns_from_the_rows_it_is_given_with_what_was_chosen(monkeypatch, kind):
+    asked = []
+
+    class Some:
+        def __init__(self, rows):
+            self.rows = rows
+
+        def take(self, rows):
+            return Some(self.rows[rows])
+
+    monkeypatch.setattr(train, "load_sklearn", lambda: asked.append("sklearn"))
+    monkeypatch.setattr(train, "load_torch", lambda: asked.append("torch"))
+    monkeypatch.setattr(
+        train,
+        "examples",
+        lambda prompts, true, encoder: asked.append([*prompts.rows, *true, encoder]) or prompts,
+    )
+    for name in ("train_forest", "train_network"):
+
+        def learn(*given, name=name, **more):
+            shown = [one.rows.tolist() if isinstance(one, Some) else one for one in given]
+            asked.append((name, *[str(one) for one in shown], more))
+
+        monkeypatch.setattr(train, name, learn)
+    chosen = SimpleNamespace(kind=kind, encoder="an encoder", num_buckets=7, seed=5)
+    data = SimpleNamespace(
+        train_rows=np.array([1, 3, 4]), prompts=Some(np.arange(10, 16)),
+        output_tokens=np.arange(20, 26),
+    )  # fmt: skip
+    train._Trainer(chosen, data).train(np.array([3, 4]))
+    if kind == "random_forest":
+        assert asked == ["sklearn", ("train_forest", "[13, 14]", "[23 24]", {"seed": 5})]
+    else:
+        assert asked == [
+            "torch", [11, 13, 14, 21, 23, 24, "an encoder"],
+            ("train_network", "listmle", "[13, 14]", {"num_buckets": 7, "seed": 5}),
+        ]  # fmt: skip
+
+
+def test_latency_of_a_model_is_that_of_single_prompts_after_a_first_one(monkeypatch):
+    asked, times = [], iter([0, 1, 10, 13, 20, 22])
+    monkeypatch.setattr(train, "NUM_TIMED", 3)
+    monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    data = SimpleNamespace(
+        test_rows=np.array([4, 6, 7, 9]), prompts=SimpleNamespace(take=lambda rows: rows.tolist())
+    )
+    found = train.latency(SimpleNamespace(lengths=asked.append), data)
+    assert asked == [[4], [4], [6], [7]]
+    assert found == {"median": 2.0, "p99": pytest.approx(2.98), "num_predictions": 3}
