@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from schedlab.gpu_backend import swap_timing  # noqa: E402
+from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
 from schedlab.gpu_backend.host_blocks import HostBlocks  # noqa: E402
 from schedlab.gpu_backend.swap import SwapSpace  # noqa: E402
 from schedlab.sim.errors import SchedlabError  # noqa: E402
@@ -111,3 +112,24 @@ def test_swap_times_are_medians_of_what_comes_after_warming_up(monkeypatch):
         for way in ("out", "in")
     ]
     assert begun == [(way, n) for n in (1, 4, 5) for _ in range(6) for way in ("out", "in")]
+
+
+@pytest.mark.parametrize(
+    ("shares", "has_tiers", "asked"),
+    [
+        (False, False, ["pool", "swap"]), (False, True, ["pool"]),
+        (True, False, ["kv", "swap"]), (True, True, ["kv"]),
+    ],
+)  # fmt: skip
+def test_blocks_of_device_and_host_are_counted_where_they_are(shares, has_tiers, asked):
+    told = []
+
+    def counting(name):
+        return SimpleNamespace(check=lambda engine: told.append((name, engine)))
+
+    executor = SimpleNamespace(
+        kv_bytes=counting("kv") if shares else None, pool=counting("pool"), _has_tiers=has_tiers,
+        runner=SimpleNamespace(swap=counting("swap")),
+    )  # fmt: skip
+    TorchExecutor.check(executor, "engine")
+    assert told == [(name, "engine") for name in asked]

@@ -24,10 +24,11 @@ if find_spec("vllm") is not None:
     pytest.skip("vLLM is here: tests/vllm ask the real one", allow_module_level=True)
 
 from schedlab.gpu_backend import vllm as adapter
+from schedlab.gpu_backend.calibration_design import BatchPoint
 from schedlab.gpu_backend.vllm import engine, opening
 
 CONFIG = EngineConfig(num_blocks=8, max_model_len=30, block_size=4)
-OURS = ("release", "step_output", "refusals", "scheduler", "replay")
+OURS = ("release", "step_output", "refusals", "scheduler", "replay", "step_timer")
 
 
 class AsyncScheduler:
@@ -1067,3 +1068,115 @@ def test_first_requests_come_all_at_once():
     assert {(one.ready_ns, one.request.arrival_ns) for one in some} == {(0, 0)}
     assert {one.request.prompt_tokens for one in some} == {5}
     assert [one.request.id for one in some] == list(range(len(some)))
+
+
+# -- single steps ------------------------------------------------------------------------------
+
+
+class Ticks:
+    """A stopwatch that is 100 ns later at each reading, 1 us behind what is between steps."""
+
+    def __init__(self):
+        self.now_ns = 0
+
+    def __call__(self):
+        self.now_ns += 100
+        return self.now_ns
+
+    def between_steps(self):
+        self.now_ns += 1_000
+
+
+class DesignedCore:
+    """vLLM's engine: a step schedules, runs the model, and accounts for it."""
+
+    vocab_size = 50
+
+    def __init__(self, device):
+        self.setup, self.engine, self.hooks = SimpleNamespace(device=device), self, []
+        self.request_block_hasher = "hasher"
+        self.model_executor = SimpleNamespace(driver_worker=SimpleNamespace(
+            worker=SimpleNamespace(get_model=lambda: SimpleNamespace(
+                register_forward_pre_hook=self.hooks.append, register_forward_hook=self.hooks.append
+            ))
+        ))  # fmt: skip
+        self.told = []
+
+    def new_plain_scheduler(self, cls, stopwatch):
+        scheduler = self.scheduler = cls(stopwatch)
+        scheduler.current_step, scheduler.requests, scheduler.running = 0, {}, []
+        scheduler.kv_cache_manager = SimpleNamespace(
+            new_step_starts=lambda: self.told.append("starts"),
+            allocate_slots=lambda request, n, num_external_computed_tokens: (
+                f"{request.request_id}: {n} + {num_external_computed_tokens}"
+            ),
+        )
+        scheduler.waiting = SimpleNamespace(remove_request=lambda request: None)
+        scheduler.finish_requests = lambda ids, status: self.told.append([*ids, status])
+        return scheduler
+
+    def step(self):
+        output = self.scheduler.schedule()
+        begin, end = self.hooks
+        for _ in range(2):
+            begin()
+            end()
+        self.scheduler.update_from_output(output, None)
+
+
+@pytest.mark.parametrize(("device", "warm_ups"), [("cpu", 0), ("cuda", 2)])
+def test_batch_is_timed_in_vllms_loop_from_launch_to_tokens_and_inside_the_model(
+    ours, monkeypatch, device, warm_ups
+):
+    core = DesignedCore(device)
+    outputs = []
+    monkeypatch.setattr(
+        ours.step_timer,
+        "step_output",
+        lambda scheduler, new, resumed, running, tokens, blocks, preempted: outputs.append(
+            ([one.request_id for one in new], [one.request_id for one in running], tokens, blocks)
+        ),
+    )
+    monkeypatch.setattr(ours.step_timer.RequestStatus, "FINISHED_ABORTED", "gone", raising=False)
+    core_request = ours.step_timer.VllmRequest
+    monkeypatch.setattr(
+        ours.step_timer,
+        "VllmRequest",
+        lambda *given, **more: (
+            vars(request := core_request(*given, **more)).update(status="waiting") or request
+        ),
+    )
+    timer = ours.step_timer.VllmStepTimer(core, Ticks())
+    point = BatchPoint("mixed", (9, 1), ((3, 4),))
+    host, forward = timer.time(point, 2)
+    assert host == (500e-9,) * 2, "four readings in the model, and one at the end"
+    assert forward == (200e-9,) * 2
+    assert timer._stopwatch.now_ns == 1_000 + 600 * (4 + warm_ups)
+    first, *steps, last = outputs
+    # Decodes have room to grow, and are not new when they are timed.
+    room = warm_ups + 2 + 1
+    cached = max(9 - room, 0)
+    assert first == (
+        ["design-0", "design-1"], [], {"design-0": 1, "design-1": 1},
+        {"design-0": f"design-0: 1 + {cached}", "design-1": "design-1: 1 + 0"},
+    )  # fmt: skip
+    assert last == ([], [], {}, {})
+    assert len(steps) == 2 + warm_ups
+    for i, (new, running, tokens, blocks) in enumerate(steps, 2):
+        assert (new, running) == ([f"design-{i}"], ["design-0", "design-1"])
+        assert tokens == {"design-0": 1, "design-1": 1, f"design-{i}": 3}
+        assert blocks[f"design-{i}"] == f"design-{i}: 3 + 4"
+        assert blocks["design-0"] == "design-0: 1 + 0"
+    assert core.told.count("starts") == core.scheduler.current_step == len(outputs)
+    gone = [one for one in core.told if one != "starts"]
+    assert gone[-1] == ["design-0", "design-1", "gone"]
+    assert gone[0] == ["design-2", "gone"]
+    timer.time(point, 1)
+    assert len(outputs) == 4 + warm_ups + 3, "it is warm"
+    (request,) = [one for name, one in core.scheduler.requests.items() if name == "design-2"]
+    assert len(request.prompt) == 7
+    assert request.params.ignore_eos
+    assert not request.params.detokenize
+    assert request.block_hasher == "hasher"
+    timer.run(BatchPoint("decode", (5,), ()))
+    assert len(outputs) == 4 + warm_ups + 3 + 3
