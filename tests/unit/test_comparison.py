@@ -11,6 +11,7 @@ from schedlab.experiments.analysis.comparison import (
     rank_agreement,
     step_errors,
 )
+from schedlab.experiments.comparing.compare_figures import step_figure
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 
@@ -103,3 +104,15 @@ def test_interval_of_an_error_leaves_out_a_fortieth_at_each_end(monkeypatch):
         found = comparison._bootstrap([[1.0, 1.0, 1.0]], [[off, 1.0, 1.0]], seed=0)
         assert found["mean_e2el_ms"] == pytest.approx(expected)
         assert set(found) == {f"{name}_e2el_ms" for name in ("mean", "p50", "p90", "p99")}
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_drawn"), [(2_999, 2_999), (3_000, 1_500), (4_500, 1_500)]
+)
+def test_figure_of_many_steps_draws_every_so_many_of_them(num_steps, num_drawn):
+    times_ns = np.arange(1, num_steps + 1) * 1e6
+    point = SimpleNamespace(label="a", measured_ns=times_ns, predicted_ns=1.25 * times_ns)
+    left, right = step_figure([point], "title").axes
+    assert len(left.lines[0].get_xdata()) == num_drawn
+    assert len(right.lines[0].get_xdata()) == num_steps, "all are counted"
+    assert right.lines[0].get_xdata() == pytest.approx(25.0)

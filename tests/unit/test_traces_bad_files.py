@@ -148,6 +148,24 @@ def test_parquet_without_required_column_or_truncated_raises(tmp_path):
         read(path)
 
 
+@pytest.mark.parametrize("chunk_rows", [1, 2, 3, 9])
+@pytest.mark.parametrize(("name", "place"), [("t.csv", ":6: "), ("t.parquet", ": row 5: ")])
+def test_wrong_row_has_the_same_number_however_many_are_read_at_once(
+    tmp_path, name, place, chunk_rows
+):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path, prompts = tmp_path / name, [3, 4, 5, 6, -7, 8]
+    if name.endswith("csv"):
+        rows = "".join(f"{tokens},1\n" for tokens in prompts)
+        path.write_text(f"prompt_tokens,output_tokens\n{rows}")
+    else:
+        pq.write_table(pa.table({"prompt_tokens": prompts, "output_tokens": [1] * 6}), path)
+    with pytest.raises(TraceError, match=f"{name}{place}-7 prompt tokens"):
+        list(stream(path, chunk_rows=chunk_rows))
+
+
 def test_unknown_content_lists_formats_and_what_was_seen(tmp_path):
     path = tmp_path / "what.csv"
     path.write_text("when,how_much\n1,2\n")
