@@ -1,4 +1,4 @@
-"""What measuring a device asks of its kernels, and reckons, by a timer whose every time is known.
+"""What is measured on a device, in what turn, and what is reckoned of it: by stand-ins for both.
 
 Kernels note what they are given; the first measurement takes a microsecond, the next two.
 """
@@ -17,7 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from schedlab.experiments.comparing import compare
+from schedlab.experiments.specification.loading import make_spec
 from schedlab.gpu_backend import sitting
+from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.models import model
 from tests.golden.rounding import json_digest
 
@@ -408,7 +411,81 @@ def _sitting(clock: _Clock, folder: Path, ends: list[Any], name: str) -> Iterato
             patch.stop()
 
 
-CASES: dict[str, Any] = {f"sitting {name}": (sat, name) for name in SITTINGS}
+# -- a comparison ---------------------------------------------------------------------------------
+
+_COMPARED: dict[str, Any] = {
+    "all": {},
+    "checked": {"check": True},
+    "kept": {"keep": Path("kept")},
+    "of what is kept": {"keep": Path("kept"), "write_only": True},
+    "of what is kept, checked": {"keep": Path("kept"), "write_only": True, "check": True},
+    "in time": {"max_s": 16.0},
+    "with other machines": {"keep": Path("others")},
+    "of nothing": {"keep": Path("none"), "write_only": True},
+    "nowhere": {"write_only": True},
+}
+
+
+def compared(name: str) -> dict[str, Any]:
+    """Compare points whose runs, some of which are kept, take longer and longer."""
+    more = _COMPARED[name]
+    clock, told, waits = _Clock(), list[Any](), iter(range(1, 99))
+    spec = make_spec({
+        "name": "c", "seed": 3, "hardware": "a100-80gb",
+        "workload": {"trace": "fixed", "num_requests": 4},
+        "sweep": {"policy": ["fcfs", "vtc"], "workload.request_rate": [2.0, 5.0]},
+        "real": {"repeats": 2, "device": "cuda", "level_requests": 7},
+    })  # fmt: skip
+
+    def said(of: Any) -> str:
+        modelled = of.real.clock if of.real is not None else "-"
+        return f"{of.policy.name} at {of.workload.request_rate} by {of.backend}, {modelled}"
+
+    class Kept:
+        def __init__(self, folder: Path) -> None:
+            self.folder = folder
+
+        def find(self, wanted: Any, repeat: int) -> Any:
+            is_there = repeat == (wanted.policy.name == "vtc") and self.folder.name != "none"
+            machine = "other" if self.folder.name == "others" else "m"
+            return SimpleNamespace(machine=machine, kept=True) if is_there else None
+
+        def keep(self, wanted: Any, repeat: int, found: Any) -> None:
+            told.append(f"keeps {said(wanted)}, {repeat}")
+
+        def describe(self) -> str:
+            return f"{self.folder} holds some"
+
+    def measured(wanted: Any, repeat: int, beside: Any) -> Any:
+        told.append(f"measures {said(wanted)}, {repeat}, {beside}")
+        clock.now_s += next(waits)
+        return SimpleNamespace(machine="m", kept=False)
+
+    def one(point: Any, runs: Any, checked: Any, levels: Any, seed: int, tell: Any) -> str:
+        tell(f"simulating {point.label}")
+        of = {repeat: run.kept for repeat, run in runs.items()}
+        return f"{point.label}: {of}, {checked and checked.kept}, {levels}, {seed}"
+
+    stand_ins: dict[str, Any] = {
+        "time": clock, "MeasuredRuns": Kept, "measure": measured, "_compared": one,
+        "check_level": lambda of: told.append(f"level {said(of)}"),
+        "machine_name": lambda device: told.append(f"machine of {device}") or "m",
+        "load_beside": lambda of: f"beside {of.workload.request_rate}",
+        "_check_profiles": lambda todo, machine: told.append(f"profiles of {len(todo)}, {machine}"),
+        "_levels": lambda todo, runs: told.append([sorted(some) for some in runs]) or {},
+    }  # fmt: skip
+    with mock.patch.multiple(compare, **stand_ins):
+        try:
+            found: Any = compare.compare(spec, lambda *what: told.append(what), **more)
+        except SpecError as error:
+            found = str(error)
+    return {"found": found, "told": told}
+
+
+CASES: dict[str, Any] = {
+    **{f"sitting {name}": (sat, name) for name in SITTINGS},
+    **{f"compared {name}": (compared, name) for name in _COMPARED},
+}
 NEED_TRITON: dict[str, Any] = {
     "kernel benches": (kernel_benches, ""),
     "ceilings": (ceilings_of_paper, ""),

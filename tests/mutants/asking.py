@@ -56,7 +56,7 @@ TABLES = {
     "experiments.bench": "bench ",
     "experiments.claims": "claim",
     "experiments.commands": "commands ",
-    "experiments.comparing": "backends|replay|overheads",
+    "experiments.comparing": "backends|replay|overheads|compared ",
     "experiments.figures": "figure|backends",
     "experiments.regression": "regression|baseline",
     "experiments.report": "report",
