@@ -66,6 +66,15 @@ def test_engine_that_died_is_white_until_it_is_up_again(result):
     assert (held.images[0].get_array() <= 100).all()
 
 
+def test_steps_of_an_engine_count_by_their_length_in_each_piece_of_time():
+    # Two steps of 3 and 5 requests, from 10 to 20 and from 30 to 50; one is another engine's.
+    steps = {"start_ns": np.array([10, 12, 30]), "end_ns": np.array([20, 18, 50])}
+    there, values = np.array([True, False, True]), np.array([3.0, 9.0, 5.0])
+    edges = np.array([0.0, 10.0, 15.0, 25.0, 40.0, 60.0])
+    found = fleets._integral(steps, there, values, edges)
+    assert found.tolist() == [0.0, 15.0, 15.0, 50.0, 50.0]
+
+
 def test_piece_of_time_is_up_whose_middle_an_engine_served_its_end_not_counted():
     # The middles of ten pieces are 5, 15, .. 95.
     served = [[(5, 25), (75, STILL)], [], [(15, 45), (45, 46)]]

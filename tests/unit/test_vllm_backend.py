@@ -105,3 +105,59 @@ def test_calibration_of_vllm_asks_twenty_short_requests_a_seat_up_to_a_number(
     with pytest.raises(AskedError) as refused:
         calibrated_engine.open_vllm("m", config, "cpu", "fp32", 1, 7, lambda: 0)
     assert refused.value.args == (asked, 7)
+
+
+def test_calibration_of_vllm_runs_fcfs_and_tells_what_steps_cost_beside_the_model(monkeypatch):
+    pytest.importorskip("torch")
+    asked = []
+
+    class Replay:
+        def __init__(self, core, policy, clock, estimate, warm_up):
+            assert (policy, clock, warm_up) == ({"name": "fcfs"}, ("clock", "watch"), "first")
+            with pytest.raises(SpecError, match="asks for no estimates"):
+                estimate(None, 1)
+
+        def run(self, some, clients):
+            asked.append((len(some), clients))
+            n = len(asked)
+            step = SimpleNamespace(shape=n, overhead_ns=10**7 * n, duration_ns=10**9)
+            return SimpleNamespace(
+                recorded=lambda: [step], seconds=lambda: {"model_s": 3.0, "update_s": n / 5}
+            )
+
+    core = SimpleNamespace(
+        setup=SimpleNamespace(config="limits"), graph_buckets=(1, 2), describe=lambda: {"v": 1}
+    )
+    made = {
+        "clock": {"MeasuredStepClock": lambda stopwatch: ("clock", stopwatch)},
+        "engine": {"VllmSetup": lambda *given, **more: (given[0], given[2:], more)},
+        "replay": {"Replay": Replay},
+        "opening": {
+            "open_core": lambda setup: core,
+            "first_requests": lambda config: "first",
+        },
+        "step_timer": {"VllmStepTimer": lambda *given: given},
+    }
+    for name, things in made.items():
+        stand_in = SimpleNamespace(**things)
+        monkeypatch.setitem(sys.modules, f"schedlab.gpu_backend.vllm.{name}", stand_in)
+    monkeypatch.setattr(vllm_backend, "require_vllm", lambda: None)
+    monkeypatch.setattr(calibrated_engine, "short", lambda config, n, seed: ["short"] * n)
+    monkeypatch.setattr(calibrated_engine, "long", lambda config, seed: ["long"] * 7)
+    monkeypatch.setattr(calibrated_engine, "overhead_of", lambda *given: given)
+    monkeypatch.setattr(calibrated_engine, "kernels", lambda *given: given)
+    config = EngineConfig(num_blocks=100, max_model_len=100, max_num_seqs=6)
+    for device, repetitions in (("cpu", 1), ("cuda", 2)):
+        found = calibrated_engine.open_vllm("m", config, device, "fp32", 1, 7, "watch")
+        alone = 120 // calibrated_engine._SHARE_ALONE
+        runs, asked[:] = list(asked), []
+        assert runs == [(alone, 1), (120, None), (120, 1), (120, 3), (7, None)]
+        assert found.timer == (core, "watch")
+        assert (found.kernels, found.buckets) == (("vllm", device), (1, 2))
+        assert found.overhead == ([1, 2, 3, 4, 5], [10**7 * n for n in (1, 2, 3, 4, 5)])
+        assert found.about["v"] == 1
+        shares = found.about["share_of_time"]
+        assert shares == {"model": pytest.approx(15 / 18), "update": pytest.approx(3 / 18)}
+        assert found.repetitions == repetitions
+        measured = [(one.shape, one.seconds) for one in found.run_steps]
+        assert measured == [(n, pytest.approx(1 - n / 100)) for n in (1, 2, 3, 4, 5)]

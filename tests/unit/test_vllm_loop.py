@@ -1068,6 +1068,11 @@ def test_first_requests_come_all_at_once():
     assert {(one.ready_ns, one.request.arrival_ns) for one in some} == {(0, 0)}
     assert {one.request.prompt_tokens for one in some} == {5}
     assert [one.request.id for one in some] == list(range(len(some)))
+    assert [one.output_tokens for one in some[:14]] == [*range(1, 13), 1, 2]
+    assert {one.request.max_tokens for one in some} == {12}
+    few = opening.first_requests(replace(CONFIG, max_model_len=8, max_num_batched_tokens=60))
+    assert {(one.request.prompt_tokens, one.request.max_tokens) for one in few} == {(4, 4)}
+    assert {one.output_tokens for one in few} == {1, 2, 3, 4}
 
 
 # -- single steps ------------------------------------------------------------------------------
