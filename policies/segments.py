@@ -11,9 +11,8 @@ from collections.abc import Collection, Sequence
 from schedlab.policies.preemption import grant_or_preempt
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
-from schedlab.sim.core.population import seat_number
 from schedlab.sim.core.view import EngineView
-from schedlab.sim.request import RUNS, RequestState
+from schedlab.sim.request import RUNS, RequestState, seat_number
 
 
 class Segment:

@@ -387,3 +387,8 @@ class RequestState:
             f"<request {self.id} {self.status.name.lower()}: {self.num_computed_tokens} of "
             f"{self.num_tokens} tokens computed, {self.num_output_tokens} generated>"
         )
+
+
+def seat_number(state: RequestState) -> int:
+    """Return a request's place in the order of admission."""
+    return state._seat

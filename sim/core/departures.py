@@ -8,7 +8,7 @@ from typing import Any
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.plan import BatchPlan, Finished
-from schedlab.sim.core.population import Population, seat_number
+from schedlab.sim.core.population import Population
 from schedlab.sim.core.request_hooks import RequestHooks
 from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
@@ -19,7 +19,7 @@ from schedlab.sim.kv.allocators import make_kv_cache
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.record.columns import FINISHED, TRUNCATED
 from schedlab.sim.record.log import RunLog
-from schedlab.sim.request import DONE, Request, RequestState, Status, Turn
+from schedlab.sim.request import DONE, Request, RequestState, Status, Turn, seat_number
 
 
 class Departures(Population):

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.plan import BatchPlan, Parts
-from schedlab.sim.core.population import seat_number
 from schedlab.sim.core.track import SpeculatingState, new_state, slots_ahead
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
-from schedlab.sim.request import DONE, RUNS, WAITS, Arrival, Request, RequestState
+from schedlab.sim.request import DONE, RUNS, WAITS, Arrival, Request, RequestState, seat_number
 
 CANCELLED = "never sent: an earlier request of its session was rejected"
 

@@ -11,11 +11,10 @@ from schedlab.sim.core.draft_length import DraftLength
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.plan import FOREVER, BatchPlan
-from schedlab.sim.core.population import seat_number
 from schedlab.sim.core.scheduling import SchedulingPolicy
 from schedlab.sim.core.step import Segment
 from schedlab.sim.errors import InfeasiblePlan
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, seat_number
 
 
 class PipelinedEngine(Engine):

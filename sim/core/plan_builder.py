@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import SupportsIndex, get_args
 
 from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished
-from schedlab.sim.core.population import Population, seat_number
+from schedlab.sim.core.population import Population
 from schedlab.sim.core.step_ledger import StepLedger, require_one_of, whole_number
 from schedlab.sim.errors import InfeasiblePlan
 from schedlab.sim.kv.ledger import Mark
-from schedlab.sim.request import RequestState
+from schedlab.sim.request import RequestState, seat_number
 
 _FINISHED: tuple[str, ...] = get_args(Finished)
 

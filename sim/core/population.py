@@ -11,7 +11,7 @@ from schedlab.sim.core.tiering import Tiering
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.ledger import KVCacheManager
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
-from schedlab.sim.request import DONE, RequestState
+from schedlab.sim.request import DONE, RequestState, seat_number
 
 
 class Population:
@@ -214,8 +214,3 @@ class Population:
         if num_steps == 1 and state._entry_ns < 0:
             return min(granted_tokens, 1)  # recomputed, or paused before: the last step's was known
         return 1
-
-
-def seat_number(state: RequestState) -> int:
-    """Return a request's place in the order of admission."""
-    return state._seat
