@@ -5,9 +5,10 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context. Blocks hold fou
 
 import pytest
 
+from schedlab.policies import registry
 from schedlab.sim.request import Slo
-from tests.laws import arrival
-from tests.traced import batches, limits
+from tests.laws import LinearCost, arrival, run, slow
+from tests.traced import Recorder, batches, limits
 from tests.unit.test_policies_ordering import served
 
 
@@ -113,6 +114,25 @@ def test_fair_batching_with_prompts_that_block_each_other_evicts_the_latest():
     config = limits(num_blocks=4, long_prefill_token_threshold=4)
     got, _ = batches("fair_batching", work, config)
     assert got[:4] == [{0: 4, 1: 4}, {0: 4, 1: 4}, ({}, [1]), {0: 4, 1: 4}]
+
+
+def test_fair_batching_looks_again_once_a_prompt_decodes_that_is_later_than_all_who_did():
+    # In the second step request 2 does not fit the token budget, so that all are looked at: request
+    # 0 is far ahead, and 1 waits. Once that decodes it is late, and a step may take 2000 ns:
+    # 1000 + 10 (1 + 98) + 10 <= 2000, which leaves out request 0.
+    work = [
+        arrival(0, 0, prompt=4, output=9, slo=pace(100_000, 2000)),
+        arrival(1, 500, prompt=10, output=9, slo=pace(1, 2000)),
+        arrival(2, 500, prompt=290, output=1, slo=pace(90_000, 2000)),
+    ]
+    config = limits(num_blocks=300, budget=200, max_model_len=400)
+    for never_falls in (False, True):
+        cost = LinearCost()
+        cost.never_falls = never_falls
+        recorder = Recorder(registry.make("fair_batching"))
+        run(recorder, work, slow(config), cost)
+        got = recorder.batches
+        assert got[:3] == [{0: 4}, {0: 1, 1: 10, 2: 189}, {1: 1, 2: 98}]
 
 
 @pytest.mark.parametrize("knobs", [{"ttft_s": 0.0}, {"tbt_s": float("inf")}])
