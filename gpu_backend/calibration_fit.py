@@ -98,14 +98,16 @@ def run_level(
     steps : sequence of MeasuredBatch
         Of runs; a kind of which there are none keeps the level one.
     decode_row_s : float, optional
-        What each decoding request adds, if that is known; it is found as well if not given.
+        What each decoding request adds, if that is known: then `prompt_step_s` is found. Else it is
+        found itself, and that is zero: few runs tell one of the two from the levels, not both.
 
     Notes
     -----
     ``measured = level of its kind * predicted + decode_row_s * decoding requests + prompt_step_s
     (if there are prompt tokens)``, by non-negative least squares in which a step weighs 1 /
     predicted: so the sums of both sides are equal for each kind, and a run takes as long as its
-    steps together, the slow ones among them.
+    steps together, the slow ones among them. `prompt_step_s` makes up half of what steps with
+    prompts take at most: where all of them took alike, longer prompts would cost nothing else.
     """
     if not steps:
         return RunLevel()
@@ -113,25 +115,27 @@ def run_level(
     predicted = predictions(replace(fit, run_level=RunLevel()), steps)
     has_prompts = np.array([bool(s.shape.chunks) for s in steps])
     rows = np.array([float(s.shape.num_decodes) for s in steps])
-    columns = np.zeros((4, len(steps)))
-    columns[0], columns[1] = predicted * ~has_prompts, predicted * has_prompts
+    columns = [predicted * ~has_prompts, predicted * has_prompts]
     # What is added is told from a level only where steps differ in their share of it.
+    added = rows if np.ptp(rows / predicted) else np.zeros(len(steps))
     if decode_row_s is not None:
         measured = measured - decode_row_s * rows
-    elif np.ptp(rows / predicted):
-        columns[2] = rows
-    if has_prompts.any() and np.ptp(predicted[has_prompts]):
-        columns[3] = has_prompts
-    matrix = columns.T / np.sqrt(predicted)[:, None]
+        added = has_prompts * float(has_prompts.any() and np.ptp(predicted[has_prompts]) > 0)
+    columns.append(added)
+    matrix = np.stack(columns, axis=1) / np.sqrt(predicted)[:, None]
     scale = matrix.max(axis=0)
     scale[scale == 0] = 1.0
     solution, _ = nnls(matrix / scale, measured / np.sqrt(predicted))
-    decode, prompt, row_s, prompt_step_s = (float(value) for value in solution / scale)
+    decode, prompt, more_s = (float(value) for value in solution / scale)
+    if decode_row_s is not None and more_s:
+        total_s, priced_s = measured[has_prompts].sum(), predicted[has_prompts].sum()
+        more_s = min(more_s, float(total_s / 2 / has_prompts.sum()))
+        prompt = float((total_s - more_s * has_prompts.sum()) / priced_s)
     return RunLevel(
         decode_steps=1.0 if has_prompts.all() else decode,
         prompt_steps=prompt if has_prompts.any() else 1.0,
-        decode_row_s=row_s if decode_row_s is None else decode_row_s,
-        prompt_step_s=prompt_step_s,
+        decode_row_s=more_s if decode_row_s is None else decode_row_s,
+        prompt_step_s=0.0 if decode_row_s is None else more_s,
     )
 
 

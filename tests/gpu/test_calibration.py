@@ -521,22 +521,45 @@ def a_run(model):
     return decodes, measured_by(model, points)
 
 
-def test_run_level_tells_kinds_of_steps_and_what_rows_and_prompts_add():
-    model = truth()
-    decodes, prompts = a_run(model)
-    run = [
-        one._replace(seconds=level * one.seconds + 7e-5 * one.shape.num_decodes + more)
-        for some, level, more in ((decodes, 0.9, 0.0), (prompts, 1.2, 3e-4))
+def slower(some, level, row_s, more_s=0.0):
+    """Return steps as a run at such a level has them."""
+    return [
+        one._replace(seconds=level * one.seconds + row_s * one.shape.num_decodes + more_s)
         for one in some
     ]
-    told = replace(model.fit, run_level=RunLevel(3.0, 2.0, 1.0, 0.5))
-    for level in (run_level(told, run), run_level(told, run, decode_row_s=7e-5)):
-        assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5, 3e-4), rel=1e-5)
-        at_level = replace(model.fit, run_level=level)
-        assert predictions(at_level, run) == pytest.approx([one.seconds for one in run], rel=1e-5)
-    none_for_rows = run_level(told, run, decode_row_s=0.0)
-    assert none_for_rows.decode_row_s == 0.0
-    assert none_for_rows.decode_steps > 0.9  # which has to make up for it
+
+
+def test_run_level_tells_kinds_of_steps_and_what_each_decoding_row_adds():
+    model = truth()
+    decodes, prompts = a_run(model)
+    run = slower(decodes, 0.9, 7e-5) + slower(prompts, 1.2, 7e-5)
+    level = run_level(replace(model.fit, run_level=RunLevel(3.0, 2.0, 1.0, 0.5)), run)
+    assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5, 0.0), rel=1e-5)
+    at_level = replace(model.fit, run_level=level)
+    assert predictions(at_level, run) == pytest.approx([one.seconds for one in run], rel=1e-5)
+
+
+def test_run_level_where_rows_are_known_tells_what_each_step_with_prompts_takes_longer():
+    model = truth()
+    decodes, prompts = a_run(model)
+    run = slower(decodes, 0.9, 7e-5) + slower(prompts, 1.2, 7e-5, 3e-4)
+    level = run_level(model.fit, run, decode_row_s=7e-5)
+    assert astuple(level) == pytest.approx((0.9, 1.2, 7e-5, 3e-4), rel=1e-5)
+    at_level = replace(model.fit, run_level=level)
+    assert predictions(at_level, run) == pytest.approx([one.seconds for one in run], rel=1e-5)
+    assert run_level(model.fit, run, decode_row_s=0.0).decode_row_s == 0.0
+    none_longer = slower(prompts, 1.2, 7e-5, -1e-6)
+    assert run_level(model.fit, none_longer, decode_row_s=7e-5).prompt_step_s == 0.0
+
+
+def test_run_level_lets_no_more_than_half_of_steps_with_prompts_cost_the_same_whatever_they_are():
+    model = truth()
+    decodes, prompts = a_run(model)
+    flat = [one._replace(seconds=5e-3) for one in prompts]
+    level = run_level(model.fit, [*decodes, *flat], decode_row_s=0.0)
+    assert level.prompt_step_s == pytest.approx(2.5e-3)
+    at_level = replace(model.fit, run_level=level)
+    assert predictions(at_level, flat).sum() == pytest.approx(5e-3 * len(flat))
 
 
 def test_run_level_keeps_how_long_the_steps_of_a_kind_take_together():
