@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedlab.experiments.analysis.latencies import latencies_s
-from schedlab.experiments.figures.style import house_style, looks, new_figure, plain_numbers
+from schedlab.experiments.figures.style import (
+    columns_below,
+    house_style,
+    looks,
+    new_figure,
+    plain_numbers,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +52,10 @@ def step_figure(found: Sequence[PointComparison], title: str) -> Figure:
         right.set_xlim(left=0.1)
         right.set_title("how large the errors are")
         handles, labels = right.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
+        figure.legend(
+            handles, labels, loc="outside lower center", fontsize=8,
+            ncols=columns_below(figure, labels),
+        )  # fmt: skip
     return figure
 
 

@@ -6,7 +6,7 @@ import io
 import itertools
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -184,13 +184,14 @@ def name_below(figure: Figure, names: Iterable[tuple[str, Look]]) -> None:
         )
         for name, look in once.items()
     ]  # fmt: skip
-    longest = max((len(name) for name in once), default=0)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns_below(figure, once))
+
+
+def columns_below(figure: Figure, names: Collection[str]) -> int:
+    """Return in how many columns names fit under a figure."""
+    longest = max(map(len, names), default=0)
     room = float(figure.get_size_inches()[0]) * 14
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(max(1, int(room // (longest + 7))), len(handles) or 1),
-    )
+    return min(max(1, int(room // (longest + 7))), len(names) or 1)
 
 
 @contextmanager
