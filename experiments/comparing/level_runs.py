@@ -259,8 +259,8 @@ def _overhead_of(
     stated: SchedulingOverhead | None, steps: Sequence[RecordedStep]
 ) -> tuple[SchedulingOverhead | None, float]:
     """Return the scheduling overhead of some steps, and how many times as long as stated it is."""
-    if stated is None or stated == SchedulingOverhead():
-        return stated, 1.0
+    if stated is None:
+        return None, 1.0
 
     def stated_ns(of_steps: Sequence[RecordedStep], has_prefills: bool) -> int:
         return sum(
@@ -271,8 +271,11 @@ def _overhead_of(
     decodes = [step for step in steps if not step.shape.chunks]
     decodes_ns, prompts_ns = (sum([s.overhead_ns for s in some]) for some in (decodes, prompts))
     alone_ns = stated_ns(decodes, False)
+    all_ns = alone_ns + stated_ns(prompts, True)
+    if not all_ns:  # it states none of a step, whatever it does of the first one
+        return stated, 1.0
     times = decodes_ns / alone_ns if alone_ns else 1.0
     more_s = (prompts_ns - times * stated_ns(prompts, False)) / 1e9 / len(prompts)
     scaled = {key: value * times for key, value in asdict(stated).items()}
     found = SchedulingOverhead(**{**scaled, "per_prefill_step_s": max(0.0, more_s)})
-    return found, (decodes_ns + prompts_ns) / (alone_ns + stated_ns(prompts, True))
+    return found, (decodes_ns + prompts_ns) / all_ns

@@ -161,6 +161,13 @@ def test_level_of_a_profile_without_spread_and_overhead_adds_neither():
     assert level.decode_steps == pytest.approx(2.0)
 
 
+def test_level_of_a_profile_that_states_overhead_of_the_first_step_alone_keeps_it():
+    stated = SchedulingOverhead(first_step_s=0.5)
+    model = FittedCostModel(FIT, {**META, "scheduling_overhead": asdict(stated)})
+    level = level_of(model, [RecordedStep(0, {}, (), s, 9_000_000, 10) for s in shapes()])
+    assert (level.scheduling_overhead, level.overhead) == (stated, 1.0)
+
+
 @pytest.mark.parametrize("part", [slice(None, 32), slice(32, None)])
 def test_level_of_steps_of_one_kind_is_refused(part):
     model = FittedCostModel(FIT, META)
