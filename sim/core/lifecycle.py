@@ -352,8 +352,8 @@ class Lifecycle(Departures):
                 paused[state.id] = state
             return
         batch.leave_all(states)
-        log.add_stints(states, batch.steps)
         for state in states:
+            log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
             state._entry_ns = -1
             paused[state.id] = state
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -159,17 +158,6 @@ class RunLog:
             write_i64_le(row, entry_ns)
             write_i64_le(row, first)
             write_i64_le(row, last)
-
-    def add_stints(self, states: Iterable[RequestState], last: int) -> None:
-        """Record the tokens of requests that leave the decode batch at once."""
-        row = self._stints
-        for state in states:
-            entry_ns, first = state._entry_ns, state._stint_start
-            if last > first or entry_ns >= 0:
-                write_i64_le(row, state.id)
-                write_i64_le(row, entry_ns)
-                write_i64_le(row, first)
-                write_i64_le(row, last)
 
     def add_bursts(self, tokens: bytes) -> None:
         """Record how many tokens each decode step of the stint added last yielded."""
