@@ -8,7 +8,8 @@ from operator import mul
 
 from schedlab.policies.policy import Policy
 from schedlab.policies.registry import register
-from schedlab.policies.segments import Segments, choose, grant_chosen
+from schedlab.policies.segment_choice import choose, grant_chosen
+from schedlab.policies.segments import Segments
 from schedlab.policies.wait import check_types
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
@@ -115,7 +116,7 @@ class NestedWait(Policy):
         all_granted = grant_chosen(segments, choice, limits, view, builder)
         plan = builder.build(max_steps=steps if all_granted else 1, until_ns=choice.until_ns)
         if all_granted and choice.is_whole:
-            segments.run_by(plan, choice)
+            segments.run_by(plan, choice.taken)
         return plan
 
     def _set_limits(self) -> None:

@@ -1,16 +1,14 @@
-"""Segments of output length: who is at the entry of each, who inside, and who of them may run.
+"""Segments of output length: who is at the entry of each, and who inside.
 
-Functions of their own, which the compiled core has: they look at each running request.
+Classes of their own, which the compiled core has: they look at each running request.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from schedlab.policies.preemption import grant_or_preempt
 from schedlab.sim.core.plan import FOREVER, BatchPlan
-from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RUNS, RequestState, seat_number
 
@@ -111,39 +109,6 @@ class Segment:
         return [state for states in self.at_stage.values() for state in states]
 
 
-class Choice:
-    """Who of the segments may run.
-
-    Attributes
-    ----------
-    taken : list of int
-        Of each segment that runs how many from its entry, the first of them.
-    is_whole : bool
-        Whether all inside of these run as well: nowhere there are more at a stage than may.
-    num_chosen : int
-        How many run, then.
-    num_new : int
-        How many of those who wait may come as well.
-    steps : int
-        For how many steps the same may run, if all of them do and nothing happens.
-    until_ns : int
-        When the time is over that the first of a segment waits for others, which stays; or FOREVER.
-    timed_out : int
-        The last segment that runs because this time was over before; -1 if none does.
-    """
-
-    __slots__ = ("is_whole", "num_chosen", "num_new", "steps", "taken", "timed_out", "until_ns")
-
-    def __init__(self) -> None:
-        self.taken: list[int] = []
-        self.is_whole = True
-        self.num_chosen = 0
-        self.num_new = 0
-        self.steps = FOREVER
-        self.until_ns = FOREVER
-        self.timed_out = -1
-
-
 class Segments:
     """The running requests by segment, and since when each waits.
 
@@ -168,7 +133,7 @@ class Segments:
     """
 
     __slots__ = (
-        "_choice", "_follows", "_gone", "_num_running", "_plan", "_slots", "each", "edges",
+        "_follows", "_gone", "_num_running", "_plan", "_slots", "_taken", "each", "edges",
         "is_kept", "ran_ns",
     )  # fmt: skip
 
@@ -179,7 +144,7 @@ class Segments:
         self.ran_ns: dict[RequestState, int] = {}
         self._num_running = 0
         self._plan: BatchPlan | None = None  # by which exactly those run that were chosen
-        self._choice = Choice()
+        self._taken: list[int] = []  # of each segment that runs then how many from its entry
         self._follows = False  # whether the engine lets them be followed
         self._gone: list[RequestState] = []
         # Of each length the number of its segment, or -1 - that if it begins there; as far as
@@ -205,10 +170,18 @@ class Segments:
             self._leave_off()
         self._sort(view)
 
-    def run_by(self, plan: BatchPlan, choice: Choice) -> None:
-        """Learn that by a plan exactly those run that were chosen; of other plans nothing."""
+    def run_by(self, plan: BatchPlan, taken: list[int]) -> None:
+        """Learn that a plan runs all inside of the first segments, and some of their entries.
+
+        Parameters
+        ----------
+        plan : BatchPlan
+            It runs nobody else but new requests. Of other plans nothing is told.
+        taken : list of int
+            Of each of these segments how many from its entry, the first of them.
+        """
         if self._follows:
-            self._plan, self._choice = plan, choice
+            self._plan, self._taken = plan, taken
 
     def move_on(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Follow those who ran for some steps of a plan, up to now."""
@@ -226,8 +199,8 @@ class Segments:
 
     def _follow(self, plan: BatchPlan, num_steps: int, now_ns: int) -> bool:
         """Move on whom a plan was to run; False if not all are where they were thought to be."""
-        choice, edges, each = self._choice, self.edges, self.each
-        num_run = len(choice.taken)
+        taken, edges, each = self._taken, self.edges, self.each
+        num_run = len(taken)
         new = [state for state, _ in plan.chunks] if plan.chunks else []
         admitted = plan.admitted
         if not plan.decodes or (admitted and not all([state in new for state in admitted])):
@@ -249,7 +222,7 @@ class Segments:
                 continue
             segment.num_steps += num_steps
             segment.since_ns = now_ns
-            num_taken = choice.taken[i]
+            num_taken = taken[i]
             if num_taken:
                 segment.put(segment.entry[:num_taken], edges[i - 1] + num_steps)
                 del segment.entry[:num_taken]
@@ -286,7 +259,7 @@ class Segments:
         """Forget a request that ran at a stage; False if it was not there."""
         slot = self._slot(stage)
         number = slot if slot >= 0 else -1 - slot
-        if number >= len(self._choice.taken):
+        if number >= len(self._taken):
             return False
         segment = self.each[number]
         if slot >= 0:
@@ -295,7 +268,7 @@ class Segments:
             was_there = state in segment.entry
             if was_there:
                 segment.entry.remove(state)
-                self._choice.taken[number] -= 1
+                self._taken[number] -= 1
         self._num_running -= was_there
         return was_there
 
@@ -375,158 +348,3 @@ class Segments:
                 if ran_ns.get(state, state.first_scheduled_ns) <= waited_until_ns:
                     return True
         return False
-
-
-def choose(
-    segments: Segments,
-    limits: Sequence[tuple[int, int]],
-    view: EngineView,
-    timeout_ns: int,
-    drain: bool,
-) -> Choice:
-    """Choose the segments from the first up to the one whose entry still gathers.
-
-    Parameters
-    ----------
-    segments : Segments
-        Who runs.
-    limits : sequence of (int, int)
-        How many each may hold, and how many at one stage.
-    view : EngineView
-        The engine.
-    timeout_ns : int
-        How long the first at an entry waits for others.
-    drain : bool
-        Whether nobody waits for others where nobody can come.
-    """
-    waiting, now_ns, edges = view.waiting, view.now_ns, segments.edges
-    num_waiting, last = len(waiting), len(edges) - 1
-    choice = Choice()
-    can_come = num_waiting > 0
-    for i, segment in enumerate(segments.each):
-        limit, group = limits[i]
-        num_inside, num_at_entry = segment.num_inside, len(segment.entry)
-        gathered = num_at_entry if i else num_waiting
-        room = limit - num_inside
-        places = group if group < room else room
-        if places < 0:
-            places = 0
-        if gathered < places and (can_come or not drain):
-            stalled_ns = segments.least_since_ns(i)
-            if i == 0 and gathered:
-                stalled_ns = min(stalled_ns, waiting.head.request.arrival_ns)
-            if stalled_ns + timeout_ns > now_ns:
-                choice.until_ns = stalled_ns + timeout_ns
-                break
-            choice.timed_out = i
-        if i == 0:
-            choice.num_new = places
-            can_come = False
-        num_taken = places if places < num_at_entry else num_at_entry
-        choice.taken.append(num_taken)
-        # Nobody is taken after them if they fill the segment, or were the last to come.
-        if 0 < num_taken < room and (num_taken < gathered or can_come or not drain):
-            choice.steps = 1
-        choice.num_chosen += num_taken + num_inside
-        if num_inside > group and segment.exceeds(group):
-            choice.num_chosen += len(segment.at_most(group)) - num_inside
-            choice.is_whole = False
-            choice.steps = 1
-        elif choice.steps > 1 and (num_inside or num_taken) and i < last:
-            # All move on together to the end of the segment.
-            longest = segment.longest if num_inside else edges[i - 1]
-            left = edges[i] - longest
-            if left < choice.steps:
-                choice.steps = left if left > 1 else 1
-        can_come = can_come or num_inside > 0 or num_at_entry > 0
-    return choice
-
-
-def grant_chosen(
-    segments: Segments,
-    choice: Choice,
-    limits: Sequence[tuple[int, int]],
-    view: EngineView,
-    builder: PlanBuilder,
-) -> bool:
-    """Grant all who were chosen what they need if it fits, then new ones; return whether it did.
-
-    In order of admission: were a late one granted first, an early one could make room only by
-    giving up itself, and two that start over by turns would never finish.
-    """
-    prompts: Collection[RequestState] = view.prefilling if choice.taken else ()
-    fits = not prompts or _fit(prompts, choice.num_chosen, view, builder)
-    all_granted = False
-    if fits and segments.is_kept and choice.is_whole:
-        all_granted = _grant_changes(segments, choice, builder)
-    if not all_granted:
-        turn = set(_chosen(segments, choice, limits))
-        in_turn = [state for state in view.running if state in turn]
-        if fits:
-            unfinished = set(prompts)
-            all_granted = builder.grant_all([s for s in in_turn if s not in unfinished])
-        if not all_granted:
-            victims = list(view.running)
-            for state in in_turn:
-                if state not in builder.preempted and builder.tokens_left:
-                    grant_or_preempt(builder, state, victims)
-    if all_granted:
-        for state in prompts:
-            builder.grant(state)
-    if builder.preempted:
-        return False
-    if choice.num_new > 0 and len(view.waiting):
-        left = choice.num_new
-        for state in view.waiting:
-            if left < 1 or not builder.grant(state):
-                break
-            left -= 1
-    return all_granted
-
-
-def _grant_changes(segments: Segments, choice: Choice, builder: PlanBuilder) -> bool:
-    """Grant the decodes chosen, by who of them did not decode last, and who did and is not."""
-    but: list[RequestState] = []
-    also: list[RequestState] = []
-    taken = choice.taken
-    num_run = len(taken)
-    for i, segment in enumerate(segments.each):
-        entry, runs = segment.entry, i < num_run
-        if entry:
-            num_taken = taken[i] if runs else 0
-            but += entry[num_taken:]
-            if num_taken:
-                also += entry[:num_taken]
-        if runs and not segment.runs:
-            also += segment.inside()
-        elif segment.runs and not runs:
-            but += segment.inside()
-    return builder.grant_again(but, also)
-
-
-def _chosen(
-    segments: Segments, choice: Choice, limits: Sequence[tuple[int, int]]
-) -> list[RequestState]:
-    """List those who were chosen, segment by segment."""
-    states: list[RequestState] = []
-    for i, num_taken in enumerate(choice.taken):
-        segment = segments.each[i]
-        states += segment.at_most(limits[i][1])
-        states += segment.entry[:num_taken]
-    return states
-
-
-def _fit(
-    prompts: Collection[RequestState], num_chosen: int, view: EngineView, builder: PlanBuilder
-) -> bool:
-    """Whether what is left of running prompts surely fits, in any order, beside other chosen."""
-    config = view.config
-    if config.num_speculative_tokens or config.kv_allocator != "paged":
-        return False
-    num_decodes = num_chosen - len(prompts)
-    tokens_left = builder.tokens_left - num_decodes
-    blocks_left = view.free_blocks - num_decodes
-    for state in prompts:
-        tokens_left -= state.num_uncomputed_tokens
-        blocks_left -= -(-state.num_tokens // config.block_size)
-    return tokens_left >= 0 and blocks_left >= 0

@@ -42,7 +42,8 @@ MODULES = (
     "policies.attained_service", "policies.credits", "policies.deadlines", "policies.feedback",
     "policies.last_moment", "policies.preemption", "policies.rank_loop",
     "policies.routers.prefix_tree",
-    "policies.segments", "policies.serving_loop", "policies.slack_loop", "policies.step_load",
+    "policies.segment_choice", "policies.segments", "policies.serving_loop",
+    "policies.slack_loop", "policies.step_load",
     "policies.tenant_service", "policies.virtual_batch",
     "traces.rows",
 )  # fmt: skip
