@@ -37,7 +37,7 @@ from schedlab.sim.result import RunResult
 _DRAWS = 20
 """So often a point whose steps scatter is simulated."""
 
-_MODELLED = {"clock": "modelled", "level_requests": None}
+_MODELLED = {"clock": "modelled", "level_requests_per_client": None}
 """What a run is that checks decisions."""
 
 Progress = Callable[[int, int, str], None]
@@ -114,9 +114,9 @@ def compare(
     times by the clock of the experiment. With `check` it runs once more by the modelled clock,
     which shows whether both decide alike when steps take the same time.
 
-    If the experiment says `real.level_requests`, the level of the steps is measured beside, and a
-    point is simulated at those of the rounds that it was measured in, as often at each; a round is
-    a load's policies one after the other.
+    If the experiment says `real.level_requests_per_client`, the level of the steps is measured
+    beside, and a point is simulated at those of the rounds that it was measured in, as often at
+    each; a round is a load's policies one after the other.
 
     Parameters
     ----------
@@ -169,7 +169,9 @@ def compare(
         done += 1
 
     beside = [
-        None if write_only or point.spec.real.level_requests is None else load_beside(point.spec)
+        None
+        if write_only or point.spec.real.level_requests_per_client is None
+        else load_beside(point.spec)
         for point in todo
     ]
     runs: list[dict[int, MeasuredRun]] = [{} for _ in todo]

@@ -38,8 +38,10 @@ from schedlab.traces.synthetic import synthesize
 POLICY = "fcfs"
 """Serves level runs."""
 
-_QUARTILES = 0.25, 0.5, 0.75
-NUM_RUNS = len(_QUARTILES)
+_SHARES = 1 / 6, 1 / 2, 5 / 6
+"""Of a point's steps, ordered by who runs: the middles of three equal shares stand for all."""
+
+NUM_RUNS = len(_SHARES)
 """So many level runs go with a measured one, the last of them after it."""
 
 _SIGMA = 0.8
@@ -111,17 +113,18 @@ def check_level(spec: ExperimentSpec) -> None:
     SpecError
         If steps take what the cost model says, or that is no profile.
     """
-    if spec.real.level_requests is None:
+    if spec.real.level_requests_per_client is None:
         return
     if spec.real.clock == "modelled":
         raise SpecError(
-            "real.level_requests: by real.clock modelled steps take what the cost model says; "
-            "leave it out, or measure by virtual, wall or reference"
+            "real.level_requests_per_client: by real.clock modelled steps take what the cost model "
+            "says; leave it out, or measure by virtual, wall or reference"
         )
     if not isinstance(make_cost_model(spec), FittedCostModel):
         raise SpecError(
-            "real.level_requests: the level is that of a profile that schedlab calibrate measures; "
-            f"leave it out with cost_model {spec.cost_model.name or spec.cost_model.profile}"
+            "real.level_requests_per_client: the level is that of a profile that schedlab "
+            "calibrate measures; leave it out with cost_model "
+            f"{spec.cost_model.name or spec.cost_model.profile}"
         )
 
 
@@ -141,8 +144,9 @@ class LevelLoad(NamedTuple):
     Attributes
     ----------
     clients : tuple of int
-        How many clients send requests in each of the level runs, one after the other each: the
-        quartiles of who runs in a step.
+        How many clients send requests in each of the level runs, one after the other each: as many
+        as run in the middle step of the third of steps with the fewest, of all, and of the third
+        with the most.
     context_tokens : float
         Mean context of a request that decodes.
     """
@@ -159,7 +163,7 @@ def load_beside(spec: ExperimentSpec) -> LevelLoad:
         np.asarray(steps[name], dtype=np.float64)
         for name in ("num_running", "num_decodes", "decode_context_sum_tokens")
     )
-    clients = tuple(max(1, round(float(np.quantile(running, share)))) for share in _QUARTILES)
+    clients = tuple(max(1, round(float(np.quantile(running, share)))) for share in _SHARES)
     return LevelLoad(clients, float(contexts.sum() / max(1.0, decodes.sum())))
 
 
@@ -171,14 +175,14 @@ def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> 
     Parameters
     ----------
     spec : ExperimentSpec
-        A point that is measured; `real.level_requests` says how many.
+        A point that is measured; `real.level_requests_per_client` says how many, so that runs have
+        as many steps whatever their number of clients.
     load : LevelLoad
-        Where there are more clients there are more requests, so that all runs have as many steps.
     number : int
         Counts the level runs of a point; each has requests of its own, and its number of clients.
     """
     clients = load.clients[number % NUM_RUNS]
-    num_requests = round((spec.real.level_requests or 1) * clients / sum(load.clients))
+    num_requests = (spec.real.level_requests_per_client or 1) * clients
     served = spec.model_copy(
         update={
             "policy": PolicySpec(name=POLICY),
@@ -189,7 +193,7 @@ def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> 
     seed = int(stream(spec.seed, f"level run {number} beside {spec.policy.name}").integers(2**31))
     steps: list[RecordedStep] = []
     config = kinds[0].point.config
-    requests = level_requests(config, max(1, num_requests), load.context_tokens, seed)
+    requests = level_requests(config, num_requests, load.context_tokens, seed)
     open_backend(served, kinds).serve(Task(served, kinds, requests, record=steps))
     return steps
 
@@ -234,8 +238,8 @@ def level_of(profile: FittedCostModel, steps: Sequence[RecordedStep]) -> Level:
     has_prompts = np.array([bool(shape.chunks) for shape in shapes], dtype=bool)
     if has_prompts.all() or not has_prompts.any():
         raise SpecError(
-            "real.level_requests: level runs must have steps with prompt tokens and steps without; "
-            "serve more requests"
+            "real.level_requests_per_client: level runs must have steps with prompt tokens and "
+            "steps without; serve more requests"
         )
     measured_s = np.array([step.duration_ns - step.overhead_ns for step in steps]) / 1e9
     priced_s = np.array([profile.step_ns(shape)[0] for shape in shapes]) / 1e9

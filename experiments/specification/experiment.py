@@ -59,11 +59,12 @@ class Real(Section):
     repeats: Count = Field(
         default=3, description="Measured runs of each point in a comparison with the simulation."
     )
-    level_requests: Count | None = Field(
+    level_requests_per_client: Count | None = Field(
         default=None,
-        description="Requests of another workload that are served before and after each measured "
-        "run of a comparison, and tell at what level steps stand then: simulated runs are priced "
-        "at it. If absent none are, and the level is that of the profile.",
+        description="Requests of another workload that each client sends in the three short runs "
+        "before and after each measured run of a comparison, which tell at what level steps stand "
+        "then: simulated runs are priced at it. If absent there are none, and the level is that of "
+        "the profile.",
     )
 
 

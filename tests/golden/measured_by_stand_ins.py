@@ -434,7 +434,7 @@ def compared(name: str) -> dict[str, Any]:
         "name": "c", "seed": 3, "hardware": "a100-80gb",
         "workload": {"trace": "fixed", "num_requests": 4},
         "sweep": {"policy": ["fcfs", "vtc"], "workload.request_rate": [2.0, 5.0]},
-        "real": {"repeats": 2, "device": "cuda", "level_requests": 7},
+        "real": {"repeats": 2, "device": "cuda", "level_requests_per_client": 7},
     })  # fmt: skip
 
     def said(of: Any) -> str:

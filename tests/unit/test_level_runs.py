@@ -59,7 +59,7 @@ SPEC = {
         "output_tokens": {"distribution": "uniform", "low": 2, "high": 40},
         "num_requests": 40,
     },
-    "real": {"repeats": 2, "level_requests": 30},
+    "real": {"repeats": 2, "level_requests_per_client": 4},
     "sweep": {
         "policy": ["fcfs", "prefill_first"],
         "workload.request_rate": [20, "inf"],
@@ -171,14 +171,16 @@ def test_level_of_a_profile_that_states_overhead_of_the_first_step_alone_keeps_i
 @pytest.mark.parametrize("part", [slice(None, 32), slice(32, None)])
 def test_level_of_steps_of_one_kind_is_refused(part):
     model = FittedCostModel(FIT, META)
-    with pytest.raises(SpecError, match=r"real\.level_requests: .*serve more requests"):
+    with pytest.raises(SpecError, match=r"real\.level_requests_per_client: .*serve more requests"):
         level_of(model, [slow_step(model, shape) for shape in shapes()[part]])
 
 
 def test_level_where_there_is_none_to_measure_is_refused(profile):
     check_level(spec_of(profile))
-    modelled = {"level_requests": 5, "clock": "modelled"}
-    with pytest.raises(SpecError, match=r"real\.level_requests: by real\.clock modelled"):
+    modelled = {"level_requests_per_client": 5, "clock": "modelled"}
+    with pytest.raises(
+        SpecError, match=r"real\.level_requests_per_client: by real\.clock modelled"
+    ):
         check_level(spec_of(profile, real=modelled))
     check_level(spec_of(profile, real={"clock": "modelled"}))
     with pytest.raises(SpecError, match="leave it out with cost_model roofline"):
@@ -187,11 +189,11 @@ def test_level_where_there_is_none_to_measure_is_refused(profile):
         comparison.compare(make_spec(SPEC))
 
 
-def test_level_runs_are_as_large_as_the_quartiles_of_the_simulation_and_its_contexts(profile):
+def test_level_runs_are_as_large_as_the_thirds_of_the_simulation_and_its_contexts(profile):
     spec = make_spec(without_sweep(cost_model={"profile": profile}))
     steps = run(spec).log.steps()
     load = load_beside(spec)
-    assert load.clients == tuple(np.quantile(steps["num_running"], [0.25, 0.5, 0.75]).round())
+    assert load.clients == tuple(np.quantile(steps["num_running"], [1 / 6, 1 / 2, 5 / 6]).round())
     rows = np.repeat(
         steps["decode_context_sum_tokens"] / np.maximum(steps["num_decodes"], 1),
         steps["num_decodes"],
@@ -224,7 +226,7 @@ def test_level_run_serves_other_requests_by_fcfs_more_of_them_where_clients_are_
     spec = make_spec(without_sweep(cost_model={"profile": profile}, policy="prefill_first"))
     load = LevelLoad((2, 3, 5), 40.0)
     before, after, again = (served_by(monkeypatch, spec, load, number) for number in (0, 2, 3))
-    for task, clients, num_requests in ((before, 2, 6), (after, 5, 15), (again, 2, 6)):
+    for task, clients, num_requests in ((before, 2, 8), (after, 5, 20), (again, 2, 8)):
         assert task.spec.policy.name == "fcfs"
         assert task.spec.workload.max_concurrency == clients
         assert len(task.arrivals) == num_requests
@@ -333,7 +335,7 @@ def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monke
     found = comparison.compare(spec, check=False)
     assert [point.num_simulated for point in found] == [20] * 4
     text = markdown(found, spec)
-    assert "Before and after each measured run 30 requests of another workload" in text
+    assert "4 sent one after the other by each of as many clients" in text
     assert "whose own level is 0.900 without prompts, 1.100 with, and 50 µs more" in text
     assert "for each request that decodes and 0 µs more for a step with prompts." in text
     assert text.count("each at the level of its round") == 4
@@ -367,7 +369,9 @@ def test_level_steps_are_kept_with_their_run(monkeypatch, tmp_path, profile):
     kept.keep(spec, 1, MeasuredRun(result, steps, "here"))
     assert kept.find(spec, 0).level_steps == steps[5:9]
     assert kept.find(spec, 1).level_steps == []
-    alone = spec.model_copy(update={"real": spec.real.model_copy(update={"level_requests": None})})
+    alone = spec.model_copy(
+        update={"real": spec.real.model_copy(update={"level_requests_per_client": None})}
+    )
     assert run_identity(alone) != run_identity(spec)
     assert kept.find(alone, 0) is None
 
