@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from schedlab.experiments.results.point_folder import PointMetrics
@@ -129,6 +130,10 @@ def swept_key(rows: Sequence[Row], name: str) -> str:
     raise SpecError(f"no key {name!r} is swept here; {nearest(name, {'policy', *keys})}")
 
 
+_PARALLEL = ("tensor", "pipeline", "data")
+"""Whose sizes multiply to the GPUs of an engine."""
+
+
 def num_gpus(run: PointMetrics) -> int:
     """Return how many GPUs a point ran on, over all its engines.
 
@@ -148,7 +153,7 @@ def num_gpus(run: PointMetrics) -> int:
 def _num_gpus(engine: Mapping[str, Any], cluster: Any) -> int:  # noqa: ANN401 - as it was written
     def of(own: Mapping[str, Any]) -> int:
         both = {**engine, **own}
-        return int(both.get("tensor_parallel_size") or 1) * int(both.get("data_parallel_size") or 1)
+        return prod(int(both.get(f"{kind}_parallel_size") or 1) for kind in _PARALLEL)
 
     if not cluster:
         return of({})

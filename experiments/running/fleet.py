@@ -149,7 +149,7 @@ def interconnect(cluster: Cluster, kinds: Sequence[Kind]) -> Interconnect:
     return Interconnect(
         link=own.link(),
         kv_bytes_per_token=where.model.kv_bytes_per_token(where.kv_dtype, 1) + drafted_bytes,
-        num_devices=[kind.point.deployment.tensor_parallel_size for kind in kinds],
+        num_devices=[kind.point.deployment.num_devices for kind in kinds],
         num_layers=where.model.num_layers if own.by_layer else 1,
     )
 
@@ -247,7 +247,7 @@ def _facts(kind: Kind) -> EngineFacts:
         hardware=where.gpu.name,
         policy=kind.point.spec.policy.name,
         role=kind.role,
-        num_gpus=where.tensor_parallel_size,
+        num_gpus=where.num_devices,
         kv_capacity_tokens=config.num_blocks * config.block_size,
         usd_per_gpu_hour=where.gpu.usd_per_hour,
     )

@@ -160,10 +160,12 @@ def _check_cluster(spec: ExperimentSpec, fail: Fail) -> None:
                 "must be 1 in a cluster, whose count says how many engines there are (engines that "
                 "run every step together have no router but their own)",
             )
-        if pool.spec.engine.pipeline_parallel_size > 1:
+        has_stages = pool.spec.engine.pipeline_parallel_size > 1
+        if has_stages and pool.role == "prefill" and spec.cluster.link.by_layer:
             fail_in_pool(
                 ("engine", "pipeline_parallel_size"),
-                "must be 1 in a cluster: pipelines are simulated of one engine",
+                "must be 1 with cluster.link.by_layer in a pool of role prefill: when each layer "
+                "is computed is not simulated of stages",
             )
         if path:
             _check_engine(pool.spec, fail_in_pool)

@@ -29,7 +29,11 @@ def check_pipeline(spec: ExperimentSpec, fail: Callable[[KeyPath, str], NoReturn
     if spec.backend != "sim":
         fail(_SIZE, f"must be 1 with backend: {spec.backend}; only the simulation has stages")
     if engine.data_parallel_size > 1:
-        fail(_SIZE, "must be 1 with data_parallel_size > 1: pipelines are simulated of one engine")
+        fail(
+            _SIZE,
+            "must be 1 with data_parallel_size > 1, whose engines run every step together; set "
+            "cluster for engines on their own",
+        )
     if engine.speculation is not None:
         fail(("engine", "speculation"), "is not simulated with pipeline_parallel_size > 1")
     if engine.kv_offload is not None:

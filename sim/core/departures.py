@@ -190,6 +190,11 @@ class Departures(Population):
             self.log.add_bursts(batch.last_tokens)
         state._entry_ns = -1
 
+    def end_pipelined_stint(self, state: RequestState) -> None:
+        """Write down that nothing comes out for a request whose batch is in the pipeline."""
+        self.log.add_stint(state.id, state._entry_ns, 0, 0)
+        state._entry_ns = -1
+
     def _end_sealed_batch(self, now_ns: int) -> None:
         for state in self.held.values():
             self.release(state)
@@ -340,6 +345,10 @@ class Departures(Population):
             self.tell_overrun(now_ns)
         for state in list(self.decodes.members.values()):
             self._leave_decodes(state)
+        for state in self.in_pipeline:
+            self.end_pipelined_stint(state)
+            self.running[state.id] = state
+        self.in_pipeline.clear()
         for state in self.unanswered:
             self._answer(state, now_ns)
         self.unanswered.clear()

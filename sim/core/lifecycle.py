@@ -158,8 +158,7 @@ class Lifecycle(Departures):
         if self.in_pipeline.pop(state, None) is None:
             del self.running[state.id]
         else:
-            self.log.add_stint(state.id, state._entry_ns, 0, 0)
-            state._entry_ns = -1
+            self.end_pipelined_stint(state)
         state.served_ns += now_ns - state._seated_ns
         state.num_preemptions += 1
         self.step_preempted += 1

@@ -41,7 +41,11 @@ class PipelineExecutor(SimExecutor):
         shape = work.shape
         stations_ns = self.pricing.cost_model.stations_ns(shape)
         overhead_ns = self.pricing.overhead_ns(shape)
-        stations_ns[0] += overhead_ns + self._first_step_ns
+        stations_ns[0] += overhead_ns
+        if self.slowness != 1.0:  # of its devices, not of what joins them
+            slow_ns = [max(1, int(ns * self.slowness + 0.5)) for ns in stations_ns[::2]]
+            stations_ns[::2] = slow_ns
+        stations_ns[0] += self._first_step_ns
         self._first_step_ns = 0
         self._carried_out(shape, 1)
         free_ns, at_ns = self._free_ns, work.now_ns

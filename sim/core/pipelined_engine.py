@@ -55,7 +55,8 @@ class PipelinedEngine(Engine):
         requests = self.requests
         if len(self._in_flight) >= self.config.pipeline_parallel_size:
             return False
-        return len(requests.running) > 0 or len(requests.waiting) > 0
+        somebody = len(requests.running) + len(requests.waiting) + len(requests.arrived)
+        return somebody > 0
 
     @property
     def next_end_ns(self) -> int:
@@ -96,6 +97,12 @@ class PipelinedEngine(Engine):
         self.log.add_stages(stages_ns)
         super().commit()
         self._num_ended += 1
+
+    def die(self, now_ns: int) -> list[RequestState]:
+        """Stop for good: batches in flight never come back; see `Engine.die`."""
+        self._in_flight.clear()
+        self._segment = None
+        return super().die(now_ns)
 
     def _is_back(self, state: RequestState) -> bool:
         """Whether a request of the batch that ends was not preempted in the meantime."""

@@ -47,7 +47,7 @@ class LiveState:
     num_blocks, block_size : int
         KV blocks in all, and tokens in one.
     segment : Segment or None
-        What runs now.
+        What runs now; None of an engine with several batches in flight.
 
     Notes
     -----
@@ -92,7 +92,7 @@ class LiveState:
         requests = self._requests
         self.segment = segment
         self.num_waiting = requests.num_waiting
-        self.num_running = len(requests.running)
+        self.num_running = len(requests.running) + len(requests.in_pipeline)
         self._backlog_tokens = self._used_until_ns = -1
         self._first_waiting_blocks = self._num_urgent = -1
         board = self._board
@@ -124,6 +124,7 @@ class LiveState:
         if self._backlog_tokens < 0:
             requests = self._requests
             waiting = [*requests.waiting, *requests.intake.requests, *requests.prefilling.values()]
+            waiting += [state for state in requests.in_pipeline if not state.next_is_decode]
             self._backlog_tokens = sum([state.num_uncomputed_tokens for state in waiting])
         return self._backlog_tokens
 
@@ -176,7 +177,7 @@ class LiveState:
     def num_urgent(self) -> int:
         """Unfinished requests with a seat whose priority is below 0."""
         if self._num_urgent < 0:
-            running = self._requests.running.values()
+            running = [*self._requests.running.values(), *self._requests.in_pipeline]
             self._num_urgent = sum([state.request.priority < 0 for state in running])
         return self._num_urgent
 

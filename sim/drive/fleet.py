@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import simpy
 
+from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.drive.clock import COMES, FOLLOWS, NUM_PLACES, REPORTS, Clock, Event
@@ -16,6 +17,7 @@ from schedlab.sim.drive.engine_state import EngineState, LiveState, ReportedStat
 from schedlab.sim.drive.lockstep import JointStep, Lockstep
 from schedlab.sim.drive.members import Member, Role, Supply
 from schedlab.sim.drive.offer import Offer
+from schedlab.sim.drive.pipelined_server import PipelinedServer
 from schedlab.sim.drive.processes import Processes
 from schedlab.sim.drive.retries import Retries, as_received
 from schedlab.sim.drive.router import Router, chosen
@@ -283,7 +285,13 @@ class Fleet:
             if tiers and tiers[-1].is_shared:  # who goes on with prompts of others looks nothing up
                 assert engine.requests.tiers is not None
                 engine.requests.tiers.share(self._shared, member.index)
-        server = joint or Server(self.clock, engine, live, settles, self._is_closed, place)
+        server: Server | PipelinedServer | Lockstep
+        if joint is not None:
+            server = joint
+        elif isinstance(engine, PipelinedEngine):
+            server = PipelinedServer(self.clock, engine, live, settles)
+        else:
+            server = Server(self.clock, engine, live, settles, self._is_closed, place)
         member.start(engine, live, server)
         if self._staleness_ns:
             member.known = ReportedState(member.live)

@@ -15,6 +15,7 @@ from schedlab.sim.record.fleet import Span
 if TYPE_CHECKING:
     from schedlab.sim.core.engine import Engine
     from schedlab.sim.drive.lockstep import Lockstep
+    from schedlab.sim.drive.pipelined_server import PipelinedServer
     from schedlab.sim.drive.server import Server
 
 Role = Literal["mixed", "prefill", "decode"]
@@ -57,7 +58,7 @@ class Member:
     ----------
     engine : Engine
         The engine that is there, or the one that died last.
-    server : Server or Lockstep
+    server : Server, PipelinedServer or Lockstep
         What drives it.
     live, known : EngineState
         The engine as it is, and as routers know it.
@@ -83,7 +84,7 @@ class Member:
         self.role = role
         self.pool = pool
         self.engine: Engine
-        self.server: Server | Lockstep
+        self.server: Server | PipelinedServer | Lockstep
         self.live: LiveState
         self.known: EngineState
         self.is_up = False
@@ -95,7 +96,9 @@ class Member:
         self.paid = [Span(clock.now_ns)]
         self.served: list[Span] = []
 
-    def start(self, engine: Engine, live: LiveState, server: Server | Lockstep) -> None:
+    def start(
+        self, engine: Engine, live: LiveState, server: Server | PipelinedServer | Lockstep
+    ) -> None:
         """Let a fresh engine serve."""
         self.engine = engine
         self.live = self.known = live

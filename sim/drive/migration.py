@@ -183,6 +183,8 @@ class Migration:
             move = self._leaving[index]
             if move.source.is_stepping:
                 continue
+            if move.state in move.source.engine.requests.in_pipeline:
+                continue  # it stops between two of its own steps
             if move.phase is _Phase.WAITS:
                 self._choose(move)
             elif move.phase is _Phase.COPIED:
@@ -197,6 +199,8 @@ class Migration:
             for s in source.engine.requests.running.values()
             if s.is_decoding and s.num_output_tokens > had.get(s.id, -1)
         ]
+        if not decoding and source.engine.requests.in_pipeline:
+            return  # some are back when the oldest batch is
         place = self._plan.migrator.victim(decoding) if decoding else None
         if place is None or not 0 <= place < len(decoding):
             self._drop(move)

@@ -72,6 +72,11 @@ class Deployment:
             )
 
     @property
+    def num_devices(self) -> int:
+        """GPUs of an engine, those of all stages."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def stored_dtype(self) -> str:
         """Format of the weights, never ``auto``."""
         return dtype_name(self.dtype if self.weight_dtype == "auto" else self.weight_dtype)

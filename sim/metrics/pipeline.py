@@ -1,4 +1,7 @@
-"""How busy the stages of a pipeline are; not a number in a run without one."""
+"""How busy the stages of a pipeline are; not a number in a run without one.
+
+Of several engines those that are pipelines count, all of their stages alike.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def pipeline_bubble_share(run: Observation) -> float:
     not the time in which nobody has anything to do.
     """
     totals = run.step_totals
-    return 1.0 - ratio(sum(totals.stages_ns), len(totals.stages_ns) * totals.busy_ns)
+    return 1.0 - ratio(sum(totals.stages_ns), totals.staged_ns)
 
 
 @register(better="higher", about="engine", label="stage utilization")
@@ -24,7 +27,7 @@ def mean_stage_utilization(run: Observation) -> float:
     """Return time that stages compute / (stages * time from the first step to the last end)."""
     totals = run.step_totals
     span_ns = totals.last_end_ns - totals.first_start_ns
-    return ratio(sum(totals.stages_ns), float(len(totals.stages_ns) * span_ns))
+    return ratio(sum(totals.stages_ns), float(sum(totals.num_stages.values()) * span_ns))
 
 
 @register(better="higher", about="engine")
@@ -39,4 +42,7 @@ def stage_utilization(run: Observation, stage: int) -> float:
     totals = run.step_totals
     if not 0 <= stage < len(totals.stages_ns):
         return float("nan")
-    return ratio(totals.stages_ns[stage], float(totals.last_end_ns - totals.first_start_ns))
+    engines = sum(stage < count for count in totals.num_stages.values())
+    return ratio(
+        totals.stages_ns[stage], float(engines * (totals.last_end_ns - totals.first_start_ns))
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from schedlab.sim.metrics.step_lengths import StepLengths, by_engine
 from schedlab.sim.record.columns import Columns, Floats, Ints, whole_numbers
 from schedlab.sim.record.steps import stage_columns
 
@@ -39,7 +40,12 @@ class StepTotals:
         to the largest value. In a pipeline a step counts for the time from the end of the one
         before.
     stages_ns : list of float
-        What each stage of a pipeline spent on them; empty where there is none.
+        What each stage of a pipeline spent on them, of all engines that have it; empty where there
+        is none.
+    staged_ns : float
+        Sum of the lengths of steps of pipelines, each times its number of stages.
+    num_stages : dict of int to int
+        Engine to its stages, of those that are pipelines; one engine is 0.
     """
 
     num_steps: int = 0
@@ -50,6 +56,9 @@ class StepTotals:
     weighted: dict[str, float] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
     stages_ns: list[float] = field(default_factory=list)
+    staged_ns: float = 0.0
+    num_stages: dict[int, int] = field(default_factory=dict)
+    _lengths: StepLengths = field(default_factory=StepLengths)
 
     def mean(self, name: str) -> float:
         """Return the mean of a column, each step weighed with its length; NaN if there is none."""
@@ -57,10 +66,9 @@ class StepTotals:
 
     def add(self, steps: Columns) -> None:
         """Count further steps in, of any number."""
-        start_ns, end_ns = whole_numbers(steps, "start_ns"), whole_numbers(steps, "end_ns")
+        start_ns, end_ns = self._lengths.starts_ns(steps), whole_numbers(steps, "end_ns")
         if stage_columns(1)[0] in steps:
-            start_ns = np.maximum(start_ns, np.append(self.last_end_ns, end_ns[:-1]))
-            self._add_stages(steps)
+            self._add_stages(steps, end_ns - start_ns)
         if len(start_ns):
             if not self.num_steps:
                 self.first_start_ns = int(start_ns[0])
@@ -79,11 +87,16 @@ class StepTotals:
             batch = whole_numbers(steps, "num_decodes") + whole_numbers(steps, "num_prefills")
             self._weigh("batch", batch, length_ns)
 
-    def _add_stages(self, steps: Columns) -> None:
-        num_stages = sum(name.startswith("stage_") for name in steps)
-        spent = [float(whole_numbers(steps, name).sum()) for name in stage_columns(num_stages)]
-        before = self.stages_ns or [0.0] * num_stages
-        self.stages_ns = [one + more for one, more in zip(before, spent, strict=True)]
+    def _add_stages(self, steps: Columns, length_ns: Ints) -> None:
+        names = stage_columns(sum(name.startswith("stage_") for name in steps))
+        spent_ns = [whole_numbers(steps, name) for name in names]
+        before = self.stages_ns or [0.0] * len(names)
+        self.stages_ns = [one + float(ns.sum()) for one, ns in zip(before, spent_ns, strict=True)]
+        used = np.count_nonzero(spent_ns, axis=0)  # what an engine has not takes no time
+        for engine, here in by_engine(steps):
+            if num_stages := int(used[here].max()):
+                self.num_stages[engine] = num_stages
+                self.staged_ns += num_stages * float(length_ns[here].sum())
 
     def _weigh(self, name: str, values: Ints, length_ns: Floats) -> None:
         self.weighted[name] = self.weighted.get(name, 0.0) + float((values * length_ns).sum())

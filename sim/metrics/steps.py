@@ -14,6 +14,7 @@ import numpy as np
 
 from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.registry import register
+from schedlab.sim.metrics.step_lengths import StepLengths
 from schedlab.sim.metrics.weighted import ratio
 from schedlab.sim.record.columns import Floats, Ints, whole_numbers
 
@@ -198,8 +199,9 @@ def _share_of_memory(run: Observation, name: str) -> float:
 def _shares(run: Observation, name: str) -> Iterator[tuple[Floats, Floats]]:
     """Yield, of some steps at a time, tokens / memory of the engine that took it, and its time."""
     capacity_tokens = np.array([engine.kv_capacity_tokens for engine in run.engines])
+    lengths = StepLengths()
     for steps in run.step_batches():
-        took_ns = whole_numbers(steps, "end_ns") - whole_numbers(steps, "start_ns")
+        took_ns = lengths.of(steps)
         of_engine = capacity_tokens[whole_numbers(steps, "engine")]
         yield whole_numbers(steps, name) / of_engine, took_ns.astype(np.float64)
 

@@ -71,7 +71,8 @@ class ClusterSteps(Mapping[str, Int64]):
     """The steps of all engines in order of their start; steps of different engines overlap.
 
     Columns are those of `StepTable`, and `engine`: the index of the engine that took the step.
-    Counts and tokens of a row are those of its engine; 0 in what only others of them have: drafts.
+    Counts and tokens of a row are those of its engine; 0 in what only others of them have: drafts,
+    stages of a pipeline.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ class ClusterSteps(Mapping[str, Int64]):
     def __init__(self, of_logs: Sequence[StepTable | StoredSteps], engines: Sequence[int]) -> None:
         self._of_logs = of_logs
         self._names_of = [tuple(steps) for steps in of_logs]
-        self._names = max(self._names_of, key=len)
+        self._names = tuple(dict.fromkeys([name for names in self._names_of for name in names]))
         log = np.repeat(np.arange(len(of_logs)), [steps.num_rows for steps in of_logs])
         start_ns = np.concatenate([steps["start_ns"] for steps in of_logs])
         self._order = np.lexsort((log, start_ns))

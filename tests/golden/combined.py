@@ -6,8 +6,9 @@ rule that breaks no law and changes what comes out is seen, too.
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -339,11 +340,27 @@ def _router(name: str) -> Any:
     return routers.make(name.partition("/")[0], 3, **ROUTERS[name])
 
 
-def fleet(numbers: Iterable[int]) -> dict[str, Any]:
+def drawn_fleet_of_pipelines(number: int) -> FleetCombination:
+    """Draw a fleet some of whose engines have stages, and all that happens to it."""
+    draw = _Draw(f"fleet of pipelines {number}")
+    one = drawn_fleet(number)
+    able = [name for name in POLICIES if make(name).can_pipeline]
+    return replace(
+        one,
+        policy=one.policy if one.policy in able else draw(*able),
+        config=replace(one.config, async_scheduling=False, arrivals_between_steps=False),
+        num_layers=1,
+        shares=tuple(draw((10,), (10, 10), (25, 1, 5), (5, 10)) for _ in one.roles),
+    )
+
+
+def fleet(
+    numbers: Iterable[int], drawn: Callable[[int], FleetCombination] = drawn_fleet
+) -> dict[str, Any]:
     """Run some drawn fleets; a digest of each, and how many of its requests were answered."""
     found = {}
     for number in numbers:
-        one = drawn_fleet(number)
+        one = drawn(number)
         log = one.run()
         told = [tuple(log.losses), tuple(log.transfers), tuple(log.moves), tuple(log.places)]
         name = f"{number} {one.policy}, {' '.join(one.roles)}"
@@ -361,5 +378,12 @@ CASES = {
     **{
         f"combined fleets {first}": (fleet, range(first, first + _AT_ONCE))
         for first in range(0, FLEETS, _AT_ONCE)
+    },
+    **{
+        f"combined fleets of pipelines {first}": (
+            partial(fleet, drawn=drawn_fleet_of_pipelines),
+            range(first, first + _AT_ONCE),
+        )
+        for first in range(0, 4 * _AT_ONCE, _AT_ONCE)
     },
 }

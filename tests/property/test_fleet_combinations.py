@@ -14,6 +14,8 @@ from schedlab.policies.static import Static
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.pipeline_executor import PipelineExecutor
+from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.failures import Failures, Outage
@@ -38,6 +40,7 @@ from tests.property.test_combinations import (
     without_caching,
 )
 from tests.property.test_fleet_failures import Restless, UpAndDown, failures
+from tests.staged_cost import StagedCost
 from tests.workloads import share, workloads
 
 ROLES = (
@@ -69,6 +72,9 @@ class FleetCombination:
     draft_length: str = "fixed"
     drafting: str | None = None
     """The role whose engines draft; all do if there is none."""
+    shares: tuple[tuple[int, ...], ...] = ()
+    """What each stage takes of a step, in tenths, of the engines of each role; one is no pipeline.
+    None is, if there are none."""
     make_router: Callable[[str], Any] = routers.make
     make_migrator: Callable[[], Any] = Restless
     make_autoscaler: Callable[[int], Any] = UpAndDown
@@ -85,6 +91,11 @@ class FleetCombination:
             rates = self.rates if self.drafting in (None, self.roles[pool]) else ()
             if not rates:
                 limits = replace(limits, num_speculative_tokens=0, num_lookahead_tokens=0)
+            shares = self.shares[pool] if self.shares else (10,)
+            if len(shares) > 1:
+                limits = replace(limits, pipeline_parallel_size=len(shares))
+                stages = PipelineExecutor(Pricing(StagedCost(shares, 70, 3)))
+                return PipelinedEngine(limits, make(self.policy), stages, check_conservation)
             runs = executor(limits, rates, Pricing(laws.LinearCost(1000, 10, 1)))
             length = DRAFT_LENGTHS[self.draft_length]() if rates else None
             return Engine(limits, make(self.policy), runs, check_conservation, length)
@@ -108,7 +119,12 @@ class FleetCombination:
             self.clients,
             staleness_ns=self.staleness_ns,
             disaggregation=disaggregation,
-            interconnect=Interconnect(self.link, 1000, [1] * size, self.num_layers),
+            interconnect=Interconnect(
+                self.link,
+                1000,
+                [len(shares) for shares in self.shares] or [1] * size,
+                self.num_layers,
+            ),
             changes=Changes(supply, self.failures, scaling, migration),
         )
 

@@ -160,6 +160,29 @@ def test_result_that_does_not_tell_its_gpus_is_refused_by_name(tmp_path, spec, m
         num_gpus(run)
 
 
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"engine": {}}, 1),
+        ({"engine": {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}}, 8),
+        ({"engine": {"pipeline_parallel_size": 3}, "cluster": 5}, 15),
+        (
+            {
+                "engine": {"tensor_parallel_size": 2},
+                "cluster": {
+                    "pools": {"a": {"count": 3, "engine": {"pipeline_parallel_size": 4}}, "b": {}}
+                },
+            },
+            26,
+        ),
+    ],
+)
+def test_gpus_of_a_result_are_those_of_all_stages(tmp_path, spec, expected):
+    head = {"schedlab": {"provenance": {"spec": spec}}}
+    (tmp_path / "result.json").write_text(json.dumps(head))
+    assert num_gpus(PointMetrics("", {}, 0, "fcfs", {}, folder=tmp_path)) == expected
+
+
 def test_gpu_frontier_divides_by_the_gpus_of_each_setting(results):
     rows = filtered(results, {"policy": ["fcfs"], "max_num_seqs": ["8"]}).rows
     points = {}

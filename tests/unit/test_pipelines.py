@@ -4,15 +4,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from schedlab.experiments.figures.fleets import of_engines
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.policies import registry
+from schedlab.policies.routers import registry as routers
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.pipeline_executor import PipelineExecutor
+from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.failures import Failures, Outage
+from schedlab.sim.drive.members import Supply
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
@@ -21,7 +28,9 @@ from schedlab.sim.hardware.memory import memory_budget
 from schedlab.sim.hardware.models import model, model_names
 from schedlab.sim.hardware.stage import stage_weight_bytes, stages
 from schedlab.sim.metrics.registry import metric_named
+from schedlab.sim.metrics.step_totals import step_totals
 from schedlab.sim.record import log as logs
+from schedlab.sim.record.columns import batches
 from schedlab.sim.result import RunResult
 from tests import laws
 from tests.laws import arrival
@@ -161,7 +170,128 @@ def test_long_log_has_the_stages_as_a_short_one(monkeypatch):
         assert np.array_equal(column, long.steps()[name]), name
 
 
+def test_straggler_has_slow_stages_and_links_as_fast_as_ever():
+    work = [arrival(0, 0, 5, 2)]
+    limits = EngineConfig(num_blocks=9, max_model_len=9, pipeline_parallel_size=2)
+    cost = StagedCost((10, 5), link_ns=300, base_ns=1000, token_ns=0, context_ns=0)
+
+    def slow(pricing):
+        executor = PipelineExecutor(pricing)
+        executor.slowness = 1.5
+        return executor
+
+    log = laws.run(registry.make("fcfs"), work, limits, cost, make_executor=slow)
+    assert log.token_times(0).tolist() == [1500 + 300 + 750, 2 * (1500 + 300 + 750)]
+    assert log.steps()["stage_1_ns"].tolist() == [750, 750]
+
+
+# -- engines of a fleet --------------------------------------------------------------------------
+
+
+def fleet(*shares, failures=None, num_requests=6):
+    """Run requests in turn on engines whose stages take so many tenths of 1,000 ns."""
+
+    def new_engine(pool):
+        config = EngineConfig(
+            num_blocks=99, max_model_len=99, pipeline_parallel_size=len(shares[pool])
+        )
+        cost = StagedCost(shares[pool], base_ns=1000, token_ns=0, context_ns=0)
+        if len(shares[pool]) == 1:
+            return Engine(config, registry.make("fcfs"), SimExecutor(Pricing(cost)))
+        return PipelinedEngine(config, registry.make("fcfs"), PipelineExecutor(Pricing(cost)))
+
+    supply = Supply(new_engine, ["mixed"] * len(shares), [0] * len(shares))
+    return simulate_cluster(
+        [new_engine(pool) for pool in range(len(shares))],
+        routers.make("round_robin"),
+        [arrival(i, 0, 3, 4) for i in range(num_requests)],
+        changes=Changes(supply, failures),
+    )
+
+
+def test_engine_that_dies_loses_all_batches_in_flight():
+    # Steps end at 2000, 3000 (the first stage takes 1,000 ns, the second too), 4000, ...
+    log = fleet((10, 10), failures=Failures(outages=[Outage(0, 2_500, 700)]), num_requests=2)
+    steps = log.steps()
+    assert steps["end_ns"][steps["start_ns"] < 2_500].tolist() == [2_000]
+    assert [(loss.id, loss.at_ns, loss.lost_tokens) for loss in log.losses] == [
+        (0, 2_500, 3), (1, 2_500, 3),
+    ]  # fmt: skip
+    assert steps["start_ns"][1] == 3_200
+    for number in (0, 1):
+        assert log.token_times(number)[:2].tolist() == [2_000, 5_200]
+        assert len(log.token_times(number)) == 4
+
+
+def test_steps_and_stages_of_a_fleet_are_those_of_its_engines():
+    log = fleet((10, 30), (20,), (5, 5, 10))
+    steps = log.steps()
+    names = {"stage_0_ns", "stage_1_ns", "stage_2_ns", "engine"}
+    assert names < {*steps}
+    for engine, spent_ns in enumerate([(1000, 3000, 0), (0, 0, 0), (500, 500, 1000)]):
+        here = steps["engine"] == engine
+        assert here.any()
+        for stage, ns in enumerate(spent_ns):
+            assert (steps[f"stage_{stage}_ns"][here] == ns).all()
+    totals = step_totals(batches(steps))
+    assert totals.num_stages == {0: 2, 2: 3}
+    lengths_ns = {}
+    for engine in range(3):
+        here = steps["engine"] == engine
+        start_ns, end_ns = steps["start_ns"][here], steps["end_ns"][here]
+        lengths_ns[engine] = (end_ns - np.maximum(start_ns, np.append(0, end_ns[:-1]))).sum()
+    assert totals.busy_ns == sum(lengths_ns.values())
+    assert totals.staged_ns == 2 * lengths_ns[0] + 3 * lengths_ns[2]
+    counted = [np.count_nonzero(steps["engine"] == engine) for engine in range(3)]
+    assert sum(totals.stages_ns) == counted[0] * 4000 + counted[2] * 2000
+
+
 # -- experiments ---------------------------------------------------------------------------------
+
+
+def test_fleet_of_pipelines_counts_all_gpus_and_has_bubbles_of_pipelines_alone(tmp_path):
+    pools = {
+        "piped": {"count": 2},
+        "whole": {"engine": {"pipeline_parallel_size": 1, "tensor_parallel_size": 8}},
+    }
+    result = run(spec(cluster={"pools": pools, "router": "jsq"}))
+    assert [engine.num_gpus for engine in result.engines] == [8, 8, 8]
+    assert result.metric("gpu_seconds") == pytest.approx(24 * result.metric("duration_s"))
+    assert 0 < result.metric("pipeline_bubble_share") < 1
+    busy = of_engines(result.observation())["busy (% of the run)"]
+    assert ((busy > 50) & (busy <= 100)).all()
+    assert busy.sum() == pytest.approx(300 * result.metric("busy_s") / (
+        3 * result.metric("duration_s")
+    ))  # fmt: skip
+    steps = result.log.steps()
+    piped = steps["engine"] < 2
+    span_ns = steps["end_ns"].max() - steps["start_ns"].min()
+    for stage in (0, 1):
+        spent_ns = steps[f"stage_{stage}_ns"]
+        assert (spent_ns > 0).tolist() == piped.tolist()
+        assert result.metric(f"stage_utilization(stage={stage})") == pytest.approx(
+            spent_ns.sum() / 2 / span_ns
+        )
+    result.save(tmp_path / "run")
+    assert RunResult.load(tmp_path / "run").metric("pipeline_bubble_share") == result.metric(
+        "pipeline_bubble_share"
+    )
+    result.to_perfetto(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["name"] == "step"]
+    assert ["stage_1_ns" in event["args"] for event in spans] == piped.tolist()
+    by_process = {}
+    for event in spans:
+        by_process.setdefault(event["pid"], set()).add(event["tid"])
+    assert [len(by_process[process]) for process in sorted(by_process)] == [2, 2, 1]
+    for process, threads in by_process.items():
+        for thread in threads:
+            times = [
+                (e["ts"], e["ts"] + e["dur"])
+                for e in spans
+                if (e["pid"], e["tid"]) == (process, thread)
+            ]
+            assert all(b[0] >= a[1] - 1e-6 for a, b in pairwise(times))
 
 
 def test_run_with_stages_says_so_and_is_measured(tmp_path):
@@ -215,8 +345,10 @@ def test_trace_has_a_thread_for_each_batch_in_flight(tmp_path):
         ),
         ({"engine": {"pipeline_link": "ethernet"}}, "pipeline_link.name: 'ethernet' is not a"),
         ({"engine": {"pipeline_link": {"latency_us": 3}}}, "pipeline_link: give a name"),
-        ({"engine": {"data_parallel_size": 2}}, "must be 1 with data_parallel_size > 1"),
-        ({"cluster": 2}, "pipeline_parallel_size: must be 1 in a cluster"),
+        (
+            {"engine": {"data_parallel_size": 2}},
+            "must be 1 with data_parallel_size > 1, whose engines .*; set cluster for engines on",
+        ),
         ({"backend": "real"}, "pipeline_parallel_size: must be 1 with backend: real"),
         ({"backend": "vllm"}, "pipeline_parallel_size: must be 1 with backend: vllm"),
         ({"engine": {"async_scheduling": True}}, "async_scheduling: is not simulated with"),
@@ -245,10 +377,19 @@ def test_what_a_pipeline_cannot_be_is_named(keys, message):
         spec(**keys)
 
 
-def test_stages_in_a_pool_are_refused():
-    pools = {"pools": {"a": {"engine": {"pipeline_parallel_size": 2}}}}
-    with pytest.raises(SpecError, match=r"cluster.pools.a.engine.pipeline_.*: must be 1"):
-        spec(engine={"pipeline_parallel_size": 1}, cluster=pools)
+def test_prompts_sent_layer_by_layer_from_stages_are_refused():
+    def divided(**roles):
+        pools = {
+            role: {"role": role, "engine": {"pipeline_parallel_size": stages}}
+            for role, stages in roles.items()
+        }
+        return {"cluster": {"pools": pools, "link": {"name": "nvlink", "by_layer": True}}}
+
+    spec(**divided(prefill=1, decode=2))
+    with pytest.raises(
+        SpecError, match=r"cluster.pools.prefill.engine.pipeline_\w+: must be 1 with cluster.link"
+    ):
+        spec(**divided(prefill=2, decode=1))
 
 
 def test_cost_model_without_stages_is_named():
