@@ -19,10 +19,9 @@ from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor, SimExecutor, Steps, Work
 from schedlab.sim.core.plan import BatchPlan
-from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
-from schedlab.sim.drive.lockstep import joint_steps_ns
+from schedlab.sim.drive.lockstep import Stepping, joint_steps_ns
 from schedlab.sim.record.cluster_log import ClusterLog
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import RequestState
@@ -162,9 +161,9 @@ class _Backend(SimBackend):
         moved.sort(key=lambda arrival: (arrival.ready_ns, arrival.request.id))
         return super().drive(engines, replace(task, arrivals=moved), new_engine)
 
-    def _joint_step_ns(self, segments: Sequence[Segment]) -> int:
-        clock = self.clock
-        predicted_ns = joint_steps_ns(self._pricing, segments)
+    def _joint_step_ns(self, stepping: Sequence[Stepping]) -> int:
+        clock, segments = self.clock, [segment for _, segment in stepping]
+        predicted_ns = joint_steps_ns(stepping)
         slowest = int(np.argmax(predicted_ns))
         ended = [e for s in segments for e in clock.recorded(s.plan, s.steps.finished)]
         shape = segments[slowest].shape

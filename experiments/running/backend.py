@@ -16,10 +16,9 @@ from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.core.plan_log import RecordedStep, RecordingExecutor
-from schedlab.sim.core.step import Segment
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.cluster import simulate_cluster
-from schedlab.sim.drive.lockstep import joint_steps_ns
+from schedlab.sim.drive.lockstep import Stepping, joint_steps_ns
 from schedlab.sim.drive.router import Router
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
@@ -217,8 +216,8 @@ class SimBackend:
             changes=changes(spec, task.kinds, new_engine),
         )
 
-    def _joint_step_ns(self, segments: Sequence[Segment]) -> int:
-        return max(joint_steps_ns(self._pricing, segments))
+    def _joint_step_ns(self, stepping: Sequence[Stepping]) -> int:
+        return max(joint_steps_ns(stepping))
 
     def describe(self) -> dict[str, object] | None:
         """Return None: the cost model says it all."""

@@ -96,11 +96,6 @@ def resolve_speculation(spec: ExperimentSpec, where: Deployment) -> Speculation 
     asked = spec.engine.speculation
     if asked is None:
         return None
-    if spec.engine.data_parallel_size > 1 and spec.engine.data_parallel_lockstep:
-        raise SpecError(
-            "engine.speculation: not simulated with engines that run every step together; set "
-            "engine.data_parallel_lockstep: false"
-        )
     try:
         return Speculation(asked, _drafter(asked, where))
     except SpecError as error:

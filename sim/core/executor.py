@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final
 
@@ -338,6 +339,25 @@ class SimExecutor(Executor):
         self._last_shape, self._last_num_steps = shape, num_steps
         self._num_steps += num_steps
         self.pricing.carried_out(shape, num_steps)
+
+    def pass_tokens(self) -> list[int]:
+        """Return the new tokens of each pass that the step executed last makes through a model."""
+        return [self._last_shape.num_new_tokens]
+
+    def longer_among_ns(self, met_tokens: Sequence[int]) -> int:
+        """Return how much longer the step executed last takes where experts are shared.
+
+        It is counted anew as one with so many tokens of all engines that share them.
+
+        Parameters
+        ----------
+        met_tokens : sequence of int
+            New tokens of all engines, its own among them, in each pass.
+        """
+        shape, step_ns = self._last_shape, self.pricing.step_ns
+        self.pricing.meet(shape, met_tokens[0])
+        among = replace(shape, gathered_tokens=met_tokens[0])
+        return step_ns(among, 1)[0] - step_ns(shape, 1)[0]
 
     def _next_finish(self, decodes: DecodeBatch) -> int:
         """Return the count of decode steps at which the next member of the batch finishes."""

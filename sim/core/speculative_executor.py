@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from schedlab.sim.config import EngineConfig
@@ -25,7 +26,9 @@ class Acceptance(Protocol):
 class Drafter(Protocol):
     """What making drafts takes."""
 
-    def step_ns(self, verified: BatchShape, drafts: int, rows: list[int]) -> int:
+    def step_ns(
+        self, verified: BatchShape, drafts: int, rows: list[int], met_tokens: Sequence[int] = ()
+    ) -> int:
         """Return what a step spends on drafts.
 
         Parameters
@@ -36,7 +39,12 @@ class Drafter(Protocol):
             Drafted tokens that it verifies.
         rows : list of int
             Requests for which a 1st, 2nd, .. token is drafted.
+        met_tokens : sequence of int
+            New tokens in each pass of all engines that share its experts, if any do.
         """
+
+    def pass_tokens(self, verified: BatchShape, rows: list[int]) -> list[int]:
+        """Return the new tokens of each pass through the model that drafts; none without one."""
 
     def uneven_ns(self, steps: UnevenSteps, drafts: int, rows: list[list[int]]) -> list[int]:
         """Return what each of some steps spends on drafts; `drafts` of them all, `rows` of each."""
@@ -74,6 +82,8 @@ class SpeculativeExecutor(SimExecutor):
         self._outcomes: dict[int, Outcome] = {}
         # The first of the steps priced last, and all of them if there are several.
         self._first = BatchShape(0, 0, 0)
+        self._drafts = 0
+        self._rows: list[int] = []
         self._priced: UnevenSteps | None = None
 
     def add(self, request: Request, output_tokens: int) -> None:
@@ -110,6 +120,7 @@ class SpeculativeExecutor(SimExecutor):
         drafts, pricing, drafter = shape.draft_tokens, self.pricing, self._drafter
         rows = decodes.drafting_rows(num_steps) if shape.num_decodes else [[]]
         self._first = first = shape.verification()
+        self._drafts, self._rows = drafts, rows[0]
         self._priced = None
         if num_steps == 1:
             return [pricing.step_ns(first, 1)[0] + drafter.step_ns(first, drafts, rows[0])]
@@ -135,6 +146,21 @@ class SpeculativeExecutor(SimExecutor):
 
     def _priced_steps(self) -> list[BatchShape]:
         return [self._first] if self._priced is None else self._priced.shapes()
+
+    def pass_tokens(self) -> list[int]:
+        """Return the new tokens of each pass: the model's, then those of its drafter."""
+        first = self._first
+        return [first.num_new_tokens, *self._drafter.pass_tokens(first, self._rows)]
+
+    def longer_among_ns(self, met_tokens: Sequence[int]) -> int:
+        """Return how much longer the step executed last takes where experts are shared."""
+        first, drafts, rows = self._first, self._drafts, self._rows
+        step_ns, drafter = self.pricing.step_ns, self._drafter
+        self.pricing.meet(first, met_tokens[0])
+        among = replace(first, gathered_tokens=met_tokens[0])
+        longer_ns = step_ns(among, 1)[0] - step_ns(first, 1)[0]
+        longer_ns += drafter.step_ns(first, drafts, rows, met_tokens[1:])
+        return longer_ns - drafter.step_ns(first, drafts, rows)
 
     def estimate_step_ns(self, shape: BatchShape, num_steps: int = 1) -> int:
         """Price a step, or the longest of so many like it; its decodes share its drafts evenly."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from itertools import zip_longest
 
 from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.step import Segment
-from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.clock import ENDS, PLANS, Clock, Event
 from schedlab.sim.drive.engine_state import LiveState
 
-JointStep = Callable[[Sequence[Segment]], int]
-"""How long (ns) steps take that engines begin together; one segment an engine with work."""
+Stepping = tuple[Engine, Segment]
+"""An engine with work, and the step that it begins."""
+
+JointStep = Callable[[Sequence[Stepping]], int]
+"""How long (ns) steps take that engines begin together."""
 
 
 class Lockstep:
@@ -63,11 +66,15 @@ class Lockstep:
         segments = [engine.begin(now_ns, now_ns + 1) for engine in self._engines]
         for live, segment in zip(self._lives, segments, strict=True):
             live.has_changed(segment)
-        active = [segment for segment in segments if segment is not None]
+        active = [
+            (engine, segment)
+            for engine, segment in zip(self._engines, segments, strict=True)
+            if segment is not None
+        ]
         self._is_under_way = bool(active)
         if active:
             duration_ns = self._joint_step_ns(active)
-            for segment in active:
+            for _, segment in active:
                 segment.retime([duration_ns])
             self._next = self._clock.at(duration_ns, ENDS, self._end)
             return
@@ -85,28 +92,31 @@ class Lockstep:
         self._plan_soon()
 
 
-def joint_steps_ns(pricing: Pricing, segments: Sequence[Segment]) -> list[int]:
+def joint_steps_ns(stepping: Sequence[Stepping]) -> list[int]:
     """Price, and count, steps whose experts get the tokens of all engines.
 
     Parameters
     ----------
-    pricing : Pricing
-        What steps take; counts them anew, with the tokens of all.
-    segments : sequence of Segment
-        A step each, of the engines that have work.
+    stepping : sequence of (Engine, Segment)
+        A step each, of the engines that have work; their executors are simulated ones.
 
     Returns
     -------
     list of int
         What each would take by itself among the others; together they take as long as the slowest.
+
+    Notes
+    -----
+    Engines that draft pass through a model several times a step. The passes meet one by one, those
+    of an engine that makes fewer with nothing of its own.
     """
-    step_ns = pricing.step_ns
-    tokens = sum(segment.shape.num_new_tokens for segment in segments)
-    for segment in segments:
-        pricing.meet(segment.shape, tokens)
+    executors = []
+    for engine, _ in stepping:
+        assert isinstance(engine.executor, SimExecutor)
+        executors.append(engine.executor)
+    of_passes = [executor.pass_tokens() for executor in executors]
+    met_tokens = [sum(tokens) for tokens in zip_longest(*of_passes, fillvalue=0)]
     return [
-        segment.steps.durations_ns[0]
-        - step_ns(segment.shape, 1)[0]
-        + step_ns(replace(segment.shape, gathered_tokens=tokens), 1)[0]
-        for segment in segments
+        segment.steps.durations_ns[0] + executor.longer_among_ns(met_tokens)
+        for executor, (_, segment) in zip(executors, stepping, strict=True)
     ]

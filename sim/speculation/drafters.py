@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from schedlab.sim.cost.cost_model import CostModel
@@ -31,9 +32,15 @@ class NgramDrafter:
     kv_bytes_per_token = 0
     whole_kv_bytes_per_token = 0
 
-    def step_ns(self, verified: BatchShape, drafts: int, rows: list[int]) -> int:
+    def step_ns(
+        self, verified: BatchShape, drafts: int, rows: list[int], met_tokens: Sequence[int] = ()
+    ) -> int:
         """Return what a step spends on drafts; see `speculative_executor.Drafter`."""
         return int(self.request_s * 1e9 + 0.5) * (rows[0] if rows else 0)
+
+    def pass_tokens(self, verified: BatchShape, rows: list[int]) -> list[int]:
+        """Return no pass: no model drafts."""
+        return []
 
     def uneven_ns(self, steps: UnevenSteps, drafts: int, rows: list[list[int]]) -> list[int]:
         """Return what each of some steps spends; see `speculative_executor.Drafter`."""
@@ -59,7 +66,8 @@ class ModelDrafter:
     As in vLLM, its first pass computes all tokens of the step, prompts and drafts to be verified
     among them, so that its KV cache follows that of the model; each further one a token a request.
     All passes of a step follow each other and nothing else runs meanwhile. While nothing is drafted
-    it does not run; what it then lacks in its cache is not made up for.
+    it does not run; what it then lacks in its cache is not made up for. Where engines share its
+    experts, those get the tokens of all engines in each pass.
     """
 
     cost_model: CostModel
@@ -67,14 +75,21 @@ class ModelDrafter:
     kv_bytes_per_token: int
     whole_kv_bytes_per_token: int
 
-    def step_ns(self, verified: BatchShape, drafts: int, rows: list[int]) -> int:
+    def step_ns(
+        self, verified: BatchShape, drafts: int, rows: list[int], met_tokens: Sequence[int] = ()
+    ) -> int:
         """Return what a step spends on drafts; see `speculative_executor.Drafter`."""
         price = self.cost_model.step_ns
         context, num_decodes = verified.decode_context_sum_tokens, verified.num_decodes
         total = 0
-        if verified.chunks or (rows and rows[0]):
+        if _runs_first(verified, rows):
             # Of the drafts to be verified none is continued here.
-            first = replace(verified, swapped_bytes=0, rows_sampled=verified.rows_sampled - drafts)
+            first = replace(
+                verified,
+                swapped_bytes=0,
+                rows_sampled=verified.rows_sampled - drafts,
+                gathered_tokens=met_tokens[0] if met_tokens else 0,
+            )
             total = price(first)[0]
         for i, count in enumerate(rows[1:], 1):
             if not count:
@@ -87,14 +102,25 @@ class ModelDrafter:
                     decode_context_max_tokens=verified.decode_context_max_tokens + i,
                     rows_sampled=count,
                     decode_context_min_tokens=verified.decode_context_min_tokens + i,
+                    gathered_tokens=met_tokens[i] if met_tokens else 0,
                 )
             )[0]
         return total
+
+    def pass_tokens(self, verified: BatchShape, rows: list[int]) -> list[int]:
+        """Return the new tokens of each pass; see `speculative_executor.Drafter`."""
+        first = verified.num_new_tokens if _runs_first(verified, rows) else 0
+        return [first, *rows[1:]]
 
     def uneven_ns(self, steps: UnevenSteps, drafts: int, rows: list[list[int]]) -> list[int]:
         """Return what each of some steps spends; see `speculative_executor.Drafter`."""
         shapes = steps.shapes()
         return [self.step_ns(shapes[i], drafts, of_step) for i, of_step in enumerate(rows)]
+
+
+def _runs_first(verified: BatchShape, rows: list[int]) -> bool:
+    """Whether the model that drafts computes the tokens of a step."""
+    return bool(verified.chunks) or (len(rows) > 0 and rows[0] > 0)
 
 
 def draft_model(target: Deployment, draft: ModelShape) -> ModelDrafter:
@@ -110,8 +136,7 @@ def draft_model(target: Deployment, draft: ModelShape) -> ModelDrafter:
             f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, {target.model.name} one "
             f"of {target.model.vocab_size}: its drafts cannot be verified"
         )
-    weights = draft.weight_bytes(target.stored_dtype) / target.tensor_parallel_size
-    return _drafter(target, draft, int(weights))
+    return _drafter(target, draft, _weight_bytes(target, draft))
 
 
 def draft_head(target: Deployment, num_layers: int, layers_per_pass: int) -> ModelDrafter:
@@ -144,15 +169,21 @@ def draft_head(target: Deployment, num_layers: int, layers_per_pass: int) -> Mod
     bare = replace(layer, num_layers=num_layers)
     tables = model.vocab_size * (1 if model.tied_embeddings else 2) + model.num_position_embeddings
     shared = 2.0 * tables * model.hidden_size
-    weights = (bare.weight_bytes(target.stored_dtype) - shared) / target.tensor_parallel_size
-    drafter = _drafter(target, layer, int(weights))
+    drafter = _drafter(target, layer, _weight_bytes(target, bare, shared))
     kv, whole = _kv_bytes(target, bare)
     return replace(drafter, kv_bytes_per_token=kv, whole_kv_bytes_per_token=whole)
 
 
 def _drafter(target: Deployment, model: ModelShape, weight_bytes: int) -> ModelDrafter:
-    where = replace(target, model=model, data_parallel_size=1, config=None)
+    where = replace(target, model=model, config=None)
     return ModelDrafter(RooflineCostModel(where), weight_bytes, *_kv_bytes(target, model))
+
+
+def _weight_bytes(target: Deployment, model: ModelShape, without: float = 0.0) -> int:
+    """Return the bytes of a drafter's weights on one device, but for some that it need not hold."""
+    stored = target.stored_dtype
+    elsewhere = model.routed_expert_bytes(stored) * (1 - 1 / target.data_parallel_size)
+    return int((model.weight_bytes(stored) - without - elsewhere) / target.tensor_parallel_size)
 
 
 def _kv_bytes(target: Deployment, model: ModelShape) -> tuple[int, int]:

@@ -33,8 +33,8 @@ class SharedCost(LinearCost):
         ]
 
 
-def joint_step(pricing):
-    return lambda segments: max(joint_steps_ns(pricing, segments))
+def joint_step(stepping):
+    return max(joint_steps_ns(stepping))
 
 
 def simulate(
@@ -46,7 +46,7 @@ def simulate(
         Engine(config, registry.make(policy, **knobs), SimExecutor(pricing), check_conservation)
         for _ in range(size)
     ]
-    together = joint_step(pricing) if lockstep else None
+    together = joint_step if lockstep else None
     return simulate_cluster(engines, Vllm(), workload, max_concurrency, together)
 
 
@@ -94,7 +94,7 @@ def test_step_is_extrapolated_by_the_tokens_that_meet_where_those_decide(
     pricing = Pricing(Measured(100, 10, 0))
     engines = [Engine(CONFIG, registry.make("fcfs"), SimExecutor(pricing)) for _ in range(2)]
     workload = [arrival(i, 0, prompt, 1) for i, prompt in enumerate(prompts)]
-    simulate_cluster(engines, Vllm(), workload, None, joint_step(pricing))
+    simulate_cluster(engines, Vllm(), workload, None, joint_step)
     assert pricing.extrapolated_steps == steps
     assert pricing.extrapolated_by_feature == by_feature
 
@@ -104,7 +104,7 @@ def test_joint_step_outside_what_was_measured_is_warned_of_once():
     engines = [Engine(CONFIG, registry.make("fcfs"), SimExecutor(pricing)) for _ in range(2)]
     workload = [arrival(i, 0, 30, 1) for i in range(4)]
     with pytest.warns(ExtrapolationWarning) as told:
-        simulate_cluster(engines, Vllm(), workload, None, joint_step(pricing))
+        simulate_cluster(engines, Vllm(), workload, None, joint_step)
     assert len(told) == 1
 
 

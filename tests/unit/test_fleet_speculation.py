@@ -1,20 +1,25 @@
 """Drafts in fleets: who goes on elsewhere has none at first, and their KV goes with the model's."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.policies import registry
 from schedlab.policies.routers import registry as routers
+from schedlab.policies.routers.vllm import Vllm
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.speculative_executor import SpeculativeExecutor
 from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
 from schedlab.sim.drive.failures import Failures, Outage
 from schedlab.sim.drive.handover import Disaggregation, has_room
@@ -22,10 +27,21 @@ from schedlab.sim.drive.links import Interconnect
 from schedlab.sim.drive.members import Supply
 from schedlab.sim.drive.migration import MigrationPlan
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.link import Link
+from schedlab.sim.hardware.models import model
 from schedlab.sim.speculation.acceptance import DrawnAcceptance
-from schedlab.sim.speculation.drafters import NgramDrafter
+from schedlab.sim.speculation.drafters import (
+    ModelDrafter,
+    NgramDrafter,
+    draft_head,
+    draft_model,
+)
+from tests import laws
 from tests.laws import LinearCost, arrival
+from tests.unit.test_cluster import SharedCost, joint_step
+from tests.workloads import share, workloads
 
 LIMITS = {"num_blocks": 200, "max_model_len": 100, "block_size": 4, "max_num_seqs": 4}
 DRAFTS = EngineConfig(**LIMITS, num_speculative_tokens=3)
@@ -192,3 +208,114 @@ def test_fleet_that_changes_serves_everybody_with_drafts(cluster):
     generated = found.requests["generated_tokens"]
     assert (generated == found.requests["output_tokens"]).all()
     assert found.metric("mean_tokens_per_step") > 1.5
+
+
+# -- engines that run every step together --------------------------------------------------------
+
+
+def together(size, workload, rates=(1.0,), config=DRAFTS, lockstep=True):
+    """Run engines whose experts, those of their drafters too, get the tokens of all."""
+    pricing = Pricing(SharedCost(100, 10, 0))
+
+    def new_engine():
+        drafter = ModelDrafter(SharedCost(50, 1, 0), 0, 0, 0)
+        acceptance = DrawnAcceptance(list(rates), 0.0, seed=0)
+        gpu = SpeculativeExecutor(pricing, config, acceptance, drafter)
+        return Engine(config, registry.make("fcfs"), gpu, check_conservation)
+
+    engines = [new_engine() for _ in range(size)]
+    return simulate_cluster(engines, Vllm(), workload, None, joint_step if lockstep else None)
+
+
+def test_passes_of_engines_in_lockstep_meet_one_by_one():
+    config = replace(DRAFTS, num_speculative_tokens=2)
+    log = together(2, [arrival(0, 0, 20, 8), arrival(1, 0, 4, 3)], config=config)
+    ends_ns = [
+        # The longer prompt here, 24 tokens of both at the experts: the model, then its drafter.
+        (100 + 10 * 20 + 24) + (50 + 20 + 24),
+        # Three tokens are verified on each; the drafter computes them, then one more on each.
+        (100 + 10 * 3 + 6) + (50 + 3 + 6) + (50 + 1 + 2),
+        # One engine is done.
+        *[(100 + 10 * 3 + 3) + (50 + 3 + 3) + (50 + 1 + 1)] * 2,
+    ]
+    steps = log.steps()
+    assert np.unique(steps["end_ns"]).tolist() == np.cumsum(ends_ns).tolist()
+    assert log.token_times(1).tolist() == np.cumsum(ends_ns)[[0, 1, 1]].tolist()
+
+
+def test_engine_that_drafts_nothing_waits_for_the_drafts_of_others():
+    # The second request is one token of prompt and answer: its engine has a step without drafts.
+    log = together(2, [arrival(0, 0, 8, 9), arrival(1, 500, 1, 1)])
+    steps = log.steps()
+    for start_ns in np.unique(steps["start_ns"]):
+        assert len(np.unique(steps["end_ns"][steps["start_ns"] == start_ns])) == 1
+    alone = together(1, [arrival(0, 0, 8, 9)])
+    assert len(log.token_times(0)) == len(alone.token_times(0)) == 9
+    assert log.token_times(0)[-1] > alone.token_times(0)[-1]
+
+
+@given(workload=workloads(max_requests=12), rate=st.sampled_from((0.0, 0.5, 1.0)))
+@settings(max_examples=share(0.5))
+def test_one_engine_in_lockstep_drafts_as_that_engine_alone(workload, rate):
+    one, alone = (together(1, workload, [rate], lockstep=lockstep) for lockstep in (True, False))
+    assert laws.signature(one.of_engines[0]) == laws.signature(alone.of_engines[0])
+
+
+@given(workload=workloads(max_requests=12), size=st.integers(2, 4))
+@settings(max_examples=share(0.5))
+def test_drafts_in_lockstep_leave_no_token_out_and_steps_end_together(workload, size):
+    log = together(size, workload, [0.8, 0.3])
+    for a in workload:
+        assert len(log.token_times(a.request.id)) == a.output_tokens
+    steps = log.steps()
+    for start_ns in np.unique(steps["start_ns"]):
+        assert len(np.unique(steps["end_ns"][steps["start_ns"] == start_ns])) == 1
+    for a in workload:  # what is accepted is of the request, not of who computes beside it
+        alone = together(1, [a], [0.8, 0.3])
+        assert tokens_at(log, a.request.id) == tokens_at(alone, a.request.id)
+
+
+def test_experts_of_a_draft_head_are_shared_like_those_of_the_model():
+    def on(data_parallel_size):
+        return run(
+            make_spec({
+                "model": "mixtral-8x7b", "hardware": "h100-80gb", "policy": "fcfs",
+                "engine": {
+                    "tensor_parallel_size": 4, "data_parallel_size": data_parallel_size,
+                    "max_num_seqs": 8, "speculation": MTP,
+                },
+                "workload": {
+                    "prompt_tokens": 200, "output_tokens": 40, "num_requests": 16,
+                    "request_rate": float("inf"),
+                },
+            })
+        )  # fmt: skip
+
+    whole, shared = on(1), on(2)
+    assert shared.requests["generated_tokens"].tolist() == [40] * 16
+    assert shared.metric("draft_acceptance_share") == whole.metric("draft_acceptance_share")
+    layer = model("mixtral-8x7b").routed_expert_bytes("bf16") / 32
+    held = [draft_head(where(size), 1, 1).weight_bytes for size in (1, 2)]
+    assert held[0] - held[1] == pytest.approx(layer / 2 / 4, rel=1e-6)
+    # Steps begin and end together, and each computes drafts.
+    steps = shared.log.steps()
+    assert steps["draft_tokens"].sum() > 0
+    for start_ns in np.unique(steps["start_ns"]):
+        assert len(np.unique(steps["end_ns"][steps["start_ns"] == start_ns])) == 1
+
+
+def where(data_parallel_size):
+    return Deployment(
+        model("mixtral-8x7b"), gpu("h100-80gb"), 4, data_parallel_size=data_parallel_size
+    )
+
+
+def test_drafter_without_experts_costs_what_it_costs_alone():
+    drafter, verified = draft_head(where(2), 1, 1), BatchShape(4, 400, 100, padding_tokens=8)
+    dense = draft_model(replace(where(2), model=model("llama-3-70b")), model("llama-3-8b"))
+    for one, differs in ((drafter, True), (dense, False)):
+        alone_ns = one.step_ns(verified, 8, [4, 4])
+        assert (one.step_ns(verified, 8, [4, 4], [24, 8]) != alone_ns) is differs
+        assert one.pass_tokens(verified, [4, 4]) == [12, 4]
+        assert one.pass_tokens(verified, []) == [0]
+    assert NgramDrafter(1e-6).pass_tokens(verified, [4, 4]) == []

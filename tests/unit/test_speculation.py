@@ -84,7 +84,6 @@ def test_wrong_speculation_is_refused_by_name(speculation, message):
     [
         ({"engine": {"async_scheduling": True}}, "not simulated with async_scheduling"),
         ({"engine": {"kv_allocator": "contiguous_max"}}, "speculation needs paged memory"),
-        ({"engine": {"data_parallel_size": 2}}, "data_parallel_lockstep: false"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value,
 )  # fmt: skip
