@@ -47,7 +47,6 @@ class PipelinedServer:
 
     def stop(self) -> None:
         """Do nothing any more: the engine is dead, or gone."""
-        self._live.has_changed(None)
         self._next_plan = self._next_end = None
 
     @property

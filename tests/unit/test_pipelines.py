@@ -17,9 +17,12 @@ from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.drive.clock import PLANS, REPORTS, Clock
 from schedlab.sim.drive.cluster import Changes, simulate_cluster
+from schedlab.sim.drive.engine_state import LiveState
 from schedlab.sim.drive.failures import Failures, Outage
 from schedlab.sim.drive.members import Supply
+from schedlab.sim.drive.pipelined_server import PipelinedServer
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
@@ -207,6 +210,30 @@ def fleet(*shares, failures=None, num_requests=6):
         [arrival(i, 0, 3, 4) for i in range(num_requests)],
         changes=Changes(supply, failures),
     )
+
+
+def test_server_moves_while_it_plans_or_has_a_batch_in_flight():
+    clock = Clock()
+    config = EngineConfig(num_blocks=99, max_model_len=99, pipeline_parallel_size=2)
+    cost = StagedCost((10, 10), base_ns=1000, token_ns=0, context_ns=0)
+    engine = PipelinedEngine(config, registry.make("fcfs"), PipelineExecutor(Pricing(cost)))
+    live = LiveState(0, engine, clock)
+    server = PipelinedServer(clock, engine, live)
+    assert not server.is_moving
+    seen = []
+
+    def look(_):
+        seen.append((server.is_moving, live.num_waiting, live.num_running))
+
+    engine.submit(arrival(0, 0, 3, 1), 0)
+    server.wake()
+    look(None)
+    for at_ns in (0, 1999, 2000):
+        clock.at(at_ns, REPORTS if at_ns else PLANS, look, place=1)
+    clock.run()
+    assert seen == [(True, 1, 0), (True, 0, 1), (True, 0, 1), (True, 0, 1)]
+    assert not server.is_moving
+    assert live.num_running == 0
 
 
 def test_engine_that_dies_loses_all_batches_in_flight():
