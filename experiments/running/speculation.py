@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -141,6 +142,12 @@ def _acceptance(asked: SpeculationSpec, seed: int) -> Acceptance:
         if chosen.recording is not None:
             return RecordedAcceptance(Path(chosen.recording))
         rates = [chosen.rate] if chosen.rate is not None else chosen.rates
-        return DrawnAcceptance(rates or [], chosen.spread, seed)
+        return _drawn(tuple(rates or ()), chosen.spread, seed)
     except SpecError as error:
         raise SpecError(f"engine.speculation.acceptance.{key}: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def _drawn(rates: tuple[float, ...], spread: float, seed: int) -> DrawnAcceptance:
+    """Return one for all engines of a fleet: it draws for several requests at once."""
+    return DrawnAcceptance(rates, spread, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
+from typing import Final
 
 from librt.strings import BytesWriter, write_i64_le
 from librt.vecs import extend, vec
@@ -15,10 +16,10 @@ from schedlab.sim.core.track import SpeculatingState
 from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.request import RequestState
 
-MOST_STEPS = 64
+MOST_STEPS: Final = 64
 """Steps looked at, and so run, at once."""
 
-_STEPS_KEPT = 2048
+_STEPS_KEPT: Final = 2048
 """Steps behind the next one, of which sums are forgotten once there are so many."""
 
 
@@ -55,7 +56,7 @@ class SpeculativeBatch(DecodeBatch):
         # Of steps, from `_base` on: tokens that come out, blocks opened, drafts cut short.
         self._base = 0
         self._tokens: vec[i64] = vec[i64]()
-        self._blocks: list[int] = []
+        self._blocks: vec[i64] = vec[i64]()
         self._cut_short: list[int] = []
         # Members for which a 1st, 2nd, .. token is drafted in the next step, their sum, and by how
         # much they change before a step to come: seldom, since most draft the same all the time.
@@ -94,8 +95,10 @@ class SpeculativeBatch(DecodeBatch):
         self.last_tokens = state.left_batch(self.steps - state._stint_start)
         self._context_sum -= state._computed
         del self.members[state.id]
-        self._leading.pop(state.id, None)
-        self._trailing.pop(state.id, None)
+        if state.id in self._leading:
+            del self._leading[state.id]
+        if state.id in self._trailing:
+            del self._trailing[state.id]
         self.size -= 1
         self._count(state, -1)
 
@@ -118,7 +121,7 @@ class SpeculativeBatch(DecodeBatch):
         for i in reversed(track.openings):
             if i < first:
                 break
-            blocks[at + i] += sign
+            blocks[at + i] += one
         if self.counts_cut_short:
             for i in range(first, last + 1):
                 self._cut_short[at + i] += sign * track.cut_short(i)
@@ -139,7 +142,7 @@ class SpeculativeBatch(DecodeBatch):
             rows = self._rows
             self._drafts += sign * drafts
         for i in range(drafts):
-            rows[i] += sign
+            rows[i] = rows[i] + sign
 
     def settle(
         self, state: SpeculatingState, came: int, accepted: int, drafted: int | None
@@ -174,15 +177,15 @@ class SpeculativeBatch(DecodeBatch):
         """Keep sums of so many steps from the next one on, and of `MOST_STEPS` in any case."""
         column = self.steps - self._base
         if column > _STEPS_KEPT:
-            self._tokens = self._tokens[column:]
-            del self._blocks[:column], self._cut_short[:column]
+            self._tokens, self._blocks = self._tokens[column:], self._blocks[column:]
+            del self._cut_short[:column]
             self._base = self.steps
             column = 0
         missing = column + count + MOST_STEPS - len(self._tokens)
         if missing > 0:
             zeros = [0] * (missing + _STEPS_KEPT)
             self._tokens = extend(self._tokens, zeros)
-            self._blocks += zeros
+            self._blocks = extend(self._blocks, zeros)
             self._cut_short += zeros
 
     def advance(self, num_steps: int) -> int:
@@ -202,7 +205,8 @@ class SpeculativeBatch(DecodeBatch):
             for step in range(self.steps + 1, self.steps + num_steps + 1):
                 self._shifts.pop(step, None)
         self.steps += num_steps
-        self._make_room(0)
+        if self.steps - self._base + MOST_STEPS > len(tokens_of_steps):
+            self._make_room(0)
         return tokens
 
     def _rows_ahead(self, num_steps: int) -> list[list[int]]:
@@ -230,6 +234,10 @@ class SpeculativeBatch(DecodeBatch):
             write_i64_le(found, tokens[column + i] - size)
             write_i64_le(found, num_drafts)
         return found.getvalue()
+
+    def drafts_alike(self) -> bool:
+        """Whether as many members draft a 1st, 2nd, .. token in all steps to come."""
+        return not self._shifts
 
     def drafting_rows(self, num_steps: int) -> list[list[int]]:
         """Count the members for which a 1st, 2nd, .. token is drafted in each of the next steps."""
@@ -336,8 +344,8 @@ class SpeculativeBatch(DecodeBatch):
 
     def blocks_per_step(self, k: int) -> list[int]:
         """Count the new blocks of each of the next `k` steps."""
-        column = self.steps - self._base
-        return self._blocks[column : column + k]
+        column, blocks = self.steps - self._base, self._blocks
+        return [blocks[i] for i in range(column, column + k)]
 
     def steps_within(self, free_blocks: int, at_most: int) -> int:
         """Return how many of the next steps `free_blocks` more blocks can carry.

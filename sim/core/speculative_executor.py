@@ -24,7 +24,15 @@ class Acceptance(Protocol):
 
 
 class Drafter(Protocol):
-    """What making drafts takes."""
+    """What making drafts takes.
+
+    Attributes
+    ----------
+    reads_contexts : bool
+        Whether it depends on contexts, and so on who has how many tokens; else on rows alone.
+    """
+
+    reads_contexts: bool
 
     def step_ns(
         self, verified: BatchShape, drafts: int, rows: list[int], met_tokens: Sequence[int] = ()
@@ -79,11 +87,12 @@ class SpeculativeExecutor(SimExecutor):
         self._config = config
         self._acceptance = acceptance
         self._drafter = drafter
+        self._drafts_read_contexts = drafter.reads_contexts
         self._outcomes: dict[int, Outcome] = {}
         # The first of the steps priced last, and all of them if there are several.
         self._first = BatchShape(0, 0, 0)
         self._drafts = 0
-        self._rows: list[int] = []
+        self._decodes: SpeculativeBatch | None = None
         self._priced: UnevenSteps | None = None
 
     def add(self, request: Request, output_tokens: int) -> None:
@@ -118,16 +127,19 @@ class SpeculativeExecutor(SimExecutor):
     def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
         assert isinstance(decodes, SpeculativeBatch)
         drafts, pricing, drafter = shape.draft_tokens, self.pricing, self._drafter
-        rows = decodes.drafting_rows(num_steps) if shape.num_decodes else [[]]
         self._first = first = shape.verification()
-        self._drafts, self._rows = drafts, rows[0]
-        self._priced = None
+        self._drafts, self._decodes = drafts, decodes
         if num_steps == 1:
-            return [pricing.step_ns(first, 1)[0] + drafter.step_ns(first, drafts, rows[0])]
+            self._priced = None
+            rows = decodes.drafting_rows(1)[0] if shape.num_decodes else []
+            return [pricing.step_ns(first, 1)[0] + drafter.step_ns(first, drafts, rows)]
         self._priced = steps = decodes.uneven(first, num_steps)
         verifying_ns = pricing.uneven_ns(steps)
-        drafting_ns = drafter.uneven_ns(steps, drafts, rows)
-        return [verifying_ns[i] + drafting_ns[i] for i in range(num_steps)]
+        if self._drafts_read_contexts or not decodes.drafts_alike():
+            drafting_ns = drafter.uneven_ns(steps, drafts, decodes.drafting_rows(num_steps))
+            return [verifying_ns[i] + drafting_ns[i] for i in range(num_steps)]
+        each_ns = drafter.step_ns(first, drafts, decodes.drafting_rows(1)[0])
+        return [step_ns + each_ns for step_ns in verifying_ns]
 
     def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
         self._last_num_steps = num_steps
@@ -150,11 +162,18 @@ class SpeculativeExecutor(SimExecutor):
     def pass_tokens(self) -> list[int]:
         """Return the new tokens of each pass: the model's, then those of its drafter."""
         first = self._first
-        return [first.num_new_tokens, *self._drafter.pass_tokens(first, self._rows)]
+        return [first.num_new_tokens, *self._drafter.pass_tokens(first, self._rows())]
+
+    def _rows(self) -> list[int]:
+        """Return for how many requests a 1st, 2nd, .. token is drafted in the step priced last."""
+        decodes = self._decodes
+        return (
+            decodes.drafting_rows(1)[0] if decodes is not None and self._first.num_decodes else []
+        )
 
     def longer_among_ns(self, met_tokens: Sequence[int]) -> int:
         """Return how much longer the step executed last takes where experts are shared."""
-        first, drafts, rows = self._first, self._drafts, self._rows
+        first, drafts, rows = self._first, self._drafts, self._rows()
         step_ns, drafter = self.pricing.step_ns, self._drafter
         self.pricing.meet(first, met_tokens[0])
         among = replace(first, gathered_tokens=met_tokens[0])

@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,16 @@ from schedlab.sim.core.track import Outcome
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Request
 
-_Raw = npt.NDArray[np.uint64]
+_Raw = npt.NDArray[np.unsignedinteger]
+
+_REQUESTS: Final = 16
+_PLACES: Final = 512
+"""For so many requests with successive numbers, and so many places of their answers, numbers are
+drawn at once: numpy is called so much less often that those nobody comes to are cheap."""
+
+_LOTS_KEPT: Final = 256
+_WARM_UP: Final = 16
+"""Numbers dropped so that the keys of lots, which are alike, are mixed; its author takes 12."""
 
 
 class DrawnAcceptance:
@@ -43,9 +52,9 @@ class DrawnAcceptance:
     Notes
     -----
     The token at place i of an answer is accepted as the j-th of a draft if ``u_i < rate_j``, where
-    u_i is the i-th number of a counter-based generator (Philox) with the key (seed, request). So it
-    depends neither on the schedule, nor on how many tokens were drafted before, nor on who else
-    runs. With one rate a for all, a verification of k tokens yields in the mean
+    u_i is a number of its own, of 32 bits, drawn by seed, request and place (SFC64, keyed by seed
+    and lot). So it depends neither on the schedule, nor on how many tokens were drafted before, nor
+    on who else runs. With one rate a for all, a verification of k tokens yields in the mean
     ``(1 - a^(k+1)) / (1 - a)`` (Leviathan et al., ICML 2023, equation 1).
     """
 
@@ -64,52 +73,79 @@ class DrawnAcceptance:
                 f"the spread of acceptance must be below {most:.3g}, the standard deviation of "
                 f"requests that accept all or nothing with a mean of {mean}; got {spread}"
             )
-        self._rates = [float(rate) for rate in rates]
-        self._below = [_raw(rate) for rate in self._rates]
+        self._num_rates = len(rates)
+        self._rates = np.array(rates, dtype=np.float64).reshape(-1, 1, 1)
+        self._below = _below(self._rates)
         self._spread = spread
-        key = (seed << 32 | zlib.crc32(b"acceptance")) & (1 << 64) - 1
-        self._rng = np.random.Generator(np.random.Philox(key=np.array([key, 0], dtype=np.uint64)))
+        # Of a lot of requests the blocks of places drawn so far: of each rate and request a bit for
+        # each place, the first one lowest, 1 where a token is right.
+        self._lots: dict[int, list[list[int]]] = {}
+        self._rng = np.random.Generator(np.random.SFC64(0))
         self._random_raw: Callable[[int], _Raw] = self._rng.bit_generator.random_raw
-        state: dict[str, Any] = dict(self._rng.bit_generator.state)
-        self._key: list[int] = [key, 0]
-        self._fresh = {
-            **state,
-            "state": {"counter": state["state"]["counter"].tolist(), "key": self._key},
-            "buffer": state["buffer"].tolist(),
-        }
+        key = (seed << 32 | zlib.crc32(b"acceptance")) & (1 << 64) - 1
+        self._key = [key, 0, 0, 1]
+        self._fresh = {**self._rng.bit_generator.state, "state": {"state": self._key}}
 
     def outcome(self, request: Request, output_tokens: int) -> Outcome:
         """Return what becomes of the drafts of a request with an answer of so many tokens."""
-        rng, below = self._rng, self._below
-        # To give a generator another key costs a fraction of making one, of lists still less.
-        self._key[1] = request.id
-        rng.bit_generator.state = self._fresh
+        lot, member = request.id // _REQUESTS, request.id % _REQUESTS
+        blocks = self._lots.get(lot)
+        if blocks is None:
+            if len(self._lots) == _LOTS_KEPT:
+                del self._lots[next(iter(self._lots))]
+            blocks = self._lots[lot] = []
+        while len(blocks) * _PLACES < output_tokens:
+            blocks.append(self._draw(lot, len(blocks)))
+        there = (1 << output_tokens) - 1
+        right: list[int] = []
+        for i in range(member, self._num_rates * _REQUESTS, _REQUESTS):
+            bits = 0
+            for j in range(len(blocks)):
+                bits |= blocks[j][i] << j * _PLACES
+            right.append(bits & there)
+        if len(right) == 1:
+            return _OneRate(right[0], output_tokens)
+        return _Rates(right, output_tokens)
+
+    def _draw(self, lot: int, block: int) -> list[int]:
+        """Draw which tokens are right at a block of places of a lot of requests."""
+        below = self._below
         if self._spread:
-            mean = self._rates[0]
+            mean = float(self._rates[0, 0, 0])
             weight = mean * (1 - mean) / self._spread**2 - 1
-            scale = rng.beta(mean * weight, (1 - mean) * weight) / mean
-            below = [_raw(min(rate * scale, 1.0)) for rate in self._rates]
-        draws = self._random_raw(output_tokens)
-        return _OneRate(draws < below[0]) if len(below) == 1 else _Rates(draws, below)
+            self._seek(lot, 0)
+            scale = self._rng.beta(mean * weight, (1 - mean) * weight, (_REQUESTS, 1)) / mean
+            below = _below(np.minimum(self._rates * scale, 1.0))
+        self._seek(lot, 1 + block)
+        drawn = self._random_raw(_REQUESTS * _PLACES // 2)
+        numbers = drawn.view(np.uint32).reshape(_REQUESTS, _PLACES)
+        bits = np.packbits(numbers < below, bitorder="little").tobytes()
+        size = _PLACES // 8
+        return [int.from_bytes(bits[i : i + size], "little") for i in range(0, len(bits), size)]
+
+    def _seek(self, lot: int, what: int) -> None:
+        """Let the generator go on where nothing else of the lot, and of others, is drawn."""
+        self._key[1:3] = lot, what
+        # To give it another state costs a fraction of making one, of a list still less.
+        self._rng.bit_generator.state = self._fresh
+        self._random_raw(_WARM_UP)
 
 
-def _raw(rate: float) -> _Raw:
-    """Return the number of 64 bits below which a generator's are drawn at a rate.
-
-    A number in [0, 1) is the highest 53 of such bits. To compare them as they are is sooner done
-    than to make floating-point numbers of them first.
-    """
-    number = math.ceil(rate * 2**53) << 11
-    return np.array(number, dtype=np.uint64 if number < 2**64 else object)
+def _below(rates: npt.NDArray[np.float64]) -> _Raw:
+    """Return the numbers of 32 bits below which those drawn are at some rates."""
+    numbers = np.ceil(rates * 2.0**32)
+    return numbers.astype(np.uint32 if numbers.max() < 2**32 else np.uint64)
 
 
 class _OneRate:
     """What becomes of the drafts of one request that are right as often at every place."""
 
-    __slots__ = ("_right",)
+    __slots__ = ("_num_places", "_right")
 
-    def __init__(self, right: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, right: int, num_places: int) -> None:
+        # A bit for each place. Behind the end, where eight are looked at, nothing is right.
         self._right = right
+        self._num_places = num_places
 
     def verify(self, place: int, most: int) -> tuple[int, int]:
         """Draft `most` tokens; see `Outcome`. Tokens behind the end of the answer are rejected."""
@@ -121,14 +157,15 @@ class _OneRate:
         found, behind = _table(most)
         bursts = BytesWriter()
         # Eight places at once. Where there are none, behind the end, tokens are wrong.
-        eights = np.packbits(self._right[place : stop + most]).tobytes()
+        eights = (self._right >> place).to_bytes(self._num_places // 8 + 1, "little")
+        count: i64 = (min(stop + most, self._num_places) - place + 7) // 8
         begun: i64 = 0
         i: i64
-        for i in range(len(eights)):
+        for i in range(count):
             at: i64 = begun << 8 | eights[i]
             bursts.write(found[at])
             begun = behind[at]
-        end = place + 8 * len(eights)
+        end = place + 8 * count
         if begun:
             bursts.append(begun + 1)
             end += 1
@@ -145,7 +182,7 @@ def _table(most: int) -> tuple[list[bytes], bytes]:
     """Return what becomes of eight places where so many tokens are drafted.
 
     An index is the number of tokens that were right before those places in the same verification,
-    and behind it a bit for each place, the first one highest: 1 where a token is right.
+    and behind it a bit for each place, the first one lowest: 1 where a token is right.
 
     Returns
     -------
@@ -158,7 +195,7 @@ def _table(most: int) -> tuple[list[bytes], bytes]:
     for begun in range(most + 1):
         for eight in range(256):
             bursts, tokens = BytesWriter(), begun
-            for bit in range(7, -1, -1):
+            for bit in range(8):
                 tokens += 1
                 if tokens > most or not eight >> bit & 1:
                     bursts.append(tokens)
@@ -173,10 +210,10 @@ class _Rates:
 
     __slots__ = ("_right",)
 
-    def __init__(self, draws: _Raw, below: list[_Raw]) -> None:
+    def __init__(self, right: list[int], num_places: int) -> None:
         # Of each place, whether it is right as the 1st, 2nd, .. of a draft. Nothing is, behind the
         # end.
-        self._right = [(draws < number).tobytes() + b"\0" for number in below]
+        self._right = [f"{bits:0{num_places + 1}b}"[::-1] for bits in right]
 
     def verify(self, place: int, most: int) -> tuple[int, int]:
         """Draft `most` tokens; see `Outcome`. Tokens behind the end of the answer are rejected."""
@@ -189,7 +226,7 @@ class _Rates:
         bursts = BytesWriter()
         while place < stop:
             tokens = 1
-            while tokens < longest and right[min(tokens - 1, last)][place + tokens - 1]:
+            while tokens < longest and right[min(tokens - 1, last)][place + tokens - 1] == "1":
                 tokens += 1
             place += tokens
             bursts.append(tokens)

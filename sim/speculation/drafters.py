@@ -28,6 +28,7 @@ class NgramDrafter:
 
     request_s: float
 
+    reads_contexts = False
     weight_bytes = 0
     kv_bytes_per_token = 0
     whole_kv_bytes_per_token = 0
@@ -74,6 +75,8 @@ class ModelDrafter:
     weight_bytes: int
     kv_bytes_per_token: int
     whole_kv_bytes_per_token: int
+
+    reads_contexts = True
 
     def step_ns(
         self, verified: BatchShape, drafts: int, rows: list[int], met_tokens: Sequence[int] = ()

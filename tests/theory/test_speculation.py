@@ -16,6 +16,8 @@ OUTPUT = 1000
 class DraftTime:
     """A drafter that takes the same time for each token of a draft."""
 
+    reads_contexts = False
+
     def __init__(self, ns):
         self.ns = ns
 
