@@ -377,11 +377,12 @@ class Engine:
 
     def _log_verifications(self, num_steps: int, num_decodes: int) -> None:
         """Write down what is drafted and accepted in the steps under way."""
+        if not num_decodes:
+            self.log.add_no_verifications(num_steps)
+            return
         batch = self.requests.decodes
         assert isinstance(batch, SpeculativeBatch)
-        self.log.add_verifications(
-            num_steps, batch.verifications(num_steps) if num_decodes else b""
-        )
+        batch.write_verifications(num_steps, self.log.verifications)
 
     def _advance_decodes(self, segment: Segment, num_decodes: int) -> list[int]:
         """Let every member of the decode batch step; return the blocks opened in each step."""

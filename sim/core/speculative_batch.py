@@ -116,8 +116,12 @@ class SpeculativeBatch(DecodeBatch):
         tokens, blocks = self._tokens, self._blocks
         one: i64 = sign
         i: i64
-        for i in range(first, last + 1):
-            tokens[at + i] += one * bursts[i]
+        if sign > 0:
+            for i in range(first, last + 1):
+                tokens[at + i] += bursts[i]
+        else:
+            for i in range(first, last + 1):
+                tokens[at + i] -= bursts[i]
         for i in reversed(track.openings):
             if i < first:
                 break
@@ -191,9 +195,10 @@ class SpeculativeBatch(DecodeBatch):
     def advance(self, num_steps: int) -> int:
         """Take steps of all members; return the tokens that came out."""
         column = self.steps - self._base
-        tokens_of_steps, tokens = self._tokens, 0
+        tokens_of_steps = self._tokens
+        tokens: int = tokens_of_steps[column]
         i: i64
-        for i in range(column, column + num_steps):
+        for i in range(column + 1, column + num_steps):
             tokens += tokens_of_steps[i]
         self._context_sum += tokens
         self.num_accepted += tokens - self.size * num_steps
@@ -219,21 +224,25 @@ class SpeculativeBatch(DecodeBatch):
             found.append(rows)
         return found
 
-    def verifications(self, num_steps: int) -> bytes:
-        """Return `VERIFICATION_COLUMNS` of the next steps, as `RunLog` keeps them."""
+    def write_verifications(self, num_steps: int, log: BytesWriter) -> None:
+        """Write `VERIFICATION_COLUMNS` of the next steps, as `RunLog` keeps them."""
         column: i64 = self.steps - self._base
         size: i64 = self.size
-        found, tokens = BytesWriter(), self._tokens
+        tokens = self._tokens
         drafts, num_drafts = self._drafts, self._rows[0]
         rows = self._rows_ahead(num_steps) if self._shifts else []
         i: i64
         for i in range(num_steps):
             if rows:
                 drafts, num_drafts = sum(rows[i]), rows[i][0]
-            write_i64_le(found, drafts)
-            write_i64_le(found, tokens[column + i] - size)
-            write_i64_le(found, num_drafts)
-        return found.getvalue()
+            write_i64_le(log, drafts)
+            write_i64_le(log, tokens[column + i] - size)
+            write_i64_le(log, num_drafts)
+
+    @property
+    def rows_next_step(self) -> list[int]:
+        """Members for which a 1st, 2nd, .. token is drafted in the next step."""
+        return self._rows
 
     def drafts_alike(self) -> bool:
         """Whether as many members draft a 1st, 2nd, .. token in all steps to come."""
@@ -345,6 +354,8 @@ class SpeculativeBatch(DecodeBatch):
     def blocks_per_step(self, k: int) -> list[int]:
         """Count the new blocks of each of the next `k` steps."""
         column, blocks = self.steps - self._base, self._blocks
+        if k == 1:
+            return [blocks[column]]
         return [blocks[i] for i in range(column, column + k)]
 
     def steps_within(self, free_blocks: int, at_most: int) -> int:

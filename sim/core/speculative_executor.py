@@ -131,14 +131,14 @@ class SpeculativeExecutor(SimExecutor):
         self._drafts, self._decodes = drafts, decodes
         if num_steps == 1:
             self._priced = None
-            rows = decodes.drafting_rows(1)[0] if shape.num_decodes else []
+            rows = decodes.rows_next_step if shape.num_decodes else []
             return [pricing.step_ns(first, 1)[0] + drafter.step_ns(first, drafts, rows)]
         self._priced = steps = decodes.uneven(first, num_steps)
         verifying_ns = pricing.uneven_ns(steps)
         if self._drafts_read_contexts or not decodes.drafts_alike():
             drafting_ns = drafter.uneven_ns(steps, drafts, decodes.drafting_rows(num_steps))
             return [verifying_ns[i] + drafting_ns[i] for i in range(num_steps)]
-        each_ns = drafter.step_ns(first, drafts, decodes.drafting_rows(1)[0])
+        each_ns = drafter.step_ns(first, drafts, decodes.rows_next_step)
         return [step_ns + each_ns for step_ns in verifying_ns]
 
     def _carried_out(self, shape: BatchShape, num_steps: int) -> None:

@@ -58,6 +58,11 @@ class RunLog:
         Whether decode steps verify drafts, so that each may yield several tokens of a request.
     num_stages : int
         Stages of the pipeline that steps pass; 1 = there is none.
+
+    Attributes
+    ----------
+    verifications : BytesWriter
+        `VERIFICATION_COLUMNS` of steps, 8 bytes each: who verifies drafts writes them there.
     """
 
     def __init__(
@@ -75,7 +80,7 @@ class RunLog:
         self._durations_ns = BytesWriter()
         self._new_blocks = BytesWriter()
         self._stints = BytesWriter()
-        self._verifications = BytesWriter()
+        self.verifications = BytesWriter()
         self._bursts = BytesWriter()
         self._stages = array("q")
         self._evictions = array("q")
@@ -163,9 +168,9 @@ class RunLog:
         """Record how many tokens each decode step of the stint added last yielded."""
         self._bursts.write(tokens)
 
-    def add_verifications(self, num_steps: int, numbers: bytes) -> None:
-        """Record `VERIFICATION_COLUMNS` of steps, 8 bytes each, or none if nobody decoded."""
-        self._verifications.write(numbers or bytes(num_steps * _VERIFICATION_BYTES))
+    def add_no_verifications(self, num_steps: int) -> None:
+        """Record that nobody decoded in steps of an engine with drafts."""
+        self.verifications.write(bytes(num_steps * _VERIFICATION_BYTES))
 
     def add_stages(self, stages_ns: list[int]) -> None:
         """Record what each stage of the pipeline spent on the step that is added next."""
@@ -189,9 +194,9 @@ class RunLog:
         self._spill_table("new_blocks", self._new_blocks, 1)
         self._spill_table("stints", self._stints, len(STINT_COLUMNS))
         if self.speculates:
-            self._spill_table("verifications", self._verifications, len(VERIFICATION_COLUMNS))
+            self._spill_table("verifications", self.verifications, len(VERIFICATION_COLUMNS))
             self._spill_table("bursts", self._wide_bursts(), 1)
-            self._verifications, self._bursts = BytesWriter(), BytesWriter()
+            self.verifications, self._bursts = BytesWriter(), BytesWriter()
         if self.num_stages > 1:
             self._spill_table("stages", self._stages, self.num_stages)
             self._stages = array("q")
@@ -263,7 +268,7 @@ class RunLog:
                 self._spool("new_blocks", self._new_blocks),
                 self.block_size,
                 self.grows,
-                self._spool("verifications", self._verifications) if self.speculates else None,
+                self._spool("verifications", self.verifications) if self.speculates else None,
                 self._spool("stages", self._stages) if self.num_stages > 1 else None,
             )
             return self._steps
@@ -273,7 +278,7 @@ class RunLog:
             _matrix(self._new_blocks, 1)[:, 0],
             self.block_size,
             self.grows,
-            verifications=_matrix(self._verifications, len(VERIFICATION_COLUMNS))
+            verifications=_matrix(self.verifications, len(VERIFICATION_COLUMNS))
             if self.speculates
             else None,
             stages=_matrix(self._stages, self.num_stages) if self.num_stages > 1 else None,
