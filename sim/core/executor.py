@@ -178,18 +178,30 @@ class _Answer:
         Whether all of it comes out here, even where of others one token does.
     due_step : int
         The count of decode steps at which it is complete; -1 while nobody knows.
+    listed_step : int
+        The count of decode steps at which it is looked at next: then, or sooner; -1 if at none.
+    turn : int
+        Answers that are complete at the same step end in the order of this.
     state : RequestState or None
         The request, once it decodes.
     """
 
-    __slots__ = ("due_step", "is_whole", "length", "output_tokens", "state")
+    __slots__ = (
+        "due_step", "is_whole", "length", "listed_step", "output_tokens", "state", "turn",
+    )  # fmt: skip
 
     def __init__(self, output_tokens: int, max_tokens: int) -> None:
         self.output_tokens = output_tokens
         self.length = output_tokens if output_tokens < max_tokens else max_tokens
         self.is_whole = False
         self.due_step = -1
+        self.listed_step = -1
+        self.turn = -1
         self.state: RequestState | None = None
+
+
+def _turn(answer: _Answer) -> int:
+    return answer.turn
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -222,10 +234,12 @@ class SimExecutor(Executor):
         self._last_shape = BatchShape(0, 0, 0)
         self._last_num_steps = 0
         self._answers: dict[int, _Answer] = {}
-        # Answers by the count of decode steps at which they are complete. Entries of requests that
-        # left the batch meanwhile are recognised by their step and dropped when met.
+        # Answers by the count of decode steps at which they are looked at next. Whoever was paused
+        # meanwhile is complete later and listed anew when met, not each time that it goes on; who
+        # is out of the batch is dropped, until it joins again.
         self._due: dict[int, list[_Answer]] = {}
         self._due_steps: list[int] = []
+        self._num_turns = 0
         self._last_step_ns = 1
         self._first_step_ns = int(pricing.overhead.first_step_s * 1e9 + 0.5)
 
@@ -248,20 +262,29 @@ class SimExecutor(Executor):
 
     def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
         """Schedule the ends of requests on the clock of the decode batch."""
-        answers, due_at, steps = self._answers, self._due, decodes.steps
+        answers, steps, turn = self._answers, decodes.steps, self._num_turns
         for state, left in zip(states, self._steps_left(states), strict=True):
             answer = answers[state.id]
             answer.state = state
             step = steps + left
-            if answer.due_step == step:
-                continue
-            answer.due_step = step
-            due = due_at.get(step)
-            if due is None:
-                due_at[step] = [answer]
-                heappush(self._due_steps, step)
-            else:
-                due.append(answer)
+            if answer.due_step != step:
+                answer.due_step = step
+                answer.turn = turn
+                turn += 1
+            listed_step = answer.listed_step
+            if listed_step < 0 or listed_step > step:
+                self._list(answer)
+        self._num_turns = turn
+
+    def _list(self, answer: _Answer) -> None:
+        """Let an answer be looked at when it is complete."""
+        answer.listed_step = step = answer.due_step
+        due = self._due.get(step)
+        if due is None:
+            self._due[step] = [answer]
+            heappush(self._due_steps, step)
+        else:
+            due.append(answer)
 
     def look_ahead(self, state: RequestState) -> None:
         """Refuse: see `SpeculativeExecutor`."""
@@ -371,14 +394,19 @@ class SimExecutor(Executor):
             heappop(self._due_steps)
             del self._due[step]
             for answer in due:
-                if answer.due_step == step:
-                    answer.due_step = -1
+                if answer.listed_step != step:
+                    continue
+                state = answer.state
+                if state is not None and state._batch is decodes:
+                    self._list(answer)
+                else:
+                    answer.listed_step = answer.due_step = -1
 
     def _due_in(self, decodes: DecodeBatch, step: int) -> list[RequestState]:
         due = self._due[step]
         if len(due) > 1:
             # A request that left and came back may be listed twice at one step.
-            due = list(dict.fromkeys(due))
+            due = sorted(dict.fromkeys(due), key=_turn)
         found: list[RequestState] = []
         for answer in due:
             state = answer.state
