@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from schedlab.policies.deadlines import due_by
-from schedlab.policies.preemption import (
-    Place,
-    grant_all_decodes,
-    grant_or_preempt,
-)
+from schedlab.policies.preemption import Place, grant_or_preempt
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -64,6 +60,7 @@ class LastMoments:
     def note_tokens(
         self,
         plan: BatchPlan,
+        decoded: Collection[RequestState] | None,
         view: EngineView,
         now_ns: int,
         target_ns: int,
@@ -74,7 +71,9 @@ class LastMoments:
         Parameters
         ----------
         plan : BatchPlan
-            What was executed; where it does not list its decodes, all who decode took part.
+            What was executed.
+        decoded : collection of RequestState, or None
+            See `decoded_by`.
         view : EngineView
             The engine after it.
         now_ns, target_ns : int
@@ -83,17 +82,15 @@ class LastMoments:
             The times of those who have their own.
         """
         dates_ns, date_ns = self.dates_ns, now_ns + target_ns
-        decodes: Collection[RequestState] | None = plan.decodes
-        is_simple = not own_targets_ns and self.none_before_ns > 0 and not _may_return(view)
-        if decodes is None and is_simple:
-            # Nobody else needs a time: nobody came who is due, prompts get theirs when complete.
-            self.others_ns = self.none_before_ns = date_ns
-            if dates_ns:
-                dates_ns.clear()
-            return
-        decoded = view.running if decodes is None else decodes
-        if plan.chunks:
-            decoded = [*decoded, *[state for state, _ in plan.chunks if state.is_decoding]]
+        if decoded is None:
+            if not own_targets_ns and self.none_before_ns > 0 and not _may_return(view):
+                # Nobody else needs a time: nobody came who is due, prompts get theirs when
+                # complete.
+                self.others_ns = self.none_before_ns = date_ns
+                if dates_ns:
+                    dates_ns.clear()
+                return
+            decoded = view.running
         dates_ns.update(dict.fromkeys(decoded, date_ns))
         if own_targets_ns:
             for state in decoded:
@@ -102,6 +99,14 @@ class LastMoments:
         served, later_ns = self._after_plan
         before_ns = later_ns if served is plan else self.none_before_ns
         self.none_before_ns = min(before_ns, date_ns) if decoded else before_ns
+
+
+def decoded_by(plan: BatchPlan) -> Collection[RequestState] | None:
+    """Return who decodes after a step and has a token of it, or None if all who decode have."""
+    decodes = plan.decodes
+    if decodes is None or not plan.chunks:
+        return decodes
+    return (*decodes, *[state for state, _ in plan.chunks if state.is_decoding])
 
 
 def _may_return(view: EngineView) -> bool:
@@ -130,13 +135,12 @@ def plan_at_last_moment(
     token_budget, max_decodes : int
         Tokens and decodes of a step.
     """
-    prefilling, waiting = view.prefilling, view.waiting
-    idle = not (len(prefilling) or len(waiting) or view.num_paused)
-    if idle and len(view.running) <= min(max_decodes, token_budget):
-        if view.config.num_speculative_tokens:  # of their drafts not all may fit
-            fits = builder.grant_all(view.running)
-        else:
-            fits = grant_all_decodes(view.running, builder, view)
+    prefilling, waiting, num_decodes = view.prefilling, view.waiting, view.num_decodes
+    by_name = view.config.num_speculative_tokens > 0  # of all drafts not all may fit
+    if not (prefilling or len(waiting) or view.num_paused) and num_decodes <= min(
+        max_decodes, token_budget, builder.tokens_left, builder.rows_left
+    ):
+        fits = builder.grant_all(view.running) if by_name else builder.grant_decodes()
         if fits:
             return builder.build(max_steps=FOREVER)  # it matters to nobody who is due
     now_ns = view.now_ns
@@ -144,39 +148,48 @@ def plan_at_last_moment(
     if moments.none_before_ns <= now_ns or _may_return(view):
         critical = moments.due_by(view.decoding, now_ns)
     floor = max(builder.tokens_left - token_budget, 0)
-    paused = list(prefilling)
-
-    num_decodes = num_critical = 0
+    num_served = num_critical = 0
     if critical:
-        num_decodes = _decode(critical, max_decodes, paused, view, builder, floor, moments)
-        num_critical = num_decodes
-    for state in tuple(paused):
-        if builder.tokens_left > floor and builder.grant(state, builder.tokens_left - floor):
-            paused.remove(state)
-    # Who was evicted in this step is back in the queue of the original, and does not fit: only
-    # those before it in the order may take the memory it left.
-    first_gone = min([place(state) for state in builder.preempted], default=None)
-    for state in waiting:
-        left = builder.tokens_left - floor
-        overtakes = first_gone is not None and place(state) > first_gone
-        if left < 1 or overtakes or not builder.grant(state, left):
+        num_critical = num_served = _decode(
+            critical, max_decodes, view, builder, floor, moments, by_name
+        )
+    gone = builder.preempted
+    is_blocked = not num_decodes
+    for state in prefilling:
+        if builder.tokens_left <= floor:
             break
-    if builder.tokens_left > floor and builder.rows_left and len(critical) < view.num_decodes:
-        others = view.decoding
-        if critical:
-            served = set(critical)
-            others = [state for state in others if state not in served]
-        room = max_decodes - num_decodes
-        num_decodes += _decode(others, room, paused, view, builder, floor, moments)
-    if paused and not builder.preempted and len(paused) == len(view.running):
+        if state not in gone and builder.grant(state, builder.tokens_left - floor):
+            is_blocked = False
+    if len(waiting) and builder.tokens_left > floor:
+        # Who was evicted in this step is back in the queue of the original, and does not fit: only
+        # those before it in the order may take the memory it left.
+        first_gone = min(map(place, gone)) if gone else None
+        for state in waiting:
+            left = builder.tokens_left - floor
+            overtakes = first_gone is not None and place(state) > first_gone
+            if left < 1 or overtakes or not builder.grant(state, left):
+                break
+            by_name = by_name or state.next_is_decode  # who comes back granted one already
+    room = min(max_decodes - num_served, builder.tokens_left - floor, builder.rows_left)
+    if room > 0 and len(critical) < num_decodes:
+        if (
+            not (critical or by_name) and num_decodes <= room and builder.grant_decodes()
+        ):  # without a look at them
+            num_served = num_decodes
+        else:
+            due = set(critical)
+            others = [state for state in view.decoding if state not in due]
+            room = max_decodes - num_served
+            num_served += _decode(others, room, view, builder, floor, moments, True)
+    if is_blocked and prefilling and not gone:
         # Prompts under way block each other for memory; the original reserves them whole.
-        builder.preempt(paused[-1])
+        builder.preempt(list(prefilling)[-1])
     # Which decodes are due changes with time: it changes nothing only while all of them run
     # and nobody has a prompt to go before them.
-    all_run = num_decodes == view.num_decodes
-    may_prefill = len(prefilling) or (len(waiting) and builder.residents_left)
+    all_run = num_served == num_decodes
+    may_prefill = prefilling or (len(waiting) and builder.residents_left)
     plan = builder.build(max_steps=FOREVER if all_run and not may_prefill else 1)
-    if critical and num_critical == len(critical) and not builder.preempted:
+    if critical and num_critical == len(critical) and not gone:
         moments.serves_due(plan)
     return plan
 
@@ -184,29 +197,39 @@ def plan_at_last_moment(
 def _decode(
     states: list[RequestState],
     room: int,
-    paused: list[RequestState],
     view: EngineView,
     builder: PlanBuilder,
     floor: int,
     moments: LastMoments,
+    by_name: bool,
 ) -> int:
-    """Grant up to `room` of some decodes, those due first before others, and count them."""
+    """Grant up to `room` of some decodes, those due first before others, and count them.
+
+    Where these are all that decode, the plan lists them only if it must.
+    """
     if len(states) > room:
         states = moments.in_order(states)[:room]
-    if not states:
-        return 0
-    fits = len(states) <= builder.tokens_left - floor
-    if view.config.num_speculative_tokens:  # of their drafts not all may fit
-        fits = fits and builder.grant_all(states)
-    else:
-        fits = fits and grant_all_decodes(states, builder, view)
-    if fits:
-        return len(states)
+    first = states
+    if not view.config.num_speculative_tokens:
+        most = min(builder.tokens_left - floor, builder.rows_left)
+        if len(states) > most:
+            first = moments.in_order(states)[:most]
+    elif len(states) > builder.tokens_left - floor:
+        first = []
+    if first:
+        everyone = not by_name and len(first) == view.num_decodes
+        if builder.grant_decodes() if everyone else builder.grant_all(first):
+            return len(first)
+    prompts = [
+        state
+        for state in view.prefilling
+        if state not in builder.preempted and not builder.serves(state)
+    ]
     granted = 0
     for state in moments.in_order(states):
         if builder.tokens_left <= floor or builder.rows_left < 1:
             break
-        victims = [state, *paused]
+        victims = [state, *prompts]
         granted += grant_or_preempt(builder, state, victims)
-        paused[:] = [victim for victim in victims if victim is not state]
+        prompts = [victim for victim in victims if victim is not state]
     return granted

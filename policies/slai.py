@@ -2,7 +2,7 @@
 
 import math
 
-from schedlab.policies.last_moment import LastMoments, plan_at_last_moment
+from schedlab.policies.last_moment import LastMoments, decoded_by, plan_at_last_moment
 from schedlab.policies.policy import Policy
 from schedlab.policies.registry import register
 from schedlab.sim.core.plan import BatchPlan
@@ -110,14 +110,16 @@ class SLAI(Policy):
         """Set the last schedulable time of everyone who got a token."""
         self._busy_ns += now_ns - plan.start_ns
         self._num_steps += num_steps
-        offset, view = self.offset, self._view
-        if self.dynamic_offset:
-            used = 1.0 - view.free_blocks / view.num_blocks
-            offset = 5 if used < self.memory_limit else 10
-        safety_ns = offset * self._busy_ns // self._num_steps
-        target_ns, own_ns = round(self.tbt_s * 1e9), self._own_targets_ns
         moments = self._moments
-        moments.note_tokens(plan, view, now_ns - safety_ns, target_ns, own_ns)
+        decoded = decoded_by(plan)
+        if decoded is None or decoded:
+            offset, view = self.offset, self._view
+            if self.dynamic_offset:
+                used = 1.0 - view.free_blocks / view.num_blocks
+                offset = 5 if used < self.memory_limit else 10
+            safety_ns = offset * self._busy_ns // self._num_steps
+            target_ns, own_ns = round(self.tbt_s * 1e9), self._own_targets_ns
+            moments.note_tokens(plan, decoded, view, now_ns - safety_ns, target_ns, own_ns)
         if self._gone:  # of whom the plan still tells
             for state in self._gone:
                 moments.dates_ns.pop(state, None)
@@ -133,10 +135,10 @@ class SLAI(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Plan critical decodes, prompts under way, new prompts, other decodes."""
-
-        def place(state: RequestState) -> tuple[int, int, int, int]:
-            return (*self.key(state, view.now_ns), state.request.arrival_ns, state.id)
-
         return plan_at_last_moment(
-            view, builder, self._moments, place, self.token_budget, self.max_decodes
+            view, builder, self._moments, self._place, self.token_budget, self.max_decodes
         )
+
+    def _place(self, state: RequestState) -> tuple[int, int, int, int]:
+        """Return where a request stands in the order of new prompts, ties broken."""
+        return (*self.key(state, self._view.now_ns), state.request.arrival_ns, state.id)
