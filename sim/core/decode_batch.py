@@ -65,7 +65,10 @@ class DecodeBatch:
         self.size = len(members)
 
     def leave_all(self, states: Collection[RequestState]) -> None:
-        """Take members out; their counters become absolute again. Without drafts."""
+        """Take members out, each once; their counters become absolute again. Without drafts."""
+        if len(states) == self.size:
+            self._leave_empty()
+            return
         steps, members, phases, size = self.steps, self.members, self._phases, self.block_size
         most, least, removed = self._most, self._least, 0
         for state in states:
@@ -83,6 +86,18 @@ class DecodeBatch:
         self._most, self._least = most, least
         self._offset_sum -= removed
         self.size = len(members)
+
+    def _leave_empty(self) -> None:
+        """Take all members out: what is counted of them begins anew."""
+        steps = self.steps
+        for state in self.members.values():
+            state._computed += steps
+            state._generated += steps
+            state._batch = None
+        self.members.clear()
+        self._most = self._least = None
+        self._offset_sum = self.size = 0
+        self._phases = [0] * self.block_size
 
     @property
     def context_sum_tokens(self) -> int:

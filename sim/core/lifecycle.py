@@ -350,9 +350,9 @@ class Lifecycle(Departures):
                 self._leave_decodes(state)
                 paused[state.id] = state
             return
+        log.add_stints(states, batch.steps)
         batch.leave_all(states)
         for state in states:
-            log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
             state._entry_ns = -1
             paused[state.id] = state
 
@@ -364,8 +364,11 @@ class Lifecycle(Departures):
                 del paused[state.id]
                 self._join_decodes(state)
             return
-        for state in states:
-            del paused[state.id]
+        if len(states) == len(paused):
+            paused.clear()
+        else:
+            for state in states:
+                del paused[state.id]
         executor.joined(states, batch)
         batch.join_all(states)
 

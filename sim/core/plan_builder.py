@@ -165,12 +165,15 @@ class PlanBuilder(StepLedger):
             raise InfeasiblePlan("grant_all() would grant a request tokens twice in one step")
         members = batch.members
         is_few = 2 * num_decodes < len(members)
+        is_compared = not is_few
         need = 0 if is_few else batch.blocks_next_step()
         left: list[RequestState] = []
         others: Collection[RequestState] = ()
         if is_few or self.preempted or chosen.keys() != members.keys():
             if is_few:
                 others = decodes
+                if not any([state._batch is batch for state in decodes]):
+                    left, is_compared = list(members.values()), True
             else:
                 # From who decoded last on: plans change few of them, and a member decodes.
                 left = [state for i, state in members.items() if i not in chosen]
@@ -192,7 +195,7 @@ class PlanBuilder(StepLedger):
             granted.update(chosen)
         else:
             self._decodes = chosen
-            if not is_few:
+            if is_compared:
                 self._num_compared = num_decodes
                 self._left, self._joining = left, list(others)
         self.tokens_left -= tokens

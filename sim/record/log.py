@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -163,6 +164,17 @@ class RunLog:
             write_i64_le(row, entry_ns)
             write_i64_le(row, first)
             write_i64_le(row, last)
+
+    def add_stints(self, states: Collection[RequestState], last: int) -> None:
+        """Record the tokens that members of the decode batch got, up to the step before `last`."""
+        row = self._stints
+        for state in states:  # as `add_stint`, written out: many come and go
+            entry_ns, first = state._entry_ns, state._stint_start
+            if last > first or entry_ns >= 0:
+                write_i64_le(row, state.id)
+                write_i64_le(row, entry_ns)
+                write_i64_le(row, first)
+                write_i64_le(row, last)
 
     def add_bursts(self, tokens: bytes) -> None:
         """Record how many tokens each decode step of the stint added last yielded."""
