@@ -129,7 +129,9 @@ class NestedWait(Policy):
         else:
             flows = [in_order(rates[i:]) for i in range(len(stages))]
             total = in_order(map(mul, stages, flows))
-        self._limits = limits = []
-        for num_stages, flow in zip(stages, flows, strict=True):
-            share = self.total_limit * num_stages * flow / total
-            limits.append((int(share) or 1, math.ceil(share / num_stages)))
+        most = self.total_limit
+        shares = [most * count * flow / total for count, flow in zip(stages, flows, strict=True)]
+        self._limits = [
+            (int(share) or 1, math.ceil(share / count))
+            for share, count in zip(shares, stages, strict=True)
+        ]

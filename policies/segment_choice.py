@@ -39,14 +39,23 @@ class Choice:
 
     __slots__ = ("is_whole", "num_chosen", "num_new", "steps", "taken", "timed_out", "until_ns")
 
-    def __init__(self) -> None:
-        self.taken: list[int] = []
-        self.is_whole = True
-        self.num_chosen = 0
-        self.num_new = 0
-        self.steps = FOREVER
-        self.until_ns = FOREVER
-        self.timed_out = -1
+    def __init__(
+        self,
+        taken: list[int],
+        is_whole: bool,
+        num_chosen: int,
+        num_new: int,
+        steps: int,
+        until_ns: int,
+        timed_out: int,
+    ) -> None:
+        self.taken = taken
+        self.is_whole = is_whole
+        self.num_chosen = num_chosen
+        self.num_new = num_new
+        self.steps = steps
+        self.until_ns = until_ns
+        self.timed_out = timed_out
 
 
 def choose(
@@ -73,7 +82,10 @@ def choose(
     """
     waiting, now_ns, edges = view.waiting, view.now_ns, segments.edges
     num_waiting, last = len(waiting), len(edges) - 1
-    choice = Choice()
+    taken: list[int] = []
+    is_whole, num_chosen, num_new = True, 0, 0
+    steps = until_ns = FOREVER
+    timed_out = -1
     can_come = num_waiting > 0
     for i, segment in enumerate(segments.each):
         limit, group = limits[i]
@@ -88,30 +100,30 @@ def choose(
             if i == 0 and gathered:
                 stalled_ns = min(stalled_ns, waiting.head.request.arrival_ns)
             if stalled_ns + timeout_ns > now_ns:
-                choice.until_ns = stalled_ns + timeout_ns
+                until_ns = stalled_ns + timeout_ns
                 break
-            choice.timed_out = i
+            timed_out = i
         if i == 0:
-            choice.num_new = places
+            num_new = places
             can_come = False
         num_taken = places if places < num_at_entry else num_at_entry
-        choice.taken.append(num_taken)
+        taken.append(num_taken)
         # Nobody is taken after them if they fill the segment, or were the last to come.
         if 0 < num_taken < room and (num_taken < gathered or can_come or not drain):
-            choice.steps = 1
-        choice.num_chosen += num_taken + num_inside
+            steps = 1
+        num_chosen += num_taken + num_inside
         if num_inside > group and segment.exceeds(group):
-            choice.num_chosen += len(segment.at_most(group)) - num_inside
-            choice.is_whole = False
-            choice.steps = 1
-        elif choice.steps > 1 and (num_inside or num_taken) and i < last:
+            num_chosen += len(segment.at_most(group)) - num_inside
+            is_whole = False
+            steps = 1
+        elif steps > 1 and (num_inside or num_taken) and i < last:
             # All move on together to the end of the segment.
             longest = segment.longest if num_inside else edges[i - 1]
             left = edges[i] - longest
-            if left < choice.steps:
-                choice.steps = left if left > 1 else 1
+            if left < steps:
+                steps = left if left > 1 else 1
         can_come = can_come or num_inside > 0 or num_at_entry > 0
-    return choice
+    return Choice(taken, is_whole, num_chosen, num_new, steps, until_ns, timed_out)
 
 
 def grant_chosen(
@@ -157,7 +169,10 @@ def grant_chosen(
 
 
 def _grant_changes(segments: Segments, choice: Choice, builder: PlanBuilder) -> bool:
-    """Grant the decodes chosen, by who of them did not decode last, and who did and is not."""
+    """Grant the decodes chosen, by who of them did not decode last, and who did and is not.
+
+    Of those who stay at an entry only who came there by the last plan can have decoded in it.
+    """
     but: list[RequestState] = []
     also: list[RequestState] = []
     taken = choice.taken
@@ -166,9 +181,10 @@ def _grant_changes(segments: Segments, choice: Choice, builder: PlanBuilder) -> 
         entry, runs = segment.entry, i < num_run
         if entry:
             num_taken = taken[i] if runs else 0
-            but += entry[num_taken:]
             if num_taken:
                 also += entry[:num_taken]
+            if segment.has_come:
+                but += entry[num_taken:]
         if runs and not segment.runs:
             also += segment.inside()
         elif segment.runs and not runs:

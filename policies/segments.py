@@ -34,10 +34,13 @@ class Segment:
         When all of them ran last; before the first step, the earliest of such times.
     runs : bool
         Whether they took part in the last plan that decoded.
+    has_come : bool
+        Whether somebody who took part in it has come to the entry since.
     """
 
     __slots__ = (
-        "_most_at_stage", "at_stage", "entry", "num_inside", "num_steps", "runs", "since_ns",
+        "_most_at_stage", "_since_ns_at_entry", "at_stage", "entry", "has_come", "num_inside",
+        "num_steps", "runs", "since_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -47,7 +50,9 @@ class Segment:
         self.num_steps = 0
         self.since_ns = FOREVER
         self.runs = False
-        self._most_at_stage = 0  # worked out when it is asked for; 0 if it is not
+        self.has_come = False
+        self._since_ns_at_entry = -1  # worked out when it is asked for; -1 if it is not
+        self._most_at_stage = 0  # more are at none; it may be too many
 
     @property
     def longest(self) -> int:
@@ -63,16 +68,50 @@ class Segment:
         else:
             there += states
         self.num_inside += len(states)
-        if self._most_at_stage and len(there) > self._most_at_stage:
+        if len(there) > self._most_at_stage:
             self._most_at_stage = len(there)
 
     def pass_from(self, stage: int) -> list[RequestState]:
         """Let those out who are at a stage."""
         states = self.at_stage.pop(stage - self.num_steps, [])
         self.num_inside -= len(states)
-        if len(states) == self._most_at_stage:
-            self._most_at_stage = 0
         return states
+
+    def wait(
+        self, states: list[RequestState], ran_ns: dict[RequestState, int], since_ns: int
+    ) -> None:
+        """Let requests wait at the entry that ran until now, and write down when that was."""
+        entry = self.entry
+        for state in states:
+            ran_ns[state] = since_ns
+            insort(entry, state, key=seat_number)
+        self.has_come = True
+        if self._since_ns_at_entry > since_ns:
+            self._since_ns_at_entry = since_ns
+
+    def take(self, count: int, stage: int) -> None:
+        """Let the first so many at the entry in, who are at a stage by now."""
+        self.put(self.entry[:count], stage)
+        del self.entry[:count]
+        self._since_ns_at_entry = -1
+
+    def remove_from_entry(self, state: RequestState) -> bool:
+        """Let one out who is at the entry; False if it is not."""
+        if state not in self.entry:
+            return False
+        self.entry.remove(state)
+        self._since_ns_at_entry = -1
+        return True
+
+    def since_ns_at_entry(self, ran_ns: dict[RequestState, int]) -> int:
+        """Return since when the first at the entry waits, or FOREVER.
+
+        A request waits since it ran last, or if it never did, had its seat.
+        """
+        if self._since_ns_at_entry < 0:
+            since_ns = [ran_ns.get(state, state.first_scheduled_ns) for state in self.entry]
+            self._since_ns_at_entry = min(since_ns, default=FOREVER)
+        return self._since_ns_at_entry
 
     def remove(self, state: RequestState, stage: int) -> bool:
         """Let one out who is at a stage; False if it is not."""
@@ -80,8 +119,6 @@ class Segment:
         there = self.at_stage.get(at, [])
         if state not in there:
             return False
-        if len(there) == self._most_at_stage:
-            self._most_at_stage = 0
         there.remove(state)
         if not there:
             del self.at_stage[at]
@@ -90,8 +127,8 @@ class Segment:
 
     def exceeds(self, group: int) -> bool:
         """Whether more of those inside, if any, are at a stage; prompts at stage 0 do not count."""
-        if not self._most_at_stage:
-            self._most_at_stage = max(map(len, self.at_stage.values()))
+        if self._most_at_stage > group:
+            self._most_at_stage = max(map(len, self.at_stage.values()), default=0)
         if self._most_at_stage <= group:
             return False
         here = self.num_steps
@@ -214,20 +251,19 @@ class Segments:
                 return False
             self._num_running -= len(each[0].pass_from(0))
         # From the last on, so that nobody is taken who comes to an entry only now.
-        last = len(each) - 1
+        ran_ns, last = self.ran_ns, len(each) - 1
         for i in range(last, -1, -1):
             segment = each[i]
+            segment.has_come = False
             segment.runs = i < num_run
             if i >= num_run:
                 continue
             segment.num_steps += num_steps
             segment.since_ns = now_ns
-            num_taken = taken[i]
-            if num_taken:
-                segment.put(segment.entry[:num_taken], edges[i - 1] + num_steps)
-                del segment.entry[:num_taken]
+            if taken[i]:
+                segment.take(taken[i], edges[i - 1] + num_steps)
             if i < last and edges[i] - segment.num_steps in segment.at_stage:
-                self._enter(i + 1, segment.pass_from(edges[i]), now_ns)
+                each[i + 1].wait(segment.pass_from(edges[i]), ran_ns, now_ns)
         return not new or self._let_in([s for s in new if s.status is RUNS], now_ns)
 
     def _let_in(self, new: list[RequestState], now_ns: int) -> bool:
@@ -241,19 +277,12 @@ class Segments:
             if state.num_output_tokens != 1:
                 return False
             if edges[0] == 1 and len(edges) > 1:
-                self._enter(1, [state], now_ns)
+                each[1].wait([state], self.ran_ns, now_ns)
             else:
                 each[0].put([state], 1)
         if prompts:
             each[0].put(prompts, 0)
         return True
-
-    def _enter(self, number: int, states: list[RequestState], now_ns: int) -> None:
-        """Let requests wait at the entry of a segment."""
-        entry, ran_ns = self.each[number].entry, self.ran_ns
-        for state in states:
-            ran_ns[state] = now_ns
-            insort(entry, state, key=seat_number)
 
     def _remove(self, state: RequestState, stage: int) -> bool:
         """Forget a request that ran at a stage; False if it was not there."""
@@ -265,10 +294,8 @@ class Segments:
         if slot >= 0:
             was_there = segment.remove(state, stage)
         else:
-            was_there = state in segment.entry
-            if was_there:
-                segment.entry.remove(state)
-                self._taken[number] -= 1
+            was_there = segment.remove_from_entry(state)
+            self._taken[number] -= was_there
         self._num_running -= was_there
         return was_there
 
@@ -321,17 +348,14 @@ class Segments:
             segment.since_ns = min(since_ns, default=FOREVER)
 
     def least_since_ns(self, first: int) -> int:
-        """Return since when the first in a segment, or in one behind it, waits; or FOREVER.
-
-        A request waits since it ran last, or if it never did, had its seat.
-        """
+        """Return since when the first in a segment, or in one behind it, waits; or FOREVER."""
         least_ns, ran_ns = FOREVER, self.ran_ns
         for i in range(first, len(self.each)):
             segment = self.each[i]
             if segment.num_inside and segment.since_ns < least_ns:
                 least_ns = segment.since_ns
-            for state in segment.entry:
-                since_ns = ran_ns.get(state, state.first_scheduled_ns)
+            if segment.entry:
+                since_ns = segment.since_ns_at_entry(ran_ns)
                 if since_ns < least_ns:
                     least_ns = since_ns
         return least_ns
@@ -342,9 +366,5 @@ class Segments:
         Who runs waits anew; who stays at an entry has waited as long as before. What is so of a
         segment is so of those before it, which wait for the same requests and more.
         """
-        ran_ns = self.ran_ns
-        for i in range(first, len(self.each)):
-            for state in self.each[i].entry:
-                if ran_ns.get(state, state.first_scheduled_ns) <= waited_until_ns:
-                    return True
-        return False
+        ran_ns, behind = self.ran_ns, self.each[first:]
+        return any([segment.since_ns_at_entry(ran_ns) <= waited_until_ns for segment in behind])
