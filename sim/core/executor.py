@@ -18,6 +18,7 @@ from schedlab.sim.cost.step_spread import Scatter
 from schedlab.sim.request import Request, RequestState
 
 _FEW_STEPS: Final = 8
+_FEW_DECODES: Final = 6
 
 
 @mypyc_attr(free_list_len=1)
@@ -262,11 +263,12 @@ class SimExecutor(Executor):
 
     def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
         """Schedule the ends of requests on the clock of the decode batch."""
-        answers, steps, turn = self._answers, decodes.steps, self._num_turns
-        for state, left in zip(states, self._steps_left(states), strict=True):
+        answers, steps, most, turn = self._answers, decodes.steps, self.most_tokens, self._num_turns
+        for state in states:  # with `_tokens_left` and `_end_at`, written out: many come and go
             answer = answers[state.id]
+            left = answer.length - state._generated
+            step = steps + (left if left <= most or answer.is_whole else most)
             answer.state = state
-            step = steps + left
             if answer.due_step != step:
                 answer.due_step = step
                 answer.turn = turn
@@ -275,6 +277,17 @@ class SimExecutor(Executor):
             if listed_step < 0 or listed_step > step:
                 self._list(answer)
         self._num_turns = turn
+
+    def _end_at(self, state: RequestState, step: int) -> None:
+        """Schedule the end of a request that is about to join, by the count of decode steps."""
+        answer = self._answers[state.id]
+        answer.state = state
+        if answer.due_step != step:
+            answer.due_step = step
+            answer.turn = self._num_turns
+            self._num_turns += 1
+        if answer.listed_step < 0 or answer.listed_step > step:
+            self._list(answer)
 
     def _list(self, answer: _Answer) -> None:
         """Let an answer be looked at when it is complete."""
@@ -289,16 +302,6 @@ class SimExecutor(Executor):
     def look_ahead(self, state: RequestState) -> None:
         """Refuse: see `SpeculativeExecutor`."""
         raise NotImplementedError("this executor does not speculate")
-
-    def _steps_left(self, states: Collection[RequestState]) -> list[int]:
-        """Return in how many decode steps requests about to join the batch finish."""
-        answers, most = self._answers, self.most_tokens
-        steps: list[int] = []
-        for state in states:  # as `_tokens_left`, written out: many come and go
-            answer = answers[state.id]
-            left = answer.length - state._generated
-            steps.append(left if left <= most or answer.is_whole else most)
-        return steps
 
     def _tokens_left(self, state: RequestState) -> int:
         answer = self._answers[state.id]
@@ -384,6 +387,9 @@ class SimExecutor(Executor):
 
     def _next_finish(self, decodes: DecodeBatch) -> int:
         """Return the count of decode steps at which the next member of the batch finishes."""
+        if decodes.size <= _FEW_DECODES:  # where most are paused, they lie before
+            answers = self._answers
+            return min([answers[i].due_step for i in decodes.members])
         while True:
             step = self._due_steps[0]
             due = self._due[step]
@@ -403,10 +409,13 @@ class SimExecutor(Executor):
                     answer.listed_step = answer.due_step = -1
 
     def _due_in(self, decodes: DecodeBatch, step: int) -> list[RequestState]:
-        due = self._due[step]
+        due: Collection[_Answer]
+        if decodes.size <= _FEW_DECODES:
+            due = [self._answers[i] for i in decodes.members]
+        else:
+            due = dict.fromkeys(self._due[step])  # who left and came back may be in it twice
         if len(due) > 1:
-            # A request that left and came back may be listed twice at one step.
-            due = sorted(dict.fromkeys(due), key=_turn)
+            due = sorted(due, key=_turn)
         found: list[RequestState] = []
         for answer in due:
             state = answer.state

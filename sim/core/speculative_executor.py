@@ -115,14 +115,13 @@ class SpeculativeExecutor(SimExecutor):
         )
         state.track = look_ahead(self._config, state, outcome, length)
 
-    def _steps_left(self, states: Collection[RequestState]) -> list[int]:
-        steps: list[int] = []
+    def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
+        """Schedule the ends of requests on the clock of the decode batch, by their tracks."""
         for state in states:
             assert isinstance(state, SpeculatingState)
             track = state.track
             assert track is not None
-            steps.append(len(track.bursts) - track.first)
-        return steps
+            self._end_at(state, decodes.steps + len(track.bursts) - track.first)
 
     def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
         assert isinstance(decodes, SpeculativeBatch)
