@@ -91,10 +91,9 @@ def choose(
         limit, group = limits[i]
         num_inside, num_at_entry = segment.num_inside, len(segment.entry)
         gathered = num_at_entry if i else num_waiting
-        room = limit - num_inside
-        places = group if group < room else room
-        if places < 0:
-            places = 0
+        places = room = limit - num_inside
+        if places > group:
+            places = group
         if gathered < places and (can_come or not drain):
             stalled_ns = segments.least_since_ns(i)
             if i == 0 and gathered:
@@ -106,23 +105,26 @@ def choose(
         if i == 0:
             num_new = places
             can_come = False
-        num_taken = places if places < num_at_entry else num_at_entry
+        num_taken = 0
+        if num_at_entry and places > 0:
+            num_taken = places if places < num_at_entry else num_at_entry
+            # Nobody is taken after them if they fill the segment, or were the last to come.
+            if num_taken < room and (num_taken < gathered or can_come or not drain):
+                steps = 1
         taken.append(num_taken)
-        # Nobody is taken after them if they fill the segment, or were the last to come.
-        if 0 < num_taken < room and (num_taken < gathered or can_come or not drain):
-            steps = 1
         num_chosen += num_taken + num_inside
-        if num_inside > group and segment.exceeds(group):
+        if segment.most_at_stage > group and segment.exceeds(group):
             num_chosen += len(segment.at_most(group)) - num_inside
             is_whole = False
             steps = 1
-        elif steps > 1 and (num_inside or num_taken) and i < last:
+        elif steps > 1 and i < last and (num_inside or num_taken):
             # All move on together to the end of the segment.
             longest = segment.longest if num_inside else edges[i - 1]
             left = edges[i] - longest
             if left < steps:
                 steps = left if left > 1 else 1
-        can_come = can_come or num_inside > 0 or num_at_entry > 0
+        if num_inside or num_at_entry:
+            can_come = True
     return Choice(taken, is_whole, num_chosen, num_new, steps, until_ns, timed_out)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Sequence
+from itertools import chain
 
 from schedlab.sim.core.plan import FOREVER, BatchPlan
 from schedlab.sim.core.view import EngineView
@@ -30,6 +31,8 @@ class Segment:
         How many they are.
     num_steps : int
         Steps that all of them took since they were sorted.
+    most_at_stage : int
+        More than so many are at no stage; it may be too many, see `exceeds`.
     since_ns : int
         When all of them ran last; before the first step, the earliest of such times.
     runs : bool
@@ -39,7 +42,7 @@ class Segment:
     """
 
     __slots__ = (
-        "_most_at_stage", "_since_ns_at_entry", "at_stage", "entry", "has_come", "num_inside",
+        "_since_ns_at_entry", "at_stage", "entry", "has_come", "most_at_stage", "num_inside",
         "num_steps", "runs", "since_ns",
     )  # fmt: skip
 
@@ -52,7 +55,7 @@ class Segment:
         self.runs = False
         self.has_come = False
         self._since_ns_at_entry = -1  # worked out when it is asked for; -1 if it is not
-        self._most_at_stage = 0  # more are at none; it may be too many
+        self.most_at_stage = 0
 
     @property
     def longest(self) -> int:
@@ -68,8 +71,8 @@ class Segment:
         else:
             there += states
         self.num_inside += len(states)
-        if len(there) > self._most_at_stage:
-            self._most_at_stage = len(there)
+        if len(there) > self.most_at_stage:
+            self.most_at_stage = len(there)
 
     def pass_from(self, stage: int) -> list[RequestState]:
         """Let those out who are at a stage."""
@@ -127,9 +130,9 @@ class Segment:
 
     def exceeds(self, group: int) -> bool:
         """Whether more of those inside, if any, are at a stage; prompts at stage 0 do not count."""
-        if self._most_at_stage > group:
-            self._most_at_stage = max(map(len, self.at_stage.values()), default=0)
-        if self._most_at_stage <= group:
+        if self.most_at_stage > group:
+            self.most_at_stage = max(map(len, self.at_stage.values()), default=0)
+        if self.most_at_stage <= group:
             return False
         here = self.num_steps
         return any([len(states) > group for at, states in self.at_stage.items() if at + here])
@@ -143,7 +146,7 @@ class Segment:
 
     def inside(self) -> list[RequestState]:
         """Return all inside."""
-        return [state for states in self.at_stage.values() for state in states]
+        return list(chain.from_iterable(self.at_stage.values()))
 
 
 class Segments:
