@@ -187,10 +187,11 @@ def _grant_changes(segments: Segments, choice: Choice, builder: PlanBuilder) -> 
                 also += entry[:num_taken]
             if segment.has_come:
                 but += entry[num_taken:]
-        if runs and not segment.runs:
-            also += segment.inside()
-        elif segment.runs and not runs:
-            but += segment.inside()
+        if runs != segment.runs:
+            if runs:
+                also += segment.inside()
+            else:
+                but += segment.inside()
     return builder.grant_again(but, also)
 
 
