@@ -126,6 +126,22 @@ def test_slai_admits_in_the_place_of_a_prompt_it_evicted_who_comes_before_it(ord
     assert got[:2] == [{0: 4, 1: 16}, second]
 
 
+def test_slai_with_decodes_that_come_back_from_the_host_goes_on_with_all_others():
+    # 3 decodes of up to 3 blocks in a memory of 8: the third is swapped out, and comes back beside
+    # others who are not due, with only a token to compute.
+    work = [arrival(i, prompt=5 + i, output=6 + i) for i in range(3)]
+    config = limits(num_blocks=8, budget=64, preemption_mode="swap", swap_space_blocks=50)
+    got, log = batches("slai", work, config, token_budget=64)
+    preempted = log.requests()["num_preemptions"].tolist()
+    assert sum(preempted) == 1
+    gone = preempted.index(1)
+    out = next(i for i, one in enumerate(got) if isinstance(one, tuple))
+    back = next(one for one in got[out + 1 :] if gone in one)
+    assert back[gone] == 1
+    assert len(back) > 1
+    assert log.requests()["recomputed_tokens"].sum() == 0
+
+
 FINE = {"chunk_sizes": range(1, 17), "safety": 1.0, "scarce_tokens": 0}
 """Any number of tokens up to the budget, and no margin."""
 
