@@ -172,9 +172,8 @@ def plan_at_last_moment(
             by_name = by_name or state.next_is_decode  # who comes back granted one already
     room = min(max_decodes - num_served, builder.tokens_left - floor, builder.rows_left)
     if room > 0 and len(critical) < num_decodes:
-        if (
-            not (critical or by_name) and num_decodes <= room and builder.grant_decodes()
-        ):  # without a look at them
+        everyone = not (critical or by_name) and num_decodes <= room
+        if everyone and builder.grant_decodes():
             num_served = num_decodes
         else:
             due = set(critical)
