@@ -268,7 +268,7 @@ def test_engines_of_each_pool_load_the_weights_of_their_own_model(monkeypatch):
 
 def test_link_of_ones_own_is_in_gigabytes_a_second_and_microseconds():
     model = SimpleNamespace(kv_bytes_per_token=lambda dtype, parts: 64, num_layers=5)
-    deployment = SimpleNamespace(model=model, kv_dtype="bf16", tensor_parallel_size=2)
+    deployment = SimpleNamespace(model=model, kv_dtype="bf16", num_devices=2)
     kind = fleet.Kind("a", 1, SimpleNamespace(deployment=deployment, speculation=None), None)
     own = Link(gb_per_s=25.0, latency_us=3.0, by_layer=True)
     found = fleet.interconnect(SimpleNamespace(link=own), [kind])
