@@ -178,6 +178,7 @@ def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> 
         A point that is measured; `real.level_requests_per_client` says how many, so that runs have
         as many steps whatever their number of clients.
     load : LevelLoad
+        That of the point: `load_beside`.
     number : int
         Counts the level runs of a point; each has requests of its own, and its number of clients.
     """

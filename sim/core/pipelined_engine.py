@@ -55,8 +55,7 @@ class PipelinedEngine(Engine):
         requests = self.requests
         if len(self._in_flight) >= self.config.pipeline_parallel_size:
             return False
-        somebody = len(requests.running) + len(requests.waiting) + len(requests.arrived)
-        return somebody > 0
+        return len(requests.running) + len(requests.waiting) + len(requests.arrived) > 0
 
     @property
     def next_end_ns(self) -> int:

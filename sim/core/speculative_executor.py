@@ -130,8 +130,7 @@ class SpeculativeExecutor(SimExecutor):
         self._drafts, self._decodes = drafts, decodes
         if num_steps == 1:
             self._priced = None
-            rows = decodes.rows_next_step if shape.num_decodes else []
-            return [pricing.step_ns(first, 1)[0] + drafter.step_ns(first, drafts, rows)]
+            return [pricing.step_ns(first, 1)[0] + drafter.step_ns(first, drafts, self._rows())]
         self._priced = steps = decodes.uneven(first, num_steps)
         verifying_ns = pricing.uneven_ns(steps)
         if self._drafts_read_contexts or not decodes.drafts_alike():
@@ -166,9 +165,7 @@ class SpeculativeExecutor(SimExecutor):
     def _rows(self) -> list[int]:
         """Return for how many requests a 1st, 2nd, .. token is drafted in the step priced last."""
         decodes = self._decodes
-        return (
-            decodes.drafting_rows(1)[0] if decodes is not None and self._first.num_decodes else []
-        )
+        return [] if decodes is None or not self._first.num_decodes else decodes.rows_next_step
 
     def longer_among_ns(self, met_tokens: Sequence[int]) -> int:
         """Return how much longer the step executed last takes where experts are shared."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from schedlab.sim.record.columns import Columns, Ints, whole_numbers
-from schedlab.sim.record.steps import stage_columns
+from schedlab.sim.record.steps import by_engine, stages_of
 
 
 class StepLengths:
@@ -25,7 +23,7 @@ class StepLengths:
     def starts_ns(self, steps: Columns) -> Ints:
         """Return from when on each of the next steps counts."""
         start_ns = whole_numbers(steps, "start_ns")
-        if stage_columns(1)[0] not in steps:
+        if not stages_of(steps):
             return start_ns
         start_ns, end_ns = start_ns.copy(), whole_numbers(steps, "end_ns")
         for engine, here in by_engine(steps):
@@ -38,13 +36,3 @@ class StepLengths:
     def of(self, steps: Columns) -> Ints:
         """Return for how long each of the next steps counts, in ns."""
         return whole_numbers(steps, "end_ns") - self.starts_ns(steps)
-
-
-def by_engine(steps: Columns) -> Iterator[tuple[int, Ints]]:
-    """Yield each engine that took some of these steps, and which; one engine alone is 0."""
-    num_rows = len(whole_numbers(steps, "start_ns"))
-    engines = np.zeros(num_rows, dtype=np.int64)
-    if "engine" in steps:
-        engines = whole_numbers(steps, "engine")
-    for engine in np.unique(engines).tolist():
-        yield engine, np.flatnonzero(engines == engine)

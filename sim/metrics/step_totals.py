@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schedlab.sim.metrics.step_lengths import StepLengths, by_engine
+from schedlab.sim.metrics.step_lengths import StepLengths
 from schedlab.sim.record.columns import Columns, Floats, Ints, whole_numbers
-from schedlab.sim.record.steps import stage_columns
+from schedlab.sim.record.steps import by_engine, num_stages_by_engine, stages_of
 
 _MEANS = (
     "num_running", "num_waiting", "kv_tokens", "kv_allocated_tokens", "kv_reserved_unused_tokens",
@@ -67,7 +67,7 @@ class StepTotals:
     def add(self, steps: Columns) -> None:
         """Count further steps in, of any number."""
         start_ns, end_ns = self._lengths.starts_ns(steps), whole_numbers(steps, "end_ns")
-        if stage_columns(1)[0] in steps:
+        if stages_of(steps):
             self._add_stages(steps, end_ns - start_ns)
         if len(start_ns):
             if not self.num_steps:
@@ -88,15 +88,14 @@ class StepTotals:
             self._weigh("batch", batch, length_ns)
 
     def _add_stages(self, steps: Columns, length_ns: Ints) -> None:
-        names = stage_columns(sum(name.startswith("stage_") for name in steps))
-        spent_ns = [whole_numbers(steps, name) for name in names]
+        names = stages_of(steps)
+        spent = [float(whole_numbers(steps, name).sum()) for name in names]
         before = self.stages_ns or [0.0] * len(names)
-        self.stages_ns = [one + float(ns.sum()) for one, ns in zip(before, spent_ns, strict=True)]
-        used = np.count_nonzero(spent_ns, axis=0)  # what an engine has not takes no time
+        self.stages_ns = [one + more for one, more in zip(before, spent, strict=True)]
+        num_stages = num_stages_by_engine(steps)
+        self.num_stages |= num_stages
         for engine, here in by_engine(steps):
-            if num_stages := int(used[here].max()):
-                self.num_stages[engine] = num_stages
-                self.staged_ns += num_stages * float(length_ns[here].sum())
+            self.staged_ns += num_stages.get(engine, 0) * float(length_ns[here].sum())
 
     def _weigh(self, name: str, values: Ints, length_ns: Floats) -> None:
         self.weighted[name] = self.weighted.get(name, 0.0) + float((values * length_ns).sum())

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from schedlab.sim.files import replacing
 from schedlab.sim.record.columns import REJECTED
-from schedlab.sim.record.steps import stage_columns
+from schedlab.sim.record.steps import num_stages_by_engine, stage_columns
 
 if TYPE_CHECKING:
     from schedlab.sim.result import RunResult
@@ -76,39 +74,28 @@ def write_trace(
 def _events(result: RunResult, max_requests: int, max_steps: int) -> Iterator[Event]:
     for engine in range(result.num_engines):
         yield _of(engine, _named("thread_name", 0, "steps"))
-    for engine, num_stages in enumerate(_num_stages(result)):
-        for row in range(1, num_stages):
+    num_stages = num_stages_by_engine(result.log.steps())
+    for engine in sorted(num_stages):
+        for row in range(1, num_stages[engine]):
             name = f"steps ({row} more in flight)"
             yield _of(engine, _named("thread_name", _MORE_STEPS + row, name))
-    yield from _steps(result, max_steps)
+    yield from _steps(result, num_stages, max_steps)
     yield from _requests(result, max_requests)
 
 
-def _num_stages(result: RunResult) -> list[int]:
-    """Return of each engine how many stages it has; 1 of one that is no pipeline."""
-    steps = result.log.steps()
-    names = [name for name in steps if name.startswith("stage_")]
-    num_stages = [1] * result.num_engines
-    if names:
-        used = np.count_nonzero([steps[name] for name in names], axis=0)
-        engines = steps["engine"].tolist() if "engine" in steps else [0] * len(used)
-        for engine, count in zip(engines, used.tolist(), strict=True):
-            num_stages[engine] = max(num_stages[engine], count)
-    return num_stages
-
-
-def _steps(result: RunResult, max_steps: int) -> Iterator[Event]:
+def _steps(result: RunResult, num_stages: dict[int, int], max_steps: int) -> Iterator[Event]:
     steps = {name: data[:max_steps].tolist() for name, data in result.log.steps().items()}
     engines = steps.get("engine", [0] * len(steps["start_ns"]))
-    num_stages, num_begun = _num_stages(result), [0] * result.num_engines
+    num_begun = [0] * result.num_engines
     for i, start in enumerate(steps["start_ns"]):
         # As many batches may be in flight as there are stages: one thread for each.
-        row = num_begun[engines[i]] % num_stages[engines[i]]
+        in_flight = num_stages.get(engines[i], 1)
+        row = num_begun[engines[i]] % in_flight
         num_begun[engines[i]] += 1
         capacity_tokens = result.kv_capacity_tokens
         if result.engines:
             capacity_tokens = result.engines[engines[i]].kv_capacity_tokens
-        for event in _step(capacity_tokens, steps, i, start, row, num_stages[engines[i]]):
+        for event in _step(capacity_tokens, steps, i, start, row, in_flight):
             yield _of(engines[i], event)
 
 

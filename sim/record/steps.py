@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from schedlab.sim.record.columns import BATCH_ROWS, LazyTable
+from schedlab.sim.record.columns import BATCH_ROWS, Columns, LazyTable, whole_numbers
 from schedlab.sim.record.segment_row import SEGMENT_COLUMNS
 from schedlab.sim.record.spool import Spool
 
@@ -28,6 +28,32 @@ def stage_columns(num_stages: int) -> tuple[str, ...]:
 
 _COLUMN = {name: i for i, name in enumerate(SEGMENT_COLUMNS)}
 _FIRST_STEP_ONLY = ("num_preempted", "recomputed_tokens", "swapped_bytes")
+
+
+def stages_of(steps: Columns) -> tuple[str, ...]:
+    """Return the columns of stages that a table of steps has; none where nobody has a pipeline."""
+    return stage_columns(sum(name.startswith("stage_") for name in steps))
+
+
+def by_engine(steps: Columns) -> Iterator[tuple[int, Int64]]:
+    """Yield each engine that took some of these steps, and which; one engine alone is 0."""
+    num_rows = len(whole_numbers(steps, "start_ns"))
+    engines = np.zeros(num_rows, dtype=np.int64)
+    if "engine" in steps:
+        engines = whole_numbers(steps, "engine")
+    for engine in np.unique(engines).tolist():
+        yield engine, np.flatnonzero(engines == engine)
+
+
+def num_stages_by_engine(steps: Columns) -> dict[int, int]:
+    """Return the number of stages of each engine that took some of these steps and has any."""
+    names = stages_of(steps)
+    if not names:
+        return {}
+    # What an engine has not takes no time.
+    used = np.count_nonzero([whole_numbers(steps, name) for name in names], axis=0)
+    found = {engine: int(used[here].max()) for engine, here in by_engine(steps)}
+    return {engine: count for engine, count in found.items() if count}
 
 
 class StepTable(Mapping[str, Int64]):
