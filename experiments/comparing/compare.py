@@ -18,13 +18,19 @@ from schedlab.experiments.analysis.comparison import (
 )
 from schedlab.experiments.comparing.level_runs import (
     Level,
+    LevelLoad,
     at_level,
     check_level,
     level_of,
     load_beside,
 )
 from schedlab.experiments.comparing.machine import check_profile, machine_name
-from schedlab.experiments.comparing.measured_runs import MeasuredRun, MeasuredRuns, measure
+from schedlab.experiments.comparing.measured_runs import (
+    MeasuredRun,
+    MeasuredRuns,
+    measure,
+    steps_at_level,
+)
 from schedlab.experiments.running.resolved import make_cost_model
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.experiment import ExperimentSpec
@@ -34,7 +40,7 @@ from schedlab.sim.cost.fitted import FittedCostModel
 from schedlab.sim.errors import SpecError
 from schedlab.sim.result import RunResult
 
-_DRAWS = 20
+_DRAWS = 60
 """So often a point whose steps scatter is simulated."""
 
 _MODELLED = {"clock": "modelled", "level_requests_per_client": None}
@@ -168,12 +174,7 @@ def compare(
             progress(done, len(turns) + len(todo), what)
         done += 1
 
-    beside = [
-        None
-        if write_only or point.spec.real.level_requests_per_client is None
-        else load_beside(point.spec)
-        for point in todo
-    ]
+    beside = _Beside(measured_backend(spec))
     runs: list[dict[int, MeasuredRun]] = [{} for _ in todo]
     checks: list[MeasuredRun | None] = [None] * len(todo)
     end_s, longest_s = time.monotonic() + max_s, 0.0
@@ -189,7 +190,7 @@ def compare(
         if found is None:
             if write_only or begun_s + longest_s > end_s:
                 continue
-            found = measure(wanted, turn.repeat, None if turn.is_check else beside[turn.point])
+            found = measure(wanted, turn.repeat, None if turn.is_check else beside.load_of(point))
             if kept is not None:
                 kept.keep(wanted, turn.repeat, found)
             longest_s = max(longest_s, time.monotonic() - begun_s)
@@ -214,6 +215,32 @@ def compare(
         for point, measured, checked in zip(todo, runs, checks, strict=True)
         if measured
     ]
+
+
+class _Beside:
+    """What level runs are like beside the runs of each point, at the level its load begins at."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._levels: dict[str, Level] = {}
+        self._loads: dict[str, LevelLoad] = {}
+
+    def load_of(self, point: Point) -> LevelLoad | None:
+        """Return what they are like for a point; None if its experiment asks for none.
+
+        Before the first run of a load some are served as the profile has it. At the level that
+        these tell the points are simulated again, so that as many requests run in level runs as in
+        those that are compared, however far the machine is from its profile.
+        """
+        spec, load = point.spec, _load(point)
+        if spec.real.level_requests_per_client is None:
+            return None
+        if load not in self._levels:
+            first = steps_at_level(_on(spec, self._backend), load_beside(spec), spec.real.repeats)
+            self._levels[load] = level_of(_profile_of(point), first)
+        if point.label not in self._loads:
+            self._loads[point.label] = load_beside(spec, self._levels[load])
+        return self._loads[point.label]
 
 
 def _turns(todo: list[Point], repeats: int, check: bool) -> Iterator[_DeviceRun]:
@@ -244,13 +271,17 @@ def _levels(todo: list[Point], runs: list[dict[int, MeasuredRun]]) -> dict[str, 
                 load = _load(point)
                 steps.setdefault(load, {}).setdefault(repeat, []).extend(one.level_steps)
                 if load not in profiles:
-                    profile = make_cost_model(point.spec)
-                    assert isinstance(profile, FittedCostModel)
-                    profiles[load] = profile
+                    profiles[load] = _profile_of(point)
     return {
         load: {repeat: level_of(profiles[load], some) for repeat, some in sorted(rounds.items())}
         for load, rounds in steps.items()
     }
+
+
+def _profile_of(point: Point) -> FittedCostModel:
+    profile = make_cost_model(point.spec)
+    assert isinstance(profile, FittedCostModel)  # check_level has seen to it
+    return profile
 
 
 def _compared(

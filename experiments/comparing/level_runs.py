@@ -155,9 +155,20 @@ class LevelLoad(NamedTuple):
     context_tokens: float
 
 
-def load_beside(spec: ExperimentSpec) -> LevelLoad:
-    """Return what level runs are like beside the runs of a point."""
-    simulated = run(spec.model_copy(update={"backend": "sim", "replications": 1}))
+def load_beside(spec: ExperimentSpec, level: Level | None = None) -> LevelLoad:
+    """Return what level runs are like beside the runs of a point.
+
+    Parameters
+    ----------
+    spec : ExperimentSpec
+        The point.
+    level : Level, optional
+        At which it is simulated, as near to that of its runs as is known: where steps take longer,
+        more requests run. The profile's by default.
+    """
+    cost_model = None if level is None else at_level(make_cost_model(spec), level)
+    on_sim = spec.model_copy(update={"backend": "sim", "replications": 1})
+    simulated = run(on_sim, cost_model=cost_model)
     steps = simulated.log.steps()
     running, decodes, contexts = (
         np.asarray(steps[name], dtype=np.float64)

@@ -88,6 +88,15 @@ def measure(
     return MeasuredRun(result, steps, machine_name(spec.real.device), level)
 
 
+def steps_at_level(spec: ExperimentSpec, level_load: LevelLoad, repeat: int) -> list[RecordedStep]:
+    """Return the steps of the level runs of a repeat alone, with no measured run among them."""
+    with _frozen_garbage():
+        numbers = range(NUM_RUNS * repeat, NUM_RUNS * (repeat + 1))
+        return [
+            step for number in numbers for step in serve_level_requests(spec, level_load, number)
+        ]
+
+
 class MeasuredRuns:
     """A folder with one subfolder for each measured run.
 

@@ -470,7 +470,10 @@ def compared(name: str) -> dict[str, Any]:
         "time": clock, "MeasuredRuns": Kept, "measure": measured, "_compared": one,
         "check_level": lambda of: told.append(f"level {said(of)}"),
         "machine_name": lambda device: told.append(f"machine of {device}") or "m",
-        "load_beside": lambda of: f"beside {of.workload.request_rate}",
+        "load_beside": lambda of, at=None: f"beside {of.workload.request_rate} at {at}",
+        "steps_at_level": lambda of, load, repeat: told.append(f"level of {said(of)}, {repeat}, {load}") or 5,
+        "_profile_of": lambda point: f"profile of {point.label}",
+        "level_of": lambda profile, steps: f"level of {steps} by {profile}",
         "_check_profiles": lambda todo, machine: told.append(f"profiles of {len(todo)}, {machine}"),
         "_levels": lambda todo, runs: told.append([sorted(some) for some in runs]) or {},
     }  # fmt: skip

@@ -291,7 +291,13 @@ def machine_at(monkeypatch, of_round):
             run(beside, record=some, cost_model=slow)
         return MeasuredRun(result, steps, "here", some)
 
+    def at_level(spec, level_load, repeat):
+        found = measured(spec, 0, level_load).level_steps
+        asked[-1] = "level", repeat, level_load
+        return found
+
     monkeypatch.setattr(comparison, "measure", measured)
+    monkeypatch.setattr(comparison, "steps_at_level", at_level)
     monkeypatch.setattr(comparison, "machine_name", lambda device: "here")
     monkeypatch.setattr(comparison, "check_profile", lambda *arguments: None)
     return asked
@@ -305,7 +311,9 @@ def test_comparison_priced_at_the_level_of_its_rounds_holds_where_the_profiles_o
 ):
     asked = machine_at(monkeypatch, ROUNDS)
     beside = comparison.compare(spec_of(profile), check=False)
-    assert len(asked) == 8
+    sizing = [one for one in asked if one[0] == "level"]
+    assert [repeat for _, repeat, _ in sizing] == [2, 2]  # of each load, and of no measured run
+    assert len(asked) == 8 + 2
     assert all(isinstance(load, LevelLoad) for _, _, load in asked)
     asked.clear()
     alone = comparison.compare(spec_of(profile, real={"repeats": 2}), check=False)
@@ -329,11 +337,26 @@ def test_comparison_priced_at_the_level_of_its_rounds_holds_where_the_profiles_o
         assert second.prompt_step_s == pytest.approx(1e-3, abs=5e-5)
 
 
+def test_level_runs_on_a_machine_slower_than_its_profile_are_as_large_as_its_runs(
+    monkeypatch, profile
+):
+    slow = {"decode_steps": 3.0, "prompt_steps": 3.0, "overhead": 3.0}
+    asked = machine_at(monkeypatch, [slow, slow])
+    real = {"repeats": 2, "level_requests_per_client": 4}
+    spec = make_spec(without_sweep(cost_model={"profile": profile}, real=real))
+    (found,) = comparison.compare(spec, check=False)
+    (_, _, by_profile), *others = asked
+    running = found.measured.log.steps()["num_running"]
+    as_measured = tuple(np.quantile(running, [1 / 6, 1 / 2, 5 / 6]).round())
+    assert {load.clients for _, _, load in others} == {as_measured}
+    assert by_profile.clients[-1] < as_measured[-1]
+
+
 def test_comparison_says_how_the_level_was_taken_and_what_the_profiles_was(monkeypatch, profile):
     machine_at(monkeypatch, ROUNDS)
     spec = spec_of(profile, scatters=True)
     found = comparison.compare(spec, check=False)
-    assert [point.num_simulated for point in found] == [20] * 4
+    assert [point.num_simulated for point in found] == [60] * 4
     text = markdown(found, spec)
     assert "4 sent one after the other by each of as many clients" in text
     assert "whose own level is 0.900 without prompts, 1.100 with, and 50 µs more" in text
