@@ -461,6 +461,10 @@ def compared(name: str) -> dict[str, Any]:
         clock.now_s += next(waits)
         return SimpleNamespace(machine="m", kept=False)
 
+    def at_level(wanted: Any, beside: Any, repeat: int) -> int:
+        told.append(f"level of {said(wanted)}, {repeat}, {beside}")
+        return 5
+
     def one(point: Any, runs: Any, checked: Any, levels: Any, seed: int, tell: Any) -> str:
         tell(f"simulating {point.label}")
         of = {repeat: run.kept for repeat, run in runs.items()}
@@ -471,7 +475,7 @@ def compared(name: str) -> dict[str, Any]:
         "check_level": lambda of: told.append(f"level {said(of)}"),
         "machine_name": lambda device: told.append(f"machine of {device}") or "m",
         "load_beside": lambda of, at=None: f"beside {of.workload.request_rate} at {at}",
-        "steps_at_level": lambda of, load, repeat: told.append(f"level of {said(of)}, {repeat}, {load}") or 5,
+        "steps_at_level": at_level,
         "_profile_of": lambda point: f"profile of {point.label}",
         "level_of": lambda profile, steps: f"level of {steps} by {profile}",
         "_check_profiles": lambda todo, machine: told.append(f"profiles of {len(todo)}, {machine}"),
