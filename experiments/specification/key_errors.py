@@ -40,7 +40,7 @@ _KINDS = {
     "bool_type": "true or false",
     "string_type": "a word or quoted text",
     "model_type": "a mapping of keys to values",
-    "dict_type": "a mapping of keys to values",
+    "dict_type": "a mapping of names to values, {NAME: ..., NAME: ...}",
     "list_type": "a list",
     "tuple_type": "a list",
 }
@@ -107,7 +107,7 @@ def sentence(error: ErrorDetails, model: type[BaseModel] = BaseModel) -> str:
         return "must not be empty"
     if kind in ("too_long", "too_short") or (kind == "missing_argument"):
         return f"has the wrong number of values: {value!r}"
-    if isinstance(value, list) and kind != "list_type":
+    if isinstance(value, list) and kind not in ("list_type", "dict_type"):
         return f"takes one value, got {value!r:.60}; to run several, put them under sweep"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, got {value!r}"
@@ -119,13 +119,16 @@ def _dotted(path: KeyPath) -> str:
 
 
 def _nearest_key(path: KeyPath, model: type[BaseModel]) -> str:
+    known = section_at(path[:-1], model).model_fields
+    if path[-1] == "replicas" and "count" in known:
+        return "did you mean count?"
     if path[-1] in _ELSEWHERE:
         return f"here it is {_ELSEWHERE[str(path[-1])]}"
     for name in model.model_fields:
         inner = section_at((name,), model)
         if inner is not model and path[-1] in inner.model_fields:
             return f"did you mean {name}.{path[-1]}?"
-    return nearest(path[-1], section_at(path[:-1], model).model_fields)
+    return nearest(path[-1], known)
 
 
 def section_at(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:

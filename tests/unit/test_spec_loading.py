@@ -165,6 +165,16 @@ def test_load_spec_not_a_mapping_raises(tmp_path, text):
         ("sweep.engine.dtype=[bf16, fp17]", "engine.dtype: 'fp17' is not a choice here"),
         ("engine.block_size.x=3", "engine.block_size.x would have no effect: engine.block_size"),
         ("extends=x.yaml", "extends cannot be overridden"),
+        (
+            "cluster.pools=[{count: 3}]",
+            "cluster.pools: must be a mapping of names to values, {NAME: ..., NAME: ...}, got [{",
+        ),
+        (
+            "cluster.pools.main.replicas=3",
+            "cluster.pools.main.replicas: unknown key; did you mean count?",
+        ),
+        ("cluster.replicas=3", "cluster.replicas: unknown key; did you mean count?"),
+        ("replicas=3", "replicas: unknown key; here it is cluster, at the top"),
     ],
 )
 def test_load_spec_bad_override_is_named(spec_file, override, message):
