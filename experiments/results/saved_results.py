@@ -149,7 +149,7 @@ def read_points(folder: Path) -> list[PointMetrics]:
     if searched := next((name for name in _OF_SEARCHES if (folder / name).is_file()), None):
         raise SchedlabError(
             f"{folder} is of a search, not of a sweep: its verdicts stand in {searched}, which "
-            "schedlab report and schedlab plot show"
+            "schedlab report and schedlab plot show where the folder is given by itself"
         )
     raise SchedlabError(f"{folder} holds no results: neither {POINTS_FILE} nor result.json")
 
