@@ -64,6 +64,18 @@ def test_content_that_two_compute_is_kept_once():
     assert pool.num_used == 1
 
 
+def test_names_that_are_told_again_in_part_are_taken_once():
+    pool, known, _ = make()
+    known |= {10, 11}
+    pool.name(1, [10, 11])
+    blocks = pool.blocks(1).tolist()
+    pool.name(1, [10])
+    pool.name(1, [10, 11])
+    pool.merge_doubles()
+    assert pool.blocks(1).tolist() == blocks
+    assert pool.num_used == 2
+
+
 def test_content_that_somebody_holds_is_computed_by_another_in_a_block_of_its_own():
     pool, known, _ = make()
     known |= {10}

@@ -101,3 +101,61 @@ def test_batch_laid_out_ahead_opens_a_block_for_whom_the_last_one_is_full():
     assert batch.block_tables[1].tolist() == [-7, opened, -7]
     assert (batch.block_tables[[0, 2, 3]] == -7).all()
     assert batch.tokens.tolist() == [3, 12 + 4, 24 + 5, -7]
+
+
+def test_batch_that_follows_is_laid_out_ahead_for_those_who_have_tokens_left():
+    def machine():
+        pool = BlockPool(12, 4, 3, 12)
+        for i, context in enumerate((3, 4, 5)):
+            pool.grow(i, context)
+        seats = np.array([pool.seat(i) for i in range(3)])
+        last_index = np.full(3, 11)
+        last_index[seats[0]] = 4  # the token that is under way
+        tokens = np.arange(36, dtype=np.int32).reshape(3, 12)
+        sequences = SimpleNamespace(tokens=tokens, last_index=last_index, ids=np.arange(3))
+        return BatchBuilder(SimpleNamespace(new_batch=make), pool, sequences, seed=0)
+
+    def decodes_of(*contexts):
+        members = {
+            i: SimpleNamespace(id=i, num_computed_tokens=context)
+            for i, context in enumerate(contexts)
+            if context
+        }
+        shape = SimpleNamespace(
+            num_decodes=len(members), padding_tokens=0, draft_tokens=0,
+            decode_context_sum_tokens=sum(contexts),
+        )  # fmt: skip
+        return SimpleNamespace(
+            plan=SimpleNamespace(chunks=()), shape=shape, decodes=SimpleNamespace(members=members)
+        )
+
+    def states(work):
+        return list(work.decodes.members.values())
+
+    ahead, later = machine(), machine()
+    first, second = decodes_of(3, 4, 5), decodes_of(0, 5, 6)
+    # The same objects, as the engine's: they are compared.
+    for i in (1, 2):
+        second.decodes.members[i] = first.decodes.members[i]
+    rows = ahead.build(first, ())
+    assert not rows.was_ahead
+    later.build(first, ())
+    ahead.prepare_next(rows)
+    for state in states(second):
+        state.num_computed_tokens += 1
+    got, expected = ahead.build(second, ()), later.build(second, ())
+    assert (got.was_ahead, expected.was_ahead) == (True, False)
+    assert got.states == expected.states == states(second)
+    for name in ("seats", "indices", "picks"):
+        assert getattr(got, name).tolist() == getattr(expected, name).tolist(), name
+    for name, part in got.batch.tensors(got.batch.views)._asdict().items():
+        other = expected.batch.tensors(expected.batch.views)._asdict()[name]
+        assert torch.equal(torch.as_tensor(part), torch.as_tensor(other)), name
+    assert not ahead.build(second, ()).was_ahead, "it is used once"
+    # Nor is it used for others, or where one of its requests lost its blocks.
+    for lost in (False, True):
+        ahead.prepare_next(rows)
+        if lost:
+            ahead.drop(states(second)[1])
+        alone = second if lost else decodes_of(0, 5, 0)
+        assert not ahead.build(alone, ()).was_ahead

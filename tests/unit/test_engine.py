@@ -18,6 +18,7 @@ from schedlab.sim.record.columns import TRUNCATED
 from schedlab.sim.record.saved_log import read_table, save_tables
 from tests import laws
 from tests.laws import arrival
+from tests.staged_cost import StagedCost
 
 CONFIG = EngineConfig(num_blocks=100, max_model_len=200, max_num_seqs=4, max_num_batched_tokens=64)
 
@@ -123,6 +124,28 @@ def test_policy_that_preempts_for_ever_is_stopped():
 
     with pytest.raises(Stalled, match="preemptions in a row without a token"):
         laws.run(Thrash(), [arrival(0, prompt=5, output=3)], CONFIG)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_policy_that_preempts_often_goes_on_as_long_as_tokens_come_out(num_stages):
+    class Teases(ContinuousBatching):
+        """Begins the second prompt and evicts it again, while the first request decodes."""
+
+        def plan(self, view, builder):
+            for state in list(view.prefilling):
+                if state.num_preemptions < 150:
+                    builder.preempt(state)
+            builder.grant_decodes()
+            for state in view.waiting if not builder.preempted else ():
+                builder.grant(state, 5 if state.num_preemptions == 150 or state.id == 0 else 1)
+            return builder.build()
+
+    work = [arrival(0, prompt=5, output=400), arrival(1, prompt=5, output=2)]
+    limits = replace(CONFIG, max_model_len=600, pipeline_parallel_size=num_stages)
+    cost = StagedCost() if num_stages > 1 else laws.LinearCost()
+    log = laws.run(Teases(), work, limits, cost)
+    assert log.requests()["num_preemptions"].tolist() == [0, 150]
+    assert log.requests()["output_tokens"].tolist() == [400, 2]
 
 
 def test_policy_that_waits_for_ever_is_stopped_after_as_often_as_it_may(monkeypatch):

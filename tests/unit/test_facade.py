@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import schedlab as sl
-from schedlab.experiments.outcomes import _of_setting
+from schedlab.experiments.outcomes import Claims, _of_setting
 from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.policies import ContinuousBatching
 from schedlab.policies.static import Static
@@ -303,3 +303,13 @@ def test_known_policies_are_classes_by_name():
     assert list(known) == sorted(known)
     assert known["sjf"].needs_prediction
     assert not known["fcfs"].needs_prediction
+
+
+def test_figure_of_a_claim_is_shown_with_its_interval_and_a_dash_where_nothing_was_measured():
+    def figure(name, estimate, interval):
+        return {"name": name, "estimate": estimate, "interval": interval, "verdict": name}
+
+    figures = [figure("none", None, None), figure("still", 0.0, [-1.5, None])]
+    claims = Claims({"experiments": [{"claim": {"system": "Orca"}, "figures": figures}]})
+    assert [row[2] for row in claims._table()[2]] == ["-", "0 [-1.50, -]"]
+    assert "1 none, 1 still" in repr(claims)

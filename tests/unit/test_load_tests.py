@@ -337,6 +337,27 @@ def test_command_predicts_a_file_of_load_tests(tmp_path):
     assert "need single requests" in done.output
 
 
+@pytest.mark.parametrize("options", [[], ["--json"], ["-q"], ["--json", "-q"]])
+def test_command_predicts_an_experiment_on_a_load_test_and_heeds_its_options(
+    tmp_path, monkeypatch, options
+):
+    asked = []
+
+    def predicted(specs, progress):
+        asked.append(([spec.workload.load_test.run for spec in specs], progress is None))
+        stage = StageErrors({"TTFT mean": 200.0}, {"TTFT mean": 220.0}, "run", "model", 5, 1.0)
+        return LoadTestValidation((stage,), (), 0.0)
+
+    monkeypatch.setattr("schedlab.experiments.comparing.load_tests.validate_load_tests", predicted)
+    tests, spec = written(tmp_path, TEST), tmp_path / "spec.yaml"
+    spec.write_text(f"workload: {{load_test: {{file: {tests}, run: small}}}}")
+    done = CliRunner().invoke(app, ["validate", str(spec), *options])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("{") == ("--json" in options)
+    assert "TTFT mean" in done.stdout
+    assert asked == [(["small"], "-q" in options)]
+
+
 def test_experiment_in_json_is_no_load_test(tmp_path):
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({"workload": {"trace": "azure-conv", "num_requests": 3}}))

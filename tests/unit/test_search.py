@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -611,6 +612,15 @@ def test_setting_that_cannot_run_does_not_keep_the_others_from_their_answer():
     (told, _) = find_data(asked, [failed, fine], [], 1)["settings"]
     assert told["error"]
     assert told["mean"] is None
+
+
+@pytest.mark.parametrize(("replications", "said"), [(1, "one seed, "), (2, "mean ± 95 % ")])
+def test_report_of_a_search_says_of_how_many_seeds_it_is_and_how_close(replications, said):
+    asked = {"maximize": "workload.request_rate", "at_most": {"p99_ttft_ms": 9}, "tolerance": 0.03}
+    _, line = find_lines(spec(find=asked, replications=replications), [])
+    assert line.startswith(said)
+    assert re.search(r"to within 3 %(:|$)", line)
+    assert ("2 seeds" in line) == (replications > 1)
 
 
 def test_setting_that_cannot_run_is_not_run_again_with_longer_runs():

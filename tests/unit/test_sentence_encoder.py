@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from schedlab.policies.predictors.sentence_encoder import SentenceEncoder
+from schedlab.policies.predictors.sentence_encoder import SentenceEncoder, model_folder
+from schedlab.sim.errors import SpecError
 
 torch = pytest.importorskip("torch")
 
@@ -46,3 +47,10 @@ def test_model_that_looks_both_ways_gives_the_mean_over_the_prompt():
     third = np.array([2.0, 1.0, 0.0]) / np.sqrt(5)
     first = np.array([6 / 5, 2.0, 0.0]) / np.hypot(6 / 5, 2.0)
     np.testing.assert_allclose(found, [first, third], rtol=1e-6)
+
+
+def test_folder_of_a_model_is_one_with_its_config(tmp_path):
+    with pytest.raises(SpecError, match="holds no Hugging Face model"):
+        model_folder(f"hf:{tmp_path}")
+    (tmp_path / "config.json").write_text("{}")
+    assert model_folder(f"hf:{tmp_path}") == tmp_path

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from schedlab.sim import yaml_lines
 from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import dotted, dump_yaml, parse_yaml
 
@@ -69,3 +70,13 @@ def test_dump_yaml_reads_back_equal():
 
 def test_dotted_path_reads_as_users_write_it():
     assert dotted(("workload", "slice", 0)) == "workload.slice[0]"
+
+
+def test_as_many_values_as_may_be_are_read_and_one_more_is_not(monkeypatch):
+    monkeypatch.setattr(yaml_lines, "_MOST_VALUES", 4)
+    # The list is one as well, and so is what an alias stands for.
+    assert parse("[1, 2, 3]").data == [1, 2, 3]
+    assert parse("[&a 1, 2, *a]").data == [1, 2, 1]
+    for text in ("[1, 2, 3, 4]", "[&a 1, 2, 3, *a]"):
+        with pytest.raises(SpecError, match="more than 4 values"):
+            parse(text)

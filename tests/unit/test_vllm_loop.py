@@ -990,6 +990,23 @@ def test_step_of_a_replay_is_written_down_before_its_tokens_count(writer):
     assert (writer._num_preempted, writer._recomputed_tokens) == (0, 0), "told once"
 
 
+def test_step_of_a_replay_that_computes_nothing_has_no_batch(ours, writer, monkeypatch):
+    shape, notes = BatchShape(2, 9, 7), [True, False]
+
+    def schedule(self, throttle_prefills=False):
+        assert self.at_ns == 400
+        if notes.pop(0):
+            self._batch = SimpleNamespace(shape=shape)
+        return "output"
+
+    monkeypatch.setattr(ours.replay.ReplayScheduler.__mro__[1], "schedule", schedule)
+    writer.clock.read_ns, writer.clock.planning_ns = lambda: 350, lambda: 400
+    assert [writer.schedule(), writer.schedule()] == ["output"] * 2
+    assert [batch is None for batch, _ in writer._under_way] == [False, True]
+    assert writer.clock.shapes == [shape, BatchShape(0, 0, 0)]
+    assert writer._under_way[0][1] == ("planned", 350, 1)
+
+
 def test_plan_of_a_replay_counts_who_loses_computed_tokens_and_until_when_it_waits(writer):
     lost, done = state_of(1, 8, 5), state_of(2, 8, 7)
     done.status = Status.FINISHED
