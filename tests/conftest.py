@@ -8,6 +8,7 @@ profile by name: ``--hypothesis-profile=thorough`` draws over twenty times as ma
 import gc
 import os
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -61,9 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in built_in)
 
 
-@pytest.fixture(scope="module")
-def blank_figures() -> Iterator[None]:
-    """Let figures be saved without being drawn, which takes longer than what is asked here."""
+@contextmanager
+def _blank_figures() -> Iterator[None]:
     from matplotlib.figure import Figure
 
     def save(self: Figure, file: str | Path | IO[bytes], **_: object) -> None:
@@ -74,6 +74,20 @@ def blank_figures() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", save)
+        yield
+
+
+@pytest.fixture
+def blank_figures() -> Iterator[None]:
+    """Let figures be saved without being drawn, which takes longer than what is asked here."""
+    with _blank_figures():
+        yield
+
+
+@pytest.fixture(scope="module")
+def blank_figures_of_module() -> Iterator[None]:
+    """Let no test of a module draw what it saves."""
+    with _blank_figures():
         yield
 
 

@@ -16,6 +16,7 @@ from schedlab.gpu_backend.host_tier import HostTier  # noqa: E402
 from schedlab.gpu_backend.kv_memory import KVMemory  # noqa: E402
 from schedlab.gpu_backend.named_tokens import NamedTokens  # noqa: E402
 from schedlab.gpu_backend.replay import replay  # noqa: E402
+from schedlab.gpu_backend.shared_pool import SharedBlockPool  # noqa: E402
 from schedlab.policies import registry  # noqa: E402
 from schedlab.sim.config import KVTier  # noqa: E402
 from schedlab.sim.core.engine import Engine  # noqa: E402
@@ -98,8 +99,15 @@ def expected():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lane", [None, LazyLane], ids=["thread", "lazy"])
-@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize(
+    ("memory", "lane"),
+    [
+        pytest.param(name, lane, id=f"{name}-{'lazy' if lane else 'thread'}")
+        for name, config in MEMORY.items()
+        for lane in (None, LazyLane)
+        if lane is None or config.kv_tiers  # else nothing goes by a lane
+    ],
+)
 @pytest.mark.parametrize("case", ["fcfs", "srtf", "fastserve"])
 def test_engine_with_real_tiers_decides_as_simulated_and_changes_no_token(
     case, memory, lane, expected
@@ -120,16 +128,26 @@ def test_engine_with_real_tiers_decides_as_simulated_and_changes_no_token(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["ltr", "fastserve"])
-def test_preempted_request_finds_its_own_blocks_whoever_else_is_given_some(case):
+@pytest.mark.parametrize("seed", [0, 2, 6, 7])
+def test_preempted_request_finds_its_own_blocks_whoever_else_is_given_some(seed):
     """Others take blocks between the plan that gives a request its own back, and its step."""
-    for seed in range(8):
-        work, policy = workload(seed, num_requests=16), make(case)
-        for config in (tiered(), tiered(preemption_mode="swap")):
-            limits = replace(config, max_num_seqs=3, max_num_batched_tokens=17)
-            limits = limits.for_policy(policy.pauses, policy.seats_loaded)
-            _, executor = run_tiered(make(case), work, limits)
-            assert generated(executor, work) == alone(work)
+    work, found_again = workload(seed, num_requests=16), []
+    hold_own, tokens = SharedBlockPool.hold_own, alone(work)
+
+    def watched(pool, request_id, num_own):
+        found_again.append(request_id)
+        hold_own(pool, request_id, num_own)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SharedBlockPool, "hold_own", watched)
+        for case in ("ltr", "fastserve"):
+            policy = make(case)
+            for config in (tiered(), tiered(preemption_mode="swap")):
+                limits = replace(config, max_num_seqs=3, max_num_batched_tokens=17)
+                limits = limits.for_policy(policy.pauses, policy.seats_loaded)
+                _, executor = run_tiered(make(case), work, limits)
+                assert generated(executor, work) == tokens
+    assert len(found_again) > 2, "hardly anybody had blocks left behind"
 
 
 def test_random_sampling_is_the_same_with_tiers():

@@ -47,7 +47,6 @@ def fleets_of_pipelines(draw):
 
 @pytest.mark.slow
 @given(fleet=fleets_of_pipelines())
-@settings(max_examples=share(1.5))
 def test_fleet_of_pipelines_loses_nobody_and_gives_the_same_bytes_again(fleet):
     check_fleet(fleet)
 
@@ -73,7 +72,7 @@ def test_router_is_told_of_who_is_in_the_pipeline(fleet):
 
 
 @given(workload=workloads(), config=configs(), shares=st.sampled_from(((10, 10), (25, 1, 5))))
-@settings(max_examples=share(0.5))
+@settings(max_examples=share(0.25))
 @pytest.mark.parametrize("name", ABLE)
 def test_pipeline_behind_a_router_is_that_pipeline_alone(name, workload, config, shares):
     def new_engine(_=0):

@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from schedlab.experiments.commands import cli
+from schedlab.experiments.commands import cli, experiment
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.specification.loading import load_spec
 from schedlab.policies import registry
@@ -166,22 +166,23 @@ HOSTILE = "raise ImportError('a module of the user was imported in place of ours
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "beside"), [(["run"], ""), (["sweep", "-j", "2"], "beside")])
-def test_modules_of_the_user_never_stand_in_for_ours(tmp_path, command, beside):
+def test_modules_of_the_user_never_stand_in_for_ours(tmp_path):
     """Neither in the working directory nor beside the file, here or in workers."""
-    for name in ("sim.py", "policies.py", "traces.py", "experiments/__init__.py"):
-        path = tmp_path / beside / name
-        path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_text(HOSTILE)
-    spec_file = tmp_path / beside / "tiny.yaml"
+    beside = tmp_path / "beside"
+    for folder in (tmp_path, beside):
+        for name in ("sim.py", "policies.py", "traces.py", "experiments/__init__.py"):
+            path = folder / name
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(HOSTILE)
+    spec_file = beside / "tiny.yaml"
     spec_file.write_text(YAML)
-    (tmp_path / beside / "lottery.py").write_text(
+    (beside / "lottery.py").write_text(
         "from schedlab.policies import ContinuousBatching\n"
         "class Mine(ContinuousBatching):\n    source = 'mine'\n"
     )
     options = [spec_file, "-o", "out", "policy=lottery:Mine"]
     done = subprocess.run(
-        [sys.executable, "-m", "schedlab", *command, *options], cwd=tmp_path,
+        [sys.executable, "-m", "schedlab", "sweep", "-j", "2", *options], cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -247,6 +248,13 @@ def test_misused_command_says_so_in_one_line(spec_file, arguments, message):
     assert done.stderr.count("\n") == 1
 
 
+def test_message_names_the_experiment_in_hand_unless_it_says_where_already(monkeypatch):
+    monkeypatch.setattr(experiment, "_in_hand", ["tiny.yaml"])
+    assert experiment.with_experiment("too small") == "tiny.yaml: too small"
+    for message in ("tiny.yaml:3: too small", "override 'seed=x': too small"):
+        assert experiment.with_experiment(message) == message
+
+
 def test_check_reads_the_workload_to_its_end(spec_file):
     Path("t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,4\n1,9,x\n")
     done = schedlab("check", spec_file, "workload={trace: t.csv}")
@@ -279,8 +287,9 @@ def test_policy_that_never_starts_anybody_is_told_so_in_one_line(spec_file):
     assert done.stderr.count("\n") == 1
 
 
-def test_group_without_a_command_shows_its_help():
-    assert "Fetch, look at, convert and draw" in schedlab("trace").output
+@pytest.mark.parametrize("group", ["trace", "profile", "predictor", "regress"])
+def test_group_without_a_command_shows_its_help(group):
+    assert schedlab(group).output == schedlab(group, "--help").output
 
 
 @pytest.mark.parametrize(
@@ -314,7 +323,7 @@ def test_run_bug_is_a_traceback_not_a_line(spec_file, monkeypatch):
 
 
 @pytest.mark.slow
-def test_plot_draws_into_the_folder_which_stays_replaceable(spec_file):
+def test_plot_draws_into_the_folder_which_stays_replaceable(spec_file, blank_figures):
     assert schedlab("run", spec_file, "-o", "out").exit_code == 0
     done = schedlab("plot", "out")
     assert done.exit_code == 0, done.output

@@ -26,7 +26,7 @@ def schedlab(*arguments):
 
 
 @pytest.fixture
-def spec_file(tmp_path, monkeypatch):
+def spec_file(tmp_path, monkeypatch, blank_figures):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "s.yaml"
     path.write_text(

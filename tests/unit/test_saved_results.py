@@ -164,7 +164,7 @@ def test_shown_load_is_the_highest_that_is_not_all_saturated(achieved, expected)
 
 
 @pytest.mark.slow
-def test_drawing_leaves_a_folder_that_can_be_replaced(single):
+def test_drawing_leaves_a_folder_that_can_be_replaced(single, blank_figures):
     folder = single[1].folder
     written = {path.name for path in draw_chosen([folder], Chosen())[0]}
     assert {"time_series.png", "time_series.svg", "gantt.png"} <= written
@@ -229,7 +229,7 @@ def test_point_whose_metric_is_no_number_is_refused_by_its_folder(single, tmp_pa
 
 
 @pytest.mark.slow
-def test_points_that_are_gone_are_told_by_whoever_reads_the_rest(swept, tmp_path):
+def test_points_that_are_gone_are_told_by_whoever_reads_the_rest(swept, tmp_path, blank_figures):
     from typer.testing import CliRunner
 
     from schedlab.experiments.commands.app import app

@@ -64,11 +64,11 @@ metrics: {mean_ttft_ms: {relative: 0.01}}
 COMMANDS = [
     ["run", "s.yaml", "-o", "out", "-m", "largest(latency=itl)"],
     ["check", "s.yaml"],
-    ["sweep", "s.yaml", "-o", "out"],
+    ["sweep", "s.yaml", "-o", "out", "-j", "1"],
     ["compare", "out", "--all"],
     ["by-class", "out"],
-    ["find", "s.yaml"],
-    ["tune", "s.yaml", "sweep={}"],
+    ["find", "s.yaml", "-j", "1"],
+    ["tune", "s.yaml", "sweep={}", "-j", "1"],
     ["regress", "check", "--baseline", "."],
     ["batch-means", "one", "--batches", "5"],
     ["claims", "claim.yaml", "-j", "1"],
@@ -132,7 +132,7 @@ WIDTHS = [80, 100, 120, 180]
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory, blank_figures):
+def printed(tmp_path_factory, blank_figures_of_module):
     """Run every command once, and keep what it gave to the table: command to arguments."""
     kept = {}
     real = tables.text_table
@@ -215,3 +215,12 @@ def test_lines_on_a_terminal_are_wrapped_at_its_width_and_at_no_less_than_twenty
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + wraps
     assert wraps or lines == ["a line of 21 letters."]
+
+
+def test_each_line_of_a_text_is_wrapped_alone_and_goes_on_further_in(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "20")
+    terminal.print_lines(["first\nthe second is a long one\n\nthe twenty of fourth", "next"])
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        "first", "the second is a long", "  one", "", "the twenty of fourth", "next"
+    ]  # fmt: skip
