@@ -136,6 +136,8 @@ class LiveState:
             self._count_blocks(now_ns)
             if self._board is not None:
                 self._board.used_until_ns[self._place] = self._used_until_ns
+                # Whoever asked, loads that the board keeps are of the count before.
+                self._board.changed.add(self._place)
         return self._used_blocks
 
     def _count_blocks(self, now_ns: int) -> None:

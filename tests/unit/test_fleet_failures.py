@@ -45,9 +45,13 @@ def simulate(
     start_up_ns=0,
     router="round_robin",
     staleness_ns=0,
+    latency_s=50e-9,
+    **limits,
 ):  # fmt: skip
+    config = replace(CONFIG, **limits)
+
     def new_engine(pool):
-        return Engine(CONFIG, registry.make("fcfs"), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
+        return Engine(config, registry.make("fcfs"), SimExecutor(Pricing(LinearCost(1000, 10, 0))))
 
     size = len(roles)
     return simulate_cluster(
@@ -56,7 +60,7 @@ def simulate(
         workload,
         staleness_ns=staleness_ns,
         disaggregation=Disaggregation(roles, routers.make("jsq")) if "decode" in roles else None,
-        interconnect=Interconnect(Link(1e12, 50e-9, "a test"), 1000, [1] * size),
+        interconnect=Interconnect(Link(1e12, latency_s, "a test"), 1000, [1] * size),
         changes=Changes(Supply(new_engine, roles, [start_up_ns] * size), failures),
     )
 
@@ -66,7 +70,8 @@ def test_columns_of_an_offer_are_what_its_engines_say_whatever_becomes_of_them(s
     sizes = set()
 
     def in_flight(engine):
-        return engine.prompt_tokens_in_flight + 4 * engine.num_waiting + engine.num_running
+        told = engine.prompt_tokens_in_flight, engine.num_waiting, engine.num_running
+        return *told, engine.used_blocks
 
     class Comparing(Router):
         def route(self, request, engines):
@@ -82,6 +87,33 @@ def test_columns_of_an_offer_are_what_its_engines_say_whatever_becomes_of_them(s
     log = simulate(workload, failures, ("mixed",) * 3, 500, Comparing(), staleness_ns)
     assert sizes == {1, 2, 3}
     assert {0, 1, 2} == set(log.requests()["engine"].tolist())
+
+
+def test_loads_that_an_offer_keeps_are_those_of_engines_that_are_asked_each_time():
+    # Steps of 1 us that open blocks; just before and after engines go and come it is asked twice,
+    # and again while the first two have gone on by themselves.
+    times_ns = [0, 10, 20, 2_400, 2_600, 7_000, 9_100, 22_900, 23_100, 23_500, 27_000, 31_000]
+
+    def told(ask):
+        said = []
+
+        class Asking(Router):
+            def route(self, request, engines):
+                said.append(ask(engines))
+                return request.id if request.id < 3 else len(engines) - 1
+
+        workload = [arrival(i, at_ns, 18 + i, 40) for i, at_ns in enumerate(times_ns)]
+        failures = Failures([Outage(0, 2_500, 20_000)])
+        simulate(workload, failures, ("mixed",) * 3, 500, Asking())
+        return said
+
+    def used(engine):
+        return engine.used_blocks
+
+    kept = told(lambda engines: list(loads(engines, used)))
+    assert kept == told(lambda engines: [used(engine) for engine in engines])
+    # The request that was lost is sent once more.
+    assert [len(one) for one in kept] == [3] * 4 + [2] * 5 + [3] * 4
 
 
 def test_request_goes_on_elsewhere_with_the_tokens_that_came_out():
@@ -190,6 +222,42 @@ def test_kv_lost_with_its_sender_is_computed_again():
     # 21 tokens are computed again, with which the second token comes out.
     assert log.token_times(0).tolist()[:2] == [1200, 1_260 + 1000 + 210]
     assert (row["prefill_engine"], row["engine"], row["lost_tokens"]) == (1, 2, 20)
+
+
+def test_seat_of_kv_that_is_lost_on_its_way_is_given_to_who_waits_for_it():
+    failures = Failures([Outage(0, 1_260)])
+    workload = [arrival(0, 0, 20, 3), arrival(1, 0, 20, 3)]
+    log = simulate(workload, failures, ("prefill", "prefill", "decode"), max_num_seqs=1)
+    requests = log.requests()
+    # The other prompt is there since 1200 as well; that of the lost KV is computed behind it.
+    assert requests["transfer_start_ns"].tolist()[1] == 1_260
+    assert requests["prefill_engine"].tolist() == [1, 1]
+
+
+def test_kv_that_waits_behind_lost_kv_is_sent_at_once():
+    # Twelve blocks: the first request decodes in five or more, the second would need eleven, and
+    # the third, for which three are free, does not pass it by.
+    failures = Failures([Outage(1, 3_000)])
+    workload = [arrival(0, 0, 20, 12), arrival(1, 0, 40, 3), arrival(2, 400, 8, 3)]
+    roles = ("prefill", "prefill", "prefill", "decode")
+    log = simulate(workload, failures, roles, num_blocks=12, max_model_len=48)
+    requests = log.requests()
+    assert requests["transfer_start_ns"].tolist()[::2] == [1_200, 3_000]
+    assert requests["lost_tokens"].tolist() == [0, 40, 0]
+
+
+def test_memory_of_kv_that_is_lost_on_its_way_lets_who_was_preempted_go_on():
+    # Twelve blocks hold 20 tokens whose KV is on its way for 10 us, and 28 of the request that
+    # decodes there: for its 29th it waits until the other engine dies.
+    failures = Failures([Outage(1, 19_800)])
+    workload = [arrival(0, 0, 20, 12), arrival(1, 9_000, 20, 3)]
+    log = simulate(
+        workload, failures, ("prefill", "prefill", "decode"), latency_s=10e-6, num_blocks=12,
+        max_model_len=48,
+    )  # fmt: skip
+    assert log.requests()["num_preemptions"].tolist()[0] == 1
+    times_ns = log.token_times(0).tolist()
+    assert times_ns[9] - 19_800 == 1000 + 10 * 29
 
 
 def experiment(**cluster):
