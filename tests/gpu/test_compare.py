@@ -172,7 +172,7 @@ def test_identity_of_a_run_is_of_all_that_it_depends_on():
 
 
 @pytest.mark.slow
-def test_compare_that_runs_out_of_time_compares_what_there_is(tmp_path, monkeypatch):
+def test_compare_that_runs_out_of_time_compares_what_there_is(tmp_path, monkeypatch, blank_figures):
     spec = make_spec(
         {**SPEC, "sweep": {"policy": ["fcfs", "prefill_first"], "workload.num_requests": [6, 5]}}
     )

@@ -237,6 +237,7 @@ def test_forced_replay_without_a_recording_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("folder", [True], ids=["scheduled"], indirect=True)
 def test_validate_by_step_prints_decisions_and_differences(folder, tmp_path):
     spec = tmp_path / "spec.yaml"
     spec.write_text(json.dumps(experiment(folder).to_data()))

@@ -43,6 +43,12 @@ def page(folder):
     return report_page(read_results(folder))
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Leave out what takes longest to make."""
+    monkeypatch.setattr("schedlab.experiments.report.page.drawings", lambda results: [])
+
+
 class Reader(HTMLParser):
     """Collects text, tags and what a browser would load, and checks that tags close."""
 
@@ -121,7 +127,7 @@ def test_page_of_a_single_run_has_its_time_series_and_no_verdict(folder):
     assert reader.tags.count("figure") == 4
 
 
-def test_page_says_what_each_class_got_where_there_are_classes(tmp_path, page):
+def test_page_says_what_each_class_got_where_there_are_classes(tmp_path, page, no_figures):
     spec = make_spec(
         {
             "workload": {
@@ -140,8 +146,7 @@ def test_page_says_what_each_class_got_where_there_are_classes(tmp_path, page):
     assert 'id="by-class"' not in page
 
 
-def test_accuracy_of_a_calibrated_model_is_its_held_out_error(folder, monkeypatch):
-    monkeypatch.setattr("schedlab.experiments.report.page.drawings", lambda results: [])
+def test_accuracy_of_a_calibrated_model_is_its_held_out_error(folder, no_figures):
     results = read_results(folder)
     results.cost_models[0] |= {
         "name": "fitted", "calibration": "CALIBRATED",
@@ -205,7 +210,7 @@ def test_page_looks_right_in_a_browser(folder, tmp_path):
 
 
 def test_report_command_writes_where_it_is_told_and_refuses_a_folder_without_results(
-    folder, tmp_path
+    folder, tmp_path, no_figures
 ):
     from typer.testing import CliRunner
 

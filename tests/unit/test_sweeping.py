@@ -385,12 +385,16 @@ def sources(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_point_hash_follows_every_file_that_makes_a_run_and_no_other(sources):
+    def now():
+        code_version.cache_clear()
+        return point_hash(spec())
+
+    known = [now()]
+
     def changed(path):
-        code_version.cache_clear()
-        before = point_hash(spec())
         path.write_text(path.read_text() + "# edited\n")
-        code_version.cache_clear()
-        return point_hash(spec()) != before
+        known.append(now())
+        return known[-1] != known[-2]
 
     rooms = ("sim/core", "sim/cost", "policies", "traces/readers")
     takes_part = [min((sources / room).glob("*.py")) for room in rooms]
@@ -398,6 +402,8 @@ def test_point_hash_follows_every_file_that_makes_a_run_and_no_other(sources):
         takes_part += (sources / "experiments" / room).glob("*.py")
     assert all(map(changed, takes_part))
     (sources / "experiments" / "running" / "later.py").write_text("")
+    known.append(now())
+    assert known[-1] != known[-2]
     assert changed(sources / "experiments" / "running" / "later.py")
     reads_results = ("report", "figures", "sweeps", "commands", "results")
     for room in reads_results:
