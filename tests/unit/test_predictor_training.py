@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from schedlab.experiments.commands import predictor as command
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
@@ -86,12 +87,18 @@ def briefly(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["listmle", "pointwise", "buckets", "random_forest"])
-def test_train_learns_to_order_unseen_prompts_and_saves_what_it_learned(data, tmp_path, kind):
-    report = trained(data, tmp_path / "model", kind)
+def test_train_learns_to_order_unseen_prompts_and_saves_what_it_learned(
+    data, tmp_path, kind, request
+):
+    if kind == "pointwise":
+        folder, report = request.getfixturevalue("pointwise")
+    else:
+        folder = tmp_path / "model"
+        report = trained(data, folder, kind)
     # The noise within the four wishes limits what can be known.
     assert report["test"]["kendall_tau"] > 0.6
     assert report["test"]["gain"]["pairs_right"] > 0.1
-    predictor = registry.make("trained", model=str(tmp_path / "model"))
+    predictor = registry.make("trained", model=str(folder))
     asked = np.array([f"Tell me about tea number 7, {wish}." for wish in ANSWERS], dtype=object)
     apps = np.array(["qa", "qa", "essay", "essay"], dtype=object)
     nothing = np.full(4, 1)
@@ -153,6 +160,18 @@ def test_evaluate_on_the_own_file_uses_the_prompts_kept_out(data, pointwise, tmp
     assert found["test"]["num_prompts"] == 100
     assert "application_mean" not in found["test"]
     assert "tested on all of other.jsonl" in found["notes"][0]
+
+
+def test_report_tells_how_long_a_prediction_takes_and_what_is_to_be_known(capsys):
+    report = {"kind": "knn", "test": {"mean_error_s": 0.25, "gain": None}, "notes": ["one", "two"]}
+    command._print_report(report | {"latency_s": {"median": 0.0015, "p99": 0.02}})
+    told = capsys.readouterr().out.splitlines()
+    assert told[-3:] == [
+        "a prediction takes 1.50 ms, P99 20.00 ms on this machine", "one", "two"
+    ]  # fmt: skip
+    assert [line.split() for line in told if "mean error s" in line or "gain" in line] == [
+        ["mean", "error", "s", "0.25"], ["gain", "-"]
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -496,3 +515,40 @@ def test_latency_of_a_model_is_that_of_single_prompts_after_a_first_one(monkeypa
     found = train.latency(SimpleNamespace(lengths=asked.append), data)
     assert asked == [[4], [4], [6], [7]]
     assert found == {"median": 2.0, "p99": pytest.approx(2.98), "num_predictions": 3}
+
+
+def test_network_keeps_the_mean_of_its_newest_steps_each_with_gradients_of_its_own(monkeypatch):
+    torch = pytest.importorskip("torch")
+    steps = []
+
+    class Counting:
+        """Sets every weight to the number of the step."""
+
+        def __init__(self, parameters, lr, weight_decay):
+            self.parameters = list(parameters)
+            self.is_zeroed = False
+
+        def zero_grad(self):
+            self.is_zeroed = True
+
+        def step(self):
+            assert self.is_zeroed, "gradients of the step before are still there"
+            self.is_zeroed = False
+            steps.append(len(steps) + 1)
+            with torch.no_grad():
+                for weight in self.parameters:
+                    assert weight.grad is not None
+                    weight.fill_(steps[-1])
+
+    monkeypatch.setattr(torch.optim, "AdamW", Counting)
+    monkeypatch.setattr(network, "LEAST_STEPS", 60)
+    monkeypatch.setattr(network, "NUM_EPOCHS", 1)
+    rng = stream(0, "features")
+    plain = rng.standard_normal((40, 3)).astype(np.float32)
+    given = network.Examples("none", plain, [[]] * 40, rng.integers(1, 99, 40))
+    trained = network.train_network("pointwise", given, num_buckets=4, seed=0)
+    assert len(steps) >= 60
+    for name in ("hidden", "hidden_bias"):
+        kept = trained.arrays[name]
+        assert 0.85 * len(steps) < kept.min(), name
+        assert kept.max() < len(steps), name
