@@ -388,8 +388,12 @@ class SimExecutor(Executor):
     def _next_finish(self, decodes: DecodeBatch) -> int:
         """Return the count of decode steps at which the next member of the batch finishes."""
         if decodes.size <= _FEW_DECODES:  # where most are paused, they lie before
-            answers = self._answers
-            return min([answers[i].due_step for i in decodes.members])
+            answers, soonest = self._answers, -1
+            for i in decodes.members:
+                due_step = answers[i].due_step
+                if due_step < soonest or soonest < 0:
+                    soonest = due_step
+            return soonest
         while True:
             step = self._due_steps[0]
             due = self._due[step]
@@ -413,7 +417,9 @@ class SimExecutor(Executor):
         if decodes.size <= _FEW_DECODES:
             due = [self._answers[i] for i in decodes.members]
         else:
-            due = dict.fromkeys(self._due[step])  # who left and came back may be in it twice
+            due = self._due[step]
+            if len(due) > 1:
+                due = dict.fromkeys(due)  # who left and came back may be in it twice
         if len(due) > 1:
             due = sorted(due, key=_turn)
         found: list[RequestState] = []
