@@ -58,6 +58,14 @@ def verify_one_by_one(outcome: Outcome, place: int, most: int, stop: int) -> tup
     return bursts.getvalue(), drafted.getvalue()
 
 
+def with_last(bursts: bytes, tokens: int) -> bytes:
+    """Return bursts of which the last one has so many tokens."""
+    changed = BytesWriter()
+    changed.write(bursts)
+    changed[-1] = tokens
+    return changed.getvalue()
+
+
 class Track:
     """The verifications of a request, from where it stands to the end of its answer.
 
@@ -131,8 +139,9 @@ class Track:
         capacity: i64 = self._capacity
         longest: i64 = self._longest
         fits = capacity - ahead
+        count: i64 = len(bursts)
         i: i64
-        for i in range(len(bursts)):
+        for i in range(count):
             if after > fits:
                 end: i64 = after + ahead
                 if end > longest:
@@ -144,8 +153,9 @@ class Track:
             after += bursts[i]
         self._num_tokens = after
         self._capacity = capacity
-        self.bursts += bursts
-        self.drafted += drafted
+        if first:
+            bursts, drafted = self.bursts + bursts, self.drafted + drafted
+        self.bursts, self.drafted = bursts, drafted
 
     @property
     def num_tokens(self) -> int:
@@ -164,26 +174,27 @@ class Track:
 
     def _set_last(self, tokens: int) -> None:
         """Let another number of tokens come out of the last one."""
-        more = tokens - self.bursts[-1]
-        self._num_tokens += more
-        if self._counted == len(self.bursts):
-            self._counted_tokens += more
-        self.bursts = self.bursts[:-1] + bytes([tokens])
+        self._num_tokens += tokens - self.bursts[-1]
+        self.bursts = with_last(self.bursts, tokens)
 
     def tokens_before(self, i: int) -> int:
         """Count the tokens that have come out before a verification, or after the last."""
-        bursts, counted = self.bursts, self._counted
+        bursts = self.bursts
+        if i == len(bursts):
+            return self._num_tokens
+        counted: i64 = self._counted
+        asked: i64 = i
         tokens: i64 = self._counted_tokens
-        if i == counted:
+        if asked == counted:
             return tokens
         j: i64
-        if i > counted:
-            for j in range(counted, i):
+        if asked > counted:
+            for j in range(counted, asked):
                 tokens += bursts[j]
         else:
-            for j in range(i, counted):
+            for j in range(asked, counted):
                 tokens -= bursts[j]
-        self._counted, self._counted_tokens = i, tokens
+        self._counted, self._counted_tokens = asked, tokens
         return tokens
 
     def held(self, i: int) -> int:
@@ -192,13 +203,18 @@ class Track:
         Its context, slots of drafts that were rejected, and slots for a drafter's cache. Who
         drafted longer ago than so many verifications has passed the end of that draft.
         """
-        most = self._least_held
-        came = self.tokens_before(i)
-        for j in range(i - 1, max(i - 2 - self._window, -1), -1):
-            came -= self.bursts[j]
-            end = came + self.drafted[j] + self._slots
+        bursts, drafted = self.bursts, self.drafted
+        most: i64 = self._least_held
+        came: i64 = self.tokens_before(i)
+        slots: i64 = self._slots
+        longest: i64 = self._longest
+        before: i64 = i
+        j: i64
+        for j in range(before - 1, max(i - 2 - self._window, -1), -1):
+            came -= bursts[j]
+            end: i64 = came + drafted[j] + slots
             if end > most:
-                most = min(end, self._longest)
+                most = end if end < longest else longest
         return most
 
     def cut_short(self, i: int) -> bool:

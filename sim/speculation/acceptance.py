@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from schedlab.sim.core.track import Outcome
+from schedlab.sim.core.track import Outcome, with_last
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Request
 
@@ -23,6 +22,9 @@ _REQUESTS: Final = 16
 _PLACES: Final = 512
 """For so many requests with successive numbers, and so many places of their answers, numbers are
 drawn at once: numpy is called so much less often that those nobody comes to are cheap."""
+
+_BLOCK: Final = _PLACES // 8
+"""Bytes that say of so many places whether a token is right."""
 
 _LOTS_KEPT: Final = 256
 _WARM_UP: Final = 16
@@ -79,7 +81,7 @@ class DrawnAcceptance:
         self._spread = spread
         # Of a lot of requests the blocks of places drawn so far: of each rate and request a bit for
         # each place, the first one lowest, 1 where a token is right.
-        self._lots: dict[int, list[list[int]]] = {}
+        self._lots: dict[int, list[bytes]] = {}
         self._rng = np.random.Generator(np.random.SFC64(0))
         self._random_raw: Callable[[int], _Raw] = self._rng.bit_generator.random_raw
         key = (seed << 32 | zlib.crc32(b"acceptance")) & (1 << 64) - 1
@@ -96,39 +98,40 @@ class DrawnAcceptance:
             blocks = self._lots[lot] = []
         while len(blocks) * _PLACES < output_tokens:
             blocks.append(self._draw(lot, len(blocks)))
-        there = (1 << output_tokens) - 1
-        right: list[int] = []
+        if self._num_rates == 1 and len(blocks) == 1:
+            begin = member * _BLOCK
+            return _OneRate(blocks[0][begin : begin + _BLOCK], output_tokens)
+        right: list[bytes] = []
         for i in range(member, self._num_rates * _REQUESTS, _REQUESTS):
-            bits = 0
-            for j in range(len(blocks)):
-                bits |= blocks[j][i] << j * _PLACES
-            right.append(bits & there)
+            of_blocks = [block[i * _BLOCK : (i + 1) * _BLOCK] for block in blocks]
+            right.append(b"".join(of_blocks))
         if len(right) == 1:
             return _OneRate(right[0], output_tokens)
         return _Rates(right, output_tokens)
 
-    def _draw(self, lot: int, block: int) -> list[int]:
+    def _draw(self, lot: int, block: int) -> bytes:
         """Draw which tokens are right at a block of places of a lot of requests."""
         below = self._below
         if self._spread:
             mean = float(self._rates[0, 0, 0])
             weight = mean * (1 - mean) / self._spread**2 - 1
             self._seek(lot, 0)
+            self._random_raw(_WARM_UP)
             scale = self._rng.beta(mean * weight, (1 - mean) * weight, (_REQUESTS, 1)) / mean
             below = _below(np.minimum(self._rates * scale, 1.0))
         self._seek(lot, 1 + block)
-        drawn = self._random_raw(_REQUESTS * _PLACES // 2)
+        drawn = self._random_raw(_WARM_UP + _REQUESTS * _PLACES // 2)[_WARM_UP:]
         numbers = drawn.view(np.uint32).reshape(_REQUESTS, _PLACES)
-        bits = np.packbits(numbers < below, bitorder="little").tobytes()
-        size = _PLACES // 8
-        return [int.from_bytes(bits[i : i + size], "little") for i in range(0, len(bits), size)]
+        return np.packbits(numbers < below, bitorder="little").tobytes()
 
     def _seek(self, lot: int, what: int) -> None:
-        """Let the generator go on where nothing else of the lot, and of others, is drawn."""
+        """Let the generator go on where nothing else of the lot, and of others, is drawn.
+
+        Its first `_WARM_UP` numbers are to be dropped.
+        """
         self._key[1:3] = lot, what
         # To give it another state costs a fraction of making one, of a list still less.
         self._rng.bit_generator.state = self._fresh
-        self._random_raw(_WARM_UP)
 
 
 def _below(rates: npt.NDArray[np.float64]) -> _Raw:
@@ -142,8 +145,8 @@ class _OneRate:
 
     __slots__ = ("_num_places", "_right")
 
-    def __init__(self, right: int, num_places: int) -> None:
-        # A bit for each place. Behind the end, where eight are looked at, nothing is right.
+    def __init__(self, right: bytes, num_places: int) -> None:
+        # A bit for each place, and some behind the end, which say nothing.
         self._right = right
         self._num_places = num_places
 
@@ -154,55 +157,80 @@ class _OneRate:
 
     def verify_on(self, place: int, most: int, stop: int) -> tuple[bytes, bytes]:
         """Draft `most` tokens time after time; see `Outcome`."""
-        found, behind = _table(most)
-        bursts = BytesWriter()
-        # Eight places at once. Where there are none, behind the end, tokens are wrong.
-        eights = (self._right >> place).to_bytes(self._num_places // 8 + 1, "little")
-        count: i64 = (min(stop + most, self._num_places) - place + 7) // 8
-        begun: i64 = 0
+        if place >= stop:
+            return b"", b""
+        table = _TABLES.get(most)
+        if table is None:
+            table = _TABLES[most] = _Table(most)
+        found, behind, right, bursts = table.found, table.behind, self._right, BytesWriter()
+        # Eight places at once. Of the first, those before `place` count as wrong: bursts to drop.
+        first, dropped = place // 8, place % 8
+        last = (min(stop + most, self._num_places) + 7) // 8
+        at: i64 = right[first] >> dropped << dropped
+        bursts.write(found[at])
+        begun: i64 = behind[at]
+        next_one: i64 = first + 1
+        behind_last: i64 = last
         i: i64
-        for i in range(count):
-            at: i64 = begun << 8 | eights[i]
+        for i in range(next_one, behind_last):
+            at = begun << 8 | right[i]
             bursts.write(found[at])
             begun = behind[at]
-        end = place + 8 * count
+        end: i64 = 8 * last
         if begun:
             bursts.append(begun + 1)
             end += 1
         came = bursts.getvalue()
-        count = len(came)
-        while count and end - came[count - 1] >= stop:
+        count: i64 = len(came)
+        size: i64 = came[count - 1]
+        while end - size >= stop:
+            end -= size
             count -= 1
-            end -= came[count]
-        return came[:count], bytes([most]) * count
+            size = came[count - 1]
+        came = came[dropped:count]
+        over: i64 = end - self._num_places - 1
+        if over > 0:  # what is drafted behind the end is wrong
+            came = with_last(came, size - over)
+        return came, table.drafted * len(came)
 
 
-@cache
-def _table(most: int) -> tuple[list[bytes], bytes]:
-    """Return what becomes of eight places where so many tokens are drafted.
+class _Table:
+    """What becomes of eight places where so many tokens are drafted.
 
     An index is the number of tokens that were right before those places in the same verification,
     and behind it a bit for each place, the first one lowest: 1 where a token is right.
 
-    Returns
-    -------
+    Attributes
+    ----------
     found : list of bytes
         Bursts that end within the places.
     behind : bytes
         Tokens of the one that goes on behind them.
+    drafted : bytes
+        So many tokens, as a byte.
     """
-    found, behind = [], BytesWriter()
-    for begun in range(most + 1):
-        for eight in range(256):
-            bursts, tokens = BytesWriter(), begun
-            for bit in range(8):
-                tokens += 1
-                if tokens > most or not eight >> bit & 1:
-                    bursts.append(tokens)
-                    tokens = 0
-            found.append(bursts.getvalue())
-            behind.append(tokens)
-    return found, behind.getvalue()
+
+    __slots__ = ("behind", "drafted", "found")
+
+    def __init__(self, most: int) -> None:
+        self.drafted = bytes([most])
+        self.found: list[bytes] = []
+        behind = BytesWriter()
+        for begun in range(most + 1):
+            for eight in range(256):
+                bursts, tokens = BytesWriter(), begun
+                for bit in range(8):
+                    tokens += 1
+                    if tokens > most or not eight >> bit & 1:
+                        bursts.append(tokens)
+                        tokens = 0
+                self.found.append(bursts.getvalue())
+                behind.append(tokens)
+        self.behind = behind.getvalue()
+
+
+_TABLES: Final[dict[int, _Table]] = {}
+"""By the tokens drafted: worked out once."""
 
 
 class _Rates:
@@ -210,10 +238,12 @@ class _Rates:
 
     __slots__ = ("_right",)
 
-    def __init__(self, right: list[int], num_places: int) -> None:
+    def __init__(self, right: list[bytes], num_places: int) -> None:
         # Of each place, whether it is right as the 1st, 2nd, .. of a draft. Nothing is, behind the
         # end.
-        self._right = [f"{bits:0{num_places + 1}b}"[::-1] for bits in right]
+        there = (1 << num_places) - 1
+        numbers = [int.from_bytes(bits, "little") & there for bits in right]
+        self._right = [f"{bits:0{num_places + 1}b}"[::-1] for bits in numbers]
 
     def verify(self, place: int, most: int) -> tuple[int, int]:
         """Draft `most` tokens; see `Outcome`. Tokens behind the end of the answer are rejected."""
