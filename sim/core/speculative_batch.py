@@ -43,7 +43,8 @@ class SpeculativeBatch(DecodeBatch):
     __slots__ = (
         "_base", "_blocks", "_context_sum", "_cut_short", "_drafts", "_fastest", "_leading",
         "_less_led", "_looked_at", "_more_trail", "_num_lookahead_tokens", "_rows", "_shifts",
-        "_tokens", "_trailing", "counts_cut_short", "last_tokens", "num_accepted", "num_cut_short",
+        "_tokens", "_trailing", "_zeros", "counts_cut_short", "last_tokens", "num_accepted",
+        "num_cut_short",
     )  # fmt: skip
 
     def __init__(self, config: EngineConfig) -> None:
@@ -58,6 +59,7 @@ class SpeculativeBatch(DecodeBatch):
         self._tokens: vec[i64] = vec[i64]()
         self._blocks: vec[i64] = vec[i64]()
         self._cut_short: list[int] = []
+        self._zeros: vec[i64] = vec[i64]([0] * _STEPS_KEPT)
         # Members for which a 1st, 2nd, .. token is drafted in the next step, their sum, and by how
         # much they change before a step to come: seldom, since most draft the same all the time.
         self._rows = [0] * config.num_speculative_tokens
@@ -112,16 +114,14 @@ class SpeculativeBatch(DecodeBatch):
         if first > last:
             return
         self._make_room(last + 1 - first)
-        at: i64 = self.steps - self._base - first
         tokens, blocks = self._tokens, self._blocks
+        at: i64 = self.steps - self._base - first
         one: i64 = sign
+        begin: i64 = first
+        end: i64 = len(bursts)
         i: i64
-        if sign > 0:
-            for i in range(first, last + 1):
-                tokens[at + i] += bursts[i]
-        else:
-            for i in range(first, last + 1):
-                tokens[at + i] -= bursts[i]
+        for i in range(begin, end):
+            tokens[at + i] += one * bursts[i]
         for i in reversed(track.openings):
             if i < first:
                 break
@@ -186,19 +186,20 @@ class SpeculativeBatch(DecodeBatch):
             self._base = self.steps
             column = 0
         missing = column + count + MOST_STEPS - len(self._tokens)
-        if missing > 0:
-            zeros = [0] * (missing + _STEPS_KEPT)
-            self._tokens = extend(self._tokens, zeros)
-            self._blocks = extend(self._blocks, zeros)
-            self._cut_short += zeros
+        while missing > 0:
+            self._tokens = extend(self._tokens, self._zeros)
+            self._blocks = extend(self._blocks, self._zeros)
+            self._cut_short += [0] * _STEPS_KEPT
+            missing -= _STEPS_KEPT
 
     def advance(self, num_steps: int) -> int:
         """Take steps of all members; return the tokens that came out."""
-        column = self.steps - self._base
         tokens_of_steps = self._tokens
-        tokens: int = tokens_of_steps[column]
+        column: i64 = self.steps - self._base
+        end: i64 = column + num_steps
+        tokens: i64 = 0
         i: i64
-        for i in range(column + 1, column + num_steps):
+        for i in range(column, end):
             tokens += tokens_of_steps[i]
         self._context_sum += tokens
         self.num_accepted += tokens - self.size * num_steps
@@ -229,14 +230,20 @@ class SpeculativeBatch(DecodeBatch):
         column: i64 = self.steps - self._base
         size: i64 = self.size
         tokens = self._tokens
-        drafts, num_drafts = self._drafts, self._rows[0]
-        rows = self._rows_ahead(num_steps) if self._shifts else []
+        if self._shifts:
+            for rows in self._rows_ahead(num_steps):
+                write_i64_le(log, sum(rows))
+                write_i64_le(log, tokens[column] - size)
+                write_i64_le(log, rows[0])
+                column += 1
+            return
+        drafts: i64 = self._drafts
+        num_drafts: i64 = self._rows[0]
+        end: i64 = column + num_steps
         i: i64
-        for i in range(num_steps):
-            if rows:
-                drafts, num_drafts = sum(rows[i]), rows[i][0]
+        for i in range(column, end):
             write_i64_le(log, drafts)
-            write_i64_le(log, tokens[column + i] - size)
+            write_i64_le(log, tokens[i] - size)
             write_i64_le(log, num_drafts)
 
     @property
@@ -262,14 +269,8 @@ class SpeculativeBatch(DecodeBatch):
         num_steps : int
             At most `MOST_STEPS`.
         """
-        context_sum, sums = self._context_sum, [self._context_sum]
-        if num_steps > 1:
-            column, tokens = self.steps - self._base, self._tokens
-            i: i64
-            for i in range(column, column + num_steps - 1):
-                context_sum += tokens[i]
-                sums.append(context_sum)
-        return UnevenSteps(first, sums, self._extremes)
+        column = self.steps - self._base
+        return UnevenSteps(first, self._tokens[column : column + num_steps - 1], self)
 
     # -- contexts ------------------------------------------------------------------------------
 
@@ -288,7 +289,7 @@ class SpeculativeBatch(DecodeBatch):
         """Smallest number of cached tokens of a member, 0 if there is none."""
         return self._smallest(self.steps) if self.size else 0
 
-    def _extremes(self, num_steps: int) -> list[tuple[int, int]]:
+    def extremes(self, num_steps: int) -> list[tuple[int, int]]:
         """Return the largest and the smallest context of a member before each of the next steps."""
         steps = range(self.steps, self.steps + num_steps)
         return [(self._largest(step), self._smallest(step)) for step in steps]

@@ -104,7 +104,8 @@ class SpeculativeExecutor(SimExecutor):
     def remove(self, state: RequestState) -> None:
         """Forget a request that finished or was rejected."""
         super().remove(state)
-        self._outcomes.pop(state.id, None)
+        if state.id in self._outcomes:
+            del self._outcomes[state.id]
 
     def look_ahead(self, state: RequestState) -> None:
         """Set the track of a request that is in no batch."""

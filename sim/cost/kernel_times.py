@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from librt.vecs import vec
+from mypy_extensions import i64
+
 from schedlab.sim.cost.efficiency import Efficiency
 from schedlab.sim.cost.product import TILE, Product
 from schedlab.sim.cost.segment import segment_ns
@@ -178,8 +181,7 @@ class KernelTimes:
         if cost >= least and read > self._ramp_ns:
             return segment_ns(at_rate, self._kv_ns, context, num_decodes, 0.0, 0, k)
         # Contexts are so short that they hide behind the rows, or never reach the rate.
-        contexts = [context + num_decodes * j for j in range(k)]
-        return self._decodes_ns(beside, attending, contexts)
+        return self._decodes_ns(beside, attending, context, vec[i64]([num_decodes] * (k - 1)))
 
     def chunk_pricer(self, shape: BatchShape, context_tokens: int) -> Callable[[int], int]:
         """Return what gives the duration of a step with one more chunk, by its new tokens.
@@ -208,15 +210,20 @@ class KernelTimes:
     def uneven_ns(self, steps: UnevenSteps) -> list[int]:
         """Return the durations of steps with contexts of their own; see `CostModel.uneven_ns`."""
         shape = steps.first
-        more = shape.num_decodes + shape.padding_context_tokens
         return self._decodes_ns(
             self._beside_attention(shape),
             shape.num_decodes + shape.padding_rows,
-            [tokens + more for tokens in steps.context_sums],
+            shape.decode_context_sum_tokens + shape.num_decodes + shape.padding_context_tokens,
+            steps.grown_tokens,
         )
 
-    def _decodes_ns(self, beside: float, attending: int, contexts: list[int]) -> list[int]:
-        """Return what steps of decodes alone take, by the tokens that each of them reads."""
+    def _decodes_ns(
+        self, beside: float, attending: int, context: int, grown_tokens: vec[i64]
+    ) -> list[int]:
+        """Return what steps of decodes alone take, by the tokens that each of them reads.
+
+        Those are told of the first, and by how many they grow in each but the last.
+        """
         base = least = beside
         if attending:
             rows_ns = self._row_ns * attending
@@ -225,10 +232,14 @@ class KernelTimes:
         ramp_ns, kv_ns = self._ramp_ns, self._kv_ns
         at_rate = base + ramp_ns
         costs: list[int] = []
-        for context in contexts:
+        last: i64 = len(grown_tokens)
+        i: i64
+        for i in range(last + 1):
             read = kv_ns * context
             cost = at_rate + read if read > ramp_ns else base + 2.0 * read
             costs.append(int((cost if cost > least else least) + 0.5) or 1)
+            if i < last:
+                context += grown_tokens[i]
         return costs
 
     def _beside_attention(self, shape: BatchShape) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from mypy_extensions import mypyc_attr
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
 
 
 @mypyc_attr(free_list_len=1, acyclic=True)
@@ -155,6 +156,13 @@ class BatchShape:
         )
 
 
+class Contexts(Protocol):
+    """Who knows the contexts of the requests that decode."""
+
+    def extremes(self, num_steps: int) -> list[tuple[int, int]]:
+        """Return the largest and the smallest before each of the next steps."""
+
+
 class UnevenSteps:
     """Successive steps of one batch, without prompts, whose contexts grow by several tokens each.
 
@@ -162,38 +170,35 @@ class UnevenSteps:
     ----------
     first : BatchShape
         The first of them.
-    context_sums : list of int
-        `decode_context_sum_tokens` of each.
-    extremes : callable
-        Returns the largest and the smallest context of so many of them. Who only adds contexts up
-        need not know, so it is asked when somebody wants to see the steps, soon after they are
-        made.
+    grown_tokens : vec of i64
+        By how many tokens all contexts together grow in each of them but the last.
+    contexts : Contexts
+        Who knows more. Who only adds contexts up need not, so it is asked when somebody wants to
+        see the steps, soon after they are made.
     """
 
-    __slots__ = ("_extremes", "_shapes", "context_sums", "first")
+    __slots__ = ("_contexts", "_shapes", "first", "grown_tokens")
 
-    def __init__(
-        self,
-        first: BatchShape,
-        context_sums: list[int],
-        extremes: Callable[[int], list[tuple[int, int]]],
-    ) -> None:
+    def __init__(self, first: BatchShape, grown_tokens: vec[i64], contexts: Contexts) -> None:
         self.first = first
-        self.context_sums = context_sums
-        self._extremes = extremes
+        self.grown_tokens = grown_tokens
+        self._contexts = contexts
         self._shapes: list[BatchShape] | None = None
 
     def __len__(self) -> int:
-        return len(self.context_sums)
+        return len(self.grown_tokens) + 1
 
     def shapes(self) -> list[BatchShape]:
         """Return them one by one."""
         found = self._shapes
         if found is None:
-            found = self._shapes = [self.first]
-            if len(self.context_sums) > 1:
-                extremes = self._extremes(len(self.context_sums))
+            first, grown_tokens = self.first, self.grown_tokens
+            found = self._shapes = [first]
+            if len(self) > 1:
+                sum_tokens = first.decode_context_sum_tokens
+                extremes = self._contexts.extremes(len(self))
                 for i in range(1, len(extremes)):
                     longest, shortest = extremes[i]
-                    found.append(self.first.with_contexts(self.context_sums[i], longest, shortest))
+                    sum_tokens += grown_tokens[i - 1]
+                    found.append(first.with_contexts(sum_tokens, longest, shortest))
         return found

@@ -4,6 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from schedlab.sim.cost.efficiency import (
     AllReduce,
@@ -355,6 +357,14 @@ def test_step_with_prompts_takes_no_less_than_the_host_needs_to_launch_it():
         assert RooflineCostModel(Deployment(TINY, SLOW_MEMORY), held).step_ns(shape) == expected
 
 
+class _Contexts:
+    def __init__(self, extremes):
+        self._extremes = extremes
+
+    def extremes(self, num_steps):
+        return self._extremes[:num_steps]
+
+
 class _Twice(RooflineCostModel):
     """Takes twice as long, and a nanosecond a token of the smallest context."""
 
@@ -368,7 +378,7 @@ def test_a_subclass_that_prices_steps_is_asked_for_each_and_told_the_extremes():
     assert (plain.reads_extremes, twice.reads_extremes) == (False, True)
     first = BatchShape(2, 300, 200, rows_sampled=2, decode_context_min_tokens=100)
     extremes = [(200, 100), (203, 101), (205, 105)]
-    steps = UnevenSteps(first, [300, 304, 310], lambda count: extremes[:count])
+    steps = UnevenSteps(first, vec[i64]([4, 6]), _Contexts(extremes))
     asked = [plain.step_ns(shape)[0] for shape in steps.shapes()]
     assert plain.uneven_ns(steps) == asked
     expected = [2 * ns + least for ns, (_, least) in zip(asked, extremes, strict=True)]
