@@ -120,8 +120,12 @@ class SpeculativeBatch(DecodeBatch):
         begin: i64 = first
         end: i64 = len(bursts)
         i: i64
-        for i in range(begin, end):
-            tokens[at + i] += one * bursts[i]
+        if sign > 0:
+            for i in range(begin, end):
+                tokens[at + i] += bursts[i]
+        else:
+            for i in range(begin, end):
+                tokens[at + i] -= bursts[i]
         for i in reversed(track.openings):
             if i < first:
                 break
@@ -145,7 +149,9 @@ class SpeculativeBatch(DecodeBatch):
         else:
             rows = self._rows
             self._drafts += sign * drafts
-        for i in range(drafts):
+        count: i64 = drafts
+        i: i64
+        for i in range(count):
             rows[i] = rows[i] + sign
 
     def settle(

@@ -87,6 +87,7 @@ class SpeculativeExecutor(SimExecutor):
         self._config = config
         self._acceptance = acceptance
         self._drafter = drafter
+        self._drafting_ns = drafter.step_ns
         self._drafts_read_contexts = drafter.reads_contexts
         self._outcomes: dict[int, Outcome] = {}
         # The first of the steps priced last, and all of them if there are several.
@@ -126,18 +127,18 @@ class SpeculativeExecutor(SimExecutor):
 
     def _durations_ns(self, shape: BatchShape, decodes: DecodeBatch, num_steps: int) -> list[int]:
         assert isinstance(decodes, SpeculativeBatch)
-        drafts, pricing, drafter = shape.draft_tokens, self.pricing, self._drafter
+        drafts, pricing = shape.draft_tokens, self.pricing
         self._first = first = shape.verification()
         self._drafts, self._decodes = drafts, decodes
         if num_steps == 1:
             self._priced = None
-            return [pricing.step_ns(first, 1)[0] + drafter.step_ns(first, drafts, self._rows())]
+            return [pricing.step_ns(first, 1)[0] + self._drafting_ns(first, drafts, self._rows())]
         self._priced = steps = decodes.uneven(first, num_steps)
         verifying_ns = pricing.uneven_ns(steps)
         if self._drafts_read_contexts or not decodes.drafts_alike():
-            drafting_ns = drafter.uneven_ns(steps, drafts, decodes.drafting_rows(num_steps))
+            drafting_ns = self._drafter.uneven_ns(steps, drafts, decodes.drafting_rows(num_steps))
             return [verifying_ns[i] + drafting_ns[i] for i in range(num_steps)]
-        each_ns = drafter.step_ns(first, drafts, decodes.rows_next_step)
+        each_ns = self._drafting_ns(first, drafts, decodes.rows_next_step)
         return [step_ns + each_ns for step_ns in verifying_ns]
 
     def _carried_out(self, shape: BatchShape, num_steps: int) -> None:
