@@ -164,8 +164,8 @@ def level_told(spec: ExperimentSpec) -> str:
     return (
         "Before and after each measured run requests of another workload and other seeds were "
         f"served by {LEVEL_POLICY}, {spec.real.level_requests_per_client} sent one after the other "
-        "by each of as many clients as requests run in a step of that point's simulation, priced at "
-        "the level that a first set of such runs told (in the middle one of the third of steps "
+        "by each of as many clients as requests run in a step of that point's simulation, priced "
+        "at the level that a first set of such runs told (in the middle one of the third of steps "
         "with the fewest, and of all, before the run; of the third with the most after it), with "
         "contexts as long as there. Their steps say at what "
         "level those of a run stood in that round, and how far they scattered; nothing is fitted "
