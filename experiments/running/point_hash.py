@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import json
 import re
-import site
 import sysconfig
 from collections.abc import Iterator
 from functools import cache
@@ -23,6 +22,7 @@ _PACKAGES = ("sim", "policies", "traces", "gpu_backend", "experiments")
 _COMPUTE_A_RESULT = (
     "sim", "policies", "traces", "experiments/running", "experiments/specification",
 )  # fmt: skip
+_OF_INSTALLED = {"site-packages", "dist-packages"}
 _MODULE_AND_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -120,14 +120,15 @@ def _source(name: str) -> Path | None:
     """Return the file of a module that is neither installed nor part of this project."""
     try:
         found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
+    except Exception:  # of packages above it, which are imported to look: any they like
         return None
     if found is None or found.origin is None or not found.origin.endswith(".py"):
         return None
     path = Path(found.origin).resolve()
-    installed = {Path(sysconfig.get_path("stdlib")), *map(Path, site.getsitepackages())}
-    ours = {_ROOT / package for package in _PACKAGES}
-    if any(path.is_relative_to(folder.resolve()) for folder in installed | ours):
+    if not _OF_INSTALLED.isdisjoint(path.parts):  # whoever installed it: with --user, or a .pth
+        return None
+    others = {Path(sysconfig.get_path("stdlib")), *(_ROOT / package for package in _PACKAGES)}
+    if any(path.is_relative_to(folder.resolve()) for folder in others):
         return None
     return path
 

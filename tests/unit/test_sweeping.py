@@ -371,6 +371,30 @@ def test_point_hash_follows_a_policy_and_the_modules_it_imports(tmp_path, monkey
     assert point_hash(mine) != before
 
 
+def test_point_hash_leaves_out_what_is_installed_anywhere_and_what_cannot_be_looked_at(
+    tmp_path, monkeypatch
+):
+    of_user = tmp_path / "lib" / "python3" / "site-packages"
+    broken = tmp_path / "hashed_broken"
+    for folder in (of_user, broken):
+        folder.mkdir(parents=True)
+        monkeypatch.syspath_prepend(str(folder.parent if folder is broken else folder))
+    (of_user / "hashed_library.py").write_text("N = 1\n")
+    (broken / "__init__.py").write_text("raise AttributeError('of another version')\n")
+    (tmp_path / "hashed_user.py").write_text(
+        "from hashed_library import N\nfrom schedlab.policies import ContinuousBatching\n"
+        "try:\n    from hashed_broken.part import thing\nexcept Exception:\n    thing = None\n"
+        "class Mine(ContinuousBatching):\n    source = 'mine'\n"
+    )
+    mine = spec(policy="hashed_user:Mine")
+    before = point_hash(mine)
+    (of_user / "hashed_library.py").write_text("N = 2\n")
+    assert point_hash(mine) == before
+    with (tmp_path / "hashed_user.py").open("a") as own:
+        own.write("N = 3\n")
+    assert point_hash(mine) != before
+
+
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
     """A copy of the program's sources, which results are then hashed by."""
