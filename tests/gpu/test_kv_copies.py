@@ -202,7 +202,7 @@ class Log:
 
 def executor(has_tiers=False, has_memory=True):
     log = []
-    made = object.__new__(TorchExecutor)
+    made = TorchExecutor.__new__(TorchExecutor)
     made._builder = Log(log, "builder")
     made.pool = Log(log, "pool", holds=True, seat=4, grow=5, blocks="its blocks")
     made.sequences = Log(log, "sequences")
