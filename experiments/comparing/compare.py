@@ -23,6 +23,7 @@ from schedlab.experiments.comparing.level_runs import (
     check_level,
     level_of,
     load_beside,
+    simulated_at,
 )
 from schedlab.experiments.comparing.machine import check_profile, machine_name
 from schedlab.experiments.comparing.measured_runs import (
@@ -301,11 +302,11 @@ def _compared(
     if make_cost_model(point.spec).step_spread is not None:
         draws = (_scattering(point.spec, True, draw) for draw in range(_DRAWS))
         simulated = [
-            _simulated(spec, rounds[draw % len(rounds)] if rounds else None)
+            simulated_at(rounds[draw % len(rounds)] if rounds else None, spec)
             for draw, spec in enumerate(draws)
         ]
     elif rounds:
-        simulated = [_simulated(point.spec, level) for level in rounds]
+        simulated = [simulated_at(level, point.spec) for level in rounds]
     modelled = None if checked is None else first_difference(checked.steps, simulated_steps)
     first = next(iter(measured.values()))
     difference = first_difference(first.steps, simulated_steps)
@@ -334,11 +335,6 @@ def _compared(
         num_simulated=len(simulated),
         levels={repeat: levels[repeat] for repeat in measured} if levels else {},
     )
-
-
-def _simulated(spec: ExperimentSpec, level: Level | None) -> RunResult:
-    cost_model = None if level is None else at_level(make_cost_model(spec), level)
-    return run(_on(spec, "sim"), cost_model=cost_model)
 
 
 def _scattering(spec: ExperimentSpec, scatters: bool, draw: int = 0) -> ExperimentSpec:

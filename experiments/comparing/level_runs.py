@@ -31,6 +31,7 @@ from schedlab.sim.cost.profile import RunLevel
 from schedlab.sim.cost.step_spread import StepSpread
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Arrival
+from schedlab.sim.result import RunResult
 from schedlab.sim.rng import stream
 from schedlab.traces.lengths import independent, lognormal, uniform
 from schedlab.traces.synthetic import synthesize
@@ -136,6 +137,13 @@ def at_level(cost_model: CostModel, level: Level | None) -> CostModel:
     return level.of(cost_model)
 
 
+def simulated_at(level: Level | None, spec: ExperimentSpec) -> RunResult:
+    """Return a simulated run of a point at a level, at the profile's own if that is None."""
+    cost_model = None if level is None else at_level(make_cost_model(spec), level)
+    on_sim = spec.model_copy(update={"backend": "sim", "replications": 1})
+    return run(on_sim, cost_model=cost_model)
+
+
 class LevelLoad(NamedTuple):
     """What level runs are like beside the runs of a point, by its simulation.
 
@@ -166,16 +174,18 @@ def load_beside(spec: ExperimentSpec, level: Level | None = None) -> LevelLoad:
         At which it is simulated, as near to that of its runs as is known: where steps take longer,
         more requests run. The profile's by default.
     """
-    cost_model = None if level is None else at_level(make_cost_model(spec), level)
-    on_sim = spec.model_copy(update={"backend": "sim", "replications": 1})
-    simulated = run(on_sim, cost_model=cost_model)
-    steps = simulated.log.steps()
+    steps = simulated_at(level, spec).log.steps()
     running, decodes, contexts = (
         np.asarray(steps[name], dtype=np.float64)
         for name in ("num_running", "num_decodes", "decode_context_sum_tokens")
     )
     clients = tuple(max(1, round(float(np.quantile(running, share)))) for share in _SHARES)
     return LevelLoad(clients, float(contexts.sum() / max(1.0, decodes.sum())))
+
+
+def level_run_numbers(repeat: int) -> range:
+    """Return the numbers of the level runs that go with a repeat of a measured run."""
+    return range(NUM_RUNS * repeat, NUM_RUNS * (repeat + 1))
 
 
 def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> list[RecordedStep]:

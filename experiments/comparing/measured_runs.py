@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from schedlab.experiments.comparing.level_runs import (
-    NUM_RUNS,
     LevelLoad,
+    level_run_numbers,
     serve_level_requests,
 )
 from schedlab.experiments.comparing.machine import kernels, machine_name
@@ -78,7 +78,7 @@ def measure(
     steps: list[RecordedStep] = []
     level: list[RecordedStep] = []
     with _frozen_garbage():
-        *before, after = range(NUM_RUNS * repeat, NUM_RUNS * (repeat + 1))
+        *before, after = level_run_numbers(repeat)
         if level_load is not None:
             for number in before:
                 level += serve_level_requests(spec, level_load, number)
@@ -91,9 +91,10 @@ def measure(
 def steps_at_level(spec: ExperimentSpec, level_load: LevelLoad, repeat: int) -> list[RecordedStep]:
     """Return the steps of the level runs of a repeat alone, with no measured run among them."""
     with _frozen_garbage():
-        numbers = range(NUM_RUNS * repeat, NUM_RUNS * (repeat + 1))
         return [
-            step for number in numbers for step in serve_level_requests(spec, level_load, number)
+            step
+            for number in level_run_numbers(repeat)
+            for step in serve_level_requests(spec, level_load, number)
         ]
 
 
