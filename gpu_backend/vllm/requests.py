@@ -9,6 +9,7 @@ from typing import Any
 from schedlab.gpu_backend.vllm.blocks import Blocks
 from schedlab.policies.policy import Policy
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.pipeline import Pipeline
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.request import Request, RequestState, Status
 
@@ -53,7 +54,7 @@ class Requests:
         self.loading: dict[int, RequestState] = {}
         self.holding: dict[int, RequestState] = {}
         self.come: set[int] = set()
-        self.in_pipeline: dict[RequestState, tuple[int, int]] = {}
+        self.in_pipeline = Pipeline()
         self.tiers = None
         self.kept: dict[int, RequestState] = {}
         self.decodes = _decoding([])

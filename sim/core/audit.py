@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from schedlab.sim.errors import Stalled
 
 if TYPE_CHECKING:
+    from schedlab.sim.core.decode_batch import DecodeBatch
     from schedlab.sim.core.engine import Engine
 
 
@@ -26,11 +27,11 @@ def check_conservation(engine: Engine) -> None:
     seated += [*requests.fetching.values(), *requests.loading.values(), *computing]
     resident = [*seated, *requests.handed_over.values(), *requests.kept.values()]
     resident += requests.holding.values()
-    for state, (granted_tokens, _) in computing.items():  # memory is held for them already
-        state._computed += granted_tokens
+    for state in computing:  # memory is held for them already
+        state._computed += computing.granted_tokens(state)
     requests.kv.check(resident)
-    for state, (granted_tokens, _) in computing.items():
-        state._computed -= granted_tokens
+    for state in computing:
+        state._computed -= computing.granted_tokens(state)
     tokens = sum(state.num_computed_tokens for state in resident)
     assert requests.resident_tokens == tokens, f"{requests.resident_tokens} tokens, {tokens} are"
     known = requests.num_waiting + len(requests.running) + len(requests.unanswered)
@@ -44,11 +45,21 @@ def check_conservation(engine: Engine) -> None:
     if requests.tiers is not None:
         requests.tiers.check(swapped, requests.kv.free_blocks)
 
-    batch = requests.decodes
-    decoding = batch.members.keys() | requests.paused.keys()
+    decoding = requests.decodes.members.keys() | requests.paused.keys()
     prefilling = requests.prefilling.keys()
     assert not decoding & prefilling, "a request is in prefill and decodes"
     assert decoding | prefilling == requests.running.keys(), "a request is in no phase"
+    _check_decodes(requests.decodes)
+    assert computing.size == sum(len(batch.running) for batch in computing.batches), "in flight"
+    for away in computing.batches:
+        if away.decodes is not None:
+            _check_decodes(away.decodes)
+            decoding = away.running.keys() - away.chunks.keys()
+            assert away.decodes.members.keys() == decoding, "a request in flight is in no phase"
+
+
+def _check_decodes(batch: DecodeBatch) -> None:
+    """Count again what a decode batch adds up."""
     contexts = [state.num_computed_tokens for state in batch.members.values()]
     assert batch.context_sum_tokens == sum(contexts), "the context sum is off"
     assert batch.context_max_tokens == max(contexts, default=0), "the longest context is off"

@@ -7,6 +7,7 @@ from typing import Any
 
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.executor import Executor
+from schedlab.sim.core.micro_batch import MicroBatch
 from schedlab.sim.core.plan import BatchPlan, Finished
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.request_hooks import RequestHooks
@@ -184,16 +185,27 @@ class Departures(Population):
 
     def _leave_decodes(self, state: RequestState) -> None:
         batch = self.decodes
+        if isinstance(batch, MicroBatch):
+            self.leave_batch(batch, state)
+            return
         batch.leave(state)
         self.log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
         if isinstance(batch, SpeculativeBatch):
             self.log.add_bursts(batch.last_tokens)
         state._entry_ns = -1
 
-    def end_pipelined_stint(self, state: RequestState) -> None:
-        """Write down that nothing comes out for a request whose batch is in the pipeline."""
-        self.log.add_stint(state.id, state._entry_ns, 0, 0)
+    def leave_batch(self, batch: MicroBatch, state: RequestState) -> None:
+        """Take a request out of those that it decodes with in a pipeline."""
+        batch.leave(state)
+        numbers = batch.numbers_since(state._stint_start)
+        self.log.add_steps_apart(state.id, state._entry_ns, numbers)
         state._entry_ns = -1
+
+    def leave_pipeline(self, state: RequestState) -> None:
+        """Let nothing come out for a request whose batch is in the pipeline."""
+        decodes = self.in_pipeline.take_out(state).decodes
+        if decodes is not None and state in decodes:
+            self.leave_batch(decodes, state)
 
     def _end_sealed_batch(self, now_ns: int) -> None:
         for state in self.held.values():
@@ -346,9 +358,9 @@ class Departures(Population):
         for state in list(self.decodes.members.values()):
             self._leave_decodes(state)
         for state in self.in_pipeline:
-            self.end_pipelined_stint(state)
+            self.leave_pipeline(state)
             self.running[state.id] = state
-        self.in_pipeline.clear()
+        self.in_pipeline.batches.clear()
         for state in self.unanswered:
             self._answer(state, now_ns)
         self.unanswered.clear()

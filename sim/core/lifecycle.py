@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.track import SpeculatingState, new_state, slots_ahead
@@ -155,10 +156,10 @@ class Lifecycle(Departures):
             self._leave_decodes(state)
         self.paused.pop(state.id, None)
         self.prefilling.pop(state.id, None)
-        if self.in_pipeline.pop(state, None) is None:
-            del self.running[state.id]
+        if state in self.in_pipeline:
+            self.leave_pipeline(state)
         else:
-            self.end_pipelined_stint(state)
+            del self.running[state.id]
         state.served_ns += now_ns - state._seated_ns
         state.num_preemptions += 1
         self.step_preempted += 1
@@ -345,7 +346,7 @@ class Lifecycle(Departures):
     def _pause(self, states: list[RequestState]) -> None:
         """Let members of the decode batch leave it and keep what they hold."""
         batch, log, paused = self.decodes, self.log, self.paused
-        if self.config.num_speculative_tokens:
+        if type(batch) is not DecodeBatch:
             for state in states:
                 self._leave_decodes(state)
                 paused[state.id] = state

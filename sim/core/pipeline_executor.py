@@ -8,6 +8,8 @@ from mypy_extensions import mypyc_attr
 
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.executor import SimExecutor, Steps, Work
+from schedlab.sim.core.micro_batch import MicroBatch
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.request import RequestState
 
@@ -34,12 +36,17 @@ class PipelineExecutor(SimExecutor):
         self._free_ns = [0] * (2 * pricing.cost_model.num_stages - 1)
 
     def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
-        """Do nothing: who finishes is looked for in every batch."""
+        """Note when the first of them finishes, by the clock of those that they decode with."""
+        assert isinstance(decodes, MicroBatch)
+        for state in states:
+            step = decodes.steps + self._tokens_left(state)
+            if step < decodes.soonest_end:
+                decodes.soonest_end = step
 
     def execute(self, work: Work, max_steps: int, horizon_ns: int) -> Steps:
         """Send one batch through the stations; see `Executor.execute`."""
         shape = work.shape
-        stations_ns = self.pricing.cost_model.stations_ns(shape)
+        stations_ns = self.pricing.stations_ns(shape)
         overhead_ns = self.pricing.overhead_ns(shape)
         stations_ns[0] += overhead_ns
         if self.slowness != 1.0:  # of its devices, not of what joins them
@@ -56,9 +63,24 @@ class PipelineExecutor(SimExecutor):
             free_ns[i] = at_ns
         finished: list[RequestState] = []
         if shape.num_decodes:
-            members = work.decodes.members.values()
-            finished = [state for state in members if self._tokens_left(state) <= 1]
+            finished = self._ending(work.decodes)
         for state, n in work.plan.chunks:
             if state.num_uncomputed_tokens == n and self._tokens_left(state) <= 1:
                 finished.append(state)
         return Steps([at_ns - work.now_ns], overhead_ns, finished, stations_ns[::2])
+
+    def _ending(self, decodes: DecodeBatch) -> list[RequestState]:
+        """List who finishes in the next step of those that decode together."""
+        assert isinstance(decodes, MicroBatch)
+        steps = decodes.steps
+        if steps + 1 < decodes.soonest_end:
+            return []
+        finished, soonest_end = [], FOREVER
+        for state in decodes.members.values():
+            left = self._tokens_left(state)
+            if left <= 1:
+                finished.append(state)
+            elif steps + left < soonest_end:
+                soonest_end = steps + left
+        decodes.soonest_end = soonest_end
+        return finished

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.draft_length import DraftLength
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import Executor
+from schedlab.sim.core.micro_batch import MicroBatch
+from schedlab.sim.core.pipeline import BatchInFlight
 from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.core.population import decode_batch
 from schedlab.sim.core.scheduling import SchedulingPolicy
 from schedlab.sim.core.step import Segment
 from schedlab.sim.errors import InfeasiblePlan
@@ -24,7 +28,9 @@ class PipelinedEngine(Engine):
     when the oldest batch is back, at `next_end_ns`. From the one to the other the requests of a
     batch are `EngineView.in_pipeline`: they keep seat and memory, and the policy plans without
     them, as vLLM V1 does not schedule a request again whose output is not back
-    (`EngineCore.step_with_batch_queue`). Every step is planned: nothing is skipped.
+    (`EngineCore.step_with_batch_queue`). Every step is planned: nothing is skipped. Decodes that
+    go from batch to batch together are kept as they are (`MicroBatch`), so that a step costs no
+    more the more they are.
 
     Parameters
     ----------
@@ -45,9 +51,9 @@ class PipelinedEngine(Engine):
     ) -> None:
         super().__init__(config, policy, executor, observer, draft_length)
         self._in_flight: deque[Segment] = deque()
-        self._num_begun = 0
-        self._num_ended = 0
         self._num_decode_steps = 0
+        self._back: MicroBatch | None = None  # who decoded in the batch that ends
+        self._spares: list[DecodeBatch] = []
 
     @property
     def can_begin(self) -> bool:
@@ -68,34 +74,48 @@ class PipelinedEngine(Engine):
             raise InfeasiblePlan(self.blame(what))
         segment = super()._start(plan, num_decodes, horizon_ns, False)
         requests = self.requests
-        batch, running, in_pipeline = requests.decodes, requests.running, requests.in_pipeline
-        plan.decodes = tuple(batch.members.values()) if num_decodes else ()
-        for state in plan.decodes:
-            batch.leave(state)
-            del running[state.id]
-            in_pipeline[state] = 1, self._num_begun
-        for state, n in plan.chunks:
-            del running[state.id], requests.prefilling[state.id]
-            in_pipeline[state] = n, self._num_begun
-        self._num_begun += 1
+        running = requests.running
+        chunks = {state.id: n for state, n in plan.chunks}
+        for i in chunks:
+            del requests.prefilling[i]
+        decodes: MicroBatch | None = None
+        if num_decodes:
+            assert isinstance(requests.decodes, MicroBatch)
+            decodes = requests.decodes
+            requests.decodes = self._spares.pop() if self._spares else decode_batch(self.config)
+        if num_decodes + len(chunks) == len(running):  # mostly everyone
+            requests.running = {}
+        else:
+            goes = chunks.keys() if decodes is None else chunks.keys() | decodes.members.keys()
+            running = {i: state for i, state in running.items() if i in goes}
+            for i in goes:
+                del requests.running[i]
+        requests.in_pipeline.enter(BatchInFlight(running, chunks, decodes))
         self._in_flight.append(segment)
         return segment
 
     def commit(self) -> None:
         """Account for the oldest batch in flight, whose requests run again from its end on."""
         segment = self._segment = self._in_flight.popleft()
-        requests = self.requests
-        self._forget_preempted(segment)
-        for state, _ in segment.plan.chunks:
-            del requests.in_pipeline[state]
-            requests.running[state.id] = requests.prefilling[state.id] = state
-        if len(requests.prefilling) > 1:
-            requests.prefilling = _by_seat(requests.prefilling)
+        requests, plan = self.requests, segment.plan
+        batch = requests.in_pipeline.leave()
+        self._back = batch.decodes
+        if batch.num_lost:
+            _forget_preempted(segment, batch)
+        plan.decodes = () if batch.decodes is None else tuple(batch.decodes.members.values())
+        if requests.running:
+            requests.running = _by_seat(requests.running | batch.running)
+        else:
+            requests.running = batch.running
+        if plan.chunks:
+            for state, _ in plan.chunks:
+                requests.prefilling[state.id] = state
+            if len(requests.prefilling) > 1:
+                requests.prefilling = _by_seat(requests.prefilling)
         stages_ns = segment.steps.stages_ns
         assert stages_ns is not None
         self.log.add_stages(stages_ns)
         super().commit()
-        self._num_ended += 1
 
     def die(self, now_ns: int) -> list[RequestState]:
         """Stop for good: batches in flight never come back; see `Engine.die`."""
@@ -103,54 +123,51 @@ class PipelinedEngine(Engine):
         self._segment = None
         return super().die(now_ns)
 
-    def _is_back(self, state: RequestState) -> bool:
-        """Whether a request of the batch that ends was not preempted in the meantime."""
-        found = self.requests.in_pipeline.get(state)
-        return found is not None and found[1] == self._num_ended
-
-    def _forget_preempted(self, segment: Segment) -> None:
-        """Throw away what comes out for requests that were preempted meanwhile: it is padding."""
-        plan, steps = segment.plan, segment.steps
-        assert plan.decodes is not None
-        in_batch = [*plan.decodes, *[state for state, _ in plan.chunks]]
-        if all([self._is_back(state) for state in in_batch]):
-            return
-        decodes = tuple([state for state in plan.decodes if self._is_back(state)])
-        chunks = tuple([(state, n) for state, n in plan.chunks if self._is_back(state)])
-        prefill_tokens = prefills_done = 0
-        for (state, n), (_, context) in zip(plan.chunks, segment.shape.chunks, strict=True):
-            if not self._is_back(state):
-                prefill_tokens += n
-                prefills_done += n + context == state.num_tokens
-        segment.row.computed_for_nobody(
-            num_decodes=len(plan.decodes) - len(decodes),
-            num_prefills=len(plan.chunks) - len(chunks),
-            prefill_tokens=prefill_tokens,
-            prefills_done=prefills_done,
-        )
-        plan.decodes, plan.chunks = decodes, chunks
-        steps.finished = [state for state in steps.finished if self._is_back(state)]
-
     def _advance_decodes(self, segment: Segment, num_decodes: int) -> list[int]:
         """Let those decode who were in the batch; return the blocks opened."""
-        requests, log, plan = self.requests, self.log, segment.plan
-        assert plan.decodes is not None
-        if plan.decodes:
-            step, finished = self._num_decode_steps, segment.steps.finished
-            self._num_decode_steps += 1
-            for state in plan.decodes:
-                del requests.in_pipeline[state]
-                requests.running[state.id] = state
-                state._computed += 1
-                state._generated += 1
-                log.add_stint(state.id, state._entry_ns, step, step + 1)
-                state._entry_ns = -1
-                if state not in finished:
-                    requests.decodes.join(state)
-            requests.resident_tokens += len(plan.decodes)
-            self._preemptions_without_token = 0
-        requests.running = _by_seat(requests.running)
+        back = self._back
+        if back is None:
+            return [segment.first_step_blocks]
+        self._back = None
+        if not back.size:
+            self._spares.append(back)
+            return [segment.first_step_blocks]
+        requests = self.requests
+        back.advance_as(self._num_decode_steps)
+        self._num_decode_steps += 1
+        requests.resident_tokens += back.size
+        self._preemptions_without_token = 0
+        if requests.decodes.size:
+            states = list(back.members.values())
+            for state in states:
+                requests.leave_batch(back, state)
+            self.executor.joined(states, requests.decodes)
+            requests.decodes.join_all(states)
+            self._spares.append(back)
+        else:
+            self._spares.append(requests.decodes)
+            requests.decodes = back
         return [segment.first_step_blocks]
+
+
+def _forget_preempted(segment: Segment, batch: BatchInFlight) -> None:
+    """Throw away what comes out for requests that were preempted meanwhile: it is padding."""
+    plan, steps, running = segment.plan, segment.steps, batch.running
+    chunks = tuple([(state, n) for state, n in plan.chunks if state.id in running])
+    prefill_tokens = prefills_done = 0
+    for (state, n), (_, context) in zip(plan.chunks, segment.shape.chunks, strict=True):
+        if state.id not in running:
+            prefill_tokens += n
+            prefills_done += n + context == state.num_tokens
+    num_decodes = 0 if batch.decodes is None else batch.decodes.size
+    segment.row.computed_for_nobody(
+        num_decodes=segment.shape.num_decodes - num_decodes,
+        num_prefills=len(plan.chunks) - len(chunks),
+        prefill_tokens=prefill_tokens,
+        prefills_done=prefills_done,
+    )
+    plan.chunks = chunks
+    steps.finished = [state for state in steps.finished if state.id in running]
 
 
 def _by_seat(states: dict[int, RequestState]) -> dict[int, RequestState]:

@@ -348,7 +348,7 @@ class PlanBuilder(StepLedger):
         """
         requests = self._requests
         everyone: Iterable[RequestState] = reversed(requests.running.values())
-        if requests.in_pipeline:
+        if requests.in_pipeline.size:
             both = (*requests.running.values(), *requests.in_pipeline)
             everyone = sorted(both, key=seat_number, reverse=True)
         for state in everyone:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.intake import Intake
+from schedlab.sim.core.micro_batch import MicroBatch
+from schedlab.sim.core.pipeline import Pipeline
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.tiering import Tiering
@@ -62,9 +64,9 @@ class Population:
         its way from a lower tier, or has come (vLLM's WAITING_FOR_REMOTE_KVS, and after it).
     come : set of int
         Those of them whose KV has come: they may have a seat.
-    in_pipeline : dict of RequestState to (int, int)
-        Requests with seat and memory whose batch is in the pipeline: how many of their tokens it
-        computes, and its number. They run again when it is back.
+    in_pipeline : Pipeline
+        Requests with seat and memory whose batch is in the pipeline. They run again when it is
+        back.
     tiers : Tiering or None
         What lies in lower tiers, if there are any.
     handed_over : dict of int to RequestState
@@ -108,11 +110,7 @@ class Population:
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
         self.paused: dict[int, RequestState] = {}
-        self.decodes: DecodeBatch = (
-            SpeculativeBatch(config)
-            if config.num_speculative_tokens
-            else DecodeBatch(config.block_size)
-        )
+        self.decodes = decode_batch(config)
         self.held: dict[int, RequestState] = {}
         self.unanswered: list[RequestState] = []
         self.leaving: list[RequestState] = []
@@ -123,7 +121,7 @@ class Population:
         self.loading: dict[int, RequestState] = {}
         self.holding: dict[int, RequestState] = {}
         self.come: set[int] = set()
-        self.in_pipeline: dict[RequestState, tuple[int, int]] = {}
+        self.in_pipeline = Pipeline()
         self.tiers: Tiering | None = None
         self.handed_over: dict[int, RequestState] = {}
         self.kept: dict[int, RequestState] = {}
@@ -185,12 +183,12 @@ class Population:
     @property
     def num_seated(self) -> int:
         """Requests with a seat, finished or not."""
-        away = len(self.fetching) + len(self.loading) + len(self.in_pipeline)
+        away = len(self.fetching) + len(self.loading) + self.in_pipeline.size
         return len(self.running) + len(self.held) + len(self.leaving) + away
 
     def seated(self) -> list[RequestState]:
         """List who runs, leaves or is in the pipeline in the order of their admission."""
-        if not (self.leaving or self.in_pipeline):
+        if not (self.leaving or self.in_pipeline.size):
             return list(self.running.values())
         both = (*self.running.values(), *self.leaving, *self.in_pipeline)
         return sorted(both, key=seat_number)
@@ -214,3 +212,12 @@ class Population:
         if num_steps == 1 and state._entry_ns < 0:
             return min(granted_tokens, 1)  # recomputed, or paused before: the last step's was known
         return 1
+
+
+def decode_batch(config: EngineConfig) -> DecodeBatch:
+    """Return the batch, empty, that requests of an engine with these limits decode in."""
+    if config.num_speculative_tokens:
+        return SpeculativeBatch(config)
+    if config.pipeline_parallel_size > 1:
+        return MicroBatch(config.block_size)
+    return DecodeBatch(config.block_size)

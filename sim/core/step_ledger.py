@@ -75,6 +75,7 @@ class StepLedger:
         """Open the ledger of a step that would start at `now_ns`."""
         requests = self._requests
         self._start_ns = now_ns
+        self._batch = requests.decodes  # in a pipeline not always the same
         self.tokens_left = self._most_tokens
         self.rows_left = self._most_rows
         self.residents_left = self._most_resident - requests.num_seated
@@ -533,8 +534,8 @@ class StepLedger:
         if self._all_decodes:
             raise InfeasiblePlan(f"{state!r} cannot be preempted after all decodes were granted")
         decodes = state.id in self._decodes
-        in_flight = requests.in_pipeline.get(state)
-        granted = self._withdraw(state) if in_flight is None else in_flight[0]
+        in_flight = requests.in_pipeline.granted_tokens(state)
+        granted = in_flight or self._withdraw(state)
         unnamed = requests.unnamed_tokens(state, granted, self._start_ns)
         if self._speculates:
             # Drafts are no content that anybody finds again; the token to compute is.
@@ -547,7 +548,7 @@ class StepLedger:
         if not is_kept:
             self.residents_left += 1
         mode = mode or self._config.preemption_mode
-        if state.status is DONE or in_flight is not None:
+        if state.status is DONE or in_flight:
             mode = "recompute"  # which nobody will; or its KV is still being written
         if mode == "swap":
             blocks = self._num_blocks(state)

@@ -88,7 +88,7 @@ class EngineView:
 
     def output_tokens(self, states: Collection[RequestState]) -> list[int]:
         """Return `RequestState.num_output_tokens` of each of many, at a fraction of the cost."""
-        if self.config.num_speculative_tokens:
+        if self.config.num_speculative_tokens or self._requests.in_pipeline.size:
             return [state.num_output_tokens for state in states]
         batch = self._requests.decodes
         steps = batch.steps
@@ -146,7 +146,7 @@ class EngineView:
         They can be granted no tokens before it is back. A plan may preempt them: then what comes
         out of that batch is thrown away.
         """
-        return self._requests.in_pipeline.keys()
+        return self._requests.in_pipeline
 
     @property
     def num_decodes(self) -> int:

@@ -132,6 +132,10 @@ class CostModel(ABC):
         """
         return self.step_ns(shape)
 
+    def stations_pricer(self) -> Callable[[BatchShape], list[int]]:
+        """Return what gives the same as `stations_ns`, and may do so without a detour."""
+        return self.stations_ns
+
     @abstractmethod
     def describe(self) -> dict[str, object]:
         """Return what a result must say about this model.

@@ -30,7 +30,7 @@ class Pricing:
 
     Attributes
     ----------
-    step_ns, uneven_ns : callable
+    step_ns, uneven_ns, stations_ns : callable
         Those of `CostModel`, or what gives the same without a detour.
     never_falls : bool
         As the cost model says.
@@ -47,6 +47,7 @@ class Pricing:
         self.step_ns = cost_model.pricer()
         self.never_falls = cost_model.never_falls
         self.uneven_ns = cost_model.uneven_pricer()
+        self.stations_ns = cost_model.stations_pricer()
         self.overhead = overhead or SchedulingOverhead()
         self._has_overhead = self.overhead != SchedulingOverhead()
         self._has_warned = False

@@ -10,6 +10,7 @@ from schedlab.sim.cost.efficiency import Efficiency, efficiency_of
 from schedlab.sim.cost.kernel_times import KernelTimes
 from schedlab.sim.cost.registry import register
 from schedlab.sim.cost.shape import BatchShape, UnevenSteps
+from schedlab.sim.cost.stages import Stages
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.dtypes import dtype_bytes, dtype_name
 from schedlab.sim.hardware.gpus import Gpu
@@ -117,7 +118,9 @@ class RooflineCostModel(CostModel):
         self.pipeline_link = deployment.pipeline_link or _link_of_gpus(gpu)
         size = dtype_bytes(default_kv_dtype(dtype))
         sent_bytes = model.hidden_size * size / workers
-        self._send_ns_per_token = 1e9 * sent_bytes / self.pipeline_link.bytes_per_s
+        link = self.pipeline_link
+        send_ns = link.latency_s * 1e9
+        self._stages = Stages(self._times, send_ns, 1e9 * sent_bytes / link.bytes_per_s)
 
     def step_ns(self, shape: BatchShape, k: int = 1) -> list[int]:
         """Return the durations of `k` successive steps; see `CostModel.step_ns`.
@@ -129,9 +132,7 @@ class RooflineCostModel(CostModel):
         """
         if self.num_stages == 1:
             return self._times[0].step_ns(shape, k)
-        of_stages = zip(*(times.step_ns(shape, k) for times in self._times), strict=True)
-        links_ns = (self.num_stages - 1) * self._send_ns(shape)
-        return [sum(took) + links_ns for took in of_stages]
+        return self._stages.step_ns(shape, k)
 
     def pricer(self) -> Callable[[BatchShape, int], list[int]]:
         """Return `step_ns`, or of a single stage what it calls; see `CostModel.pricer`."""
@@ -155,15 +156,12 @@ class RooflineCostModel(CostModel):
 
     def stations_ns(self, shape: BatchShape) -> list[int]:
         """Return what stages and links take of a step; see `CostModel.stations_ns`."""
-        send_ns = self._send_ns(shape)
-        stations = [send_ns] * (2 * self.num_stages - 1)
-        stations[::2] = [times.step_ns(shape, 1)[0] for times in self._times]
-        return stations
+        return self._stages.stations_ns(shape)
 
-    def _send_ns(self, shape: BatchShape) -> int:
-        """Return what one stage takes to send its activations to the next."""
-        moved_ns = shape.num_new_tokens * self._send_ns_per_token
-        return int(self.pipeline_link.latency_s * 1e9 + moved_ns + 0.5)
+    def stations_pricer(self) -> Callable[[BatchShape], list[int]]:
+        """Return what `stations_ns` calls; see `CostModel.stations_pricer`."""
+        is_plain = type(self).stations_ns is _STATIONS_NS
+        return self._stages.stations_ns if is_plain else self.stations_ns
 
     def describe(self) -> dict[str, object]:
         """Return source, parameters and simplifications, for results."""
@@ -208,6 +206,8 @@ class RooflineCostModel(CostModel):
             "simplifications": simplifications,
         }
 
+
+_STATIONS_NS = RooflineCostModel.stations_ns
 
 _STEP_NS = RooflineCostModel.step_ns
 

@@ -92,7 +92,7 @@ class LiveState:
         requests = self._requests
         self.segment = segment
         self.num_waiting = requests.num_waiting
-        self.num_running = len(requests.running) + len(requests.in_pipeline)
+        self.num_running = len(requests.running) + requests.in_pipeline.size
         self._backlog_tokens = self._used_until_ns = -1
         self._first_waiting_blocks = self._num_urgent = -1
         board = self._board
@@ -124,7 +124,7 @@ class LiveState:
         if self._backlog_tokens < 0:
             requests = self._requests
             waiting = [*requests.waiting, *requests.intake.requests, *requests.prefilling.values()]
-            waiting += [state for state in requests.in_pipeline if not state.next_is_decode]
+            waiting += [state for state in requests.in_pipeline if not state.is_decoding]
             self._backlog_tokens = sum([state.num_uncomputed_tokens for state in waiting])
         return self._backlog_tokens
 

@@ -35,6 +35,7 @@ REQUEST_COLUMNS = (*_REQUEST_NUMBERS, *_TARGETS)
 MOST_NUMBERS_IN_MEMORY = 2_000_000
 """Of requests, segments or steps, 8 bytes each; what is more is moved to temporary files."""
 
+_FEW_STEPS: Final = 16
 _NAN: Final = float("nan")
 _NUMBER_BYTES: Final = 8
 _VERIFICATION_BYTES: Final = len(VERIFICATION_COLUMNS) * _NUMBER_BYTES
@@ -175,6 +176,20 @@ class RunLog:
                 write_i64_le(row, entry_ns)
                 write_i64_le(row, first)
                 write_i64_le(row, last)
+
+    def add_steps_apart(self, request_id: int, entry_ns: int, steps: list[int]) -> None:
+        """Record the tokens that a request got in decode steps with others between them."""
+        if len(steps) <= _FEW_STEPS:
+            for step in steps:
+                self.add_stint(request_id, entry_ns, step, step + 1)
+                entry_ns = -1
+            self.add_stint(request_id, entry_ns, 0, 0)
+            return
+        rows = np.empty((len(steps), len(STINT_COLUMNS)), dtype=np.int64)
+        rows[:, 0], rows[:, 1], rows[:, 2] = request_id, -1, steps
+        rows[:, 3] = rows[:, 2] + 1
+        rows[0, 1] = entry_ns
+        self._stints.write(rows.tobytes())
 
     def add_bursts(self, tokens: bytes) -> None:
         """Record how many tokens each decode step of the stint added last yielded."""

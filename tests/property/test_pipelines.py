@@ -63,16 +63,16 @@ def test_no_request_is_in_two_batches_at_once(workload, drawn):
     cost, config = drawn
 
     def in_one_batch(engine):
-        batches = [
-            {*plan.decodes, *(state for state, _ in plan.chunks)}
-            for plan in (segment.plan for segment in engine._in_flight)
-        ]
-        assert len(batches) < config.pipeline_parallel_size
         known = engine.requests.in_pipeline
-        # Who was preempted may be in a later batch again; then the earlier one is none of its.
-        alive = [state for batch in batches for state in batch if state in known]
-        assert known.keys() == set(alive)
-        assert known.keys().isdisjoint(engine.requests.running.values())
+        batches = [[*batch.running] for batch in known.batches]
+        assert len(batches) == len(engine._in_flight) < config.pipeline_parallel_size
+        members = [number for batch in batches for number in batch]
+        assert sorted(members) == sorted(state.id for state in known)
+        assert (
+            len(known)
+            == len(members)
+            == len({*members, *engine.requests.running}) - len(engine.requests.running)
+        )
 
     laws.run(make("fcfs"), workload, config, cost, observer=in_one_batch)
 

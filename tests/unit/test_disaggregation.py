@@ -17,6 +17,7 @@ from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.pipeline import Pipeline
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.cluster import simulate_cluster
@@ -467,7 +468,9 @@ def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
     decodes = SimpleNamespace(blocks_per_step=lambda steps: [1] * steps)
     engine = SimpleNamespace(
         config=SimpleNamespace(num_blocks=10, block_size=4),
-        requests=SimpleNamespace(kv=kv, decodes=decodes, num_waiting=0, running={}, in_pipeline={}),
+        requests=SimpleNamespace(
+            kv=kv, decodes=decodes, num_waiting=0, running={}, in_pipeline=Pipeline()
+        ),
     )
     segment = SimpleNamespace(
         shape=SimpleNamespace(num_decodes=2), start_ns=100, first_step_blocks=1,

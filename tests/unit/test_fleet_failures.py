@@ -15,6 +15,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
+from schedlab.sim.core.pipeline import BatchInFlight, Pipeline
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive import failures
 from schedlab.sim.drive.clock import Clock
@@ -358,13 +359,14 @@ def test_engine_that_dies_gives_up_everyone_wherever_they_are_in_order_of_arriva
         return SimpleNamespace(id=number, request=request, served_ns=5, _seated_ns=number)
 
     states = [state(number) for number in range(10)]
-    answered, left_decodes, in_flight = [], [], [states[9]]
+    answered, left_decodes, in_flight = [], [], Pipeline()
+    in_flight.enter(BatchInFlight({9: states[9]}, {9: 1}, None))
     engine = SimpleNamespace(
         decodes=SimpleNamespace(members={6: states[6]}), unanswered=[states[8]],
         running={6: states[6], 1: states[1]}, waiting=[states[4], states[0]],
         intake=SimpleNamespace(requests=[states[5]]), arrived=[states[2]],
         loading={7: states[7], 3: states[3]}, holding={}, overrun={}, tiers=None,
-        in_pipeline=in_flight, end_pipelined_stint=left_decodes.append,
+        in_pipeline=in_flight, leave_pipeline=left_decodes.append,
         _leave_decodes=left_decodes.append,
         _answer=lambda one, now_ns: answered.append((one.id, now_ns)),
     )  # fmt: skip
@@ -372,7 +374,7 @@ def test_engine_that_dies_gives_up_everyone_wherever_they_are_in_order_of_arriva
     assert [one.id for one in left] == [*range(8), 9]
     assert [one.served_ns for one in left] == [5, 104, 5, 5, 5, 5, 99, 5, 96]
     assert [one.id for one in left_decodes] == [6, 9]
-    assert not in_flight
+    assert not in_flight.batches
     assert answered == [(8, 100)]
     assert engine.unanswered == []
 
