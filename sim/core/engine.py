@@ -194,7 +194,10 @@ class Engine:
             elif policy.rekeyed:
                 waiting.rekey(policy.rekeyed, self.now_ns)
         builder.reset(self.now_ns)
-        self.view.looked_at_cache = self.cache_is_watched or self.requests.tiers is not None
+        requests = self.requests
+        self.view.looked_at_cache = self.cache_is_watched or (
+            requests.tiers is not None and requests.tiers.minds_losses(requests.num_waiting)
+        )
         self._evictions_seen = self.kv.num_evictions
         self.num_plans += 1
         try:
@@ -271,7 +274,7 @@ class Engine:
             max_steps = self._steps_in_memory(plan.max_steps, first_step_blocks)
             horizon_ns = min(horizon_ns, plan.until_ns)
             if requests.kept or requests.tiers is not None:
-                horizon_ns = min(horizon_ns, requests.next_event_ns)
+                horizon_ns = min(horizon_ns, requests.next_seen_ns)
         shape = batch_shape(requests, plan, num_decodes)
         steps = self.executor.execute(Work(now_ns, plan, shape, batch), max_steps, horizon_ns)
         if wait_ns:

@@ -152,6 +152,14 @@ class Population:
             next_ns = min(self.kept_until_ns.values())
         return next_ns if self.tiers is None else min(next_ns, self.tiers.next_done_ns)
 
+    @property
+    def next_seen_ns(self) -> int:
+        """When the next of these events is that a plan may know of; or FOREVER."""
+        tiers = self.tiers
+        if tiers is None or self.num_waiting or self.loading or not tiers.stores_unseen:
+            return self.next_event_ns
+        return min(self.kept_until_ns.values()) if self.kept_until_ns else FOREVER
+
     def copy_lost(self) -> None:
         """Copy away what a plan made the prefix cache lose, where somebody wants it."""
         kv = self.kv

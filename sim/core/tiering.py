@@ -150,6 +150,23 @@ class Tiering:
         """Whether what can be found for so many who wait may be other at each step."""
         return bool(self.behind) or (self._shared is not None and num_waiting > 0)
 
+    def minds_losses(self, num_waiting: int) -> bool:
+        """Whether it matters when the GPU loses a block, with so many who wait.
+
+        It is copied away then, or somebody would load what he found on the GPU before. Where
+        nobody waits, and blocks were copied when they were filled, the next to ask comes later.
+        """
+        return self.writes_back or self.follows_connector or num_waiting > 0
+
+    @property
+    def stores_unseen(self) -> bool:
+        """Whether only who waits, or is being loaded, knows that a copy is done.
+
+        Not where more is copied then, somebody else looks, or the bytes say when.
+        """
+        is_alone = len(self._tiers) == 1 and self._shared is None and self._bytes is None
+        return is_alone and not self.follows_connector
+
     # -- time ----------------------------------------------------------------------------------
 
     @property
