@@ -16,11 +16,13 @@ class DecodeBatch:
     """
 
     __slots__ = (
-        "_least", "_most", "_offset_sum", "_phases", "block_size", "members", "size", "steps",
+        "_least", "_most", "_offset_sum", "_phases", "block_size", "members", "numbered_from",
+        "size", "steps",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.numbered_from = 0  # what the log calls its first step
         self.steps = 0
         self.size = 0
         self.members: dict[int, RequestState] = {}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.executor import Executor
-from schedlab.sim.core.micro_batch import MicroBatch
 from schedlab.sim.core.plan import BatchPlan, Finished
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.request_hooks import RequestHooks
@@ -113,7 +113,7 @@ class Departures(Population):
             if state._batch is batch:
                 self._leave_decodes(state)
             else:  # its last token came out of a prefill
-                steps = batch.steps
+                steps = batch.numbered_from + batch.steps
                 self.log.add_stint(state.id, state._entry_ns, steps, steps)
             overruns = how == "leave" and self._overruns(state)
             if not overruns:
@@ -184,21 +184,16 @@ class Departures(Population):
     # -- what they hold ------------------------------------------------------------------------
 
     def _leave_decodes(self, state: RequestState) -> None:
-        batch = self.decodes
-        if isinstance(batch, MicroBatch):
-            self.leave_batch(batch, state)
-            return
+        self.leave_batch(self.decodes, state)
+
+    def leave_batch(self, batch: DecodeBatch, state: RequestState) -> None:
+        """Take a request out of those that it decodes with."""
         batch.leave(state)
-        self.log.add_stint(state.id, state._entry_ns, state._stint_start, batch.steps)
+        start = batch.numbered_from
+        first, last = start + state._stint_start, start + batch.steps
+        self.log.add_stint(state.id, state._entry_ns, first, last)
         if isinstance(batch, SpeculativeBatch):
             self.log.add_bursts(batch.last_tokens)
-        state._entry_ns = -1
-
-    def leave_batch(self, batch: MicroBatch, state: RequestState) -> None:
-        """Take a request out of those that it decodes with in a pipeline."""
-        batch.leave(state)
-        numbers = batch.numbers_since(state._stint_start)
-        self.log.add_steps_apart(state.id, state._entry_ns, numbers)
         state._entry_ns = -1
 
     def leave_pipeline(self, state: RequestState) -> None:

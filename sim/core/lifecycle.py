@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schedlab.sim.core.decode_batch import DecodeBatch
 from schedlab.sim.core.departures import Departures
 from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.track import SpeculatingState, new_state, slots_ahead
@@ -346,12 +345,12 @@ class Lifecycle(Departures):
     def _pause(self, states: list[RequestState]) -> None:
         """Let members of the decode batch leave it and keep what they hold."""
         batch, log, paused = self.decodes, self.log, self.paused
-        if type(batch) is not DecodeBatch:
+        if self.config.num_speculative_tokens:
             for state in states:
                 self._leave_decodes(state)
                 paused[state.id] = state
             return
-        log.add_stints(states, batch.steps)
+        log.add_stints(states, batch.numbered_from, batch.steps)
         batch.leave_all(states)
         for state in states:
             state._entry_ns = -1

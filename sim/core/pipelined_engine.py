@@ -14,7 +14,6 @@ from schedlab.sim.core.executor import Executor
 from schedlab.sim.core.micro_batch import MicroBatch
 from schedlab.sim.core.pipeline import BatchInFlight
 from schedlab.sim.core.plan import FOREVER, BatchPlan
-from schedlab.sim.core.population import decode_batch
 from schedlab.sim.core.scheduling import SchedulingPolicy
 from schedlab.sim.core.step import Segment
 from schedlab.sim.errors import InfeasiblePlan
@@ -51,7 +50,7 @@ class PipelinedEngine(Engine):
     ) -> None:
         super().__init__(config, policy, executor, observer, draft_length)
         self._in_flight: deque[Segment] = deque()
-        self._num_decode_steps = 0
+        self._num_batches = 0  # beside the first
         self._back: MicroBatch | None = None  # who decoded in the batch that ends
         self._spares: list[DecodeBatch] = []
 
@@ -82,7 +81,10 @@ class PipelinedEngine(Engine):
         if num_decodes:
             assert isinstance(requests.decodes, MicroBatch)
             decodes = requests.decodes
-            requests.decodes = self._spares.pop() if self._spares else decode_batch(self.config)
+            if not self._spares:
+                self._num_batches += 1
+                self._spares.append(MicroBatch(self.config.block_size, self._num_batches))
+            requests.decodes = self._spares.pop()
         if num_decodes + len(chunks) == len(running):  # mostly everyone
             requests.running = {}
         else:
@@ -99,10 +101,10 @@ class PipelinedEngine(Engine):
         segment = self._segment = self._in_flight.popleft()
         requests, plan = self.requests, segment.plan
         batch = requests.in_pipeline.leave()
-        self._back = batch.decodes
+        self._back = decodes = batch.decodes
         if batch.num_lost:
             _forget_preempted(segment, batch)
-        plan.decodes = () if batch.decodes is None else tuple(batch.decodes.members.values())
+        plan.decodes = tuple(decodes.members.values()) if decodes is not None else ()
         if requests.running:
             requests.running = _by_seat(requests.running | batch.running)
         else:
@@ -114,7 +116,9 @@ class PipelinedEngine(Engine):
                 requests.prefilling = _by_seat(requests.prefilling)
         stages_ns = segment.steps.stages_ns
         assert stages_ns is not None
-        self.log.add_stages(stages_ns)
+        self.log.add_stages(
+            stages_ns, decodes.number if decodes is not None and decodes.size else -1
+        )
         super().commit()
 
     def die(self, now_ns: int) -> list[RequestState]:
@@ -133,9 +137,7 @@ class PipelinedEngine(Engine):
             self._spares.append(back)
             return [segment.first_step_blocks]
         requests = self.requests
-        back.advance_as(self._num_decode_steps)
-        self._num_decode_steps += 1
-        requests.resident_tokens += back.size
+        requests.resident_tokens += back.advance(1)
         self._preemptions_without_token = 0
         if requests.decodes.size:
             states = list(back.members.values())

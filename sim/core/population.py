@@ -110,7 +110,13 @@ class Population:
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
         self.paused: dict[int, RequestState] = {}
-        self.decodes = decode_batch(config)
+        self.decodes: DecodeBatch = (
+            SpeculativeBatch(config)
+            if config.num_speculative_tokens
+            else MicroBatch(config.block_size, 0)
+            if config.pipeline_parallel_size > 1
+            else DecodeBatch(config.block_size)
+        )
         self.held: dict[int, RequestState] = {}
         self.unanswered: list[RequestState] = []
         self.leaving: list[RequestState] = []
@@ -220,12 +226,3 @@ class Population:
         if num_steps == 1 and state._entry_ns < 0:
             return min(granted_tokens, 1)  # recomputed, or paused before: the last step's was known
         return 1
-
-
-def decode_batch(config: EngineConfig) -> DecodeBatch:
-    """Return the batch, empty, that requests of an engine with these limits decode in."""
-    if config.num_speculative_tokens:
-        return SpeculativeBatch(config)
-    if config.pipeline_parallel_size > 1:
-        return MicroBatch(config.block_size)
-    return DecodeBatch(config.block_size)

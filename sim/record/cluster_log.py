@@ -12,7 +12,13 @@ from schedlab.sim.record.columns import Columns, whole_numbers
 from schedlab.sim.record.fleet import Span
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.record.steps import Int64, StepTable, StoredSteps
-from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes, one_a_step
+from schedlab.sim.record.token_times import (
+    MICRO_BATCH,
+    STINT_COLUMNS,
+    TokenTimes,
+    decodes_before,
+    one_a_step,
+)
 
 Table = dict[str, npt.NDArray[np.generic]]
 
@@ -72,7 +78,7 @@ class ClusterSteps(Mapping[str, Int64]):
 
     Columns are those of `StepTable`, and `engine`: the index of the engine that took the step.
     Counts and tokens of a row are those of its engine; 0 in what only others of them have: drafts,
-    stages of a pipeline.
+    stages of a pipeline. Micro-batches of an engine that was replaced are counted on.
 
     Parameters
     ----------
@@ -91,6 +97,13 @@ class ClusterSteps(Mapping[str, Int64]):
         self._order = np.lexsort((log, start_ns))
         self._log: Int64 = log[self._order]
         self._engine: Int64 = np.array(engines, dtype=np.int64)[self._log]
+        self._micro_batches_before = [0] * len(of_logs)
+        if MICRO_BATCH in self._names:
+            used = dict.fromkeys(engines, 0)
+            for i, (steps, engine) in enumerate(zip(of_logs, engines, strict=True)):
+                self._micro_batches_before[i] = used[engine]
+                if MICRO_BATCH in steps:
+                    used[engine] += len(decodes_before(steps)) - 1
 
     def __len__(self) -> int:
         return len(self._names) + 1
@@ -120,8 +133,15 @@ class ClusterSteps(Mapping[str, Int64]):
             steps[name] if name in names else np.zeros(steps.num_rows, dtype=np.int64)
             for steps, names in zip(self._of_logs, self._names_of, strict=True)
         ]
+        if name == MICRO_BATCH:
+            columns = [self._counted_on(number, column) for number, column in enumerate(columns)]
         column: Int64 = np.concatenate(columns)[self._order]
         return column
+
+    def _counted_on(self, number: int, micro_batches: Int64) -> Int64:
+        """Count the micro-batches of a log from those of the logs before it on."""
+        before = self._micro_batches_before[number]
+        return np.where(micro_batches < 0, micro_batches, micro_batches + before)
 
     def rows(self, start: int, stop: int) -> Table:
         """Return some of the steps; those of a log follow each other, so it is asked for few."""
@@ -133,7 +153,10 @@ class ClusterSteps(Mapping[str, Int64]):
             here = log == number
             part = steps.rows(first, first + int(np.count_nonzero(here)))
             for name in steps:
-                found[name][here] = part[name]
+                column = part[name]
+                found[name][here] = (
+                    self._counted_on(number, column) if name == MICRO_BATCH else column
+                )
         return found
 
 

@@ -10,13 +10,18 @@ import numpy as np
 import numpy.typing as npt
 from librt.strings import BytesWriter, write_f64_le, write_i64_le
 
-from schedlab.sim.record.columns import REJECTED, Columns, LazyTable
+from schedlab.sim.record.columns import BATCH_ROWS, REJECTED, Columns, LazyTable
 from schedlab.sim.record.copies import Copies
 from schedlab.sim.record.segment_row import SEGMENT_COLUMNS, SegmentRow
 from schedlab.sim.record.spool import Spool, SpoolFile
 from schedlab.sim.record.steps import VERIFICATION_COLUMNS, Int64, StepTable, StoredSteps
 from schedlab.sim.record.stored_token_times import StoredTokenTimes
-from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes
+from schedlab.sim.record.token_times import (
+    STINT_COLUMNS,
+    TokenTimes,
+    decodes_before,
+    in_order_of_steps,
+)
 from schedlab.sim.request import RequestState, Slo
 
 _REQUEST_NUMBERS = (
@@ -35,7 +40,6 @@ REQUEST_COLUMNS = (*_REQUEST_NUMBERS, *_TARGETS)
 MOST_NUMBERS_IN_MEMORY = 2_000_000
 """Of requests, segments or steps, 8 bytes each; what is more is moved to temporary files."""
 
-_FEW_STEPS: Final = 16
 _NAN: Final = float("nan")
 _NUMBER_BYTES: Final = 8
 _VERIFICATION_BYTES: Final = len(VERIFICATION_COLUMNS) * _NUMBER_BYTES
@@ -158,7 +162,11 @@ class RunLog:
             self._spill()
 
     def add_stint(self, request_id: int, entry_ns: int, first: int, last: int) -> None:
-        """Record the tokens that a request got since it entered the decode batch."""
+        """Record the tokens that a request got since it entered the decode batch.
+
+        Of a pipeline `first` and `last` are counted by micro-batch, and carry its number above
+        `MICRO_BATCH_BITS`.
+        """
         if last > first or entry_ns >= 0:
             row = self._stints
             write_i64_le(row, request_id)
@@ -166,30 +174,24 @@ class RunLog:
             write_i64_le(row, first)
             write_i64_le(row, last)
 
-    def add_stints(self, states: Collection[RequestState], last: int) -> None:
-        """Record the tokens that members of the decode batch got, up to the step before `last`."""
+    def add_stints(self, states: Collection[RequestState], start: int, steps: int) -> None:
+        """Record the tokens that members of a decode batch got.
+
+        Parameters
+        ----------
+        states : collection of RequestState
+            Who.
+        start, steps : int
+            What its first step is called, and how many it took.
+        """
         row = self._stints
         for state in states:  # as `add_stint`, written out: many come and go
             entry_ns, first = state._entry_ns, state._stint_start
-            if last > first or entry_ns >= 0:
+            if steps > first or entry_ns >= 0:
                 write_i64_le(row, state.id)
                 write_i64_le(row, entry_ns)
-                write_i64_le(row, first)
-                write_i64_le(row, last)
-
-    def add_steps_apart(self, request_id: int, entry_ns: int, steps: list[int]) -> None:
-        """Record the tokens that a request got in decode steps with others between them."""
-        if len(steps) <= _FEW_STEPS:
-            for step in steps:
-                self.add_stint(request_id, entry_ns, step, step + 1)
-                entry_ns = -1
-            self.add_stint(request_id, entry_ns, 0, 0)
-            return
-        rows = np.empty((len(steps), len(STINT_COLUMNS)), dtype=np.int64)
-        rows[:, 0], rows[:, 1], rows[:, 2] = request_id, -1, steps
-        rows[:, 3] = rows[:, 2] + 1
-        rows[0, 1] = entry_ns
-        self._stints.write(rows.tobytes())
+                write_i64_le(row, start + first)
+                write_i64_le(row, start + steps)
 
     def add_bursts(self, tokens: bytes) -> None:
         """Record how many tokens each decode step of the stint added last yielded."""
@@ -199,9 +201,10 @@ class RunLog:
         """Record that nobody decoded in steps of an engine with drafts."""
         self.verifications.write(bytes(num_steps * _VERIFICATION_BYTES))
 
-    def add_stages(self, stages_ns: list[int]) -> None:
-        """Record what each stage of the pipeline spent on the step that is added next."""
+    def add_stages(self, stages_ns: list[int], micro_batch: int) -> None:
+        """Record what each stage of a pipeline spent on the step added next, and who decodes."""
         self._stages.extend(stages_ns)
+        self._stages.append(micro_batch)
 
     def add_eviction(self, request_id: int, now_ns: int) -> None:
         """Record that a running request lost its memory."""
@@ -225,7 +228,7 @@ class RunLog:
             self._spill_table("bursts", self._wide_bursts(), 1)
             self.verifications, self._bursts = BytesWriter(), BytesWriter()
         if self.num_stages > 1:
-            self._spill_table("stages", self._stages, self.num_stages)
+            self._spill_table("stages", self._stages, self.num_stages + 1)
             self._stages = array("q")
         self._requests, self._targets = BytesWriter(), BytesWriter()
         self._segments, self._stints = BytesWriter(), BytesWriter()
@@ -308,7 +311,7 @@ class RunLog:
             verifications=_matrix(self.verifications, len(VERIFICATION_COLUMNS))
             if self.speculates
             else None,
-            stages=_matrix(self._stages, self.num_stages) if self.num_stages > 1 else None,
+            stages=_matrix(self._stages, self.num_stages + 1) if self.num_stages > 1 else None,
         )
 
     def token_gaps(self, ids: Int64 | None = None) -> Columns:
@@ -336,14 +339,22 @@ class RunLog:
         """Return when all tokens came out, as far as the run has come."""
         so_far = self.num_steps, len(self._stints)
         if self._token_times is None or self._token_times[0] != so_far:
+            steps = self.steps()
+            before = decodes_before(steps) if self.num_stages > 1 else None
             if self._spools:
                 stints = self._spool("stints", self._stints)
+                if before is not None:
+                    by_batch, stints = stints, Spool(len(STINT_COLUMNS))
+                    for some in by_batch.batches(BATCH_ROWS):
+                        stints.append(in_order_of_steps(some, before))
                 spilled = self._spool("bursts", self._wide_bursts()) if self.speculates else None
-                self._token_times = so_far, StoredTokenTimes(stints, self.steps(), spilled)
+                self._token_times = so_far, StoredTokenTimes(stints, steps, spilled)
             else:
                 rows = _matrix(self._stints, len(STINT_COLUMNS)).copy()
+                if before is not None:
+                    rows = in_order_of_steps(rows, before)
                 bursts = _matrix(self._wide_bursts(), 1)[:, 0] if self.speculates else None
-                self._token_times = so_far, TokenTimes.of_steps(rows, self.steps(), bursts)
+                self._token_times = so_far, TokenTimes.of_steps(rows, steps, bursts)
         return self._token_times[1]
 
     def preemptions(self) -> dict[str, Int64]:

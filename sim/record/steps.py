@@ -10,6 +10,7 @@ import numpy.typing as npt
 from schedlab.sim.record.columns import BATCH_ROWS, Columns, LazyTable, whole_numbers
 from schedlab.sim.record.segment_row import SEGMENT_COLUMNS
 from schedlab.sim.record.spool import Spool
+from schedlab.sim.record.token_times import MICRO_BATCH
 
 Int64 = npt.NDArray[np.int64]
 
@@ -22,8 +23,13 @@ _STAGE = "stage_{}_ns"
 
 
 def stage_columns(num_stages: int) -> tuple[str, ...]:
-    """Return the columns of a run with a pipeline: what each stage spent on a step."""
+    """Return the columns of a run with a pipeline that say what each stage spent on a step."""
     return tuple(_STAGE.format(place) for place in range(num_stages))
+
+
+def _of_pipeline(num_columns: int) -> tuple[str, ...]:
+    """Return all columns that only a run with a pipeline has."""
+    return (*stage_columns(num_columns - 1), MICRO_BATCH)
 
 
 _COLUMN = {name: i for i, name in enumerate(SEGMENT_COLUMNS)}
@@ -80,10 +86,10 @@ class StepTable(Mapping[str, Int64]):
         Which of these steps the table has.
     verifications : ndarray of int64, shape (num_steps, len(VERIFICATION_COLUMNS)), optional
         Columns that only a run with drafts has: more of the table.
-    stages : ndarray of int64, shape (num_steps, num_stages), optional
-        Columns that only a run with a pipeline has (`stage_columns`). There a step goes from its
-        plan to when its batch is back, and steps overlap; memory is what was held as it was
-        planned, and what it computes itself.
+    stages : ndarray of int64, shape (num_steps, num_stages + 1), optional
+        Columns that only a run with a pipeline has: `stage_columns`, and `MICRO_BATCH` (-1 where
+        nobody decodes). There a step goes from its plan to when its batch is back, and steps
+        overlap; memory is what was held as it was planned, and what it computes itself.
     """
 
     _NAMES: tuple[str, ...] = (
@@ -121,7 +127,7 @@ class StepTable(Mapping[str, Int64]):
     @property
     def _names(self) -> tuple[str, ...]:
         names = self._NAMES if self._verifications is None else self._NAMES + VERIFICATION_COLUMNS
-        return names if self._stages is None else names + stage_columns(self._stages.shape[1])
+        return names if self._stages is None else names + _of_pipeline(self._stages.shape[1])
 
     def __len__(self) -> int:
         return len(self._names)
@@ -199,8 +205,8 @@ class StepTable(Mapping[str, Int64]):
             return self._column("kv_allocated_tokens") - used
         if name in VERIFICATION_COLUMNS and self._verifications is not None:
             return self._verifications[:, VERIFICATION_COLUMNS.index(name)]
-        if self._stages is not None and name.startswith("stage_"):
-            return self._stages[:, stage_columns(self._stages.shape[1]).index(name)]
+        if self._stages is not None and (name == MICRO_BATCH or name.startswith("stage_")):
+            return self._stages[:, _of_pipeline(self._stages.shape[1]).index(name)]
         if name in _FIRST_STEP_ONLY:
             column = np.zeros(len(self._durations_ns), dtype=np.int64)
             column[self._first] = self._segment(name)
@@ -286,7 +292,7 @@ class StoredSteps(Mapping[str, Int64]):
         if self._verifications is not None:
             yield from VERIFICATION_COLUMNS
         if self._stages is not None:
-            yield from stage_columns(self._stages.num_columns)
+            yield from _of_pipeline(self._stages.num_columns)
 
     @property
     def num_rows(self) -> int:

@@ -8,7 +8,13 @@ import numpy as np
 
 from schedlab.sim.record.columns import BATCH_ROWS, Bools, Columns, Ints, batches, whole_numbers
 from schedlab.sim.record.spool import Spool
-from schedlab.sim.record.token_times import STINT_COLUMNS, TokenTimes, burst_starts
+from schedlab.sim.record.token_times import (
+    MICRO_BATCH,
+    STINT_COLUMNS,
+    TokenTimes,
+    burst_starts,
+    decodes_before,
+)
 
 _WINDOW_STEPS = 8_000_000
 """Decode steps whose gaps are counted in one pass over the stints: 8 bytes each."""
@@ -32,9 +38,14 @@ class StoredTokenTimes:
         self._stints = stints
         self._bursts = bursts
         self._decode_ends_ns = Spool(1)
-        for some in batches(steps):
-            ends_ns = whole_numbers(some, "end_ns")[whole_numbers(some, "num_decodes") > 0]
-            self._decode_ends_ns.append(ends_ns[:, np.newaxis])
+        num_passes = len(decodes_before(steps)) - 1 if MICRO_BATCH in steps else 1
+        for number in range(num_passes):
+            for some in batches(steps):
+                counts = whole_numbers(some, "num_decodes") > 0
+                if MICRO_BATCH in steps:
+                    counts &= whole_numbers(some, MICRO_BATCH) == number
+                ends_ns = whole_numbers(some, "end_ns")[counts]
+                self._decode_ends_ns.append(ends_ns[:, np.newaxis])
 
     def stints(self) -> Columns:
         """Return the stints, in the order in which they ended."""

@@ -6,12 +6,18 @@ from functools import cached_property
 
 import numpy as np
 
-from schedlab.sim.record.columns import Columns, Ints, whole_numbers
+from schedlab.sim.record.columns import Columns, Ints, batches, whole_numbers
 
 STINT_COLUMNS = ("id", "entry_ns", "first_decode", "last_decode")
 """A request got a token at `entry_ns` from its prefill (-1: it did not), and then one in each of
 the decode steps first..last-1, counted over the whole run; where steps verify drafts one or more,
-as `bursts` say."""
+as `bursts` say. In a pipeline these are counted through one micro-batch after the other."""
+
+MICRO_BATCH = "micro_batch"
+"""The column of a step that says which micro-batch of a pipeline decodes in it."""
+
+MICRO_BATCH_BITS = 40
+"""While a pipeline runs, a micro-batch counts its own steps, and has its number above these."""
 
 
 class TokenTimes:
@@ -37,12 +43,16 @@ class TokenTimes:
     def of_steps(cls, stints: Ints, steps: Columns, bursts: Ints | None = None) -> TokenTimes:
         """Return the times of tokens that came out in steps, one row each.
 
-        Of several engines the steps are counted engine by engine, in the order of each.
+        Of several engines the steps are counted engine by engine, in the order of each, and of
+        a pipeline micro-batch by micro-batch.
         """
-        ends_ns = whole_numbers(steps, "end_ns")[whole_numbers(steps, "num_decodes") > 0]
-        if "engine" in steps:
-            engine = whole_numbers(steps, "engine")[whole_numbers(steps, "num_decodes") > 0]
-            ends_ns = ends_ns[np.argsort(engine, kind="stable")]
+        decodes = whole_numbers(steps, "num_decodes") > 0
+        ends_ns = whole_numbers(steps, "end_ns")[decodes]
+        keys = [
+            whole_numbers(steps, key)[decodes] for key in (MICRO_BATCH, "engine") if key in steps
+        ]
+        if keys:
+            ends_ns = ends_ns[np.lexsort(keys)]
         return cls(stints, ends_ns, bursts)
 
     def in_order_of_time(self) -> TokenTimes:
@@ -160,6 +170,33 @@ class TokenTimes:
     @cached_property
     def _bursts_by_id(self) -> Ints:
         return burst_starts(self._stints)[self._order]
+
+
+def decodes_before(steps: Columns) -> Ints:
+    """Count the decode steps of all micro-batches before each, shape (num_micro_batches + 1,)."""
+    counts = np.zeros(1, dtype=np.int64)
+    for some in batches(steps):
+        here = np.bincount(whole_numbers(some, MICRO_BATCH)[whole_numbers(some, "num_decodes") > 0])
+        size = max(len(here), len(counts))
+        counts = np.pad(counts, (0, size - len(counts))) + np.pad(here, (0, size - len(here)))
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def in_order_of_steps(stints: Ints, before: Ints) -> Ints:
+    """Return stints whose decode steps are counted through all micro-batches.
+
+    Parameters
+    ----------
+    stints : ndarray of int64, shape (num_stints, 4)
+        Of a pipeline, as they were written (`MICRO_BATCH_BITS`).
+    before : ndarray of int64
+        What `decodes_before` says.
+    """
+    counted = stints.copy()
+    steps = stints[:, 2:]
+    number = np.minimum(steps >> MICRO_BATCH_BITS, len(before) - 1)  # one may have no step yet
+    counted[:, 2:] = before[number] + (steps & (1 << MICRO_BATCH_BITS) - 1)
+    return counted
 
 
 def within(lengths: Ints) -> Ints:

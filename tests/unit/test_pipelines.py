@@ -12,7 +12,6 @@ from schedlab.policies.routers import registry as routers
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
-from schedlab.sim.core.micro_batch import MicroBatch
 from schedlab.sim.core.pipeline_executor import PipelineExecutor
 from schedlab.sim.core.pipelined_engine import PipelinedEngine
 from schedlab.sim.cost.pricing import Pricing
@@ -35,8 +34,6 @@ from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.metrics.step_totals import step_totals
 from schedlab.sim.record import log as logs
 from schedlab.sim.record.columns import batches
-from schedlab.sim.record.segment_row import SEGMENT_COLUMNS, SegmentRow
-from schedlab.sim.request import RequestState
 from schedlab.sim.result import RunResult
 from tests import laws
 from tests.laws import arrival
@@ -189,53 +186,6 @@ def test_straggler_has_slow_stages_and_links_as_fast_as_ever():
     log = laws.run(registry.make("fcfs"), work, limits, cost, make_executor=slow)
     assert log.token_times(0).tolist() == [1500 + 300 + 750, 2 * (1500 + 300 + 750)]
     assert log.steps()["stage_1_ns"].tolist() == [750, 750]
-
-
-# -- decodes that stay together ------------------------------------------------------------------
-
-
-def decoding(number, prompt_tokens, output_tokens):
-    state = RequestState(arrival(number, 0, prompt_tokens, output_tokens).request)
-    state._computed, state._generated = prompt_tokens, 1
-    return state
-
-
-def test_micro_batch_knows_of_its_steps_which_of_the_engine_they_are_as_long_as_anybody_asks():
-    batch = MicroBatch(16)
-    early, late = decoding(0, 5, 9000), decoding(1, 7, 9000)
-    batch.join(early)
-    for number in range(0, 4000, 2):
-        batch.advance_as(number)
-    assert batch.numbers_since(early._stint_start) == list(range(0, 4000, 2))
-    batch.join(late)
-    batch.leave(early)
-    for number in range(4001, 10_001, 2):
-        batch.advance_as(number)
-    assert batch.numbers_since(late._stint_start) == list(range(4001, 10_001, 2))
-    assert (early.num_computed_tokens, late.num_computed_tokens) == (5 + 2000, 7 + 3000)
-    assert len(batch.numbers_since(0)) < 5000, "those before the oldest stint are forgotten"
-    batch.leave(late)
-    for number in range(10_001, 30_001):
-        batch.advance_as(number)
-    assert len(batch.numbers_since(0)) < 1024, "nobody asks for any"
-
-
-@pytest.mark.parametrize("count", [0, 1, 16, 17, 40])
-def test_tokens_of_steps_apart_come_out_when_each_of_these_ends(count):
-    log = logs.RunLog(16, True, num_stages=2)
-    for step in range(100):
-        row = [0] * len(SEGMENT_COLUMNS)
-        row[SEGMENT_COLUMNS.index("num_decodes")] = 1
-        row[SEGMENT_COLUMNS.index("start_ns")] = 10 * step
-        row[SEGMENT_COLUMNS.index("num_steps")] = 1
-        log.add_stages([4, 6])
-        log.add_segment(SegmentRow(*row), [10], [0])
-    steps = [2 * i + i % 3 for i in range(count)]
-    log.add_steps_apart(3, 7, steps)
-    log.add_steps_apart(4, -1, steps)
-    ends_ns = [10 * step + 10 for step in steps]
-    assert log.token_times(3).tolist() == [7, *ends_ns]
-    assert log.token_times(4).tolist() == ends_ns
 
 
 # -- engines of a fleet --------------------------------------------------------------------------
