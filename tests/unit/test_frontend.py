@@ -285,6 +285,101 @@ def test_every_model_is_held_against_the_gaps_of_all_others(monkeypatch):
     assert [what[:2] for what in told] == [(i, 8) for i in range(8)]
 
 
+def quantiles_at(seconds):
+    """Return a distribution whose median is known and which refuses to be asked for another."""
+    return SimpleNamespace(at=lambda shares: {(0.5,): np.array([seconds])}[tuple(shares)])
+
+
+def test_gap_of_a_stage_is_what_its_median_took_beyond_an_engine_as_slow_as_its_answers(
+    monkeypatch,
+):
+    # Of stage 0 three requests, the third with medians; of stage 1 one, whose step gave 9 tokens.
+    requests = {
+        "arrival_ns": ns(0, 1, 2, 3), "first_token_ns": ns(0.1, 1.2, 2.4, 3.5),
+        "finish_ns": ns(1.1, 2.2, 3.4, 5.5), "status": np.zeros(4, dtype=np.int8),
+        "application": np.array(["stage 0", "stage 0", "stage 0", "stage 1"], dtype=object),
+    }  # fmt: skip
+    counts = {"end_ns": ns(0.1, 1, 1.2, 2.4, 3.5), "count": np.array([3, 80, 5, 4, 9])}
+    log = SimpleNamespace(token_counts=lambda: counts)
+    asked = []
+
+    def simulated(asked_for):
+        asked.append(asked_for)
+        return SimpleNamespace(requests=requests, log=log)
+
+    monkeypatch.setattr(frontend_measurement, "run", simulated)
+    stages = [
+        SimpleNamespace(ttft_s=quantiles_at(0.7), e2e_s=quantiles_at(1.9)),
+        SimpleNamespace(ttft_s=quantiles_at(2.0), e2e_s=quantiles_at(3.0)),
+    ]
+    with_one = spec(frontend={"latency_s": 0.25})
+    first, second = frontend_measurement._gaps(with_one, SimpleNamespace(stages=stages))
+    assert [one.frontend for one in asked] == [None]
+    # The rest of an answer took 1.2 s, and 1 s as predicted: so would the first token, 0.2 s, have
+    # taken 0.24. Then 1 s instead of 2: half of 0.5 s.
+    assert (first.gap_s, first.measured_s, first.tokens) == pytest.approx((0.7 - 0.24, 0.7, 4))
+    assert (second.gap_s, second.measured_s, second.tokens) == pytest.approx((2 - 0.25, 2.0, 9))
+
+
+def test_fit_of_a_front_end_weighs_relative_errors_and_has_no_negative_figure():
+    def gap(gap_s, measured_s, tokens):
+        return frontend_measurement.Gap(gap_s, measured_s, tokens)
+
+    exact = [gap(0.01 + 2e-4 * n, 1.0 + n, n) for n in (1, 10, 100)]
+    found = frontend_measurement._fit(exact, "there")
+    assert (found.latency_s, found.output_token_s, found.source) == (0.01, 2e-4, "there")
+    # Less for more tokens: the tokens cost nothing, and of 1 and 3 s at measured 1 and 2 s the
+    # mean weighed by 1 and 1/4 is 1.4.
+    falling = frontend_measurement._fit([gap(3.0, 2.0, 0), gap(1.0, 1.0, 10)], "")
+    assert (falling.latency_s, falling.output_token_s) == (1.4, 0.0)
+    assert (falling.request_s, falling.prompt_token_s, falling.servers) == (0.0, 0.0, 1)
+    digits = frontend_measurement._fit([gap(0.0123456, 1.0, 0), gap(0.0123456, 1.0, 0)], "")
+    assert digits.latency_s == 0.0123
+
+
+def test_front_end_of_the_others_is_all_that_changes_in_an_experiment():
+    one = spec(frontend={"latency_s": 0.25, "request_s": 3.0})
+    changed = frontend_measurement._with(one, Frontend(latency_s=0.5, output_token_s=2.0))
+    assert changed.frontend.latency_s == 0.5
+    assert changed.frontend.output_token_s == 2.0
+    assert changed.frontend.request_s is None
+    assert changed.model_copy(update={"frontend": None}) == frontend_measurement._with(one, None)
+    with pytest.raises(SpecError, match=r"e1: workload\.load_test is required here"):
+        frontend_measurement._test_of(spec(name="e1"))
+
+
+def test_front_end_that_one_model_alone_was_served_behind_is_not_measured(monkeypatch):
+    source = SimpleNamespace(file="f", run="r")
+    twice = SimpleNamespace(workload=SimpleNamespace(load_test=source))
+    monkeypatch.setattr(
+        frontend_measurement, "load_test", lambda *given: SimpleNamespace(model=given)
+    )
+    assert frontend_measurement._test_of(twice).model == ("f", "r")
+    with pytest.raises(SpecError, match="needs load tests of two models"):
+        measure_frontend([twice, twice], "s")
+
+
+def test_measurement_tells_its_figures_and_those_without_each_model():
+    stages = tuple(SimpleNamespace(run=name) for name in ("b", "a", "b"))
+    held_out = SimpleNamespace(stages=stages, mean_absolute_errors=lambda: {"TTFT mean": 0.5})
+    found = frontend_measurement.FrontendMeasurement(
+        Frontend(0.0015, output_token_s=2.5e-5),
+        held_out,
+        {"m": Frontend(0.002, output_token_s=3e-6)},
+    )
+    assert found.lines() == [
+        "measured on all: 1.50 ms a request and 25.0 us a generated token",
+        "measured on all but m: 2.00 ms a request and 3.0 us a generated token",
+    ]
+    assert found.to_data() == {
+        "by": "median TTFT of load tests, less that of the simulated engine alone",
+        "on": ["a", "b"],
+        "held_out": "each model predicted with the figures of the others",
+        "mean_absolute_error": {"TTFT mean": 0.5},
+        "without": {"m": {"latency_s": 0.002, "output_token_s": 3e-6}},
+    }
+
+
 @pytest.mark.slow
 def test_command_measures_a_front_end_and_writes_its_file(tmp_path):
     specs = recorded(tmp_path / "tests", {"latency_s": 0.004, "output_token_s": 2e-5})
