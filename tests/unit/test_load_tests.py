@@ -1,11 +1,13 @@
 import copy
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.comparing import load_tests
 from schedlab.experiments.comparing.load_tests import (
     LoadTestValidation,
     StageErrors,
@@ -18,7 +20,7 @@ from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.cost.table_profile import Curve, TableProfile, write_table
 from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces.load_test_requests import load_test_requests
-from schedlab.traces.load_tests import load_test, read_load_tests
+from schedlab.traces.load_tests import Quantiles, load_test, read_load_tests
 from tests.data_folder import data_folder
 
 
@@ -384,3 +386,129 @@ def test_mean_error_over_stages_is_of_their_sizes_whichever_sign_they_have():
     )
     means = LoadTestValidation(stages, (), 0.0).mean_absolute_errors()
     assert means == {"TTFT mean": pytest.approx((0.1 + 0.1 + 0.3) / 3)}
+
+
+def stage_errors(run, stage, rate, **latencies):
+    measured, predicted = ({key: ms[i] for key, ms in latencies.items()} for i in (0, 1))
+    return StageErrors(measured, predicted, run, f"model of {run}", stage, rate)
+
+
+def test_validation_is_told_as_table_lines_and_data():
+    found = LoadTestValidation(
+        (
+            stage_errors("one", 0, 2.5, TTFT=(200.0, 250.0), E2E=(1000.0, 900.0)),
+            stage_errors("two", 1, 12.3456, TTFT=(999.94, 999.94), E2E=(40_000.0, 50_000.0)),
+        ),
+        ("a note", "another"),
+        1.25,
+    )
+    assert found.header() == ("load test", "req/s", "TTFT", "E2E")
+    assert found.rows() == [
+        ("one", "2.5", "200.0 +25.0%", "1,000 -10.0%"),
+        ("two", "12.3", "999.9 +0.0%", "40,000 +25.0%"),
+        ("mean absolute error", "", "12.5%", "17.5%"),
+    ]
+    assert found.lines() == ["2 stages, 1.2 s of CPU", "a note", "another"]
+    first = {
+        "TTFT": {"measured": 200.0, "predicted": 250.0, "error": 0.25},
+        "E2E": {"measured": 1000.0, "predicted": 900.0, "error": pytest.approx(-0.1)},
+    }
+    data = found.to_data()
+    latencies = [one.pop("latencies_ms") for one in data["stages"]]
+    assert latencies[0] == first
+    assert data == {
+        "stages": [
+            {"run": "one", "model": "model of one", "stage": 0, "rate": 2.5},
+            {"run": "two", "model": "model of two", "stage": 1, "rate": 12.3456},
+        ],
+        "mean_absolute_error": {"TTFT": 0.125, "E2E": pytest.approx(0.175)},
+        "notes": ["a note", "another"],
+        "cpu_s": 1.25,
+    }
+
+
+@pytest.mark.parametrize("between", [None, {"source": "measured on others", "latency_s": 1.0}])
+def test_stages_are_predicted_by_their_own_requests_with_every_quantile(monkeypatch, between):
+    def ns(*milliseconds):
+        return np.array(milliseconds, dtype=np.int64) * 1_000_000
+
+    # Of the first stage two requests, 10 and 30 ms to the first token; of the second one of 7 ms.
+    result = SimpleNamespace(
+        requests={
+            "arrival_ns": ns(0, 1, 2), "first_token_ns": ns(10, 8, 32), "finish_ns": ns(50, 9, 92),
+            "status": np.zeros(3, dtype=np.int8),
+            "application": np.array(["stage 0", "stage 1", "stage 0"], dtype=object),
+        },
+        provenance={"cost_model": {"name": "roofline"}, "frontend": between},
+    )  # fmt: skip
+    asked = []
+    patches = {
+        "run": lambda one: asked.append(one.name) or result,
+        "timeline": lambda one: asked.append(one is result),
+        "warnings": lambda one: ["a warning"],
+        "notes": lambda models, found: [*(one["name"] for one in models), *found],
+        "load_test": lambda file, run: of[file, run],
+    }
+    for name, function in patches.items():
+        monkeypatch.setattr(load_tests, name, function)
+    known = Quantiles(0.2, (0.0, 0.5, 1.0), (0.1, 0.2, 1.2))
+    stages = [
+        SimpleNamespace(ttft_s=known, e2e_s=Quantiles(3.0, (0.0, 1.0), (2.0, 4.0)), rate=5.0),
+        SimpleNamespace(ttft_s=known, e2e_s=known, rate=7.0),
+    ]
+    of = {("f", "r"): SimpleNamespace(id="test", model="m", stages=stages)}
+    source = SimpleNamespace(file="f", run="r")
+    spec = SimpleNamespace(
+        name="e", backend="sim", workload=SimpleNamespace(load_test=source)
+    )  # fmt: skip
+    told = []
+    found = validate_load_tests([spec, spec], lambda *given: told.append(given))
+    assert told == [(0, 2, "e"), (1, 2, "e")]
+    assert asked == ["e", True] * 2
+    assert [(one.run, one.model, one.stage, one.rate) for one in found.stages] == [
+        ("test", "m", 0, 5.0), ("test", "m", 1, 7.0),
+    ] * 2  # fmt: skip
+    first, second = found.stages[:2]
+    assert first.measured_ms == pytest.approx({
+        "TTFT mean": 200, "TTFT median": 200, "TTFT P90": 1000, "TTFT P99": 1180,
+        "E2E mean": 3000, "E2E median": 3000, "E2E P90": 3800, "E2E P99": 3980,
+    })  # fmt: skip
+    assert first.predicted_ms == pytest.approx({
+        "TTFT mean": 20, "TTFT median": 20, "TTFT P90": 28, "TTFT P99": 29.8,
+        "E2E mean": 70, "E2E median": 70, "E2E P90": 86, "E2E P99": 89.6,
+    })  # fmt: skip
+    assert set(second.predicted_ms.values()) == {7.0, 8.0}
+    said = "measured on others" if between else "none: the times are the engine's"
+    assert found.notes == ("roofline", "a warning", f"front end: {said}")
+    assert found.cpu_s >= 0
+    spec.backend = "real"
+    with pytest.raises(SpecError, match="validation predicts with the simulation"):
+        validate_load_tests([spec])
+    spec.workload.load_test = None
+    with pytest.raises(SpecError, match=r"e: workload\.load_test is required here"):
+        validate_load_tests([spec])
+
+
+def test_experiment_of_a_load_test_has_its_server_and_what_is_said_beside_it(tmp_path):
+    path = written(tmp_path, TEST | {"hardware": "h100"}, TEST | {"id": "other", "tp": 2})
+    both = experiments_of(path, ["cost_model=roofline", "hardware=h100", "seed=4"])
+    assert [(one.name, one.workload.load_test.run) for one in both] == [
+        ("small", "small"), ("other", "other"),
+    ]  # fmt: skip
+    assert [one.engine.tensor_parallel_size for one in both] == [1, 2]
+    first = both[0]
+    assert (first.model, first.seed, first.cost_model.name) == (TEST["model"], 4, "roofline")
+    assert (first.engine.profile, first.engine.max_num_seqs) == ("vllm-0.19", 16)
+    assert first.engine.max_num_batched_tokens == 512
+    assert first.workload.load_test.file == str(path.resolve())
+    (other,) = experiments_of(path, ["cost_model=roofline", "hardware=l4"], ["other"])
+    assert (other.name, other.hardware) == ("other", "l4")
+    spread = TEST | {"model": "Qwen/Qwen3-30B-A3B", "enable_expert_parallel": True}
+    with pytest.raises(SpecError) as told:
+        experiments_of(written(tmp_path, spread), ["hardware=h100"], profiles=tmp_path)
+    assert str(told.value) == (
+        "small: no profile of qwen3-30b-a3b on h100-80gb, tensor parallel size 1 in "
+        f"{tmp_path}; make one, e.g. with schedlab profile import aiconfigurator "
+        f"Qwen/Qwen3-30B-A3B --hardware h100 --expert-parallel -o {tmp_path}/qwen3-30b-a3b-tp1, "
+        "or add cost_model=roofline"
+    )
