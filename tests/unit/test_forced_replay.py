@@ -4,16 +4,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing import forced_replay as forced
 from schedlab.experiments.comparing.by_step_figures import step_time_figure
-from schedlab.experiments.comparing.forced_replay import _KINDS, _parts, forced_replay
+from schedlab.experiments.comparing.forced_replay import (
+    _KINDS,
+    StepExcess,
+    _parts,
+    forced_replay,
+)
 from schedlab.experiments.comparing.recorded_engines import RecordedRouter
-from schedlab.experiments.comparing.recorded_replay import _Clock
+from schedlab.experiments.comparing.recorded_replay import Contradiction, _Clock
 from schedlab.experiments.comparing.validate import timeline
 from schedlab.experiments.comparing.vllm_recording import Timeline, read_recording
+from schedlab.experiments.figures.style import LOOKS
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.sim.cost.shape import BatchShape
@@ -387,3 +394,158 @@ def test_figure_of_steps_counts_the_stretches_that_lie_beyond_its_axis():
     found = SimpleNamespace(stretches=lambda: stretches, differences=())
     left = step_time_figure(found, "title").axes[0]
     assert [text.get_text() for text in left.texts] == ["3 of 5 outside"]
+
+
+def test_figure_of_steps_has_each_stretch_and_the_error_of_each_kind_of_step():
+    stretches = np.array([[8.0, 10.0, 0], [30.0, 20.0, 1], [50.0, 100.0, 0], [40.0, 40.0, 1]])
+    differences = [
+        StepExcess("5-8 decodes", 3, 1.0, 0.5, 0.1),
+        StepExcess("more than 512 decodes", 3, 1.0, -0.25, 0.2),
+        StepExcess("a step with prompts", 3, 1.0, 2.0, 0.4),
+        StepExcess("100 decodes in it", 3, None, 9.0, 9.0),
+    ]
+    found = SimpleNamespace(stretches=lambda: stretches, differences=differences)
+    figure = step_time_figure(found, "a run")
+    left, right = figure.axes
+    decodes, prompts, one = left.lines
+    assert [line.get_label() for line in (decodes, prompts)] == ["decodes only", "with prompts"]
+    assert decodes.get_xydata().tolist() == [[10.0, 0.8], [100.0, 0.5]]
+    assert prompts.get_xydata().tolist() == [[20.0, 1.5], [40.0, 1.0]]
+    assert [line.get_color() for line in (decodes, prompts)] == [LOOKS[0].color, LOOKS[1].color]
+    assert [line.get_marker() for line in (decodes, prompts)] == [LOOKS[0].marker, LOOKS[1].marker]
+    assert one.get_ydata() == [1, 1]
+    assert (left.get_xscale(), left.get_ylim()) == ("log", (0.5, 1.5))
+    assert len(left.texts) == 0, "shares at the very edges are inside"
+    assert left.get_xlabel() == "predicted time between two recorded ends of steps (ms)"
+    assert (left.get_ylabel(), left.get_title(loc="left") or left.get_title()) == (
+        "recorded / predicted", "a run",
+    )  # fmt: skip
+    assert [text.get_text() for text in left.get_legend().get_texts()] == [
+        "decodes only", "with prompts",
+    ]  # fmt: skip
+    # Decodes first, then prompts; parts of a step have no bar.
+    assert [bar.get_height() for bar in right.patches] == [0.5, -0.25, 2.0]
+    assert [to_hex(bar.get_facecolor()).upper() for bar in right.patches] == [
+        LOOKS[0].color.upper(), LOOKS[0].color.upper(), LOOKS[1].color.upper(),
+    ]  # fmt: skip
+    (errors,) = right.collections
+    assert [segment[:, 1].tolist() for segment in errors.get_segments()] == [
+        pytest.approx(ends) for ends in ([0.4, 0.6], [-0.45, -0.05], [1.6, 2.4])
+    ]
+    ticks = [text.get_text() for text in right.get_xticklabels()]
+    assert ticks == ["5-8", "more than 512", "prompts"]
+    assert right.get_xlabel() == "decodes in a step; a step with prompts"
+    assert right.get_ylabel() == "recorded - predicted (ms)"
+
+
+def replayed_steps(*rows):
+    """Return steps of (recorded ms, predicted ms, decodes, chunks, recorded times)."""
+    return [
+        forced.ReplayedStep(0, ms * MS, expected * MS, BatchShape(n, 0, 0, chunks), times)
+        for ms, expected, n, chunks, times in rows
+    ]
+
+
+STEPS = (
+    (5, 5, 2, (), 0), (6, 5, 2, (), 2), (7, 5, 2, (), 0), (20, 9, 1, ((30, 0),), 1),
+    (8, 6, 7, (), 3), (4, 4, 2, (), 0),
+)  # fmt: skip
+
+
+def test_stretches_go_from_behind_one_recorded_end_to_the_next():
+    found = forced.ForcedReplay(replayed_steps(*STEPS), [], [], 0)
+    # What is before the first recorded end and behind the last is in none.
+    assert found.stretches().tolist() == [[27.0, 14.0, 1.0], [8.0, 6.0, 0.0]]
+    with pytest.raises(SpecError, match="too few times to tell steps apart"):
+        forced.ForcedReplay(replayed_steps(*STEPS[:3]), [], [], 0).stretches()
+
+
+def test_parts_of_a_step_with_prompts_are_itself_more_prompts_and_tokens_and_decodes():
+    parts = _parts(BatchShape(50, 0, 0, ((300, 0), (400, 9), (800, 0))))
+    assert parts[-4:].tolist() == [1, 2, 1.5, 0.5]
+    assert parts[:-4].sum() == 0
+    assert _KINDS[-4:] == (
+        "a step with prompts", "each further prompt in it", "1,000 prompt tokens in it",
+        "100 decodes in it",
+    )  # fmt: skip
+    correction_ms = np.zeros(len(_KINDS))
+    correction_ms[-4:] = 10, 1, 100, 1000
+    shape = BatchShape(50, 0, 0, ((300, 0), (400, 9), (800, 0)))
+    assert forced._error_ms(correction_ms, shape) == 10 + 2 + 150 + 500
+
+
+def test_error_of_each_kind_of_step_is_found_and_that_of_hardly_any_drawn_to_zero():
+    kinds = {2: 3, 7: 1}
+    rows = [(10 + kinds[n], 10, n, (), 1) for n in [2, 7] * 30]
+    steps = replayed_steps(*rows, (30, 10, 40, (), 1))
+    parts = np.array([_parts(step.shape) for step in steps])
+    mean_ms, error_ms, counts = forced._fit(steps, parts)
+    few, many, once = 0, 1, _KINDS.index("33-40 decodes")
+    # The first end begins the first stretch.
+    assert counts[[few, many, once]].tolist() == [29, 30, 1]
+    assert mean_ms[[few, many]] == pytest.approx([3, 1], abs=0.02)
+    # One step that took 20 ms longer, with a prior of 3 ms and the least scale of 0.1 ms; weighed
+    # as an outlier it is believed only in part.
+    assert 15 < mean_ms[once] < 20
+    assert error_ms[few] == pytest.approx(0.1 / 29**0.5, rel=0.02)
+    assert error_ms[0] < error_ms[once] < error_ms[2] == pytest.approx(3.0)
+    found = forced._differences(steps, parts, mean_ms, error_ms, counts)
+    assert [(one.kind, one.count, one.predicted_ms) for one in found] == [
+        ("1-4 decodes", 29.0, 10.0), ("5-8 decodes", 30.0, 10.0), ("33-40 decodes", 1.0, 10.0),
+    ]  # fmt: skip
+    assert [one.mean_ms for one in found] == [mean_ms[i] for i in (few, many, once)]
+    assert [one.standard_error_ms for one in found] == [error_ms[i] for i in (few, many, once)]
+
+
+def test_parts_of_steps_are_told_without_a_prediction():
+    steps = replayed_steps(*STEPS)
+    parts = np.array([_parts(step.shape) for step in steps])
+    counts = parts.sum(axis=0)
+    numbers = np.arange(len(_KINDS), dtype=float)
+    found = forced._differences(steps, parts, numbers, -numbers, counts)
+    last = len(_KINDS) - 4
+    assert [(one.kind, one.predicted_ms, one.mean_ms) for one in found] == [
+        ("1-4 decodes", (5 + 5 + 5 + 4) / 4, 0), ("5-8 decodes", 6.0, 1),
+        ("a step with prompts", 9.0, last), ("1,000 prompt tokens in it", None, last + 2),
+        ("100 decodes in it", None, last + 3),
+    ]  # fmt: skip
+    assert [one.count for one in found] == [4, 1, 1, 0.03, 0.01]
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_forced_replay_is_told_as_rows_lines_and_data(several):
+    contradictions = [
+        Contradiction(0.0125, (3, 17), (1.5, 2.25)), *[Contradiction(1.0, (4,), (2.0,))] * 3
+    ]  # fmt: skip
+    differences = [
+        StepExcess("1-4 decodes", 1234.0, 5.678, 0.123, 0.0451),
+        StepExcess("100 decodes in it", 1234.56, None, -1.0, 2.0),
+    ]
+    router = SimpleNamespace(num_asked=1500, num_doubtful=2000) if several else None
+    found = forced.ForcedReplay(replayed_steps(*STEPS), contradictions, differences, 6, router)
+    assert found.rows() == [
+        ("1-4 decodes", "1,234", "5.68", "+0.12 ± 0.05"),
+        ("100 decodes in it", "1,234.6", "", "-1.00 ± 2.00"),
+    ]
+    engines = [
+        "engines: vLLM's router placed 1,500 requests, the others follow from equal times; 2,000 "
+        "pairs do not fit"
+    ]
+    one = "  step at 1.000 s: tokens of requests 4 were recorded at 2.000 s"
+    assert found.lines() == [
+        "decisions: 6 recorded times fall on 3 of 6 steps; 4 of these steps contradict the "
+        "recording; preemptions 6",
+        *(engines if several else []),
+        "  step at 0.013 s: tokens of requests 3, 17 were recorded at 1.500, 2.250 s",
+        one, one,
+    ]  # fmt: skip
+    data = found.to_data()
+    assert data.pop("contradictions")[0] == {
+        "start_s": 0.0125, "requests": (3, 17), "recorded_s": (1.5, 2.25)
+    }  # fmt: skip
+    assert data.pop("differences")[1] == {
+        "kind": "100 decodes in it", "count": 1234.56, "predicted_ms": None, "mean_ms": -1.0,
+        "standard_error_ms": 2.0,
+    }  # fmt: skip
+    routed = {"requests_placed_by_load": 1500, "doubtful_pairs": 2000} if several else {}
+    assert data == {"num_steps": 6, "num_preemptions": 6, "recorded_times": 6, **routed}
