@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.results.point_folder import PointMetrics
+from schedlab.experiments.search import cheapest as cheapest_of
 from schedlab.experiments.search import tune as tuning
 from schedlab.experiments.search.bracket import Bracket, Probe, bracket
 from schedlab.experiments.search.cheapest import cheapest
@@ -747,6 +748,58 @@ def test_cheapest_fleet_is_as_large_as_the_worst_seed_asks_and_is_run_on_new_one
     assert cheapest(few, found, Fleets()).label == "hardware=h100-80gb"
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 5])
+def test_cheapest_fleet_is_told_with_its_price_on_new_seeds_beside_the_dearer(seeds):
+    asked = fleet(
+        find={
+            "minimize": "cluster.count", "between": [1, 16], "at_least": {"slo_attainment": 0.9},
+            "at_most": {"offered_request_rate": 0.5},
+        },
+        sweep={"hardware": ["a100-80gb", "h100-80gb"]}, replications=seeds, seed=3,
+    )  # fmt: skip
+    holding = asked.model_copy(
+        update={"find": Find(**asked.find.model_dump() | {"at_most": {}})}
+    )  # fmt: skip
+    found = find(holding, Fleets())
+    ran = []
+
+    class Noting(Fleets):
+        def points(self, wanted):
+            ran.extend((one.seed, one.hardware, one.cluster.count, label) for one, label in wanted)
+            return self.tried(wanted)
+
+    best = cheapest(asked, found, Noting())
+    label = "hardware=h100-80gb"
+    assert ran == [(3 + seeds + i, "h100-80gb", 3, f"{label}, count=3") for i in range(seeds)]
+    assert (best.label, best.value, best.usd_per_hour.mean, best.holds) == (label, 3, 12.0, False)
+    assert {name: one.mean for name, one in best.measured.items()} == {
+        "offered_request_rate": 1.0, "slo_attainment": 0.9,
+    }  # fmt: skip
+    assert best.lines[0] == (
+        f"cheapest: {label} with cluster.count=3, $12.00 an hour; on {seeds} new seeds "
+        "offered_request_rate 1, slo_attainment 0.900: A CONSTRAINT BREAKS"
+    )
+    assert len(best.lines) == (1 if seeds == 1 else 2)
+
+
+def test_price_of_a_fleet_is_that_of_an_hour_where_one_is_known():
+    assert cheapest_of.usd_per_hour({"cost_usd": 0.5, "duration_s": 36.0}) == 50.0
+    # The same to nine digits, however long it ran.
+    thirds = {"cost_usd": 1.0, "duration_s": 10_800.0}
+    assert cheapest_of.usd_per_hour(thirds) == 0.333333333
+    assert math.isnan(cheapest_of.usd_per_hour({"duration_s": 36.0}))
+
+    def answers(*costs, has_answer=True):
+        metrics = [{"cost_usd": cost, "duration_s": 3600.0} if cost else {} for cost in costs]
+        brackets = [SimpleNamespace(has_answer=True)] * 2 + [SimpleNamespace(has_answer=has_answer)]
+        return SimpleNamespace(brackets=brackets, metrics=metrics)
+
+    assert cheapest_of.prices(answers(2.0, 4.0)).mean == 3.0
+    assert cheapest_of.prices(answers(2.0, 4.0, has_answer=False)) is None
+    assert cheapest_of.prices(answers(2.0, None)) is None
+    assert cheapest_of.prices(answers()) is None
+
+
 def test_tune_over_names_and_counts_finds_the_cheapest_that_holds():
     asked = fleet(
         tune={
@@ -883,3 +936,17 @@ def test_what_else_is_wrong_with_a_key_is_told_and_not_taken_for_an_integers():
     asked = SimpleNamespace(key="engine.max_num_sqs", between=None)
     with pytest.raises(SpecError, match="max_num_seqs"):
         _is_whole(make_spec({"workload": {"trace": "fixed", "num_requests": 5}}), asked)
+
+
+def test_goal_of_a_tuning_may_be_a_key_and_no_key_is_swept_as_well():
+    tune = Tune(
+        maximize="workload.request_rate", over={"engine.max_num_seqs": [8, 16]},
+        at_most={"p99_ttft_ms": 9},
+    )  # fmt: skip
+    told = []
+    for swept in ([], ["seed"], ["workload.request_rate", "engine.max_num_seqs"]):
+        check_search(None, tune, swept, lambda path, text: told.append((path, text)))
+    assert told == [
+        (("tune",), f"{key} is swept as well; give it one value ({key}=1) to sweep it no more")
+        for key in ("workload.request_rate", "engine.max_num_seqs")
+    ]
