@@ -164,12 +164,12 @@ def test_log_of_a_long_run_on_disk_has_the_same_bursts(monkeypatch):
 # -- recordings ----------------------------------------------------------------------------------
 
 
-def run_recorded(tmp_path, drafts, workload, k=4):
+def run_recorded(tmp_path, drafts, workload, k=4, length=None):
     path = tmp_path / "drafts.jsonl"
     write_drafts(path, drafts)
     config = EngineConfig(num_blocks=200, max_model_len=400, num_speculative_tokens=k)
     return laws.run(
-        registry.make("fcfs"), workload, config,
+        registry.make("fcfs"), workload, config, draft_length=length,
         make_executor=lambda pricing: SpeculativeExecutor(
             pricing, config, RecordedAcceptance(path), NgramDrafter(0.0)
         ),
@@ -246,6 +246,25 @@ def test_recorded_drafts_are_replayed_verification_by_verification(tmp_path):
     assert steps["draft_tokens"].tolist() == [0, 4, 3, 0, 4]
     assert steps["accepted_tokens"].tolist() == [0, 2, 0, 0, 3]
     assert steps["num_drafts"].tolist() == [0, 1, 1, 0, 1]
+
+
+def test_length_is_chosen_by_all_drafts_so_far_and_how_many_were_cut_short(tmp_path):
+    class Noting:
+        def __init__(self):
+            self.told = []
+
+        def choose(self, decoding):
+            states = [(state.id, state.num_output_tokens) for state in decoding.requests]
+            self.told.append((states, decoding.num_accepted, decoding.num_cut_short))
+            return [decoding.most] * len(decoding.requests)
+
+    # 2 of 4, none of 3, nothing drafted, 3 of 4; then, when that is answered, 1 of 1 and 0 of 2.
+    drafts = {0: [(4, 2), (3, 0), (0, 0), (4, 3)], 1: [(1, 1), (2, 0)], 2: [(1, 1)]}
+    length = Noting()
+    workload = [laws.arrival(0, 0, 10, 10), laws.arrival(1, 10**12, 10, 4),
+                laws.arrival(2, 2 * 10**12, 10, 3)]  # fmt: skip
+    run_recorded(tmp_path, drafts, workload, length=length)
+    assert length.told == [([(0, 1)], 0, 0), ([(1, 1)], 5, 3), ([(2, 1)], 6, 4)]
 
 
 def test_shorter_drafts_than_recorded_continue_in_the_middle_of_one(tmp_path):

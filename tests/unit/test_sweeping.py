@@ -491,6 +491,14 @@ def test_timing_is_never_below_the_longest_point():
     timing.know("a", 1.0)
     timing.know("b", 99.0)
     assert timing.remaining_s() == 99.0
+    short = TimeEstimate(["a", "b"], num_workers=2, clock=lambda: 0.0)
+    short.know("a", 0.25)
+    short.know("b", 0.5)
+    assert short.remaining_s() == 0.5
+    # A setting without points left counts no longer, however long it took.
+    short.finish("b", 0.75)
+    short.finish("a", 0.25)
+    assert short.remaining_s() == 0.0
 
 
 def test_timing_ignores_how_fast_points_fail():
@@ -501,8 +509,11 @@ def test_timing_ignores_how_fast_points_fail():
 
 
 def test_duration_is_no_more_precise_than_it_needs_to_be():
-    shown = [duration(s) for s in (0.2, 59, 61, 605, 3600, 90_000)]
-    assert shown == ["1 s", "59 s", "1 min", "10 min", "1 h", "25 h"]
+    shown = [duration(s) for s in (0.2, 1, 1.6, 59, 60, 61, 605, 3600, 90_000)]
+    assert shown == ["1 s", "1 s", "2 s", "59 s", "1 min", "1 min", "10 min", "1 h", "25 h"]
+    assert [duration(s) for s in (7.4, 86, 200, 3590, 7300, 7311)] == [
+        "7 s", "1 min 30 s", "3 min 20 s", "59 min 50 s", "2 h 2 min", "2 h 2 min",
+    ]  # fmt: skip
 
 
 # -- Ray ---------------------------------------------------------------------------------------
