@@ -1,12 +1,16 @@
 """Figures by name, of what was asked for: names, filters, axes, several folders, sizes, formats."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import schedlab as sl
+from schedlab.experiments.figures import chosen as chosen_figures
 from schedlab.experiments.figures import plots
-from schedlab.experiments.figures.chosen import FIGURES, Chosen, draw_chosen
+from schedlab.experiments.figures.chosen import FIGURES, Chosen, Drawing, draw_chosen
+from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
 from schedlab.experiments.figures.lines import lines
 from schedlab.experiments.figures.searches import answers, tried, tuned
 from schedlab.experiments.figures.style import SIZES, new_figure, paper
@@ -285,3 +289,142 @@ def test_refused_figure_leaves_no_folder(folder, tmp_path):
     with pytest.raises(SpecError, match="shows one run"):
         draw_chosen([folder], Chosen(["gantt"]), tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+class Plots:
+    """Stands for the module of figures: a call is told by its name and what it is given."""
+
+    def __getattr__(self, name):
+        return lambda *given: (name, *given)
+
+
+def results_of(*rows):
+    """Return results whose runs are known by their row, and load as such."""
+    runs = {row: SimpleNamespace(load=lambda row=row: Run(row)) for row in rows}
+    return SimpleNamespace(rows=rows, runs=[runs[row] for row in rows], of=lambda row: [runs[row]])
+
+
+class Run(str):
+    """A run, by the name of its setting."""
+
+    def observation(self):
+        return f"all of {self}"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "told"),
+    [
+        ("lines", {}, (("a", "b"), "title", ("p99_ttft_ms", "p99_tpot_ms"), None, ())),
+        ("lines", {"metrics": ["m"], "x": "x", "by": ["k"]},
+         (("a", "b"), "title", ["m"], "x", ["k"])),
+        ("throughput_p99", {}, ("throughput_against_p99", ("a", "b"), "title")),
+        ("latency_rate", {}, ("latency_against_rate", ("a", "b"), "title")),
+        ("slo_attainment", {}, ("attainment_against_rate", ("a", "b"), "title")),
+        ("pareto", {}, ("pareto", ("a", "b"), "title", "output_throughput", "p99_ttft_ms")),
+        ("pareto", {"metrics": ["m"], "x": "x"}, ("pareto", ("a", "b"), "title", "x", "m")),
+        ("gpu_frontier", {}, ("gpu_frontier", ("a", "b"), "title", ["gpus of a", "gpus of b"])),
+        ("heat_map", {}, ("heat_map", ["b"], "title at 3", DEFAULT_METRICS)),
+        ("heat_map", {"metrics": ["m"]}, ("heat_map", ["b"], "title at 3", ["m"])),
+        ("cdf", {}, ("latency_cdf", {"curve of b": "b"}, "title at 3", "ttft")),
+        ("cdf", {"metrics": ["e2el"]}, ("latency_cdf", {"curve of b": "b"}, "title at 3", "e2el")),
+        ("goodput_per_dollar", {}, ("goodput_per_dollar", "good b", "title at 3")),
+    ],
+)  # fmt: skip
+def test_figure_by_name_is_handed_what_was_asked_for(monkeypatch, name, asked, told):
+    both = results_of("a", "b")
+    patches = {
+        "plots": Plots(), "lines": lambda *given: given,
+        "num_gpus": lambda run: f"gpus of {run.load()}",
+        "shown_load": lambda rows: (list(rows[1:]), "at 3"),
+        "curve_name": lambda row: f"curve of {row}",
+        "good_requests_per_usd": lambda results, rows: f"good {' '.join(rows)}",
+    }  # fmt: skip
+    for key, value in patches.items():
+        monkeypatch.setattr(chosen_figures, key, value)
+    assert FIGURES[name].draw(both, "title", Chosen(**asked)) == told
+    if told[-1] == "title at 3" or told[2] == "title at 3":
+        assert "" in FIGURES[name].draw(both, "", Chosen(**asked)), "no title has no load either"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("time_series", ("time_series", "a", "t")), ("gantt", ("gantt", "a", "t")),
+        ("engines_over_time", ("engines_over_time", "a", "t")),
+        ("engine_shares", ("engine_shares", "all of a", "t")),
+        ("transfers", ("transfers", "a", "t")),
+    ],
+)  # fmt: skip
+def test_figure_of_one_run_is_of_one_setting(monkeypatch, name, shown):
+    monkeypatch.setattr(chosen_figures, "plots", Plots())
+    assert FIGURES[name].draw(results_of("a"), "t", Chosen()) == shown
+    with pytest.raises(SpecError, match="shows one run, and here are 2 settings: --filter one"):
+        FIGURES[name].draw(results_of("a", "b"), "t", Chosen())
+
+
+@pytest.mark.parametrize("into", [None, "out"])
+def test_figures_go_where_they_are_asked_for_and_those_that_do_not_fit_are_told(
+    monkeypatch, tmp_path, into
+):
+    def refused():
+        raise SpecError("too wide")
+
+    kinds = [
+        Drawing("one", "c", lambda: "figure 1"), Drawing("two", "c", refused),
+        Drawing("three", "c", lambda: "figure 3"),
+    ]  # fmt: skip
+    marked = []
+    monkeypatch.setattr(chosen_figures, "_drawings", lambda folders, chosen: kinds)
+    monkeypatch.setattr(
+        chosen_figures, "save", lambda figure, place, formats: [place / f"{figure}.{formats[0]}"]
+    )
+    monkeypatch.setattr(
+        chosen_figures, "add_to_marker", lambda place, names: marked.append((place, names))
+    )
+    first, output = tmp_path / "first", tmp_path / into if into else None
+    place = output or first
+    drawn = draw_chosen([first, tmp_path / "second"], Chosen(), output, ("svg",))
+    assert drawn == (
+        [place / "one" / "figure 1.svg", place / "three" / "figure 3.svg"], ["two: too wide"]
+    )  # fmt: skip
+    assert place.is_dir()
+    assert marked == ([] if into else [(first, ["figure 1.svg", "figure 3.svg"])])
+    # Asked for by name, or the only one, it is refused as a whole.
+    with pytest.raises(SpecError, match=r"^two: too wide$"):
+        draw_chosen([first], Chosen(figures=["two"]), output)
+    monkeypatch.setattr(chosen_figures, "_drawings", lambda folders, chosen: kinds[1:2])
+    with pytest.raises(SpecError, match=r"^two: too wide$"):
+        draw_chosen([first], Chosen(), output)
+    monkeypatch.setattr(chosen_figures, "_drawings", lambda folders, chosen: [])
+    with pytest.raises(SchedlabError, match="first: one setting and no tables of its run"):
+        draw_chosen([first, tmp_path / "second"], Chosen(), output)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(chosen_figures, "_drawings", lambda folders, chosen: kinds)
+    with pytest.raises(SpecError, match="file is a file; figures are written into a folder"):
+        draw_chosen([first], Chosen(), tmp_path / "file")
+
+
+@pytest.mark.parametrize("title", [None, "", "mine"])
+def test_figures_of_a_search_are_told_by_its_files_and_its_name(monkeypatch, tmp_path, title):
+    (tmp_path / "find.json").write_text('{"name": "sought", "settings": []}')
+    (tmp_path / "recommend.json").write_text("{}")
+    kinds = {
+        name: replace(kind, draw=lambda found, shown, name=name: (name, sorted(found), shown))
+        for name, kind in chosen_figures.SEARCHES.items()
+    }
+    monkeypatch.setattr(chosen_figures, "SEARCHES", kinds)
+    told = chosen_figures.search_drawings(tmp_path, title)
+    named = "sought" if title is None else title
+    assert [one.draw() for one in told] == [
+        ("answers", ["name", "settings"], named), ("tried", ["name", "settings"], named),
+        ("recommended", [], title or ""),
+    ]  # fmt: skip
+    assert [(one.name, one.caption) for one in told] == [
+        (name, kinds[name].caption) for name in ("answers", "tried", "recommended")
+    ]
+    one = chosen_figures._drawings([tmp_path], Chosen(figures=["tried"], title=title))
+    assert [found.name for found in one] == ["tried"]
+    with pytest.raises(SpecError, match=r"has no tune\.json for tuned"):
+        chosen_figures._drawings([tmp_path], Chosen(figures=["tried", "tuned"]))
+    with pytest.raises(SpecError, match="is of a search: give one such folder"):
+        chosen_figures._drawings([tmp_path, tmp_path], Chosen())
