@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import http.server
+import io
 import shutil
 import threading
 import time
@@ -397,3 +398,133 @@ def test_fetch_command_with_bad_input_exits_2(trace, arguments, message):
     done = CliRunner().invoke(app, ["trace", "fetch", *arguments])
     assert done.exit_code == 2
     assert message in done.output
+
+
+class Answer(io.BytesIO):
+    """A server's answer that comes in pieces, with headers, while a clock goes on."""
+
+    def __init__(self, pieces, headers, clock):
+        super().__init__()
+        self.headers, self._pieces, self._clock = headers, list(pieces), clock
+
+    def read1(self, size=-1):
+        assert size == 1 << 16
+        if not self._pieces:
+            return b""
+        passed_s, piece = self._pieces.pop(0)
+        self._clock[0] += passed_s
+        return piece
+
+
+@pytest.fixture
+def part(tmp_path):
+    """Return what makes a file of some bytes, opened as what is fetched is."""
+    return lambda content=b"": Part(tmp_path / "part", content)
+
+
+class Part(io.FileIO):
+    """A file that is appended to, and read without moving in it."""
+
+    def __init__(self, path, content):
+        path.write_bytes(content)
+        super().__init__(path, "ab")
+        self.path = path
+
+    @property
+    def content(self):
+        return self.path.read_bytes()
+
+
+def appended(monkeypatch, file, pieces, num_bytes, headers=(), url="https://there/x"):
+    """Append what a server sends; return what it was asked, and what was told of progress."""
+    clock, told, asked = [100.0], [], []
+
+    def opened(request, timeout):
+        asked.append((request.full_url, dict(request.header_items()), timeout))
+        return Answer(pieces, dict(headers), clock)
+
+    monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(
+        fetch.urllib.request, "build_opener", lambda *handlers: SimpleNamespace(open=opened)
+    )
+    fetch._append(url, file, num_bytes, lambda *given: told.append(given))
+    return asked, told
+
+
+def test_bytes_are_appended_to_what_is_there_if_the_server_goes_on_from_it(monkeypatch, part):
+    file = part(b"abc")
+    pieces, ranged = [(1, b"de"), (2, b"f")], {"Content-Range": "bytes 3-5/6"}
+    asked, told = appended(monkeypatch, file, pieces, 6, ranged)
+    headers = {"User-agent": "schedlab", "Range": "bytes=3-"}
+    assert asked == [("https://there/x", headers, 15.0)]
+    assert told == [(5, 6), (6, 6)]
+    assert file.content == b"abcdef"
+    # It sends the whole file, or from another place on: what was there is thrown away.
+    for other in ({}, {"Content-Range": "bytes 30-5/6"}):
+        file = part(b"abc")
+        assert appended(monkeypatch, file, [(1, b"uvwxyz")], 6, other)[1] == [(6, 6)]
+        assert file.content == b"uvwxyz"
+    asked, _ = appended(monkeypatch, part(), [(1, b"uvwxyz")], 6)
+    assert "Range" not in asked[0][1]
+
+
+def test_file_that_is_longer_or_a_copy_that_is_shorter_is_another_one(monkeypatch, part):
+    file = part(b"abc")
+    ranged = {"Content-Range": "bytes 3-"}
+    with pytest.raises(fetch._OtherFileError, match="more than the 5 bytes of the published file"):
+        appended(monkeypatch, file, [(1, b"def")], 5, ranged)
+    assert file.content == b""
+    file = part()
+    with pytest.raises(fetch._CutOffError, match="the connection ended after 3 of 1,005 bytes"):
+        appended(monkeypatch, file, [(1, b"def")], 1005)
+    assert file.content == b"def"
+    with pytest.raises(fetch._OtherFileError, match="6 bytes, not the 1,005 published"):
+        appended(monkeypatch, part(b"abc"), [(1, b"def")], 1005, ranged, "file:///x")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rate"),
+    [
+        # Of 4096 a second, over more than 15 s, and of those since then.
+        ([(0, 60_000), (15, 1000), (1, 4096 * 16 - 61_000)], None),
+        ([(0, 60_000), (15, 1000), (1, 4096 * 16 - 61_001)], "4,096"),
+        ([(0, 70_000), (16, 10), (16, 4096 * 16 - 1)], "4,096"),
+        ([(16, 4096 * 16), (15.5, 62_000)], "4,000"),
+        ([(15, 10), (0.1, 10)], "1"),
+        ([(15, 10), (0.0, 70_000), (15, 10)], "2,334"),
+    ],
+)
+def test_server_is_given_up_that_sends_too_little_since_the_last_look(
+    monkeypatch, part, pieces, rate
+):
+    sent = [(seconds, bytes(size)) for seconds, size in pieces]
+    total = sum(size for _, size in pieces)
+    if rate is None:
+        appended(monkeypatch, part(), sent, total)
+        return
+    with pytest.raises(fetch._TooSlowError, match=f"no more than {rate} bytes a second came"):
+        appended(monkeypatch, part(), sent, total)
+
+
+def test_failure_is_told_with_what_is_kept_and_what_to_do(tmp_path):
+    trace = SimpleNamespace(path=tmp_path / "trace.csv")
+    part = tmp_path / "trace.csv.part"
+    part.write_bytes(bytes(1234))
+    by_hand = f"or download it elsewhere and put it at {trace.path}"
+    kept = "; 1,234 bytes are kept, the same command goes on from there"
+    http = fetch.urllib.error.HTTPError("u", 503, "Busy", {}, None)
+    told = {
+        OSError(errno.ENOSPC, "full"):
+            f"{tmp_path}: disk full{kept} (SCHEDLAB_CACHE names another folder)",
+        OSError(errno.EDQUOT, "quota"):
+            f"{tmp_path}: disk full{kept} (SCHEDLAB_CACHE names another folder)",
+        OSError("odd"): f"u: odd{kept}",
+        http: f"u: the server answers 503 Busy{kept}; give a mirror with --url, {by_hand}",
+        fetch.urllib.error.URLError("no route"):
+            f"u: cannot be reached: no route{kept}; try again with a network, {by_hand}",
+        fetch._OtherFileError("sum differs"): "u: sum differs: it is another file",
+    }  # fmt: skip
+    for error, text in told.items():
+        assert fetch._explained(error, "u", trace, part) == text
+    part.write_bytes(b"")
+    assert fetch._explained(OSError("odd"), "u", trace, part) == "u: odd"
