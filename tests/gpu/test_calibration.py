@@ -1,5 +1,6 @@
 """Calibration: what is measured, how it is fitted, and what is left when it is interrupted."""
 
+import itertools
 import json
 import shutil
 from dataclasses import astuple, replace
@@ -279,6 +280,47 @@ def test_measure_that_runs_out_of_time_ends_after_a_whole_round_and_goes_on_late
     # The round that was there already is not told again.
     assert len(taken.drift) == len(told) == 3
     assert told[1].median_s(0) > 0
+
+
+@pytest.mark.parametrize(
+    ("max_s", "rounds"),
+    [(0.0, 1), (19.9, 1), (20.0, 2), (23.9, 2), (24.0, 3), (33.9, 3), (34.0, 4)],
+)
+def test_no_round_begins_that_would_end_too_late_if_it_took_as_long_as_the_longest(
+    tmp_path, monkeypatch, max_s, rounds
+):
+    """Rounds of 10, 4, 10 and 4 s: the second may begin at 10 s, the third at 14, the next at 24."""
+    now_s = [100.0]
+
+    class Timer:
+        def time(self, point, repetitions):
+            asked.append((point, repetitions))
+            if point is points[0]:
+                now_s[0] += 10.0 if next(longer) else 4.0
+            return (1.0,) * repetitions, (2.0,) * repetitions
+
+    longer = itertools.cycle([True, False])
+    points, asked, told = design(CONFIG, 0, seed=0)[:2], [], []
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    taken = calibration.measure(
+        Timer(), CONFIG, points, tmp_path / "log.jsonl", about="paper", num_rounds=4,
+        repetitions=3, max_s=max_s, on_round=told.append,
+    )  # fmt: skip
+    assert len(taken.drift) == len(told) == rounds
+    assert [len(one.drift) for one in told] == list(range(1, rounds + 1))
+    visits = [(r.round, r.point) for r in taken.readings]
+    sentinels_of = [-1, -2, -3]
+    assert [number for number, _ in visits] == sorted(number for number, _ in visits)
+    for number in range(rounds):
+        of_round = [point for at, point in visits if at == number]
+        assert of_round[:3] == sentinels_of
+        assert sorted(of_round[3:]) == [0, 1]
+    assert {repetitions for _, repetitions in asked} == {3}
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines[1:]] == [
+        {"round": at, "point": point, "host_s": [1.0] * 3, "device_s": [2.0] * 3}
+        for at, point in visits
+    ]
 
 
 def test_measure_goes_on_after_an_interruption_in_the_middle_of_a_line(tmp_path):

@@ -99,10 +99,11 @@ def test_swap_times_are_medians_of_what_comes_after_warming_up(monkeypatch):
     monkeypatch.setattr(swap_timing, "_run", lambda *_: next(ticks))
     monkeypatch.setattr(
         swap_timing, "SwapSpace", lambda *_: SimpleNamespace(
-            swap_out=lambda _, blocks: begun.append(("out", len(blocks))),
-            swap_in=lambda _, blocks: begun.append(("in", len(blocks))),
+            swap_out=lambda _, blocks: begun.append(("out", len(blocks))) or copied.append(blocks),
+            swap_in=lambda _, blocks: begun.append(("in", len(blocks))) or copied.append(blocks),
         ),
     )  # fmt: skip
+    copied = []
     found = swap_timing.swap_times(SimpleNamespace(kv_pools=pools), lambda: 0)
     block_bytes = 3 * 2 * 4 * 2 * 4
     # Of 0, 2, ... 10 seconds out and 1, 3, ... 11 in the first is left out; 12 for each count.
@@ -112,6 +113,11 @@ def test_swap_times_are_medians_of_what_comes_after_warming_up(monkeypatch):
         for way in ("out", "in")
     ]
     assert begun == [(way, n) for n in (1, 4, 5) for _ in range(6) for way in ("out", "in")]
+    # All but the null block, scattered, and of fewer the first of them.
+    *few, every = [copied[at].tolist() for at in (0, 12, 24)]
+    assert sorted(every) == [1, 2, 3, 4, 5] != every
+    assert few == [every[:1], every[:4]]
+    assert all(blocks.tolist() == every for blocks in copied[24:])
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,28 @@ def test_magnus_batch_takes_memory_for_its_longest_prompt_and_answer(prompts, to
     assert (set(got[0]) == {0, 1}) is together
 
 
+@pytest.mark.parametrize(("asked", "most"), [(None, 4), (1, 1), (3, 3), (9, 4)])
+def test_magnus_batch_is_no_larger_than_what_the_engine_seats(asked, most):
+    policy = registry.make("magnus", max_batch_size=asked, wma_threshold=5.0)
+    policy.on_start(SimpleNamespace(config=SimpleNamespace(max_num_seqs=4), capacity_tokens=77))
+    told, opened, added = [], [], []
+    policy._queued = SimpleNamespace(
+        least_waste=lambda *given: told.append(given), open=opened.append,
+        add=lambda *given: added.append(given), note_started=lambda batch: None,
+    )  # fmt: skip
+    states = [
+        SimpleNamespace(id=i, status=status, first_scheduled_ns=at_ns)
+        for i, (status, at_ns) in enumerate(
+            [(Status.WAITING, -1), (Status.WAITING, 0), (Status.RUNNING, -1)]
+        )
+    ]
+    for state in states:
+        policy.on_arrival(state, 0)
+    assert told == [(state, most, 77, 5.0) for state in states]
+    assert added == list(zip(opened, states, strict=True))
+    assert policy._started == opened[1:], "who was scheduled once, or runs, has started"
+
+
 @pytest.mark.parametrize(("first_scheduled_ns", "queued"), [(-1, True), (0, False), (7, False)])
 def test_magnus_batch_whose_first_had_a_seat_takes_nobody_in(first_scheduled_ns, queued):
     preempted = SimpleNamespace(status=Status.WAITING, first_scheduled_ns=first_scheduled_ns)

@@ -718,7 +718,10 @@ def test_cheapest_fleet_is_as_large_as_the_worst_seed_asks_and_is_run_on_new_one
     header, rows = find_table(asked, found)
     assert header[-1] == "USD an hour"
     assert rows[1][-1].startswith("12.8")
-    assert cheapest(fleet(find="max cluster.count subject to failed <= 0"), found, Fleets()) is None
+    most = fleet(find="max cluster.count subject to failed <= 0")
+    assert cheapest(most, found, Fleets()) is None
+    assert find_table(most, found)[0] == ("setting", "cluster.count", "holds at", "breaks at")
+    assert [len(row) for row in find_table(most, found)[1]] == [4, 4]
 
     # On new seeds it is measured at runs of the length that was asked for, and at the bar holds.
     class Noting(Fleets):

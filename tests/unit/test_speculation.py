@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from librt.strings import BytesWriter
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
@@ -25,7 +27,7 @@ from schedlab.sim.core.track import (
     one_ahead,
     verify_one_by_one,
 )
-from schedlab.sim.cost.shape import BatchShape
+from schedlab.sim.cost.shape import BatchShape, UnevenSteps
 from schedlab.sim.errors import SpecError
 from schedlab.sim.record import log as run_log
 from schedlab.sim.request import Request, Slo
@@ -200,6 +202,25 @@ def test_passes_of_a_draft_model_read_what_those_before_them_wrote():
     assert second == BatchShape(4, 1000 + 4, 401, rows_sampled=4, decode_context_min_tokens=101)
     assert third == BatchShape(2, 500 + 2 * 2, 402, rows_sampled=2, decode_context_min_tokens=102)
     assert drafter.step_ns(replace(shape, chunks=()), 0, [0, 0]) == 0
+
+
+class Grown:
+    """Contexts of which the longest and the shortest are known."""
+
+    def extremes(self, num_steps):
+        return [(400 + 10 * i, 100 + i) for i in range(num_steps)]
+
+
+def test_passes_of_steps_whose_contexts_grow_unevenly_read_those_of_each():
+    first = BatchShape(2, 500, 400, rows_sampled=2, decode_context_min_tokens=100)
+    drafter = ModelDrafter(Priced(), 0, 0, 0)
+    steps = UnevenSteps(first, vec[i64]([4, 6]), Grown())
+    assert drafter.uneven_ns(steps, 0, [[2, 1], [0, 0], [2, 0]]) == [200, 0, 100]
+    shapes = steps.shapes()
+    assert [shape.decode_context_sum_tokens for shape in shapes] == [500, 504, 510]
+    # One of two reads half of all tokens, and its own that the first pass wrote.
+    second = BatchShape(1, 250 + 1, 401, rows_sampled=1, decode_context_min_tokens=101)
+    assert drafter.cost_model.shapes == [shapes[0], second, shapes[2]]
 
 
 def decoding(tokens, targets_ms, now_ms, most=3):
