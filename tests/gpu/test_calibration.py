@@ -289,7 +289,7 @@ def test_measure_that_runs_out_of_time_ends_after_a_whole_round_and_goes_on_late
 def test_no_round_begins_that_would_end_too_late_if_it_took_as_long_as_the_longest(
     tmp_path, monkeypatch, max_s, rounds
 ):
-    """Rounds of 10, 4, 10 and 4 s: the second may begin at 10 s, the third at 14, the next at 24."""
+    """Rounds of 10, 4, 10 and 4 s: they may begin at 0, 10, 14 and 24 s."""
     now_s = [100.0]
 
     class Timer:

@@ -61,6 +61,36 @@ def test_latencies_of_a_recording_equal_the_hand_computation(tmp_path):
     assert len(found) == 15
 
 
+def test_recording_is_read_by_row_and_its_latencies_are_linear_percentiles(tmp_path):
+    def timed(i, queued, first, last, tokens, **more):
+        return row(
+            i, queued_ts=queued, first_token_ts=first, last_token_ts=last, input_toks=10 + i,
+            output_toks=tokens, **more,
+        )  # fmt: skip
+
+    rows = [
+        timed(2, 3, 3.25, 3.25, 1, scheduled_ts=3.125), timed(0, 1, 1.5, 2.5, 5, scheduled_ts=1.25),
+        timed(1, 2, 4, 4.5, 2, scheduled_ts=3),
+    ]  # fmt: skip
+    found = read_recording(recording(tmp_path / "r.jsonl", rows))
+    assert [column.tolist() for column in vars(found).values()] == [
+        [10, 11, 12], [5, 2, 1], [1, 2, 3], [1.5, 4, 3.25], [2.5, 4.5, 3.25], [1.25, 3, 3.125],
+    ]  # fmt: skip
+    # To the first token 500, 2000, 250 ms; between tokens 250 and 500; to the last 1500, 2500, 250.
+    expected = {}
+    for name, low, middle, high in (
+        ("TTFT", 250, 500, 2000), ("TPOT", 250, 375, 500), ("Latency", 250, 1500, 2500),
+    ):  # fmt: skip
+        expected[f"{name} Mean"] = middle if name == "TPOT" else (low + middle + high) / 3
+        for label, q in (("Median", 0.5), ("P90", 0.9), ("P95", 0.95), ("P99", 0.99)):
+            expected[f"{name} {label}"] = middle + (q - 0.5) * 2 * (high - middle)
+    assert found.latencies_ms() == pytest.approx(expected)
+    for gone in range(3):
+        some = [{k: v for k, v in one.items() if k != "scheduled_ts" or i != gone}
+                for i, one in enumerate(rows)]  # fmt: skip
+        assert read_recording(recording(tmp_path / "some.jsonl", some)).scheduled_s is None
+
+
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
