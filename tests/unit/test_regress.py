@@ -20,7 +20,15 @@ from typer.testing import CliRunner
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.regression import baseline as regress_baseline
 from schedlab.experiments.regression import check as regress
+from schedlab.experiments.regression.check import CaseVerdict, Move
 from schedlab.experiments.regression.matrix import Tolerance, load_matrix
+from schedlab.experiments.regression.report import (
+    markdown,
+    passes,
+    rows,
+    summary_lines,
+    write_junit,
+)
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
@@ -550,3 +558,74 @@ def test_update_without_a_folder_begins_with_the_matrix_of_schedlab(tmp_path, mo
         ROOT / "regression/matrix.yaml"
     ).read_text()
     assert asked[0].points
+
+
+def test_report_of_a_check_tells_each_case_in_every_form(tmp_path):
+    moves = [
+        Move("p99_ttft_ms", 100.0, 125.5, 5.0, better=False),
+        Move("completed", 1000.0, 999.99, 0.0, better=True, seed=3),
+        Move("rejected", 0.0, 2.0, 0.25, better=False),
+    ]
+    cases = [
+        CaseVerdict("chat", "fcfs", "same", exact=True, num_within=50, seconds=0.25),
+        CaseVerdict("chat", "edf", "better", moves=moves[1:2], num_within=2, seconds=1.0),
+        CaseVerdict("code", "sjf", "worse", moves=moves[::2], num_within=3, seconds=2.25),
+        CaseVerdict("code", "vtc", "failed", detail="\x1b[31mit broke & <fell>"),
+        CaseVerdict("code", "old", "gone", detail="not in the matrix"),
+        CaseVerdict("code", "exact", "not reproduced", exact=True, moves=moves[1:2]),
+        CaseVerdict("code", "none", "same"),
+    ]  # fmt: skip
+    table = [
+        ("code", "sjf", "p99_ttft_ms", "100", "125.5", "+25.50%", "±5", "WORSE"),
+        ("code", "sjf", "rejected", "0", "2", "-", "±0.2500", "WORSE"),
+        ("code", "vtc", *"-----", "FAILED: \x1b[31mit broke & <fell>"),
+        ("code", "old", *"-----", "GONE: not in the matrix"),
+        ("code", "exact", "completed", "1,000", "1,000", "-1e-05", "none",
+         "NOT REPRODUCED, seed 3"),
+        ("chat", "edf", "completed", "1,000", "1,000", "-1e-05", "none", "better"),
+    ]  # fmt: skip
+    assert rows(cases) == table, "failing ones first"
+    assert summary_lines(cases, "numpy") == [
+        "7 policies on workloads: 1 worse, 1 not reproduced, 1 failed, 1 gone, 1 better, 2 same.",
+        "2 compared to the last bit: same program, same question.",
+        "3 compared by tolerance, means over the seeds (changed: numpy); 5 figures moved, but no "
+        "further than they may.",
+        "If this is meant: schedlab regress update, look at the difference, and commit it.",
+    ]
+    better = cases[:2]
+    assert passes(better)
+    assert not passes(cases[2:3])
+    assert summary_lines(better, "")[-1].startswith("Better than kept: schedlab regress update")
+    text = markdown(cases, "numpy")
+    assert text.startswith("## Scheduling regression check FAILED\n\n7 policies on workloads")
+    assert markdown(better, "").startswith("## Scheduling regression check passed\n")
+    assert markdown(cases[:1], "").endswith("same program, same question.\n"), "no table"
+    for more, told in ((200, ""), (201, "\n... and 1 more rows.\n"), (215, "and 15 more rows.\n")):
+        text = markdown([CaseVerdict("w", f"p{i}", "new") for i in range(more)], "")
+        assert text.count("NEW:") == 200
+        assert text.endswith(told)
+        assert ("more rows" in text) == (more > 200)
+    write_junit(cases, tmp_path / "told.xml")
+    (suite,) = ET.parse(tmp_path / "told.xml").getroot()
+    assert suite.attrib == {
+        "name": "schedlab regress", "tests": "7", "errors": "1", "time": "3.500",
+        "failures": "3",
+    }  # fmt: skip
+    first = "p99_ttft_ms: 100 -> 125.5 (+25.50%, worse; allowed ±5)"
+    second = "rejected: 0 -> 2 (-, worse; allowed ±0.2500)"
+    exact = "completed (seed 3): 1,000 -> 1,000 (-1e-05, better; allowed none)"
+    assert [
+        (one.get("classname"), one.get("name"), one.get("time"),
+         [(part.tag, part.get("type"), part.get("message"), part.text) for part in one])
+        for one in suite
+    ] == [
+        ("regress.chat", "fcfs", "0.250", []),
+        ("regress.chat", "edf", "1.000", [("system-out", None, None, exact)]),
+        ("regress.code", "sjf", "2.250", [("failure", "worse", first, f"{first}\n{second}")]),
+        ("regress.code", "vtc", "0.000",
+         [("error", "failed", "[31mit broke & <fell>", "[31mit broke & <fell>")]),
+        ("regress.code", "old (gone)", "0.000",
+         [("failure", "gone", "not in the matrix", "not in the matrix")]),
+        ("regress.code", "exact", "0.000", [("failure", "not reproduced", exact, exact)]),
+        ("regress.code", "none", "0.000", []),
+    ]  # fmt: skip
