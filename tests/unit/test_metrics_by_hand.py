@@ -1,4 +1,4 @@
-"""Metrics of sessions and of tiers of a few rows, each worked out by hand."""
+"""Metrics of sessions, tiers and fleets of a few rows, each worked out by hand."""
 
 import math
 from types import SimpleNamespace
@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from schedlab.sim.errors import SpecError
-from schedlab.sim.metrics import sessions, tiers
+from schedlab.sim.metrics import fleet, sessions, tiers
+from schedlab.sim.metrics.observation import Observation
 from schedlab.sim.metrics.window import Window
+from schedlab.sim.record.fleet import STILL
 
 
 def ns(*seconds):
@@ -109,3 +111,163 @@ def test_metrics_of_a_run_without_copies_or_tiers_are_zero_or_no_number():
     two = {name: column[[0, 2]] for name, column in COPIES.items()}
     waits = tiered(copies=two | {"done_ns": ns(2, 12)})
     assert tiers.p99_load_wait_s(waits) == pytest.approx(1 + 0.99 * 9)
+
+
+def engine(num_gpus, price, paid=(), served=()):
+    """Return what is known of an engine, its spans in seconds."""
+    spans = [
+        [(ns(a)[0], STILL if b is None else ns(b)[0]) for a, b in times] for times in (paid, served)
+    ]
+    return SimpleNamespace(
+        num_gpus=num_gpus, usd_per_gpu_hour=price, paid=spans[0], served=spans[1]
+    )  # fmt: skip
+
+
+def fleet_run(*engines, **changes):
+    told = {
+        "engines": engines, "num_engines": 3, "begin_ns": ns(10)[0], "duration_s": 20.0,
+        "steps": {
+            "engine": whole(0, 1, 0), "num_decodes": whole(3, 5, 7),
+            "prefill_tokens": whole(10, 100, 0),
+        },
+        "step_ns": np.array([1e9, 2e9, 6e9]),
+        "requests": {
+            "id": whole(1, 2, 3, 4), "engine": whole(1, 1, 1, 0), "num_losses": whole(0, 2, 1, 0),
+            "lost_tokens": whole(0, 40, 2, 0), "transferred_bytes": whole(5, 0, 7, 0),
+            "transfer_end_ns": ns(3, -1e-9, 5, 9), "first_token_ns": ns(2.75, 1, 4, 8.5),
+            "num_moves": whole(2, 0, 1, 0), "moved_stop_ns": ns(0.25, 0, 0.125, 0),
+        },
+        "leaving": {"generated_tokens": whole(100, 300)},
+    }  # fmt: skip
+    return SimpleNamespace(**told | changes)
+
+
+def test_metrics_of_a_fleet_are_of_its_engines_requests_and_devices():
+    # From 10 to 30 s: two devices at 36 dollars an hour for 15 s, four at 9 from 25 s on.
+    run = fleet_run(
+        engine(2, 36.0, paid=[(0, 18), (20, 27)], served=[(12, 18), (22, 27)]),
+        engine(4, 9.0, paid=[(25, None)], served=[(28, None), (40, 50)]), engine(1, 0.0),
+    )  # fmt: skip
+    usd = (2 * 36.0 * 15 + 4 * 9.0 * 5) / 3600
+    found = {
+        "num_engines": 3, "load_imbalance": 7 / 3, "request_imbalance": 3 / (4 / 3),
+        "token_imbalance": 105 / (125 / 3), "min_engine_busy_share": 0.0,
+        "max_engine_busy_share": 7 / 20, "gpu_seconds": 2 * 15 + 4 * 5, "cost_usd": usd,
+        "availability_share": (11 + 2) / (15 + 5), "mean_engines_up": 13 / 20,
+        "requests_retried": 2, "lost_tokens": 42, "transferred_bytes": 12,
+        "usd_per_million_output_tokens": usd * 1e6 / 400,
+        # 250, 1000 and 500 ms; the second went nowhere.
+        "mean_handover_ms": 1750 / 3, "num_moves": 3, "mean_move_stop_ms": 125.0,
+    }  # fmt: skip
+    assert {name: getattr(fleet, name)(run) for name in found} == pytest.approx(found)
+    assert [fleet.busy_share_of(run, i) for i in range(3)] == pytest.approx([7 / 20, 0.1, 0])
+    for number in (-1, 3):
+        with pytest.raises(SpecError, match=f"there are engines 0 to 2, got {number}"):
+            fleet.busy_share_of(run, number)
+
+
+def test_metrics_of_a_fleet_that_is_always_there_count_the_whole_run():
+    run = fleet_run(engine(2, 36.0), engine(4, 9.0))
+    assert fleet.gpu_seconds(run) == 6 * 20.0
+    assert fleet.cost_usd(run) == pytest.approx((72 + 36) * 20 / 3600)
+    assert (fleet.availability_share(run), fleet.mean_engines_up(run)) == (1.0, 3.0)
+    assert math.isnan(fleet.cost_usd(fleet_run(engine(2, 36.0), engine(4, None))))
+    alone = fleet_run(
+        requests={"id": whole(1, 2, 3, 4)}, num_engines=1, step_ns=np.array([1e9, 2e9]),
+        steps={"num_decodes": whole(3, 5), "prefill_tokens": whole(10, 100)},
+    )  # fmt: skip
+    assert math.isnan(fleet.gpu_seconds(alone))
+    assert math.isnan(fleet.cost_usd(alone))
+    assert fleet.max_engine_busy_share(alone) == 3 / 20
+    assert fleet.load_imbalance(alone) == fleet.request_imbalance(alone) == 1.0
+    assert fleet.token_imbalance(alone) == 1.0
+    counts = (fleet.requests_retried, fleet.lost_tokens, fleet.transferred_bytes, fleet.num_moves)
+    assert [count(alone) for count in counts] == [0] * 4
+    assert math.isnan(fleet.mean_handover_ms(alone))
+    assert math.isnan(fleet.mean_move_stop_ms(alone))
+
+
+class Log:
+    """Tables of a run, which notes of whom it is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def steps(self):
+        return {"start_ns": ns(1, 2, 5), "end_ns": ns(2, 4.5, 6), "num_decodes": whole(1, 2, 3)}
+
+    def token_counts(self, ids):
+        self.asked.append(("counts", ids if ids is None else ids.tolist()))
+        return {"end_ns": ns(2, 4.5, 6), "count": whole(10, 20, 30)}
+
+    def token_gaps(self, ids):
+        self.asked.append(("gaps", ids if ids is None else ids.tolist()))
+        return {"gap_ns": ns(0.5, 1.5), "count": whole(3, 1)}
+
+    def preemptions(self):
+        return {"id": whole(7, 5, 7), "evicted_ns": ns(1, 2, 3), "resumed_ns": ns(4, 5, 6)}
+
+
+def observed(window=None, chosen=None):
+    requests = {
+        "id": whole(5, 6, 7, 8), "arrival_ns": ns(1, 2, 3, 4), "finish_ns": ns(5, 2.5, 3.5, -1e-9),
+        "status": np.array([0, 0, 0, 1], dtype=np.int8),
+        "tenant": np.array(["a", "b", "a", "b"], dtype=object),
+    }  # fmt: skip
+    result = SimpleNamespace(
+        requests=requests, log=Log(), window=window, kv_capacity_tokens=100, num_engines=2,
+        engines=("e",), tiers=("t",), copies={"c": 1}, copy_waits={"w": 2},
+    )  # fmt: skip
+    return Observation(result, chosen), result.log
+
+
+def test_observation_of_a_whole_run_has_all_of_it():
+    run, log = observed()
+    assert run.requests["id"].tolist() == run.leaving["id"].tolist() == [5, 6, 7, 8]
+    assert run.completed.tolist() == [True, True, True, False]
+    # From the first arrival to the last finish of an answer.
+    assert (run.duration_s, run.begin_ns, run.first_arrival_ns) == (4.0, 10**9, 10**9)
+    assert [one.tolist() for one in run.token_counts] == [ns(2, 4.5, 6).tolist(), [10, 20, 30]]
+    assert [one.tolist() for one in run.token_gaps] == [ns(0.5, 1.5).tolist(), [3, 1]]
+    assert log.asked == [("counts", None), ("gaps", None)]
+    assert run.preemptions["evicted_ns"].tolist() == ns(1, 2, 3).tolist()
+    assert run.step_ns.tolist() == [1e9, 2.5e9, 1e9]
+    assert run.step_totals.sums["num_decodes"] == 6
+    assert run.column("tenant").tolist() == ["a", "b", "a", "b"]
+    told = (run.kv_capacity_tokens, run.num_engines, run.engines, run.tiers, run.copies)
+    assert (*told, run.copy_waits) == (100, 2, ("e",), ("t",), {"c": 1}, {"w": 2})
+    with pytest.raises(SpecError, match="column: no 'tenent'; did you mean tenant"):
+        run.column("tenent")
+
+
+def test_observation_of_a_window_holds_its_beginning_and_not_its_end():
+    run, log = observed(Window(ns(2)[0], ns(5)[0]))
+    assert run.requests["id"].tolist() == [6, 7, 8]
+    assert run.leaving["id"].tolist() == [6, 7]
+    assert (run.duration_s, run.begin_ns, run.first_arrival_ns) == (3.0, 2 * 10**9, 2 * 10**9)
+    assert [one.tolist() for one in run.token_counts] == [ns(2, 4.5).tolist(), [10, 20]]
+    assert [one.tolist() for one in run.token_gaps] == [ns(0.5, 1.5).tolist(), [3, 1]]
+    assert log.asked == [("counts", None), ("gaps", [6, 7, 8])]
+    assert run.preemptions["evicted_ns"].tolist() == ns(1, 3).tolist()
+    assert run.steps["num_decodes"].tolist() == [2]
+    assert [some["num_decodes"].tolist() for some in run.step_batches()] == [[2]]
+    assert run.step_ns.tolist() == [2.5e9]
+    assert run.column("id").tolist() == [5, 6, 7, 8], "also those outside"
+
+
+def test_observation_of_a_class_is_of_its_requests_and_of_the_same_time():
+    run, log = observed(chosen=np.array([True, False, True, True]))
+    some = run.only(run.column("tenant") == "a")
+    assert some.requests["id"].tolist() == [5, 7]
+    assert (some.duration_s, some.begin_ns, some.first_arrival_ns) == (4.0, 10**9, 10**9)
+    others = run.only(run.column("tenant") == "b")
+    assert others.requests["id"].tolist() == [8]
+    assert others.first_arrival_ns == 4 * 10**9
+    assert [one.tolist() for one in some.token_counts][1] == [10, 20, 30]
+    assert some.token_gaps[1].tolist() == [3, 1]
+    assert log.asked == [("counts", [5, 7]), ("gaps", [5, 7])]
+    assert others.preemptions["id"].tolist() == []
+    with pytest.raises(SpecError, match="they are not told of a class"):
+        assert some.steps
+    nobody = run.only(run.column("tenant") == "c")
+    assert nobody.first_arrival_ns == 0
