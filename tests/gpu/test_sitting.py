@@ -112,6 +112,16 @@ def test_archive_is_renewed_while_a_piece_runs(pieces, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_archive_is_renewed_for_whole_files_that_are_new_or_longer(tmp_path):
+    names = ("a.json", "in/b.csv", "c.log", ".d.new/e.csv", "in/.f.csv.tmp-7", "in/.g.old-3")
+    for size, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    folders = {one for one in sitting._state(tmp_path) if one[0].endswith("/in")}
+    told = sitting._state(tmp_path) - folders
+    assert told == {(str(tmp_path / "a.json"), 0), (str(tmp_path / "in/b.csv"), 1)}
+
+
 def test_resumed_sitting_repeats_what_failed_and_not_what_is_done(pieces, tmp_path):
     pieces(bench="good", steps="fail")
     run(sat(tmp_path), ["bench", "steps"])

@@ -4,6 +4,7 @@ The work itself is replaced by something that notes every argument, all of them 
 are otherwise asked through dear runs, in which most options are left alone.
 """
 
+import importlib
 import json
 import signal
 from contextlib import contextmanager
@@ -379,3 +380,71 @@ def test_search_keeps_tables_if_asked_or_needed_and_writes_what_it_found(
     }
     for line in ("it found", "cheapest", basis, "7 runs in out"):
         assert (line in done.output) == (not is_quiet)
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+@pytest.mark.parametrize("output", [None, "out"])
+@pytest.mark.parametrize("page", ["policies", "fleets", "claims", "files"])
+def test_claims_are_examined_with_workers_for_them_shown_and_written(
+    monkeypatch, tmp_path, page, output, is_quiet
+):
+    asked = []
+
+    def noting(name, answer=None):
+        return lambda *given: asked.append((name, *given)) or answer
+
+    @contextmanager
+    def opened(keep, workers, quiet):
+        asked.append(("opened", keep, workers, quiet))
+        yield "runs"
+
+    place = "schedlab.experiments.claims"
+    loaded = [("a.yaml", "spec a"), ("b.yaml", "spec b")]
+    for name, stand_in in {
+        f"{place}.claims.load_claims": noting("load", loaded),
+        f"{place}.claims.shipped": lambda kind: f"shipped {kind}",
+        f"{place}.claims.examine": lambda path, spec, runs: f"{spec} of {path} by {runs}",
+        f"{place}.report.row_texts": lambda found: [("rows", *found)],
+        f"{place}.report.write": noting("write", ["one.md", "two.json"]),
+        f"{place}.page.run_page": lambda runs: ("quoted", f"found by {runs}"),
+        f"{place}.page.claim_rows": lambda *given: [("rows", *given)],
+        f"{place}.page.write": noting("write page", ["page.md"]),
+    }.items():
+        monkeypatch.setattr(name, stand_in)
+    module = importlib.import_module("schedlab.experiments.commands.claims")
+    monkeypatch.setattr(module, "local_workers", lambda jobs, specs: (jobs, specs))
+    monkeypatch.setattr(module, "opened_runs", opened)
+    monkeypatch.setattr(module, "find_own_modules", noting("modules"))
+    monkeypatch.setattr(module, "print_table", noting("table"))
+    monkeypatch.chdir(tmp_path)
+    options = ["--jobs", "3", "--keep", "kept"]
+    options += [] if output is None else ["-o", output]
+    options += ["-q"] if is_quiet else []
+    options += ["x/a.yaml", "y/b.yaml"] if page == "files" else ["--page", page]
+    done = CliRunner().invoke(module.app, options)
+    assert done.exit_code == 0, done.output
+    into = None if output is None else Path(output)
+    specs = [] if page == "claims" else ["spec a", "spec b"]
+    runs = ("opened", Path("kept"), (3, specs), is_quiet)
+    if page == "claims":
+        table = ("table", "claims", ("", "claim as quoted", "verdict"),
+                 [("rows", "quoted", "found by runs")])  # fmt: skip
+        expected = [runs, table, ("write page", "quoted", "found by runs", into)]
+        files = ["page.md"]
+    else:
+        found = ["spec a of a.yaml by runs", "spec b of b.yaml by runs"]
+        header = ("system", "figure", "paper", "accepted", "measured [95 %]", "verdict")
+        given = [Path("x/a.yaml"), Path("y/b.yaml")]
+        folders = [tmp_path / "x", tmp_path / "y"] if page == "files" else []
+        expected = [
+            ("modules", *folders), ("load", given if page == "files" else f"shipped {page}"), runs,
+            ("table", "claims", header, [("rows", *found)]),
+            ("write", found, into, "policies" if page == "files" else page),
+        ]  # fmt: skip
+        files = ["one.md", "two.json"]
+    if output is None:
+        del expected[-1]
+    if is_quiet:
+        expected = [one for one in expected if one[0] != "table"]
+    assert asked == expected
+    assert done.output.split() == ([] if output is None else files)
