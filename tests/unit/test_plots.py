@@ -14,6 +14,7 @@ from schedlab.experiments.figures import distributions, plots, timelines
 from schedlab.experiments.figures.distributions import _by_length as by_length
 from schedlab.experiments.figures.gantt import _COLORS as PHASES
 from schedlab.experiments.figures.heat_map import times_worse
+from schedlab.experiments.figures.lines import lines
 from schedlab.experiments.figures.style import LOOKS, PALE, looks, save, spread
 from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.experiments.running.run import run
@@ -531,6 +532,54 @@ def test_heat_map_of_few_seeds_or_equal_values_marks_no_best(num_seeds, bold):
     axes = plots.heat_map(rows, "title", ["request_throughput", "p99_ttft_ms"]).axes[0]
     weights = {text.get_position() for text in axes.texts if text.get_fontweight() == "bold"}
     assert weights == bold
+
+
+def test_heat_map_has_a_column_for_what_any_setting_has_and_a_cell_for_each():
+    def setting(name, ttft_ms, throughput, half_width=None, num_seeds=5):
+        metrics = {
+            "p99_ttft_ms": Estimate(ttft_ms, half_width),
+            "request_throughput": Estimate(throughput, None),
+            "request_goodput": Estimate(math.nan, None),
+        }
+        return Row(name, name, {"policy": name}, num_seeds, metrics)
+
+    rows = [setting("a", 200.0, 8.0, 5.0), setting("b", math.nan, 4.0), setting("c", 800.0, 0.5)]
+    asked = ["p99_ttft_ms", "request_goodput", "request_throughput"]
+    figure = plots.heat_map(rows, "title", asked)
+    axes = figure.axes[0]
+    cells = {text.get_position(): text.get_text() for text in axes.texts}
+    assert cells[0, 0] == "200 ±5"
+    assert cells[1, 1] == "4"
+    assert {place[0] for place in cells} == {0, 1}, "nobody has a goodput"
+    # Of the best 200 ms and 8 a second: as good, and 4, 2 and 16 times worse, of which 8 is shown.
+    (image,) = axes.images
+    shade = np.ma.filled(image.get_array(), math.nan).tolist()
+    assert shade[0] == pytest.approx([0, 0])
+    assert shade[1] == pytest.approx([math.nan, 1 / 3], nan_ok=True)
+    assert shade[2] == pytest.approx([2 / 3, 1])
+    assert (image.norm.vmin, image.norm.vmax) == (0, 1)
+    words = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+    assert "± is the 95 % confidence interval over replications" in words
+    alone = plots.heat_map([setting("a", 200.0, 8.0, num_seeds=1)], "title", asked)
+    assert not any("±" in text.get_text() for text in alone.texts)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "at_zero"),
+    [
+        ([0.0, 5.0], "linear", True), ([1.0, 5.0], "linear", True), ([-1.0, 5.0], "linear", False),
+        ([1.0, 1e6], "log", False), ([0.0, 1e6], "linear", True),
+    ],
+)  # fmt: skip
+def test_lines_begin_at_zero_unless_they_go_below_or_over_many_powers(values, scale, at_zero):
+    rows = [
+        Row(f"{rate}", "fcfs", {"policy": "fcfs", "workload.request_rate": str(rate)}, 1,
+            {"p99_ttft_ms": Estimate(value, None), "offered_request_rate": Estimate(rate, None)})
+        for rate, value in zip((1.0, 2.0), values, strict=True)
+    ]  # fmt: skip
+    (axes,) = lines(rows, "", ["p99_ttft_ms"]).axes
+    assert axes.get_yscale() == scale
+    assert bool(axes.get_ylim()[0] == 0) is at_zero
 
 
 def test_gantt_of_a_few_draws_those_that_came_first(small_run):

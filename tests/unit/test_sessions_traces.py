@@ -147,6 +147,8 @@ def test_description_of_one_session_has_no_arrivals(file):
 def test_bailian_chat_whose_parent_comes_later_is_refused(file):
     with pytest.raises(TraceError, match="chat 7 has a later chat as its parent"):
         read(file(BAILIAN.replace('"parent_chat_id": -1', '"parent_chat_id": 9')), sessions=True)
+    with pytest.raises(TraceError, match="chat 7 has itself as its parent"):
+        read(file(BAILIAN.replace('"parent_chat_id": -1', '"parent_chat_id": 7')), sessions=True)
 
 
 def test_burstgpt_requests_of_a_session_wait_for_each_other(file):
