@@ -1,7 +1,9 @@
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from schedlab.sim.core.audit import stalled
 from schedlab.sim.errors import MAX_LISTED, SpecError, look_alike, nearest
 from schedlab.sim.files import alone, open_regular, parse_json, read_json_object, read_text
 
@@ -101,3 +103,33 @@ def test_second_at_the_same_work_is_refused_until_the_first_has_ended(tmp_path):
             pass
         with alone(path, "sweep"):
             pass
+
+
+class Told(str):
+    """A request as it is told of in a line."""
+
+    __slots__ = ()
+
+    def __repr__(self):
+        return str(self)
+
+
+@pytest.mark.parametrize(("num_waiting", "num_running"), [(0, 2), (3, 0), (7, 1)])
+def test_stall_tells_the_first_who_wait_what_denied_them_and_how_many_more(
+    num_waiting, num_running
+):
+    waiting = [Told(f"request {i}") for i in range(num_waiting)]
+    denied = (waiting[1], "no seat is free") if num_waiting > 1 else None
+    engine = SimpleNamespace(
+        now_ns=1_500_000_250,
+        requests=SimpleNamespace(waiting=iter(waiting), running=dict.fromkeys(range(num_running))),
+        builder=SimpleNamespace(denied=denied),
+    )
+    told = str(stalled(engine, "nothing can happen")).splitlines()
+    assert told == [
+        "stalled at t = 1.500000 s: nothing can happen",
+        *(f"  request {i}: {'no seat is free' if i == 1 else 'not reached'}"
+          for i in range(min(num_waiting, 5))),
+        *([f"  and {num_waiting - 5} more waiting"] if num_waiting > 5 else []),
+        *([f"  {num_running} running but not scheduled"] if num_running else []),
+    ]  # fmt: skip

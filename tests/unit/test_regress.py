@@ -12,6 +12,7 @@ import sys
 import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -21,7 +22,7 @@ from schedlab.experiments.commands.app import app
 from schedlab.experiments.regression import baseline as regress_baseline
 from schedlab.experiments.regression import check as regress
 from schedlab.experiments.regression.check import CaseVerdict, Move
-from schedlab.experiments.regression.matrix import Tolerance, load_matrix
+from schedlab.experiments.regression.matrix import MatrixPoint, Tolerance, load_matrix
 from schedlab.experiments.regression.report import (
     markdown,
     passes,
@@ -629,3 +630,113 @@ def test_report_of_a_check_tells_each_case_in_every_form(tmp_path):
         ("regress.code", "exact", "0.000", [("failure", "not reproduced", exact, exact)]),
         ("regress.code", "none", "0.000", []),
     ]  # fmt: skip
+
+
+def measured(question="q", version="v", digest="d", **metrics):
+    values = {"p99_ttft_ms": 100.0, "completed": 50.0, "mean_tpot_ms": math.nan} | metrics
+    return regress_baseline.MeasuredPoint(question, version, values, digest)
+
+
+METRICS = {
+    "p99_ttft_ms": Tolerance(better="lower", relative=0.05, absolute=2.0),
+    "completed": Tolerance(better="higher"),
+    "mean_tpot_ms": Tolerance(better="lower", absolute=1.0),
+}
+
+
+def judged(kept, now, errors=None):
+    """Judge the seeds 4 and 9 of a policy; a point that is None is not there."""
+    points = [MatrixPoint("chat", "fcfs", seed, None, "q") for seed in (4, 9)]
+    of = [
+        {point.key: one for point, one in zip(points, some, strict=True) if one is not None}
+        for some in (kept, now)
+    ]
+    seconds = {points[0].key: 1.5, points[1].key: 2.25}
+    matrix = SimpleNamespace(points=points, metrics=METRICS)
+    outcome = regress.Outcome(of[1], errors or {}, seconds)
+    (case,) = regress.compare(matrix, regress_baseline.Baseline("", {}, of[0]), outcome)
+    assert (case.workload, case.policy, case.seconds) == ("chat", "fcfs", 3.75)
+    return case
+
+
+def test_point_of_the_same_version_is_held_against_the_last_bit():
+    same = measured()
+    case = judged([same, same], [same, same])
+    assert (case.status, case.exact, case.moves, case.num_within) == ("same", True, [], 0)
+    other = measured(p99_ttft_ms=100.0 + 1e-12, completed=51.0, mean_tpot_ms=1.0)
+    case = judged([same, same], [same, other])
+    assert (case.status, case.exact) == ("not reproduced", True)
+    assert case.detail == "the same program and question gave another result"
+    assert case.moves == [
+        Move("p99_ttft_ms", 100.0, 100.0 + 1e-12, 0.0, False, 9),
+        Move("completed", 50.0, 51.0, 0.0, True, 9),
+        case.moves[2],
+    ]
+    assert math.isnan(case.moves[2].before)
+    assert (case.moves[2].now, case.moves[2].better, case.moves[2].seed) == (1.0, False, 9)
+    # Equal figures of other requests are another result as well.
+    case = judged([same, same], [measured(digest="e"), same])
+    assert (case.status, case.moves) == ("not reproduced", [])
+
+
+@pytest.mark.parametrize(
+    ("figures", "status", "within", "moved"),
+    [
+        # Of 100 and 100 the mean may move by 5: the larger of 2 and 5 in a hundred.
+        ([{"p99_ttft_ms": 104.0}, {"p99_ttft_ms": 106.0}], "same", 1, []),
+        ([{"p99_ttft_ms": 104.0}, {"p99_ttft_ms": 106.5}], "worse", 0,
+         [("p99_ttft_ms", 100.0, 105.25, 5.0, False)]),
+        ([{"p99_ttft_ms": 90.0}, {"p99_ttft_ms": 99.0}], "better", 0,
+         [("p99_ttft_ms", 100.0, 94.5, 5.0, True)]),
+        ([{"completed": 51.0}, {"completed": 50.0}], "better", 0,
+         [("completed", 50.0, 50.5, 0.0, True)]),
+        # Worse ones first, those without a tolerance before all.
+        ([{"completed": 49.0, "p99_ttft_ms": 200.0}, {}], "worse", 0,
+         [("completed", 50.0, 49.5, 0.0, False), ("p99_ttft_ms", 100.0, 150.0, 5.0, False)]),
+        ([{"completed": 52.0, "p99_ttft_ms": 200.0}, {}], "worse", 0,
+         [("p99_ttft_ms", 100.0, 150.0, 5.0, False), ("completed", 50.0, 51.0, 0.0, True)]),
+    ],
+)  # fmt: skip
+def test_point_of_another_version_may_move_in_the_mean_over_the_seeds(
+    figures, status, within, moved
+):
+    kept = [measured(), measured()]
+    case = judged(kept, [measured(version="w", **figures[0]), measured(**figures[1])])
+    assert (case.status, case.exact, case.num_within) == (status, False, within)
+    assert [
+        (one.metric, one.before, one.now, one.allowed, one.better, one.seed) for one in case.moves
+    ] == [(*one, None) for one in moved]
+
+
+def test_point_that_failed_or_is_new_or_asks_something_else_is_told_as_such():
+    same = measured()
+    case = judged([None, same], [None, same], {"chat/fcfs/9": "broke"})
+    assert (case.status, case.detail) == ("failed", "seed 9: broke")
+    case = judged([None, same], [same, same])
+    assert (case.status, case.detail) == ("new", "no baseline for seed 4")
+    assert judged([None, None], [same, same]).detail == "no baseline for seed 4, 9"
+    case = judged([same, measured(question="p")], [same, same])
+    assert (case.status, case.exact) == ("other question", False)
+    assert case.detail.startswith("the matrix, or a file it names, asks for another run")
+    case = judged([same, measured(other=1.0)], [same, same])
+    assert (case.status, case.detail) == (
+        "other question", "the matrix compares other metrics than those kept"
+    )  # fmt: skip
+
+
+def test_cases_are_those_of_the_matrix_in_its_order_and_then_those_that_are_gone():
+    points = [
+        MatrixPoint(*key, None, "q")
+        for key in (("chat", "sjf", 1), ("chat", "fcfs", 1), ("chat", "sjf", 2))
+    ]
+    same = measured()
+    kept = {point.key: same for point in points}
+    gone = {"code/b/7": same, "code/a/3": same, "code/b/10": same}
+    outcome = regress.Outcome(dict(kept), {}, dict.fromkeys(kept, 1.0))
+    matrix = SimpleNamespace(points=points, metrics=METRICS)
+    cases = regress.compare(matrix, regress_baseline.Baseline("", {}, kept | gone), outcome)
+    assert [(one.workload, one.policy, one.status, one.seconds) for one in cases] == [
+        ("chat", "sjf", "same", 2.0), ("chat", "fcfs", "same", 1.0), ("code", "a", "gone", 0.0),
+        ("code", "b", "gone", 0.0),
+    ]  # fmt: skip
+    assert cases[3].detail == "kept for seed 10, 7, but the matrix does not ask for it any more"
