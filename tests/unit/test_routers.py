@@ -119,6 +119,9 @@ def test_router_that_breaks_a_law_is_caught(router, law):
         ("power_of_d", {"num_in_flight": (0, 0), "num_waiting": (0, 0)}, None),
         ("llm_d", {"num_waiting": (4, 0), "used_blocks": (0, 50)}, 1),  # 2 against 1
         ("llm_d", {"num_waiting": (0, 0), "used_blocks": (20, 10)}, 1),
+        # 0, 1 and 2 of the span of 2 queues, though all are long: with 80, 40 and 0 of 100 blocks
+        # and weights of 2 each it is 1.6, 1.8 and 2.
+        ("llm_d", {"num_waiting": (90, 91, 92), "used_blocks": (80, 40, 0)}, 0),
     ],
 )
 def test_router_takes_the_least_of_what_it_goes_by(name, columns, chosen):

@@ -953,3 +953,74 @@ def test_goal_of_a_tuning_may_be_a_key_and_no_key_is_swept_as_well():
         (("tune",), f"{key} is swept as well; give it one value ({key}=1) to sweep it no more")
         for key in ("workload.request_rate", "engine.max_num_seqs")
     ]
+
+
+def tuning_of(**keys):
+    return Tune(over={"engine.max_num_seqs": [8, 16]}, **keys)
+
+
+def settings_of(*seats):
+    return [
+        ({"engine.max_num_seqs": n}, fleet(engine={"max_num_seqs": n}, replications=2))
+        for n in seats
+    ]
+
+
+def test_settings_are_tried_on_the_same_seeds_and_held_against_each_bar():
+    asked = tuning_of(
+        minimize="p99_ttft_ms", at_most={"mean_tpot_ms": 20.0}, at_least={"slo_attainment": 0.0}
+    )
+    ran = []
+
+    def of(spec, label):
+        seats, seed = spec.engine.max_num_seqs, spec.seed
+        ran.append((seats, seed, label))
+        if (seats, seed) == (9, 1):
+            return Done(None, 1.0, "too few")
+        metrics = {
+            "p99_ttft_ms": 100.0 * seats + seed, "mean_tpot_ms": seats + 10.0 * seed,
+            "slo_attainment": 0.25 + seed,
+        }  # fmt: skip
+        return PointMetrics(label, {}, 0, "", metrics)
+
+    runs = SimpleNamespace(tried=lambda wanted: [of(*one) for one in wanted])
+    first, failed, last = tuning.evaluate(settings_of(8, 9, 31), asked, runs)
+    assert [row[:2] for row in ran] == [(n, seed) for n in (8, 9, 31) for seed in (0, 1)]
+    assert len({label for *_, label in ran}) == 3
+    assert failed == "too few"
+    assert (first.values, first.goals, first.least) == (
+        {"engine.max_num_seqs": 8}, (800.0, 801.0), True,
+    )  # fmt: skip
+    # Means of 8 and 18 against 20, as a share of it; of 0.25 and 1.25 against a bar of 0.
+    assert first.excess == pytest.approx(((13 - 20) / 20, -0.75))
+    assert last.excess == pytest.approx(((36 - 20) / 20, -0.75))
+    assert (first.holds, last.holds) == (True, False)
+    assert first.rank == (True, -800.5)
+    assert last.rank == (False, pytest.approx(-0.8))
+    assert tuning.evaluate([], asked, runs) == []
+
+
+def test_settings_by_the_largest_value_of_a_key_are_searched_for_it(monkeypatch):
+    asked = tuning_of(maximize="workload.request_rate", at_most={"p99_ttft_ms": 900.0})
+    told = []
+
+    def found(points, find, runs):
+        told.append(([point.spec.seed for point in points], find, runs))
+        return [
+            SimpleNamespace(error="", values=[2.0, 3.0], bound=""),
+            SimpleNamespace(error="", values=[0.5, 0.5], bound="below"),
+            SimpleNamespace(error="", values=[9.0, 9.0], bound="above"),
+            SimpleNamespace(error="cannot run: no room", values=[], bound=""),
+        ]
+
+    monkeypatch.setattr(tuning, "find_all", found)
+    trials = tuning.evaluate(settings_of(8, 9, 10, 11), asked, "runs")
+    assert [(one.goals, one.excess, one.least) for one in trials[:3]] == [
+        ((2.0, 3.0), (0.0,), False), ((0.5, 0.5), (1.0,), False), ((9.0, 9.0), (0.0,), False),
+    ]  # fmt: skip
+    assert trials[3] == "no room"
+    ((seeds, find, runs),) = told
+    assert (seeds, runs) == ([0, 1] * 4, "runs")
+    assert (find.key, find.least, find.at_most) == (
+        "workload.request_rate", False, {"p99_ttft_ms": 900.0},
+    )  # fmt: skip
