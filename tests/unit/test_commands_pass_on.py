@@ -448,3 +448,17 @@ def test_claims_are_examined_with_workers_for_them_shown_and_written(
         expected = [one for one in expected if one[0] != "table"]
     assert asked == expected
     assert done.output.split() == ([] if output is None else files)
+
+
+def test_run_of_what_measures_this_machine_takes_one_point_at_a_time(work, tmp_path):
+    file = tmp_path / "real.yaml"
+    file.write_text(
+        "{backend: real, model: schedlab-tiny, hardware: cpu,"
+        " workload: {trace: fixed, num_requests: 3}}"
+    )
+    done = schedlab("run", file, "-j", 2)
+    assert done.exit_code == 2
+    assert "backend: real measures this machine: one point at a time (-j 1)" in done.output
+    assert work.sweep_all_run_into == []
+    done = schedlab("run", file, "-j", 1, "-o", tmp_path / "out")
+    assert len(work.sweep_all_run_into) == 1, done.output

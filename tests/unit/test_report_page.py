@@ -1,13 +1,16 @@
 """The HTML report: complete, self-contained, and looked at in a browser."""
 
 import base64
+import math
 import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
+from schedlab.experiments.report import page as page_module
 from schedlab.experiments.report.page import report_page, write_page
 from schedlab.experiments.results.results_folder import check_replaceable, replacing_folder
 from schedlab.experiments.results.saved_results import read_results
@@ -223,3 +226,74 @@ def test_report_command_writes_where_it_is_told_and_refuses_a_folder_without_res
     done = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert done.exit_code == 2
     assert "holds no results" in done.output
+
+
+def origin(seed, versions=None, policy="fcfs", **more):
+    return {"provenance": {
+        "seed": seed, "versions": versions or {"schedlab": "1.0", "numpy": "2.1"},
+        "git_commit": "abc", "spec_hash": f"hash of {seed}", "spec": {"policy": {"name": policy}},
+        **more,
+    }}  # fmt: skip
+
+
+def test_page_tells_where_runs_come_from_each_thing_once(tmp_path):
+    results = SimpleNamespace(folder=tmp_path)
+    heads = [
+        origin(3, policy_source="b.py", workload=["a trace", "drawn"]),
+        origin(4, policy="ours", policy_source="a.py", workload=["a trace", "drawn"]),
+        origin(4, workload=["another"]), origin(3, policy_source="b.py"),
+    ]  # fmt: skip
+    told = page_module._provenance(results, heads)
+    facts = told.pop("facts")
+    assert facts.lines == [
+        ("runs with files", "4"), ("seeds", "3; 4"),
+        ("schedlab and packages", "schedlab 1.0, numpy 2.1"), ("git commit", "abc"),
+    ]  # fmt: skip
+    assert told == {
+        "several_versions": False, "policies": ["fcfs: b.py", "ours: a.py"],
+        "workloads": ["a trace\ndrawn", "another"], "spec": "",
+    }  # fmt: skip
+    (tmp_path / "spec.yaml").write_text("name: x\n")
+    for other in (origin(3, {"schedlab": "1.1"}), origin(3, git_commit="def")):
+        told = page_module._provenance(results, [origin(3), other])
+        assert told["several_versions"] is True
+        assert told["spec"] == "name: x\n"
+    alone = page_module._provenance(results, [origin(3)])
+    assert alone["facts"].lines[-1] == ("spec hash", "hash of 3")
+    assert alone["several_versions"] is False
+
+
+def test_page_tells_of_a_cost_model_its_facts_errors_and_how_accurate_it_is():
+    errors = {
+        "held_out": {"mape": 0.01234, "worst": 7, "num_steps": 20},
+        "other_part": {"bias": -0.5, "mape": 0.1},
+    }
+    table = page_module._error_table(errors)
+    assert list(table.header) == [
+        "error against measured steps", "mean absolute", "worst", "num steps", "bias of the sum",
+    ]  # fmt: skip
+    named = dict(zip(("part", "mape", "worst", "num_steps", "bias"), zip(*table.lines, strict=True),
+                     strict=True))  # fmt: skip
+    assert named["part"] == ("held out", "other part")
+    assert named["mape"] == ("1.23%", "10.00%")
+    assert named["num_steps"] == ("20", "None")
+    assert named["bias"] == ("None", "-50.00%")
+    accuracy = page_module._accuracy
+    assert accuracy({"published_error": "3 %"}) == "published error 3 %."
+    assert accuracy({"published_error": {"mape": 1}}) == 'published error {"mape": 1}.'
+    assert accuracy({"calibration": "UNCALIBRATED"}).startswith("not known. The times are computed")
+    assert accuracy({"calibration": "MEASURED"}) == "the cost model states none."
+
+
+@pytest.mark.parametrize(
+    ("value", "exact", "effect", "words"),
+    [
+        (0.12345678, "0.123457", "+0.1", "0.1235"), (-2.0, "-2", "-2.0", "-2"),
+        (math.inf, "-", "constant", "inf"), (math.nan, "-", "-", "nan"),
+    ],
+)  # fmt: skip
+def test_page_writes_numbers_as_they_are_meant(value, exact, effect, words):
+    assert page_module._exact(value) == exact
+    assert page_module._effect(value) == effect
+    assert page_module._in_words(value) == words
+    assert page_module._in_words({"a": value, "b": {"c": 3}}) == f"a {words}, b c 3"
