@@ -23,6 +23,7 @@ from schedlab.testing import (
     check_executor,
     check_reader,
 )
+from schedlab.testing import cost_model as cost_model_laws
 from schedlab.testing import reader as reader_laws
 from schedlab.testing.cases import random_cases
 from schedlab.testing.check import verdicts
@@ -308,3 +309,51 @@ class Rows:
 
     def __len__(self):
         return 3
+
+
+def test_cost_model_is_asked_about_the_same_batches_for_every_law_and_each_time(monkeypatch):
+    asked = {}
+
+    def noting(name):
+        def law(model, shape, k):
+            """Note. And more of it."""
+            asked.setdefault(name, []).append((shape, k))
+
+        return law
+
+    laws = {name: noting(name) for name in ("one", "two", "three")}
+    monkeypatch.setattr(cost_model_laws, "COST_MODEL_LAWS", laws)
+    check_cost_model(None, num_shapes=7)
+    first = dict(asked)
+    assert list(first) == ["one", "two", "three"]
+    assert first["one"] == first["two"] == first["three"]
+    assert len(first["one"]) == 7
+    for only, names in (("two", ["two"]), (["three", "one"], ["three", "one"])):
+        asked.clear()
+        check_cost_model(None, num_shapes=5, only=only)
+        assert list(asked) == names
+        assert all(some == first["one"][:5] for some in asked.values())
+    asked.clear()
+    check_cost_model(None, num_shapes=7, seed=1, only="one")
+    assert asked["one"] != first["one"]
+    asked.clear()
+    check_cost_model(None, only="one")
+    assert len(asked["one"]) == 200
+
+    def broken(model, shape, k):
+        """Hold. And so on."""
+        assert k < 17, "no more"
+
+    def odd(model, shape, k):
+        raise KeyError(k)
+
+    laws.update(broken=broken, odd=odd)
+    shape, k = next(one for one in first["one"] if one[1] >= 17)
+    with pytest.raises(LawBroken) as caught:
+        check_cost_model(LinearCost(), only="broken")
+    assert (caught.value.law, str(caught.value).count("no more\n")) == ("broken", 1)
+    assert f"for {shape}, k = {k}" in str(caught.value)
+    assert "cost model LinearCost" in str(caught.value)
+    assert "Hold" in str(caught.value)
+    with pytest.raises(LawBroken, match=r"KeyError\("):
+        check_cost_model(LinearCost(), only="odd")

@@ -1,10 +1,12 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from schedlab.experiments.commands import trace as trace_commands
 from schedlab.experiments.commands.trace import app
 from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces import PRESETS, READERS, read
@@ -79,3 +81,44 @@ def test_importing_traces_loads_no_heavy_library():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_description_of_a_trace_is_shown_with_prompts_beside_answers(capsys):
+    def lengths(factor):
+        return {
+            "mean": 1000.25 * factor, "std": 2.0 * factor, "p50": 3.0 * factor, "p90": 4.0 * factor,
+            "p99": 5.0 * factor, "max": 6 * factor,
+            "lognormal": {"mu": 1.5 * factor, "ks": None if factor == 7 else 0.25},
+            "gamma": {"shape": 0.125 * factor},
+        }  # fmt: skip
+
+    stats = {
+        "num_requests": 12345, "prompt_tokens": lengths(1), "output_tokens": lengths(7),
+        "arrivals": {"rate": 2.34567, "cv": None, "fano_10s": 0.5}, "prefix": None,
+        "sessions": {"num_sessions": 4321, "lru": {1000: 0.5, 20000: 0.75}},
+    }  # fmt: skip
+    header, rows = trace_commands._lengths_table(stats)
+    assert header == ("tokens", "prompt", "output")
+    assert rows == [
+        ("mean", "1,000.2", "7,001.8"), ("std", "2.0", "14.0"), ("p50", "3.0", "21.0"),
+        ("p90", "4.0", "28.0"), ("p99", "5.0", "35.0"), ("max", "6.0", "42.0"),
+        ("lognormal mu", "1.500", "10.500"), ("lognormal ks", "0.250", "-"),
+        ("gamma shape", "0.125", "0.875"),
+    ]  # fmt: skip
+    assert trace_commands._number_rows(stats["arrivals"]) == [
+        ("mean rate, requests/s", "2.346"), ("coefficient of variation of gaps", "-"),
+        ("variance / mean of counts in 10 s", "0.5"),
+    ]  # fmt: skip
+    assert trace_commands._number_rows(stats["sessions"]) == [
+        ("num_sessions", "4,321"), ("lru 1,000", "0.5"), ("lru 20,000", "0.75")
+    ]  # fmt: skip
+    report = SimpleNamespace(lines=lambda: ["read 7 rows"])
+    trace = SimpleNamespace(describe=lambda: stats, report=report)
+    trace_commands._print_description(trace, False)
+    shown = capsys.readouterr().out
+    assert shown.startswith("read 7 rows\n")
+    titles = ("12,345 requests", "arrivals", "prefix", "sessions")
+    assert [shown.count(title) for title in titles] == [1, 1, 0, 2]
+    trace_commands._print_description(trace, True)
+    assert json.loads(capsys.readouterr().out) == {"report": ["read 7 rows"], **json.loads(
+        json.dumps(stats))}  # fmt: skip
