@@ -552,3 +552,75 @@ def test_network_keeps_the_mean_of_its_newest_steps_each_with_gradients_of_its_o
         kept = trained.arrays[name]
         assert 0.85 * len(steps) < kept.min(), name
         assert kept.max() < len(steps), name
+
+
+class Prompts:
+    """Prompts that are known by their rows."""
+
+    def take(self, rows):
+        return tuple(int(row) for row in rows)
+
+
+def few_answers(**more):
+    return SimpleNamespace(
+        prompts=Prompts(), output_tokens=np.arange(10) * 10, train_rows=np.array([2, 4, 7, 9]),
+        test_rows=np.array([1, 3, 5]), applications=lambda rows: [f"app of {r}" for r in rows],
+        **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [train.FOREST, "buckets"])
+def test_trainer_makes_features_once_and_learns_from_the_rows_asked_for(monkeypatch, kind):
+    asked, now_s = [], [5.0]
+
+    class Examples:
+        def take(self, places):
+            return f"examples {places.tolist()}"
+
+    def features(prompts, true, encoder):
+        asked.append((prompts, true.tolist(), encoder))
+        now_s[0] += 1.5
+        return Examples()
+
+    def load(name):
+        def loaded():
+            asked.append(name)
+            now_s[0] += 100.0
+
+        return loaded
+
+    stand_ins = {
+        "load_sklearn": load("sklearn"), "load_torch": load("torch"), "examples": features,
+        "time": SimpleNamespace(process_time=lambda: now_s[0]),
+        "train_forest": lambda prompts, true, seed: ("forest", prompts, true.tolist(), seed),
+        "train_network": lambda kind, some, num_buckets, seed: (kind, some, num_buckets, seed),
+    }  # fmt: skip
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(train, name, stand_in)
+    trainer = train._Trainer(train.Training(kind, "some encoder", 7, 13), few_answers())
+    learned = trainer.train(np.array([4, 9]))
+    if kind == train.FOREST:
+        assert asked == ["sklearn"]
+        assert (learned, trainer.features_cpu_s) == (("forest", (4, 9), [40, 90], 13), 0.0)
+    else:
+        # Places among the rows to learn from; what is imported is no part of the time.
+        assert asked == ["torch", ((2, 4, 7, 9), [20, 40, 70, 90], "some encoder")]
+        assert (learned, trainer.features_cpu_s) == (("buckets", "examples [1, 3]", 7, 13), 1.5)
+
+
+def test_model_is_measured_on_rows_beside_the_means_of_those_it_learned_from(monkeypatch):
+    def means(true, known, asked):
+        return ("means", true.tolist(), known, asked)
+
+    monkeypatch.setattr(train, "application_means", means)
+    monkeypatch.setattr(train, "quality", lambda *given: given)
+    model = SimpleNamespace(lengths=lambda prompts: f"lengths of {prompts}")
+    apps = ["app of 3", "app of 5"]
+    for own_data in (True, False):
+        predicted, true, asked, told, seed = train.measure(
+            model, few_answers(), np.array([3, 5]), seed=11, own_data=own_data
+        )
+        assert (predicted, true.tolist(), asked, seed) == ("lengths of (3, 5)", [30, 50], apps, 11)
+        known = [f"app of {row}" for row in (2, 4, 7, 9)]
+        expected = ("means", [20, 40, 70, 90], known, apps) if own_data else None
+        assert told == expected
