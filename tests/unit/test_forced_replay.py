@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.comparing import forced_replay as forced
+from schedlab.experiments.comparing import recorded_replay
 from schedlab.experiments.comparing.by_step_figures import step_time_figure
 from schedlab.experiments.comparing.forced_replay import (
     _KINDS,
@@ -21,10 +22,17 @@ from schedlab.experiments.comparing.recorded_replay import Contradiction, _Clock
 from schedlab.experiments.comparing.validate import timeline
 from schedlab.experiments.comparing.vllm_recording import Timeline, read_recording
 from schedlab.experiments.figures.style import LOOKS
+from schedlab.experiments.running.backend import SimBackend, Task
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.errors import SpecError
+from schedlab.sim.hardware.deployment import Deployment
+from schedlab.sim.hardware.gpus import gpu
+from schedlab.sim.hardware.models import model
+from schedlab.sim.request import Arrival, Request, Turn
 from tests.data_folder import data_folder
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
@@ -549,3 +557,88 @@ def test_forced_replay_is_told_as_rows_lines_and_data(several):
     }  # fmt: skip
     routed = {"requests_placed_by_load": 1500, "doubtful_pairs": 2000} if several else {}
     assert data == {"num_steps": 6, "num_preemptions": 6, "recorded_times": 6, **routed}
+
+
+def test_clock_of_a_recording_counts_from_its_first_request_and_what_is_left_by_its_errors():
+    recording = Timeline(
+        *np.array([[9, 9], [3, 3]]), np.array([5.0, 5.25]), np.array([5.5, 6.0]),
+        np.array([7.0, 8.0]), np.array([5.125, 5.375]),
+    )  # fmt: skip
+    errors = {2: 4.0, 3: -50.0}
+    clock = _Clock(recording, lambda shape: errors[shape.num_decodes])
+    assert clock._boundaries_ns == [0, 125 * MS, 250 * MS, 375 * MS]
+    states = [
+        SimpleNamespace(id=i, num_uncomputed_tokens=left, num_output_tokens=out)
+        for i, left, out in ((0, 7, 0), (1, 7, 0), (1, 7, 2))
+    ]
+    plan = SimpleNamespace(chunks=[(states[0], 7), (states[1], 6), (states[2], 7)])
+    # The end of request 1; the first token of 0; a chunk that is not the last, and one anew.
+    ended = clock.recorded(plan, [states[1]])
+    assert ended == [(1, 3000 * MS), (0, 500 * MS)]
+    steps = [
+        (20 * MS, 10 * MS, BatchShape(2, 0, 0), []),  # 4 ms more than predicted
+        (110 * MS, 10 * MS, BatchShape(2, 0, 0), []),  # 124 ms, and 125 is near
+        (130 * MS, 10 * MS, BatchShape(3, 0, 0), []),  # less than nothing: no time at all
+        (140 * MS, 30 * MS, BatchShape(2, 0, 0), [(0, 190 * MS)]),
+        (190 * MS, 30 * MS, BatchShape(2, 0, 0), [(0, 190 * MS)]),
+    ]
+    took = [clock.duration_ns(*step) for step in steps]
+    assert took == [14 * MS, 15 * MS, 1, 50 * MS, 1]
+    assert [(one.start_ns, one.duration_ns, one.predicted_ns, one.num_times) for one in clock.steps
+            ] == [(at, ns, priced, len(ended)) for (at, priced, _, ended), ns
+                  in zip(steps, took, strict=True)]  # fmt: skip
+    # 14 + 15 + 50 ms of 60 predicted; then none of 30.
+    (late,) = clock.contradictions
+    assert late == Contradiction(0.19, (0,), (0.19,))
+
+
+@pytest.mark.parametrize("num_engines", [1, 2])
+def test_requests_of_a_replay_come_a_stamp_before_they_were_recorded_as_queued(
+    monkeypatch, num_engines
+):
+    recording = Timeline(
+        *np.array([[9] * 3, [3] * 3]), np.array([5.0, 5.25, 5.0001]), np.array([6.0] * 3),
+        np.array([7.0] * 3),
+    )  # fmt: skip
+    pricing = Pricing(RooflineCostModel(Deployment(model("llama-3-8b"), gpu("a100-80gb"))))
+    backend = recorded_replay._Backend(pricing, recording, lambda shape: 0.0, num_engines)
+    assert (backend.recorded is None) is (num_engines == 1)
+    assert backend.describe() == {"clock": "recorded"}
+    kinds = [SimpleNamespace(num_engines=num_engines)]
+    monkeypatch.setattr(SimBackend, "executors", lambda self, kinds: "those of a simulation")
+    executors = backend.executors(kinds)
+    if num_engines == 1:
+        (executor,) = executors
+        assert executor._clock is backend.clock
+    else:
+        assert executors == "those of a simulation"
+    driven = []
+    monkeypatch.setattr(SimBackend, "drive", lambda self, *given: driven.append(given) or "log")
+    turns = (None, Turn((0,)), None)
+    arrivals = [Arrival(Request(i, 99, 9, 3), 3, 77, turn) for i, turn in enumerate(turns)]
+    task = Task(None, kinds, arrivals)
+    assert backend.drive(["engine"], task, "new") == "log"
+    ((engines, moved, new),) = driven
+    assert (engines, new) == (["engine"], "new")
+    assert [(one.request.id, one.request.arrival_ns, one.ready_ns, one.turn)
+            for one in moved.arrivals] == [
+        (0, 0, 0, None), (2, 0, 0, None), (1, 249_500_000, 249_500_000, None),
+    ]  # fmt: skip
+
+
+def test_joint_step_of_a_replay_ends_as_recorded_of_all_its_engines(monkeypatch):
+    backend = recorded_replay._Backend.__new__(recorded_replay._Backend)
+    asked = []
+    backend.clock = SimpleNamespace(
+        recorded=lambda plan, finished: [(plan, finished)],
+        duration_ns=lambda *given: asked.append(given) or 123,
+    )
+    segments = [
+        SimpleNamespace(plan=f"plan {i}", shape=f"shape {i}", start_ns=50 + i,
+                        steps=SimpleNamespace(finished=f"finished {i}"))
+        for i in range(3)
+    ]  # fmt: skip
+    monkeypatch.setattr(recorded_replay, "joint_steps_ns", lambda stepping: [7, 9, 8])
+    assert backend._joint_step_ns([(None, one) for one in segments]) == 123
+    ended = [(f"plan {i}", f"finished {i}") for i in range(3)]
+    assert asked == [(50, 9, "shape 1", ended)], "it is priced as the slowest"
