@@ -7,6 +7,7 @@ import pytest
 
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
+from schedlab.gpu_backend import calibration_fit
 from schedlab.gpu_backend.calibration_fit import MeasuredBatch, predictions, step_spread
 from schedlab.policies import registry
 from schedlab.sim.core.engine import Engine
@@ -216,3 +217,59 @@ def test_engines_in_lockstep_do_not_scatter(tmp_path):
     together = make_spec({**spec.to_data(), "engine": {"data_parallel_size": 2}})
     with pytest.raises(SpecError, match=r"cost_model\.scatters: engines in lockstep"):
         run(together)
+
+
+def batches_of(ratios, predicted, is_prompt=False):
+    """Return batches whose measured time is so many times what is predicted, and the latter."""
+    chunks = ((5, 0),) if is_prompt else ()
+    shape = BatchShape(0 if is_prompt else 2, 0, 0, chunks)
+    return [
+        MeasuredBatch(shape, ratio * ns) for ratio, ns in zip(ratios, predicted, strict=True)
+    ], list(predicted)
+
+
+@pytest.fixture
+def predicted(monkeypatch):
+    """A table of what each batch is predicted to take, in place of a fit."""
+    table = {}
+    monkeypatch.setattr(
+        calibration_fit, "predictions", lambda fit, steps: np.array([table[id(s)] for s in steps])
+    )
+    return lambda steps, seconds: table.update(zip(map(id, steps), seconds, strict=True))
+
+
+def test_share_of_steps_is_of_equal_predicted_time_and_their_mean_is_one(monkeypatch, predicted):
+    monkeypatch.setattr(calibration_fit, "_SHARES", 3)
+    monkeypatch.setattr(calibration_fit, "_STEPS_A_SHARE", 2)
+    # Sorted: 1 s at 0.5 and 2 at 1, 1 at 1 and 1 at 2, 2 at 4 and 2 at 8: thirds of nine seconds
+    # by the middle of each.
+    steps, seconds = batches_of([8, 1, 0.5, 4, 1, 2], [2, 2, 1, 2, 1, 1])
+    predicted(steps, seconds)
+    factors = np.array([(0.5 + 2) / 3, (1 + 2) / 2, (8 + 16) / 4])
+    assert calibration_fit._shares(None, steps) == pytest.approx(factors / factors.mean())
+    # Of four steps there are two shares.
+    assert len(calibration_fit._shares(None, steps[:4])) == 2
+
+
+@pytest.mark.parametrize(
+    ("ratios", "num_alike"),
+    [
+        ([1, 2] * 40, 1), (np.exp(np.arange(80) / 10), 100),
+        # Stretches of four alike, up and down by turns: of 79 pairs 19 differ.
+        ([1, 1, 1, 1, 2, 2, 2, 2] * 10, 2),
+    ],
+)  # fmt: skip
+def test_steps_are_alike_in_stretches_that_their_correlation_tells(
+    monkeypatch, predicted, ratios, num_alike
+):
+    monkeypatch.setattr(calibration_fit, "_STEPS_A_SHARE", 5)
+    decodes, seconds = batches_of(ratios, [3.0] * 80)
+    prompts, more = batches_of([ratios[-1]] * 10, [7.0] * 10, is_prompt=True)
+    predicted(decodes + prompts, seconds + more)
+    found = step_spread(None, decodes + prompts)
+    assert found.num_alike == num_alike
+    assert found.prompt_steps == (1.0,) * len(found.prompt_steps)
+    assert np.mean(found.decode_steps) == pytest.approx(1.0)
+    assert step_spread(None, decodes + prompts[:9]) is None
+    assert step_spread(None, decodes[:9] + prompts) is None
+    assert step_spread(None, decodes[:10] + prompts) is not None
