@@ -19,7 +19,7 @@ from schedlab.sim.drive.members import Member
 from schedlab.sim.drive.pool_state import Answer, PoolState
 from schedlab.sim.errors import PolicyError, SpecError
 from schedlab.sim.record.fleet import Span
-from schedlab.sim.request import Slo
+from schedlab.sim.request import Request, Slo
 
 FLEETS = Path(__file__).resolve().parents[2] / "docs" / "fleets.md"
 
@@ -305,3 +305,92 @@ def test_engine_that_leaves_for_good_is_paid_no_more_and_never_there_again(for_g
     member.leave(700, for_good=for_good)
     assert (member.is_there, member.is_moving) == (not for_good, not for_good)
     assert member.paid == [Span(0, 700) if for_good else Span(0)]
+
+
+def test_pool_is_told_of_each_interval_once_and_grows_and_shrinks_within_its_bounds():
+    told, asked = [], []
+    wanted = iter([9, 0, 3, 2])
+
+    def member(index, pool=1, *, is_up=True, is_there=True, is_draining=False, in_flight=0):
+        return SimpleNamespace(
+            index=index, pool=pool, role="decode", is_up=is_up, is_there=is_there,
+            is_draining=is_draining, live=SimpleNamespace(num_in_flight=in_flight, index=index),
+        )  # fmt: skip
+
+    def answered(number, last_token_ns):
+        request = Request(number, 1_000_000, 10 + number, 9)
+        return SimpleNamespace(
+            request=request, num_output_tokens=5, first_token_ns=3_000_000,
+            last_token_ns=last_token_ns,
+        )  # fmt: skip
+
+    class Asked:
+        def num_engines(self, state):
+            asked.append(state)
+            return next(wanted)
+
+    members = [
+        member(0, pool=0), member(1, in_flight=4), member(2, in_flight=2), member(3, is_up=False),
+        member(4, is_draining=True), member(5, is_there=False),
+    ]  # fmt: skip
+    fleet = SimpleNamespace(
+        members=members, has_work=True, now_ns=0, heard_of_came=[], heard_of_gone=[],
+        processes=SimpleNamespace(wait=lambda ns, rank: told.append(("wait", ns)), process=list),
+        drain=lambda one: told.append(("drain", one.index)),
+        keep=lambda one: told.append(("keep", one.index)),
+        add=lambda pool: told.append(("add", pool)),
+    )  # fmt: skip
+    plan = scaling.PoolScaling(1, Asked(), 2_000_000_000, 2, 5)
+    steps = scaling._scale(fleet, plan, "decode")
+    next(steps)
+    assert told == [("wait", 2_000_000_000)]
+    (came,), (gone,) = fleet.heard_of_came, fleet.heard_of_gone
+    came += ["one", "two"]
+    gone += [(answered(1, 11_000_000), 0), (answered(2, -1), 0)]  # the second got no answer
+    fleet.now_ns = 2_000_000_000
+    # Three there; at most five: who was to leave stays, and one more comes.
+    next(steps)
+    assert told[1:] == [("keep", 4), ("add", 1), ("wait", 2_000_000_000)]
+    first = asked[0]
+    assert first[:4] == (2.0, 2.0, "decode", 3)
+    assert [one.index for one in first[4]] == [1, 2]
+    assert first[5] == ["one", "two"]
+    assert [tuple(one) for one in first[6]] == [(11, 5, 2.0, 2.0, True)]
+    # At least two: who is not up yet goes first. Nothing came meanwhile.
+    told.clear()
+    next(steps)
+    assert told == [("drain", 3), ("wait", 2_000_000_000)]
+    assert asked[1][5:7] == ([], [])
+    told.clear()
+    next(steps)
+    assert told == [("wait", 2_000_000_000)], "as many as there are"
+    members[3].is_up = True
+    members[3].live.num_in_flight = 2
+    told.clear()
+    next(steps)
+    assert told == [("drain", 3), ("wait", 2_000_000_000)], "of equal ones the youngest"
+    fleet.has_work = False
+    assert list(steps) == []
+    scaling.start_scaling(fleet, [plan, scaling.PoolScaling(0, Asked(), 1, 1, 1)])
+    assert [fleet.may_grow(roles) for roles in (("decode",), ("prefill", "mixed"))] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (True, r"returned True, which is no number >= 0"), (-1, "returned -1, which"),
+        (2.0, r"returned 2\.0, which"), (None, "returned None, which"),
+        (KeyError("x"), r"num_engines\(\) raised KeyError: 'x'"),
+    ],
+)  # fmt: skip
+def test_autoscaler_that_names_no_number_is_blamed_with_the_time(answer, message):
+    class Odd:
+        def num_engines(self, state):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    state = SimpleNamespace(now_s=1.25)
+    with pytest.raises(PolicyError, match=rf"autoscaler Odd at t = 1\.250000 s: .*{message}"):
+        scaling._asked(Odd(), state)
+    assert scaling._asked(SimpleNamespace(num_engines=lambda state: 0), state) == 0
