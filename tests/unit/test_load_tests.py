@@ -357,6 +357,11 @@ def test_command_predicts_an_experiment_on_a_load_test_and_heeds_its_options(
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("{") == ("--json" in options)
     assert "TTFT mean" in done.stdout
+    if "--json" not in options:
+        shown = [line.split() for line in done.stdout.splitlines()]
+        assert ["run", "1", "200.0", "+10.0%"] in shown
+        assert ["mean", "absolute", "error", "10.0%"] in shown
+        assert shown[-1] == ["1", "stages,", "0.0", "s", "of", "CPU"]
     assert asked == [(["small"], "-q" in options)]
 
 

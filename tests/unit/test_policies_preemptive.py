@@ -405,3 +405,86 @@ def test_fastserve_with_drafts_knows_whose_prompt_is_computed_again():
     simulate(engine, [laws.arrival(i, 0, 6, 40) for i in range(3)])
     assert seen
     assert all(seen)
+
+
+def standing(level, position, last_ran_ns=0):
+    return SimpleNamespace(level=level, position=position, last_ran_ns=last_ran_ns)
+
+
+def test_fastserve_expects_a_request_after_all_above_have_come_down_or_when_it_starves():
+    policy = registry.make("fastserve", first_quantum_s=0.001, starvation_s=0.05)
+    places = {
+        "a": standing(0, 5), "b": standing(0, 4), "c": standing(1, 9),
+        "d": standing(3, 2, 990_000_000), "e": standing(3, 1, 954_000_000), "f": standing(3, 3),
+    }  # fmt: skip
+    policy._places.update(places)
+    view = SimpleNamespace(now_ns=1_000_000_000, config=SimpleNamespace(max_num_seqs=4))
+    # Two come from 1 to 8 ms, one from 2 to 8: 20 ms over four seats; or in 4 ms the promotion.
+    assert policy._next_starts(list("cdef"), view) == [
+        ((0.0, 1, 9), "c"), ((5e6, 3, 2), "d"), ((4e6, 3, 1), "e"), ((0.0, 3, 3), "f"),
+    ]  # fmt: skip
+    places["c"].last_ran_ns = view.now_ns
+    assert policy._next_starts(["c"], view) == [((2 * 1e6 / 4, 1, 9), "c")]
+
+
+@pytest.mark.parametrize(
+    ("free_blocks", "rows_left", "num_idle", "steps"),
+    [
+        # Two rows of four run, blocks have 16 tokens, and three are kept free.
+        (3, 2, 1, 1), (4, 2, 1, 1), (5, 2, 1, 17), (8, 2, 1, 33), (8, 1, 1, 17),
+        (2, 2, 1, FOREVER), (8, 4, 1, FOREVER), (8, 2, 0, FOREVER),
+    ],
+)  # fmt: skip
+def test_fastserve_looks_again_when_memory_could_reach_the_reserve(
+    free_blocks, rows_left, num_idle, steps
+):
+    policy = registry.make("fastserve", reserve_blocks=3)
+    view = SimpleNamespace(
+        free_blocks=free_blocks, config=SimpleNamespace(max_num_seqs=4, block_size=16)
+    )  # fmt: skip
+    builder = SimpleNamespace(rows_left=rows_left)
+    assert policy._steps_above_reserve(["idle"] * num_idle, view, builder) == steps
+
+
+class Swapped(SimpleNamespace):
+    """A request, each equal to itself alone."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+def test_fastserve_swaps_out_who_runs_last_until_the_reserve_is_free_and_in_who_fits():
+    policy = registry.make("fastserve", reserve_blocks=3, first_quantum_s=0.001, starvation_s=99.0)
+    states = {
+        name: Swapped(name=name, swapped=name in "bcd", num_computed_tokens=tokens)
+        for name, tokens in (("a", 1), ("b", 33), ("c", 32), ("d", 999), ("e", 1))
+    }
+    for at, state in enumerate(states.values()):
+        policy._places[state] = standing(at, at)
+    view = SimpleNamespace(
+        now_ns=0, free_blocks=0, waiting=[states[name] for name in "bcd"],
+        config=SimpleNamespace(max_num_seqs=3, block_size=16),
+    )  # fmt: skip
+    told = []
+
+    def offload(state):
+        told.append(("out", state.name))
+        view.free_blocks += 2
+
+    def prefetch(state):
+        told.append(("in", state.name))
+        view.free_blocks -= -(-state.num_computed_tokens // 16)
+
+    builder = SimpleNamespace(offload=offload, prefetch=prefetch, serves=lambda state: False)
+    idle = [states["a"], states["e"]]
+    for free_blocks, expected in ((0, ["e", "a"]), (1, ["e"]), (2, ["e"]), (3, [])):
+        view.free_blocks = free_blocks
+        policy._swap_out(idle, view, builder)
+        assert told == [("out", name) for name in expected], free_blocks
+        told.clear()
+    # Of the three that are next two are swapped, with 3 and 2 blocks; what is free stays above 3.
+    for free_blocks, expected in ((8, ["b", "c"]), (7, ["b"]), (6, ["b"]), (5, ["c"]), (4, [])):
+        view.free_blocks = free_blocks
+        policy._swap_in(idle[:1], lambda one: policy._places[one].position, view, builder)
+        assert told == [("in", name) for name in expected], free_blocks
+        told.clear()

@@ -17,6 +17,7 @@ from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.sweeps.sweep_all import run_into
 from schedlab.experiments.sweeps.workers import InProcess
+from schedlab.sim.errors import SpecError
 
 NASTY = 'tails <b>"under"</b> load & more'
 pytestmark = pytest.mark.slow  # several runs, and all of their figures
@@ -297,3 +298,29 @@ def test_page_writes_numbers_as_they_are_meant(value, exact, effect, words):
     assert page_module._effect(value) == effect
     assert page_module._in_words(value) == words
     assert page_module._in_words({"a": value, "b": {"c": 3}}) == f"a {words}, b c 3"
+
+
+@pytest.mark.parametrize("output", [None, "there.html"])
+def test_page_of_several_folders_is_written_into_the_first_unless_told_where(
+    monkeypatch, tmp_path, output
+):
+    marked = []
+    for name, stand_in in {
+        "merged": lambda several: "+".join(several), "read_results": lambda folder: folder.name,
+        "plotly_script": lambda: "script", "report_page": lambda *given: " ".join(given),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(page_module, name, stand_in)
+    marker = "schedlab.experiments.results.results_folder.add_to_marker"
+    monkeypatch.setattr(marker, lambda *given: marked.append(given))
+    first, into = tmp_path / "first", None if output is None else tmp_path / output
+    first.mkdir()
+    written = write_page(first, into, [tmp_path / "second"])
+    assert written == (into or first / "report.html")
+    assert written.read_text() == "first+second script"
+    assert marked == ([(first, ["report.html"])] if output is None else [])
+    search = "schedlab.experiments.report.search_page"
+    monkeypatch.setattr(f"{search}.is_search", lambda folder: True)
+    monkeypatch.setattr(f"{search}.write_search_page", lambda *given: given)
+    assert write_page(first, into) == (first, into)
+    with pytest.raises(SpecError, match="is of a search: it is shown alone"):
+        write_page(first, into, [tmp_path / "second"])

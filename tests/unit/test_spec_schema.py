@@ -5,7 +5,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from pydantic import BaseModel, Field
 
+from schedlab.experiments.specification import schema
+from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.specification.schema import json_schema, key_table
 from schedlab.sim.errors import SpecError
@@ -118,3 +121,29 @@ def test_schema_offers_names_and_knobs_to_an_editor():
     assert "static" in schema["$defs"]["PolicySpec"]["properties"]["max_batch_size"]["description"]
     assert "engine.max_num_seqs" in schema["properties"]["sweep"]["properties"]
     assert "p99_ttft_ms" in schema["$defs"]["Find"]["properties"]["at_most"]["properties"]
+
+
+class Part(BaseModel):
+    """A section with or without a name."""
+
+    number: int = 3
+
+
+class Named(Part):
+    """A section that has one."""
+
+    name: str = "roofline"
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        (Field(), "required"), (ExperimentSpec.model_fields["name"], "the file's name"),
+        (Field(default=None), "absent"), (Field(default_factory=dict), "none"),
+        (Field(default=False), "`false`"), (Field(default=True), "`true`"),
+        (Field(default=0), "`0`"), (Field(default=0.5), "`0.5`"), (Field(default="vllm"), "`vllm`"),
+        (Field(default_factory=Part), "its keys' defaults"), (Field(default=Named()), "`roofline`"),
+    ],
+)  # fmt: skip
+def test_default_of_a_key_is_told_as_it_would_be_written(field, told):
+    assert schema._default(field, None) == told

@@ -202,6 +202,9 @@ def test_fetch_without_room_says_so_before_it_begins(trace, server, monkeypatch)
     with pytest.raises(TraceError, match=r"0\.3 MB to fetch, but 0\.0 MB free"):
         fetch.fetch(trace)
     assert server.ranges == []
+    fetch._check_space(trace.path.parent, 1000)
+    with pytest.raises(TraceError, match="SCHEDLAB_CACHE names another folder"):
+        fetch._check_space(trace.path.parent, 1001)
 
 
 def test_fetch_onto_a_disk_that_fills_up_keeps_what_came(trace, monkeypatch):
