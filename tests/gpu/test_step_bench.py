@@ -47,6 +47,9 @@ def test_decode_step_floor_counts_weights_without_embeddings_and_all_kv(tiny, mo
     floor_s = (weights + 64 * shape.kv_bytes_per_token("fp32")) / 1e9
     assert figures[0].value == pytest.approx(floor_s / 0.002)
     assert figures[0].required == 0.60
+    large = [(127, 20), (128, 20), (129, 20)]
+    told = list(decode_step_figures(runner, None, config, 1e9, large))
+    assert [(one.required, one.stretch) for one in told] == [(0.60, 0.72), *[(0.70, 0.85)] * 2]
     assert figures[1].name.endswith("eager / graph")
     assert figures[1].value == pytest.approx(1.0)
 

@@ -108,6 +108,8 @@ def changed(path, value):
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
+        (("id",), "", r"runs.json:\d+: \[0\].id: must be a text, got ''"),
+        (("model",), 7, r"\[0\].model: must be a text, got 7"),
         (("model",), None, r"runs.json:\d+: \[0\]: key 'model' is missing"),
         (("max_num_seq",), 4, r"runs.json:\d+: .*max_num_seq: unknown key; did you mean max_num_s"),
         (("tp",), 1.5, r"runs.json:\d+: \[0\].tp: must be a whole number, got 1.5"),

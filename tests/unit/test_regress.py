@@ -740,3 +740,36 @@ def test_cases_are_those_of_the_matrix_in_its_order_and_then_those_that_are_gone
         ("code", "b", "gone", 0.0),
     ]  # fmt: skip
     assert cases[3].detail == "kept for seed 10, 7, but the matrix does not ask for it any more"
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_update_shows_what_moved_and_where_it_is_kept_unless_quiet(
+    tmp_path, monkeypatch, capsys, quiet, is_kept
+):
+    told = []
+
+    def noting(name, answer=None):
+        return lambda *given: told.append((name, *given)) or answer
+
+    command = importlib.import_module("schedlab.experiments.commands.regress")
+    outcome = regress.Outcome({"a": 1, "b": 2}, {}, {})
+    monkeypatch.setattr(command, "_matrix", lambda folder: f"matrix of {folder.name}")
+    monkeypatch.setattr(command, "_measure", noting("measure", outcome))
+    monkeypatch.setattr(command, "_print", noting("print"))
+    monkeypatch.setattr(regress, "compare", lambda *given: ("verdicts", *given))
+    monkeypatch.setattr(regress, "keep", noting("keep"))
+    monkeypatch.setattr(regress_baseline, "kept_baseline", lambda folder: "kept")
+    monkeypatch.setattr(regress_baseline, "version_change", lambda kept: f"since {kept}")
+    folder, name = tmp_path / "ours", "matrix of ours"
+    folder.mkdir()
+    path = folder / regress_baseline.BASELINE
+    if is_kept:
+        path.write_text("{}")
+    command.update_command(folder, jobs=3, keep="runs", quiet=quiet)
+    shown = [("print", ("verdicts", name, "kept", outcome), "since kept")]
+    assert told == [
+        ("measure", name, 3, "runs", quiet), *(shown if is_kept and not quiet else []),
+        ("keep", folder, outcome),
+    ]  # fmt: skip
+    assert capsys.readouterr().out == ("" if quiet else f"kept 2 points in {path}\n")
