@@ -751,7 +751,7 @@ def test_cheapest_fleet_is_as_large_as_the_worst_seed_asks_and_is_run_on_new_one
     assert cheapest(few, found, Fleets()).label == "hardware=h100-80gb"
 
 
-@pytest.mark.parametrize("seeds", [1, 2, 5])
+@pytest.mark.parametrize("seeds", [1, 2])
 def test_cheapest_fleet_is_told_with_its_price_on_new_seeds_beside_the_dearer(seeds):
     asked = fleet(
         find={
