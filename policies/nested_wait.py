@@ -73,6 +73,7 @@ class NestedWait(Policy):
         self.request_rates = request_rates
         self.total_limit = total_limit
         self.max_wait_s = max_wait_s
+        self._timeout_ns = round(max_wait_s * 1e9)
         self.drain = drain
         # One of each to begin with, so that every segment has a flow.
         self._ended = [1] * len(output_edges)
@@ -103,16 +104,10 @@ class NestedWait(Policy):
         """Run the segments from the first up to the one whose entry still gathers."""
         segments, limits = self._segments, self._limits
         segments.find(view)
-        timeout_ns = round(self.max_wait_s * 1e9)
-        choice = choose(segments, limits, view, timeout_ns, self.drain)
+        choice = choose(segments, limits, view, self._timeout_ns, self.drain)
         steps = choice.steps
         if view.config.num_speculative_tokens:  # drafts bring requests together at one stage
             steps = 1
-        if choice.timed_out >= 0 and steps > 1:
-            waited_until_ns = view.now_ns - timeout_ns
-            takes = any(choice.taken)
-            if takes or not segments.stays_timed_out(choice.timed_out, waited_until_ns):
-                steps = 1
         all_granted = grant_chosen(segments, choice, limits, view, builder)
         plan = builder.build(max_steps=steps if all_granted else 1, until_ns=choice.until_ns)
         if all_granted and choice.is_whole:
@@ -130,8 +125,7 @@ class NestedWait(Policy):
             flows = [in_order(rates[i:]) for i in range(len(stages))]
             total = in_order(map(mul, stages, flows))
         most = self.total_limit
-        shares = [most * count * flow / total for count, flow in zip(stages, flows, strict=True)]
-        self._limits = [
-            (int(share) or 1, math.ceil(share / count))
-            for share, count in zip(shares, stages, strict=True)
-        ]
+        self._limits = limits = []
+        for count, flow in zip(stages, flows, strict=True):
+            share = most * count * flow / total
+            limits.append((int(share) or 1, math.ceil(share / count)))

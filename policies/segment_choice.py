@@ -25,37 +25,24 @@ class Choice:
         Of each segment that runs how many from its entry, the first of them.
     is_whole : bool
         Whether all inside of these run as well: nowhere there are more at a stage than may.
-    num_chosen : int
-        How many run, then.
     num_new : int
         How many of those who wait may come as well.
     steps : int
         For how many steps the same may run, if all of them do and nothing happens.
     until_ns : int
         When the time is over that the first of a segment waits for others, which stays; or FOREVER.
-    timed_out : int
-        The last segment that runs because this time was over before; -1 if none does.
     """
 
-    __slots__ = ("is_whole", "num_chosen", "num_new", "steps", "taken", "timed_out", "until_ns")
+    __slots__ = ("is_whole", "num_new", "steps", "taken", "until_ns")
 
     def __init__(
-        self,
-        taken: list[int],
-        is_whole: bool,
-        num_chosen: int,
-        num_new: int,
-        steps: int,
-        until_ns: int,
-        timed_out: int,
+        self, taken: list[int], is_whole: bool, num_new: int, steps: int, until_ns: int
     ) -> None:
         self.taken = taken
         self.is_whole = is_whole
-        self.num_chosen = num_chosen
         self.num_new = num_new
         self.steps = steps
         self.until_ns = until_ns
-        self.timed_out = timed_out
 
 
 def choose(
@@ -80,12 +67,12 @@ def choose(
     drain : bool
         Whether nobody waits for others where nobody can come.
     """
-    waiting, now_ns, edges = view.waiting, view.now_ns, segments.edges
-    num_waiting, last = len(waiting), len(edges) - 1
+    now_ns, edges = view.now_ns, segments.edges
+    num_waiting, last = len(view.waiting), len(edges) - 1
     taken: list[int] = []
-    is_whole, num_chosen, num_new = True, 0, 0
+    is_whole, num_new = True, 0
     steps = until_ns = FOREVER
-    timed_out = -1
+    hurries = -1  # the last that runs on a time-out, now or after this step
     can_come = num_waiting > 0
     for i, segment in enumerate(segments.each):
         limit, group = limits[i]
@@ -97,11 +84,11 @@ def choose(
         if gathered < places and (can_come or not drain):
             stalled_ns = segments.least_since_ns(i)
             if i == 0 and gathered:
-                stalled_ns = min(stalled_ns, waiting.head.request.arrival_ns)
+                stalled_ns = min(stalled_ns, view.waiting.head.request.arrival_ns)
             if stalled_ns + timeout_ns > now_ns:
                 until_ns = stalled_ns + timeout_ns
                 break
-            timed_out = i
+            hurries = i
         if i == 0:
             num_new = places
             can_come = False
@@ -109,23 +96,30 @@ def choose(
         if num_at_entry and places > 0:
             num_taken = places if places < num_at_entry else num_at_entry
             # Nobody is taken after them if they fill the segment, or were the last to come.
-            if num_taken < room and (num_taken < gathered or can_come or not drain):
-                steps = 1
+            if num_taken < room:
+                if num_taken < gathered:
+                    steps = 1
+                elif can_come or not drain:
+                    hurries = i
         taken.append(num_taken)
-        num_chosen += num_taken + num_inside
         if segment.most_at_stage > group and segment.exceeds(group):
-            num_chosen += len(segment.at_most(group)) - num_inside
             is_whole = False
             steps = 1
-        elif steps > 1 and i < last and (num_inside or num_taken):
+        elif steps > 1 and i < last:
             # All move on together to the end of the segment.
-            longest = segment.longest if num_inside else edges[i - 1]
-            left = edges[i] - longest
+            left = steps
+            if num_inside:
+                left = segment.passes_at - segment.num_steps
+            elif num_taken:
+                left = edges[i] - edges[i - 1]
             if left < steps:
                 steps = left if left > 1 else 1
         if num_inside or num_at_entry:
             can_come = True
-    return Choice(taken, is_whole, num_chosen, num_new, steps, until_ns, timed_out)
+    waited_until_ns = now_ns - timeout_ns
+    if hurries >= 0 and steps > 1 and not segments.stays_timed_out(hurries, taken, waited_until_ns):
+        steps = 1
+    return Choice(taken, is_whole, num_new, steps, until_ns)
 
 
 def grant_chosen(
@@ -141,7 +135,7 @@ def grant_chosen(
     giving up itself, and two that start over by turns would never finish.
     """
     prompts: Collection[RequestState] = view.prefilling if choice.taken else ()
-    fits = not prompts or _fit(prompts, choice.num_chosen, view, builder)
+    fits = not prompts or _fit(prompts, _num_chosen(segments, choice, limits), view, builder)
     all_granted = False
     if fits and segments.is_kept and choice.is_whole:
         all_granted = _grant_changes(segments, choice, builder)
@@ -161,12 +155,14 @@ def grant_chosen(
             builder.grant(state)
     if builder.preempted:
         return False
-    if choice.num_new > 0 and len(view.waiting):
-        left = choice.num_new
+    left = choice.num_new
+    if left > 0:
         for state in view.waiting:
-            if left < 1 or not builder.grant(state):
+            if not builder.grant(state):
                 break
             left -= 1
+            if not left:
+                break
     return all_granted
 
 
@@ -177,22 +173,26 @@ def _grant_changes(segments: Segments, choice: Choice, builder: PlanBuilder) -> 
     """
     but: list[RequestState] = []
     also: list[RequestState] = []
-    taken = choice.taken
-    num_run = len(taken)
-    for i, segment in enumerate(segments.each):
-        entry, runs = segment.entry, i < num_run
-        if entry:
-            num_taken = taken[i] if runs else 0
-            if num_taken:
-                also += entry[:num_taken]
-            if segment.has_come:
-                but += entry[num_taken:]
-        if runs != segment.runs:
-            if runs:
-                also += segment.inside()
-            else:
-                but += segment.inside()
+    each, taken = segments.each, choice.taken
+    for i, num_taken in enumerate(taken):
+        if num_taken:
+            also += each[i].entry[:num_taken]
+    num_run, num_ran = len(taken), segments.num_run
+    for i in segments.come:
+        but += each[i].entry[taken[i] :] if i < num_run else each[i].entry
+    for segment in each[num_ran:num_run]:
+        also += segment.inside()
+    for segment in each[num_run:num_ran]:
+        but += segment.inside()
     return builder.grant_again(but, also)
+
+
+def _num_chosen(segments: Segments, choice: Choice, limits: Sequence[tuple[int, int]]) -> int:
+    """Count those who were chosen."""
+    if not choice.is_whole:
+        return len(_chosen(segments, choice, limits))
+    num_inside = [segment.num_inside for segment in segments.each[: len(choice.taken)]]
+    return sum(num_inside) + sum(choice.taken)
 
 
 def _chosen(

@@ -20,6 +20,11 @@ class Segment:
     Those inside move on together as long as all of them run, so their stages, how long their
     answers are so far, are told from the steps they took.
 
+    Parameters
+    ----------
+    end : int
+        The output length at which it ends; FOREVER if it does not.
+
     Attributes
     ----------
     entry : list of RequestState
@@ -31,54 +36,57 @@ class Segment:
         How many they are.
     num_steps : int
         Steps that all of them took since they were sorted.
+    passes_at : int
+        What `num_steps` will be when the first of them come to the end; FOREVER if none does.
     most_at_stage : int
         More than so many are at no stage; it may be too many, see `exceeds`.
     since_ns : int
         When all of them ran last; before the first step, the earliest of such times.
-    runs : bool
-        Whether they took part in the last plan that decoded.
-    has_come : bool
-        Whether somebody who took part in it has come to the entry since.
     """
 
     __slots__ = (
-        "_since_ns_at_entry", "at_stage", "entry", "has_come", "most_at_stage", "num_inside",
-        "num_steps", "runs", "since_ns",
+        "_end", "_since_ns_at_entry", "at_stage", "entry", "most_at_stage", "num_inside",
+        "num_steps", "passes_at", "since_ns",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, end: int = FOREVER) -> None:
+        self._end = end
         self.entry: list[RequestState] = []
         self.at_stage: dict[int, list[RequestState]] = {}
         self.num_inside = 0
         self.num_steps = 0
+        self.passes_at = FOREVER
         self.since_ns = FOREVER
-        self.runs = False
-        self.has_come = False
         self._since_ns_at_entry = -1  # worked out when it is asked for; -1 if it is not
         self.most_at_stage = 0
 
-    @property
-    def longest(self) -> int:
-        """The last stage at which somebody is inside; there must be one."""
-        return next(iter(self.at_stage)) + self.num_steps
-
     def put(self, states: list[RequestState], stage: int) -> None:
         """Let requests in, in the order of their admission, at the first stage of those inside."""
-        at = stage - self.num_steps
-        there = self.at_stage.get(at)
-        if there is None:
-            self.at_stage[at] = there = states
-        else:
+        at, at_stage, count = stage - self.num_steps, self.at_stage, len(states)
+        self.num_inside += count
+        if at in at_stage:
+            there = at_stage[at]
             there += states
-        self.num_inside += len(states)
-        if len(there) > self.most_at_stage:
-            self.most_at_stage = len(there)
+            count = len(there)
+        else:
+            if not at_stage and self._end < FOREVER:
+                self.passes_at = self._end - at
+            at_stage[at] = states
+        if count > self.most_at_stage:
+            self.most_at_stage = count
 
     def pass_from(self, stage: int) -> list[RequestState]:
         """Let those out who are at a stage."""
         states = self.at_stage.pop(stage - self.num_steps, [])
         self.num_inside -= len(states)
+        self._find_first()
         return states
+
+    def _find_first(self) -> None:
+        """Find who comes to the end first, after some have left."""
+        self.passes_at = FOREVER
+        if self.at_stage and self._end < FOREVER:
+            self.passes_at = self._end - next(iter(self.at_stage))
 
     def wait(
         self, states: list[RequestState], ran_ns: dict[RequestState, int], since_ns: int
@@ -87,8 +95,10 @@ class Segment:
         entry = self.entry
         for state in states:
             ran_ns[state] = since_ns
-            insort(entry, state, key=seat_number)
-        self.has_come = True
+            if entry:
+                insort(entry, state, key=seat_number)
+            else:
+                entry.append(state)
         if self._since_ns_at_entry > since_ns:
             self._since_ns_at_entry = since_ns
 
@@ -106,15 +116,21 @@ class Segment:
         self._since_ns_at_entry = -1
         return True
 
-    def since_ns_at_entry(self, ran_ns: dict[RequestState, int]) -> int:
-        """Return since when the first at the entry waits, or FOREVER.
+    def since_ns_at_entry(self, ran_ns: dict[RequestState, int], but: int = 0) -> int:
+        """Return since when somebody waits at the entry, the first so many left out; or FOREVER.
 
         A request waits since it ran last, or if it never did, had its seat.
         """
-        if self._since_ns_at_entry < 0:
-            since_ns = [ran_ns.get(state, state.first_scheduled_ns) for state in self.entry]
-            self._since_ns_at_entry = min(since_ns, default=FOREVER)
-        return self._since_ns_at_entry
+        since_ns = self._since_ns_at_entry
+        if since_ns < 0 or but:
+            since_ns = FOREVER
+            for state in self.entry[but:]:
+                ran = ran_ns.get(state, state.first_scheduled_ns)
+                if ran < since_ns:
+                    since_ns = ran
+            if not but:
+                self._since_ns_at_entry = since_ns
+        return since_ns
 
     def remove(self, state: RequestState, stage: int) -> bool:
         """Let one out who is at a stage; False if it is not."""
@@ -125,6 +141,7 @@ class Segment:
         there.remove(state)
         if not there:
             del self.at_stage[at]
+            self._find_first()
         self.num_inside -= 1
         return True
 
@@ -167,20 +184,26 @@ class Segments:
         In their order.
     is_kept : bool
         Whether all are where the plans so far have brought them.
+    num_run : int
+        While they are kept, how many segments took part in the last plan that decoded, the first.
+    come : list of int
+        While they are kept, to whose entry somebody came by that plan, by number.
     ran_ns : dict of RequestState to int
         When requests ran last; of those inside `Segment.since_ns` knows better after its first
         step.
     """
 
     __slots__ = (
-        "_follows", "_gone", "_num_running", "_plan", "_slots", "_taken", "each", "edges",
-        "is_kept", "ran_ns",
+        "_follows", "_gone", "_num_running", "_plan", "_slots", "_taken", "come", "each", "edges",
+        "is_kept", "num_run", "ran_ns",
     )  # fmt: skip
 
     def __init__(self, edges: Sequence[int]) -> None:
         self.edges = edges
         self.each: list[Segment] = []
         self.is_kept = False
+        self.num_run = 0
+        self.come: list[int] = []
         self.ran_ns: dict[RequestState, int] = {}
         self._num_running = 0
         self._plan: BatchPlan | None = None  # by which exactly those run that were chosen
@@ -239,12 +262,14 @@ class Segments:
 
     def _follow(self, plan: BatchPlan, num_steps: int, now_ns: int) -> bool:
         """Move on whom a plan was to run; False if not all are where they were thought to be."""
+        if not plan.decodes:
+            return False  # nobody moved on
         taken, edges, each = self._taken, self.edges, self.each
-        num_run = len(taken)
-        new = [state for state, _ in plan.chunks] if plan.chunks else []
-        admitted = plan.admitted
-        if not plan.decodes or (admitted and not all([state in new for state in admitted])):
-            return False  # nobody moved on, or somebody came back who decodes
+        new: list[RequestState] = []
+        if plan.chunks:
+            new = [state for state, _ in plan.chunks]
+        if plan.admitted and not all([state in new for state in plan.admitted]):
+            return False  # somebody came back who decodes
         for state in self._gone:
             if state not in new and not self._remove(state, state.num_output_tokens - num_steps):
                 return False
@@ -253,20 +278,18 @@ class Segments:
             if not all([state in new for state in prompts]):
                 return False
             self._num_running -= len(each[0].pass_from(0))
+        self.num_run = len(taken)
+        self.come = come = []
         # From the last on, so that nobody is taken who comes to an entry only now.
-        ran_ns, last = self.ran_ns, len(each) - 1
-        for i in range(last, -1, -1):
+        for i in range(len(taken) - 1, -1, -1):
             segment = each[i]
-            segment.has_come = False
-            segment.runs = i < num_run
-            if i >= num_run:
-                continue
             segment.num_steps += num_steps
             segment.since_ns = now_ns
             if taken[i]:
                 segment.take(taken[i], edges[i - 1] + num_steps)
-            if i < last and edges[i] - segment.num_steps in segment.at_stage:
-                each[i + 1].wait(segment.pass_from(edges[i]), ran_ns, now_ns)
+            if segment.num_steps == segment.passes_at:
+                each[i + 1].wait(segment.pass_from(edges[i]), self.ran_ns, now_ns)
+                come.append(i + 1)
         return not new or self._let_in([s for s in new if s.status is RUNS], now_ns)
 
     def _let_in(self, new: list[RequestState], now_ns: int) -> bool:
@@ -281,6 +304,7 @@ class Segments:
                 return False
             if edges[0] == 1 and len(edges) > 1:
                 each[1].wait([state], self.ran_ns, now_ns)
+                self.come.append(1)
             else:
                 each[0].put([state], 1)
         if prompts:
@@ -332,7 +356,8 @@ class Segments:
         self._slot(max(lengths, default=0))
         self._num_running = len(running)
         self._follows = view.is_in_step
-        self.each = each = [Segment() for _ in self.edges]
+        self.each = each = [Segment(edge) for edge in self.edges[:-1]]
+        each.append(Segment())
         at_length: dict[int, list[RequestState]] = {}
         for state, length in zip(running, lengths, strict=True):
             there = at_length.get(length)
@@ -363,11 +388,25 @@ class Segments:
                     least_ns = since_ns
         return least_ns
 
-    def stays_timed_out(self, first: int, waited_until_ns: int) -> bool:
+    def stays_timed_out(self, first: int, taken: Sequence[int], waited_until_ns: int) -> bool:
         """Whether a segment that runs on a time-out will also in the steps to come.
 
         Who runs waits anew; who stays at an entry has waited as long as before. What is so of a
         segment is so of those before it, which wait for the same requests and more.
+
+        Parameters
+        ----------
+        first : int
+            Its number.
+        taken : sequence of int
+            Of each segment that runs how many from its entry, the first of them.
+        waited_until_ns : int
+            Who waits since then has waited for too long.
         """
-        ran_ns, behind = self.ran_ns, self.each[first:]
-        return any([segment.since_ns_at_entry(ran_ns) <= waited_until_ns for segment in behind])
+        for i in range(first, len(taken)):
+            segment = self.each[i]
+            if len(segment.entry) > taken[i]:
+                since_ns = segment.since_ns_at_entry(self.ran_ns, taken[i])
+                if since_ns <= waited_until_ns:
+                    return True
+        return False

@@ -200,7 +200,7 @@ def test_nested_wait_holds_new_requests_until_they_are_a_group_or_have_waited():
 
 def test_a_segment_knows_whether_more_stand_at_a_stage_than_may_as_they_come_and_go():
     states = [RequestState(arrival(i).request) for i in range(4)]
-    segment = Segment()
+    segment = Segment(9)
     segment.put(states[:2], 5)
     assert not segment.exceeds(2)
     segment.put([states[2]], 5)
@@ -211,10 +211,10 @@ def test_a_segment_knows_whether_more_stand_at_a_stage_than_may_as_they_come_and
     assert not segment.remove(states[0], 5)
     assert segment.exceeds(1)
     segment.num_steps = 2
-    assert segment.longest == 7
+    assert segment.passes_at == 4  # at stage 9 after two more steps
     assert segment.pass_from(7) == states[1:3]
     assert not segment.exceeds(1)
-    assert (segment.inside(), segment.longest, segment.num_inside) == ([states[3]], 6, 1)
+    assert (segment.inside(), segment.passes_at, segment.num_inside) == ([states[3]], 5, 1)
 
 
 def test_nested_wait_out_of_memory_preempts_the_latest_admission_though_its_segment_comes_first():
