@@ -102,16 +102,16 @@ class NestedWait(Policy):
 
     def plan(self, view: EngineView, builder: PlanBuilder) -> BatchPlan:
         """Run the segments from the first up to the one whose entry still gathers."""
-        segments, limits = self._segments, self._limits
+        segments = self._segments
         segments.find(view)
-        choice = choose(segments, limits, view, self._timeout_ns, self.drain)
-        steps = choice.steps
+        chosen = choose(segments, self._limits, view, self._timeout_ns, self.drain)
+        all_granted = grant_chosen(segments, chosen, view, builder)
+        steps = chosen.steps if all_granted else 1
         if view.config.num_speculative_tokens:  # drafts bring requests together at one stage
             steps = 1
-        all_granted = grant_chosen(segments, choice, limits, view, builder)
-        plan = builder.build(max_steps=steps if all_granted else 1, until_ns=choice.until_ns)
-        if all_granted and choice.is_whole:
-            segments.run_by(plan, choice.taken)
+        plan = builder.build(steps, chosen.until_ns)
+        if all_granted:
+            segments.run_by(plan, chosen)
         return plan
 
     def _set_limits(self) -> None:

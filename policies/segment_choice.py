@@ -9,40 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from schedlab.policies.preemption import grant_or_preempt
-from schedlab.policies.segments import Segments
+from schedlab.policies.segments import Choice, Segments
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RequestState
-
-
-class Choice:
-    """Who of the segments may run.
-
-    Attributes
-    ----------
-    taken : list of int
-        Of each segment that runs how many from its entry, the first of them.
-    is_whole : bool
-        Whether all inside of these run as well: nowhere there are more at a stage than may.
-    num_new : int
-        How many of those who wait may come as well.
-    steps : int
-        For how many steps the same may run, if all of them do and nothing happens.
-    until_ns : int
-        When the time is over that the first of a segment waits for others, which stays; or FOREVER.
-    """
-
-    __slots__ = ("is_whole", "num_new", "steps", "taken", "until_ns")
-
-    def __init__(
-        self, taken: list[int], is_whole: bool, num_new: int, steps: int, until_ns: int
-    ) -> None:
-        self.taken = taken
-        self.is_whole = is_whole
-        self.num_new = num_new
-        self.steps = steps
-        self.until_ns = until_ns
 
 
 def choose(
@@ -68,64 +39,66 @@ def choose(
         Whether nobody waits for others where nobody can come.
     """
     now_ns, edges = view.now_ns, segments.edges
-    num_waiting, last = len(view.waiting), len(edges) - 1
-    taken: list[int] = []
-    is_whole, num_new = True, 0
+    num_waiting = len(view.waiting)
+    taken: dict[int, int] = {}
+    held: dict[int, list[RequestState]] = {}
     steps = until_ns = FOREVER
+    num_new = i = 0
     hurries = -1  # the last that runs on a time-out, now or after this step
     can_come = num_waiting > 0
-    for i, segment in enumerate(segments.each):
+    for segment in segments.each:
         limit, group = limits[i]
-        num_inside, num_at_entry = segment.num_inside, len(segment.entry)
-        gathered = num_at_entry if i else num_waiting
-        places = room = limit - num_inside
-        if places > group:
-            places = group
-        if gathered < places and (can_come or not drain):
-            stalled_ns = segments.least_since_ns(i)
-            if i == 0 and gathered:
-                stalled_ns = min(stalled_ns, view.waiting.head.request.arrival_ns)
-            if stalled_ns + timeout_ns > now_ns:
-                until_ns = stalled_ns + timeout_ns
-                break
-            hurries = i
-        if i == 0:
-            num_new = places
-            can_come = False
-        num_taken = 0
-        if num_at_entry and places > 0:
-            num_taken = places if places < num_at_entry else num_at_entry
-            # Nobody is taken after them if they fill the segment, or were the last to come.
-            if num_taken < room:
-                if num_taken < gathered:
-                    steps = 1
-                elif can_come or not drain:
-                    hurries = i
-        taken.append(num_taken)
-        if segment.most_at_stage > group and segment.exceeds(group):
-            is_whole = False
-            steps = 1
-        elif steps > 1 and i < last:
-            # All move on together to the end of the segment.
-            left = steps
-            if num_inside:
-                left = segment.passes_at - segment.num_steps
-            elif num_taken:
-                left = edges[i] - edges[i - 1]
-            if left < steps:
-                steps = left if left > 1 else 1
-        if num_inside or num_at_entry:
+        entry, num_inside = segment.entry, segment.num_inside
+        room = limit - num_inside
+        if i == 0 or room > 0:
+            places = room if room < group else group
+            gathered = len(entry) if i else num_waiting
+            if gathered < places and (can_come or not drain):
+                stalled_ns = segments.least_since_ns(i)
+                if i == 0 and gathered:
+                    stalled_ns = min(stalled_ns, view.waiting.head.request.arrival_ns)
+                if stalled_ns + timeout_ns > now_ns:
+                    until_ns = stalled_ns + timeout_ns
+                    break
+                hurries = i
+            if i == 0:
+                num_new = places
+                can_come = False
+            elif entry:
+                taken[i] = num_taken = places if places < gathered else gathered
+                # Nobody is taken after them if they fill the segment, or were the last to come.
+                if num_taken < room:
+                    if num_taken < gathered:
+                        steps = 1
+                    elif can_come or not drain:
+                        hurries = i
+                # All move on together to the end of the segment.
+                if not num_inside and i + 1 < len(edges) and edges[i] - edges[i - 1] < steps:
+                    steps = edges[i] - edges[i - 1]
+        if segment.most_at_stage > group:
+            beyond = segment.beyond(group)
+            if beyond:
+                held[i] = beyond
+                steps = 1
+        if segment.passes_at < steps + segment.num_steps:
+            steps = segment.passes_at - segment.num_steps
+        if num_inside or entry:
             can_come = True
+        i += 1
+    chosen = Choice(i, taken, held, num_new, steps, until_ns)
     waited_until_ns = now_ns - timeout_ns
-    if hurries >= 0 and steps > 1 and not segments.stays_timed_out(hurries, taken, waited_until_ns):
-        steps = 1
-    return Choice(taken, is_whole, num_new, steps, until_ns)
+    if (
+        hurries >= 0
+        and steps > 1
+        and not segments.stays_timed_out(hurries, chosen, waited_until_ns)
+    ):
+        chosen.steps = 1
+    return chosen
 
 
 def grant_chosen(
     segments: Segments,
-    choice: Choice,
-    limits: Sequence[tuple[int, int]],
+    chosen: Choice,
     view: EngineView,
     builder: PlanBuilder,
 ) -> bool:
@@ -134,13 +107,16 @@ def grant_chosen(
     In order of admission: were a late one granted first, an early one could make room only by
     giving up itself, and two that start over by turns would never finish.
     """
-    prompts: Collection[RequestState] = view.prefilling if choice.taken else ()
-    fits = not prompts or _fit(prompts, _num_chosen(segments, choice, limits), view, builder)
+    prompts: Collection[RequestState] = view.prefilling if chosen.num_run else ()
+    num_decodes = 0
+    if prompts:
+        num_decodes = _num_inside(segments, chosen) - len(prompts)
+    fits = not prompts or _fit(prompts, num_decodes, view, builder)
     all_granted = False
-    if fits and segments.is_kept and choice.is_whole:
-        all_granted = _grant_changes(segments, choice, builder)
+    if fits and segments.is_kept:
+        all_granted = _grant_changes(segments, chosen, builder)
     if not all_granted:
-        turn = set(_chosen(segments, choice, limits))
+        turn = set(_listed(segments, chosen))
         in_turn = [state for state in view.running if state in turn]
         if fits:
             unfinished = set(prompts)
@@ -152,10 +128,11 @@ def grant_chosen(
                     grant_or_preempt(builder, state, victims)
     if all_granted:
         for state in prompts:
-            builder.grant(state)
+            if not builder.grant(state):
+                break
     if builder.preempted:
         return False
-    left = choice.num_new
+    left = chosen.num_new
     if left > 0:
         for state in view.waiting:
             if not builder.grant(state):
@@ -166,58 +143,68 @@ def grant_chosen(
     return all_granted
 
 
-def _grant_changes(segments: Segments, choice: Choice, builder: PlanBuilder) -> bool:
+def _grant_changes(segments: Segments, chosen: Choice, builder: PlanBuilder) -> bool:
     """Grant the decodes chosen, by who of them did not decode last, and who did and is not.
 
     Of those who stay at an entry only who came there by the last plan can have decoded in it.
     """
     but: list[RequestState] = []
     also: list[RequestState] = []
-    each, taken = segments.each, choice.taken
-    for i, num_taken in enumerate(taken):
-        if num_taken:
-            also += each[i].entry[:num_taken]
-    num_run, num_ran = len(taken), segments.num_run
+    each, taken = segments.each, chosen.taken
+    num_run, num_ran = chosen.num_run, segments.num_run
+    for i, num_taken in taken.items():
+        also += each[i].entry[:num_taken]
     for i in segments.come:
-        but += each[i].entry[taken[i] :] if i < num_run else each[i].entry
-    for segment in each[num_ran:num_run]:
-        also += segment.inside()
-    for segment in each[num_run:num_ran]:
-        but += segment.inside()
+        but += each[i].entry[taken[i] :] if i in taken else each[i].entry
+    if num_run > num_ran:
+        for segment in each[num_ran:num_run]:
+            also += segment.inside()
+    elif num_run < num_ran:
+        for segment in each[num_run:num_ran]:
+            but += segment.inside()
+    for i in segments.holding:
+        if i < num_run and i < num_ran:
+            also += each[i].held
+    for states in chosen.held.values():
+        but += states
+        also = [state for state in also if state not in states]
     return builder.grant_again(but, also)
 
 
-def _num_chosen(segments: Segments, choice: Choice, limits: Sequence[tuple[int, int]]) -> int:
-    """Count those who were chosen."""
-    if not choice.is_whole:
-        return len(_chosen(segments, choice, limits))
-    num_inside = [segment.num_inside for segment in segments.each[: len(choice.taken)]]
-    return sum(num_inside) + sum(choice.taken)
-
-
-def _chosen(
-    segments: Segments, choice: Choice, limits: Sequence[tuple[int, int]]
-) -> list[RequestState]:
+def _listed(segments: Segments, chosen: Choice) -> list[RequestState]:
     """List those who were chosen, segment by segment."""
     states: list[RequestState] = []
-    for i, num_taken in enumerate(choice.taken):
-        segment = segments.each[i]
-        states += segment.at_most(limits[i][1])
-        states += segment.entry[:num_taken]
+    for i, segment in enumerate(segments.each[: chosen.num_run]):
+        held = chosen.held.get(i, ())
+        states += [state for state in segment.inside() if state not in held]
+        states += segment.entry[: chosen.taken.get(i, 0)]
     return states
 
 
+def _num_inside(segments: Segments, chosen: Choice) -> int:
+    """Count those who were chosen, prompts among them."""
+    inside = sum([segment.num_inside for segment in segments.each[: chosen.num_run]])
+    return inside + sum(chosen.taken.values()) - sum(map(len, chosen.held.values()))
+
+
 def _fit(
-    prompts: Collection[RequestState], num_chosen: int, view: EngineView, builder: PlanBuilder
+    prompts: Collection[RequestState], num_decodes: int, view: EngineView, builder: PlanBuilder
 ) -> bool:
-    """Whether what is left of running prompts surely fits, in any order, beside other chosen."""
+    """Whether decodes fit surely, in any order, beside all that is left of running prompts.
+
+    Or beside what the token budget leaves of them, if the prompts come last anyway.
+    """
     config = view.config
     if config.num_speculative_tokens or config.kv_allocator != "paged":
         return False
-    num_decodes = num_chosen - len(prompts)
     tokens_left = builder.tokens_left - num_decodes
     blocks_left = view.free_blocks - num_decodes
     for state in prompts:
         tokens_left -= state.num_uncomputed_tokens
         blocks_left -= -(-state.num_tokens // config.block_size)
-    return tokens_left >= 0 and blocks_left >= 0
+    if blocks_left < 0:
+        return False
+    if tokens_left >= 0:
+        return True
+    last = list(view.running)[-len(prompts) :]
+    return all([state is prompt for state, prompt in zip(last, prompts, strict=True)])

@@ -14,10 +14,48 @@ from schedlab.sim.core.view import EngineView
 from schedlab.sim.request import RUNS, RequestState, seat_number
 
 
+class Choice:
+    """Who of the segments may run.
+
+    Attributes
+    ----------
+    num_run : int
+        How many segments, the first of them.
+    taken : dict of int to int
+        How many from the entry of each of them, the first there; those that take none left out.
+    held : dict of int to list of RequestState
+        Who of those inside of each of them may not, if any: more are at a stage than may.
+    num_new : int
+        How many of those who wait in the queue may come as well.
+    steps : int
+        For how many steps the same may run, if all of them do and nothing happens.
+    until_ns : int
+        When the time is over that the first of a segment waits for others, which stays; or FOREVER.
+    """
+
+    __slots__ = ("held", "num_new", "num_run", "steps", "taken", "until_ns")
+
+    def __init__(
+        self,
+        num_run: int,
+        taken: dict[int, int],
+        held: dict[int, list[RequestState]],
+        num_new: int,
+        steps: int,
+        until_ns: int,
+    ) -> None:
+        self.num_run = num_run
+        self.taken = taken
+        self.held = held
+        self.num_new = num_new
+        self.steps = steps
+        self.until_ns = until_ns
+
+
 class Segment:
     """The running requests of one segment.
 
-    Those inside move on together as long as all of them run, so their stages, how long their
+    Those inside move on together, but for some who are held back, so their stages, how long their
     answers are so far, are told from the steps they took.
 
     Parameters
@@ -32,41 +70,46 @@ class Segment:
     at_stage : dict of int to list of RequestState
         All others of it, by stage less `num_steps`, the last stage first; at each in the order of
         their admission.
+    held : list of RequestState
+        Who of them did not take part when the others ran last.
     num_inside : int
         How many they are.
     num_steps : int
-        Steps that all of them took since they were sorted.
+        Steps that they took since they were sorted.
     passes_at : int
         What `num_steps` will be when the first of them come to the end; FOREVER if none does.
     most_at_stage : int
-        More than so many are at no stage; it may be too many, see `exceeds`.
+        More than so many are at no stage; it may be too many, see `beyond`.
     since_ns : int
-        When all of them ran last; before the first step, the earliest of such times.
+        When all of them had run last: the earliest of such times.
     """
 
     __slots__ = (
-        "_end", "_since_ns_at_entry", "at_stage", "entry", "most_at_stage", "num_inside",
-        "num_steps", "passes_at", "since_ns",
+        "_end", "_others_ran_ns", "_since_ns_at_entry", "at_stage", "entry", "held",
+        "most_at_stage", "num_inside", "num_steps", "passes_at", "since_ns",
     )  # fmt: skip
 
     def __init__(self, end: int = FOREVER) -> None:
         self._end = end
         self.entry: list[RequestState] = []
         self.at_stage: dict[int, list[RequestState]] = {}
+        self.held: list[RequestState] = []
         self.num_inside = 0
         self.num_steps = 0
         self.passes_at = FOREVER
         self.since_ns = FOREVER
+        self._others_ran_ns = 0  # of who are not held, while some are
         self._since_ns_at_entry = -1  # worked out when it is asked for; -1 if it is not
         self.most_at_stage = 0
 
     def put(self, states: list[RequestState], stage: int) -> None:
-        """Let requests in, in the order of their admission, at the first stage of those inside."""
+        """Let requests in at the first stage of those inside."""
         at, at_stage, count = stage - self.num_steps, self.at_stage, len(states)
         self.num_inside += count
         if at in at_stage:
             there = at_stage[at]
             there += states
+            there.sort(key=seat_number)  # who is held there may have come before or after
             count = len(there)
         else:
             if not at_stage and self._end < FOREVER:
@@ -103,7 +146,7 @@ class Segment:
             self._since_ns_at_entry = since_ns
 
     def take(self, count: int, stage: int) -> None:
-        """Let the first so many at the entry in, who are at a stage by now."""
+        """Let the first so many at the entry in, at the stage with which the segment begins."""
         self.put(self.entry[:count], stage)
         del self.entry[:count]
         self._since_ns_at_entry = -1
@@ -115,6 +158,35 @@ class Segment:
         self.entry.remove(state)
         self._since_ns_at_entry = -1
         return True
+
+    def hold(self, states: list[RequestState], num_steps: int, now_ns: int) -> None:
+        """Hold some back while the others take steps from here, up to now.
+
+        Their stages, by steps from here, come that much later.
+        """
+        here, at_stage = self.num_steps, self.at_stage
+        for state in states:
+            at = state.num_output_tokens - here
+            at_stage[at].remove(state)
+            if not at_stage[at]:
+                del at_stage[at]
+        for state in states:
+            at_stage.setdefault(state.num_output_tokens - here - num_steps, []).append(state)
+        for there in at_stage.values():
+            there.sort(key=seat_number)
+        self.at_stage = dict(sorted(at_stage.items(), reverse=True))
+        self.most_at_stage = max(map(len, at_stage.values()), default=0)
+        self._find_first()
+        self.held, self._others_ran_ns = states, now_ns
+
+    def note_runs(self, ran_ns: dict[RequestState, int]) -> None:
+        """Write down when those inside ran, if they did since they were sorted."""
+        if not self.num_steps:
+            return
+        last_ns = self._others_ran_ns if self.held else self.since_ns
+        for state in self.inside():
+            if state not in self.held:
+                ran_ns[state] = last_ns
 
     def since_ns_at_entry(self, ran_ns: dict[RequestState, int], but: int = 0) -> int:
         """Return since when somebody waits at the entry, the first so many left out; or FOREVER.
@@ -145,21 +217,16 @@ class Segment:
         self.num_inside -= 1
         return True
 
-    def exceeds(self, group: int) -> bool:
-        """Whether more of those inside, if any, are at a stage; prompts at stage 0 do not count."""
+    def beyond(self, group: int) -> list[RequestState]:
+        """Return who of those inside is at a stage behind `group` others; no prompt, at stage 0."""
         if self.most_at_stage > group:
             self.most_at_stage = max(map(len, self.at_stage.values()), default=0)
-        if self.most_at_stage <= group:
-            return False
-        here = self.num_steps
-        return any([len(states) > group for at, states in self.at_stage.items() if at + here])
-
-    def at_most(self, group: int) -> list[RequestState]:
-        """Return the first `group` at each stage, and all of stage 0."""
-        chosen: list[RequestState] = []
-        for at, states in self.at_stage.items():
-            chosen += states[:group] if at + self.num_steps else states
-        return chosen
+        states: list[RequestState] = []
+        if self.most_at_stage > group:
+            for at, there in self.at_stage.items():
+                if at + self.num_steps:
+                    states += there[group:]
+        return states
 
     def inside(self) -> list[RequestState]:
         """Return all inside."""
@@ -169,9 +236,9 @@ class Segment:
 class Segments:
     """The running requests by segment, and since when each waits.
 
-    They are sorted once, and then kept from plan to plan as long as those inside of a segment all
-    run or all wait, and nobody comes or goes but new requests and finished ones. After anything
-    else they are sorted anew: that costs more, and is the same.
+    They are sorted once, and then kept from plan to plan as long as it is known who runs, and
+    nobody comes or goes but new requests and finished ones. After anything else they are sorted
+    anew: that costs more, and is the same.
 
     Parameters
     ----------
@@ -188,14 +255,16 @@ class Segments:
         While they are kept, how many segments took part in the last plan that decoded, the first.
     come : list of int
         While they are kept, to whose entry somebody came by that plan, by number.
+    holding : list of int
+        Of these segments, who held somebody back in it, by number.
     ran_ns : dict of RequestState to int
         When requests ran last; of those inside `Segment.since_ns` knows better after its first
         step.
     """
 
     __slots__ = (
-        "_follows", "_gone", "_num_running", "_plan", "_slots", "_taken", "come", "each", "edges",
-        "is_kept", "num_run", "ran_ns",
+        "_chosen", "_follows", "_gone", "_num_running", "_plan", "_slots", "come", "each",
+        "edges", "holding", "is_kept", "num_run", "ran_ns",
     )  # fmt: skip
 
     def __init__(self, edges: Sequence[int]) -> None:
@@ -204,10 +273,11 @@ class Segments:
         self.is_kept = False
         self.num_run = 0
         self.come: list[int] = []
+        self.holding: list[int] = []
         self.ran_ns: dict[RequestState, int] = {}
         self._num_running = 0
         self._plan: BatchPlan | None = None  # by which exactly those run that were chosen
-        self._taken: list[int] = []  # of each segment that runs then how many from its entry
+        self._chosen = Choice(0, {}, {}, 0, 1, FOREVER)
         self._follows = False  # whether the engine lets them be followed
         self._gone: list[RequestState] = []
         # Of each length the number of its segment, or -1 - that if it begins there; as far as
@@ -233,18 +303,13 @@ class Segments:
             self._leave_off()
         self._sort(view)
 
-    def run_by(self, plan: BatchPlan, taken: list[int]) -> None:
-        """Learn that a plan runs all inside of the first segments, and some of their entries.
+    def run_by(self, plan: BatchPlan, chosen: Choice) -> None:
+        """Learn that a plan runs those who were chosen, and nobody else but new requests.
 
-        Parameters
-        ----------
-        plan : BatchPlan
-            It runs nobody else but new requests. Of other plans nothing is told.
-        taken : list of int
-            Of each of these segments how many from its entry, the first of them.
+        Of other plans nothing is told.
         """
         if self._follows:
-            self._plan, self._taken = plan, taken
+            self._plan, self._chosen = plan, chosen
 
     def move_on(self, plan: BatchPlan, num_steps: int, now_ns: int) -> None:
         """Follow those who ran for some steps of a plan, up to now."""
@@ -264,7 +329,7 @@ class Segments:
         """Move on whom a plan was to run; False if not all are where they were thought to be."""
         if not plan.decodes:
             return False  # nobody moved on
-        taken, edges, each = self._taken, self.edges, self.each
+        chosen, edges, each = self._chosen, self.edges, self.each
         new: list[RequestState] = []
         if plan.chunks:
             new = [state for state, _ in plan.chunks]
@@ -278,19 +343,38 @@ class Segments:
             if not all([state in new for state in prompts]):
                 return False
             self._num_running -= len(each[0].pass_from(0))
-        self.num_run = len(taken)
+        ran_ns = self.ran_ns
+        self.num_run = num_run = chosen.num_run
         self.come = come = []
-        # From the last on, so that nobody is taken who comes to an entry only now.
-        for i in range(len(taken) - 1, -1, -1):
+        for i, count in chosen.taken.items():
+            if count:  # they have not ended
+                each[i].take(count, edges[i - 1])
+        if chosen.held or self.holding:
+            self._hold(num_steps, now_ns)
+        # From the last on, so that who comes to an entry only now does not go on.
+        for i in range(num_run - 1, -1, -1):
             segment = each[i]
-            segment.num_steps += num_steps
+            segment.num_steps = steps = segment.num_steps + num_steps
             segment.since_ns = now_ns
-            if taken[i]:
-                segment.take(taken[i], edges[i - 1] + num_steps)
-            if segment.num_steps == segment.passes_at:
-                each[i + 1].wait(segment.pass_from(edges[i]), self.ran_ns, now_ns)
+            if steps == segment.passes_at:
+                each[i + 1].wait(segment.pass_from(edges[i]), ran_ns, now_ns)
                 come.append(i + 1)
+        for i in self.holding:
+            segment = each[i]
+            segment.since_ns = min([ran_ns.get(s, s.first_scheduled_ns) for s in segment.held])
         return not new or self._let_in([s for s in new if s.status is RUNS], now_ns)
+
+    def _hold(self, num_steps: int, now_ns: int) -> None:
+        """Hold back whom the plan does not run of segments that it does, and nobody else there."""
+        each, held = self.each, self._chosen.held
+        for i in held:
+            each[i].note_runs(self.ran_ns)
+        for i in self.holding:
+            if i < self.num_run:
+                each[i].held = []
+        for i, states in held.items():
+            each[i].hold(states, num_steps, now_ns)
+        self.holding = [i for i in self.holding if i >= self.num_run] + list(held)
 
     def _let_in(self, new: list[RequestState], now_ns: int) -> bool:
         """Take up those of whose prompts something was computed; False if one starts over."""
@@ -315,14 +399,16 @@ class Segments:
         """Forget a request that ran at a stage; False if it was not there."""
         slot = self._slot(stage)
         number = slot if slot >= 0 else -1 - slot
-        if number >= len(self._taken):
+        chosen = self._chosen
+        if number >= chosen.num_run:
             return False
         segment = self.each[number]
         if slot >= 0:
             was_there = segment.remove(state, stage)
         else:
             was_there = segment.remove_from_entry(state)
-            self._taken[number] -= was_there
+            if was_there:
+                chosen.taken[number] -= 1
         self._num_running -= was_there
         return was_there
 
@@ -330,8 +416,7 @@ class Segments:
         """Write down when everyone ran; who runs is sorted anew before the next plan."""
         if self.is_kept:
             for segment in self.each:
-                if segment.num_steps:
-                    self.ran_ns.update(dict.fromkeys(segment.inside(), segment.since_ns))
+                segment.note_runs(self.ran_ns)
         self.is_kept = False
         self._plan = None
 
@@ -356,6 +441,7 @@ class Segments:
         self._slot(max(lengths, default=0))
         self._num_running = len(running)
         self._follows = view.is_in_step
+        self.holding = []
         self.each = each = [Segment(edge) for edge in self.edges[:-1]]
         each.append(Segment())
         at_length: dict[int, list[RequestState]] = {}
@@ -378,8 +464,7 @@ class Segments:
     def least_since_ns(self, first: int) -> int:
         """Return since when the first in a segment, or in one behind it, waits; or FOREVER."""
         least_ns, ran_ns = FOREVER, self.ran_ns
-        for i in range(first, len(self.each)):
-            segment = self.each[i]
+        for segment in self.each[first:]:
             if segment.num_inside and segment.since_ns < least_ns:
                 least_ns = segment.since_ns
             if segment.entry:
@@ -388,7 +473,7 @@ class Segments:
                     least_ns = since_ns
         return least_ns
 
-    def stays_timed_out(self, first: int, taken: Sequence[int], waited_until_ns: int) -> bool:
+    def stays_timed_out(self, first: int, chosen: Choice, waited_until_ns: int) -> bool:
         """Whether a segment that runs on a time-out will also in the steps to come.
 
         Who runs waits anew; who stays at an entry has waited as long as before. What is so of a
@@ -398,15 +483,15 @@ class Segments:
         ----------
         first : int
             Its number.
-        taken : sequence of int
-            Of each segment that runs how many from its entry, the first of them.
+        chosen : Choice
+            Who runs.
         waited_until_ns : int
             Who waits since then has waited for too long.
         """
-        for i in range(first, len(taken)):
-            segment = self.each[i]
-            if len(segment.entry) > taken[i]:
-                since_ns = segment.since_ns_at_entry(self.ran_ns, taken[i])
+        for i in range(first, chosen.num_run):
+            segment, num_taken = self.each[i], chosen.taken.get(i, 0)
+            if len(segment.entry) > num_taken:
+                since_ns = segment.since_ns_at_entry(self.ran_ns, num_taken)
                 if since_ns <= waited_until_ns:
                     return True
         return False

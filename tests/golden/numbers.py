@@ -135,7 +135,7 @@ def bookings(_: str) -> dict[str, Any]:
             segment.put(there, stage)
         found[str(number)] = [
             nested._limits, nested._ended, plain._places(running),
-            sorted(segment.at_most(draw.choice((1, 2, 3))), key=int),  # type: ignore[call-overload]
+            sorted({*segment.inside()} - {*segment.beyond(draw.choice((1, 2, 3)))}, key=int),  # type: ignore[call-overload]
         ]  # fmt: skip
     return found
 

@@ -202,18 +202,18 @@ def test_a_segment_knows_whether_more_stand_at_a_stage_than_may_as_they_come_and
     states = [RequestState(arrival(i).request) for i in range(4)]
     segment = Segment(9)
     segment.put(states[:2], 5)
-    assert not segment.exceeds(2)
+    assert not segment.beyond(2)
     segment.put([states[2]], 5)
-    assert segment.exceeds(2)
+    assert segment.beyond(2) == [states[2]]
     segment.put([states[3]], 4)
     assert segment.remove(states[0], 5)
-    assert not segment.exceeds(2)
+    assert not segment.beyond(2)
     assert not segment.remove(states[0], 5)
-    assert segment.exceeds(1)
+    assert segment.beyond(1) == [states[2]]
     segment.num_steps = 2
     assert segment.passes_at == 4  # at stage 9 after two more steps
     assert segment.pass_from(7) == states[1:3]
-    assert not segment.exceeds(1)
+    assert not segment.beyond(1)
     assert (segment.inside(), segment.passes_at, segment.num_inside) == ([states[3]], 5, 1)
 
 
