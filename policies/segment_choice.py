@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from schedlab.policies.preemption import grant_or_preempt
-from schedlab.policies.segments import Choice, Segments
+from schedlab.policies.segments import Choice, Segment, Segments
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.core.plan_builder import PlanBuilder
 from schedlab.sim.core.view import EngineView
@@ -38,52 +38,55 @@ def choose(
     drain : bool
         Whether nobody waits for others where nobody can come.
     """
-    now_ns, edges = view.now_ns, segments.edges
+    each, edges, now_ns = segments.each, segments.edges, view.now_ns
     num_waiting = len(view.waiting)
     taken: dict[int, int] = {}
     held: dict[int, list[RequestState]] = {}
-    steps = until_ns = FOREVER
-    num_new = i = 0
+    steps = FOREVER
     hurries = -1  # the last that runs on a time-out, now or after this step
-    can_come = num_waiting > 0
-    for segment in segments.each:
-        limit, group = limits[i]
-        entry, num_inside = segment.entry, segment.num_inside
-        room = limit - num_inside
-        if i == 0 or room > 0:
+    limit, group = limits[0]
+    num_new = limit - each[0].num_inside
+    if num_new > group:
+        num_new = group
+    if num_waiting < num_new and (num_waiting or not drain):
+        stalled_ns = segments.least_since_ns(0)
+        if num_waiting:
+            stalled_ns = min(stalled_ns, view.waiting.head.request.arrival_ns)
+        if stalled_ns + timeout_ns > now_ns:
+            return Choice(0, taken, held, 0, steps, stalled_ns + timeout_ns)
+        hurries = 0
+    # Somebody can come to the segments behind the first that is not empty.
+    busy = (0 if each[0].num_inside else _first_busy(each)) if drain else -1
+    until_ns, i = FOREVER, 0
+    for segment, (limit, group) in zip(each, limits, strict=True):
+        room = limit - segment.num_inside
+        if room > 0 and i:
             places = room if room < group else group
-            gathered = len(entry) if i else num_waiting
-            if gathered < places and (can_come or not drain):
+            gathered = len(segment.entry)
+            if gathered < places and i > busy:
                 stalled_ns = segments.least_since_ns(i)
-                if i == 0 and gathered:
-                    stalled_ns = min(stalled_ns, view.waiting.head.request.arrival_ns)
                 if stalled_ns + timeout_ns > now_ns:
                     until_ns = stalled_ns + timeout_ns
                     break
                 hurries = i
-            if i == 0:
-                num_new = places
-                can_come = False
-            elif entry:
+            if gathered:
                 taken[i] = num_taken = places if places < gathered else gathered
                 # Nobody is taken after them if they fill the segment, or were the last to come.
                 if num_taken < room:
                     if num_taken < gathered:
                         steps = 1
-                    elif can_come or not drain:
+                    elif i > busy:
                         hurries = i
-                # All move on together to the end of the segment.
-                if not num_inside and i + 1 < len(edges) and edges[i] - edges[i - 1] < steps:
+                if i + 1 < len(edges) and edges[i] - edges[i - 1] < steps:
                     steps = edges[i] - edges[i - 1]
         if segment.most_at_stage > group:
             beyond = segment.beyond(group)
             if beyond:
                 held[i] = beyond
                 steps = 1
-        if segment.passes_at < steps + segment.num_steps:
+        # All move on together to the end of the segment.
+        if segment.passes_at - segment.num_steps < steps:
             steps = segment.passes_at - segment.num_steps
-        if num_inside or entry:
-            can_come = True
         i += 1
     chosen = Choice(i, taken, held, num_new, steps, until_ns)
     waited_until_ns = now_ns - timeout_ns
@@ -94,6 +97,14 @@ def choose(
     ):
         chosen.steps = 1
     return chosen
+
+
+def _first_busy(each: Sequence[Segment]) -> int:
+    """Return the number of the first segment with a request, at its entry or inside."""
+    for i, segment in enumerate(each):
+        if segment.num_inside or segment.entry:
+            return i
+    return len(each)
 
 
 def grant_chosen(
@@ -152,8 +163,9 @@ def _grant_changes(segments: Segments, chosen: Choice, builder: PlanBuilder) -> 
     also: list[RequestState] = []
     each, taken = segments.each, chosen.taken
     num_run, num_ran = chosen.num_run, segments.num_run
-    for i, num_taken in taken.items():
-        also += each[i].entry[:num_taken]
+    if taken:
+        for i, num_taken in taken.items():
+            also += each[i].entry[:num_taken]
     for i in segments.come:
         but += each[i].entry[taken[i] :] if i in taken else each[i].entry
     if num_run > num_ran:
@@ -162,12 +174,13 @@ def _grant_changes(segments: Segments, chosen: Choice, builder: PlanBuilder) -> 
     elif num_run < num_ran:
         for segment in each[num_run:num_ran]:
             but += segment.inside()
-    for i in segments.holding:
-        if i < num_run and i < num_ran:
-            also += each[i].held
-    for states in chosen.held.values():
-        but += states
-        also = [state for state in also if state not in states]
+    if segments.holding or chosen.held:
+        for i in segments.holding:
+            if i < num_run and i < num_ran:
+                also += each[i].held
+        for states in chosen.held.values():
+            but += states
+            also = [state for state in also if state not in states]
     return builder.grant_again(but, also)
 
 

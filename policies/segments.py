@@ -263,8 +263,8 @@ class Segments:
     """
 
     __slots__ = (
-        "_chosen", "_follows", "_gone", "_num_running", "_plan", "_slots", "come", "each",
-        "edges", "holding", "is_kept", "num_run", "ran_ns",
+        "_chosen", "_follows", "_gone", "_has_prompts", "_num_running", "_plan", "_slots", "come",
+        "each", "edges", "holding", "is_kept", "num_run", "ran_ns",
     )  # fmt: skip
 
     def __init__(self, edges: Sequence[int]) -> None:
@@ -279,6 +279,7 @@ class Segments:
         self._plan: BatchPlan | None = None  # by which exactly those run that were chosen
         self._chosen = Choice(0, {}, {}, 0, 1, FOREVER)
         self._follows = False  # whether the engine lets them be followed
+        self._has_prompts = False  # at stage 0
         self._gone: list[RequestState] = []
         # Of each length the number of its segment, or -1 - that if it begins there; as far as
         # anybody was as long.
@@ -331,34 +332,34 @@ class Segments:
             return False  # nobody moved on
         chosen, edges, each = self._chosen, self.edges, self.each
         new: list[RequestState] = []
-        if plan.chunks:
+        if plan.chunks or plan.admitted:
             new = [state for state, _ in plan.chunks]
-        if plan.admitted and not all([state in new for state in plan.admitted]):
-            return False  # somebody came back who decodes
+            if not all([state in new for state in plan.admitted]):
+                return False  # somebody came back who decodes
         for state in self._gone:
             if state not in new and not self._remove(state, state.num_output_tokens - num_steps):
                 return False
-        prompts = each[0].at_stage.get(-each[0].num_steps)
-        if prompts is not None:
+        if self._has_prompts:
+            prompts = each[0].pass_from(0)
             if not all([state in new for state in prompts]):
                 return False
-            self._num_running -= len(each[0].pass_from(0))
-        ran_ns = self.ran_ns
-        self.num_run = num_run = chosen.num_run
+            self._num_running -= len(prompts)
+            self._has_prompts = False
+        self.num_run = chosen.num_run
         self.come = come = []
-        for i, count in chosen.taken.items():
-            if count:  # they have not ended
-                each[i].take(count, edges[i - 1])
+        if chosen.taken:
+            for i, count in chosen.taken.items():
+                if count:  # they have not ended
+                    each[i].take(count, edges[i - 1])
         if chosen.held or self.holding:
             self._hold(num_steps, now_ns)
-        # From the last on, so that who comes to an entry only now does not go on.
-        for i in range(num_run - 1, -1, -1):
-            segment = each[i]
+        ran_ns = self.ran_ns
+        for i, segment in enumerate(each[: chosen.num_run], 1):
             segment.num_steps = steps = segment.num_steps + num_steps
             segment.since_ns = now_ns
             if steps == segment.passes_at:
-                each[i + 1].wait(segment.pass_from(edges[i]), ran_ns, now_ns)
-                come.append(i + 1)
+                each[i].wait(segment.pass_from(edges[i - 1]), ran_ns, now_ns)
+                come.append(i)
         for i in self.holding:
             segment = each[i]
             segment.since_ns = min([ran_ns.get(s, s.first_scheduled_ns) for s in segment.held])
@@ -393,6 +394,7 @@ class Segments:
                 each[0].put([state], 1)
         if prompts:
             each[0].put(prompts, 0)
+            self._has_prompts = True
         return True
 
     def _remove(self, state: RequestState, stage: int) -> bool:
@@ -457,6 +459,7 @@ class Segments:
                 each[-1 - slot].entry = at_length[length]
             else:
                 each[slot].put(at_length[length], length)
+        self._has_prompts = 0 in each[0].at_stage
         for segment in each:
             since_ns = [ran_ns.get(s, s.first_scheduled_ns) for s in segment.inside()]
             segment.since_ns = min(since_ns, default=FOREVER)

@@ -230,37 +230,41 @@ class PlanBuilder(StepLedger):
         The same plan as `grant_all` makes, without a look at those who go on.
         """
         self._require_no_decodes("grant_again")
-        batch, paused = self._batch, self._requests.paused
         if self._speculates or self.preempted:
             return False
-        left = [state for state in but if state._batch is batch]
-        joining = [state for state in also if state._batch is not batch]
-        for state in joining:
-            if state.id not in paused:
-                raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
-        num_decodes = batch.size - len(left) + len(joining)
-        if num_decodes > self.tokens_left or num_decodes > self.rows_left:
-            return False
-        kv = self._kv
-        if kv.grows:
-            need = batch.blocks_next_step()
-            if joining:
-                need += batch.blocks_of_all(joining)
-            if left:
+        batch, kv = self._batch, self._kv
+        members, num_decodes = batch.members, batch.size
+        need = batch.blocks_next_step() if kv.grows else 0
+        left: list[RequestState] = []
+        joining: list[RequestState] = []
+        if but:
+            left = [state for state in but if state._batch is batch]
+            num_decodes -= len(left)
+            if kv.grows and left:
                 need -= batch.blocks_of_all(left)
-            if need > kv.free_blocks:
-                return False
-            kv.free_blocks -= need
-        members = batch.members
+        if also:
+            paused = self._requests.paused
+            joining = [state for state in also if state._batch is not batch]
+            for state in joining:
+                if state.id not in paused:
+                    raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
+            num_decodes += len(joining)
+            if kv.grows and joining:
+                need += batch.blocks_of_all(joining)
+        if num_decodes > self.tokens_left or num_decodes > self.rows_left or need > kv.free_blocks:
+            return False
+        kv.free_blocks -= need
         self._decodes = chosen = members.copy()
-        for state in left:
-            del chosen[state.id]
-        if len(left) > 1:
-            left = [state for i, state in members.items() if i not in chosen]
-        if len(joining) > 1:
+        if left:
+            for state in left:
+                del chosen[state.id]
+            if len(left) > 1:
+                gone = set(left)
+                left = [state for state in members.values() if state in gone]
+        if joining:
             joining.sort(key=seat_number)
-        for state in joining:
-            chosen[state.id] = state
+            for state in joining:
+                chosen[state.id] = state
         self._num_compared = num_decodes
         self._left, self._joining = left, joining
         self.tokens_left -= num_decodes
