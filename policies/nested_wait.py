@@ -1,9 +1,9 @@
 """Nested WAIT: thresholds between segments of output length, without a prediction."""
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from math import ceil
 from operator import mul
 
 from schedlab.policies.policy import Policy
@@ -124,8 +124,7 @@ class NestedWait(Policy):
         else:
             flows = [in_order(rates[i:]) for i in range(len(stages))]
             total = in_order(map(mul, stages, flows))
-        most = self.total_limit
-        self._limits = limits = []
+        most, self._limits = self.total_limit, []
         for count, flow in zip(stages, flows, strict=True):
             share = most * count * flow / total
-            limits.append((int(share) or 1, math.ceil(share / count)))
+            self._limits.append((int(share) or 1, ceil(share / count)))

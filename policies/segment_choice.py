@@ -77,8 +77,8 @@ def choose(
                         steps = 1
                     elif i > busy:
                         hurries = i
-                if i + 1 < len(edges) and edges[i] - edges[i - 1] < steps:
-                    steps = edges[i] - edges[i - 1]
+                if not segment.num_inside and i + 1 < len(edges):
+                    steps = min(steps, edges[i] - edges[i - 1])
         if segment.most_at_stage > group:
             beyond = segment.beyond(group)
             if beyond:

@@ -82,11 +82,13 @@ class Segment:
         More than so many are at no stage; it may be too many, see `beyond`.
     since_ns : int
         When all of them had run last: the earliest of such times.
+    entry_since_ns : int
+        The same of those at the entry, or FOREVER; -1 if it is to be found by `find_since`.
     """
 
     __slots__ = (
-        "_end", "_others_ran_ns", "_since_ns_at_entry", "at_stage", "entry", "held",
-        "most_at_stage", "num_inside", "num_steps", "passes_at", "since_ns",
+        "_end", "_others_ran_ns", "at_stage", "entry", "entry_since_ns", "held", "most_at_stage",
+        "num_inside", "num_steps", "passes_at", "since_ns",
     )  # fmt: skip
 
     def __init__(self, end: int = FOREVER) -> None:
@@ -99,7 +101,7 @@ class Segment:
         self.passes_at = FOREVER
         self.since_ns = FOREVER
         self._others_ran_ns = 0  # of who are not held, while some are
-        self._since_ns_at_entry = -1  # worked out when it is asked for; -1 if it is not
+        self.entry_since_ns = FOREVER
         self.most_at_stage = 0
 
     def put(self, states: list[RequestState], stage: int) -> None:
@@ -142,21 +144,21 @@ class Segment:
                 insort(entry, state, key=seat_number)
             else:
                 entry.append(state)
-        if self._since_ns_at_entry > since_ns:
-            self._since_ns_at_entry = since_ns
+        if self.entry_since_ns > since_ns:
+            self.entry_since_ns = since_ns
 
     def take(self, count: int, stage: int) -> None:
         """Let the first so many at the entry in, at the stage with which the segment begins."""
         self.put(self.entry[:count], stage)
         del self.entry[:count]
-        self._since_ns_at_entry = -1
+        self.entry_since_ns = -1
 
     def remove_from_entry(self, state: RequestState) -> bool:
         """Let one out who is at the entry; False if it is not."""
         if state not in self.entry:
             return False
         self.entry.remove(state)
-        self._since_ns_at_entry = -1
+        self.entry_since_ns = -1
         return True
 
     def hold(self, states: list[RequestState], num_steps: int, now_ns: int) -> None:
@@ -188,21 +190,19 @@ class Segment:
             if state not in self.held:
                 ran_ns[state] = last_ns
 
-    def since_ns_at_entry(self, ran_ns: dict[RequestState, int], but: int = 0) -> int:
+    def find_since(self, ran_ns: dict[RequestState, int], but: int = 0) -> int:
         """Return since when somebody waits at the entry, the first so many left out; or FOREVER.
 
         A request waits since it ran last, or if it never did, had its seat.
         """
-        since_ns = self._since_ns_at_entry
-        if since_ns < 0 or but:
-            since_ns = FOREVER
-            for state in self.entry[but:]:
-                ran = ran_ns.get(state, state.first_scheduled_ns)
-                if ran < since_ns:
-                    since_ns = ran
-            if not but:
-                self._since_ns_at_entry = since_ns
-        return since_ns
+        least_ns = FOREVER
+        for state in self.entry[but:]:
+            since_ns = ran_ns.get(state, state.first_scheduled_ns)
+            if since_ns < least_ns:
+                least_ns = since_ns
+        if not but:
+            self.entry_since_ns = least_ns
+        return least_ns
 
     def remove(self, state: RequestState, stage: int) -> bool:
         """Let one out who is at a stage; False if it is not."""
@@ -340,10 +340,9 @@ class Segments:
             if state not in new and not self._remove(state, state.num_output_tokens - num_steps):
                 return False
         if self._has_prompts:
-            prompts = each[0].pass_from(0)
-            if not all([state in new for state in prompts]):
+            if not all([state in new for state in each[0].at_stage[-each[0].num_steps]]):
                 return False
-            self._num_running -= len(prompts)
+            self._num_running -= len(each[0].pass_from(0))
             self._has_prompts = False
         self.num_run = chosen.num_run
         self.come = come = []
@@ -425,7 +424,8 @@ class Segments:
     def _slot(self, length: int) -> int:
         """Return the number of a length's segment, or ``-1 -`` that if it begins there."""
         edges, slots = self.edges, self._slots
-        for n in range(len(slots), length + 1):
+        while len(slots) <= length:
+            n = len(slots)
             number = min(bisect_right(edges, n), len(edges) - 1)
             begins = number > 0 and n == edges[number - 1]
             slots.append(-1 - number if begins else number)
@@ -457,6 +457,7 @@ class Segments:
             slot = slots[length]
             if slot < 0:
                 each[-1 - slot].entry = at_length[length]
+                each[-1 - slot].entry_since_ns = -1
             else:
                 each[slot].put(at_length[length], length)
         self._has_prompts = 0 in each[0].at_stage
@@ -470,8 +471,10 @@ class Segments:
         for segment in self.each[first:]:
             if segment.num_inside and segment.since_ns < least_ns:
                 least_ns = segment.since_ns
-            if segment.entry:
-                since_ns = segment.since_ns_at_entry(ran_ns)
+            if segment.entry_since_ns < least_ns:
+                since_ns = segment.entry_since_ns
+                if since_ns < 0:
+                    since_ns = segment.find_since(ran_ns)
                 if since_ns < least_ns:
                     least_ns = since_ns
         return least_ns
@@ -494,7 +497,6 @@ class Segments:
         for i in range(first, chosen.num_run):
             segment, num_taken = self.each[i], chosen.taken.get(i, 0)
             if len(segment.entry) > num_taken:
-                since_ns = segment.since_ns_at_entry(self.ran_ns, num_taken)
-                if since_ns <= waited_until_ns:
+                if segment.find_since(self.ran_ns, num_taken) <= waited_until_ns:
                     return True
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import filterfalse
 from typing import SupportsIndex, get_args
 
 from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished
@@ -155,6 +156,8 @@ class PlanBuilder(StepLedger):
             tokens = sum([state.decode_tokens for state in decodes if state.is_decoding])
             if tokens > self.tokens_left:
                 return False
+        if self._unnamed:
+            self._name_decodes()
         granted, batch = self._decodes, self._batch
         chosen = {state.id: state for state in decodes}
         if (
@@ -254,17 +257,17 @@ class PlanBuilder(StepLedger):
         if num_decodes > self.tokens_left or num_decodes > self.rows_left or need > kv.free_blocks:
             return False
         kv.free_blocks -= need
-        self._decodes = chosen = members.copy()
+        decodes = members.values()
         if left:
-            for state in left:
-                del chosen[state.id]
+            gone = set(left).__contains__
             if len(left) > 1:
-                gone = set(left)
-                left = [state for state in members.values() if state in gone]
+                left = list(filter(gone, decodes))
+            self._unnamed = list(filterfalse(gone, decodes))
+        else:
+            self._unnamed = list(decodes)
         if joining:
             joining.sort(key=seat_number)
-            for state in joining:
-                chosen[state.id] = state
+            self._unnamed += joining
         self._num_compared = num_decodes
         self._left, self._joining = left, joining
         self.tokens_left -= num_decodes
@@ -285,7 +288,7 @@ class PlanBuilder(StepLedger):
 
     def _require_no_decodes(self, caller: str) -> None:
         self.plan = None
-        if self._decodes or self._all_decodes:
+        if self._decodes or self._unnamed or self._all_decodes:
             raise InfeasiblePlan(f"{caller}() after decodes were already granted in this step")
 
     def _count_decodes(self) -> int:
@@ -361,6 +364,8 @@ class PlanBuilder(StepLedger):
 
     def serves(self, state: RequestState) -> bool:
         """Whether the plan so far gives a request tokens, or a seat."""
+        if self._unnamed:
+            self._name_decodes()
         i = state.id
         return (
             i in self._decodes
@@ -402,6 +407,8 @@ class PlanBuilder(StepLedger):
         joining: list[RequestState] | None = None
         if not self._all_decodes:
             decodes = tuple(self._decodes.values()) if self._decodes else ()
+            if self._unnamed:
+                decodes = (*self._unnamed, *decodes)
             if len(decodes) == self._num_compared and not self.preempted:  # nobody else decodes
                 left, joining = self._left, self._joining
         chunks = tuple(self._chunks.values()) if self._chunks else ()

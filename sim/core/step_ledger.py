@@ -65,6 +65,7 @@ class StepLedger:
         self._rejected: dict[RequestState, str] = {}
         self._chunks: dict[int, tuple[RequestState, int]] = {}
         self._decodes: dict[int, RequestState] = {}
+        self._unnamed: list[RequestState] = []  # decodes granted at once, not in `_decodes` yet
         self._trimmed: dict[RequestState, int] = {}
         self._set_aside: list[RequestState] = []
         self._loading: dict[int, tuple[RequestState, Parts]] = {}
@@ -105,6 +106,8 @@ class StepLedger:
             self._chunks = {}
         if self._decodes:
             self._decodes = {}
+        if self._unnamed:
+            self._unnamed = []
         if self._trimmed:
             self._trimmed = {}
         if self._set_aside:
@@ -145,6 +148,8 @@ class StepLedger:
         """
         self.plan = None
         most = None if want is None else whole_number(want, 1, "grant() needs", "tokens")
+        if self._unnamed and state.is_decoding:
+            self._name_decodes()
         if (
             (self._chunks and state.id in self._chunks)
             or (self._decodes and state.id in self._decodes)
@@ -180,6 +185,12 @@ class StepLedger:
         self.tokens_left -= 1
         self.rows_left -= 1
         return 1
+
+    def _name_decodes(self) -> None:
+        """Let all decodes that were granted be found by their ids."""
+        decodes = {state.id: state for state in self._unnamed}
+        decodes.update(self._decodes)
+        self._decodes, self._unnamed = decodes, []
 
     def _grant_verification(self, state: RequestState, want: int | None) -> int:
         """Schedule a decode with its drafts; of them only those that the budget has room for."""
@@ -533,6 +544,8 @@ class StepLedger:
             raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
         if self._all_decodes:
             raise InfeasiblePlan(f"{state!r} cannot be preempted after all decodes were granted")
+        if self._unnamed:
+            self._name_decodes()
         decodes = state.id in self._decodes
         in_flight = requests.in_pipeline.granted_tokens(state)
         granted = in_flight or self._withdraw(state)
