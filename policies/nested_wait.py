@@ -124,7 +124,9 @@ class NestedWait(Policy):
         else:
             flows = [in_order(rates[i:]) for i in range(len(stages))]
             total = in_order(map(mul, stages, flows))
-        most, self._limits = self.total_limit, []
-        for count, flow in zip(stages, flows, strict=True):
-            share = most * count * flow / total
-            self._limits.append((int(share) or 1, ceil(share / count)))
+        most = self.total_limit
+        shares = [most * count * flow / total for count, flow in zip(stages, flows, strict=True)]
+        self._limits = [
+            (int(share) or 1, ceil(share / count))
+            for share, count in zip(shares, stages, strict=True)
+        ]

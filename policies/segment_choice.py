@@ -163,15 +163,13 @@ def _grant_changes(segments: Segments, chosen: Choice, builder: PlanBuilder) -> 
     also: list[RequestState] = []
     each, taken = segments.each, chosen.taken
     num_run, num_ran = chosen.num_run, segments.num_run
-    if taken:
-        for i, num_taken in taken.items():
-            also += each[i].entry[:num_taken]
+    for i, num_taken in taken.items():
+        also += each[i].entry[:num_taken]
     for i in segments.come:
         but += each[i].entry[taken[i] :] if i in taken else each[i].entry
-    if num_run > num_ran:
+    if num_run != num_ran:
         for segment in each[num_ran:num_run]:
             also += segment.inside()
-    elif num_run < num_ran:
         for segment in each[num_run:num_ran]:
             but += segment.inside()
     if segments.holding or chosen.held:

@@ -180,7 +180,8 @@ class _Answer:
     due_step : int
         The count of decode steps at which it is complete; -1 while nobody knows.
     listed_step : int
-        The count of decode steps at which it is looked at next: then, or sooner; -1 if at none.
+        The count of decode steps at which it is looked at next: then, or sooner; FOREVER if at
+        none.
     turn : int
         Answers that are complete at the same step end in the order of this.
     state : RequestState or None
@@ -196,7 +197,7 @@ class _Answer:
         self.length = output_tokens if output_tokens < max_tokens else max_tokens
         self.is_whole = False
         self.due_step = -1
-        self.listed_step = -1
+        self.listed_step = FOREVER
         self.turn = -1
         self.state: RequestState | None = None
 
@@ -267,14 +268,15 @@ class SimExecutor(Executor):
         for state in states:  # with `_tokens_left` and `_end_at`, written out: many come and go
             answer = answers[state.id]
             left = answer.length - state._generated
-            step = steps + (left if left <= most or answer.is_whole else most)
+            if left > most and not answer.is_whole:
+                left = most
+            step = steps + left
             answer.state = state
             if answer.due_step != step:
                 answer.due_step = step
                 answer.turn = turn
                 turn += 1
-            listed_step = answer.listed_step
-            if listed_step < 0 or listed_step > step:
+            if answer.listed_step > step:
                 self._list(answer)
         self._num_turns = turn
 
@@ -286,7 +288,7 @@ class SimExecutor(Executor):
             answer.due_step = step
             answer.turn = self._num_turns
             self._num_turns += 1
-        if answer.listed_step < 0 or answer.listed_step > step:
+        if answer.listed_step > step:
             self._list(answer)
 
     def _list(self, answer: _Answer) -> None:
@@ -410,7 +412,7 @@ class SimExecutor(Executor):
                 if state is not None and state._batch is decodes:
                     self._list(answer)
                 else:
-                    answer.listed_step = answer.due_step = -1
+                    answer.listed_step, answer.due_step = FOREVER, -1
 
     def _due_in(self, decodes: DecodeBatch, step: int) -> list[RequestState]:
         due: Collection[_Answer]

@@ -257,17 +257,15 @@ class PlanBuilder(StepLedger):
         if num_decodes > self.tokens_left or num_decodes > self.rows_left or need > kv.free_blocks:
             return False
         kv.free_blocks -= need
-        decodes = members.values()
+        self._unnamed = tuple(members.values())
         if left:
             gone = set(left).__contains__
             if len(left) > 1:
-                left = list(filter(gone, decodes))
-            self._unnamed = list(filterfalse(gone, decodes))
-        else:
-            self._unnamed = list(decodes)
+                left = list(filter(gone, self._unnamed))
+            self._unnamed = tuple(filterfalse(gone, self._unnamed))
         if joining:
             joining.sort(key=seat_number)
-            self._unnamed += joining
+            self._unnamed += tuple(joining)
         self._num_compared = num_decodes
         self._left, self._joining = left, joining
         self.tokens_left -= num_decodes
@@ -406,9 +404,9 @@ class PlanBuilder(StepLedger):
         left: list[RequestState] | None = None
         joining: list[RequestState] | None = None
         if not self._all_decodes:
-            decodes = tuple(self._decodes.values()) if self._decodes else ()
-            if self._unnamed:
-                decodes = (*self._unnamed, *decodes)
+            decodes = self._unnamed
+            if self._decodes:
+                decodes += tuple(self._decodes.values())
             if len(decodes) == self._num_compared and not self.preempted:  # nobody else decodes
                 left, joining = self._left, self._joining
         chunks = tuple(self._chunks.values()) if self._chunks else ()

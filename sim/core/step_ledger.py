@@ -65,7 +65,7 @@ class StepLedger:
         self._rejected: dict[RequestState, str] = {}
         self._chunks: dict[int, tuple[RequestState, int]] = {}
         self._decodes: dict[int, RequestState] = {}
-        self._unnamed: list[RequestState] = []  # decodes granted at once, not in `_decodes` yet
+        self._unnamed: tuple[RequestState, ...] = ()  # decodes granted at once, not in `_decodes` yet
         self._trimmed: dict[RequestState, int] = {}
         self._set_aside: list[RequestState] = []
         self._loading: dict[int, tuple[RequestState, Parts]] = {}
@@ -107,7 +107,7 @@ class StepLedger:
         if self._decodes:
             self._decodes = {}
         if self._unnamed:
-            self._unnamed = []
+            self._unnamed = ()
         if self._trimmed:
             self._trimmed = {}
         if self._set_aside:
@@ -190,7 +190,7 @@ class StepLedger:
         """Let all decodes that were granted be found by their ids."""
         decodes = {state.id: state for state in self._unnamed}
         decodes.update(self._decodes)
-        self._decodes, self._unnamed = decodes, []
+        self._decodes, self._unnamed = decodes, ()
 
     def _grant_verification(self, state: RequestState, want: int | None) -> int:
         """Schedule a decode with its drafts; of them only those that the budget has room for."""
