@@ -119,25 +119,14 @@ def grant_chosen(
     giving up itself, and two that start over by turns would never finish.
     """
     prompts: Collection[RequestState] = view.prefilling if chosen.num_run else ()
-    num_decodes = 0
+    fits = True
     if prompts:
-        num_decodes = _num_inside(segments, chosen) - len(prompts)
-    fits = not prompts or _fit(prompts, num_decodes, view, builder)
-    all_granted = False
-    if fits and segments.is_kept:
-        all_granted = _grant_changes(segments, chosen, builder)
-    if not all_granted:
-        turn = set(_listed(segments, chosen))
-        in_turn = [state for state in view.running if state in turn]
-        if fits:
-            unfinished = set(prompts)
-            all_granted = builder.grant_all([s for s in in_turn if s not in unfinished])
-        if not all_granted:
-            victims = list(view.running)
-            for state in in_turn:
-                if state not in builder.preempted and builder.tokens_left:
-                    grant_or_preempt(builder, state, victims)
-    if all_granted:
+        fits = _fit(prompts, _num_inside(segments, chosen) - len(prompts), view, builder)
+    if fits and segments.is_kept and _grant_changes(segments, chosen, builder):
+        all_granted = True
+    else:
+        all_granted = _grant_by_name(segments, chosen, prompts if fits else None, view, builder)
+    if prompts and all_granted:
         for state in prompts:
             if not builder.grant(state):
                 break
@@ -152,6 +141,30 @@ def grant_chosen(
             if not left:
                 break
     return all_granted
+
+
+def _grant_by_name(
+    segments: Segments,
+    chosen: Choice,
+    prompts: Collection[RequestState] | None,
+    view: EngineView,
+    builder: PlanBuilder,
+) -> bool:
+    """Grant those chosen what they need but some prompts, at once if that fits; whether it did.
+
+    Otherwise one by one, prompts as well; so it is without a look where `prompts` is None.
+    """
+    turn = set(_listed(segments, chosen))
+    in_turn = [state for state in view.running if state in turn]
+    if prompts is not None:
+        unfinished = set(prompts)
+        if builder.grant_all([state for state in in_turn if state not in unfinished]):
+            return True
+    victims = list(view.running)
+    for state in in_turn:
+        if state not in builder.preempted and builder.tokens_left:
+            grant_or_preempt(builder, state, victims)
+    return False
 
 
 def _grant_changes(segments: Segments, chosen: Choice, builder: PlanBuilder) -> bool:

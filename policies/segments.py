@@ -191,15 +191,8 @@ class Segment:
                 ran_ns[state] = last_ns
 
     def find_since(self, ran_ns: dict[RequestState, int], but: int = 0) -> int:
-        """Return since when somebody waits at the entry, the first so many left out; or FOREVER.
-
-        A request waits since it ran last, or if it never did, had its seat.
-        """
-        least_ns = FOREVER
-        for state in self.entry[but:]:
-            since_ns = ran_ns.get(state, state.first_scheduled_ns)
-            if since_ns < least_ns:
-                least_ns = since_ns
+        """Return since when somebody waits at the entry, the first so many left out; or FOREVER."""
+        least_ns = min(map(ran_ns.__getitem__, self.entry[but:]), default=FOREVER)
         if not but:
             self.entry_since_ns = least_ns
         return least_ns
@@ -350,18 +343,20 @@ class Segments:
             for i, count in chosen.taken.items():
                 if count:  # they have not ended
                     each[i].take(count, edges[i - 1])
-        if chosen.held or self.holding:
+        held = chosen.held or self.holding
+        if held:
             self._hold(num_steps, now_ns)
-        ran_ns = self.ran_ns
-        for i, segment in enumerate(each[: chosen.num_run], 1):
+        for segment in each[: chosen.num_run]:
             segment.num_steps = steps = segment.num_steps + num_steps
             segment.since_ns = now_ns
             if steps == segment.passes_at:
-                each[i].wait(segment.pass_from(edges[i - 1]), ran_ns, now_ns)
-                come.append(i)
-        for i in self.holding:
-            segment = each[i]
-            segment.since_ns = min([ran_ns.get(s, s.first_scheduled_ns) for s in segment.held])
+                i = each.index(segment)
+                each[i + 1].wait(segment.pass_from(edges[i]), self.ran_ns, now_ns)
+                come.append(i + 1)
+        if held:
+            for i in self.holding:
+                since_ns = [self.ran_ns.get(s, s.first_scheduled_ns) for s in each[i].held]
+                each[i].since_ns = min(since_ns)
         return not new or self._let_in([s for s in new if s.status is RUNS], now_ns)
 
     def _hold(self, num_steps: int, now_ns: int) -> None:
@@ -458,6 +453,8 @@ class Segments:
             if slot < 0:
                 each[-1 - slot].entry = at_length[length]
                 each[-1 - slot].entry_since_ns = -1
+                for state in at_length[length]:  # it waits since it ran last, or had its seat
+                    ran_ns.setdefault(state, state.first_scheduled_ns)
             else:
                 each[slot].put(at_length[length], length)
         self._has_prompts = 0 in each[0].at_stage
@@ -469,7 +466,7 @@ class Segments:
         """Return since when the first in a segment, or in one behind it, waits; or FOREVER."""
         least_ns, ran_ns = FOREVER, self.ran_ns
         for segment in self.each[first:]:
-            if segment.num_inside and segment.since_ns < least_ns:
+            if segment.since_ns < least_ns and segment.num_inside:
                 least_ns = segment.since_ns
             if segment.entry_since_ns < least_ns:
                 since_ns = segment.entry_since_ns

@@ -400,9 +400,10 @@ class SimExecutor(Executor):
             step = self._due_steps[0]
             due = self._due[step]
             for answer in due:
-                state = answer.state
-                if answer.due_step == step and state is not None and state._batch is decodes:
-                    return step
+                if answer.due_step == step:
+                    state = answer.state
+                    if state is not None and state._batch is decodes:
+                        return step
             heappop(self._due_steps)
             del self._due[step]
             for answer in due:
