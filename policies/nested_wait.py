@@ -38,10 +38,12 @@ class NestedWait(Policy):
 
     A decision looks at those who wait at entries, come, end or pass an edge: requests are followed
     from plan to plan (`Segments`), and only after preemptions, drafts and the like is it linear in
-    the running batch. Skip-ahead is honest: a plan that takes everybody
-    inside of its segments stays the same until one of them comes to the next entry, because all
-    move on together, if nobody runs on a time-out and nobody can be taken from an entry after
-    those who are: they fill their segment, or are the last to come. Any other promises nothing.
+    the running batch. Skip-ahead is honest: a plan that takes everybody inside of its segments
+    stays the same until one of them comes to the next entry, because all move on together, if two
+    things hold. Nobody can be taken from an entry after those who are: they fill their segment, or
+    nobody else stands there. And where fewer stand at an entry from then on than must, either
+    nobody can come, or somebody who stays at an entry, there or behind, has waited for too long
+    already, and waits on. Any other promises nothing.
     The next time-out is named.
 
     Parameters

@@ -410,6 +410,34 @@ def test_decodes_granted_again_that_cannot_be_are_refused(wrong):
         run_plan(plan, [arrival(0, prompt=3 if wrong == "a prompt" else 1, output=3)])
 
 
+def test_decodes_granted_again_are_served_cannot_be_granted_twice_and_can_be_preempted():
+    given_up = []
+
+    def plan(view, builder):
+        for state in view.waiting:
+            builder.grant(state)
+        decodes = list(view.running)
+        if len(decodes) == 2 and not given_up:
+            assert builder.grant_again([decodes[0]], [])
+            left = builder.tokens_left
+            assert [builder.serves(state) for state in decodes] == [False, True]
+            with pytest.raises(InfeasiblePlan, match="twice"):
+                builder.grant(decodes[1])
+            with pytest.raises(InfeasiblePlan, match="twice"):
+                builder.grant_all(decodes)
+            builder.preempt(decodes[1])
+            assert builder.tokens_left == left + 1
+            given_up.append(decodes[1].id)
+            assert builder.grant(decodes[0])
+        elif decodes:
+            builder.grant_all(decodes)
+        return builder.build()
+
+    log = run_plan(plan, [arrival(i, prompt=1, output=4) for i in range(2)])
+    assert given_up == [1]
+    assert log.requests()["num_preemptions"].tolist() == [0, 1]
+
+
 def test_decodes_are_not_granted_again_once_somebody_is_preempted():
     answers = []
 

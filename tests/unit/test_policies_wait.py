@@ -3,6 +3,8 @@
 A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from schedlab.policies import registry
@@ -13,6 +15,7 @@ from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.request import RequestState
+from tests import laws
 from tests.laws import LinearCost, arrival
 from tests.traced import batches, limits
 
@@ -190,6 +193,46 @@ def test_nested_wait_plans_once_for_the_steps_after_an_entry_that_nobody_follows
     )
     simulate(engine, work)
     assert engine.num_plans == num_plans + 1  # and one when all is done
+
+
+def test_nested_wait_plans_on_where_somebody_stays_who_has_waited_too_long():
+    # Segments whose group is one: who is taken fills its segment, while another who has waited for
+    # too long stays at an entry behind; what runs since then goes on running.
+    came = [140, 1_399, 4_834, 5_394, 5_551, 8_308, 16_435, 18_411, 18_714]
+    outputs = [30, 20, 9, 3, 9, 20, 3, 20, 30]
+    work = [
+        arrival(i, at_ns, prompt=2, output=output)
+        for i, (at_ns, output) in enumerate(zip(came, outputs, strict=True))
+    ]
+    knobs = {"output_edges": [3, 6, 12, 40], "request_rates": 4 * [1.0], "total_limit": 4}
+    engines = [
+        Engine(
+            config,
+            registry.make("nested_wait", **knobs, max_wait_s=2e-6),
+            SimExecutor(Pricing(LinearCost())),
+        )
+        for config in (limits(), replace(limits(), fast_forward=False))
+    ]
+    skipping, by_step = [laws.signature(simulate(engine, work)) for engine in engines]
+    assert skipping == by_step
+    assert engines[0].num_plans == 32
+
+
+def test_a_segment_tells_stages_and_times_of_who_is_held_back_and_who_runs():
+    states = [RequestState(arrival(i).request) for i in range(3)]
+    for state, length in zip(states, (5, 5, 4), strict=True):
+        state._generated, state._seat = length, state.id
+    segment = Segment(9)
+    segment.put([states[0], states[1]], 5)
+    segment.put([states[2]], 4)
+    assert segment.beyond(1) == [states[1]]
+    segment.hold([states[1]], 1, now_ns=70)
+    segment.num_steps, segment.since_ns = 1, 30
+    assert segment.at_stage == {5: [states[0]], 4: [states[1], states[2]]}  # stages 6 and 5
+    assert (segment.passes_at, segment.most_at_stage) == (4, 2)
+    ran_ns = {states[1]: 30}
+    segment.note_runs(ran_ns)
+    assert ran_ns == {states[0]: 70, states[1]: 30, states[2]: 70}
 
 
 def test_nested_wait_holds_new_requests_until_they_are_a_group_or_have_waited():
