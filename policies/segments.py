@@ -493,7 +493,7 @@ class Segments:
         """
         for i in range(first, chosen.num_run):
             segment, num_taken = self.each[i], chosen.taken.get(i, 0)
-            if len(segment.entry) > num_taken:
-                if segment.find_since(self.ran_ns, num_taken) <= waited_until_ns:
-                    return True
+            stays = len(segment.entry) > num_taken
+            if stays and segment.find_since(self.ran_ns, num_taken) <= waited_until_ns:
+                return True
         return False

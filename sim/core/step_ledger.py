@@ -65,7 +65,7 @@ class StepLedger:
         self._rejected: dict[RequestState, str] = {}
         self._chunks: dict[int, tuple[RequestState, int]] = {}
         self._decodes: dict[int, RequestState] = {}
-        self._unnamed: tuple[RequestState, ...] = ()  # decodes granted at once, not in `_decodes` yet
+        self._unnamed: tuple[RequestState, ...] = ()  # granted at once, not in `_decodes` yet
         self._trimmed: dict[RequestState, int] = {}
         self._set_aside: list[RequestState] = []
         self._loading: dict[int, tuple[RequestState, Parts]] = {}
