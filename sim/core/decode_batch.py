@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.request import RequestState
 
 
@@ -36,53 +37,34 @@ class DecodeBatch:
 
     def join(self, state: RequestState) -> None:
         """Add a request whose next token is a decode."""
-        steps = self.steps
-        offset = state._computed - steps
-        state._computed = offset
-        state._generated -= steps
-        state._stint_start = steps
-        state._batch = self
-        self._widen(offset, offset)
-        self.members[state.id] = state
-        self._offset_sum += offset
-        self._phases[-offset % self.block_size] += 1
-        self.size += 1
+        self.join_all((state,))
 
     def leave(self, state: RequestState) -> None:
         """Take a member out; its counters become absolute again."""
-        if self.size == 1:
-            self._leave_empty()
-            return
-        offset = state._computed
-        state._computed = offset + self.steps
-        state._generated += self.steps
-        state._batch = None
-        del self.members[state.id]
-        if offset == self._most:
-            self._most = None
-        if offset == self._least:
-            self._least = None
-        self._offset_sum -= offset
-        self._phases[-offset % self.block_size] -= 1
-        self.size -= 1
+        self.leave_all((state,))
 
     def join_all(self, states: Collection[RequestState]) -> None:
         """Add requests whose next token is a decode; without drafts."""
         steps, members, phases, size = self.steps, self.members, self._phases, self.block_size
-        offsets: list[int] = []
-        for state in states:  # as `join`, written out: many come and go
+        most, least, added = self._most, self._least, 0
+        for state in states:
             offset = state._computed - steps
             state._computed = offset
             state._generated -= steps
             state._stint_start = steps
             state._batch = self
+            if not members:
+                most = least = offset
+            elif most is not None and offset > most:
+                most = offset
+            elif least is not None and offset < least:
+                least = offset
             members[state.id] = state
+            added += offset
             phases[-offset % size] += 1
-            offsets.append(offset)
-        if offsets:
-            self._widen(min(offsets), max(offsets))
-            self._offset_sum += sum(offsets)
-            self.size = len(members)
+        self._most, self._least = most, least
+        self._offset_sum += added
+        self.size = len(members)
 
     def leave_all(self, states: Collection[RequestState]) -> None:
         """Take members out, each once; their counters become absolute again. Without drafts."""
@@ -90,31 +72,22 @@ class DecodeBatch:
             self._leave_empty()
             return
         steps, members, phases, size = self.steps, self.members, self._phases, self.block_size
-        offsets: list[int] = []
-        for state in states:  # as `leave`
+        most, least, removed = self._most, self._least, 0
+        for state in states:
             offset = state._computed
             state._computed = offset + steps
             state._generated += steps
             state._batch = None
             del members[state.id]
+            if offset == most:
+                most = None
+            if offset == least:
+                least = None
+            removed += offset
             phases[-offset % size] -= 1
-            offsets.append(offset)
-        if self._most in offsets:
-            self._most = None
-        if self._least in offsets:
-            self._least = None
-        self._offset_sum -= sum(offsets)
+        self._most, self._least = most, least
+        self._offset_sum -= removed
         self.size = len(members)
-
-    def _widen(self, least: int, most: int) -> None:
-        """Know the extremes, as far as they are known, with those of some who join."""
-        if not self.size:
-            self._least, self._most = least, most
-            return
-        if self._most is not None and most > self._most:
-            self._most = most
-        if self._least is not None and least < self._least:
-            self._least = least
 
     def _leave_empty(self) -> None:
         """Take all members out: what is counted of them begins anew."""
@@ -155,8 +128,14 @@ class DecodeBatch:
 
     def _look_for_extremes(self) -> None:
         """Find them anew: the one that had the largest or the smallest context left."""
-        offsets = [state._computed for state in self.members.values()]
-        self._most, self._least = max(offsets), min(offsets)
+        most, least = -FOREVER, FOREVER
+        for state in self.members.values():
+            offset = state._computed
+            if offset > most:
+                most = offset
+            if offset < least:
+                least = offset
+        self._most, self._least = most, least
 
     def advance(self, num_steps: int) -> int:
         """Take steps of all members; return the tokens that came out."""
@@ -169,10 +148,12 @@ class DecodeBatch:
 
     def blocks_of_all(self, states: Collection[RequestState]) -> int:
         """Count the new blocks that decodes of requests need, members or not."""
-        steps, size = self.steps, self.block_size
-        return [
-            (s._computed if s._batch is None else s._computed + steps) % size for s in states
-        ].count(0)
+        steps, size, need = self.steps, self.block_size, 0
+        for state in states:
+            computed = state._computed if state._batch is None else state._computed + steps
+            if computed % size == 0:
+                need += 1
+        return need
 
     def tokens_next_step(self) -> int:
         """Count the tokens that the next step of all members computes."""
