@@ -117,15 +117,17 @@ class SpeculativeBatch(DecodeBatch):
         tokens, blocks = self._tokens, self._blocks
         at: i64 = self.steps - self._base - first
         one: i64 = sign
-        begin: i64 = first
-        end: i64 = len(bursts)
-        i: i64
+        i: i64 = at + first
+        burst: i64
+        to_come = bursts[first:] if first else bursts
         if sign > 0:
-            for i in range(begin, end):
-                tokens[at + i] += bursts[i]
+            for burst in to_come:
+                tokens[i] += burst
+                i += 1
         else:
-            for i in range(begin, end):
-                tokens[at + i] -= bursts[i]
+            for burst in to_come:
+                tokens[i] -= burst
+                i += 1
         for i in reversed(track.openings):
             if i < first:
                 break

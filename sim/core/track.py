@@ -139,18 +139,19 @@ class Track:
         capacity: i64 = self._capacity
         longest: i64 = self._longest
         fits = capacity - ahead
-        count: i64 = len(bursts)
-        i: i64
-        for i in range(count):
+        place: i64 = first
+        burst: i64
+        for burst in bursts:
             if after > fits:
                 end: i64 = after + ahead
                 if end > longest:
                     end = longest
                 while end > capacity:
-                    self.openings.append(first + i)
+                    self.openings.append(place)
                     capacity += self.block_size
                 fits = capacity - ahead
-            after += bursts[i]
+            after += burst
+            place += 1
         self._num_tokens = after
         self._capacity = capacity
         if first:
