@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,10 +49,20 @@ SHARED_LIMIT_BYTES = {80: 166_912, 90: 232_448}
 _POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32",
              torch.int32: "*i32", torch.int64: "*i64"}  # fmt: skip
 _ALIGNED = [["tt.divisibility", 16]]
+_PATTERNS = {
+    "local_accesses": r"(?:LDL|STL)\b",
+    "wide_async_copies": r"LDGSTS\.E\..*128\b",
+    "hgmma": r"HGMMA\b",
+    "hmma": r"HMMA\b",
+}
 
 
 class Compiled(NamedTuple):
-    """What became of one kernel. The counts of instructions are None without cuobjdump."""
+    """What became of one kernel.
+
+    The counts of instructions are None without cuobjdump, and of kernels without a pipeline, of
+    which nothing is asked but that they do not spill: what spills has a stack.
+    """
 
     kernel: str
     arch: int
@@ -173,7 +184,7 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
         "enable_fp_fusion": True,
     }
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    code = _inspect(built.asm["cubin"])
+    code = _inspect(built.asm["cubin"], counts=_has_pipeline(launch))
     return Compiled(
         kernel=launch.kernel.fn.__name__,
         arch=arch,
@@ -185,42 +196,45 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
     )
 
 
-def _inspect(cubin: bytes) -> dict[str, int | None]:
-    """Return registers, stack and counts of instructions of a binary."""
-    patterns = {
-        "local_accesses": r"(?:LDL|STL)\b",
-        "wide_async_copies": r"LDGSTS\.E\..*128\b",
-        "hgmma": r"HGMMA\b",
-        "hmma": r"HMMA\b",
-    }
-    tool = cuobjdump()
-    if tool is None:
-        return dict.fromkeys(["registers", "stack_bytes", *patterns, "hazards"])
+def _has_pipeline(launch: Launch) -> bool:
+    """Tell whether a kernel loads its next tiles while it works: the attention does."""
+    return launch.num_stages > 1
+
+
+@cache  # two launches may be one binary, and the disassembler takes longer than the compiler
+def _inspect(cubin: bytes, *, counts: bool) -> dict[str, int | None]:
+    """Return registers, stack and, if asked for, counts of instructions of a binary."""
+    if (tool := cuobjdump()) is None:
+        return dict.fromkeys(["registers", "stack_bytes", *_PATTERNS, "hazards"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        usage, sass = (
-            subprocess.run([tool, option, path], check=True, capture_output=True, text=True).stdout
-            for option in ("--dump-resource-usage", "--dump-sass")
-        )
+
+        def dump(option: str) -> str:
+            asked = [tool, option, path]
+            return subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+
+        usage = dump("--dump-resource-usage")
+        sass = dump("--dump-sass") if counts else ""
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if found is None:
         raise ValueError(f"cuobjdump's resource usage is not understood: {usage!r}")
+    resources = {"registers": int(found[1]), "stack_bytes": int(found[2])}
+    return resources | (_count(sass) if counts else dict.fromkeys([*_PATTERNS, "hazards"]))
+
+
+def _count(sass: str) -> dict[str, int | None]:
+    """Return counts of instructions of a disassembled binary."""
     code = parse(sass)
     operations = Counter(instruction.name for instruction in code)
     counts = {
         name: sum(count for operation, count in operations.items() if re.match(pattern, operation))
-        for name, pattern in patterns.items()
+        for name, pattern in _PATTERNS.items()
     }
     # A checker that finds nothing is believed only where it finds what was planted.
     if counts["hgmma"] and not hazards(plant(code)):
         raise ValueError("a hazard planted in the machine code was not found")
-    return {
-        "registers": int(found[1]),
-        "stack_bytes": int(found[2]),
-        **counts,
-        "hazards": len(hazards(code)),
-    }
+    return {**counts, "hazards": len(hazards(code))}
 
 
 def main() -> None:
@@ -230,8 +244,8 @@ def main() -> None:
     for arch, device in DEVICES.items():
         for head_dim, group in SHAPES[arch]:
             for launch in step_launches(device, head_dim=head_dim, group=group):
-                # In the kernels without tiles a shape is the width of a row: once is enough.
-                if "BLOCK_N" in launch.constants or (head_dim, group) == USUAL:
+                # In the kernels without a pipeline a shape is the width of a row: once is enough.
+                if _has_pipeline(launch) or (head_dim, group) == USUAL:
                     print(json.dumps(compile_launch(launch, arch)._asdict()), flush=True)
     for tile in PREFILL_TILES:
         built = compile_launch(searched_launch(DEVICES[90], tile), 90)._replace(tile=str(tile))

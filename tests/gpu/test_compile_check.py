@@ -101,11 +101,12 @@ def test_launch_is_compiled_as_for_its_arguments_and_told_with_its_code(monkeypa
     monkeypatch.setattr(compile_check, "ASTSource", lambda *given: given)
     monkeypatch.setattr(compile_check, "GPUTarget", lambda *given: given)
     monkeypatch.setattr(compile_check, "triton", SimpleNamespace(compile=compiled))
-    monkeypatch.setattr(compile_check, "_inspect", lambda code: told if code == b"code" else {})
+    monkeypatch.setattr(compile_check, "_inspect", lambda code, counts: told | {"hmma": counts})
     launch = Launch(kernel, (1,), args, {"GROUP": 2, "HEAD_DIM": 64}, num_warps=8, num_stages=3)
     assert compile_launch(launch, 90) == Compiled(
-        kernel="some_kernel", arch=90, head_dim=64, group=2, shared_bytes=4321, tile="", **told
-    )
+        kernel="some_kernel", arch=90, head_dim=64, group=2, shared_bytes=4321, tile="",
+        **told | {"hmma": True},
+    )  # fmt: skip
     aligned = [["tt.divisibility", 16]]
     assert asked["source"] == (
         kernel,
@@ -119,7 +120,7 @@ def test_launch_is_compiled_as_for_its_arguments_and_told_with_its_code(monkeypa
     assert asked["options"] == {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True}
     bare = SimpleNamespace(params=[], fn=SimpleNamespace(__name__="bare"))
     plain = compile_launch(Launch(bare, (1,), {}, {}), 80)
-    assert (plain.kernel, plain.head_dim, plain.group) == ("bare", 0, 0)
+    assert (plain.kernel, plain.head_dim, plain.group, plain.hmma) == ("bare", 0, 0, False)
 
 
 SPILLS = """
@@ -134,8 +135,11 @@ SPILLS = """
 """
 
 
-def inspected(monkeypatch, sass, usage="Function k:\n REG:77 STACK:24 SHARED:0 LOCAL:0"):
+def inspected(
+    monkeypatch, sass, usage="Function k:\n REG:77 STACK:24 SHARED:0 LOCAL:0", counts=True
+):
     asked = []
+    compile_check._inspect.cache_clear()
 
     def run(arguments, **options):
         tool, option, path = arguments
@@ -144,11 +148,11 @@ def inspected(monkeypatch, sass, usage="Function k:\n REG:77 STACK:24 SHARED:0 L
 
     monkeypatch.setattr(compile_check, "cuobjdump", lambda: Path("tool"))
     monkeypatch.setattr(compile_check, "subprocess", SimpleNamespace(run=run))
-    found = compile_check._inspect(b"binary")
+    found = compile_check._inspect(b"binary", counts=counts)
     options = {"check": True, "capture_output": True, "text": True}
     assert asked == [
         (Path("tool"), option, b"binary", options)
-        for option in ("--dump-resource-usage", "--dump-sass")
+        for option in ("--dump-resource-usage", "--dump-sass")[: 1 + counts]
     ]
     return found
 
@@ -161,6 +165,9 @@ def test_machine_code_is_told_by_registers_stack_and_instructions_of_each_kind(m
     assert inspected(monkeypatch, SPILLS) == counts | {
         "local_accesses": 2, "wide_async_copies": 1, "hgmma": 0, "hmma": 2,
     }  # fmt: skip
+    names = ("local_accesses", "wide_async_copies", "hgmma", "hmma", "hazards")
+    found = inspected(monkeypatch, SPILLS, counts=False)
+    assert found == {"registers": 77, "stack_bytes": 24, **dict.fromkeys(names)}
     touching = LOOP.replace("IADD3 R5, R5, 0x1, RZ", "MOV R155, RZ")
     assert inspected(monkeypatch, touching)["hazards"] == 1
     with pytest.raises(ValueError, match="resource usage is not understood: 'REG:7'"):
@@ -170,11 +177,10 @@ def test_machine_code_is_told_by_registers_stack_and_instructions_of_each_kind(m
         inspected(monkeypatch, LOOP)
     assert inspected(monkeypatch, SPILLS)["hgmma"] == 0, "nothing is planted where nothing can be"
     monkeypatch.setattr(compile_check, "cuobjdump", lambda: None)
-    assert set(compile_check._inspect(b"").items()) == {
-        (name, None)
-        for name in ("registers", "stack_bytes", "local_accesses", "wide_async_copies", "hgmma",
-                     "hmma", "hazards")
-    }  # fmt: skip
+    compile_check._inspect.cache_clear()
+    assert compile_check._inspect(b"", counts=True) == dict.fromkeys(
+        ("registers", "stack_bytes", *names)
+    )
 
 
 def test_everything_is_compiled_once_and_told_a_line_each(monkeypatch, capsys):
@@ -186,7 +192,7 @@ def test_everything_is_compiled_once_and_told_a_line_each(monkeypatch, capsys):
 
     def launches(device, *, head_dim, group):
         sizes = {"HEAD_DIM": head_dim, "GROUP": group}
-        yield Launch(f"tiled on {device.num_sms}", (1,), {}, sizes | {"BLOCK_N": 1})
+        yield Launch(f"tiled on {device.num_sms}", (1,), {}, sizes, num_stages=2)
         yield Launch("rows", (1,), {}, sizes)
 
     monkeypatch.setattr(compile_check, "compile_launch", compiled)
