@@ -5,6 +5,7 @@ profile by name: ``--hypothesis-profile=thorough`` draws over twenty times as ma
 ``explore`` new ones; ``quick`` draws a few, for an answer while one writes.
 """
 
+import atexit
 import gc
 import os
 from collections.abc import Generator, Iterator
@@ -48,9 +49,9 @@ def pytest_collection() -> Generator[None, object, object]:
     return found
 
 
-def pytest_unconfigure() -> None:
-    """Let what libraries made be taken apart at the end, which some of them complain about."""
-    gc.unfreeze()
+# What libraries made is taken apart at the end, or some of them complain; but only then, as pytest
+# searches all of it several times before.
+atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

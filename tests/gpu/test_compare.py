@@ -263,6 +263,24 @@ def test_kept_runs_of_another_machine_are_not_mixed_with_those_of_this_one(compa
         compare(spec, keep=tmp_path, max_s=-1.0)
 
 
+@pytest.mark.parametrize(
+    ("num_frozen", "asked"),
+    [(0, ["collect", "freeze", "run", "unfreeze"]), (9, ["collect", "run"])],
+)
+def test_run_is_not_interrupted_by_searches_and_nothing_that_the_caller_froze_is_thawed(
+    monkeypatch, num_frozen, asked
+):
+    told = []
+    calls = {
+        name: lambda name=name: told.append(name) for name in ("collect", "freeze", "unfreeze")
+    }
+    collector = SimpleNamespace(get_freeze_count=lambda: num_frozen, **calls)
+    monkeypatch.setattr(measured_runs, "gc", collector)
+    monkeypatch.setattr(measured_runs, "run", lambda spec, record: told.append("run"))
+    measure(on_real(SPEC))
+    assert told == asked
+
+
 def test_measured_runs_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(SpecError, match="something else"):
