@@ -211,8 +211,9 @@ def _inspect(cubin: bytes, *, counts: bool) -> dict[str, int | None]:
         path.write_bytes(cubin)
 
         def dump(option: str) -> str:
-            asked = [tool, option, path]
-            return subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+            asked = [str(tool), option, str(path)]
+            done = subprocess.run(asked, check=True, capture_output=True, text=True)
+            return str(done.stdout)
 
         usage = dump("--dump-resource-usage")
         sass = dump("--dump-sass") if counts else ""

@@ -143,7 +143,7 @@ def inspected(
 
     def run(arguments, **options):
         tool, option, path = arguments
-        asked.append((tool, option, path.read_bytes(), options))
+        asked.append((tool, option, Path(path).read_bytes(), options))
         return SimpleNamespace(stdout=sass if option == "--dump-sass" else usage)
 
     monkeypatch.setattr(compile_check, "cuobjdump", lambda: Path("tool"))
@@ -151,7 +151,7 @@ def inspected(
     found = compile_check._inspect(b"binary", counts=counts)
     options = {"check": True, "capture_output": True, "text": True}
     assert asked == [
-        (Path("tool"), option, b"binary", options)
+        ("tool", option, b"binary", options)
         for option in ("--dump-resource-usage", "--dump-sass")[: 1 + counts]
     ]
     return found
