@@ -22,7 +22,7 @@ import os
 
 import schedlab as sl
 
-num_requests = 60 if os.environ.get("FAST") else 600
+num_requests = 20 if os.environ.get("FAST") else 600
 
 # %% [markdown]
 # An experiment is what a YAML file would say, as a mapping; a file's name does as well.

@@ -26,7 +26,7 @@ import schedlab as sl
 
 fast = bool(os.environ.get("FAST"))
 rates = [2, 10] if fast else [2, 4, 6, 8, 10, 12]
-num_requests = 15 if fast else 300
+num_requests = 8 if fast else 300
 
 # %% [markdown]
 # All registered policies (ten with `FAST=1`) with their default knobs; those that order by output length get a

@@ -85,10 +85,10 @@ tiny = {
     "workload": {
         "prompt_tokens": {"distribution": "uniform", "low": 4, "high": 40},
         "output_tokens": {"distribution": "uniform", "low": 2, "high": 20},
-        "num_requests": 12 if fast else 40,
+        "num_requests": 6 if fast else 40,
         "request_rate": "inf",
     },
-    "real": {"repeats": 2},
+    "real": {"repeats": 1 if fast else 2},
     "sweep": {"policy": ["fcfs", "prefill_first", {"name": "static", "max_batch_size": 3}]},
 }
 here = None

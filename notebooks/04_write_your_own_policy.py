@@ -59,7 +59,7 @@ results = sl.run(
         "name": "patience",
         "model": "llama-3-8b",
         "engine": {"max_num_seqs": 16},
-        "workload": {"trace": "azure-conv", "num_requests": 40 if fast else 600, "request_rate": 5},
+        "workload": {"trace": "azure-conv", "num_requests": 12 if fast else 600, "request_rate": 5},
         "replications": 5,
         "sweep": {
             "policy": [
@@ -95,7 +95,7 @@ results.plot.slowdown_against_length()
 
 # %%
 small = {
-    "workload": {"trace": "azure-conv", "num_requests": 60, "request_rate": 5},
+    "workload": {"trace": "azure-conv", "num_requests": 20 if fast else 60, "request_rate": 5},
     "policy": ShortPromptsWithPatience,
 }
 quick = sl.run(small).run

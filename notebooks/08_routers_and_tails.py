@@ -24,7 +24,7 @@ import os
 import schedlab as sl
 
 fast = bool(os.environ.get("FAST"))
-num_requests = 150 if fast else 600
+num_requests = 40 if fast else 600
 seeds = 2 if fast else 5
 
 # %% [markdown]

@@ -24,7 +24,7 @@ import os
 import schedlab as sl
 
 fast = bool(os.environ.get("FAST"))
-num_requests = 100 if fast else 500
+num_requests = 30 if fast else 500
 rates = [20, 60] if fast else [10, 20, 40, 60, 80]
 
 mixed = {"count": 4}

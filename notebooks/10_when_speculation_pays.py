@@ -38,7 +38,7 @@ fast = bool(os.environ.get("FAST"))
 # (Leviathan et al., ICML 2023). One request at a time, so nothing else plays a part:
 
 # %%
-alone = {"workload.num_requests": 12 if fast else 60, "workload.request_rate": 0.1}
+alone = {"workload.num_requests": 4 if fast else 60, "workload.request_rate": 0.1}
 acceptances = [0.5, 0.7, 0.9]
 lengths = [1, 2, 4] if fast else [1, 2, 3, 4, 6, 8]
 
@@ -119,7 +119,7 @@ strategies = {
 }
 latency_ms = {}
 for rate in rates:
-    busy = {"workload.num_requests": 80 if fast else 400, "workload.request_rate": rate}
+    busy = {"workload.num_requests": 20 if fast else 400, "workload.request_rate": rate}
     latency_ms[rate] = values("mean_e2el_ms", list(strategies.values()), **busy)
 
 # %%
