@@ -12,10 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from schedlab.experiments.commands.app import app  # noqa: E402
 from schedlab.gpu_backend import kernel_bench, selfcheck, sitting  # noqa: E402
 from schedlab.gpu_backend.sitting import ARCHIVE, missing_packages, run, seconds, unpack  # noqa: E402
 from schedlab.gpu_backend.sitting_pieces import (  # noqa: E402
@@ -235,16 +237,27 @@ def test_budget_is_a_duration_and_pieces_have_names(tmp_path, capsys):
     assert "'dance' is none of versions, ceilings" in said
 
 
+def rehearsal(folder, *options):
+    return [
+        "--device", "cpu", "-o", str(folder / "out"), "--work", str(folder / "work"),
+        "--budget", "10m", *options,
+    ]  # fmt: skip
+
+
 def rehearse(folder, *options):
     """Begin a sitting on the CPU in a session of its own, so that all of it can be killed."""
-    command = [
-        sys.executable, "-m", "schedlab.gpu_backend.sitting", "--device", "cpu",
-        "-o", str(folder / "out"), "--work", str(folder / "work"), "--budget", "10m", *options,
-    ]  # fmt: skip
     return subprocess.Popen(
-        command, cwd=ROOT, start_new_session=True, text=True, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "schedlab.gpu_backend.sitting", *rehearsal(folder, *options)],
+        cwd=ROOT, start_new_session=True, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+def in_this_process(at, command, out, end_s):
+    module, *options = command
+    assert module == "schedlab"
+    done = CliRunner().invoke(app, options)
+    return "done" if done.exit_code == 0 else f"failed: {done.output} {done.exception}"
 
 
 @pytest.mark.slow
@@ -276,9 +289,16 @@ def test_tests_of_a_sitting_are_those_that_need_a_gpu(tmp_path):
 
 
 @pytest.mark.slow
-def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_comparison(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    process = rehearse(first, "--pieces", "calibrate,comparison")
+def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_comparison(
+    tmp_path, monkeypatch, capsys, blank_figures
+):
+    # What is not to be killed runs in this process, which need not import torch once more.
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sitting, "_run_command", in_this_process)
+    begun, first, second = (tmp_path / name for name in ("begun", "first", "second"))
+    assert sitting.main(rehearsal(begun, "--pieces", "calibrate")) == 0
+    both = ["--pieces", "calibrate,comparison", "--resume"]
+    process = rehearse(first, *both, str(begun / "out" / ARCHIVE))
     archive = first / "out" / ARCHIVE
     try:
         # Killed as soon as the archive holds a measured run of the comparison.
@@ -289,11 +309,9 @@ def test_rehearsed_sitting_that_is_killed_goes_on_from_its_archive_to_the_compar
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    second.mkdir()
-    pieces = "calibrate,comparison"
-    process = rehearse(second, "--pieces", pieces, "--resume", str(archive))
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
+    capsys.readouterr()
+    assert sitting.main(rehearsal(second, *both, str(archive))) == 0
+    said = capsys.readouterr().out
     assert said.count(", before") == 1, said
     with tarfile.open(second / "out" / ARCHIVE) as tar:
         (name,) = (n for n in tar.getnames() if n.endswith("comparison/comparison.json"))
