@@ -126,7 +126,9 @@ def test_recommendation_is_confirmed_on_new_seeds_and_given_as_a_line(tmp_path, 
 
 
 @pytest.mark.slow
-def test_recommendation_for_a_rate_takes_as_few_gpus_as_do(tmp_path):
+def test_recommendation_for_a_rate_takes_as_few_gpus_as_do(tmp_path, monkeypatch):
+    for options in ("_MOST_SEQS", "_MOST_TOKENS"):  # which are not what is asked
+        monkeypatch.setattr(f"schedlab.experiments.search.recommend.{options}", ())
     found, _ = answered(tmp_path, num_gpus=2, rate=1.0)
     assert found.best.candidate.num_gpus == 1
     assert found.at_rate == 1.0

@@ -200,7 +200,7 @@ def test_sweep_killed_in_the_middle_of_a_write_loses_no_finished_point(spec_file
 
 @pytest.mark.slow
 def test_sweep_of_processes_killed_from_outside_goes_on(spec_file):
-    spec_file.write_text(YAML.replace("num_requests: 12", "num_requests: 500"))
+    spec_file.write_text(YAML.replace("num_requests: 12", "num_requests: 250"))
     command = [
         sys.executable,
         "-m",
