@@ -6,7 +6,7 @@ import pytest
 from schedlab.sim.errors import TraceError
 from schedlab.traces import read, stream
 from schedlab.traces.readers import READERS
-from schedlab.traces.readers.source import csv_records
+from schedlab.traces.readers.source import csv_records, jsonl_records
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -220,3 +220,22 @@ def test_csv_that_breaks_names_the_last_good_line_beyond_a_chunk_too(tmp_path):
     message = rf"^{re.escape(str(path))}: after line 5: not UTF-8 text"
     with pytest.raises(TraceError, match=message):
         list(csv_records(path, ("a",), 2))
+
+
+def test_json_lines_that_break_name_the_last_good_line_beyond_a_chunk_too(tmp_path):
+    path = tmp_path / "broken.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n\n{"a": 3}\n' + b"x" * 200_000 + b"\xff\n")
+    message = rf"^{re.escape(str(path))}: after line 4: not UTF-8 text"
+    with pytest.raises(TraceError, match=message):
+        list(jsonl_records(path, ("a",), 2))
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 2, 3])
+def test_own_table_whose_block_size_changes_is_refused_wherever_its_pieces_end(
+    tmp_path, chunk_rows
+):
+    path = tmp_path / "t.csv"
+    header = "prompt_tokens,output_tokens,prefix_hash_ids,hash_block_tokens"
+    path.write_text(f"{header}\n20,1,7,16\n20,1,7,16\n20,1,7,32\n")
+    with pytest.raises(TraceError, match=":4: hash_block_tokens changes to 32"):
+        list(stream(path, chunk_rows=chunk_rows))

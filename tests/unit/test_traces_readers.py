@@ -307,6 +307,13 @@ def test_own_csv_without_block_size_says_which_it_assumed(file):
     assert "no column hash_block_tokens: blocks of 16 tokens assumed" in trace.report.notes
 
 
+def test_own_csv_in_pieces_notes_the_block_size_it_assumed_once(file):
+    path = file("prompt_tokens,output_tokens,prefix_hash_ids\n" + "40,1,1 2\n" * 3)
+    chunks = list(stream(path, chunk_rows=1))
+    assert [chunk.prefix.block_tokens for chunk in chunks] == [16] * 3
+    assert chunks[-1].report.notes == ("no column hash_block_tokens: blocks of 16 tokens assumed",)
+
+
 def test_own_csv_of_blocks_of_one_token_is_read(file):
     header = "prompt_tokens,output_tokens,prefix_hash_ids,hash_block_tokens\n"
     assert read(file(f"{header}2,1,7 8,1\n")).prefix.block_tokens == 1

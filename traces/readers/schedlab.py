@@ -55,8 +55,8 @@ def _chunks(path: Path, options: ReadOptions) -> Iterator[Trace]:
     for cells, records in rows(path, options.chunk_rows):
         if builder is None:
             builder = _builder(path, tuple(cells), options)
-        if "prefix_hash_ids" in cells and block_tokens is None:
-            block_tokens = _block_tokens(cells, records, builder)
+        if "prefix_hash_ids" in cells:
+            block_tokens = _block_tokens(cells, records, builder, block_tokens)
         trace = builder.trace(records, **_columns(cells, records, block_tokens))
         if trace is not None:
             yield trace
@@ -116,20 +116,23 @@ def _ids(cell: object, records: Records, index: int) -> list[int]:
         ) from None
 
 
-def _block_tokens(cells: dict[str, Any], records: Records, builder: TraceBuilder) -> int:
-    """Return the block size of the file, which must be the same in every row."""
+def _block_tokens(
+    cells: dict[str, Any], records: Records, builder: TraceBuilder, before: int | None
+) -> int:
+    """Return the block size of the file, which must be the same in every row, also those before."""
     if "hash_block_tokens" not in cells:
         builder.note(
             f"no column hash_block_tokens: blocks of {DEFAULT_BLOCK_TOKENS} tokens assumed"
         )
         return DEFAULT_BLOCK_TOKENS
     sizes = whole_numbers(cells["hash_block_tokens"], "hash_block_tokens", records)
-    if (sizes != sizes[0]).any():
-        row = int((sizes != sizes[0]).argmax())
+    size = int(sizes[0]) if before is None else before
+    if (sizes != size).any():
+        row = int((sizes != size).argmax())
         raise TraceError(f"{records.at(row)}: hash_block_tokens changes to {sizes[row]}")
-    if sizes[0] < 1:
-        raise TraceError(f"{records.at(0)}: hash_block_tokens must be >= 1, got {sizes[0]}")
-    return int(sizes[0])
+    if size < 1:
+        raise TraceError(f"{records.at(0)}: hash_block_tokens must be >= 1, got {size}")
+    return size
 
 
 def _csv_cells(path: Path, chunk_rows: int) -> Iterator[tuple[dict[str, Any], Records]]:
