@@ -159,3 +159,27 @@ def test_batch_that_follows_is_laid_out_ahead_for_those_who_have_tokens_left():
             ahead.drop(states(second)[1])
         alone = second if lost else decodes_of(0, 5, 0)
         assert not ahead.build(alone, ()).was_ahead
+
+
+def test_row_that_is_held_reads_what_is_computed_of_it_and_writes_nothing():
+    pool = BlockPool(12, 4, 3, 12)
+    for i, context in enumerate((3, 4)):
+        pool.grow(i, context)
+    seats = [pool.seat(i) for i in range(2)]
+    tokens = np.arange(36, dtype=np.int32).reshape(3, 12)
+    sequences = SimpleNamespace(tokens=tokens, ids=np.arange(3))
+    builder = BatchBuilder(SimpleNamespace(new_batch=make), pool, sequences, seed=0)
+    decoding = SimpleNamespace(id=0, num_computed_tokens=3, decode_tokens=1)
+    finished = SimpleNamespace(id=1, num_computed_tokens=4)
+    work = SimpleNamespace(
+        plan=SimpleNamespace(chunks=(), pad_finished=True, padding_tokens=1),
+        shape=SimpleNamespace(num_decodes=1, padding_tokens=1, draft_tokens=0),
+        decodes=SimpleNamespace(members={0: decoding}),
+    )
+    rows = builder.build(work, [finished])
+    step = rows.batch.tensors(rows.batch.views)
+    assert sorted(step.context_lens.tolist()) == [4, 4]  # with the token that is computed
+    assert sorted(step.tokens.tolist()[:2]) == sorted(tokens[seats, 3].tolist())
+    assert sorted(step.slots.tolist()) == [-1, -1, 4 * int(pool.tables[seats[0], 0]) + 3]
+    assert rows.states == [decoding]
+    assert rows.indices.tolist() == [4]

@@ -9,7 +9,10 @@ from schedlab.experiments.running import backend
 from schedlab.experiments.running import run as run_module
 from schedlab.experiments.running.backend import SimBackend, Task, serve_on_engines
 from schedlab.experiments.running.fleet import Kind
+from schedlab.sim.config import KVTier
 from schedlab.sim.errors import SpecError
+from schedlab.sim.record.copies import TierFacts
+from schedlab.sim.record.log import RunLog
 from schedlab.traces.trace import Trace
 
 
@@ -148,3 +151,14 @@ def test_requests_of_a_run_fit_every_engine_and_are_named_in_blocks_of_those_tha
     assert (second["max_model_len"], second["hash_block_tokens"]) == (300, None)
     assert second["predictor_latency_s"].tolist() == [0.0, 0.0]
     assert second["slo"] is None
+
+
+def test_result_of_tiers_tells_the_size_of_each_and_not_of_the_memory_above():
+    tiers = (KVTier("cpu", 30, 1e9, 1e9, 0, 0), KVTier("disk", 700, 1e9, 1e9, 0, 0))
+    config = SimpleNamespace(kv_tiers=tiers, kv_block_bytes=64, block_size=4, num_blocks=5)
+    log = RunLog(4, True)
+    told = run_module._copies(SimpleNamespace(config=config), log)
+    assert told["tiers"] == (TierFacts("cpu", 30, 64, 4), TierFacts("disk", 700, 64, 4))
+    assert [told[name].keys() for name in ("copies", "copy_waits")] == [
+        log.copies.columns().keys(), log.copies.wait_columns().keys()
+    ]  # fmt: skip

@@ -20,6 +20,13 @@ def test_cases_that_are_measured_are_valid_experiments():
         make_spec(spec)
 
 
+def test_engine_that_preempts_is_the_common_one_with_fewer_blocks():
+    cases = against.cases()
+    common, preempting = (cases[name]["engine"] for name in ("6 req/s", "preempting"))
+    assert {"max_num_seqs", "max_num_batched_tokens"} <= common.keys()
+    assert preempting == {**common, "num_gpu_blocks_override": 1_500}
+
+
 def test_ratio_is_taken_inside_a_round_and_judged_by_its_median():
     assert against.slower(ROUNDS, 1.15) == ["slow"]
     assert against.slower(ROUNDS, 1.3) == []

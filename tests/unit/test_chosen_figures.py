@@ -428,3 +428,14 @@ def test_figures_of_a_search_are_told_by_its_files_and_its_name(monkeypatch, tmp
         chosen_figures._drawings([tmp_path], Chosen(figures=["tried", "tuned"]))
     with pytest.raises(SpecError, match="is of a search: give one such folder"):
         chosen_figures._drawings([tmp_path, tmp_path], Chosen())
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [(6.8, 6.0, 3.0), (6.8, 4.0, 2.3), (6.8, 1.3, 1.3)],
+    ids=["in proportion", "not too low to read", "no higher than on a screen"],
+)
+def test_figure_for_a_column_is_lower_in_proportion_down_to_a_height(width, height, expected):
+    with paper("column"):
+        assert new_figure(width, height).get_size_inches() == pytest.approx([3.4, expected])
+    assert new_figure(width, height).get_size_inches() == pytest.approx([width, height])

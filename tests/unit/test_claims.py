@@ -427,6 +427,21 @@ def test_capacity_under_two_bars_is_where_the_first_of_them_breaks():
     assert not any(r.is_bound for r in read["capacity", "against"])
 
 
+def test_points_that_were_read_before_are_not_asked_for_again():
+    asked = []
+
+    class Known:
+        def points(self, wanted):
+            asked.append(len(wanted))
+            return [PointMetrics("", {}, 0, "fcfs", {"output_throughput": 1.0}) for _ in wanted]
+
+    spec = make_spec(experiment())
+    readings = Readings(spec, Known())
+    first, second = (readings.read([spec.claim.figures[0]]) for _ in range(2))
+    assert first == second
+    assert sum(asked) == 2 * spec.replications
+
+
 @pytest.mark.slow
 def test_capacity_beyond_the_sweep_is_called_a_bound(tmp_path):
     spec = experiment()

@@ -6,6 +6,7 @@ are otherwise asked through dear runs, in which most options are left alone.
 
 import importlib
 import json
+import re
 import signal
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,9 @@ from typer.testing import CliRunner
 from schedlab import testing
 from schedlab.experiments.analysis import policy_comparison
 from schedlab.experiments.analysis.policy_comparison import PolicyChange
+from schedlab.experiments.commands import policy as policy_module
 from schedlab.experiments.commands import regress as regress_module
+from schedlab.experiments.commands import results as results_module
 from schedlab.experiments.commands import run as run_module
 from schedlab.experiments.commands import sweep as sweep_module
 from schedlab.experiments.commands.app import app
@@ -462,3 +465,35 @@ def test_run_of_what_measures_this_machine_takes_one_point_at_a_time(work, tmp_p
     assert work.sweep_all_run_into == []
     done = schedlab("run", file, "-j", 1, "-o", tmp_path / "out")
     assert len(work.sweep_all_run_into) == 1, done.output
+
+
+# -- what is written as KEY=VALUE --------------------------------------------------------------
+
+
+def test_value_of_a_knob_may_hold_the_sign_again():
+    assert policy_module._knob("quantile=0.5") == ("quantile", 0.5)
+    assert policy_module._knob("rule=a=b") == ("rule", "a=b")
+
+
+def test_label_is_split_at_the_last_sign_and_what_is_filtered_by_at_the_first():
+    given = ["sarathi:chunk_size=512=ours"]
+    assert results_module._pairs("--label", given) == [("sarathi:chunk_size=512", "ours")]
+    assert results_module._pairs("--filter", given) == [("sarathi:chunk_size", "512=ours")]
+
+
+def test_check_shows_settings_of_equal_memory_in_one_row_and_others_one_by_one(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "workload: {trace: fixed, num_requests: 2}\n"
+        "engine: {num_gpu_blocks_override: 300, max_model_len: 2048}\n"
+        "sweep: {policy: [fcfs, sarathi]}\n"
+    )
+    shown = schedlab("check", path).stdout
+    assert "every setting" in shown
+    assert "sarathi" not in shown
+    path.write_text(
+        path.read_text().replace("policy: [fcfs, sarathi]", "engine.max_model_len: [1024, 2048]")
+    )
+    shown = schedlab("check", path).stdout
+    assert "every setting" not in shown
+    assert re.search(r"4,800 +1,024\n.* 4,800 +2,048\n", shown)

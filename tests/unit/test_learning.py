@@ -26,6 +26,7 @@ from schedlab.sim.cost.efficiency import (
 )
 from schedlab.sim.cost.learning.errors import layer_errors, table_errors
 from schedlab.sim.cost.learning.fit import fit_attention, fit_gemm, learn
+from schedlab.sim.cost.learning.kernels_file import write_kernels
 from schedlab.sim.cost.learning.predict import PREDICT, gemm_us
 from schedlab.sim.cost.learning.tables import (
     Table,
@@ -212,6 +213,16 @@ def test_kernels_file_with_a_fault_names_file_and_key(tmp_path, change, message)
     path.write_text(json.dumps({"schema": "schedlab-kernels-1", "gpus": {}} | change))
     with pytest.raises(SpecError, match=f"kernels.json: .*{message}"):
         read_learnt(path)
+
+
+def test_learnt_numbers_are_written_with_four_digits_however_small_they_are(tmp_path):
+    path = tmp_path / "kernels.json"
+    gemm = Gemm(1.23456e-6, 0.81239, 0.5, 0.0, 0.0)
+    write_kernels(path, {"x": {"gemm": {"bf16": gemm}, "host": Host(2.34567e-5)}}, [], {})
+    found = json.loads(path.read_text())["gpus"]["x"]
+    assert found["gemm"]["bf16"]["latency_s"] == 1.235e-6
+    assert found["gemm"]["bf16"]["bandwidth_share"] == 0.8124
+    assert found["host"] == {"call_s": 2.346e-5}
 
 
 def test_shipped_kernels_say_which_tables_taught_them_and_how_near_they_come():

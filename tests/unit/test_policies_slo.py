@@ -420,3 +420,10 @@ def test_credits_where_all_targets_are_equal_pay_who_waits_for_every_step_of_a_r
     assert credits._credits == {ran: 1.0, waited: 5.5}
     credits.note_step(plan, 5, took_decodes=False)  # prompts had the step to themselves
     assert credits._credits == {ran: 1.0, waited: 5.5}
+
+
+def test_credits_before_anybody_decodes_let_a_newcomer_with_a_loose_target_run():
+    state = RequestState(arrival(0).request)
+    credits = Credits(0.1)
+    credits.own_targets_s[state] = 0.4
+    assert credits.pace(state) == 1.0

@@ -114,6 +114,32 @@ def test_search_for_a_chunk_finds_the_same_whatever_is_guessed_or_said_of_prices
     assert {0, 60} < found
 
 
+class Attending(LinearCost):
+    """A prompt reads what is computed of it."""
+
+    def step_ns(self, shape, k=1):
+        more_ns = 7 * sum(context for _, context in shape.chunks)
+        return [ns + more_ns for ns in super().step_ns(shape, k)]
+
+
+def test_chunk_of_a_prompt_is_priced_behind_what_is_computed_of_it():
+    found = set()
+
+    class Searches(ContinuousBatching):
+        def plan(self, view, builder):
+            for state in view.prefilling:
+                assert (state.num_computed_tokens, state.num_uncomputed_tokens) == (64, 36)
+                price_ns = view.chunk_pricer(BatchShape(0, 0, 0), 64)
+                for tokens in (1, 20, 35):
+                    most = StepLoad(view).chunk_within(state, 36, price_ns(tokens))
+                    found.add((tokens, most))
+            return super().plan(view, builder)
+
+    work = [arrival(0, prompt=100, output=2)]
+    simulate(Engine(CONFIG, Searches(), SimExecutor(Pricing(Attending()))), work)
+    assert found == {(1, 1), (20, 20), (35, 35)}
+
+
 def test_policy_is_told_what_its_step_then_takes_overhead_included():
     estimates = []
 

@@ -29,6 +29,10 @@ def ray(monkeypatch):
             raise ConnectionError("no cluster there")
         asked.append(options)
 
+    def remote(**options):
+        asked.append(options)
+        return lambda task: SimpleNamespace(remote=lambda job: lambda: task(job))
+
     def wait(running, num_returns):
         return running[-num_returns:], running[:-num_returns]
 
@@ -36,7 +40,7 @@ def ray(monkeypatch):
         init=init,
         asked=asked,
         cluster_resources=lambda: {"CPU": 7.0},
-        remote=lambda **_: lambda task: SimpleNamespace(remote=lambda job: lambda: task(job)),
+        remote=remote,
         wait=wait,
         get=lambda ready: ready(),
         shutdown=lambda: asked.append("shutdown"),
@@ -104,3 +108,8 @@ def test_workers_leave_the_cluster_at_the_end(ray):
         assert workers.num_workers == 7
         assert ray.asked[-1] != "shutdown"
     assert ray.asked[-1] == "shutdown"
+
+
+def test_job_has_a_core_of_its_own_and_is_not_tried_again_by_ray(ray):
+    assert list(RayWorkers(LOCAL, 1, []).run([])) == []
+    assert ray.asked[-1] == {"num_cpus": 1, "max_retries": 0}

@@ -22,8 +22,9 @@ from schedlab.experiments.search.recommend import (
     serve_line,
     usd_per_million_tokens,
 )
-from schedlab.experiments.search.recommend_report import recommend_lines
+from schedlab.experiments.search.recommend_report import HEADER, recommend_lines, tried_rows
 from schedlab.experiments.search.vllm_defaults import RELEASES, default_limits, release
+from schedlab.experiments.statistics import Estimate
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
@@ -341,3 +342,14 @@ def test_engine_alone_needs_no_cluster(replicas):
     spec = search._spec(Candidate(1, replicas, 8, 64, "fcfs"), 2.5, 7)
     assert (spec.cluster and spec.cluster.count) == (None if replicas == 1 else 3)
     assert (spec.workload.request_rate, spec.workload.num_requests) == (2.5, 7)
+
+
+def test_row_of_what_was_tried_has_its_limits_in_the_order_of_the_header():
+    probe = SimpleNamespace(error=None, bound="", value=Estimate(1.5, 0.25))
+    tried = Tried("confirmed", Candidate(2, 3, 64, 512, "sarathi"), probe)
+    (row,) = tried_rows(SimpleNamespace(tried=[tried]))
+    assert dict(zip(HEADER, row, strict=True)) == {
+        "stage": "confirmed", "TP": "2", "replicas": "3", "max\nseqs": "64",
+        "max batched\ntokens": "512", "policy": "sarathi", "requests/s": row[-1],
+    }  # fmt: skip
+    assert row[-1].startswith("1.5")

@@ -10,6 +10,7 @@ import pytest
 from schedlab.sim.errors import SchedlabError
 from schedlab.sim.files import replacing
 from schedlab.sim.record.columns import pairs
+from schedlab.sim.record.copies import Copies, TierFacts
 from schedlab.sim.record.log import REQUEST_COLUMNS
 from schedlab.sim.result import RunResult
 from tests.hand_log import HandLog
@@ -223,3 +224,15 @@ def test_table_of_requests_without_a_column_is_refused_with_its_name(tmp_path):
     pq.write_table(table.drop_columns("prefix_hit_tokens"), tmp_path / "requests.parquet")
     with pytest.raises(SchedlabError, match=r"requests\.parquet: column prefix_hit_tokens is mis"):
         RunResult.load(tmp_path)
+
+
+def test_tables_of_tiers_are_those_of_copies_and_of_waits(tmp_path):
+    kept = Copies()
+    tables = {
+        "copies": {name: np.zeros(2, dtype=np.int64) for name in kept.columns()},
+        "copy_waits": {name: np.arange(3) for name in kept.wait_columns()},
+    }
+    result(tiers=(TierFacts("cpu", 7, 100, 4),), **tables).save(tmp_path)
+    for name, written in tables.items():
+        found = pq.read_table(tmp_path / f"{name}.parquet").to_pydict()
+        assert found == {key: column.tolist() for key, column in written.items()}

@@ -653,3 +653,12 @@ def test_promise_of_a_plan_that_drafts_less_is_of_one_step():
     assert len(promised) > 3
     assert (1, 1) in promised
     assert (1, FOREVER) not in promised
+
+
+def test_what_was_accepted_last_is_no_more_when_memory_is_lost():
+    state = SpeculatingState(Request(0, 0, 7, 30), drafts=3)
+    state.computed(7, ahead_tokens=4)
+    state._fresh = 2
+    assert (state.spare_tokens, state.fresh_tokens) == (4, 2)
+    state.lost_memory()
+    assert (state.spare_tokens, state.fresh_tokens) == (0, 0)

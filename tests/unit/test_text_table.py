@@ -38,6 +38,14 @@ def test_text_table_too_wide_repeats_its_keys_and_keeps_columns_of_one_name_toge
     assert second.count("TTFT") == 2
 
 
+def test_text_table_as_wide_as_the_line_keeps_its_keys_in_one_line():
+    header, rows = ("policy", "req/s"), [("the longest prompt of all goes first", "1.86")]
+    shown = text_table("", header, rows)
+    width = max(map(len, shown.split("\n")))
+    assert text_table("", header, rows, width) == shown
+    assert text_table("", header, rows, width - 1) != shown
+
+
 def test_text_table_wraps_texts_before_it_breaks_up():
     rows = [("a", "1", "many words " * 20)]
     shown = text_table("", ("name", "n", "what"), rows, 60)

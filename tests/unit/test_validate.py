@@ -6,7 +6,7 @@ import pytest
 
 from schedlab.experiments.comparing import host_terms
 from schedlab.experiments.comparing.host_terms import HostTerms, validate_elsewhere
-from schedlab.experiments.comparing.validate import timeline, validate
+from schedlab.experiments.comparing.validate import recording_of, timeline, validate
 from schedlab.experiments.comparing.vllm_recording import read_recording
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import load_spec, make_spec
@@ -122,6 +122,14 @@ def test_validation_of_other_requests_is_refused(tmp_path):
         validate(tiny(tmp_path, [row(0), row(1, output_toks=4)]))
     with pytest.raises(SpecError, match="1 requests, but the workload has 2"):
         validate(tiny(tmp_path, [row(0)]))
+
+
+@pytest.mark.parametrize("backend", ["real", "vllm"])
+def test_recording_is_held_against_nothing_but_a_simulation(tmp_path, backend):
+    spec = tiny(tmp_path, [row(0), row(1)])
+    assert len(recording_of(spec).output_tokens) == 2
+    with pytest.raises(SpecError, match="backend: validation predicts with the simulation"):
+        recording_of(spec.model_copy(update={"backend": backend}))
 
 
 def test_fit_on_the_run_to_be_predicted_is_refused(tmp_path):

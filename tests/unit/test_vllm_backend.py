@@ -161,3 +161,13 @@ def test_calibration_of_vllm_runs_fcfs_and_tells_what_steps_cost_beside_the_mode
         assert found.repetitions == repetitions
         measured = [(one.shape, one.seconds) for one in found.run_steps]
         assert measured == [(n, pytest.approx(1 - n / 100)) for n in (1, 2, 3, 4, 5)]
+
+
+def test_config_in_a_file_of_another_name_is_copied_to_where_vllm_looks(tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    theirs = model_folder("schedlab-small", tmp_path) / "config.json"
+    ours = theirs.rename(tmp_path / "mine.json")
+    assert model_folder(str(ours), scratch) == scratch
+    assert [path.name for path in scratch.iterdir()] == ["config.json"]
+    assert (scratch / "config.json").read_bytes() == ours.read_bytes()
