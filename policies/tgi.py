@@ -56,7 +56,8 @@ class TextGenerationInference(Policy):
     ) -> None:
         if not 0.0 <= waiting_served_ratio < math.inf:
             raise ValueError(f"waiting_served_ratio must be >= 0, got {waiting_served_ratio}")
-        if min(max_batch_prefill_tokens, max_waiting_tokens, max_batch_total_tokens or 1) < 1:
+        total_tokens = 1 if max_batch_total_tokens is None else max_batch_total_tokens
+        if min(max_batch_prefill_tokens, max_waiting_tokens, total_tokens) < 1:
             raise ValueError("max_batch_prefill_tokens, max_waiting_tokens and "
                              "max_batch_total_tokens must be at least 1")  # fmt: skip
         self.waiting_served_ratio = waiting_served_ratio

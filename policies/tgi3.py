@@ -44,7 +44,8 @@ class TextGenerationInference3(Policy):
     def __init__(
         self, max_batch_prefill_tokens: int = 4096, max_batch_total_tokens: int | None = None
     ) -> None:
-        if min(max_batch_prefill_tokens, max_batch_total_tokens or 1) < 1:
+        total_tokens = 1 if max_batch_total_tokens is None else max_batch_total_tokens
+        if min(max_batch_prefill_tokens, total_tokens) < 1:
             raise ValueError(
                 "max_batch_prefill_tokens and max_batch_total_tokens must be at least 1"
             )

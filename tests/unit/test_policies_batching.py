@@ -11,6 +11,7 @@ import pytest
 from schedlab import core
 from schedlab.policies import registry
 from schedlab.policies.queued_batches import QueuedBatch
+from schedlab.sim.errors import SpecError
 from schedlab.sim.request import RequestState
 from tests.laws import arrival
 from tests.traced import batches, limits
@@ -181,6 +182,12 @@ def test_tgi_reserves_declared_tokens_and_computes_an_oversized_prompt_alone():
     assert got == [{0: 4}, {0: 1}, {1: 9}, {2: 4}]  # nobody overtakes request 1
     got, _ = batches("tgi", work, limits(), max_batch_total_tokens=12)
     assert got == [{0: 4}, {0: 1}, {1: 9}, {2: 4}]  # 8 + 12 declared tokens exceed 12
+
+
+@pytest.mark.parametrize("name", ["tgi", "tgi3"])
+def test_tgi_without_room_for_a_token_is_refused(name):
+    with pytest.raises(SpecError, match="max_batch_total_tokens must be at least 1"):
+        registry.make(name, max_batch_total_tokens=0)
 
 
 def test_tgi3_lets_prompts_join_decodes_and_cuts_the_last_to_its_budget():
