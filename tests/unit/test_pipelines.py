@@ -171,6 +171,37 @@ def test_long_log_has_the_stages_as_a_short_one(monkeypatch):
     assert {*short.steps()} == {*long.steps()} > {"stage_0_ns", "stage_1_ns", "stage_2_ns"}
     for name, column in short.steps().items():
         assert np.array_equal(column, long.steps()[name]), name
+    for number in range(30):
+        assert short.token_times(number).tolist() == long.token_times(number).tolist()
+    for ids in (None, np.array([3, 17])):
+        for table in ("token_gaps", "token_counts"):
+            one, other = getattr(short, table)(ids), getattr(long, table)(ids)
+            for name in one:
+                assert sorted(one[name]) == sorted(other[name]), (table, name)
+    for name, column in short.token_times_of_all().stints().items():
+        assert np.array_equal(column, long.token_times_of_all().stints()[name]), name
+
+
+def test_decode_steps_of_a_pipeline_are_those_of_one_micro_batch_after_the_other():
+    # Three requests at once, and two more that find the first stage busy: two micro-batches, which
+    # decode in turn, the second from its own prompts on.
+    limits = EngineConfig(
+        num_blocks=99, max_model_len=99, pipeline_parallel_size=2, max_num_seqs=3,
+        max_num_resident=6,
+    )  # fmt: skip
+    work = [arrival(i, 0, 5, 4) for i in range(3)] + [arrival(i, 10, 5, 4) for i in (3, 4)]
+    cost = StagedCost((10, 10), base_ns=1000, token_ns=0, context_ns=0)
+    log = laws.run(registry.make("fcfs"), work, limits, cost)
+    steps = log.steps()
+    decoding = steps["num_decodes"] > 0
+    assert steps["num_decodes"][decoding].tolist() == [3, 2, 3, 2, 3, 2]
+    assert steps["micro_batch"][decoding].tolist() == [0, 1, 0, 1, 0, 1]
+    assert (steps["micro_batch"][~decoding] == -1).all()
+    stints = log.token_times_of_all().stints()
+    rows = zip(
+        *(stints[name].tolist() for name in ("id", "first_decode", "last_decode")), strict=True
+    )
+    assert sorted(rows) == [(0, 0, 3), (1, 0, 3), (2, 0, 3), (3, 3, 6), (4, 3, 6)]
 
 
 def test_straggler_has_slow_stages_and_links_as_fast_as_ever():
@@ -300,9 +331,10 @@ def test_fleet_of_pipelines_counts_all_gpus_and_has_bubbles_of_pipelines_alone(t
             spent_ns.sum() / 2 / span_ns
         )
     result.save(tmp_path / "run")
-    assert RunResult.load(tmp_path / "run").metric("pipeline_bubble_share") == result.metric(
-        "pipeline_bubble_share"
-    )
+    saved = RunResult.load(tmp_path / "run")
+    assert saved.metric("pipeline_bubble_share") == result.metric("pipeline_bubble_share")
+    for number in range(40):
+        assert saved.log.token_times(number).tolist() == result.log.token_times(number).tolist()
     result.to_perfetto(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     spans = [event for event in events if event["name"] == "step"]
