@@ -153,9 +153,7 @@ class Population:
     @property
     def next_event_ns(self) -> int:
         """When memory stops being kept or a copy to or from a lower tier is done; or FOREVER."""
-        next_ns = FOREVER
-        if self.kept_until_ns:
-            next_ns = min(self.kept_until_ns.values())
+        next_ns = self._first_kept_until_ns
         return next_ns if self.tiers is None else min(next_ns, self.tiers.next_done_ns)
 
     @property
@@ -164,6 +162,10 @@ class Population:
         tiers = self.tiers
         if tiers is None or self.num_waiting or self.loading or not tiers.stores_unseen:
             return self.next_event_ns
+        return self._first_kept_until_ns
+
+    @property
+    def _first_kept_until_ns(self) -> int:
         return min(self.kept_until_ns.values()) if self.kept_until_ns else FOREVER
 
     def copy_lost(self) -> None:

@@ -50,7 +50,6 @@ class StepLedger:
         self._config = requests.config
         self._kv = requests.kv
         self._tiers = requests.tiers
-        self._batch = requests.decodes
         self._speculates = requests.config.num_speculative_tokens > 0
         self._looks_ahead = requests.config.num_lookahead_tokens > 0
         # The limits that every plan begins with: worked out once.
