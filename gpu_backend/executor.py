@@ -131,6 +131,7 @@ class TorchExecutor(Executor):
         self.drafts: dict[int, Drafts] = {}
         self._estimate_step_ns = estimate_step_ns
         self._has_tiers = bool(config.kv_tiers)
+        self._block_size = config.block_size
         self._held: dict[int, RequestState] = {}
         self._prepares_ahead = runner.is_cuda if prepare_ahead is None else prepare_ahead
         self._builder = BatchBuilder(runner, self.pool, self.sequences, seed)
@@ -162,7 +163,9 @@ class TorchExecutor(Executor):
     def swapped_out(self, state: RequestState) -> None:
         """Note that a request's KV is to be copied to the host, before `released` comes."""
         if not self._has_tiers:
-            self.runner.swap.swap_out(state.id, self.pool.blocks(state.id))
+            # Not the slots of rejected drafts behind its context, which are not counted either.
+            count = -(-state.num_computed_tokens // self._block_size)
+            self.runner.swap.swap_out(state.id, self.pool.blocks(state.id)[:count])
 
     def swapped_in(self, state: RequestState) -> None:
         """Seat a request again and note that its KV is to be copied back."""

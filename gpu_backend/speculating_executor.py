@@ -48,7 +48,9 @@ class SpeculatingExecutor(TorchExecutor):
     ----------
     drafts : dict of int to list of (int, int)
         By request: tokens drafted and accepted, one verification after the other; what
-        `schedlab.sim.speculation.recording.write_drafts` writes for the simulation to replay.
+        `schedlab.sim.speculation.recording.write_drafts` writes for the simulation to replay. A
+        draft that was lost by a preemption, after which the next token comes without it, counts as
+        rejected.
 
     Notes
     -----
@@ -73,11 +75,17 @@ class SpeculatingExecutor(TorchExecutor):
         self._config = config
         self._lookup = lookup or PromptLookup()
         self._modelled_drafter = modelled_drafter
+        self._drafted: dict[int, int] = {}  # most tokens for the next place of a request
 
     def add(self, request: Request, output_tokens: int) -> None:
         """Learn of a request and its true output length."""
         super().add(request, output_tokens)
         self.drafts[request.id] = []
+
+    def remove(self, state: RequestState) -> None:
+        """Forget a request that finished or was rejected; see `TorchExecutor.remove`."""
+        super().remove(state)
+        self._drafted.pop(state.id, None)
 
     def look_ahead(self, state: RequestState) -> None:
         """Draft for the next verification of a request that is in no batch."""
@@ -86,6 +94,7 @@ class SpeculatingExecutor(TorchExecutor):
         most = most_drafts(self._config, state, context)
         state.draft_once = -1
         drafted = self._draft(self.pool.seat(state.id), context + 1, most)
+        self._drafted[state.id] = max(drafted, self._drafted.get(state.id, 0))
         state.track = one_ahead(self._config, state, drafted)
 
     def _draft(self, seat: int, num_tokens: int, most: int) -> int:
@@ -131,11 +140,13 @@ class SpeculatingExecutor(TorchExecutor):
             if ends:
                 finished.append(state)
             if not decodes:
+                if index > state.request.prompt_tokens:  # computed again: its draft was lost
+                    self.drafts[state.id].append((self._drafted.pop(state.id, 0), 0))
                 continue
-            self.drafts[state.id].append((count - 1, accepted))
+            self.drafts[state.id].append((self._drafted[state.id], accepted))
             following = None
             if not ends:
                 most = most_drafts(self._config, state, index + came - 1)
-                following = self._draft(seat, index + came, most)
+                following = self._drafted[state.id] = self._draft(seat, index + came, most)
             batch.settle(state, came, accepted, following)
         return finished

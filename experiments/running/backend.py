@@ -265,11 +265,6 @@ def _refuse_simulated_switches(spec: ExperimentSpec) -> None:
             f"engine.speculation.method: the real backend has no {speculation.method}; set "
             "method: ngram, or backend: sim"
         )
-    if speculation is not None and spec.engine.enable_prefix_caching:
-        raise SpecError(
-            "engine.enable_prefix_caching: the real backend verifies no drafts on shared blocks; "
-            "set it to false, or backend: sim"
-        )
     _refuse_tiers(spec)
     if spec.cluster is not None:
         raise SpecError("cluster: the real backend runs one engine")

@@ -383,9 +383,3 @@ def test_tier_larger_than_the_host_is_refused_by_its_key(monkeypatch):
     message = r"engine\.kv_offload\.tiers\[0\]: cpu takes 0\.50 GiB .* has 0\.00 GiB free"
     with pytest.raises(SpecError, match=message):
         run(experiment({"kv_offload": {"tiers": tiers}}))
-
-
-def test_drafts_on_shared_blocks_are_refused():
-    drafts = {"speculation": {"method": "ngram", "num_speculative_tokens": 2}}
-    with pytest.raises(SpecError, match=r"engine\.enable_prefix_caching: the real backend"):
-        run(experiment({**drafts, "kv_offload": None}))

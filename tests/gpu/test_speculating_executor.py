@@ -11,6 +11,7 @@ from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.gpu_backend.clock import ModelledClock
 from schedlab.gpu_backend.executor import TorchExecutor
+from schedlab.gpu_backend.named_tokens import NamedTokens
 from schedlab.gpu_backend.prompt_lookup import look_up
 from schedlab.gpu_backend.speculating_executor import SpeculatingExecutor
 from schedlab.policies import registry
@@ -25,8 +26,11 @@ from schedlab.sim.request import Arrival, Request
 from schedlab.sim.result import RunResult
 from schedlab.sim.speculation.drafters import NgramDrafter
 from schedlab.sim.speculation.recording import RecordedAcceptance, write_drafts
-from tests.gpu.backend import CONFIG, TIGHT, tiny_runner, variant
+from tests import laws
+from tests.gpu.backend import CONFIG, TIGHT, generated, tiny_runner, variant
+from tests.gpu.test_kv_tiers import MEMORY, ROOMY, session, workload
 from tests.laws import LinearCost
+from tests.policy_cases import make
 
 FEW_WORDS = variant(vocab_size=5)
 """A model that repeats itself, so that look-ups find what it will say."""
@@ -61,7 +65,20 @@ def served(executor, config, policy="fcfs", arrivals=None):
 
 def speculating(config, temperature=0.0):
     runner = tiny_runner(config, FEW_WORDS, temperature)
-    return SpeculatingExecutor(runner, config, ModelledClock(Pricing(LinearCost())), seed=3)
+    pricing = Pricing(LinearCost())
+    return SpeculatingExecutor(
+        runner, config, ModelledClock(pricing), estimate_step_ns=pricing.estimate_ns, seed=3
+    )
+
+
+def alone(work, prompt_ids=None):
+    """Return what requests generate without drafts where nothing is shared or evicted."""
+    executor = TorchExecutor(
+        tiny_runner(ROOMY, FEW_WORDS), ROOMY, ModelledClock(Pricing(LinearCost())), seed=3,
+        prompt_ids=prompt_ids or NamedTokens(3, FEW_WORDS.shape.vocab_size, ROOMY.block_size),
+    )  # fmt: skip
+    served(executor, ROOMY, arrivals=work)
+    return generated(executor, work)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -120,6 +137,66 @@ def test_requests_with_drafts_that_are_swapped_to_a_tier_go_on_where_they_were()
     for one in work:
         generated = with_drafts.generated(one.request.id).tolist()
         assert generated == plain.generated(one.request.id).tolist()
+
+
+SHARED = ["cache", "cache-and-swap", "through", "back", "swap-to-tier"]
+
+
+@pytest.mark.parametrize("memory", SHARED)
+@pytest.mark.parametrize("case", ["fcfs", "fastserve"])
+def test_drafts_on_shared_blocks_change_neither_answers_nor_steps(memory, case, tmp_path):
+    policy = make(case)
+    config = MEMORY[memory].for_policy(policy.pauses, policy.seats_loaded)
+    config = replace(config, num_speculative_tokens=3)
+    work, real = workload(1, num_requests=12), speculating(config)
+    device = RecordingExecutor(real)
+    _, log = served(device, config, case, work)
+    assert generated(real, work) == alone(work)
+    assert log.requests()["num_preemptions"].sum() > 0
+    assert log.requests()["cached_tokens"].sum() > 50
+    assert sum(accepted for drafts in real.drafts.values() for _, accepted in drafts) > 50
+    write_drafts(tmp_path / "drafts.jsonl", real.drafts)
+    simulated = RecordingExecutor(
+        SpeculativeExecutor(
+            Pricing(LinearCost()), config, RecordedAcceptance(tmp_path / "drafts.jsonl"),
+            NgramDrafter(0.0),
+        )
+    )  # fmt: skip
+    _, told = served(simulated, replace(config, fast_forward=False), case, work)
+    assert laws.difference(told, log, ("simulated", "real")) is None
+    assert [(s.tokens, s.preempted) for s in device.steps] == [
+        (s.tokens, s.preempted) for s in simulated.steps
+    ]
+
+
+@pytest.mark.parametrize("memory", ["cache", "through", "back"])
+def test_later_turns_begin_with_answers_that_were_drafted(memory):
+    config = replace(MEMORY[memory], num_blocks=26, num_speculative_tokens=3)
+    work = [a for i in range(5) for a in session(3 * i, 500 * i, 1_000 * i)]
+    real = speculating(config)
+    _, log = served(real, config, arrivals=work)
+    prompts = real.sequences._prompt_ids
+    assert generated(real, work) == alone(work, prompts)
+    rows = log.requests()
+    found = dict(zip(rows["id"].tolist(), rows["prefix_hit_tokens"].tolist(), strict=True))
+    # A first turn has a prompt of 7 tokens and an answer of 9, the last of them without KV.
+    assert sum(found[i] >= 12 for i in found if i % 3 == 1) >= 3
+
+
+def test_requests_with_drafts_that_are_swapped_go_on_where_they_were():
+    work = requests(gap_ns=900)
+    config = replace(
+        TIGHT, preemption_mode="swap", swap_space_blocks=26, kv_block_bytes=100,
+        num_speculative_tokens=3,
+    )  # fmt: skip
+    with_drafts = speculating(config)
+    _, log = served(with_drafts, config, arrivals=work)
+    plain = TorchExecutor(
+        tiny_runner(CONFIG, FEW_WORDS), CONFIG, ModelledClock(Pricing(LinearCost())), seed=3
+    )
+    served(plain, CONFIG, arrivals=work)
+    assert log.requests()["num_preemptions"].sum() > 3
+    assert generated(with_drafts, work) == generated(plain, work)
 
 
 def test_look_up_continues_the_longest_of_the_last_tokens_that_stood_before():
