@@ -237,11 +237,6 @@ class EngineConfig:
                 )
             if self.kv_allocator != "paged":
                 raise ValueError(f"speculation needs paged memory, not {self.kv_allocator}")
-            if self.async_scheduling:
-                raise ValueError(
-                    "speculation is not simulated with async_scheduling, which plans a step before "
-                    "it is known how many drafts were accepted; set async_scheduling: false"
-                )
         if self.overrun_at_stop and not self.async_scheduling:
             raise ValueError("overrun_at_stop needs async_scheduling: true")
         if self.overrun_at_stop and self.kv_allocator != "paged":

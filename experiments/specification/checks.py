@@ -115,6 +115,14 @@ def _check_speculation(spec: ExperimentSpec, fail: Fail) -> None:
             draft_model(deployment(spec), model(asked.model))
         except SpecError as error:
             fail((*path, "model"), str(error))
+    if asked.method == "ngram" and spec.engine.async_scheduling and spec.backend == "sim":
+        profile = spec.engine.profile
+        by = f" (profile {profile} switches it on; vLLM itself does so)" if profile else ""
+        fail(
+            ("engine", "async_scheduling"),
+            "not with engine.speculation.method ngram, which looks for drafts in what has come "
+            f"out and cannot be asked a step ahead; set it to false{by}",
+        )
     if asked.acceptance is None and spec.backend == "sim":
         fail(
             path,

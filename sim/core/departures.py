@@ -14,7 +14,7 @@ from schedlab.sim.core.request_hooks import RequestHooks
 from schedlab.sim.core.session_table import SessionTable
 from schedlab.sim.core.speculative_batch import SpeculativeBatch
 from schedlab.sim.core.tiering import Tiering
-from schedlab.sim.core.track import SpeculatingState
+from schedlab.sim.core.track import SpeculatingState, most_drafts, one_ahead, slots_ahead
 from schedlab.sim.core.waiting_queue import WaitingQueue
 from schedlab.sim.kv.allocators import make_kv_cache
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
@@ -116,6 +116,8 @@ class Departures(Population):
                 steps = batch.numbered_from + batch.steps
                 self.log.add_stint(state.id, state._entry_ns, steps, steps)
             overruns = how == "leave" and self._overruns(state)
+            if overruns and isinstance(state, SpeculatingState):
+                self._draft_beyond_end(state)
             if not overruns:
                 del self.running[state.id]
             state.served_ns += end_ns - state._seated_ns
@@ -149,10 +151,23 @@ class Departures(Population):
 
     def _overruns(self, state: RequestState) -> bool:
         """Whether the engine learns too late that it ends: a step with it is planned already."""
-        if not self.config.overrun_at_stop or self.hands_over is not None:
+        config = self.config
+        if not config.overrun_at_stop and not (
+            config.async_scheduling and config.num_speculative_tokens
+        ):
             return False
-        left = self.config.max_model_len - state.num_tokens
-        return state.num_output_tokens < state.request.max_tokens and left > 0
+        if self.hands_over is not None:
+            return False
+        # How many drafts are right is not known, that one token at least comes out is.
+        fresh = state.fresh_tokens
+        end = state.request.max_tokens if config.overrun_at_stop else state.num_output_tokens
+        left = config.max_model_len - state.num_tokens + fresh
+        return state.num_output_tokens - fresh < end and left > 0
+
+    def _draft_beyond_end(self, state: SpeculatingState) -> None:
+        """Let a request verify once more that has ended: nobody who plans knows of it yet."""
+        place = state.num_computed_tokens + state.unresolved_tokens
+        state.track = one_ahead(self.config, state, most_drafts(self.config, state, place))
 
     def _answer(self, state: RequestState, now_ns: int) -> None:
         request = state.request
@@ -228,14 +243,15 @@ class Departures(Population):
                 self.release(state)
             self.leaving.clear()
             return
-        granted = {state.id for state in plan.decoding()} if plan is not None else set()
+        granted = plan.num_scheduled_tokens() if plan is not None else {}
         gone = sorted((*self.leaving, *self.overrun.values()), key=seat_number)
         for state in gone:  # blocks come free in this order
             tokens = 0
             if state.id in self.overrun:
-                tokens = int(state.id in granted)
-                self.step_overrun += tokens
-                self.step_overrun_context_tokens += tokens * state._computed
+                tokens = granted.get(state.id, 0)
+                if tokens:
+                    self.step_overrun += tokens
+                    self.step_overrun_context_tokens += state._computed
                 self.forget_overrun(state)
             self.release(state, tokens)
         self.leaving.clear()
@@ -282,10 +298,16 @@ class Departures(Population):
 
     def release(self, state: RequestState, overrun_tokens: int = 0) -> None:
         """Give a request's memory back, and name what the next ones of its session may find."""
+        spare = state.spare_tokens + overrun_tokens
+        if isinstance(state, SpeculatingState) and self.config.async_scheduling:
+            if overrun_tokens:
+                end = state._computed + state.unresolved_tokens + overrun_tokens
+                end = min(end + slots_ahead(self.config, end), self.config.max_model_len)
+                spare = max(state.spare_tokens, end - state._computed)
+            state.resolve()  # its memory is released when all that came out is known
         turn = self.turns.pop(state.id, None)
         if turn is not None:
             self._name_answer(state, turn)
-        spare = state.spare_tokens + overrun_tokens
         self.kv.release(state, False, spare, spare + state.fresh_tokens)
         self._let_go(state)
 
@@ -310,6 +332,9 @@ class Departures(Population):
     def draft(self, state: RequestState, drafts: int) -> None:
         """Draft so many tokens for the next verification of a request that is in no batch."""
         assert isinstance(state, SpeculatingState)
+        if state.id in self.overrun:  # nothing comes out of it
+            self._draft_beyond_end(state)
+            return
         state.draft_once = drafts
         self.executor.look_ahead(state)
 

@@ -167,6 +167,9 @@ class Engine:
             if has_left:
                 requests.let_go(plan, now_ns)
             num_decodes = requests.choose_decodes(plan)
+            if requests.needs_less:
+                requests.needs_less = repeats = False
+                requests.num_events += 1
             if num_decodes or plan.chunks or requests.step_overrun:
                 self._segment = self._start(plan, num_decodes, horizon_ns, repeats)
                 return self._segment

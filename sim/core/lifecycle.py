@@ -338,8 +338,11 @@ class Lifecycle(Departures):
                 self._pause(left)
             if joining:
                 self._go_on(joining)
+        elif not chosen and self.config.async_scheduling and self.config.num_speculative_tokens:
+            self._pause(list(batch.members.values()))  # what is under way of them ends before
         for state, drafts in plan.trimmed:
-            self.draft_anew(state, drafts)
+            if state.status is not DONE:
+                self.draft_anew(state, drafts)
         return len(chosen)
 
     def _pause(self, states: list[RequestState]) -> None:
@@ -349,6 +352,13 @@ class Lifecycle(Departures):
             for state in states:
                 self._leave_decodes(state)
                 paused[state.id] = state
+                assert isinstance(state, SpeculatingState)
+                if state.unresolved_tokens:
+                    state.resolve()
+                    self.draft(state, -1)  # the next verification knows where it begins
+                    self.needs_less = True
+                elif self.config.async_scheduling:
+                    state.resolve()
             return
         log.add_stints(states, batch.numbered_from, batch.steps)
         batch.leave_all(states)

@@ -100,6 +100,9 @@ class Population:
     step_overrun, step_overrun_context_tokens : int
         Requests that ended before the next step, which computes a token of them all the same, and
         their tokens in the cache.
+    needs_less : bool
+        Whether somebody who is paused now will need less memory than the plan thought that paused
+        him, which could not know what becomes of drafts under way.
     """
 
     def __init__(self, config: EngineConfig, waiting: WaitingQueue, kv: KVCacheManager) -> None:
@@ -149,6 +152,7 @@ class Population:
         self.step_swapped_bytes = 0
         self.step_overrun = 0
         self.step_overrun_context_tokens = 0
+        self.needs_less = False
 
     @property
     def next_event_ns(self) -> int:

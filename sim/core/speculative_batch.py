@@ -42,7 +42,7 @@ class SpeculativeBatch(DecodeBatch):
 
     __slots__ = (
         "_base", "_blocks", "_context_sum", "_cut_short", "_drafts", "_fastest", "_leading",
-        "_less_led", "_looked_at", "_more_trail", "_num_lookahead_tokens", "_rows", "_shifts",
+        "_less_led", "_looked_at", "_more_trail", "_most_ahead", "_rows", "_shifts",
         "_tokens", "_trailing", "_zeros", "counts_cut_short", "last_tokens", "num_accepted",
         "num_cut_short",
     )  # fmt: skip
@@ -67,7 +67,9 @@ class SpeculativeBatch(DecodeBatch):
         self._shifts: dict[int, list[int]] = {}
         # Who may have the largest or the smallest context; see `_largest`.
         self._fastest = 1 + config.num_speculative_tokens
-        self._num_lookahead_tokens = config.num_lookahead_tokens
+        self._most_ahead = config.num_lookahead_tokens
+        if config.async_scheduling:
+            self._most_ahead += config.num_speculative_tokens
         self._leading: dict[int, SpeculatingState] = {}
         self._trailing: dict[int, SpeculatingState] = {}
         self._looked_at = self._less_led = self._more_trail = 0
@@ -379,7 +381,7 @@ class SpeculativeBatch(DecodeBatch):
                 if sum(rows) != self._drafts:
                     count = i
                     break
-        most_tokens = count * self._fastest + self._num_lookahead_tokens
+        most_tokens = count * self._fastest + self._most_ahead
         if free_blocks > self.size * (most_tokens // self.block_size + 1):  # which is most of them
             return count
         blocks = accumulate(self.blocks_per_step(count))

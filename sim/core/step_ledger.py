@@ -9,7 +9,7 @@ from typing import SupportsIndex, get_args
 from schedlab.sim.config import PreemptionMode
 from schedlab.sim.core.plan import BatchPlan, Parts
 from schedlab.sim.core.population import Population
-from schedlab.sim.core.track import slots_ahead
+from schedlab.sim.core.track import SpeculatingState, slots_ahead
 from schedlab.sim.errors import InfeasiblePlan
 from schedlab.sim.kv.ledger import NO_HIT, Hit
 from schedlab.sim.request import DONE, RUNS, WAITS, RequestState
@@ -197,7 +197,7 @@ class StepLedger:
         n = min(tokens, self.tokens_left) if want is None else min(tokens, self.tokens_left, want)
         if 0 < self._threshold < n:  # as in vLLM, where it is of any piece
             n = self._threshold
-        if not self._kv.allocate(state, n, ahead_tokens=self._ahead(state, n)):
+        if not self._kv.allocate(state, n, ahead_tokens=self._ahead_of_drafts(state, n)):
             return self._deny(state, "its token and drafts do not fit the free KV blocks")
         self._decodes[state.id] = state
         if n < tokens:
@@ -211,6 +211,18 @@ class StepLedger:
         if not self._looks_ahead:
             return 0
         return slots_ahead(self._config, (state.num_computed_tokens or cached_tokens) + num_tokens)
+
+    def _ahead_of_drafts(self, state: RequestState, num_tokens: int) -> int:
+        """Count the same for a verification, and slots that the one under way may fill."""
+        assert isinstance(state, SpeculatingState)
+        unresolved = state.unresolved_tokens
+        ahead = self._ahead(state, unresolved + num_tokens)
+        if not unresolved:
+            return ahead
+        return min(
+            unresolved + ahead,
+            self._config.max_model_len - state.num_computed_tokens - num_tokens,
+        )
 
     def _has_room_for_one(self) -> bool:
         return self.tokens_left > 0 and self.rows_left > 0
@@ -552,8 +564,11 @@ class StepLedger:
         if self._speculates:
             # Drafts are no content that anybody finds again; the token to compute is.
             known = 1 if decodes else granted or -state.fresh_tokens
+            if self._config.async_scheduling and (decodes or not granted):
+                assert isinstance(state, SpeculatingState)
+                known = state.known_ahead(decodes, self._start_ns)
             if granted:
-                granted += self._ahead(state, granted)
+                granted += self._ahead_of_drafts(state, granted)
             granted = max(granted, state.spare_tokens)
             unnamed = granted - known
         self._kv.release(state, True, granted, unnamed)

@@ -75,6 +75,10 @@ class Track:
         The limits.
     context_tokens, spare_tokens : int
         Tokens in the cache at its beginning, and slots held beyond them.
+    unresolved_tokens : int
+        Slots beyond them that the step under way may fill for all that is known when the first one
+        is planned: of drafts that will be rejected. An engine that plans ahead puts what it plans
+        behind these.
 
     Attributes
     ----------
@@ -95,11 +99,17 @@ class Track:
 
     __slots__ = (
         "_capacity", "_counted", "_counted_tokens", "_least_held", "_longest", "_num_tokens",
-        "_slots", "_window", "block_size", "bursts", "cut_off", "drafted", "first", "openings",
-        "passed_tokens", "turns",
+        "_plans_ahead", "_slots", "_unresolved", "_window", "block_size", "bursts", "cut_off",
+        "drafted", "first", "openings", "passed_tokens", "turns",
     )  # fmt: skip
 
-    def __init__(self, config: EngineConfig, context_tokens: int, spare_tokens: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        context_tokens: int,
+        spare_tokens: int,
+        unresolved_tokens: int = 0,
+    ) -> None:
         size = config.block_size
         self.first = 0
         self.passed_tokens = 0
@@ -110,7 +120,9 @@ class Track:
         self.turns: list[int] = []
         self.block_size = size
         self._longest = config.max_model_len
-        self._window = config.num_speculative_tokens
+        self._plans_ahead = config.async_scheduling
+        self._unresolved = unresolved_tokens
+        self._window = config.num_speculative_tokens * (2 if self._plans_ahead else 1)
         # A verification is given slots up to here, beyond what has come out and what is drafted.
         self._slots = context_tokens + 1 + config.num_lookahead_tokens
         self._least_held = context_tokens + spare_tokens
@@ -130,16 +142,25 @@ class Track:
 
     def _extend_alike(self, bursts: bytes, drafted: bytes) -> None:
         """Add verifications for which as many tokens are drafted each, at least one of them."""
-        first: i64 = len(self.bursts)
-        drafts: i64 = drafted[0]
-        if first and drafts != self.drafted[-1]:
+        first = len(self.bursts)
+        if first and drafted[0] != self.drafted[-1]:
             self.turns.append(first)
+        if self._plans_ahead:
+            self._open_ahead(bursts, drafted[0])
+        else:
+            self._open(bursts, drafted[0])
+        if first:
+            bursts, drafted = self.bursts + bursts, self.drafted + drafted
+        self.bursts, self.drafted = bursts, drafted
+
+    def _open(self, bursts: bytes, drafts: i64) -> None:
+        """Note which of some verifications to come open blocks, and what comes out of them."""
         after: i64 = self._num_tokens
         ahead: i64 = drafts + self._slots
         capacity: i64 = self._capacity
         longest: i64 = self._longest
         fits = capacity - ahead
-        place: i64 = first
+        place: i64 = len(self.bursts)
         burst: i64
         for burst in bursts:
             if after > fits:
@@ -154,9 +175,36 @@ class Track:
             place += 1
         self._num_tokens = after
         self._capacity = capacity
-        if first:
-            bursts, drafted = self.bursts + bursts, self.drafted + drafted
-        self.bursts, self.drafted = bursts, drafted
+
+    def _open_ahead(self, bursts: bytes, drafts: i64) -> None:
+        """Do the same where each is planned as if all drafts of the one before it were right."""
+        after: i64 = self._num_tokens
+        place: i64 = len(self.bursts)
+        start: i64 = after + self.unresolved_before(place)
+        ahead: i64 = drafts + self._slots
+        capacity: i64 = self._capacity
+        burst: i64
+        for burst in bursts:
+            end = min(start + ahead, self._longest)
+            while end > capacity:
+                self.openings.append(place)
+                capacity += self.block_size
+            start = after + drafts + 1
+            after += burst
+            place += 1
+        self._num_tokens = after
+        self._capacity = capacity
+
+    def unresolved_before(self, i: int) -> int:
+        """Count the drafts of the one before a verification that do not come out.
+
+        Where that is under way when this one is planned: 0 if the engine does not plan ahead.
+        """
+        if not self._plans_ahead:
+            return 0
+        if not i:
+            return self._unresolved
+        return self.drafted[i - 1] + 1 - self.bursts[i - 1]
 
     @property
     def num_tokens(self) -> int:
@@ -209,11 +257,14 @@ class Track:
         came: i64 = self.tokens_before(i)
         slots: i64 = self._slots
         longest: i64 = self._longest
+        plans_ahead = self._plans_ahead
         before: i64 = i
         j: i64
         for j in range(before - 1, max(i - 2 - self._window, -1), -1):
             came -= bursts[j]
             end: i64 = came + drafted[j] + slots
+            if plans_ahead:
+                end += self.unresolved_before(j)
             if end > most:
                 most = end if end < longest else longest
         return most
@@ -237,7 +288,10 @@ class SpeculatingState(RequestState):
         Its verifications; None before its first token, and while it lacks its KV.
     """
 
-    __slots__ = ("_fresh", "_spare", "draft_once", "drafts", "track")
+    __slots__ = (
+        "_fresh", "_in_flight", "_spare", "_unresolved", "_was_blind", "draft_once", "drafts",
+        "track",
+    )  # fmt: skip
 
     def __init__(self, request: Request, drafts: int) -> None:
         super().__init__(request)
@@ -246,6 +300,9 @@ class SpeculatingState(RequestState):
         self.track: Track | None = None
         self._spare = 0
         self._fresh = 0
+        self._unresolved = 0
+        self._in_flight = False
+        self._was_blind = False
 
     @property
     def num_computed_tokens(self) -> int:
@@ -280,6 +337,15 @@ class SpeculatingState(RequestState):
         return track.bursts[i - 1] - 1 if i > track.first else self._fresh
 
     @property
+    def unresolved_tokens(self) -> int:
+        """Slots that its next verification leaves to the one under way when it is planned."""
+        if self._batch is None:
+            return self._unresolved
+        track = self.track
+        assert track is not None
+        return track.unresolved_before(self._verification())
+
+    @property
     def decode_tokens(self) -> int:
         """Tokens that it computes when it decodes next: one, and those drafted."""
         track = self.track
@@ -310,6 +376,12 @@ class SpeculatingState(RequestState):
         came = track.tokens_before(last) - track.passed_tokens
         if steps:
             self._fresh = track.bursts[last - 1] - 1
+            self._was_blind = self._is_blind(steps)
+            self._in_flight = True
+        elif self._entry_ns >= 0:  # the end of its prompt is under way
+            self._was_blind = False
+            self._in_flight = True
+        self._unresolved = track.unresolved_before(last)
         self._computed += came
         self._generated += came
         self._spare = track.held(last) - self._computed
@@ -322,12 +394,44 @@ class SpeculatingState(RequestState):
         """Count tokens of its prompt as computed, and so many slots behind them as held."""
         self._computed += num_tokens
         self._spare = max(self._spare - num_tokens, ahead_tokens)
+        self.resolve()
+
+    def resolve(self) -> None:
+        """Learn that nothing of it is under way, or no draft: what it has computed is known."""
         self._fresh = 0
+        self._unresolved = 0
+        self._in_flight = False
+
+    def _is_blind(self, steps: int) -> bool:
+        """Whether the last of so many steps of its batch was planned while one of it ran."""
+        return steps > 1 or self._in_flight or self._entry_ns >= 0
+
+    def known_ahead(self, is_granted: bool, now_ns: int) -> int:
+        """Count its tokens whose content an engine that plans ahead knows, beyond those computed.
+
+        Less than 0 if it does not know all of these. vLLM names blocks up to there: when it
+        schedules a request, and when it learns what came out of the step before the one under way.
+
+        Parameters
+        ----------
+        is_granted : bool
+            Whether the plan that is being made computes its next token.
+        now_ns : int
+            The time of that plan.
+        """
+        if self._entry_ns == now_ns:  # the step under way computes the end of its prompt
+            return 0
+        batch = self._batch
+        steps = 0 if batch is None else batch.steps - self._stint_start
+        if not (steps or self._in_flight):
+            return int(is_granted)
+        blind = self._is_blind(steps) if steps else self._was_blind
+        return -self.fresh_tokens - int(blind and not is_granted)
 
     def lost_memory(self) -> None:
         """Forget what it held: its KV is recomputed, or comes back from the host."""
         self._spare = 0
-        self._fresh = 0
+        self.resolve()
         self.track = None
 
 
@@ -361,7 +465,7 @@ def one_ahead(config: EngineConfig, state: SpeculatingState, drafted: int) -> Tr
     For drafts of which nobody knows what becomes of them until they are verified; see
     `SpeculativeBatch.settle`.
     """
-    track = Track(config, state.num_computed_tokens, state.spare_tokens)
+    track = Track(config, state.num_computed_tokens, state.spare_tokens, state.unresolved_tokens)
     track.extend(b"\1", bytes([drafted]))
     return track
 
@@ -390,15 +494,19 @@ def look_ahead(
     start, context = state.num_output_tokens, state.num_computed_tokens
     place = start
     longest = config.max_model_len - 2 - context + start  # for how many tokens there is room
-    track = Track(config, context, state.spare_tokens)
+    track = Track(config, context, state.spare_tokens, state.unresolved_tokens)
     once, most = state.draft_once, state.drafts
     state.draft_once = -1
+    unresolved = most if config.async_scheduling else 0  # at most, from the second one on
     while place < length:
-        if once < 0 and place + most <= longest:
-            bursts, drafted = outcome.verify_on(place, most, min(length, longest - most + 1))
+        before = track.unresolved_before(len(track.bursts))
+        room = longest - max(unresolved, before)
+        if once < 0 and place + most <= room:
+            bursts, drafted = outcome.verify_on(place, most, min(length, room - most + 1))
         else:
             wanted = most if once < 0 else once
-            found, accepted = outcome.verify(place, max(0, min(wanted, longest - place)))
+            room = longest - before - place
+            found, accepted = outcome.verify(place, max(0, min(wanted, room)))
             bursts, drafted = bytes([accepted + 1]), bytes([found])
         track.extend(bursts, drafted)
         place = start + track.num_tokens

@@ -155,13 +155,15 @@ def _limits(draw: _Draw, kind: str) -> EngineConfig:
         kv_block_bytes=draw(0, 100) if not tiered else 100,
         enable_prefix_caching=paged and (kind != "plain" or draw(True, False)),
         free_uncached_first=draw(True, False),
-        async_scheduling=not speculates and draw(True, False),
+        async_scheduling="ahead" in kind or (not speculates and draw(True, False)),
         arrivals_between_steps=draw(True, False),
         cudagraph_capture_sizes=draw((), (1, 2, 4, 8, 16)),
         num_speculative_tokens=draw(1, 3, 5) if speculates else 0,
         num_lookahead_tokens=draw(0, 5) if speculates else 0,
         first_launch_ns=draw(0, 0, 2500),
     )
+    if "ahead" in kind:
+        config = replace(config, overrun_at_stop=draw(True, False))
     if not tiered:
         return config
     return replace(
@@ -231,6 +233,15 @@ def runs_with_drafts_and_tiers(policy: str) -> dict[str, Any]:
     for number in range(RUNS_OF_A_POLICY):
         log, _, num_plans = _run(policy, number, "drafts with tiers")
         found[str(number)] = [digest(log), num_plans, len(log.copies.columns()["id"])]
+    return found
+
+
+def runs_with_drafts_ahead(policy: str) -> dict[str, Any]:
+    """Run a policy under limits with drafts and a step planned ahead; see `runs`."""
+    found = {}
+    for number in range(RUNS_OF_A_POLICY):
+        log, _, num_plans = _run(policy, number, "drafts ahead")
+        found[str(number)] = [digest(log), num_plans]
     return found
 
 
@@ -374,6 +385,10 @@ CASES = {
     **{
         f"combined drafts with tiers {policy}": (runs_with_drafts_and_tiers, policy)
         for policy in ("fcfs", "fastserve", "sarathi", "srtf", "vtc")
+    },
+    **{
+        f"combined drafts ahead {policy}": (runs_with_drafts_ahead, policy)
+        for policy in ("fcfs", "priority", "fastserve", "sarathi", "srtf")
     },
     **{
         f"combined fleets {first}": (fleet, range(first, first + _AT_ONCE))

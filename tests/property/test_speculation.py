@@ -52,6 +52,8 @@ def cases(draw):
         cudagraph_capture_sizes=draw(st.sampled_from([(), (1, 2, 4, 8, 16)])),
         num_speculative_tokens=draw(st.sampled_from([1, 3, 5])),
         num_lookahead_tokens=draw(st.sampled_from([0, 5])),
+        async_scheduling=(ahead := draw(st.booleans())),
+        overrun_at_stop=ahead and draw(st.booleans()),
     )
     rows = draw(
         st.lists(

@@ -85,7 +85,14 @@ def test_wrong_speculation_is_refused_by_name(speculation, message):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"engine": {"async_scheduling": True}}, "not simulated with async_scheduling"),
+        (
+            {"engine": {"async_scheduling": True}},
+            r"engine\.async_scheduling: not with engine\.speculation\.method ngram.*to false$",
+        ),
+        (
+            {"engine": {"profile": "vllm-0.32", "async_scheduling": True}},
+            r"set it to false \(profile vllm-0\.32 switches it on",
+        ),
         ({"engine": {"kv_allocator": "contiguous_max"}}, "speculation needs paged memory"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value,

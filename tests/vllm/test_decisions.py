@@ -1,6 +1,7 @@
 """vLLM's own scheduler is the judge: ours, and ours inside it, must take the same steps."""
 
 import os
+from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
@@ -61,6 +62,20 @@ def test_drafts_are_verified_in_the_steps_of_vllm(first):
         if seed % 2:
             workload = workloads.cut_short(workload, seed, may_abort=False)
         workload = workloads.speculate(workload, seed)
+        ours, theirs = schedlab_steps.steps_of(workload), vllm_steps.steps_of(workload)
+        difference = first_difference(ours, theirs)
+        assert difference is None, f"workload {seed} ({workload.kind}): {difference}"
+
+
+@pytest.mark.parametrize("first", range(0, WORKLOADS // 2, CHUNK))
+def test_drafts_that_are_planned_ahead_are_verified_in_the_steps_of_vllm(first):
+    for seed in range(first, min(first + CHUNK, WORKLOADS // 2)):
+        workload = workloads.draw(seed, SWITCHES, has_watermark=RELEASE != "0.19")
+        if seed % 2:
+            config = replace(workload.config, async_scheduling=True)
+            workload = workload._replace(config=config)
+            workload = workloads.cut_short(workload, seed, may_abort=False)
+        workload = workloads.speculate(workload, seed, ahead=True)
         ours, theirs = schedlab_steps.steps_of(workload), vllm_steps.steps_of(workload)
         difference = first_difference(ours, theirs)
         assert difference is None, f"workload {seed} ({workload.kind}): {difference}"

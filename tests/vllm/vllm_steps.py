@@ -292,6 +292,6 @@ def steps_of(workload: Workload, cls: type[Scheduler] | None = None) -> list[Ste
         batch = batches.popleft()
         now_ns = max(now_ns, batch.end_ns)
         scheduler.update_from_output(batch.scheduled, model.run(batch, scheduler.requests))
-        if outcomes:
+        if outcomes and not workload.config.async_scheduling:
             most = workload.config.num_speculative_tokens
             scheduler.update_draft_token_ids(model.draft(scheduler.requests, most))

@@ -101,18 +101,31 @@ def draw(seed: int, switches: dict[str, bool], has_watermark: bool) -> Workload:
     return Workload(config, _arrivals(rng, config), policy)
 
 
-def speculate(workload: Workload, seed: int) -> Workload:
-    """Let the engine draft, which it does not while it plans ahead."""
+def speculate(workload: Workload, seed: int, ahead: bool = False) -> Workload:
+    """Let the engine draft, and perhaps plan ahead.
+
+    Who plans ahead takes as many tokens for drafted as are asked for. Then no sequence comes near
+    the longest, where vLLM lets it wait for what is under way.
+    """
     rng = Random(f"speculate {seed}")
     most = rng.choice((1, 2, 4, 6))
     config = replace(
         workload.config,
-        async_scheduling=False,
-        overrun_at_stop=False,
+        async_scheduling=ahead,
+        overrun_at_stop=ahead and workload.config.overrun_at_stop,
         num_speculative_tokens=most,
         num_lookahead_tokens=rng.choice((0, most)),
     )
-    drafts = Drafts(seed, rng.choice((0.0, 0.5, 0.8, 1.0)), rng.random() < 0.5)
+    if ahead:
+        longest = config.max_model_len + 2 * most + 3
+        more_blocks = -(-longest // config.block_size) - config.max_model_len // config.block_size
+        config = replace(
+            config,
+            max_model_len=longest,
+            num_blocks=config.num_blocks + more_blocks,
+            max_num_batched_tokens=max(config.max_num_batched_tokens, longest),
+        )
+    drafts = Drafts(seed, rng.choice((0.0, 0.5, 0.8, 1.0)), ahead or rng.random() < 0.5)
     return workload._replace(config=config, drafts=drafts)
 
 

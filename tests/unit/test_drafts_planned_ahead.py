@@ -1,0 +1,127 @@
+"""Drafts under asynchronous scheduling: a step is planned as if those under way were all right."""
+
+from dataclasses import replace
+
+import pytest
+
+from schedlab.policies import registry
+from schedlab.policies.continuous_batching import ContinuousBatching
+from schedlab.policies.speculation.by_batch_size import ByBatchSize
+from schedlab.sim.config import EngineConfig
+from schedlab.sim.core.speculative_executor import SpeculativeExecutor
+from schedlab.sim.speculation.acceptance import DrawnAcceptance
+from schedlab.sim.speculation.drafters import NgramDrafter
+from tests import laws
+from tests.property.test_speculation import require_laws
+
+CONFIG = EngineConfig(
+    num_blocks=60, max_model_len=60, block_size=1, num_speculative_tokens=3, async_scheduling=True
+)
+COST = laws.LinearCost(base_ns=100, token_ns=0, context_ns=0)
+
+
+def run(workload, config=CONFIG, rates=(0.0,), policy=None, length=None):
+    return laws.run(
+        policy or registry.make("fcfs"), workload, config, COST, draft_length=length,
+        make_executor=lambda pricing: SpeculativeExecutor(
+            pricing, config, DrawnAcceptance(rates), NgramDrafter(0.0)
+        ),
+    )  # fmt: skip
+
+
+def test_verification_is_given_slots_behind_all_drafts_under_way():
+    work = [laws.arrival(0, 0, 10, 5)]
+    # 10 of the prompt, of which surely one token comes out; then 4 more, of which nobody knows
+    # how many; then 4 behind these, and so on, while one of them is right.
+    assert run(work).steps()["kv_allocated_tokens"].tolist() == [10, 14, 18, 19, 20]
+    at_once = replace(CONFIG, async_scheduling=False)
+    assert run(work, at_once).steps()["kv_allocated_tokens"].tolist() == [10, 14, 15, 16, 17]
+
+
+def test_verification_of_right_drafts_needs_no_more_than_where_nothing_is_planned_ahead():
+    work = [laws.arrival(0, 0, 10, 13)]
+    held = run(work, rates=(1.0,)).steps()["kv_allocated_tokens"].tolist()
+    assert held[:4] == [10, 14, 18, 22]
+    at_once = run(work, replace(CONFIG, async_scheduling=False), (1.0,)).steps()
+    assert at_once["kv_allocated_tokens"].tolist() == held[:4]
+
+
+@pytest.mark.parametrize(
+    ("rate", "output_tokens", "padding"),
+    [
+        (1.0, 9, [0, 0, 0, 4]),  # 1, then 4 twice: 5 were there, and one more would not end it
+        (0.0, 3, [0, 0, 0]),  # 2 are there, and one more comes out in any case
+        (1.0, 6, [0, 0, 0]),  # 5 are there
+        (1.0, 7, [0, 0, 0, 4]),
+        (1.0, 1, [0]),
+    ],
+)
+def test_answer_that_right_drafts_end_is_verified_once_more(rate, output_tokens, padding):
+    log = run([laws.arrival(0, 0, 10, output_tokens)], rates=(rate,))
+    assert log.steps()["padding_tokens"].tolist() == padding
+    assert log.steps()["draft_tokens"].tolist()[len(padding) :] == []
+    assert log.requests()["finish_ns"].tolist() == [100 * sum(tokens == 0 for tokens in padding)]
+
+
+def test_answer_that_ends_before_its_limit_is_verified_once_more_whoever_was_right():
+    config = replace(CONFIG, overrun_at_stop=True)
+    log = run([laws.arrival(0, 0, 10, 3, max_tokens=20)], config)
+    assert log.steps()["padding_tokens"].tolist() == [0, 0, 0, 4]
+    # 12 tokens are in the cache, 3 drafts of the step before may be right: 15, and 4 more.
+    assert log.steps()["kv_tokens"].tolist() == [10, 11, 12, 0]
+    limited = run([laws.arrival(0, 0, 10, 3, max_tokens=3)], config)
+    assert limited.steps()["padding_tokens"].tolist() == [0, 0, 0]
+
+
+def test_verification_too_many_takes_memory_from_others():
+    work = [laws.arrival(0, 0, 4, 9), laws.arrival(1, 0, 1, 20)]
+    config = replace(CONFIG, num_blocks=28, max_model_len=28, preempt_in_order=True)
+    log = run(work, config, (1.0,))
+    # The third step ends answer 0, with 12 tokens in the cache, which who plans the fourth does not
+    # know: 4 more, and 13 of request 1, are one too many. Without it there is no such step.
+    assert log.requests()["num_preemptions"].tolist() == [0, 1]
+    assert log.requests()["finish_ns"].tolist()[0] == 300
+    roomy = run(work, replace(config, num_blocks=29), (1.0,))
+    assert roomy.requests()["num_preemptions"].tolist() == [0, 0]
+
+
+def test_request_that_sits_a_step_out_begins_behind_what_it_has():
+    class SkipsOneStep(ContinuousBatching):
+        def plan(self, view, builder):
+            skips = view.now_ns == 300
+            for state in view.running:
+                if not (skips and state.id == 0):
+                    builder.grant(state)
+            for state in view.waiting:
+                builder.grant(state)
+            return builder.build()
+
+    work = [laws.arrival(0, 0, 10, 20), laws.arrival(1, 0, 1, 20)]
+    log = run(work, policy=SkipsOneStep())
+    held = log.steps()["kv_allocated_tokens"].tolist()
+    # Request 0 holds 10, 14, 18, 18 and, of 12 in its cache, 16 of which it has already, again 18;
+    # then 4 behind what is under way. Request 1 holds 1, 5, 9, 10, 11 and so on.
+    assert [held[i] - (1, 5, 9, 10, 11, 12)[i] for i in range(6)] == [10, 14, 18, 18, 18, 20]
+
+
+def test_draft_length_that_changes_leaves_what_is_under_way_where_it_is():
+    # Alone it drafts three, beside another one. The prompt of that one is in the fourth step, and
+    # the fifth is planned with one draft behind three: 10 + 2 + 4 + 2, in the 19 slots that
+    # request 0 has; request 1 has 1, then 3.
+    work = [laws.arrival(0, 0, 10, 20), laws.arrival(1, 150, 1, 20)]
+    steps = run(work, length=ByBatchSize([[1, 3], [2, 1]])).steps()
+    assert steps["draft_tokens"].tolist()[:6] == [0, 3, 3, 3, 2, 2]
+    assert steps["kv_allocated_tokens"].tolist()[:6] == [10, 14, 18, 20, 22, 24]
+
+
+def test_request_denied_for_what_it_might_need_is_asked_again_after_a_step():
+    lengths = ((1, 5), (1, 27), (47, 26))
+    work = [
+        laws.arrival(i, 0, prompt, output, predicted_tokens=float(output))
+        for i, (prompt, output) in enumerate(lengths)
+    ]
+    config = EngineConfig(
+        num_blocks=25, max_model_len=100, block_size=4, max_num_seqs=2, max_num_batched_tokens=17,
+        num_speculative_tokens=1, async_scheduling=True, swap_space_blocks=30, kv_block_bytes=100,
+    )  # fmt: skip
+    require_laws("srtf", (work, config, [0.0], None))
