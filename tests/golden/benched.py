@@ -23,6 +23,7 @@ from schedlab.experiments.bench import (
     peers,
     point_bench,
     policy_shares,
+    session_shares,
 )
 from schedlab.sim.core.engine import Engine
 from tests.golden.rounding import json_digest
@@ -210,6 +211,9 @@ def shares(_: str) -> dict[str, Any]:
     with mock.patch.object(policy_shares, "measure", return_value=[]) as asked:
         policy_shares.main([])
     names, *rest = asked.call_args.args
+    with _clock(session_shares):
+        sessions = [list(row) for row in session_shares.measure(5, 3)]
+        told = _printed(session_shares.main, ["--sessions", "4", "--rounds", "1"])
     with mock.patch.object(point_bench, "measure", lambda *given: (sum(given), 2.25)):
         points = _printed(point_bench.main, [])
         few = _printed(point_bench.main, ["--points", "3", "--rounds", "2"])
@@ -218,6 +222,7 @@ def shares(_: str) -> dict[str, Any]:
     spec = point_bench._spec(4)
     return {
         "rows": rows, "printed": printed, "asked": [len(names) > 20, rest],
+        "sessions": [sessions, told],
         "points": [points, few, ms, spec.seed, spec.workload.num_requests, spec.hardware],
     }  # fmt: skip
 
