@@ -34,24 +34,49 @@ class Lane(Protocol):
 
 
 def open_lane(device: torch.device) -> Lane:
-    """Return a lane for copies from or to a device."""
+    """Return a lane for copies between a device and the host's memory."""
     return StreamLane(device) if device.type == "cuda" else ThreadLane()
 
 
 class ThreadLane:
-    """A thread that copies; torch lets others run meanwhile."""
+    """A thread that copies; torch lets others run meanwhile, and so does a file.
 
-    def __init__(self) -> None:
+    It waits for the copies that come before its own by itself, which a stream could not if a
+    file is written by one of them: the engine's thread would have to wait. So with a file among
+    the tiers all lanes are threads, also where the device is a GPU.
+
+    Parameters
+    ----------
+    device : torch.device, optional
+        Where copies begin or end, if that is a GPU: the thread has a stream of its own there, and
+        a copy is done when that stream is. What it copies was computed, by the current stream,
+        before it was ordered.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-copies")
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._stream = None if self._device is None else torch.cuda.Stream(self._device)
 
     def order(self, work: Callable[[], None], after: Sequence[Ticket] = ()) -> Ticket:
         """Hand work to the thread; see `Lane.order`."""
+        stream, computed = self._stream, None
+        if stream is not None:
+            computed = torch.cuda.Event()
+            computed.record(torch.cuda.current_stream(self._device))
 
         def carry_out() -> tuple[int, int]:
             for ticket in after:
                 ticket.wait()
-            begun_ns = time.perf_counter_ns()
-            work()
+            if stream is None or computed is None:
+                begun_ns = time.perf_counter_ns()
+                work()
+            else:
+                computed.synchronize()
+                begun_ns = time.perf_counter_ns()
+                with torch.cuda.stream(stream):
+                    work()
+                stream.synchronize()
             return begun_ns, time.perf_counter_ns()
 
         return ThreadTicket(self._thread.submit(carry_out))

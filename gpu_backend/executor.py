@@ -190,6 +190,17 @@ class TorchExecutor(Executor):
         """Return the tokens of a request that has finished (or was preempted), int64."""
         return self.sequences.generated(request_id)
 
+    def wait_for_copies(self) -> None:
+        """Wait for what is still copied when the work is done, so that it disturbs nobody else.
+
+        Raises
+        ------
+        SchedlabError
+            If a copy has failed.
+        """
+        if self.kv_bytes is not None:
+            self.kv_bytes.wait_for_copies()
+
     def check(self, engine: Engine) -> None:
         """Prove that blocks on device and host are those the engine counts, between two steps.
 

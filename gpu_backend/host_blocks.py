@@ -14,7 +14,7 @@ from schedlab.gpu_backend.device import require_memory
 
 Int64 = npt.NDArray[np.int64]
 
-_PIECE_BLOCKS = 16
+PIECE_BLOCKS = 16
 """Blocks copied at a time: bounds the staging memory on the device."""
 
 
@@ -101,11 +101,16 @@ class HostBlocks:
             for layer, pool in enumerate(self._pools):
                 pool.index_copy_(0, ids, staged[:, layer])
 
+    def block(self, place: int) -> memoryview:
+        """Return the bytes of a host block; what is written there is in it."""
+        assert self._memory is not None
+        return memoryview(self._memory[place].view(torch.uint8).numpy()).cast("B")
+
     def _pieces(self, blocks: Int64, host: Sequence[int]) -> list[tuple[Tensor, Sequence[int]]]:
         ids = torch.from_numpy(blocks)
         if (
             self.on_gpu
         ):  # from pageable memory the host would wait for all that the stream has to do
             ids = ids.pin_memory().to(self._pools[0].device, non_blocking=True)
-        starts = range(0, len(host), _PIECE_BLOCKS)
-        return [(ids[i : i + _PIECE_BLOCKS], host[i : i + _PIECE_BLOCKS]) for i in starts]
+        starts = range(0, len(host), PIECE_BLOCKS)
+        return [(ids[i : i + PIECE_BLOCKS], host[i : i + PIECE_BLOCKS]) for i in starts]

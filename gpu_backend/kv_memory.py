@@ -1,4 +1,4 @@
-"""The bytes behind the ledger of KV blocks: on the device, and in host memory below it."""
+"""The bytes behind the ledger of KV blocks: on the device, and in the tiers below it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from schedlab.gpu_backend.block_pool import BlockPool
 from schedlab.gpu_backend.clock import Clock
 from schedlab.gpu_backend.copy_lane import Ticket
+from schedlab.gpu_backend.file_tier import FileTier
 from schedlab.gpu_backend.host_blocks import Int64
 from schedlab.gpu_backend.host_tier import HostTier
 from schedlab.gpu_backend.named_tokens import NamedTokens
@@ -53,7 +54,7 @@ class _UnderWay(NamedTuple):
 
 
 class KVMemory:
-    """Prefix cache and host tier of a real engine; implements `schedlab.sim.core.kv_bytes.KVBytes`.
+    """Prefix cache and tiers of a real engine; implements `schedlab.sim.core.kv_bytes.KVBytes`.
 
     Copies run in lanes beside the steps. A step waits, before it is launched, for those copies that
     read blocks which it writes, and for nothing else; what is loaded is read by nobody before the
@@ -95,11 +96,18 @@ class KVMemory:
         self._clock = clock
         self._sequences = sequences
         self._contents = contents
-        self._tier = HostTier(runner.host, *runner.lanes) if config.kv_tiers else None
+        self._host: HostTier | None = None
+        self._files: list[FileTier] = []
+        if config.kv_tiers:
+            self._host = HostTier(runner.host, *runner.lanes[0])
+            above: HostTier | FileTier = self._host
+            for blocks, lanes in zip(runner.files, runner.lanes[1:], strict=True):
+                above = FileTier(blocks, above, *lanes)
+                self._files.append(above)
         kind = SharedBlockPool if config.enable_prefix_caching else BlockPool
         self.pool: BlockPool = kind(
             config.num_blocks, config.block_size, config.most_resident, config.max_model_len,
-            shuffle_seed, () if self._tier is None else self._tier.reading,
+            shuffle_seed, () if self._host is None else self._host.reading,
         )  # fmt: skip
         self.times_copies = clock.times_copies
         self._reused: dict[int, tuple[RequestState, Sequence[int]]] = {}
@@ -183,36 +191,37 @@ class KVMemory:
 
     def copy(self, number: int, copy: Copy, now_ns: int) -> None:
         """Order a copy; see `KVBytes.copy`."""
-        tier, state, pool = self._tier, copy.state, self.pool
-        assert tier is not None
-        swapped_in: int | None = None
+        host = self._host
+        assert host is not None
+        tier = self._files[copy.place - 1] if copy.place else host
+        tier.places.evict(copy.evicted)
         ordered_ns = time.perf_counter_ns()
-        if copy.names:
-            assert isinstance(pool, SharedBlockPool)
-            if copy.is_load:
-                assert state is not None
-                ticket = tier.load(copy.names, pool.set_aside(state.id, copy.num_blocks))
-            else:
-                ticket = tier.store(copy.names, pool.blocks_of(copy.names))
+        if copy.is_swap:
+            ticket = self._swap(host, copy)
+        elif copy.is_load:
+            assert copy.state is not None
+            assert isinstance(self.pool, SharedBlockPool)
+            ticket = tier.load(copy.names, self.pool.set_aside(copy.state.id, copy.num_blocks))
+        elif isinstance(tier, FileTier):
+            ticket = tier.store(copy.names)
         else:
-            assert state is not None
-            if copy.is_load:
-                self._sequences.sit(state.request, pool.grow(state.id, state.num_computed_tokens))
-                swapped_in = state.id
-                ticket = tier.swap_in(state.id, pool.blocks(state.id)[: copy.num_blocks])
-            else:
-                ticket = tier.swap_out(state.id, pool.blocks(state.id)[: copy.num_blocks])
+            assert isinstance(self.pool, SharedBlockPool)
+            ticket = tier.store(copy.names, self.pool.blocks_of(copy.names))
+        swapped_in = copy.state.id if copy.is_swap and copy.is_load and copy.state else None
         self._under_way[number] = _UnderWay(ticket, now_ns, ordered_ns, swapped_in)
 
-    def evict(self, names: Sequence[int]) -> None:
-        """Forget blocks of the host."""
-        assert self._tier is not None
-        self._tier.evict(names)
+    def _swap(self, host: HostTier, copy: Copy) -> Ticket:
+        state, pool = copy.state, self.pool
+        assert state is not None
+        if copy.is_load:
+            self._sequences.sit(state.request, pool.grow(state.id, state.num_computed_tokens))
+            return host.swap_in(state.id, pool.blocks(state.id)[: copy.num_blocks])
+        return host.swap_out(state.id, pool.blocks(state.id)[: copy.num_blocks])
 
     def forget(self, request_id: int) -> None:
         """Forget a request that does not come back."""
-        if self._tier is not None:
-            self._tier.forget(request_id)
+        if self._host is not None:
+            self._host.forget(request_id)
 
     def finish(self, number: int) -> None:
         """Wait until a copy is done, as links say that it is."""
@@ -251,14 +260,19 @@ class KVMemory:
         while not any([ticket.wait(_TURN_S) for ticket in tickets]):
             pass
 
+    def wait_for_copies(self) -> None:
+        """Wait for all copies under way, the work done: one that failed raises its error."""
+        for copy in self._under_way.values():
+            copy.ticket.wait()
+
     def before_step(self, slots: Int64) -> None:
         """Wait until nobody copies blocks away that a step is about to write to."""
-        tier = self._tier
-        if tier is None or not tier.reading:
+        host = self._host
+        if host is None or not host.reading:
             return
-        tier.settle()
+        host.settle()
         written = set((slots[slots >= 0] // self._config.block_size).tolist())
-        tickets = [tier.reading[block] for block in written & tier.reading.keys()]
+        tickets = [host.reading[block] for block in written & host.reading.keys()]
         if tickets:
             begun_ns = time.perf_counter_ns()
             for ticket in tickets:
@@ -273,7 +287,9 @@ class KVMemory:
     # -- proof ---------------------------------------------------------------------------------
 
     def check(self, engine: Engine) -> None:
-        """Prove that blocks on device and host are those that the engine counts."""
+        """Prove that blocks on the device and in each tier are those that the engine counts."""
         self.pool.check(engine)
-        if self._tier is not None:
-            self._tier.check(engine)
+        if self._host is not None:
+            self._host.check(engine)
+        for place, tier in enumerate(self._files, 1):
+            tier.check(engine, place)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from schedlab.gpu_backend.copy_lane import Lane, open_lane
+from schedlab.gpu_backend.copy_lane import Lane, ThreadLane, open_lane
 from schedlab.gpu_backend.decoder_config import DecoderConfig, decoder_config
 from schedlab.gpu_backend.device import open_device, require_memory, torch_dtype
+from schedlab.gpu_backend.file_blocks import FileBlocks, open_block_file
 from schedlab.gpu_backend.graphs import DecodeGraphs, graph_buckets
 from schedlab.gpu_backend.host_blocks import HostBlocks
 from schedlab.gpu_backend.model import Decoder, Ops
@@ -26,7 +28,7 @@ from schedlab.gpu_backend.weights import (
     random_source,
     safetensors_source,
 )
-from schedlab.sim.config import EngineConfig
+from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.errors import SpecError
 
 Int64 = npt.NDArray[np.int64]
@@ -45,6 +47,8 @@ class ModelRunner:
         0 samples greedily.
     use_graphs : bool
         Capture CUDA graphs of decode steps (on a CUDA device only).
+    tier_files : sequence of BinaryIO
+        Where tiers below the host's memory lie, one each (`file_blocks.open_block_file`).
 
     Attributes
     ----------
@@ -52,8 +56,10 @@ class ModelRunner:
         Keys and values of each layer, (num_blocks + 1, num_kv_heads, block_size, head_dim).
     host : HostBlocks
         Host memory: the tier below the device's, or that of preempted requests alone.
-    lanes : tuple of Lane
-        What copies to a tier beside the batches, and back; without one, nothing.
+    files : list of FileBlocks
+        The tiers below that one.
+    lanes : list of (Lane, Lane)
+        Of each tier: what copies there beside the batches, and to the device.
     swap : SwapSpace
         Preempted requests in `host` where it is no tier; copies run with the next batch.
     device_ns : int
@@ -67,6 +73,7 @@ class ModelRunner:
         config: EngineConfig,
         temperature: float = 0.0,
         use_graphs: bool = True,
+        tier_files: Sequence[BinaryIO] = (),
     ) -> None:
         shape = decoder.config.shape
         weight = decoder.weights.embedding
@@ -79,10 +86,14 @@ class ModelRunner:
             (weight.new_zeros(size), weight.new_zeros(size)) for _ in range(shape.num_layers)
         ]
         self.host = HostBlocks(self.kv_pools, config.swap_space_blocks)
-        self.lanes: tuple[Lane, Lane] | tuple[()] = ()
         if config.kv_tiers:
-            self.host.what = f"tier {config.kv_tiers[0].name} of engine.kv_offload"
-            self.lanes = open_lane(self.device), open_lane(self.device)
+            self.host.what = _named(config.kv_tiers[0])
+        self.files = [
+            FileBlocks(self.kv_pools, file, tier.num_blocks, _named(tier))
+            for tier, file in zip(config.kv_tiers[1:], tier_files, strict=True)
+        ]
+        lane: Callable[[torch.device], Lane] = ThreadLane if self.files else open_lane
+        self.lanes = [(lane(self.device), lane(self.device)) for _ in config.kv_tiers]
         if config.kv_tiers or config.preemption_mode == "swap":
             self.host.allocate()
         self.swap = SwapSpace(self.host)
@@ -179,6 +190,7 @@ def open_runner(
     seed: int = 0,
     temperature: float = 0.0,
     use_graphs: bool = True,
+    tier_folders: Sequence[Path | None] = (),
 ) -> ModelRunner:
     """Put a model and its KV cache on a device.
 
@@ -200,11 +212,15 @@ def open_runner(
         0 samples greedily.
     use_graphs : bool
         Whether decode steps on a GPU replay CUDA graphs.
+    tier_folders : sequence of Path or None
+        Where files lie that hold the tiers of `config` below the first one, in order; whatever is
+        missing, or None, stands for the system's temporary directory.
 
     Raises
     ------
     SpecError
-        If the device, the format, the model or its files do not do, or memory does not suffice.
+        If the device, the format, the model or its files do not do, or memory or room on a disk
+        does not suffice.
     """
     where = open_device(device)
     number_format = dtype or ("bf16" if where.type == "cuda" else "fp32")
@@ -222,14 +238,24 @@ def open_runner(
         where,
         f"{shape.name} in {number_format} with {config.num_blocks} KV blocks",
     )
+    folders = [*tier_folders, *[None] * len(config.kv_tiers)]
+    files = [
+        open_block_file(tier.num_blocks * block_bytes, folder, f"engine.kv_offload.tiers[{place}]")
+        for place, (tier, folder) in enumerate(zip(config.kv_tiers[1:], folders, strict=False), 1)
+    ]
     loaded = _weights(decoder, weights, seed, where, element)
     ops = cast(
         Ops,
         import_module(f"schedlab.gpu_backend.{'triton' if where.type == 'cuda' else 'cpu'}_ops"),
     )
     return ModelRunner(
-        Decoder(decoder, loaded, ops, config.max_model_len), config, temperature, use_graphs
-    )
+        Decoder(decoder, loaded, ops, config.max_model_len), config, temperature, use_graphs,
+        files,
+    )  # fmt: skip
+
+
+def _named(tier: KVTier) -> str:
+    return f"tier {tier.name} of engine.kv_offload"
 
 
 def _weights(

@@ -101,8 +101,9 @@ class SharedBlockPool(BlockPool):
         return seat
 
     def set_aside(self, request_id: int, count: int) -> Int64:
-        """Take blocks that a request is to have behind those that it begins with."""
-        taken = self._set_aside[request_id] = self._take(count, request_id)
+        """Take blocks for a request, behind those that it begins with or has set aside already."""
+        taken = self._take(count, request_id)
+        self._set_aside.setdefault(request_id, []).extend(taken)
         return np.array(taken, dtype=np.int64)
 
     def hold_own(self, request_id: int, num_own: int) -> None:

@@ -283,11 +283,6 @@ def _refuse_tiers(spec: ExperimentSpec) -> None:
             "engine.kv_offload: not with backend: vllm; set backend: sim, or preempt by swap "
             "without tiers"
         )
-    if len(asked.tiers) > 1:
-        raise SpecError(
-            f"engine.kv_offload.tiers[1]: the real backend has one tier, host memory, and no "
-            f"{asked.tiers[1].name} below it; leave it out, or set backend: sim"
-        )
     if spec.engine.offloading_connector:
         raise SpecError(
             "engine.offloading_connector: on the real backend whoever holds memory has a seat; set "

@@ -56,8 +56,11 @@ class RealBackend:
         from schedlab.gpu_backend.replay import replay
 
         if isinstance(self._clock, WallClock):
-            return replay(engine, arrivals, self._clock, max_concurrency)
-        return simulate(engine, arrivals, max_concurrency)
+            log = replay(engine, arrivals, self._clock, max_concurrency)
+        else:
+            log = simulate(engine, arrivals, max_concurrency)
+        self._executor.wait_for_copies()
+        return log
 
     def describe(self) -> dict[str, object]:
         """Return device, clock and where the time went."""
@@ -105,7 +108,7 @@ def open_device(point: Resolved, pricing: Pricing) -> RealBackend:
     torch.set_num_threads(real.threads)
     runner = _runner(
         spec.model, config, spec.engine.dtype, spec.seed, real.device, real.weights,
-        real.temperature, real.cuda_graphs,
+        real.temperature, real.cuda_graphs, _tier_folders(spec),
     )  # fmt: skip
     executor: TorchExecutor
     if (speculation := point.speculation) is None:
@@ -169,6 +172,7 @@ def _runner(
     weights: str | None,
     temperature: float,
     use_graphs: bool,
+    tier_folders: tuple[Path | None, ...],
 ) -> ModelRunner:
     """Load weights and allocate the cache once for all runs of a comparison."""
     from schedlab.gpu_backend.runner import open_runner
@@ -183,7 +187,15 @@ def _runner(
         seed=seed,
         temperature=temperature,
         use_graphs=use_graphs,
+        tier_folders=tier_folders,
     )
+
+
+def _tier_folders(spec: ExperimentSpec) -> tuple[Path | None, ...]:
+    """Return where the tiers below the first one lie."""
+    asked = spec.engine.kv_offload
+    tiers = () if asked is None else asked.tiers[1:]
+    return tuple(None if tier.path is None else Path(tier.path) for tier in tiers)
 
 
 def _require_host_memory(config: EngineConfig) -> None:

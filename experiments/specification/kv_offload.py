@@ -40,7 +40,12 @@ class TierSpec(Section):
         description="When blocks come here: `through`, as soon as they are in the memory above; "
         "`back`, only when they lose their place there.",
     )
-
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="With `backend: real`, of a tier below the first: folder on the disk that it "
+        "lies on; the system's temporary directory if absent.",
+    )
     shared: bool = Field(
         default=False,
         description="Whether all engines of a cluster have it together; the last of several tiers.",
@@ -70,7 +75,9 @@ class KVOffloadSpec(Section):
     )
 
     @model_validator(mode="after")
-    def _shares_the_last_one(self) -> KVOffloadSpec:
+    def _fits_its_place(self) -> KVOffloadSpec:
+        if self.tiers[0].path is not None:
+            raise ValueError("tiers[0].path: the first tier is the host's memory")
         for place, tier in enumerate(self.tiers):
             if tier.shared and not 0 < place == len(self.tiers) - 1:
                 raise ValueError(

@@ -10,7 +10,11 @@ from schedlab.sim.request import RequestState
 
 
 class Copy(NamedTuple):
-    """KV blocks that go to the tier below the GPU, or come back from there."""
+    """KV blocks that go down to a tier, or come back from there to the GPU.
+
+    To the first tier they come from the GPU, to one below from the tier above, which has their
+    bytes as long as the copy takes.
+    """
 
     is_load: bool
     num_blocks: int
@@ -20,6 +24,11 @@ class Copy(NamedTuple):
     """Whose blocks of the GPU they are; None of blocks that just lost their place."""
     first_block: int = 0
     """Where in its sequence the first of them lies."""
+    place: int = 0
+    """Which tier, 0 = the nearest."""
+    evicted: Sequence[int] = ()
+    """What the tier forgets for them, by name: nobody loads or writes it, and whatever of it goes
+    to the tier below is on its way there already."""
 
     @property
     def is_swap(self) -> bool:
@@ -36,7 +45,7 @@ class CopyTime(NamedTuple):
 
 
 class KVBytes(Protocol):
-    """The bytes behind a ledger of KV blocks, and behind the tier below it.
+    """The bytes behind a ledger of KV blocks, and behind the tiers below it.
 
     Who counts decides, and tells: which request begins with blocks that are there, what blocks are
     called, what is copied and what is lost. Whoever holds the bytes keeps everything that can
@@ -71,9 +80,6 @@ class KVBytes(Protocol):
 
     def copy(self, number: int, copy: Copy, now_ns: int) -> None:
         """Begin a copy; whoever overwrites what it reads, or reads what it writes, waits for it."""
-
-    def evict(self, names: Sequence[int]) -> None:
-        """Forget blocks of the tier, which nobody reads or writes."""
 
     def finish(self, number: int) -> None:
         """Learn that the links say of a copy that it is done: be done with it."""

@@ -213,28 +213,33 @@ class Tiering:
         return self._bytes.wait_for_copy(self.now_ns)
 
     def _issue(
-        self, place: int, copy: Copy, ready_ns: int, whose: int, then: Callable[[], None]
-    ) -> int:
+        self, copy: Copy, ready_ns: int, whose: int, then: Callable[[], None],
+        demoted: Sequence[int] = (),
+    ) -> int:  # fmt: skip
         """Copy blocks; return when they are there, which is when something happens then.
 
         If nobody knows that now is returned: then whoever needs them waits for the bytes.
+        What loses its place to them is demoted behind them. Its bytes leave first, so whoever
+        holds them is told in the other order.
         """
-        count = copy.num_blocks
+        place, count = copy.place, copy.num_blocks
         self._num_issued += 1
+        number = self._num_issued
         self._changed_ns = self.now_ns
-        if self._bytes is not None:
-            self._bytes.copy(self._num_issued, copy, self.now_ns)
         start_ns = done_ns = self.now_ns
         if not self._is_timed:
             link = self._loads[place] if copy.is_load else self._stores[place]
             start_ns, done_ns = link.send(count * self._config.kv_block_bytes, ready_ns)
-            heappush(self._under_way, (done_ns, self._num_issued, then))
+            heappush(self._under_way, (done_ns, number, then))
         row = self._log.add(
             whose, place, copy.is_load, copy.is_swap, count, self.now_ns, start_ns, done_ns,
             self._tiers[place].used_blocks,
         )  # fmt: skip
         if self._is_timed:
-            self._open[self._num_issued] = row, then
+            self._open[number] = row, then
+        self._demote(place, demoted)
+        if self._bytes is not None:
+            self._bytes.copy(number, copy, self.now_ns)
         return done_ns
 
     # -- away ----------------------------------------------------------------------------------
@@ -280,12 +285,10 @@ class Tiering:
             new, evicted = added
             if new:
                 then = partial(self._written, 0, new, state.id)
-                self._forget(evicted)
-                copy = Copy(False, len(new), new, state)
-                done_ns = self._issue(0, copy, self.now_ns, state.id, then)
+                copy = Copy(False, len(new), new, state, evicted=evicted)
+                done_ns = self._issue(copy, self.now_ns, state.id, then, evicted)
                 self._storing.setdefault(state.id, []).append((done_ns, new))
                 self._note_stored(state, done_ns, len(new))
-            self._demote(0, evicted)
         self.behind.pop(state.id, None)
 
     def finished(self, state: RequestState) -> None:
@@ -338,23 +341,17 @@ class Tiering:
         tier = self._tiers[place]
         if tier is self._shared:
             self._shared.settle(self.now_ns)
-        new, evicted = tier.add(names)
-        self._forget(evicted)
+        new, evicted = tier.add(names)  # none for nothing
         done_ns = 0
         if new:
             then = partial(self._written, place, new, whose)
-            copy = Copy(False, len(new), new)
+            copy = Copy(False, len(new), new, place=place, evicted=evicted)
             if tier is not self._shared:
-                done_ns = self._issue(place, copy, self.now_ns, whose, then)
+                done_ns = self._issue(copy, self.now_ns, whose, then, evicted)
             else:
-                done_ns = self._issue(place, copy, self.now_ns, whose, _nothing)
+                done_ns = self._issue(copy, self.now_ns, whose, _nothing)
                 self._shared.comes(new, done_ns, self._writer)
-        self._demote(place, evicted)
         return done_ns, len(new)
-
-    def _forget(self, evicted: Sequence[int]) -> None:
-        if evicted and self._bytes is not None:
-            self._bytes.evict(evicted)
 
     def _written(self, place: int, names: Sequence[int], whose: int) -> None:
         self._tiers[place].written(names)
@@ -376,10 +373,9 @@ class Tiering:
         """Copy a request's blocks away that it gives up."""
         tier = self._tiers[0]
         evicted = tier.pin(count)
-        self._forget(evicted)
         self._demote(0, evicted)
-        copy = Copy(False, count, state=state)
-        done_ns = self._issue(0, copy, self.now_ns, state.id, _nothing)
+        copy = Copy(False, count, state=state, evicted=evicted)
+        done_ns = self._issue(copy, self.now_ns, state.id, _nothing)
         self._swapped_ns[state.id] = done_ns
         self._copied.pop(state.id, None)  # they are among those
         self._make_busy(done_ns, count)
@@ -526,8 +522,8 @@ class Tiering:
             tier = self._tiers[place]
             self.coming.update(names)
             then = partial(self._has_come, tier, names, coming)
-            copy = Copy(True, len(names), names, state, first)
-            self._issue(place, copy, ready_ns, state.id, then)
+            copy = Copy(True, len(names), names, state, first, place)
+            self._issue(copy, ready_ns, state.id, then)
             first += len(names)
             if self.follows_connector:
                 self._used.setdefault(state.id, set()).update(names)
@@ -546,7 +542,7 @@ class Tiering:
         ready_ns = max(self._ready_ns(count, num_free), self._swapped_ns.pop(state.id))
         self._num_returning += count
         back = partial(self._returned, count, _Coming(state, 1, self._loaded))
-        self._issue(0, Copy(True, count, state=state), ready_ns, state.id, back)
+        self._issue(Copy(True, count, state=state), ready_ns, state.id, back)
 
     def _returned(self, count: int, coming: _Coming) -> None:
         self._tiers[0].unpin(count)
@@ -593,17 +589,19 @@ class Tiering:
             self._log.add_wait(self.now_ns, wait_ns)
         return wait_ns
 
-    def check_held(self, names: Collection[int], num_swapped: int) -> None:
-        """Prove that what the first tier holds is what is counted, or raise AssertionError.
+    def check_held(self, place: int, names: Collection[int], num_swapped: int) -> None:
+        """Prove that what a tier holds is what is counted, or raise AssertionError.
 
         Parameters
         ----------
+        place : int
+            Which tier.
         names : collection of int
             Blocks by name, those that are being written included.
         num_swapped : int
             Blocks of requests that were swapped out.
         """
-        tier = self._tiers[0]
+        tier = self._tiers[place]
         assert set(names) == set(tier.names), f"{tier.name} holds other blocks than are counted"
         assert num_swapped == tier.num_pinned, f"{num_swapped} blocks, {tier.num_pinned} counted"
 

@@ -473,12 +473,11 @@ class _Bytes:
         self._going: list[CopyTime] = []
 
     def copy(self, number: int, copy: Any, now_ns: int) -> None:
+        if copy.evicted:
+            self._told.append(["evict", *copy.evicted])
         who = -1 if copy.state is None else copy.state.id
         self._told.append([number, *copy[:3], who, copy.first_block, copy.is_swap])
         self._going.append(CopyTime(number, now_ns + 2, now_ns + 30 + 7 * (number % 5)))
-
-    def evict(self, names: Any) -> None:
-        self._told.append(["evict", *names])
 
     def finish(self, number: int) -> None:
         self._told.append(["finish", number])

@@ -10,6 +10,7 @@ from schedlab.gpu_backend.block_pool import BlockPool
 from schedlab.gpu_backend.clock import ModelledClock
 from schedlab.gpu_backend.decoder_config import DecoderConfig, decoder_config
 from schedlab.gpu_backend.executor import TorchExecutor
+from schedlab.gpu_backend.file_blocks import open_block_file
 from schedlab.gpu_backend.model import Decoder
 from schedlab.gpu_backend.runner import ModelRunner
 from schedlab.gpu_backend.weights import assemble_weights, random_source
@@ -56,7 +57,12 @@ def decoder_of(config, tensors, ops=cpu_ops, max_model_len=128):
 
 def tiny_runner(config=CONFIG, decoder_config=TINY, temperature=0.0, ops=cpu_ops):
     decoder = decoder_of(decoder_config, random_tensors(decoder_config), ops, config.max_model_len)
-    return ModelRunner(decoder, config, temperature)
+    block_bytes = decoder_config.shape.kv_bytes_per_token("fp32") * config.block_size
+    files = [
+        open_block_file(tier.num_blocks * block_bytes, None, tier.name)
+        for tier in config.kv_tiers[1:]
+    ]
+    return ModelRunner(decoder, config, temperature, tier_files=files)
 
 
 def paged_logits(runner, tokens, cuts=(), config=CONFIG, pool=None):

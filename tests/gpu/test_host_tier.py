@@ -73,7 +73,7 @@ def test_settled_copies_leave_their_blocks_free_to_write():
 def test_host_blocks_are_handed_out_again_when_they_are_evicted_or_forgotten():
     tier, pools = make(num_host_blocks=2)
     tier.store([1, 2], np.array([1, 2])).wait()
-    tier.evict([1])
+    tier.places.evict([1])
     tier.swap_out(7, np.array([3]))
     expected = contents(pools, 3)
     tier.swap_in(7, np.array([4])).wait()

@@ -39,6 +39,7 @@ class Tier:
 
     def __init__(self):
         self.tickets, self.log, self.reading = [], [], {}
+        self.places = SimpleNamespace(evict=lambda names: None)
 
     def swap_in(self, request_id, blocks):
         self.log.append(("in", request_id, len(blocks)))
@@ -83,12 +84,12 @@ def machine(monkeypatch):
 def memory(machine):
     sequences = SimpleNamespace(sit=lambda request, seat: None)
     made = KVMemory(SimpleNamespace(), LIMITS, Clock(), sequences, None)
-    made._tier = Tier()
+    made._host = Tier()
     return made
 
 
 def order(memory, number, ticket, now_ns, is_load=False, request_id=3):
-    memory._tier.tickets.append(ticket)
+    memory._host.tickets.append(ticket)
     if not memory.pool.holds(request_id):
         memory.pool.grow(request_id, 9)
     state = SimpleNamespace(id=request_id, request=None, num_computed_tokens=9)
@@ -102,7 +103,7 @@ def test_copy_is_told_by_the_engines_clock_at_its_end_and_once(memory, machine):
     assert memory.done(1_100) == [CopyTime(7, 400, 1_100)]
     assert memory.done(9_000) == []
     assert memory._clock.passed == []
-    assert memory._tier.log == [("out", 3, 2)]
+    assert memory._host.log == [("out", 3, 2)]
 
 
 def test_copy_that_began_before_it_was_ordered_begins_with_its_order(memory, machine):
@@ -129,9 +130,9 @@ def test_host_blocks_of_a_swap_are_free_when_its_copy_back_is_done_and_not_befor
     order(memory, 1, Ticket(5_100, 5_200), now_ns=100)
     order(memory, 2, Ticket(5_200, 5_900), now_ns=100, is_load=True)
     assert [one.number for one in memory.done(500)] == [1]
-    assert memory._tier.log == [("out", 3, 2), ("in", 3, 2)]
+    assert memory._host.log == [("out", 3, 2), ("in", 3, 2)]
     assert [one.number for one in memory.done(1_000)] == [2]
-    assert memory._tier.log[2:] == [("forget", 3)]
+    assert memory._host.log[2:] == [("forget", 3)]
 
 
 def test_copy_that_links_say_is_done_is_waited_for(memory, machine):
@@ -140,7 +141,7 @@ def test_copy_that_links_say_is_done_is_waited_for(memory, machine):
     memory.finish(1)
     memory.finish(1)
     assert ticket.waits == [None]
-    assert memory._tier.log[-1] == ("forget", 3)
+    assert memory._host.log[-1] == ("forget", 3)
 
 
 def test_engine_that_can_only_wait_waits_for_the_first_copy_that_ends(memory, machine):
@@ -173,11 +174,11 @@ def test_step_waits_for_copies_of_the_blocks_that_it_writes_and_of_no_others(mem
     for ticket in tickets.values():
         ticket.wait = lambda ticket=ticket: (ticket.waits.append(None), slowly())
     memory.before_step(np.array([4, 9]))
-    assert memory._tier.log == [], "nobody reads"
-    memory._tier.reading = tickets
+    assert memory._host.log == [], "nobody reads"
+    memory._host.reading = tickets
     # Slots 4 and 11 are of blocks 1 and 2; a negative one is of none.
     memory.before_step(np.array([4, 11, -1, 14]))
-    assert memory._tier.log == ["settle"]
+    assert memory._host.log == ["settle"]
     assert [len(tickets[block].waits) for block in (1, 2, 5)] == [1, 1, 0]
     assert memory.take_wait_ns() == 60
     assert memory.take_wait_ns() == 0

@@ -82,7 +82,7 @@ def alone(work, temperature=0.0, prompt_ids=None):
 def run_tiered(policy, work, config, clock=None, lane=None, temperature=0.0, **options):
     runner = tiny_runner(config, temperature=temperature)
     if lane is not None and config.kv_tiers:
-        runner.lanes = lane(), lane()
+        runner.lanes = [(lane(), lane()) for _ in config.kv_tiers]
     estimate = Pricing(laws.LinearCost()).estimate_ns
     if not config.enable_prefix_caching:
         options["prompt_ids"] = NamedTokens(0, TINY.shape.vocab_size, config.block_size)
@@ -169,7 +169,7 @@ def test_loaded_block_has_the_bytes_that_it_had_when_it_was_stored(write, monkey
     stored, loads, compared = {}, [], 0
     config = tiered(replace(HOST, write=write, store_bytes_per_s=1e8))
     runner = tiny_runner(config)
-    runner.lanes = LazyLane(), LazyLane()
+    runner.lanes = [(LazyLane(), LazyLane())]
 
     def contents(block):
         return torch.stack([pool[block] for pair in runner.kv_pools for pool in pair]).clone()
@@ -311,7 +311,7 @@ def test_executor_with_tiers_keeps_the_laws_of_executors():
 def test_step_waits_for_copies_of_the_blocks_that_it_overwrites_and_no_others():
     config = tiered(replace(HOST, store_bytes_per_s=1e3), num_blocks=26)  # 1 s for ten blocks
     runner = tiny_runner(config)
-    runner.lanes = out, _ = LazyLane(), LazyLane()
+    runner.lanes = [(out := LazyLane(), LazyLane())]
     num_stored = []
     work = [
         laws.arrival(0, 0, 41, 2, prefix_hash_ids=tuple(range(10))),

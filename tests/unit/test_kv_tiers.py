@@ -474,10 +474,10 @@ def test_tiers_are_refused_where_they_cannot_be(engine, more, message):
         run(spec_of({"tiers": [{"name": "cpu", "gib": 4, "link": "pcie-5"}]}, engine, **more))
 
 
-def test_second_tier_of_the_real_backend_is_refused_by_name():
-    tiers = [{"name": name, "gib": 4, "link": "pcie-5"} for name in ("cpu", "disk")]
-    with pytest.raises(SpecError, match=r"engine\.kv_offload\.tiers\[1\]: .* no disk below it"):
-        run(spec_of({"tiers": tiers}, backend="real"))
+def test_first_tier_that_is_to_lie_on_a_disk_is_refused():
+    tiers = [{"name": "cpu", "gib": 4, "link": "pcie-5", "path": "/mnt"}]
+    with pytest.raises(SpecError, match=r"tiers\[0\]\.path: the first tier is the host's memory"):
+        spec_of({"tiers": tiers})
 
 
 def profile_with(folder, swap_times):
