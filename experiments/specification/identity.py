@@ -10,6 +10,7 @@ from pathlib import Path
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.fields import Data
 from schedlab.experiments.specification.named_files import content_hash
+from schedlab.experiments.specification.paths import SCRATCH, changed_paths
 
 
 def spec_hash(spec: ExperimentSpec) -> str:
@@ -24,8 +25,9 @@ def spec_hash(spec: ExperimentSpec) -> str:
     -------
     str
         SHA-256 (hex) of canonical JSON of every key that can change a result (not name, claim,
-        engine.trial_requests and labels of policies), with files replaced by the SHA-256 of what
-        they contain: neither moving a trace nor renaming an experiment changes it.
+        engine.trial_requests, labels of policies and the folder that a tier lies in), with files
+        replaced by the SHA-256 of what they contain: neither moving a trace nor renaming an
+        experiment changes it.
         Program versions are not part of it; results carry them beside the hash.
 
     Raises
@@ -33,7 +35,8 @@ def spec_hash(spec: ExperimentSpec) -> str:
     OSError
         If a file the specification names cannot be read.
     """
-    data = spec.to_data()
+    data = changed_paths(spec.to_data(), Path(), _without_scratch)
+    assert isinstance(data, dict)
     del data["name"]
     data.pop("claim", None)
     del data["engine"]["trial_requests"]
@@ -43,6 +46,10 @@ def spec_hash(spec: ExperimentSpec) -> str:
         if isinstance(policy, dict):
             policy.pop("label", None)
     return data_hash(data)
+
+
+def _without_scratch(path: str, key: str) -> str | None:
+    return None if key == SCRATCH else path
 
 
 def data_hash(data: Data) -> str:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from schedlab.experiments.specification.fields import Data
-from schedlab.experiments.specification.paths import changed_paths
+from schedlab.experiments.specification.paths import SCRATCH, changed_paths
 from schedlab.experiments.specification.shipped import shipped_frontends, shipped_profiles
 from schedlab.sim.errors import SpecError
 from schedlab.sim.files import open_regular
@@ -54,12 +54,15 @@ def name_files(data: Data) -> Data:
     dict
         The same with files named from the nearest folder above the working directory that holds
         them, and ``files``: each such name with the SHA-256 of what it holds, by which
-        `found_files` finds it. What comes with the program goes by its name.
+        `found_files` finds it. What comes with the program goes by its name, and where a tier lay
+        on a disk is left out.
     """
     shipped = {str(path): name for name, path in (shipped_profiles() | shipped_frontends()).items()}
     files: dict[str, str] = {}
 
-    def named(text: str, key: str) -> str:
+    def named(text: str, key: str) -> str | None:
+        if key == SCRATCH:
+            return None
         if text in shipped:
             return shipped[text]
         path = Path(text)

@@ -15,8 +15,12 @@ from schedlab.experiments.specification.swept import swept_keys
 from schedlab.sim.errors import SpecError
 from schedlab.sim.yaml_lines import Value
 
-Change = Callable[[str, str], str]
-"""Takes a path and the key it stands at; returns what stands there instead."""
+Change = Callable[[str, str], str | None]
+"""Takes a path and the key it stands at; returns what stands there instead, None for no key."""
+
+SCRATCH = "engine.kv_offload.tiers.path"
+"""Where something lies while an experiment runs: no file of it, nor anything that its result
+depends on."""
 
 
 def is_preset(trace: str) -> bool:
@@ -59,6 +63,7 @@ _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "model": lambda value, folder: value.endswith(".json") or os.path.isdir(folder / value),
     "frontend": lambda *_: True,
     "frontend.file": lambda *_: True,
+    SCRATCH: lambda *_: True,
     "engine.speculation.acceptance.recording": lambda *_: True,
     "engine.speculation.model": lambda value, folder: (
         value.endswith(".json") or os.path.isdir(folder / value)
@@ -76,6 +81,7 @@ _IS_PATH: dict[str, Callable[[str, Path], bool]] = {
     "workload.trace": lambda value, _: not (is_preset(value) or is_published(value)),
 }
 
+_TIERS = SCRATCH.rpartition(".")[0]
 _OF_POOL = re.compile(r"^cluster\.pools\.[^.]+\.")  # what stands there stands in for the key
 
 # A profile that comes with the program goes by its name, from any folder.
@@ -131,7 +137,7 @@ def changed_paths(
         What relative paths in it are relative to: of some keys what is there decides whether
         their value is a path.
     change : callable
-        Takes a path and its dotted key, and returns what is to stand there.
+        Takes a path and its dotted key, and returns what is to stand there; None takes the key out.
     key : str
         Dotted key of `value`; empty for the whole specification.
     known : container of str
@@ -148,10 +154,15 @@ def changed_paths(
     if key == "claim":
         return _paths_in_changes(value, inside)
     if isinstance(value, dict):
-        return {
+        changed = {
             name: inside(item, key=f"{key}.{name}" if key else name) for name, item in value.items()
         }
+        return {
+            name: new for name, new in changed.items() if new is not None or value[name] is None
+        }
     key = _OF_POOL.sub("", key)
+    if isinstance(value, list) and key == _TIERS:
+        return [inside(item, key=key) for item in value]
     if not isinstance(value, str) or not value or key not in _IS_PATH:
         return value
     return change(value, key) if value in known or _IS_PATH[key](value, folder) else value

@@ -86,6 +86,26 @@ def test_profile_that_comes_with_the_program_goes_by_its_name():
     assert "files" not in kept
 
 
+def test_folder_that_a_tier_lies_in_is_absolute_and_left_out_of_what_a_result_keeps(project):
+    tiers = [
+        {"name": "cpu", "gib": 1, "link": "pcie-5"},
+        {"name": "disk", "gib": 9, "link": "nvme-4", "path": "scratch"},
+    ]
+    data = {"engine": {"enable_prefix_caching": True, "kv_offload": {"tiers": tiers}}}
+    data["workload"] = {"trace": "t.csv", "request_rate": 4}
+    (project / "study" / "s.yaml").write_text(yaml.safe_dump({"name": "tiny", **data}))
+    spec = load_spec("study/s.yaml")
+    assert spec.engine.kv_offload.tiers[1].path == str(project / "study" / "scratch")
+    (project / "study" / "scratch").mkdir()
+    kept = name_files(spec.to_data())
+    assert "path" not in kept["engine"]["kv_offload"]["tiers"][1]
+    assert kept["engine"]["kv_offload"]["tiers"][1]["name"] == "disk"
+    assert list(kept["files"]) == ["study/t.csv"]
+    swept = load_spec("study/s.yaml", [f"sweep.engine.kv_offload=[null, {{tiers: {tiers}}}]"])
+    folder = swept.sweep["engine.kv_offload"][1]["tiers"][1]["path"]
+    assert folder == str(project / "scratch")
+
+
 @pytest.mark.parametrize("files", ["x", ["t.csv"], {"t.csv": 1}, {1: "x"}])
 def test_files_that_are_no_mapping_of_hashes_are_refused(files):
     data = yaml.safe_load("workload: {trace: t.csv}")

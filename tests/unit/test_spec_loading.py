@@ -342,6 +342,21 @@ def test_spec_hash_ignores_the_name_and_where_files_are(tmp_path):
     assert len(hashes) == 1
 
 
+def test_spec_hash_ignores_the_folder_that_a_tier_lies_in(tmp_path):
+    def hashed(**more):
+        tiers = [
+            {"name": "cpu", "gib": 1, "link": "pcie-5"},
+            {"name": "disk", "gib": 9, "link": "nvme-4", **more},
+        ]
+        engine = {"enable_prefix_caching": True, "kv_offload": {"tiers": tiers}}
+        swept = {"engine.kv_offload": [None, {"tiers": tiers}]}
+        data = {"engine": engine, "workload": WORKLOAD}
+        return {spec_hash(make_spec(data)), spec_hash(make_spec({**data, "sweep": swept}))}
+
+    assert hashed(path=str(tmp_path)) == hashed(path="/elsewhere") == hashed()
+    assert hashed(write="back") != hashed()
+
+
 @pytest.mark.parametrize("override", ["seed=1", "slo.ttft_ms=3", "policy=static", "replications=2"])
 def test_spec_hash_changes_with_what_can_change_the_result(override):
     data = {"workload": WORKLOAD}
