@@ -60,26 +60,27 @@ class ThreadLane:
 
     def order(self, work: Callable[[], None], after: Sequence[Ticket] = ()) -> Ticket:
         """Hand work to the thread; see `Lane.order`."""
-        stream, computed = self._stream, None
-        if stream is not None:
-            computed = torch.cuda.Event()
-            computed.record(torch.cuda.current_stream(self._device))
+        do = work if self._stream is None else self._on_stream(work, self._stream)
 
         def carry_out() -> tuple[int, int]:
             for ticket in after:
                 ticket.wait()
-            if stream is None or computed is None:
-                begun_ns = time.perf_counter_ns()
-                work()
-            else:
-                computed.synchronize()
-                begun_ns = time.perf_counter_ns()
-                with torch.cuda.stream(stream):
-                    work()
-                stream.synchronize()
+            begun_ns = time.perf_counter_ns()
+            do()
             return begun_ns, time.perf_counter_ns()
 
         return ThreadTicket(self._thread.submit(carry_out))
+
+    def _on_stream(self, work: Callable[[], None], stream: torch.cuda.Stream) -> Callable[[], None]:
+        computed = torch.cuda.current_stream(self._device).record_event()
+
+        def do() -> None:
+            computed.synchronize()
+            with torch.cuda.stream(stream):
+                work()
+            stream.synchronize()
+
+        return do
 
 
 class ThreadTicket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from schedlab.gpu_backend.copy_lane import Ticket
+from schedlab.sim.errors import SchedlabError
 
 
 class Places:
@@ -42,14 +43,24 @@ class Places:
         return places, after
 
     def take(self, count: int) -> tuple[list[int], list[Ticket]]:
-        """Take free places, of which the ledger says that they are there.
+        """Take free places.
 
         Returns
         -------
         (list of int, list of Ticket)
             They, and the copies behind which they may be written to.
+
+        Raises
+        ------
+        SchedlabError
+            If there are fewer, which the engine's accounting rules out.
         """
         free, reading = self._free, self._read_until
+        if count > len(free):
+            raise SchedlabError(
+                f"{count} blocks go to a tier of {self._num_places} that has room for {len(free)}; "
+                "the engine and the tier do not count alike"
+            )
         for place in [place for place, ticket in reading.items() if ticket.is_done()]:
             del reading[place]
         taken: list[int] = []

@@ -44,7 +44,11 @@ class RealBackend:
 
     def serve(self, task: Task) -> Served:
         """Run a workload to its end."""
-        return serve_on_engines(self, task)._replace(drafts=self._executor.drafts)
+        try:
+            return serve_on_engines(self, task)._replace(drafts=self._executor.drafts)
+        except BaseException:
+            _runner.cache_clear()  # copies may be under way there, and files hold room
+            raise
 
     def drive(
         self, engines: Sequence[Engine], task: Task, new_engine: Callable[[int], Engine]

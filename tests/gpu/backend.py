@@ -1,5 +1,6 @@
 """A tiny model on the CPU behind an engine, for tests of the real backend."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -115,3 +116,14 @@ def run_real(policy, workload, config=CONFIG, clock=None, runner=None, observer=
 def generated(executor, workload):
     """Return what every request generated, by id."""
     return {a.request.id: executor.generated(a.request.id).tolist() for a in workload}
+
+
+def files_in(folder):
+    """Return what this process has open in a folder, by whatever name."""
+    opened = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            opened.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:  # what listed them
+            continue
+    return [name for name in opened if name.startswith(f"{folder}/")]

@@ -1,4 +1,4 @@
-"""A lane that copies as late as it may, for tests of who waits for copies."""
+"""Lanes that copy as late, or as early, as they may, for tests of who waits for copies."""
 
 import time
 
@@ -37,3 +37,15 @@ class _Ticket:
 
     def times_ns(self):
         return self._lane.times[self._number]
+
+
+class EagerLane:
+    """Carries a copy out when it is ordered, behind those that come before it."""
+
+    def __init__(self):
+        self._lane = LazyLane()
+
+    def order(self, work, after=()):
+        ticket = self._lane.order(work, after)
+        ticket.wait()
+        return ticket

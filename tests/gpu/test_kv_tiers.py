@@ -1,7 +1,11 @@
-"""Prefix cache and host tier of the real engine: the simulator's decisions, and the same tokens."""
+"""Prefix cache and tiers of the real engine: the simulator's decisions, and the same tokens."""
 
+import errno
+import gc
+import os
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,18 +29,35 @@ from schedlab.sim.errors import SchedlabError, SpecError  # noqa: E402
 from schedlab.sim.request import Arrival, Request, Turn  # noqa: E402
 from schedlab.testing import Case, check_executor  # noqa: E402
 from tests import laws  # noqa: E402
-from tests.gpu.backend import CONFIG, TINY, generated, run_real, tiny_runner  # noqa: E402
-from tests.gpu.lanes import LazyLane  # noqa: E402
+from tests.gpu.backend import (  # noqa: E402
+    CONFIG,
+    TINY,
+    files_in,
+    generated,
+    run_real,
+    tiny_runner,
+)
+from tests.gpu.lanes import EagerLane, LazyLane  # noqa: E402
 from tests.policy_cases import make  # noqa: E402
 
 ROOMY = replace(CONFIG, num_blocks=400)
 CACHING = replace(CONFIG, num_blocks=30, max_model_len=104, enable_prefix_caching=True)
 HOST = KVTier("cpu", 40, 1e9, 1e9, load_latency_ns=300, store_latency_ns=300)
+SMALL = replace(HOST, num_blocks=7)
+DISK = KVTier("disk", 60, 5e8, 3e8, load_latency_ns=400, store_latency_ns=500)
 
 
-def tiered(host=HOST, **changes):
+def tiered(host=HOST, *below, **changes):
     changes = {"kv_load": "always", "kv_block_bytes": 100, **changes}
-    return replace(CACHING, kv_tiers=(host,), swap_space_blocks=host.num_blocks, **changes)
+    return replace(CACHING, kv_tiers=(host, *below), swap_space_blocks=host.num_blocks, **changes)
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def back(tier):
+    return replace(tier, write="back")
 
 
 MEMORY = {
@@ -51,6 +72,18 @@ MEMORY = {
     "swap-without-cache": tiered(preemption_mode="swap", enable_prefix_caching=False),
     "small-and-slow": tiered(replace(HOST, num_blocks=7, store_bytes_per_s=1e7)),
 }
+TINY_HOST = replace(HOST, num_blocks=5)
+ON_DISK = {
+    "disk": tiered(SMALL, DISK),
+    "disk-back": tiered(SMALL, back(DISK)),
+    "all-back": tiered(back(TINY_HOST), back(DISK)),
+    "back-over-through": tiered(back(TINY_HOST), DISK),
+    "disk-small-and-slow": tiered(SMALL, replace(back(DISK), num_blocks=9, store_bytes_per_s=2e7)),
+    "two-disks": tiered(SMALL, replace(back(DISK), num_blocks=6), back(replace(DISK, name="slow"))),
+    "two-disks-through": tiered(SMALL, replace(DISK, num_blocks=6), replace(DISK, name="slow")),
+    "swap-over-disk": tiered(replace(HOST, num_blocks=8), back(DISK), preemption_mode="swap"),
+}
+MEMORY |= ON_DISK
 
 
 def workload(seed=0, num_requests=10, gaps_ns=(0, 700, 900, 3_000)):
@@ -120,11 +153,16 @@ def test_engine_with_real_tiers_decides_as_simulated_and_changes_no_token(
     for name, column in simulated.copies.columns().items():
         assert column.tolist() == real.copies.columns()[name].tolist()
     assert generated(executor, workload()) == expected
+    executor.wait_for_copies()
     assert real.requests()["num_preemptions"].sum() > 0, "memory was not short"
     copies = real.copies.columns()
     if config.kv_tiers and memory not in ("when-faster", "small-and-slow"):
         assert copies["is_load"].sum() > 0, "nothing was loaded"
     assert copies["is_swap"].any() == ("swap-" in memory)
+    if memory in ON_DISK and memory != "disk-small-and-slow":
+        loaded_from = set(copies["tier"][copies["is_load"] == 1].tolist())
+        assert loaded_from - {0}, "a disk gave nothing back"
+        assert case == "fcfs" or len(config.kv_tiers) - 1 in loaded_from
 
 
 @pytest.mark.slow
@@ -156,49 +194,83 @@ def test_preempted_request_finds_its_own_blocks_whoever_else_is_given_some(
     assert found_again, "nobody had blocks left behind"
 
 
-def test_random_sampling_is_the_same_with_tiers():
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["fcfs", "fastserve"])
+@pytest.mark.parametrize("memory", ON_DISK)
+def test_disk_that_copies_late_below_a_host_that_copies_at_once_changes_no_token(
+    memory, case, expected
+):
+    """What leaves the host for the disk is about to be overwritten there."""
+    policy = make(case)
+    config = MEMORY[memory].for_policy(policy.pauses, policy.seats_loaded)
+    lanes = iter([EagerLane] * 2 + [LazyLane] * 4)
+    _, executor = run_tiered(make(case), workload(), config, lane=lambda: next(lanes)())
+    assert generated(executor, workload()) == expected
+
+
+@pytest.mark.parametrize("memory", ["through", slow("disk-back"), slow("two-disks-through")])
+def test_random_sampling_is_the_same_with_tiers(memory):
     work = workload(1)
-    log, executor = run_tiered("fcfs", work, MEMORY["through"], temperature=1.0)
-    assert log.copies.columns()["is_load"].sum() > 0
+    log, executor = run_tiered("fcfs", work, MEMORY[memory], temperature=1.0)
+    copies = log.copies.columns()
+    assert (copies["tier"][copies["is_load"] == 1] > 0).any() == (memory in ON_DISK)
     assert generated(executor, work) == alone(work, temperature=1.0)
     assert generated(executor, work) != alone(work)
 
 
-@pytest.mark.parametrize("write", ["through", "back"])
-def test_loaded_block_has_the_bytes_that_it_had_when_it_was_stored(write, monkeypatch):
-    stored, loads, compared = {}, [], 0
-    config = tiered(replace(HOST, write=write, store_bytes_per_s=1e8))
+@pytest.mark.parametrize(
+    ("memory", "tier"),
+    [
+        ("through", 0),
+        ("back", 0),
+        slow("disk", 1),
+        slow("disk-back", 1),
+        slow("all-back", 1),
+        slow("two-disks", 2),
+    ],
+)
+def test_loaded_block_has_the_bytes_that_it_had_when_it_was_stored(memory, tier, monkeypatch):
+    stored, loads, compared = {}, [], []
+    tiers = [replace(tier, store_bytes_per_s=1e8) for tier in MEMORY[memory].kv_tiers]
+    config = replace(MEMORY[memory], kv_tiers=tuple(tiers))
     runner = tiny_runner(config)
-    runner.lanes = [(LazyLane(), LazyLane())]
+    runner.lanes = [(LazyLane(), LazyLane()) for _ in tiers]
 
     def contents(block):
         return torch.stack([pool[block] for pair in runner.kv_pools for pool in pair]).clone()
 
-    store, load, finish = HostTier.store, HostTier.load, KVMemory.finish
+    store, copy, finish = HostTier.store, KVMemory.copy, KVMemory.finish
+    set_aside = SharedBlockPool.set_aside
 
     def watched_store(self, names, blocks):
         stored.update({n: contents(b) for n, b in zip(names, blocks.tolist(), strict=True)})
         return store(self, names, blocks)
 
-    def watched_load(self, names, blocks):
-        loads.append((list(names), blocks.tolist(), ticket := load(self, names, blocks)))
-        return ticket
+    def watched_set_aside(self, request_id, count):
+        loads.append(blocks := set_aside(self, request_id, count))
+        return blocks
+
+    def watched_copy(self, number, order, now_ns):
+        copy(self, number, order, now_ns)
+        if order.is_load:
+            to_come[number] = order.place, order.names, loads.pop().tolist()
 
     def watched_finish(self, number):
-        nonlocal compared
         finish(self, number)
-        for names, blocks, ticket in [one for one in loads if one[2].is_done()]:
-            for name, block in zip(names, blocks, strict=True):
-                assert torch.equal(contents(block), stored[name])
-                compared += 1
-            loads.remove((names, blocks, ticket))
+        place, names, blocks = to_come.pop(number, (0, (), ()))
+        for name, block in zip(names, blocks, strict=True):
+            assert torch.equal(contents(block), stored[name])
+            compared.append(place)
 
+    to_come = {}
     monkeypatch.setattr(HostTier, "store", watched_store)
-    monkeypatch.setattr(HostTier, "load", watched_load)
+    monkeypatch.setattr(SharedBlockPool, "set_aside", watched_set_aside)
+    monkeypatch.setattr(KVMemory, "copy", watched_copy)
     monkeypatch.setattr(KVMemory, "finish", watched_finish)
-    run_real("fcfs", workload(), config, runner=runner)
-    assert compared > 10
-    assert not loads
+    work = workload(3, num_requests=24) if tier else workload()
+    run_real("fcfs", work, config, runner=runner)
+    assert compared.count(tier) > 10
+    assert not to_come
 
 
 def session(first_id, at_ns, base, num_turns=3):
@@ -257,7 +329,7 @@ def test_prompts_of_somebody_else_cannot_go_on_with_answers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", ["through", "back", "swap-to-tier", "small-and-slow"])
+@pytest.mark.parametrize("memory", ["through", "back", "swap-to-tier", "small-and-slow", *ON_DISK])
 @pytest.mark.parametrize("lane", [None, LazyLane], ids=["thread", "lazy"])
 def test_copies_by_the_virtual_clock_take_the_time_that_they_take(memory, lane, expected):
     config, work = MEMORY[memory], workload()
@@ -375,6 +447,94 @@ def test_comparison_finds_that_both_backends_decide_alike_with_tiers():
     (found,) = compare(spec, lambda *what: None)
     assert found.is_checked
     assert found.modelled_difference is None
+
+
+def on_disk(folder=None, **more):
+    """Write down the same with a host that holds less than a conversation, and a disk below."""
+    disk = {"name": "disk", "num_blocks": 200, "link": "nvme-4", "write": "back", **more}
+    if folder is not None:
+        disk["path"] = str(folder)
+    tiers = [{"name": "cpu", "num_blocks": 10, "link": "pcie-4"}, disk]
+    return {"kv_offload": {"load": "always", "tiers": tiers}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", ["through", "back"])
+def test_experiment_with_a_disk_has_the_hits_of_the_simulated_one_and_leaves_no_file(
+    write, tmp_path
+):
+    real = run(experiment(on_disk(tmp_path, write=write))).metrics()
+    simulated = run(experiment(on_disk(tmp_path, write=write), backend="sim")).metrics()
+    assert real == pytest.approx(simulated, nan_ok=True)
+    assert real["loaded_bytes(tier=disk)"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_experiment_by_real_time_loads_from_the_disk_what_was_written_there(clock, tmp_path):
+    metrics = run(experiment(on_disk(tmp_path), real={"clock": clock})).metrics()
+    assert metrics["stored_bytes(tier=disk)"] > 0
+    assert metrics["loaded_bytes(tier=disk)"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("clock", ["modelled", "virtual", "wall"])
+def test_disk_that_cannot_be_written_any_more_ends_the_run_with_its_name(
+    clock, tmp_path, monkeypatch
+):
+    pwrite, num_left = os.pwrite, 5
+
+    def full(file, data, at):
+        nonlocal num_left
+        num_left -= 1
+        if num_left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    message = r"tier disk of engine\.kv_offload: block \d+ cannot be written: No space left on dev"
+    with pytest.raises(SchedlabError, match=message):
+        run(experiment(on_disk(tmp_path), real={"clock": clock}))
+    assert num_left < 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_that_fails_when_all_is_answered_ends_the_run_too(tmp_path, monkeypatch):
+    """By its link nothing is ever there, so that nobody waits for it."""
+    disk = on_disk(tmp_path, write="through", store_gb_per_s=1e-9)
+    disk["kv_offload"]["tiers"][0]["num_blocks"] = 300
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    with pytest.raises(SchedlabError, match=r"tier disk of engine\.kv_offload: block 0 cannot"):
+        run(experiment(disk))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="this system has no /proc")
+def test_run_that_failed_gives_the_room_of_its_file_back(tmp_path, monkeypatch):
+    opened = []
+
+    def full(*_):
+        opened.extend(files_in(tmp_path))
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(SchedlabError, match="Input/output error"):
+        run(experiment(on_disk(tmp_path)))
+    gc.collect()
+    assert len(opened) > 0
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"folder": "/no/such/folder"}, r"tiers\[1\]\.path: there is no folder /no/such/folder"),
+        ({"num_blocks": 2**39}, r"engine\.kv_offload\.tiers\[1\]: \d+\.\d\d GiB are to lie in /"),
+    ],
+)
+def test_disk_that_does_not_do_is_refused_by_its_key(more, message):
+    with pytest.raises(SpecError, match=message):
+        run(experiment(on_disk(**more)))
 
 
 def test_tier_larger_than_the_host_is_refused_by_its_key(monkeypatch):
