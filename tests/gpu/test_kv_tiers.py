@@ -273,6 +273,16 @@ def test_loaded_block_has_the_bytes_that_it_had_when_it_was_stored(memory, tier,
     assert not to_come
 
 
+def test_block_that_a_disk_does_not_hold_though_it_is_counted_is_found_out():
+    engines = []
+    _, executor = run_tiered("fcfs", workload(), ON_DISK["disk"], observer=engines.append)
+    places = executor.kv_bytes._files[0].places
+    executor.check(engines[-1])
+    places.evict([next(iter(places.names))])
+    with pytest.raises(AssertionError, match="disk holds other blocks than are counted"):
+        executor.check(engines[-1])
+
+
 def session(first_id, at_ns, base, num_turns=3):
     """Write down a conversation whose prompts quote all that was said before, and 7 tokens."""
     arrivals, said = [], 0
