@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from schedlab.gpu_backend import copy_lane  # noqa: E402
-from schedlab.gpu_backend.copy_lane import StreamLane, StreamTicket  # noqa: E402
+from schedlab.gpu_backend.copy_lane import StreamLane, StreamTicket, ThreadLane  # noqa: E402
 from schedlab.gpu_backend.graphs import DecodeGraphs  # noqa: E402
 from schedlab.gpu_backend.step_batch import StepBatch, StepLayout  # noqa: E402
 
@@ -49,6 +49,13 @@ class Stream:
 
     def wait_event(self, event):
         self.log.append((self.number, "waits for event", event.number))
+
+    def record_event(self):
+        self.log.append((self.number, "records"))
+        return Event(self.log, self.number)
+
+    def synchronize(self):
+        self.log.append(("host waits for stream", self.number))
 
 
 class Event:
@@ -95,6 +102,19 @@ def test_copy_is_queued_behind_what_was_computed_and_behind_the_copies_named(dev
         (1, "waits for stream", 0), ("enter", 1), ("event", 1), "copy", ("event", 2), ("leave", 1),
         (1, "waits for stream", 0), (1, "waits for event", 2),
         ("enter", 1), ("event", 3), "copy after", ("event", 4), ("leave", 1),
+    ]  # fmt: skip
+
+
+def test_thread_copies_on_a_stream_of_its_own_behind_what_was_computed_before_the_order(device):
+    lane = ThreadLane(torch.device("cuda"))
+    first = lane.order(lambda: device.log.append("copy"))
+    first.wait()
+    ThreadLane(torch.device("cuda")).order(lambda: device.log.append("back"), [first]).wait()
+    assert device.log == [
+        (0, "records"), ("host waits for event", 0),
+        ("enter", 1), "copy", ("leave", 1), ("host waits for stream", 1),
+        (0, "records"), ("host waits for event", 0),
+        ("enter", 2), "back", ("leave", 2), ("host waits for stream", 2),
     ]  # fmt: skip
 
 

@@ -10,8 +10,10 @@ triton = pytest.importorskip("triton")
 
 from schedlab.gpu_backend import cpu_ops, triton_ops  # noqa: E402
 from schedlab.gpu_backend.clock import VirtualClock  # noqa: E402
-from schedlab.gpu_backend.copy_lane import open_lane  # noqa: E402
+from schedlab.gpu_backend.copy_lane import ThreadLane, open_lane  # noqa: E402
 from schedlab.gpu_backend.executor import TorchExecutor  # noqa: E402
+from schedlab.gpu_backend.file_blocks import FileBlocks, open_block_file  # noqa: E402
+from schedlab.gpu_backend.file_tier import FileTier  # noqa: E402
 from schedlab.gpu_backend.host_blocks import HostBlocks  # noqa: E402
 from schedlab.gpu_backend.host_tier import HostTier  # noqa: E402
 from schedlab.gpu_backend.model import Decoder  # noqa: E402
@@ -58,15 +60,23 @@ def gpu_work(num_requests=30):
     ]
 
 
-def serve(runner, config=GPU_CONFIG, **options):
+def with_documents(work):
+    """Let every fifth of the requests begin with the same tokens."""
+    found = []
+    for i, one in enumerate(work):
+        length, first = one.request.prompt_tokens, 1000 * (i % 5)
+        names = tuple(range(first, first + length // 16))
+        found.append(laws.arrival(i, 0, length, one.output_tokens, prefix_hash_ids=names))
+    return found
+
+
+def serve(runner, config=GPU_CONFIG, work=None, **options):
+    work = work or gpu_work()
     executor = TorchExecutor(runner, config, VirtualClock(), **options)
     engine = Engine(config, registry.make("fcfs"), executor, observer=executor.check)
-    log = simulate(engine, gpu_work())
-    return (
-        log,
-        executor,
-        {a.request.id: executor.generated(a.request.id).tolist() for a in gpu_work()},
-    )
+    log = simulate(engine, work)
+    tokens = {a.request.id: executor.generated(a.request.id).tolist() for a in work}
+    return log, executor, tokens
 
 
 def share_of_equal_prefixes(first, second):
@@ -147,17 +157,48 @@ def test_blocks_copied_by_streams_beside_steps_come_back_with_their_bytes(gpu_ru
 
 
 @pytest.mark.gpu
+def test_blocks_that_went_to_a_file_by_threads_come_back_with_their_bytes(gpu_runner):
+    lanes = [ThreadLane(gpu_runner.device) for _ in range(4)]
+    host = HostTier(HostBlocks(gpu_runner.kv_pools, 20), *lanes[:2])
+    pools = [pool for pair in gpu_runner.kv_pools for pool in pair]
+    block_bytes = sum(pool[0].nbytes for pool in pools)
+    opened = open_block_file(60 * block_bytes, None, "tier")
+    file = FileTier(FileBlocks(gpu_runner.kv_pools, opened, 60, "disk"), host, *lanes[2:])
+    for pool in pools:
+        pool.normal_()
+    blocks = torch.arange(1, 41)
+    before = [pool[blocks].clone() for pool in pools]
+    for names in (list(range(20)), list(range(20, 40))):  # these take the places of those
+        host.places.evict(list(host.places.names))
+        host.store(names, blocks[names].numpy()).wait()
+        written = file.store(names)
+    written.wait()
+    file.load(list(range(40)), blocks.numpy() + 60).wait()
+    for pool, old in zip(pools, before, strict=True):
+        assert torch.equal(pool[blocks + 60], old)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("disk", [None, "through", "back"])
 @pytest.mark.parametrize("write", ["through", "back"])
-def test_requests_on_a_gpu_with_a_host_tier_get_nearly_the_same_tokens(gpu_runner, write):
-    tier = KVTier("cpu", 300, 20e9, 20e9, write=write)
+def test_requests_on_a_gpu_with_tiers_get_nearly_the_same_tokens(gpu_runner, write, disk):
+    num_blocks = 300 if disk is None else 100
+    tiers = [KVTier("cpu", num_blocks, 20e9, 20e9, write=write)]
+    files = []
+    if disk is not None:
+        tiers.append(KVTier("disk", 600, 5e9, 5e9, write=disk))
+        block_bytes = sum(pool[0].nbytes for pair in gpu_runner.kv_pools for pool in pair)
+        files.append(open_block_file(600 * block_bytes, None, "tier"))
     config = replace(
         GPU_CONFIG, num_blocks=150, preemption_mode="swap", enable_prefix_caching=True,
-        kv_tiers=(tier,), swap_space_blocks=300, kv_block_bytes=1, kv_load="always",
+        kv_tiers=tuple(tiers), swap_space_blocks=num_blocks, kv_block_bytes=1, kv_load="always",
     )  # fmt: skip
-    roomy = replace(config, num_blocks=600)
-    _, _, expected = serve(ModelRunner(gpu_runner.decoder, roomy), roomy)
-    log, _, tokens = serve(ModelRunner(gpu_runner.decoder, config), config)
+    roomy = replace(config, num_blocks=600, kv_tiers=tuple(tiers[:1]))
+    work = with_documents(gpu_work())
+    _, _, expected = serve(ModelRunner(gpu_runner.decoder, roomy), roomy, work)
+    log, _, tokens = serve(ModelRunner(gpu_runner.decoder, config, tier_files=files), config, work)
     assert log.copies.columns()["is_swap"].sum() > 0
+    assert (log.copies.columns()["tier"] > 0).any() == (disk is not None)
     assert share_of_equal_prefixes(expected, tokens) > 0.5
 
 
