@@ -10,7 +10,7 @@ from typing import Any
 
 from schedlab.experiments.analysis.rate_curves import RATE_KEYS, is_saturated
 from schedlab.experiments.figures.style import LOOKS
-from schedlab.experiments.results.tables import Row
+from schedlab.experiments.results.tables import Row, metrics_told
 from schedlab.sim.metrics.registry import metric_named
 from schedlab.sim.text import json_text
 
@@ -75,7 +75,9 @@ def live_data(rows: Sequence[Row], name: str) -> dict[str, Any]:
         for key, value in {"policy": row.policy, **row.settings}.items():
             keys.setdefault(key, {})[value] = None
     names = [
-        metric for metric in rows[0].metrics if any(math.isfinite(row.mean(metric)) for row in rows)
+        metric
+        for metric in metrics_told(rows)
+        if any(math.isfinite(row.told(metric).mean) for row in rows)
     ]
     return {
         "name": name,
@@ -95,7 +97,7 @@ def live_data(rows: Sequence[Row], name: str) -> dict[str, Any]:
                 "metrics": {
                     metric: [
                         value if value is not None and math.isfinite(value) else None
-                        for value in row.estimate(metric)
+                        for value in row.told(metric)
                     ]
                     for metric in names
                 },

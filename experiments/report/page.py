@@ -19,7 +19,7 @@ from schedlab.experiments.report.live import live, plotly_script
 from schedlab.experiments.results import tables as report
 from schedlab.experiments.results.saved_results import SavedResults, read_results
 from schedlab.experiments.results.selection import FOLDER, merged
-from schedlab.experiments.results.tables import Row
+from schedlab.experiments.results.tables import Row, metrics_told
 from schedlab.experiments.statistics import (
     LEAST_SEEDS,
     SMALLEST,
@@ -405,8 +405,8 @@ def _provenance(results: SavedResults, heads: Sequence[Mapping[str, Any]]) -> di
 
 
 def _all_metrics(rows: Sequence[Row]) -> PageTable:
-    names = list(rows[0].metrics)
-    lines = [[name, *(_exact(row.mean(name)) for row in rows)] for name in names]
+    names = metrics_told(rows)
+    lines = [[name, *(_exact(row.told(name).mean) for row in rows)] for name in names]
     return PageTable(["metric", *(row.label or row.policy for row in rows)], lines)
 
 

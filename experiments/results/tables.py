@@ -59,6 +59,15 @@ class Row:
         """Return the mean of a metric; NaN where it does not exist."""
         return self.estimate(metric).mean
 
+    def told(self, metric: str) -> Estimate:
+        """Return a metric of those that every run has; NaN where it is not among them."""
+        return self.metrics.get(metric, Estimate(math.nan, None))
+
+
+def metrics_told(rows: Sequence[Row]) -> list[str]:
+    """Name the metrics that runs of any row have, in order: some have more tiers than others."""
+    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+
 
 class _Estimates(dict[str, Estimate]):
     """Metrics over replications; those that only some ask for are estimated then."""
@@ -213,7 +222,7 @@ def summary_csv(results: Sequence[Row]) -> str:
     several = any(row.num_replications > 1 for row in results)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = list(results[0].metrics)
+    names = metrics_told(results)
     keys = list(results[0].settings)
     header = ["label", "policy", *keys, "num_replications"]
     for name in names:
@@ -225,7 +234,7 @@ def summary_csv(results: Sequence[Row]) -> str:
         cells += [value for key, value in row.settings.items() if key != "policy"]
         cells.append(row.num_replications)
         for name in names:
-            mean, half_width = row.metrics[name]
+            mean, half_width = row.told(name)
             cells += [mean, half_width] if several else [mean]
         writer.writerow(cells)
     return text.getvalue()

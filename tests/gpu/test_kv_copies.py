@@ -205,11 +205,11 @@ def executor(has_tiers=False, has_memory=True):
     log = []
     made = TorchExecutor.__new__(TorchExecutor)
     made._builder = Log(log, "builder")
-    made.pool = Log(log, "pool", holds=True, seat=4, grow=5, blocks="its blocks")
+    made.pool = Log(log, "pool", holds=True, seat=4, grow=5, blocks="abcd")
     made.sequences = Log(log, "sequences")
     made.runner = SimpleNamespace(swap=Log(log, "swap"))
     made.kv_bytes = Log(log, "memory") if has_memory else None
-    made._held, made._has_tiers = {3: "held"}, has_tiers
+    made._held, made._has_tiers, made._block_size = {3: "held"}, has_tiers, 4
     return made, log
 
 
@@ -221,7 +221,7 @@ def test_request_that_is_swapped_in_has_memory_for_what_is_computed_and_is_told_
     made.swapped_in(STATE)
     assert log == [
         ("memory.loaded", STATE), ("pool.grow", 3, 9), ("sequences.sit", "request", 5),
-        ("pool.blocks", 3), ("swap.swap_in", 3, "its blocks"),
+        ("pool.blocks", 3), ("swap.swap_in", 3, "abcd"),
     ]  # fmt: skip
 
 
@@ -249,5 +249,6 @@ def test_request_that_is_removed_is_forgotten_everywhere():
 def test_swapping_out_is_left_to_tiers_where_there_are_any(has_tiers):
     made, log = executor(has_tiers)
     made.swapped_out(STATE)
-    out = [("pool.blocks", 3), ("swap.swap_out", 3, "its blocks")]
+    # Nine tokens fill three blocks of four; it holds one more.
+    out = [("pool.blocks", 3), ("swap.swap_out", 3, "abc")]
     assert log == ([] if has_tiers else out)

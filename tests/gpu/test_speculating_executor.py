@@ -139,7 +139,7 @@ def test_requests_with_drafts_that_are_swapped_to_a_tier_go_on_where_they_were()
         assert generated == plain.generated(one.request.id).tolist()
 
 
-SHARED = ["cache", "cache-and-swap", "through", "back", "swap-to-tier"]
+SHARED = ["cache", "cache-and-swap", "through", "back", "swap-to-tier", "disk-back", "two-disks"]
 
 
 @pytest.mark.parametrize("memory", SHARED)

@@ -7,6 +7,8 @@ import math
 
 import pytest
 
+from schedlab.experiments.report.live import live_data
+from schedlab.experiments.report.page import _all_metrics
 from schedlab.experiments.results import tables as report
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.sweep import points
@@ -57,6 +59,19 @@ def test_summary_csv_has_a_column_for_each_metric_and_interval():
         "rejected_ci95",
     ]  # fmt: skip
     assert lines[0]["p99_ttft_ms"] == "2.0"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_summary_csv_has_a_column_for_what_only_some_settings_tell(order):
+    spec = make_spec({"workload": WORKLOAD, "sweep": {"seed": [1, 2]}})
+    told = [{"completed": 1, "loaded_bytes": 7.0}, {"completed": 2}]
+    made = report.rows(points(spec), [told[i] for i in order])
+    lines = list(csv.DictReader(io.StringIO(report.summary_csv(made))))
+    assert [lines[i]["loaded_bytes"] for i in order] == ["7.0", "nan"]
+    assert [lines[i]["completed"] for i in order] == ["1.0", "2.0"]
+    table = _all_metrics(made)
+    assert [name for name, *_ in table.lines] == sorted(told[0])
+    assert live_data(made, "x")["metrics"].keys() == told[0].keys()
 
 
 def test_summary_data_has_none_for_what_was_not_measured():
