@@ -37,7 +37,7 @@ MODULES = (
     "sim.drive.members", "sim.drive.router", "sim.drive.server", "sim.drive.simulation",
     "sim.kv.contiguous", "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix",
     "sim.kv.prefix_index", "sim.kv.prompt", "sim.kv.tier",
-    "sim.record.log", "sim.record.segment_row",
+    "sim.record.log", "sim.record.rows", "sim.record.segment_row",
     "sim.request",
     "sim.speculation.acceptance", "sim.speculation.drafters",
     "policies.attained_service", "policies.credits", "policies.deadlines", "policies.feedback",

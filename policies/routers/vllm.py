@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from schedlab.policies.routers.registry import register
 from schedlab.policies.routers.router import Router
 from schedlab.sim.drive.engine_state import EngineState
-from schedlab.sim.drive.offer import counts
+from schedlab.sim.drive.offer import place_of_least
 from schedlab.sim.request import Request
 
 
@@ -31,4 +31,7 @@ class Vllm(Router):
 
     def route(self, request: Request, engines: Sequence[EngineState]) -> int:
         """Take the least loaded; the first from the one behind the last."""
-        return self.least(counts(engines, self.waiting_weight, 1.0))
+        start = self.turn % len(engines)
+        place = place_of_least(engines, self.waiting_weight, 1.0, start)
+        self.turn = place + 1
+        return place

@@ -13,11 +13,12 @@ class DecodeBatch:
     to it (virtual time, as in processor-sharing queues), so k steps for all members are
     ``steps += k``. Contexts add up to ``offsets + size * steps``, and the members that open a
     new KV block in the next step are those of one phase, ``(steps - computed) mod block_size``.
+    `num_departures` counts who has left so far.
     """
 
     __slots__ = (
-        "_least", "_most", "_offset_sum", "_phases", "block_size", "members", "numbered_from",
-        "size", "steps",
+        "_least", "_most", "_offset_sum", "_phases", "block_size", "members", "num_departures",
+        "numbered_from", "size", "steps",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
@@ -25,6 +26,7 @@ class DecodeBatch:
         self.numbered_from = 0  # what the log calls its first step
         self.steps = 0
         self.size = 0
+        self.num_departures = 0
         self.members: dict[int, RequestState] = {}
         self._offset_sum = 0
         self._phases = [0] * block_size
@@ -68,6 +70,7 @@ class DecodeBatch:
 
     def leave_all(self, states: Collection[RequestState]) -> None:
         """Take members out, each once; their counters become absolute again. Without drafts."""
+        self.num_departures += len(states)
         if len(states) == self.size:
             self._leave_empty()
             return

@@ -129,6 +129,7 @@ class Departures(Population):
                 state.tool = self.turns[state.id].tool
             if how != "leave":
                 state.status = Status.HELD
+                self.is_plain = False
                 self.held[state.id] = state
                 self.held_tokens += state._computed
             elif overruns:
@@ -282,6 +283,7 @@ class Departures(Population):
         if until_ns <= now_ns:
             return False
         self._name_answer(state, self.turns.pop(state.id))
+        self.is_plain = False
         self.kept[state.id] = state
         self.kept_until_ns[state.id] = until_ns
         return True

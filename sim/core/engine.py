@@ -135,23 +135,17 @@ class Engine:
         self.now_ns = now_ns
         self.wait_until_ns = FOREVER
         requests = self.requests
-        intake = requests.intake
-        if intake.requests:
+        is_plain = requests.is_plain
+        if not is_plain and requests.intake.requests:
             requests.take_in(now_ns)
         if self._drafting is not None:  # nobody has drafted yet for who is seated now
             self._drafting.choose(now_ns)
-        if requests.tiers is not None:
-            requests.settle(now_ns)
-        if requests.arrived:
-            seat_arrived(requests)
-        if requests.kept:
-            requests.expire(now_ns)
-        if (requests.leaving or requests.overrun) and intake.is_idle(now_ns):
-            requests.let_go(None, now_ns)
+        if not is_plain:
+            self._settle(now_ns)
         # Whoever was evicted when nobody could run is charged to the next step, and to no other.
         has_changed = requests.step_preempted > 0 or self.chooses_drafts_next
         for _ in range(requests.num_in_flight + 2):
-            if requests.untold:  # no step was planned with them
+            if not is_plain and requests.untold:  # no step was planned with them
                 requests.tell_overrun(now_ns)
             plan = self.make_plan() if self._promise is None else self._promise.make_plan()
             changes = bool(plan.preempted or plan.rejected or plan.admitted)
@@ -162,8 +156,9 @@ class Engine:
                     self._count_preemptions(len(plan.preempted))
             # A plan with changes is not made twice, nor is one that does not know all yet; and
             # clients who were answered or rejected just now may send before a second step.
-            has_left = bool(requests.leaving or requests.overrun)
-            repeats = not (has_changed or has_left or intake.requests)
+            has_left = not is_plain and bool(requests.leaving or requests.overrun)
+            is_held_back = not is_plain and bool(requests.intake.requests)
+            repeats = not (has_changed or has_left or is_held_back)
             if has_left:
                 requests.let_go(plan, now_ns)
             num_decodes = requests.choose_decodes(plan)
@@ -173,7 +168,7 @@ class Engine:
             if num_decodes or plan.chunks or requests.step_overrun:
                 self._segment = self._start(plan, num_decodes, horizon_ns, repeats)
                 return self._segment
-            if intake.requests:
+            if is_held_back:
                 requests.take_in(now_ns, wait=False)
             elif not (changes or has_left):
                 self._wait(plan)
@@ -182,6 +177,18 @@ class Engine:
                 self.wait_until_ns = requests.tiers.ready_ns
                 return None
         raise stalled(self, "the policy preempts or rejects but never schedules a token")
+
+    def _settle(self, now_ns: int) -> None:
+        """Let those go, come or run whose time has come."""
+        requests = self.requests
+        if requests.tiers is not None:
+            requests.settle(now_ns)
+        if requests.arrived:
+            seat_arrived(requests)
+        if requests.kept:
+            requests.expire(now_ns)
+        if (requests.leaving or requests.overrun) and requests.intake.is_idle(now_ns):
+            requests.let_go(None, now_ns)
 
     @property
     def chooses_drafts_next(self) -> bool:
@@ -276,7 +283,7 @@ class Engine:
         ):
             max_steps = self._steps_in_memory(plan.max_steps, first_step_blocks)
             horizon_ns = min(horizon_ns, plan.until_ns)
-            if requests.kept or requests.tiers is not None:
+            if not requests.is_plain and (requests.kept or requests.tiers is not None):
                 horizon_ns = min(horizon_ns, requests.next_seen_ns)
         shape = batch_shape(requests, plan, num_decodes)
         steps = self.executor.execute(Work(now_ns, plan, shape, batch), max_steps, horizon_ns)
@@ -359,7 +366,8 @@ class Engine:
             requests.tiers.now_ns = end_ns
         num_decodes = segment.shape.num_decodes
         requests.step_decoded = num_decodes > 0
-        requests.intake.step_done(end_ns - durations_ns[-1], end_ns)
+        if not requests.is_plain:
+            requests.intake.step_done(end_ns - durations_ns[-1], end_ns)
         if self.config.num_speculative_tokens:
             self._log_verifications(len(durations_ns), num_decodes)
         new_blocks = self._advance_decodes(segment, num_decodes)
@@ -374,7 +382,7 @@ class Engine:
             requests.store_step(chunks)
         if finished:
             requests.finish(finished, plan.finished, end_ns)
-        if requests.untold:
+        if not requests.is_plain and requests.untold:
             requests.tell_overrun(end_ns)
         if self._on_tokens is not None:
             self._on_tokens(plan, len(durations_ns), end_ns)

@@ -242,6 +242,9 @@ class SimExecutor(Executor):
         self._due: dict[int, list[_Answer]] = {}
         self._due_steps: list[int] = []
         self._num_turns = 0
+        # Which of these is the next, found when so many had left the batch; -1 = look for it.
+        self._soonest = FOREVER
+        self._num_departures = -1
         self._last_step_ns = 1
         self._first_step_ns = int(pricing.overhead.first_step_s * 1e9 + 0.5)
 
@@ -276,8 +279,13 @@ class SimExecutor(Executor):
                 answer.due_step = step
                 answer.turn = turn
                 turn += 1
-            if answer.listed_step > step:
-                self._list(answer)
+            if answer.listed_step >= step:
+                if answer.listed_step > step:
+                    self._list(answer)
+                if step < self._soonest:
+                    self._soonest = step
+            else:
+                self._num_departures = -1
         self._num_turns = turn
 
     def _end_at(self, state: RequestState, step: int) -> None:
@@ -288,8 +296,13 @@ class SimExecutor(Executor):
             answer.due_step = step
             answer.turn = self._num_turns
             self._num_turns += 1
-        if answer.listed_step > step:
-            self._list(answer)
+        if answer.listed_step >= step:
+            if answer.listed_step > step:
+                self._list(answer)
+            if step < self._soonest:
+                self._soonest = step
+        else:
+            self._num_departures = -1
 
     def _list(self, answer: _Answer) -> None:
         """Let an answer be looked at when it is complete."""
@@ -396,6 +409,13 @@ class SimExecutor(Executor):
                 if due_step < soonest or soonest < 0:
                     soonest = due_step
             return soonest
+        if self._num_departures != decodes.num_departures:
+            self._num_departures = decodes.num_departures
+            self._soonest = self._look_for_next(decodes)
+        return self._soonest
+
+    def _look_for_next(self, decodes: DecodeBatch) -> int:
+        """Return the first count of decode steps at which a member is listed that finishes then."""
         while True:
             step = self._due_steps[0]
             due = self._due[step]

@@ -283,7 +283,7 @@ class Lifecycle(Departures):
             self.log.add_resumption(state.id, now_ns, state.num_uncomputed_tokens)
 
     def _drop_kept_of_session(self, state: RequestState) -> None:
-        if self.kept and state.session is not None:  # what it can use of it, it holds now itself
+        if state.session is not None and self.kept:  # what it can use of it, it holds now itself
             own = [i for i, other in self.kept.items() if other.session is state.session]
             for request_id in own:
                 self._drop_kept(request_id)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import filterfalse
 from typing import SupportsIndex, get_args
 
-from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished
+from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished, Parts
 from schedlab.sim.core.population import Population
 from schedlab.sim.core.step_ledger import StepLedger, require_one_of, whole_number
 from schedlab.sim.errors import InfeasiblePlan
@@ -148,6 +148,7 @@ class PlanBuilder(StepLedger):
         The same plan as granting them one by one, at a fraction of the cost.
         """
         self.plan = None
+        self._has_entries = True
         num_decodes = len(decodes)
         if num_decodes > self.tokens_left or num_decodes > self.rows_left or self._cuts_drafts:
             return False
@@ -233,6 +234,7 @@ class PlanBuilder(StepLedger):
         The same plan as `grant_all` makes, without a look at those who go on.
         """
         self._require_no_decodes("grant_again")
+        self._has_entries = True
         if self._speculates or self.preempted:
             return False
         batch, kv = self._batch, self._kv
@@ -286,7 +288,7 @@ class PlanBuilder(StepLedger):
 
     def _require_no_decodes(self, caller: str) -> None:
         self.plan = None
-        if self._decodes or self._unnamed or self._all_decodes:
+        if self._all_decodes or (self._has_entries and (self._decodes or self._unnamed)):
             raise InfeasiblePlan(f"{caller}() after decodes were already granted in this step")
 
     def _count_decodes(self) -> int:
@@ -399,7 +401,6 @@ class PlanBuilder(StepLedger):
         until_ns = whole_number(until_ns, -FOREVER, "until_ns needs", "nanoseconds")
         if finished not in _FINISHED:
             require_one_of(finished, _FINISHED, "finished")
-        # Most plans do little of this, and `()` costs a fraction of the tuple of an empty dict.
         decodes: tuple[RequestState, ...] | None = None
         left: list[RequestState] | None = None
         joining: list[RequestState] | None = None
@@ -409,21 +410,30 @@ class PlanBuilder(StepLedger):
                 decodes += tuple(self._decodes.values())
             if len(decodes) == self._num_compared and not self.preempted:  # nobody else decodes
                 left, joining = self._left, self._joining
-        chunks = tuple(self._chunks.values()) if self._chunks else ()
-        admitted = tuple(self._admitted.values()) if self._admitted else ()
+        chunks: tuple[tuple[RequestState, int], ...] = ()
+        admitted: tuple[RequestState, ...] = ()
         preempted: tuple[RequestState, ...] = ()
         swapped: tuple[RequestState, ...] = ()
-        if self.preempted:
-            preempted = tuple(self.preempted)
-            swapped = tuple([s for s, mode in self.preempted.items() if mode == "swap"])
-        rejected = tuple(self._rejected.items()) if self._rejected else ()
-        loading = tuple(self._loading.values()) if self._loading else ()
+        rejected: tuple[tuple[RequestState, str], ...] = ()
         trimmed: tuple[tuple[RequestState, int], ...] = ()
-        if self._speculates:
+        loading: tuple[tuple[RequestState, Parts], ...] = ()
+        if self._has_entries:
+            # Most plans do little of this, and `()` costs a fraction of the tuple of an empty dict.
+            if self._chunks:
+                chunks = tuple(self._chunks.values())
+            if self._admitted:
+                admitted = tuple(self._admitted.values())
+            if self.preempted:
+                preempted = tuple(self.preempted)
+                swapped = tuple([s for s, mode in self.preempted.items() if mode == "swap"])
+            if self._rejected:
+                rejected = tuple(self._rejected.items())
             if self._trimmed:
                 trimmed = tuple(self._trimmed.items())
-            if trimmed or max_steps < FOREVER:
-                max_steps = 1  # a promise of some steps counts tokens, one a step
+            if self._loading:
+                loading = tuple(self._loading.values())
+        if self._speculates and (trimmed or max_steps < FOREVER):
+            max_steps = 1  # a promise of some steps counts tokens, one a step
         self.plan = plan = BatchPlan(
             decodes,
             chunks,

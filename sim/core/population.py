@@ -32,6 +32,12 @@ class Population:
 
     Attributes
     ----------
+    is_plain : bool
+        Whether everyone has only waited in the queue, run and left at once so far. Then nobody is,
+        or was, in `intake`, `held`, `leaving`, `overrun`, `untold`, `fetching`, `arrived`,
+        `loading`, `holding`, `in_pipeline` or `kept`, and nobody need look there: so many places
+        that are empty lie far apart, and a plan of an engine among many finds none of them in the
+        caches of the processor.
     intake : Intake
         Requests that the scheduler does not know of yet.
     waiting : WaitingQueue
@@ -109,6 +115,12 @@ class Population:
         self.config = config
         self.kv = kv
         self.intake = Intake(config)
+        self.is_plain = not (
+            self.intake.holds_back
+            or config.kv_tiers
+            or config.overrun_at_stop
+            or config.pipeline_parallel_size > 1
+        )
         self.waiting = waiting
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
@@ -193,7 +205,16 @@ class Population:
     @property
     def num_waiting(self) -> int:
         """Requests without a seat, those that the scheduler does not know of yet among them."""
+        if self.is_plain:
+            return len(self.waiting)
         return len(self.waiting) + len(self.intake.requests) + len(self.holding)
+
+    @property
+    def num_running(self) -> int:
+        """Unfinished requests with a seat, those in the pipeline among them."""
+        if self.is_plain:
+            return len(self.running)
+        return len(self.running) + self.in_pipeline.size
 
     @property
     def num_known(self) -> int:
@@ -203,6 +224,8 @@ class Population:
     @property
     def num_seated(self) -> int:
         """Requests with a seat, finished or not."""
+        if self.is_plain:
+            return len(self.running)
         away = len(self.fetching) + len(self.loading) + self.in_pipeline.size
         return len(self.running) + len(self.held) + len(self.leaving) + away
 

@@ -35,6 +35,7 @@ def reserve(
     state._seated_ns = now_ns
     state._computed = num_tokens
     requests.resident_tokens += num_tokens
+    requests.is_plain = False
     requests.fetching[state.id] = state
     requests.num_arrived += 1
     requests.num_events += 1
@@ -81,6 +82,7 @@ def take_back(requests: Departures, state: RequestState, arrival: Arrival, now_n
     state.status = RUNS
     state._entry_ns = -1
     state._seated_ns = now_ns
+    requests.is_plain = False
     requests.fetching[state.id] = state
     arrive(requests, state, now_ns)
 

@@ -96,6 +96,7 @@ class SpeculativeBatch(DecodeBatch):
     def leave(self, state: RequestState) -> None:
         """Take a member out; its counters become absolute again."""
         assert isinstance(state, SpeculatingState)
+        self.num_departures += 1
         self.last_tokens = state.left_batch(self.steps - state._stint_start)
         self._context_sum -= state._computed
         del self.members[state.id]

@@ -135,7 +135,7 @@ def batch_shape(requests: Population, plan: BatchPlan, num_decodes: int) -> Batc
     if sizes:
         padding_tokens += _graph_padding(sizes, num_tokens + padding_tokens)
     swapped_bytes = requests.step_swapped_bytes
-    num_running = len(requests.running) + requests.in_pipeline.size
+    num_running = requests.num_running
     num_waiting = len(requests.waiting)
     gathered_tokens = 0
     return BatchShape(

@@ -69,6 +69,7 @@ class StepLedger:
         self._set_aside: list[RequestState] = []
         self._loading: dict[int, tuple[RequestState, Parts]] = {}
         self._deferred: set[int] = set()
+        self._has_entries = False  # whether anything may be in one of these
         self.reset(0)
 
     def reset(self, now_ns: int) -> None:
@@ -82,17 +83,22 @@ class StepLedger:
         self.swap_blocks_left = requests.free_swap_blocks
         if self._tiers is not None:
             self.swap_blocks_left = self._tiers.room_for_swapping
-            if self._loading:
-                self._loading = {}
-            if self._deferred:
-                self._deferred = set()
         self.denied: tuple[RequestState, str] | None = None
         self.plan: BatchPlan | None = None
         self._all_decodes = False
         self._num_compared = -1  # decodes granted at once and compared with the batch, if any were
         self._padding_tokens = 0
         self._set_aside_blocks = 0
-        # Most are empty at most steps; whoever was given a full one keeps it.
+        if self._has_entries:
+            self._has_entries = False
+            self._forget_entries()
+        self._threshold = self._prefill_threshold
+        if self._spares_lone_request and requests.num_known == 1:
+            self._threshold = 0
+        self._kv.begin()
+
+    def _forget_entries(self) -> None:
+        """Begin with nothing granted; most are empty, and whoever was given a full one keeps it."""
         if self.preempted:
             self.preempted = {}
         if self.cached_tokens:
@@ -111,10 +117,10 @@ class StepLedger:
             self._trimmed = {}
         if self._set_aside:
             self._set_aside = []
-        self._threshold = self._prefill_threshold
-        if self._spares_lone_request and requests.num_known == 1:
-            self._threshold = 0
-        self._kv.begin()
+        if self._loading:
+            self._loading = {}
+        if self._deferred:
+            self._deferred = set()
 
     @property
     def seats_left(self) -> int:
@@ -146,6 +152,7 @@ class StepLedger:
             granted twice; or if `want` is no number of tokens.
         """
         self.plan = None
+        self._has_entries = True
         most = None if want is None else whole_number(want, 1, "grant() needs", "tokens")
         if self._unnamed and state.is_decoding:
             self._name_decodes()
@@ -240,6 +247,7 @@ class StepLedger:
         return threshold if 0 < threshold < limit else limit
 
     def _grant_chunk(self, state: RequestState, want: int | None) -> int:
+        self._has_entries = True
         if not self._has_room_for_one():
             return self._deny(state, self._why_no_room())
         n = min(self._chunk_limit(state, want), self.tokens_left)
@@ -423,6 +431,7 @@ class StepLedger:
             If it does not wait.
         """
         self.plan = None
+        self._has_entries = True
         holds = state.id in self._requests.holding
         if state.status is not WAITS or state.id in self._admitted or holds:
             raise InfeasiblePlan(f"{state!r} cannot be loaded: it does not wait")
@@ -484,6 +493,7 @@ class StepLedger:
             cannot be told from what evicts cached blocks.
         """
         self.plan = None
+        self._has_entries = True
         if self._config.enable_prefix_caching:
             raise InfeasiblePlan(
                 "admit() sets memory aside, which prefix caching does not allow: set "
@@ -545,6 +555,7 @@ class StepLedger:
             If it does not run, or all decodes were granted at once; or if there is no such mode.
         """
         self.plan = None
+        self._has_entries = True
         if mode is not None:
             require_one_of(mode, _PREEMPTION_MODES, "the mode of preempt()")
         requests = self._requests
@@ -628,6 +639,7 @@ class StepLedger:
             If it does not wait, or not any more: admitted or rejected in this step.
         """
         self.plan = None
+        self._has_entries = True
         holds = state.id in self._requests.holding
         if state.status is not WAITS or state.id in self._admitted or holds:
             raise InfeasiblePlan(f"{state!r} cannot be rejected: it is not waiting")

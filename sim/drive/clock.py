@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from mypy_extensions import i64
+
 REPORTS: Final = 0
 COMES: Final = 1
 """Requests, and KV from other engines."""
@@ -105,7 +107,8 @@ class Clock:
             event.do = do
             event.when = when
         agenda = self._agenda
-        first, end = 0, len(agenda)
+        first: i64 = 0
+        end: i64 = len(agenda)
         while first < end:  # before its equals: they were asked for earlier
             middle = (first + end) >> 1
             if agenda[middle].when > when:

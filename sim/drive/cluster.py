@@ -25,6 +25,7 @@ from schedlab.sim.drive.scaling import PoolScaling, start_scaling
 from schedlab.sim.drive.sessions import peeked
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.record.cluster_log import ClusterLog, Place
+from schedlab.sim.record.rows import CommonRows
 from schedlab.sim.record.spool import SpoolFile
 from schedlab.sim.request import Arrival
 
@@ -177,9 +178,9 @@ def _one_by_one(
     clock = Clock()
     states = [LiveState(i, engine, clock) for i, engine in enumerate(engines)]
     shares: list[list[Arrival]] = [[] for _ in engines]
-    file = SpoolFile()
+    rows = CommonRows(SpoolFile())
     for engine in engines:
-        engine.log.share_memory(len(engines), file)
+        engine.log.write_to(rows)
     for arrival in arrivals:
         shares[chosen(router, arrival.request, states)].append(arrival)
     return ClusterLog([simulate(e, share) for e, share in zip(engines, shares, strict=True)])

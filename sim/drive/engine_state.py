@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.sim.core.plan import FOREVER
@@ -92,20 +92,18 @@ class LiveState:
         requests = self._requests
         self.segment = segment
         self.num_waiting = requests.num_waiting
-        self.num_running = len(requests.running) + requests.in_pipeline.size
+        self.num_running = requests.num_running
         self._backlog_tokens = self._used_until_ns = -1
         self._first_waiting_blocks = self._num_urgent = -1
         board = self._board
         if board is not None:
-            board.num_waiting[self._place] = self.num_waiting
-            board.num_running[self._place] = self.num_running
-            board.changed.add(self._place)
+            board.has_changed(self._place, self.num_waiting, self.num_running)
 
     def stand_on(self, board: Board, place: int) -> None:
         """Keep the counts of a place of a board as well, and no other ones any more."""
         self._board, self._place = board, place
         if self._used_until_ns >= 0:
-            board.used_until_ns[place] = self._used_until_ns
+            board.has_aged(place, self._used_until_ns)
 
     def count(self, request: Request, sign: int) -> None:
         """Count a request that is sent there (+1), or is answered or rejected (-1)."""
@@ -115,8 +113,7 @@ class LiveState:
         if request.predicted_tokens is not None:
             self.predicted_tokens_in_flight += sign * request.predicted_tokens
         if self._board is not None:
-            self._board.num_in_flight[self._place] = self.num_in_flight
-            self._board.changed.add(self._place)
+            self._board.is_sent(self._place, self.num_in_flight)
 
     @property
     def backlog_tokens(self) -> int:
@@ -135,9 +132,7 @@ class LiveState:
         if now_ns > self._used_until_ns:
             self._count_blocks(now_ns)
             if self._board is not None:
-                self._board.used_until_ns[self._place] = self._used_until_ns
-                # Whoever asked, loads that the board keeps are of the count before.
-                self._board.changed.add(self._place)
+                self._board.has_aged(self._place, self._used_until_ns)
         return self._used_blocks
 
     def _count_blocks(self, now_ns: int) -> None:
@@ -242,9 +237,8 @@ class ReportedState:
         if request.predicted_tokens is not None:
             self.predicted_tokens_in_flight += request.predicted_tokens
         if self._board is not None:
-            self._board.num_in_flight[self._place] = self.num_in_flight
-            self._board.num_waiting[self._place] = self.num_waiting
-            self._board.changed.add(self._place)
+            self._board.has_changed(self._place, self.num_waiting, self.num_running)
+            self._board.is_sent(self._place, self.num_in_flight)
 
     def cached_tokens(self, request: Request) -> int:
         """Count the leading prompt tokens that the prefix cache holds at this moment."""
@@ -278,33 +272,56 @@ class Board:
     ----------
     index, num_blocks, block_size, num_in_flight, num_waiting, num_running : list of int
         What each says; not to be written to by who reads.
-    changed : set of int
-        Places of engines whose counts changed since `loads` was asked last.
-    used_until_ns : list of int
-        Until when what each said last of its blocks in use holds.
     """
 
     __slots__ = (
-        "_clock", "_engines", "_load", "_loads", "block_size", "changed", "index", "num_blocks",
-        "num_in_flight", "num_running", "num_waiting", "used_until_ns",
+        "_changed", "_clock", "_engines", "_load", "_loads", "_running_weight", "_used_until_ns",
+        "_waiting_weight", "_weighted", "block_size", "index", "num_blocks", "num_in_flight",
+        "num_running", "num_waiting",
     )  # fmt: skip
 
     def __init__(self, engines: Sequence[EngineState]) -> None:
         self._engines = list(engines)
         clocks = [engine._clock for engine in engines if isinstance(engine, LiveState)]
         self._clock = clocks[0] if clocks else None
+        # What `loads` returned last, and the places of engines whose counts changed since.
         self._load: object = None
         self._loads: list[Any] = []
-        self.changed: set[int] = set()
+        self._changed: set[int] = set()
+        self._used_until_ns = [FOREVER] * len(engines)
+        # The weighted counts that `place_of_least` was asked for last.
+        self._waiting_weight = self._running_weight = -1.0
+        self._weighted: list[float] = []
         self.index = [engine.index for engine in engines]
         self.num_blocks = [engine.num_blocks for engine in engines]
         self.block_size = [engine.block_size for engine in engines]
         self.num_in_flight = [engine.num_in_flight for engine in engines]
         self.num_waiting = [engine.num_waiting for engine in engines]
         self.num_running = [engine.num_running for engine in engines]
-        self.used_until_ns = [FOREVER] * len(self.index)
         for place, engine in enumerate(engines):
             engine.stand_on(self, place)
+
+    def has_changed(self, place: int, num_waiting: int, num_running: int) -> None:
+        """Write down the counts of an engine, of which anything may have changed."""
+        self.num_waiting[place] = num_waiting
+        self.num_running[place] = num_running
+        if self._load is not None:
+            self._changed.add(place)
+        if self._weighted:
+            load = self._waiting_weight * num_waiting + self._running_weight * num_running
+            self._weighted[place] = load
+
+    def is_sent(self, place: int, num_in_flight: int) -> None:
+        """Write down how many requests were sent to an engine and are not answered."""
+        self.num_in_flight[place] = num_in_flight
+        if self._load is not None:
+            self._changed.add(place)
+
+    def has_aged(self, place: int, used_until_ns: int) -> None:
+        """Learn that an engine has counted its blocks in use anew, and until when that holds."""
+        self._used_until_ns[place] = used_until_ns
+        if self._load is not None:  # whoever asked, the load that is kept is of the count before
+            self._changed.add(place)
 
     @property
     def used_blocks(self) -> list[int]:
@@ -326,36 +343,34 @@ class Board:
             The same for every request: else all are asked anew.
         """
         if load == self._load:
-            if self._clock is not None and min(self.used_until_ns) < self._clock.now_ns:
+            if self._clock is not None and min(self._used_until_ns) < self._clock.now_ns:
                 now_ns = self._clock.now_ns
-                aged = [i for i, until_ns in enumerate(self.used_until_ns) if until_ns < now_ns]
-                self.changed.update(aged)
-            for place in self.changed:
+                aged = [i for i, until_ns in enumerate(self._used_until_ns) if until_ns < now_ns]
+                self._changed.update(aged)
+            for place in self._changed:
                 self._loads[place] = load(self._engines[place])
         else:
             self._load, self._loads = load, [load(engine) for engine in self._engines]
-        self.changed.clear()
+        self._changed.clear()
         return self._loads
 
-    def counts(self, waiting: float, running: float) -> list[Any]:
-        """Return ``waiting * num_waiting + running * num_running`` of each engine, as `loads`."""
-        weights = waiting, running
-        places: Iterable[int] = self.changed
-        if weights != self._load:
-            self._load, self._loads = weights, [0.0] * len(self.index)
-            places = range(len(self.index))
-        loads = self._loads
-        for place in places:
-            loads[place] = waiting * self.num_waiting[place] + running * self.num_running[place]
-        self.changed.clear()
-        return loads
+    def place_of_least(self, waiting: float, running: float, start: int) -> int:
+        """Return where ``waiting * num_waiting + running * num_running`` is least.
+
+        Among equals the first from `start` on, in a circle.
+        """
+        if waiting != self._waiting_weight or running != self._running_weight:
+            self._waiting_weight, self._running_weight = waiting, running
+            counts = zip(self.num_waiting, self.num_running, strict=True)
+            self._weighted = [waiting * here + running * there for here, there in counts]
+        return first_least(self._weighted, start)
 
 
 def first_least(loads: list[float], start: int) -> int:
     """Return the place of the least load, among equals the first from `start` on, in a circle."""
     place, least = start, loads[start]
     for i, load in enumerate(loads):
-        if load <= least and (load < least or place < start <= i):
+        if load < least or (load == least and place < start <= i):
             place, least = i, load
     return place
 

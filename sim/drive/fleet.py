@@ -24,6 +24,7 @@ from schedlab.sim.drive.router import Router, chosen
 from schedlab.sim.drive.server import Server
 from schedlab.sim.drive.sessions import open_source
 from schedlab.sim.kv.tier import SharedTier
+from schedlab.sim.record.rows import CommonRows
 from schedlab.sim.record.spool import SpoolFile
 from schedlab.sim.request import RequestState
 
@@ -139,7 +140,7 @@ class Fleet:
         self._is_closed = is_closed
         self._staleness_ns = staleness_ns
         self._supply = supply
-        self._spool_file = SpoolFile()
+        self._rows = CommonRows(SpoolFile())
         self._settles = settles
         tiers = engines[0].config.kv_tiers
         self._shared = SharedTier(tiers[-1]) if tiers and tiers[-1].is_shared else None
@@ -298,7 +299,7 @@ class Fleet:
         engine.cache_is_watched = self._router.looks_at_caches
         engine.requests.sessions = self.sessions
         engine.requests.on_gone = partial(self._is_gone, member)
-        engine.log.share_memory(len(self.members), self._spool_file)
+        engine.log.write_to(self._rows)
         self.logs.append((member.index, engine.log))
         if member.slow_by:
             member.keep_pace()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any, Literal
 
-from schedlab.sim.drive.engine_state import Board, EngineState
+from schedlab.sim.drive.engine_state import Board, EngineState, first_least
 from schedlab.sim.request import Request
 
 Column = Literal[
@@ -46,11 +47,17 @@ def loads(engines: Sequence[EngineState], load: Callable[[EngineState], Any]) ->
     return [load(engine) for engine in engines]
 
 
-def counts(engines: Sequence[EngineState], waiting: float, running: float) -> list[Any]:
-    """Return ``waiting * num_waiting + running * num_running`` of each engine, only to be read."""
-    if isinstance(engines, Offer):
-        return engines.board.counts(waiting, running)
-    return [waiting * engine.num_waiting + running * engine.num_running for engine in engines]
+def place_of_least(
+    engines: Sequence[EngineState], waiting: float, running: float, start: int
+) -> int:
+    """Return where ``waiting * num_waiting + running * num_running`` is least.
+
+    Among equals it is the first from `start` on, in a circle.
+    """
+    if isinstance(engines, Offer) and waiting < inf:  # what is no number is not least anywhere
+        return engines.board.place_of_least(waiting, running, start)
+    counted = [waiting * engine.num_waiting + running * engine.num_running for engine in engines]
+    return first_least(counted, start)
 
 
 def cached_tokens(engines: Sequence[EngineState], request: Request) -> list[int]:

@@ -8,10 +8,11 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
-from librt.strings import BytesWriter, write_f64_le, write_i64_le
+from librt.strings import BytesWriter, write_f64_le, write_i32_le, write_i64_le
 
 from schedlab.sim.record.columns import BATCH_ROWS, REJECTED, Columns, LazyTable
 from schedlab.sim.record.copies import Copies
+from schedlab.sim.record.rows import CommonRows, Rows
 from schedlab.sim.record.segment_row import SEGMENT_COLUMNS, SegmentRow
 from schedlab.sim.record.spool import Spool, SpoolFile
 from schedlab.sim.record.steps import VERIFICATION_COLUMNS, Int64, StepTable, StoredSteps
@@ -67,6 +68,11 @@ class RunLog:
 
     Attributes
     ----------
+    num_steps : int
+        Steps run.
+    own_rows : Rows
+        What is in memory of this log alone: while it writes to common rows what it was dealt, not
+        what is there.
     verifications : BytesWriter
         `VERIFICATION_COLUMNS` of steps, 8 bytes each: who verifies drafts writes them there.
     """
@@ -74,18 +80,18 @@ class RunLog:
     def __init__(
         self, block_size: int, grows: bool, speculates: bool = False, num_stages: int = 1
     ) -> None:
+        self.own_rows = Rows()
+        self._rows = self.own_rows
+        self._common: CommonRows | None = None
+        self._place = 0
+        self.num_steps = 0
+        self._most_bytes = MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES
         self.block_size = block_size
         self.grows = grows
         self.speculates = speculates
         self.num_stages = num_stages
         self.reject_reasons: dict[int, str] = {}
         self.copies = Copies()
-        self._requests = BytesWriter()
-        self._targets = BytesWriter()
-        self._segments = BytesWriter()
-        self._durations_ns = BytesWriter()
-        self._new_blocks = BytesWriter()
-        self._stints = BytesWriter()
         self.verifications = BytesWriter()
         self._bursts = BytesWriter()
         self._stages = array("q")
@@ -93,23 +99,15 @@ class RunLog:
         self._resumptions = array("q")
         self._spools: dict[str, Spool] = {}
         self._spool_file = SpoolFile()
-        self._most_bytes = MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES
-        self._num_spilled_steps = 0
         self._steps: StoredSteps | None = None
         self._token_times: tuple[tuple[int, int], TokenTimes | StoredTokenTimes] | None = None
 
-    def share_memory(self, num_logs: int, file: SpoolFile) -> None:
-        """Hold only a part of what may lie in memory, and move the rest to a common file.
-
-        Parameters
-        ----------
-        num_logs : int
-            Logs that grow at the same time.
-        file : SpoolFile
-            Theirs: a thousand engines have no thousand files open.
-        """
-        self._most_bytes = MOST_NUMBERS_IN_MEMORY * _NUMBER_BYTES // num_logs
-        self._spool_file = file
+    def write_to(self, common: CommonRows) -> None:
+        """Write to rows of several logs, all of which may lie in memory as one may."""
+        self._rows = self._common = common
+        self._place = len(common.logs)
+        common.logs.append(self)
+        self._spool_file = common.file
 
     # -- writing (the engine) ------------------------------------------------------------------
 
@@ -118,7 +116,8 @@ class RunLog:
     ) -> None:
         """Record a request that left the engine."""
         # As bytes right away, a number after the other in the order of its columns.
-        r, row = state.request, self._requests
+        rows = self._rows
+        r, row = state.request, rows.requests
         write_i64_le(row, r.id)
         write_i64_le(row, r.arrival_ns)
         write_i64_le(row, r.prompt_tokens)
@@ -135,13 +134,16 @@ class RunLog:
         write_i64_le(row, state.queued_ns)
         write_i64_le(row, state.cached_tokens)
         write_i64_le(row, state.prefix_hit_tokens)
-        targets, slo, predicted = self._targets, r.slo, r.predicted_tokens
+        targets, slo, predicted = rows.targets, r.slo, r.predicted_tokens
         if slo is None and predicted is None:
             targets.write(_NO_TARGETS)
         else:
             for target in (predicted, *(slo or Slo())):
                 write_f64_le(targets, _NAN if target is None else target)
-        if len(self._requests) >= self._most_bytes:
+        common = self._common
+        if common is not None:
+            write_i32_le(common.requests_of, self._place)
+        if len(row) >= self._most_bytes:
             self._spill()
 
     def reject(self, state: RequestState, output_tokens: int, reason: str) -> None:
@@ -151,14 +153,18 @@ class RunLog:
 
     def add_segment(self, row: SegmentRow, durations_ns: list[int], new_blocks: list[int]) -> None:
         """Record steps of one batch, with a number of each for every step."""
-        row.write(self._segments)
-        durations, blocks = self._durations_ns, self._new_blocks
+        rows, common = self._rows, self._common
+        segments, durations, blocks = rows.segments, rows.durations_ns, rows.new_blocks
+        row.write(segments)
         for duration_ns in durations_ns:
             write_i64_le(durations, duration_ns)
         for num_blocks in new_blocks:
             write_i64_le(blocks, num_blocks)
+        self.num_steps += len(durations_ns)
+        if common is not None:
+            write_i32_le(common.segments_of, self._place)
         most_bytes = self._most_bytes
-        if len(self._segments) >= most_bytes or len(self._durations_ns) >= most_bytes:
+        if len(segments) >= most_bytes or len(durations) >= most_bytes:
             self._spill()
 
     def add_stint(self, request_id: int, entry_ns: int, first: int, last: int) -> None:
@@ -168,11 +174,13 @@ class RunLog:
         `MICRO_BATCH_BITS`.
         """
         if last > first or entry_ns >= 0:
-            row = self._stints
+            row, common = self._rows.stints, self._common
             write_i64_le(row, request_id)
             write_i64_le(row, entry_ns)
             write_i64_le(row, first)
             write_i64_le(row, last)
+            if common is not None:
+                write_i32_le(common.stints_of, self._place)
 
     def add_stints(self, states: Collection[RequestState], start: int, steps: int) -> None:
         """Record the tokens that members of a decode batch got.
@@ -184,7 +192,7 @@ class RunLog:
         start, steps : int
             What its first step is called, and how many it took.
         """
-        row = self._stints
+        row, common = self._rows.stints, self._common
         for state in states:  # as `add_stint`, written out: many come and go
             entry_ns, first = state._entry_ns, state._stint_start
             if steps > first or entry_ns >= 0:
@@ -192,6 +200,8 @@ class RunLog:
                 write_i64_le(row, entry_ns)
                 write_i64_le(row, start + first)
                 write_i64_le(row, start + steps)
+                if common is not None:
+                    write_i32_le(common.stints_of, self._place)
 
     def add_bursts(self, tokens: bytes) -> None:
         """Record how many tokens each decode step of the stint added last yielded."""
@@ -215,14 +225,24 @@ class RunLog:
         self._resumptions.extend((request_id, now_ns, tokens_to_compute))
 
     def _spill(self) -> None:
-        """Move what has grown to temporary files."""
-        self._num_spilled_steps = self.num_steps
-        self._spill_table("requests", self._requests, len(_REQUEST_NUMBERS))
-        self._spill_table("targets", self._targets, len(_TARGETS), np.float64)
-        self._spill_table("segments", self._segments, len(SEGMENT_COLUMNS))
-        self._spill_table("durations_ns", self._durations_ns, 1)
-        self._spill_table("new_blocks", self._new_blocks, 1)
-        self._spill_table("stints", self._stints, len(STINT_COLUMNS))
+        """Move what has grown to temporary files, of all who write to the same rows."""
+        common = self._common
+        if common is None:
+            self._spill_own()
+            return
+        common.deal()
+        for log in common.logs:
+            if len(log.own_rows.durations_ns) or log._spools:  # without steps it is not much
+                log._spill_own()
+
+    def _spill_own(self) -> None:
+        own = self.own_rows
+        self._spill_table("requests", own.requests, len(_REQUEST_NUMBERS))
+        self._spill_table("targets", own.targets, len(_TARGETS), np.float64)
+        self._spill_table("segments", own.segments, len(SEGMENT_COLUMNS))
+        self._spill_table("durations_ns", own.durations_ns, 1)
+        self._spill_table("new_blocks", own.new_blocks, 1)
+        self._spill_table("stints", own.stints, len(STINT_COLUMNS))
         if self.speculates:
             self._spill_table("verifications", self.verifications, len(VERIFICATION_COLUMNS))
             self._spill_table("bursts", self._wide_bursts(), 1)
@@ -230,9 +250,7 @@ class RunLog:
         if self.num_stages > 1:
             self._spill_table("stages", self._stages, self.num_stages + 1)
             self._stages = array("q")
-        self._requests, self._targets = BytesWriter(), BytesWriter()
-        self._segments, self._stints = BytesWriter(), BytesWriter()
-        self._durations_ns, self._new_blocks = BytesWriter(), BytesWriter()
+        own.clear()
 
     def _wide_bursts(self) -> bytes:
         """Return the bursts in memory, a byte each there, as wide as other numbers."""
@@ -257,31 +275,33 @@ class RunLog:
 
     # -- reading -------------------------------------------------------------------------------
 
-    @property
-    def num_steps(self) -> int:
-        """Steps run."""
-        return self._num_spilled_steps + len(self._durations_ns) // _NUMBER_BYTES
+    def _gather(self) -> Rows:
+        """Return what is in memory of this log."""
+        if self._common is not None:
+            self._common.deal()
+        return self.own_rows
 
     def requests(self) -> Columns:
         """Return one row a request, by id; times in ns (-1 = never), targets in ms (NaN = none)."""
+        own = self._gather()
         if self._spools:
-            return self._spilled_requests()
-        rows = _matrix(self._requests, len(_REQUEST_NUMBERS))
+            return self._spilled_requests(own)
+        rows = _matrix(own.requests, len(_REQUEST_NUMBERS))
         order = np.argsort(rows[:, 0], kind="stable")
         columns: dict[str, npt.NDArray[np.generic]] = {
             name: np.ascontiguousarray(rows[order, i]) for i, name in enumerate(_REQUEST_NUMBERS)
         }
         columns["status"] = columns["status"].astype(np.int8)
-        targets = _matrix(self._targets, len(_TARGETS), np.float64)
+        targets = _matrix(own.targets, len(_TARGETS), np.float64)
         for i, name in enumerate(_TARGETS):
             columns[name] = np.ascontiguousarray(targets[order, i])
         return columns
 
-    def _spilled_requests(self) -> LazyTable:
-        rows = self._spool("requests", self._requests)
+    def _spilled_requests(self, own: Rows) -> LazyTable:
+        rows = self._spool("requests", own.requests)
         order = np.argsort(rows.column(0), kind="stable")
         by_id = rows.in_order(order)
-        targets = self._spool("targets", self._targets).in_order(order)
+        targets = self._spool("targets", own.targets).in_order(order)
         readers = by_id.readers(_REQUEST_NUMBERS) | targets.readers(_TARGETS)
         status = readers["status"]
         readers["status"] = lambda start, stop: status(start, stop).astype(np.int8)
@@ -289,13 +309,14 @@ class RunLog:
 
     def steps(self) -> StepTable | StoredSteps:
         """Return one row a step."""
+        own = self._gather()
         if self._spools:
             if self._steps is not None and self._steps.num_rows == self.num_steps:
                 return self._steps
             self._steps = StoredSteps(
-                self._spool("segments", self._segments),
-                self._spool("durations_ns", self._durations_ns),
-                self._spool("new_blocks", self._new_blocks),
+                self._spool("segments", own.segments),
+                self._spool("durations_ns", own.durations_ns),
+                self._spool("new_blocks", own.new_blocks),
                 self.block_size,
                 self.grows,
                 self._spool("verifications", self.verifications) if self.speculates else None,
@@ -303,9 +324,9 @@ class RunLog:
             )
             return self._steps
         return StepTable(
-            _matrix(self._segments, len(SEGMENT_COLUMNS)),
-            _matrix(self._durations_ns, 1)[:, 0],
-            _matrix(self._new_blocks, 1)[:, 0],
+            _matrix(own.segments, len(SEGMENT_COLUMNS)),
+            _matrix(own.durations_ns, 1)[:, 0],
+            _matrix(own.new_blocks, 1)[:, 0],
             self.block_size,
             self.grows,
             verifications=_matrix(self.verifications, len(VERIFICATION_COLUMNS))
@@ -337,12 +358,13 @@ class RunLog:
 
     def token_times_of_all(self) -> TokenTimes | StoredTokenTimes:
         """Return when all tokens came out, as far as the run has come."""
-        so_far = self.num_steps, len(self._stints)
+        own = self._gather()
+        so_far = self.num_steps, len(own.stints)
         if self._token_times is None or self._token_times[0] != so_far:
             steps = self.steps()
             before = decodes_before(steps) if self.num_stages > 1 else None
             if self._spools:
-                stints = self._spool("stints", self._stints)
+                stints = self._spool("stints", own.stints)
                 if before is not None:
                     by_batch, stints = stints, Spool(len(STINT_COLUMNS))
                     for some in by_batch.batches(BATCH_ROWS):
@@ -350,7 +372,7 @@ class RunLog:
                 spilled = self._spool("bursts", self._wide_bursts()) if self.speculates else None
                 self._token_times = so_far, StoredTokenTimes(stints, steps, spilled)
             else:
-                rows = _matrix(self._stints, len(STINT_COLUMNS)).copy()
+                rows = _matrix(own.stints, len(STINT_COLUMNS)).copy()
                 if before is not None:
                     rows = in_order_of_steps(rows, before)
                 bursts = _matrix(self._wide_bursts(), 1)[:, 0] if self.speculates else None

@@ -108,18 +108,18 @@ def test_temporary_files_of_a_run_have_no_names(monkeypatch, tmp_path):
 )
 def test_logs_of_a_fleet_share_what_may_lie_in_memory_and_one_file(monkeypatch):
     made = []
-    share = log.RunLog.share_memory
+    write_to = log.RunLog.write_to
 
-    def shared(self, num_logs, file):
+    def shared(self, common):
         made.append(self)
-        share(self, num_logs, file)
+        write_to(self, common)
 
-    monkeypatch.setattr(log.RunLog, "share_memory", shared)
+    monkeypatch.setattr(log.RunLog, "write_to", shared)
     for router in ("vllm", "round_robin"):  # together, and one after the other
         made.clear()
         spec = make_spec(SPEC, (f"cluster={{count: 4, router: {router}}}",))
         wanted = run(spec)
-        most = max(len(one._requests) // 8 for one in made) + 1
+        most = max(len(one.own_rows.requests) // 8 for one in made) + 1
         assert not any(one._spools for one in made)
         monkeypatch.setattr(log, "MOST_NUMBERS_IN_MEMORY", 2 * most)  # too much for none alone
         made.clear()
@@ -127,7 +127,7 @@ def test_logs_of_a_fleet_share_what_may_lie_in_memory_and_one_file(monkeypatch):
         assert all(one._spools for one in made)
         assert len({id(one._spool_file) for one in made}) == 1
         monkeypatch.undo()
-        monkeypatch.setattr(log.RunLog, "share_memory", shared)
+        monkeypatch.setattr(log.RunLog, "write_to", shared)
         for name in wanted.requests:
             np.testing.assert_equal(found.requests[name], wanted.requests[name])
         np.testing.assert_equal(found.metrics(), wanted.metrics())
