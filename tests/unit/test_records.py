@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import random
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import schedlab.sim
 from schedlab.sim.core.plan import BatchPlan
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.record.log import REQUEST_COLUMNS, RunLog
+from schedlab.sim.record.rows import CommonRows
 from schedlab.sim.record.segment_row import SEGMENT_COLUMNS, SegmentRow
+from schedlab.sim.record.spool import SpoolFile
 from schedlab.sim.request import Request, RequestState, Slo
 
 RECORDS = {
@@ -105,3 +108,32 @@ def test_request_rows_are_written_in_the_order_of_their_columns():
     assert np.isnan(told.pop("slo_tpot_ms"))
     assert told == expected
     assert tuple(log.requests()) == REQUEST_COLUMNS
+
+
+def test_common_rows_dealt_to_their_logs_are_what_each_would_write_alone():
+    common = CommonRows(SpoolFile())
+    alone, together = ([RunLog(16, grows=True) for _ in range(3)] for _ in range(2))
+    for log in together:
+        log.write_to(common)
+    draw = random.Random(7)
+    for number in range(40):
+        place = draw.randrange(2)  # the third writes nothing
+        num_steps = draw.randint(1, 3)
+        durations_ns = [draw.randint(1, 9) for _ in range(num_steps)]
+        new_blocks = [draw.randint(0, 9) for _ in range(num_steps)]
+        state = RequestState(Request(number, number, 3, 4))
+        for log in (alone[place], together[place]):
+            row = [number, num_steps, *[number + i for i in range(15)]]
+            log.add_segment(SegmentRow(*row), durations_ns, new_blocks)
+            log.add_stint(number, 5, log.num_steps - num_steps, log.num_steps)
+            if number % 3:
+                log.add_request(state, 4, number, 0)
+        if number == 20:  # what is read meanwhile is not read twice
+            together[1].requests()
+    for one, other in zip(alone, together, strict=True):
+        assert one.num_steps == other.num_steps
+        for of_one, of_other in ((one.requests(), other.requests()), (one.steps(), other.steps())):
+            for name in of_one:
+                np.testing.assert_array_equal(of_other[name], of_one[name])
+        for number in range(40):
+            np.testing.assert_array_equal(other.token_times(number), one.token_times(number))

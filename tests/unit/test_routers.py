@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from schedlab import core
 from schedlab.policies.routers import registry, slo_aware
 from schedlab.policies.routers.prefix_tree import PrefixTree
 from schedlab.policies.routers.router import Router
+from schedlab.sim.drive.offer import Offer, place_of_least
 from schedlab.sim.errors import SpecError
 from schedlab.sim.request import Slo
 from schedlab.testing import LawBroken, check_router, fleet_cases
@@ -322,3 +324,24 @@ def test_router_prices_a_row_for_every_prompt_and_every_decode():
     assert (shape.rows_sampled, shape.num_decodes) == (5, 3)
     assert shape.decode_context_sum_tokens == 58
     assert shape.decode_context_max_tokens == shape.decode_context_min_tokens == 20
+
+
+@pytest.mark.skipif(core.running() != "python", reason="compiled code takes no stand-ins")
+@pytest.mark.parametrize("weight", [0.0, 0.5, 4.0, float("inf")])
+def test_least_of_an_offer_is_that_of_its_engines_one_by_one(weight):
+    class Standing(Told):
+        def stand_on(self, board, place):
+            self.board, self.place = board, place
+
+    told = [Standing(index=i) for i in range(6)]
+    offer, draw = Offer(told), random.Random(3)
+    for _ in range(200):
+        one = draw.choice(told)
+        one.num_waiting, one.num_running = draw.randrange(3), draw.randrange(5)
+        one.board.has_changed(one.place, one.num_waiting, one.num_running)
+        start = draw.randrange(6)
+        found = place_of_least(offer, weight, 1.0, start)
+        assert found == place_of_least(told, weight, 1.0, start)
+        loads = [weight * t.num_waiting + t.num_running for t in told]
+        if weight < 9:
+            assert found == min(range(6), key=lambda i: (loads[i], (i - start) % 6))
