@@ -321,7 +321,7 @@ class Segments:
 
     def _follow(self, plan: BatchPlan, num_steps: int, now_ns: int) -> bool:
         """Move on whom a plan was to run; False if not all are where they were thought to be."""
-        if not plan.decodes:
+        if plan.num_decodes <= 0:
             return False  # nobody moved on
         chosen, edges, each = self._chosen, self.edges, self.each
         new: list[RequestState] = []

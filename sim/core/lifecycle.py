@@ -319,21 +319,25 @@ class Lifecycle(Departures):
 
         A plan that decodes nobody leaves the batch as it is: it waits for the next one.
         """
-        chosen, batch = plan.decodes, self.decodes
-        if chosen and self.step_overrun:
-            chosen = tuple([state for state in chosen if state.status is not DONE])
-        if chosen is None:
-            if self.paused:
-                self._go_on(list(self.paused.values()))
-            return batch.size
-        if chosen and (self.paused or len(chosen) < batch.size):
-            left, joining = plan.left, plan.joining
-            if left is None or joining is None or self.step_overrun:
-                paused, turn = self.paused, set(chosen)
+        batch, paused, left, joining = self.decodes, self.paused, plan.left, plan.joining
+        if left is None or joining is None or self.step_overrun:
+            chosen = plan.decodes
+            if chosen is None:
+                if paused:
+                    self._go_on(list(paused.values()))
+                return batch.size
+            if self.step_overrun:
+                chosen = tuple([state for state in chosen if state.status is not DONE])
+            num_decodes = len(chosen)
+            left, joining = [], []
+            if paused or num_decodes < batch.size:
+                turn = set(chosen)
                 left = [state for state in batch.members.values() if state not in turn]
-                joining = []
-                if len(chosen) > batch.size - len(left):
+                if num_decodes > batch.size - len(left):
                     joining = [s for s in chosen if s._batch is not batch and s.id in paused]
+        else:
+            num_decodes = batch.size - len(left) + len(joining)
+        if num_decodes:
             if left:
                 self._pause(left)
             if joining:
@@ -343,7 +347,7 @@ class Lifecycle(Departures):
         for state, drafts in plan.trimmed:
             if state.status is not DONE:
                 self.draft_anew(state, drafts)
-        return len(chosen)
+        return num_decodes
 
     def _pause(self, states: list[RequestState]) -> None:
         """Let members of the decode batch leave it and keep what they hold."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import filterfalse
 from typing import Final, Literal
 
 from mypy_extensions import mypyc_attr
@@ -66,9 +67,9 @@ class BatchPlan:
     """
 
     __slots__ = (
-        "admitted", "chunks", "decodes", "finished", "joining", "left", "list_decodes", "loading",
-        "max_steps", "pad_finished", "padding_tokens", "preempted", "rejected", "start_ns",
-        "swapped", "trimmed", "until_ns",
+        "_decodes", "_members", "admitted", "chunks", "finished", "joining", "left",
+        "list_decodes", "loading", "max_steps", "pad_finished", "padding_tokens", "preempted",
+        "rejected", "start_ns", "swapped", "trimmed", "until_ns",
     )  # fmt: skip
 
     def __init__(
@@ -90,8 +91,10 @@ class BatchPlan:
         loading: tuple[tuple[RequestState, Parts], ...] = (),
         left: list[RequestState] | None = None,
         joining: list[RequestState] | None = None,
+        members: tuple[RequestState, ...] | None = None,
     ) -> None:
-        self.decodes = decodes
+        self._decodes = decodes
+        self._members = members  # who decodes are but for `left`, before `joining`, if not listed
         self.chunks = chunks
         self.admitted = admitted
         self.preempted = preempted
@@ -109,6 +112,27 @@ class BatchPlan:
         self.left = left
         self.joining = joining
 
+    @property
+    def decodes(self) -> tuple[RequestState, ...] | None:
+        """Return who decodes one token, or `None` for all; see above."""
+        members, left, joining = self._members, self.left, self.joining
+        if members is not None and left is not None and joining is not None:
+            self._decodes = (*filterfalse(set(left).__contains__, members), *joining)
+            self._members = None
+        return self._decodes
+
+    @decodes.setter
+    def decodes(self, states: tuple[RequestState, ...] | None) -> None:
+        self._decodes, self._members = states, None
+
+    @property
+    def num_decodes(self) -> int:
+        """How many `decodes` are, without listing them; -1 for `None`."""
+        members, left, joining = self._members, self.left, self.joining
+        if members is not None and left is not None and joining is not None:
+            return len(members) - len(left) + len(joining)
+        return -1 if self._decodes is None else len(self._decodes)
+
     def num_scheduled_tokens(self) -> dict[int, int]:
         """Write the plan out as vLLM does: {request id: tokens}. O(batch), so only on demand."""
         tokens = {state.id: state.decode_tokens for state in self.decoding()}
@@ -122,8 +146,9 @@ class BatchPlan:
 
     def decoding(self) -> tuple[RequestState, ...]:
         """List the requests that decode; valid until the step is done."""
-        if self.decodes is not None:
-            return self.decodes
+        decodes = self.decodes
+        if decodes is not None:
+            return decodes
         return tuple(s for s in self.list_decodes() if s not in self.preempted)
 
     def decision(self) -> tuple[object, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from itertools import filterfalse
 from typing import SupportsIndex, get_args
 
 from schedlab.sim.core.plan import FOREVER, BatchPlan, Finished, Parts
@@ -22,9 +21,6 @@ class PlanBuilder(StepLedger):
     def __init__(self, requests: Population) -> None:
         super().__init__(requests)
         self._list_decodes = self._decodes_in_order  # bound once, not for each plan
-        # Of those compared with the batch: who of it is left out, and who comes to it.
-        self._left: list[RequestState] = []
-        self._joining: list[RequestState] = []
 
     def grant_running(self) -> bool:
         """Schedule every running request: each decode one token, each prefill what is left.
@@ -157,7 +153,7 @@ class PlanBuilder(StepLedger):
             tokens = sum([state.decode_tokens for state in decodes if state.is_decoding])
             if tokens > self.tokens_left:
                 return False
-        if self._unnamed:
+        if self._members is not None:
             self._name_decodes()
         granted, batch = self._decodes, self._batch
         chosen = {state.id: state for state in decodes}
@@ -238,7 +234,7 @@ class PlanBuilder(StepLedger):
         if self._speculates or self.preempted:
             return False
         batch, kv = self._batch, self._kv
-        members, num_decodes = batch.members, batch.size
+        num_decodes = batch.size
         need = batch.blocks_next_step() if kv.grows else 0
         left: list[RequestState] = []
         joining: list[RequestState] = []
@@ -246,28 +242,23 @@ class PlanBuilder(StepLedger):
             left = [state for state in but if state._batch is batch]
             num_decodes -= len(left)
             if kv.grows and left:
-                need -= batch.blocks_of_all(left)
+                need -= batch.blocks_of_members(left)
         if also:
-            paused = self._requests.paused
             joining = [state for state in also if state._batch is not batch]
             for state in joining:
-                if state.id not in paused:
+                if state.id not in self._requests.paused:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
             num_decodes += len(joining)
             if kv.grows and joining:
-                need += batch.blocks_of_all(joining)
+                need += batch.blocks_of_others(joining)
         if num_decodes > self.tokens_left or num_decodes > self.rows_left or need > kv.free_blocks:
             return False
         kv.free_blocks -= need
-        self._unnamed = tuple(members.values())
-        if left:
-            gone = set(left).__contains__
-            if len(left) > 1:
-                left = list(filter(gone, self._unnamed))
-            self._unnamed = tuple(filterfalse(gone, self._unnamed))
-        if joining:
+        self._members = members = tuple(batch.members.values())
+        if len(left) > 1:  # in the order of the batch
+            left = list(filter(set(left).__contains__, members))
+        if len(joining) > 1:
             joining.sort(key=seat_number)
-            self._unnamed += tuple(joining)
         self._num_compared = num_decodes
         self._left, self._joining = left, joining
         self.tokens_left -= num_decodes
@@ -288,7 +279,8 @@ class PlanBuilder(StepLedger):
 
     def _require_no_decodes(self, caller: str) -> None:
         self.plan = None
-        if self._all_decodes or (self._has_entries and (self._decodes or self._unnamed)):
+        granted = self._decodes or self._members is not None
+        if self._all_decodes or (self._has_entries and granted):
             raise InfeasiblePlan(f"{caller}() after decodes were already granted in this step")
 
     def _count_decodes(self) -> int:
@@ -364,7 +356,7 @@ class PlanBuilder(StepLedger):
 
     def serves(self, state: RequestState) -> bool:
         """Whether the plan so far gives a request tokens, or a seat."""
-        if self._unnamed:
+        if self._members is not None:
             self._name_decodes()
         i = state.id
         return (
@@ -404,10 +396,13 @@ class PlanBuilder(StepLedger):
         decodes: tuple[RequestState, ...] | None = None
         left: list[RequestState] | None = None
         joining: list[RequestState] | None = None
-        if not self._all_decodes:
-            decodes = self._unnamed
-            if self._decodes:
-                decodes += tuple(self._decodes.values())
+        if self._members is not None and self._decodes:
+            self._name_decodes()
+        members = self._members
+        if members is not None:
+            left, joining = self._left, self._joining
+        elif not self._all_decodes:
+            decodes = tuple(self._decodes.values()) if self._decodes else ()
             if len(decodes) == self._num_compared and not self.preempted:  # nobody else decodes
                 left, joining = self._left, self._joining
         chunks: tuple[tuple[RequestState, int], ...] = ()
@@ -452,6 +447,7 @@ class PlanBuilder(StepLedger):
             loading,
             left,
             joining,
+            members,
         )
         return plan
 

@@ -64,7 +64,11 @@ class StepLedger:
         self._rejected: dict[RequestState, str] = {}
         self._chunks: dict[int, tuple[RequestState, int]] = {}
         self._decodes: dict[int, RequestState] = {}
-        self._unnamed: tuple[RequestState, ...] = ()  # granted at once, not in `_decodes` yet
+        # Who was in the batch, while it is to decode again but for `_left`, and `_joining` as well,
+        # and none of these is in `_decodes` yet.
+        self._members: tuple[RequestState, ...] | None = None
+        self._left: list[RequestState] = []
+        self._joining: list[RequestState] = []
         self._trimmed: dict[RequestState, int] = {}
         self._set_aside: list[RequestState] = []
         self._loading: dict[int, tuple[RequestState, Parts]] = {}
@@ -111,8 +115,8 @@ class StepLedger:
             self._chunks = {}
         if self._decodes:
             self._decodes = {}
-        if self._unnamed:
-            self._unnamed = ()
+        if self._members is not None:
+            self._members = None
         if self._trimmed:
             self._trimmed = {}
         if self._set_aside:
@@ -154,7 +158,7 @@ class StepLedger:
         self.plan = None
         self._has_entries = True
         most = None if want is None else whole_number(want, 1, "grant() needs", "tokens")
-        if self._unnamed and state.is_decoding:
+        if self._members is not None and state.is_decoding:
             self._name_decodes()
         if (
             (self._chunks and state.id in self._chunks)
@@ -194,9 +198,11 @@ class StepLedger:
 
     def _name_decodes(self) -> None:
         """Let all decodes that were granted be found by their ids."""
-        decodes = {state.id: state for state in self._unnamed}
+        gone = set(self._left)
+        decodes = {state.id: state for state in self._members or () if state not in gone}
+        decodes.update([(state.id, state) for state in self._joining])
         decodes.update(self._decodes)
-        self._decodes, self._unnamed = decodes, ()
+        self._decodes, self._members = decodes, None
 
     def _grant_verification(self, state: RequestState, want: int | None) -> int:
         """Schedule a decode with its drafts; of them only those that the budget has room for."""
@@ -566,7 +572,7 @@ class StepLedger:
             raise InfeasiblePlan(f"{state!r} cannot be preempted: it does not run")
         if self._all_decodes:
             raise InfeasiblePlan(f"{state!r} cannot be preempted after all decodes were granted")
-        if self._unnamed:
+        if self._members is not None:
             self._name_decodes()
         decodes = state.id in self._decodes
         in_flight = requests.in_pipeline.granted_tokens(state)
