@@ -1,8 +1,7 @@
 """Nested WAIT: thresholds between segments of output length, without a prediction."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import ceil
 from operator import mul
 
@@ -77,8 +76,10 @@ class NestedWait(Policy):
         self.max_wait_s = max_wait_s
         self._timeout_ns = round(max_wait_s * 1e9)
         self.drain = drain
-        # One of each to begin with, so that every segment has a flow.
-        self._ended = [1] * len(output_edges)
+        # Answers that came as far as each segment; one has ended in each to begin with, so that
+        # every segment has a flow.
+        self._num_came = [*range(len(output_edges), 0, -1)]
+        self._inner_edges = output_edges[:-1]
         self._stages = [end - start for start, end in pairwise((0, *output_edges))]
         self._limits: list[tuple[int, int]] = []
         self._set_limits()
@@ -94,10 +95,13 @@ class NestedWait(Policy):
         self._segments.move_on(plan, num_steps, now_ns)
 
     def on_finish(self, state: RequestState, now_ns: int) -> None:
-        """Count the answer in the segment where it ended."""
-        length, last = state.num_output_tokens, len(self.output_edges) - 1
-        segment = min(bisect_left(self.output_edges, length), last)
-        self._ended[segment] += 1
+        """Count the answer in the segments through which it came."""
+        num_came, length = self._num_came, state.num_output_tokens
+        num_came[0] += 1
+        for i, edge in enumerate(self._inner_edges, 1):
+            if length <= edge:
+                break
+            num_came[i] += 1
         if self.request_rates is None:
             self._set_limits()
         self._segments.ended(state)
@@ -118,15 +122,16 @@ class NestedWait(Policy):
 
     def _set_limits(self) -> None:
         """Work out of each segment how many it may hold, and how many at one stage."""
-        stages, rates = self._stages, self.request_rates
-        flows: Sequence[float]
-        if rates is None:  # counts add up to the same from either end
-            flows = [*accumulate(reversed(self._ended))][::-1]
-            total: float = sum(map(mul, stages, flows))
-        else:
-            flows = [in_order(rates[i:]) for i in range(len(stages))]
-            total = in_order(map(mul, stages, flows))
-        most = self.total_limit
+        stages, rates, most = self._stages, self.request_rates, self.total_limit
+        if rates is None:  # whole numbers, so that nothing is rounded before the end
+            whole = sum(map(mul, stages, self._num_came))
+            self._limits = [
+                (int(most * count * flow // whole) or 1, -int(most * flow // -whole))
+                for count, flow in zip(stages, self._num_came, strict=True)
+            ]
+            return
+        flows = [in_order(rates[i:]) for i in range(len(stages))]
+        total = in_order(map(mul, stages, flows))
         shares = [most * count * flow / total for count, flow in zip(stages, flows, strict=True)]
         self._limits = [
             (int(share) or 1, ceil(share / count))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
@@ -389,6 +390,5 @@ class RequestState:
         )
 
 
-def seat_number(state: RequestState) -> int:
-    """Return a request's place in the order of admission."""
-    return state._seat
+seat_number: Final[Callable[[RequestState], int]] = attrgetter("_seat")
+"""Returns a request's place in the order of admission, in less time than Python takes for it."""

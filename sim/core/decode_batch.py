@@ -2,8 +2,14 @@
 
 from collections.abc import Collection
 
+from typing import Final
+
 from schedlab.sim.core.plan import FOREVER
 from schedlab.sim.request import RequestState
+
+# An extreme that is to be looked for: no offset is beyond it.
+_UNKNOWN_MOST: Final = FOREVER
+_UNKNOWN_LEAST: Final = -FOREVER
 
 
 class DecodeBatch:
@@ -30,9 +36,9 @@ class DecodeBatch:
         self.members: dict[int, RequestState] = {}
         self._offset_sum = 0
         self._phases = [0] * block_size
-        # Offsets of the extreme contexts; None when one that had it has left.
-        self._most: int | None = None
-        self._least: int | None = None
+        # Offsets of the extreme contexts; unknown when one that had it has left.
+        self._most = -FOREVER
+        self._least = FOREVER
 
     def __contains__(self, state: RequestState) -> bool:
         return state._batch is self
@@ -55,11 +61,9 @@ class DecodeBatch:
             state._generated -= steps
             state._stint_start = steps
             state._batch = self
-            if not members:
-                most = least = offset
-            elif most is not None and offset > most:
+            if offset > most:
                 most = offset
-            elif least is not None and offset < least:
+            if offset < least:
                 least = offset
             members[state.id] = state
             added += offset
@@ -83,9 +87,9 @@ class DecodeBatch:
             state._batch = None
             del members[state.id]
             if offset == most:
-                most = None
+                most = _UNKNOWN_MOST
             if offset == least:
-                least = None
+                least = _UNKNOWN_LEAST
             removed += offset
             phases[-offset % size] -= 1
         self._most, self._least = most, least
@@ -100,7 +104,7 @@ class DecodeBatch:
             state._generated += steps
             state._batch = None
         self.members.clear()
-        self._most = self._least = None
+        self._most, self._least = -FOREVER, FOREVER
         self._offset_sum = self.size = 0
         self._phases = [0] * self.block_size
 
@@ -114,9 +118,8 @@ class DecodeBatch:
         """Largest number of cached tokens of a member, 0 if there is none."""
         if not self.size:
             return 0
-        if self._most is None:
+        if self._most == _UNKNOWN_MOST:
             self._look_for_extremes()
-        assert self._most is not None
         return self._most + self.steps
 
     @property
@@ -124,9 +127,8 @@ class DecodeBatch:
         """Smallest number of cached tokens of a member, 0 if there is none."""
         if not self.size:
             return 0
-        if self._least is None:
+        if self._least == _UNKNOWN_LEAST:
             self._look_for_extremes()
-        assert self._least is not None
         return self._least + self.steps
 
     def _look_for_extremes(self) -> None:

@@ -6,6 +6,7 @@ and in a window that cuts through their requests and steps.
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,8 +134,9 @@ def bookings(_: str) -> dict[str, Any]:
         for stage in (2, 1, 0):
             there: list[Any] = [i for i, one in enumerate(stages) if one == stage]
             segment.put(there, stage)
+        ended = [count - after for count, after in pairwise((*nested._num_came, 0))]
         found[str(number)] = [
-            nested._limits, nested._ended, plain._places(running),
+            nested._limits, ended, plain._places(running),
             sorted({*segment.inside()} - {*segment.beyond(draw.choice((1, 2, 3)))}, key=int),  # type: ignore[call-overload]
         ]  # fmt: skip
     return found
