@@ -39,28 +39,32 @@ def choose(
         Whether nobody waits for others where nobody can come.
     """
     each, edges, now_ns = segments.each, segments.edges, view.now_ns
-    num_waiting = len(view.waiting)
+    first, num_waiting = each[0], len(view.waiting)
     taken: dict[int, int] = {}
     held: dict[int, list[RequestState]] = {}
     steps = FOREVER
     hurries = -1  # the last that runs on a time-out, now or after this step
     limit, group = limits[0]
-    num_new = limit - each[0].num_inside
+    num_new = limit - first.num_inside
     if num_new > group:
         num_new = group
-    if num_waiting < num_new and (num_waiting or not drain):
-        stalled_ns = segments.least_since_ns(0)
-        if num_waiting:
-            stalled_ns = min(stalled_ns, view.waiting.head.request.arrival_ns)
-        if stalled_ns + timeout_ns > now_ns:
-            return Choice(0, taken, held, 0, steps, stalled_ns + timeout_ns)
-        hurries = 0
+    if num_waiting < num_new:
+        num_new = num_waiting
+        if num_waiting or not drain:
+            stalled_ns = segments.least_since_ns(0)
+            if num_waiting:
+                stalled_ns = min(stalled_ns, view.waiting.head.request.arrival_ns)
+            if stalled_ns + timeout_ns > now_ns:
+                return Choice(0, taken, held, 0, steps, stalled_ns + timeout_ns)
+            hurries = 0
     # Somebody can come to the segments behind the first that is not empty.
-    busy = (0 if each[0].num_inside else _first_busy(each)) if drain else -1
+    busy = -1
+    if drain:
+        busy = 0 if first.num_inside else _first_busy(each)
     until_ns, i = FOREVER, 0
     for segment, (limit, group) in zip(each, limits, strict=True):
-        room = limit - segment.num_inside
-        if room > 0 and i:
+        room = limit - segment.num_inside if i else 0
+        if room > 0:
             places = room if room < group else group
             gathered = len(segment.entry)
             if gathered < places and i > busy:
@@ -85,17 +89,15 @@ def choose(
                 held[i] = beyond
                 steps = 1
         # All move on together to the end of the segment.
-        if segment.passes_at - segment.num_steps < steps:
-            steps = segment.passes_at - segment.num_steps
+        steps_left = segment.passes_at - segment.num_steps
+        if steps_left < steps:
+            steps = steps_left
         i += 1
     chosen = Choice(i, taken, held, num_new, steps, until_ns)
-    waited_until_ns = now_ns - timeout_ns
-    if (
-        hurries >= 0
-        and steps > 1
-        and not segments.stays_timed_out(hurries, chosen, waited_until_ns)
-    ):
-        chosen.steps = 1
+    if hurries >= 0 and steps > 1:
+        waited_until_ns = now_ns - timeout_ns
+        if not segments.stays_timed_out(hurries, chosen, waited_until_ns):
+            chosen.steps = 1
     return chosen
 
 

@@ -130,8 +130,10 @@ class Segment:
     def _find_first(self) -> None:
         """Find who comes to the end first, after some have left."""
         self.passes_at = FOREVER
-        if self.at_stage and self._end < FOREVER:
-            self.passes_at = self._end - next(iter(self.at_stage))
+        if self._end < FOREVER:
+            for at in self.at_stage:
+                self.passes_at = self._end - at
+                break
 
     def wait(
         self, states: list[RequestState], ran_ns: dict[RequestState, int], since_ns: int
@@ -149,9 +151,10 @@ class Segment:
 
     def take(self, count: int, stage: int) -> None:
         """Let the first so many at the entry in, at the stage with which the segment begins."""
-        self.put(self.entry[:count], stage)
-        del self.entry[:count]
-        self.entry_since_ns = -1
+        entry = self.entry
+        self.put(entry[:count], stage)
+        del entry[:count]
+        self.entry_since_ns = -1 if entry else FOREVER
 
     def remove_from_entry(self, state: RequestState) -> bool:
         """Let one out who is at the entry; False if it is not."""
@@ -324,10 +327,9 @@ class Segments:
         if plan.num_decodes <= 0:
             return False  # nobody moved on
         chosen, edges, each = self._chosen, self.edges, self.each
-        new: list[RequestState] = []
-        if plan.chunks or plan.admitted:
-            new = [state for state, _ in plan.chunks]
-            if not all([state in new for state in plan.admitted]):
+        new = [state for state, _ in plan.chunks] if plan.chunks else []
+        for state in plan.admitted:
+            if state not in new:
                 return False  # somebody came back who decodes
         for state in self._gone:
             if state not in new and not self._remove(state, state.num_output_tokens - num_steps):
@@ -357,7 +359,7 @@ class Segments:
             for i in self.holding:
                 since_ns = [self.ran_ns.get(s, s.first_scheduled_ns) for s in each[i].held]
                 each[i].since_ns = min(since_ns)
-        return not new or self._let_in([s for s in new if s.status is RUNS], now_ns)
+        return not new or self._let_in(new, now_ns)
 
     def _hold(self, num_steps: int, now_ns: int) -> None:
         """Hold back whom the plan does not run of segments that it does, and nobody else there."""
@@ -372,16 +374,21 @@ class Segments:
         self.holding = [i for i in self.holding if i >= self.num_run] + list(held)
 
     def _let_in(self, new: list[RequestState], now_ns: int) -> bool:
-        """Take up those of whose prompts something was computed; False if one starts over."""
+        """Take up those of whose prompts something was computed; False if one starts over.
+
+        Who has his only token already is gone.
+        """
         edges, each = self.edges, self.each
-        self._num_running += len(new)
-        prompts = [state for state in new if not state.is_decoding]
+        prompts: list[RequestState] = []
         for state in new:
-            if state in prompts:
+            if state.status is not RUNS:
                 continue
-            if state.num_output_tokens != 1:
+            self._num_running += 1
+            if not state.is_decoding:
+                prompts.append(state)
+            elif state.num_output_tokens != 1:
                 return False
-            if edges[0] == 1 and len(edges) > 1:
+            elif edges[0] == 1 and len(edges) > 1:
                 each[1].wait([state], self.ran_ns, now_ns)
                 self.come.append(1)
             else:

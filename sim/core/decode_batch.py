@@ -160,16 +160,6 @@ class DecodeBatch:
                 need += 1
         return need
 
-    def blocks_of_members(self, states: Collection[RequestState]) -> int:
-        """Count the same of members alone, in less time."""
-        steps, size = self.steps, self.block_size
-        return len([state for state in states if not (state._computed + steps) % size])
-
-    def blocks_of_others(self, states: Collection[RequestState]) -> int:
-        """Count the same of requests of which none is a member, in less time."""
-        size = self.block_size
-        return len([state for state in states if not state._computed % size])
-
     def tokens_next_step(self) -> int:
         """Count the tokens that the next step of all members computes."""
         return self.size

@@ -100,8 +100,7 @@ class Executor:
     """Who holds what KV blocks contain, where blocks must be told apart: with a prefix cache or
     tiers on a real GPU. A simulated one has no bytes."""
     reads_extremes: bool = True
-    """Whether it needs the smallest context, and the largest in a step of decodes alone; without
-    drafts they cost nothing."""
+    """Whether it needs the smallest context, and the largest in a step of decodes alone."""
     prices_never_fall: bool = False
     """Whether a step with a longer chunk is never estimated to take less."""
 
@@ -229,6 +228,7 @@ class SimExecutor(Executor):
     def __init__(self, pricing: Pricing) -> None:
         self.pricing = pricing
         self.prices_never_fall = pricing.never_falls
+        self.reads_extremes = pricing.cost_model.reads_extremes
         self.most_tokens = FOREVER
         self.slowness = 1.0
         self.scatter: Scatter | None = None

@@ -233,27 +233,29 @@ class PlanBuilder(StepLedger):
         self._has_entries = True
         if self._speculates or self.preempted:
             return False
-        batch, kv = self._batch, self._kv
-        num_decodes = batch.size
-        need = batch.blocks_next_step() if kv.grows else 0
+        batch, kv, paused = self._batch, self._kv, self._requests.paused
+        steps, size, need = batch.steps, batch.block_size, batch.blocks_next_step()
         left: list[RequestState] = []
         joining: list[RequestState] = []
-        if but:
-            left = [state for state in but if state._batch is batch]
-            num_decodes -= len(left)
-            if kv.grows and left:
-                need -= batch.blocks_of_members(left)
-        if also:
-            joining = [state for state in also if state._batch is not batch]
-            for state in joining:
-                if state.id not in self._requests.paused:
+        for state in but:  # with `blocks_of_all`, written out: many come and go
+            if state._batch is batch:
+                left.append(state)
+                if (state._computed + steps) % size == 0:
+                    need -= 1
+        for state in also:
+            if state._batch is not batch:
+                if state.id not in paused:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
-            num_decodes += len(joining)
-            if kv.grows and joining:
-                need += batch.blocks_of_others(joining)
-        if num_decodes > self.tokens_left or num_decodes > self.rows_left or need > kv.free_blocks:
+                joining.append(state)
+                if state._computed % size == 0:
+                    need += 1
+        num_decodes = batch.size - len(left) + len(joining)
+        if num_decodes > self.tokens_left or num_decodes > self.rows_left:
             return False
-        kv.free_blocks -= need
+        if kv.grows:
+            if need > kv.free_blocks:
+                return False
+            kv.free_blocks -= need
         self._members = members = tuple(batch.members.values())
         if len(left) > 1:  # in the order of the batch
             left = list(filter(set(left).__contains__, members))

@@ -82,7 +82,6 @@ class SpeculativeExecutor(SimExecutor):
         self, pricing: Pricing, config: EngineConfig, acceptance: Acceptance, drafter: Drafter
     ) -> None:
         super().__init__(pricing)
-        self.reads_extremes = pricing.cost_model.reads_extremes
         self.prices_never_fall = False
         self._config = config
         self._acceptance = acceptance

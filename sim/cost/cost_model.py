@@ -33,7 +33,7 @@ class CostModel(ABC):
         Which of the runs that may come of it.
     reads_extremes : bool
         Whether it looks at the smallest context, or in a step of decodes alone at the largest. Who
-        says no is not told them where they are dear: of requests with drafts.
+        says no is not told: those with such a context may have left, and others must be looked at.
     never_falls : bool
         Whether a step with more tokens in a chunk never takes less, nor one of the same decodes
         later on, which no measured curve promises (ADR 7). Then who searches need not ask of all.
