@@ -267,13 +267,13 @@ class SimExecutor(Executor):
 
     def joined(self, states: Collection[RequestState], decodes: DecodeBatch) -> None:
         """Schedule the ends of requests on the clock of the decode batch."""
-        answers, steps, most, turn = self._answers, decodes.steps, self.most_tokens, self._num_turns
+        answers, steps, turn = self._answers, decodes.steps, self._num_turns
+        last = FOREVER if self.most_tokens == FOREVER else steps + self.most_tokens
         for state in states:  # with `_tokens_left` and `_end_at`, written out: many come and go
             answer = answers[state.id]
-            left = answer.length - state._generated
-            if left > most and not answer.is_whole:
-                left = most
-            step = steps + left
+            step = steps + answer.length - state._generated
+            if step > last and not answer.is_whole:
+                step = last
             answer.state = state
             if answer.due_step != step:
                 answer.due_step = step

@@ -115,9 +115,9 @@ class BatchPlan:
     @property
     def decodes(self) -> tuple[RequestState, ...] | None:
         """Return who decodes one token, or `None` for all; see above."""
-        members, left, joining = self._members, self.left, self.joining
-        if members is not None and left is not None and joining is not None:
-            self._decodes = (*filterfalse(set(left).__contains__, members), *joining)
+        if self._members is not None:
+            gone = set(self.left or ())
+            self._decodes = (*filterfalse(gone.__contains__, self._members), *(self.joining or ()))
             self._members = None
         return self._decodes
 
@@ -128,9 +128,8 @@ class BatchPlan:
     @property
     def num_decodes(self) -> int:
         """How many `decodes` are, without listing them; -1 for `None`."""
-        members, left, joining = self._members, self.left, self.joining
-        if members is not None and left is not None and joining is not None:
-            return len(members) - len(left) + len(joining)
+        if self._members is not None:
+            return len(self._members) - len(self.left or ()) + len(self.joining or ())
         return -1 if self._decodes is None else len(self._decodes)
 
     def num_scheduled_tokens(self) -> dict[int, int]:

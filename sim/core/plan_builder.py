@@ -240,14 +240,14 @@ class PlanBuilder(StepLedger):
         for state in but:  # with `blocks_of_all`, written out: many come and go
             if state._batch is batch:
                 left.append(state)
-                if (state._computed + steps) % size == 0:
+                if not (state._computed + steps) % size:
                     need -= 1
         for state in also:
             if state._batch is not batch:
                 if state.id not in paused:
                     raise InfeasiblePlan(f"{state!r} cannot be scheduled: it does not decode")
                 joining.append(state)
-                if state._computed % size == 0:
+                if not state._computed % size:
                     need += 1
         num_decodes = batch.size - len(left) + len(joining)
         if num_decodes > self.tokens_left or num_decodes > self.rows_left:
@@ -398,12 +398,13 @@ class PlanBuilder(StepLedger):
         decodes: tuple[RequestState, ...] | None = None
         left: list[RequestState] | None = None
         joining: list[RequestState] | None = None
-        if self._members is not None and self._decodes:
-            self._name_decodes()
         members = self._members
-        if members is not None:
+        if members is not None and not self._decodes:
             left, joining = self._left, self._joining
         elif not self._all_decodes:
+            if members is not None:  # others were granted a token one by one
+                self._name_decodes()
+                members = None
             decodes = tuple(self._decodes.values()) if self._decodes else ()
             if len(decodes) == self._num_compared and not self.preempted:  # nobody else decodes
                 left, joining = self._left, self._joining
