@@ -61,8 +61,8 @@ def choose(
     busy = -1
     if drain:
         busy = 0 if first.num_inside else _first_busy(each)
-    until_ns, num_run = FOREVER, len(each)
-    for i, (segment, (limit, group)) in enumerate(zip(each, limits, strict=True)):
+    until_ns, i = FOREVER, 0
+    for segment, (limit, group) in zip(each, limits, strict=True):
         room = limit - segment.num_inside if i else 0
         if room > 0:
             places = room if room < group else group
@@ -70,7 +70,7 @@ def choose(
             if gathered < places and i > busy:
                 stalled_ns = segments.least_since_ns(i)
                 if stalled_ns + timeout_ns > now_ns:
-                    until_ns, num_run = stalled_ns + timeout_ns, i
+                    until_ns = stalled_ns + timeout_ns
                     break
                 hurries = i
             if gathered:
@@ -92,7 +92,8 @@ def choose(
         steps_left = segment.passes_at - segment.num_steps
         if steps_left < steps:
             steps = steps_left
-    chosen = Choice(num_run, taken, held, num_new, steps, until_ns)
+        i += 1
+    chosen = Choice(i, taken, held, num_new, steps, until_ns)
     if hurries >= 0 and steps > 1:
         waited_until_ns = now_ns - timeout_ns
         if not segments.stays_timed_out(hurries, chosen, waited_until_ns):
