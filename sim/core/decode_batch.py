@@ -1,7 +1,6 @@
 """Requests that decode in lockstep, advanced together at a cost that does not grow with them."""
 
 from collections.abc import Collection
-
 from typing import Final
 
 from schedlab.sim.core.plan import FOREVER

@@ -31,7 +31,8 @@ class BatchPlan:
     Attributes
     ----------
     decodes : tuple of RequestState or None
-        Requests that decode one token; `None` stands for every decoding request.
+        Requests that decode one token; `None` stands for every decoding request. Those who go on
+        decoding, but for `left`, and `joining` are listed when somebody asks for the first time.
     chunks : tuple of (RequestState, int)
         Prompts (or recomputed sequences) and how many of their tokens to compute.
     admitted : tuple of RequestState

@@ -256,7 +256,8 @@ class PlanBuilder(StepLedger):
             if need > kv.free_blocks:
                 return False
             kv.free_blocks -= need
-        self._members = members = tuple(batch.members.values())
+        members = tuple(batch.members.values())
+        self._members = members if num_decodes else None
         if len(left) > 1:  # in the order of the batch
             left = list(filter(set(left).__contains__, members))
         if len(joining) > 1:
