@@ -454,3 +454,56 @@ def test_decodes_are_not_granted_again_once_somebody_is_preempted():
 
     run_plan(plan, [arrival(i, prompt=1, output=4) for i in range(2)])
     assert answers == [False]
+
+
+class Remembers(ByTurns):
+    """Asks who decoded when the step is done, and others may have come to the batch or left it."""
+
+    def __init__(self, how):
+        super().__init__(how)
+        self.decoded, self.num_swapped = [], 0
+
+    def on_tokens(self, plan, num_steps, now_ns):
+        members = list(self._batch.members.values())
+        num_decodes = plan.num_decodes
+        self.decoded.append([state.id for state in plan.decodes])
+        assert num_decodes == plan.num_decodes == len(plan.decodes)
+        self.num_swapped += members != list(plan.decodes)
+
+    def plan(self, view, builder):
+        self._batch = view._requests.decodes
+        draw = Random(view.now_ns)
+        decodes = [state for state in view.decoding if draw.random() < 0.7] or view.decoding
+        if self.how == "again":
+            builder.grant_again([s for s in view.running if s not in decodes], decodes)
+        else:
+            members = [s for s in self._batch.members.values() if s in decodes]
+            assert builder.grant_all(members + [s for s in decodes if s not in members])
+        for state in (*view.prefilling, *view.waiting):
+            builder.grant(state)
+        return builder.build()
+
+
+def test_decodes_granted_again_are_told_as_those_granted_by_name_once_the_step_is_done():
+    by_name, again = Remembers("by name"), Remembers("again")
+    config = replace(CONFIG, num_blocks=1000, max_num_batched_tokens=64, max_num_seqs=20)
+    for policy in (by_name, again):
+        laws.run(policy, [arrival(i, i, prompt=3, output=4 + i % 7) for i in range(40)], config)
+    assert by_name.decoded == again.decoded
+    assert again.num_swapped > 10
+
+
+def test_all_decodes_may_be_granted_after_none_was_granted_again():
+    granted = []
+
+    def plan(view, builder):
+        for state in view.waiting:
+            builder.grant(state)
+        if view.decoding:
+            assert builder.grant_again(view.decoding, [])
+            granted.append(builder.grant_decodes())
+        return builder.build()
+
+    log = run_plan(plan, [arrival(i, prompt=1, output=4) for i in range(2)])
+    assert granted == [True] * 3
+    assert log.steps()["num_decodes"].tolist() == [0, 2, 2, 2]

@@ -4,6 +4,9 @@ A step takes 1000 ns, 10 ns a token and 1 ns a token of context.
 """
 
 from dataclasses import replace
+from fractions import Fraction
+from math import ceil, floor
+from operator import mul
 
 import pytest
 
@@ -216,6 +219,24 @@ def test_nested_wait_plans_on_where_somebody_stays_who_has_waited_too_long():
     skipping, by_step = [laws.signature(simulate(engine, work)) for engine in engines]
     assert skipping == by_step
     assert engines[0].num_plans == 32
+
+
+def test_nested_wait_shares_places_by_how_many_answers_came_as_far():
+    edges, total_limit = (2, 4, 9), 12
+    policy = registry.make("nested_wait", output_edges=edges, total_limit=total_limit)
+    state = RequestState(arrival(0).request)
+    ended = [1, 1, 1]  # one in each segment to begin with
+    for length, segment in ((2, 0), (3, 1), (1, 0), (4, 1), (40, 2), (5, 2), (2, 0)):
+        state._generated = length
+        policy.on_finish(state, 0)
+        ended[segment] += 1
+        stages, flows = (2, 2, 5), [sum(ended[i:]) for i in range(3)]
+        total = sum(map(mul, stages, flows))
+        at_stage = [Fraction(total_limit * flow, total) for flow in flows]
+        assert policy._limits == [
+            (max(1, floor(count * most)), ceil(most))
+            for count, most in zip(stages, at_stage, strict=True)
+        ]
 
 
 def test_a_segment_tells_stages_and_times_of_who_is_held_back_and_who_runs():
