@@ -330,7 +330,7 @@ class Lifecycle(Departures):
                 chosen = tuple([state for state in chosen if state.status is not DONE])
             num_decodes = len(chosen)
             left, joining = [], []
-            if paused or num_decodes < batch.size:
+            if num_decodes and (paused or num_decodes < batch.size):
                 turn = set(chosen)
                 left = [state for state in batch.members.values() if state not in turn]
                 if num_decodes > batch.size - len(left):
