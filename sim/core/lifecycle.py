@@ -342,7 +342,7 @@ class Lifecycle(Departures):
                 self._pause(left)
             if joining:
                 self._go_on(joining)
-        elif not chosen and self.config.async_scheduling and self.config.num_speculative_tokens:
+        elif batch.size and self.config.async_scheduling and self.config.num_speculative_tokens:
             self._pause(list(batch.members.values()))  # what is under way of them ends before
         for state, drafts in plan.trimmed:
             if state.status is not DONE:
