@@ -145,7 +145,8 @@ class EngineConfig:
         its KV is there, as in vLLM.
     async_scheduling : bool
         Plan each step while the one before it runs: it knows neither the requests that arrive
-        meanwhile nor the seats and blocks of those that finish in it.
+        meanwhile nor the seats and blocks of those that finish in it, nor how many drafts are right
+        that it verifies: it plans as if all were.
     overrun_at_stop : bool
         Nor whose answer ends in it before its limit: of those a token too many is computed.
     arrivals_between_steps : bool

@@ -55,7 +55,7 @@ class Population:
         Finished requests whose seat and memory the next plan still counts (async scheduling).
     overrun : dict of int to RequestState
         Answered requests that the next plan still finds running, and decoding: they are in
-        `running` and `paused` as well (`overrun_at_stop`).
+        `running` and `paused` as well (`overrun_at_stop`; drafts that are planned ahead).
     untold : list of RequestState
         Those that left since, of which the policy hears when the step that was so planned ends.
     fetching : dict of int to RequestState
@@ -104,8 +104,8 @@ class Population:
     step_preempted, step_recomputed_tokens, step_swapped_bytes : int
         What happened since the last step began.
     step_overrun, step_overrun_context_tokens : int
-        Requests that ended before the next step, which computes a token of them all the same, and
-        their tokens in the cache.
+        Tokens that the next step computes of requests that had ended, whom it was planned with, and
+        what they have in the cache.
     needs_less : bool
         Whether somebody who is paused now will need less memory than the plan thought that paused
         him, which could not know what becomes of drafts under way.
