@@ -135,7 +135,7 @@ class EngineView:
         They hold memory, wait in no queue, and run when they are granted tokens.
         """
         requests = self._requests
-        if requests.is_plain or not requests.come:
+        if not requests.come:
             return []
         return [state for i, state in requests.holding.items() if i in requests.come]
 

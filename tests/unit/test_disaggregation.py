@@ -17,7 +17,6 @@ from schedlab.sim.config import EngineConfig, KVTier
 from schedlab.sim.core.audit import check_conservation
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
-from schedlab.sim.core.pipeline import Pipeline
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.clock import Clock
 from schedlab.sim.drive.cluster import simulate_cluster
@@ -469,7 +468,7 @@ def test_blocks_in_use_are_those_of_the_steps_that_have_begun():
     engine = SimpleNamespace(
         config=SimpleNamespace(num_blocks=10, block_size=4),
         requests=SimpleNamespace(
-            kv=kv, decodes=decodes, num_waiting=0, running={}, in_pipeline=Pipeline()
+            kv=kv, decodes=decodes, num_waiting=0, num_running=0
         ),
     )
     segment = SimpleNamespace(
