@@ -104,7 +104,8 @@ class PipelinedEngine(Engine):
         self._back = decodes = batch.decodes
         if batch.num_lost:
             _forget_preempted(segment, batch)
-        plan.decodes = tuple(decodes.members.values()) if decodes is not None else ()
+        if self._on_tokens is not None:  # who asks the plan who decoded
+            plan.decodes = tuple(decodes.members.values()) if decodes is not None else ()
         if requests.running:
             requests.running = _by_seat(requests.running | batch.running)
         else:
