@@ -95,12 +95,14 @@ class Track:
         two blocks are.
     turns : list of int
         Those that draft another number than the one before.
+    plans_ahead : bool
+        Whether each is planned while the one before it runs.
     """
 
     __slots__ = (
         "_capacity", "_counted", "_counted_tokens", "_least_held", "_longest", "_num_tokens",
-        "_plans_ahead", "_slots", "_unresolved", "_window", "block_size", "bursts", "cut_off",
-        "drafted", "first", "openings", "passed_tokens", "turns",
+        "_slots", "_unresolved", "_window", "block_size", "bursts", "cut_off", "drafted", "first",
+        "openings", "passed_tokens", "plans_ahead", "turns",
     )  # fmt: skip
 
     def __init__(
@@ -120,9 +122,9 @@ class Track:
         self.turns: list[int] = []
         self.block_size = size
         self._longest = config.max_model_len
-        self._plans_ahead = config.async_scheduling
+        self.plans_ahead = config.async_scheduling
         self._unresolved = unresolved_tokens
-        self._window = config.num_speculative_tokens * (2 if self._plans_ahead else 1)
+        self._window = config.num_speculative_tokens * (2 if self.plans_ahead else 1)
         # A verification is given slots up to here, beyond what has come out and what is drafted.
         self._slots = context_tokens + 1 + config.num_lookahead_tokens
         self._least_held = context_tokens + spare_tokens
@@ -145,39 +147,35 @@ class Track:
         first = len(self.bursts)
         if first and drafted[0] != self.drafted[-1]:
             self.turns.append(first)
-        if self._plans_ahead:
+        if self.plans_ahead:
             self._open_ahead(bursts, drafted[0])
         else:
-            self._open(bursts, drafted[0])
+            after: i64 = self._num_tokens
+            ahead: i64 = drafted[0] + self._slots
+            capacity: i64 = self._capacity
+            longest: i64 = self._longest
+            fits = capacity - ahead
+            place: i64 = first
+            burst: i64
+            for burst in bursts:
+                if after > fits:
+                    end: i64 = after + ahead
+                    if end > longest:
+                        end = longest
+                    while end > capacity:
+                        self.openings.append(place)
+                        capacity += self.block_size
+                    fits = capacity - ahead
+                after += burst
+                place += 1
+            self._num_tokens = after
+            self._capacity = capacity
         if first:
             bursts, drafted = self.bursts + bursts, self.drafted + drafted
         self.bursts, self.drafted = bursts, drafted
 
-    def _open(self, bursts: bytes, drafts: i64) -> None:
-        """Note which of some verifications to come open blocks, and what comes out of them."""
-        after: i64 = self._num_tokens
-        ahead: i64 = drafts + self._slots
-        capacity: i64 = self._capacity
-        longest: i64 = self._longest
-        fits = capacity - ahead
-        place: i64 = len(self.bursts)
-        burst: i64
-        for burst in bursts:
-            if after > fits:
-                end: i64 = after + ahead
-                if end > longest:
-                    end = longest
-                while end > capacity:
-                    self.openings.append(place)
-                    capacity += self.block_size
-                fits = capacity - ahead
-            after += burst
-            place += 1
-        self._num_tokens = after
-        self._capacity = capacity
-
     def _open_ahead(self, bursts: bytes, drafts: i64) -> None:
-        """Do the same where each is planned as if all drafts of the one before it were right."""
+        """Note what some verifications open, each planned as if all drafts before it were right."""
         after: i64 = self._num_tokens
         place: i64 = len(self.bursts)
         start: i64 = after + self.unresolved_before(place)
@@ -200,7 +198,7 @@ class Track:
 
         Where that is under way when this one is planned: 0 if the engine does not plan ahead.
         """
-        if not self._plans_ahead:
+        if not self.plans_ahead:
             return 0
         if not i:
             return self._unresolved
@@ -238,8 +236,7 @@ class Track:
             return tokens
         j: i64
         if asked > counted:
-            for j in range(counted, asked):
-                tokens += bursts[j]
+            tokens += sum(bursts[counted:asked])
         else:
             for j in range(asked, counted):
                 tokens -= bursts[j]
@@ -257,7 +254,7 @@ class Track:
         came: i64 = self.tokens_before(i)
         slots: i64 = self._slots
         longest: i64 = self._longest
-        plans_ahead = self._plans_ahead
+        plans_ahead = self.plans_ahead
         before: i64 = i
         j: i64
         for j in range(before - 1, max(i - 2 - self._window, -1), -1):
@@ -376,12 +373,14 @@ class SpeculatingState(RequestState):
         came = track.tokens_before(last) - track.passed_tokens
         if steps:
             self._fresh = track.bursts[last - 1] - 1
-            self._was_blind = self._is_blind(steps)
-            self._in_flight = True
-        elif self._entry_ns >= 0:  # the end of its prompt is under way
-            self._was_blind = False
-            self._in_flight = True
-        self._unresolved = track.unresolved_before(last)
+        if track.plans_ahead:
+            if steps:
+                self._was_blind = self._is_blind(steps)
+                self._in_flight = True
+            elif self._entry_ns >= 0:  # the end of its prompt is under way
+                self._was_blind = False
+                self._in_flight = True
+            self._unresolved = track.unresolved_before(last)
         self._computed += came
         self._generated += came
         self._spare = track.held(last) - self._computed
@@ -494,12 +493,12 @@ def look_ahead(
     start, context = state.num_output_tokens, state.num_computed_tokens
     place = start
     longest = config.max_model_len - 2 - context + start  # for how many tokens there is room
-    track = Track(config, context, state.spare_tokens, state.unresolved_tokens)
+    track = Track(config, context, state.spare_tokens, state._unresolved)
     once, most = state.draft_once, state.drafts
     state.draft_once = -1
     unresolved = most if config.async_scheduling else 0  # at most, from the second one on
     while place < length:
-        before = track.unresolved_before(len(track.bursts))
+        before = track.unresolved_before(len(track.bursts)) if track.plans_ahead else 0
         room = longest - max(unresolved, before)
         if once < 0 and place + most <= room:
             bursts, drafted = outcome.verify_on(place, most, min(length, room - most + 1))
