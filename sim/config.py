@@ -308,6 +308,11 @@ class EngineConfig:
             )
 
     @property
+    def drafts_ahead(self) -> bool:
+        """Whether verifications are planned while the ones before them run."""
+        return self.async_scheduling and self.num_speculative_tokens > 0
+
+    @property
     def most_resident(self) -> int:
         """Most requests with KV memory at a time."""
         return self.max_num_seqs if self.max_num_resident is None else self.max_num_resident

@@ -117,7 +117,7 @@ def _check_speculation(spec: ExperimentSpec, fail: Fail) -> None:
             fail((*path, "model"), str(error))
     if asked.method == "ngram" and spec.engine.async_scheduling and spec.backend == "sim":
         profile = spec.engine.profile
-        by = f" (profile {profile} switches it on; vLLM itself does so)" if profile else ""
+        by = f" (profile {profile} switches it on, vLLM with such drafts off)" if profile else ""
         fail(
             ("engine", "async_scheduling"),
             "not with engine.speculation.method ngram, which looks for drafts in what has come "

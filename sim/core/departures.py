@@ -153,11 +153,7 @@ class Departures(Population):
     def _overruns(self, state: RequestState) -> bool:
         """Whether the engine learns too late that it ends: a step with it is planned already."""
         config = self.config
-        if not config.overrun_at_stop and not (
-            config.async_scheduling and config.num_speculative_tokens
-        ):
-            return False
-        if self.hands_over is not None:
+        if not (config.overrun_at_stop or config.drafts_ahead) or self.hands_over is not None:
             return False
         # How many drafts are right is not known, that one token at least comes out is.
         fresh = state.fresh_tokens
@@ -301,7 +297,7 @@ class Departures(Population):
     def release(self, state: RequestState, overrun_tokens: int = 0) -> None:
         """Give a request's memory back, and name what the next ones of its session may find."""
         spare = state.spare_tokens + overrun_tokens
-        if isinstance(state, SpeculatingState) and self.config.async_scheduling:
+        if isinstance(state, SpeculatingState) and self.config.drafts_ahead:
             if overrun_tokens:
                 end = state._computed + state.unresolved_tokens + overrun_tokens
                 end = min(end + slots_ahead(self.config, end), self.config.max_model_len)

@@ -342,7 +342,7 @@ class Lifecycle(Departures):
                 self._pause(left)
             if joining:
                 self._go_on(joining)
-        elif batch.size and self.config.async_scheduling and self.config.num_speculative_tokens:
+        elif batch.size and self.config.drafts_ahead:
             self._pause(list(batch.members.values()))  # what is under way of them ends before
         for state, drafts in plan.trimmed:
             if state.status is not DONE:
@@ -356,19 +356,23 @@ class Lifecycle(Departures):
             for state in states:
                 self._leave_decodes(state)
                 paused[state.id] = state
-                assert isinstance(state, SpeculatingState)
-                if state.unresolved_tokens:
-                    state.resolve()
-                    self.draft(state, -1)  # the next verification knows where it begins
-                    self.needs_less = True
-                elif self.config.async_scheduling:
-                    state.resolve()
+                if self.config.drafts_ahead:
+                    self._resolve(state)
             return
         log.add_stints(states, batch.numbered_from, batch.steps)
         batch.leave_all(states)
         for state in states:
             state._entry_ns = -1
             paused[state.id] = state
+
+    def _resolve(self, state: RequestState) -> None:
+        """Let a request that sits a step out begin the next behind what it then has."""
+        assert isinstance(state, SpeculatingState)
+        needs_less = state.unresolved_tokens > 0
+        state.resolve()
+        if needs_less:
+            self.draft(state, -1)
+            self.needs_less = True
 
     def _go_on(self, states: list[RequestState]) -> None:
         """Let paused decodes join the batch."""

@@ -218,11 +218,11 @@ def _run(policy: str, number: int, kind: str = "") -> _Run:
     return _Run(log, work, engines[-1].num_plans if engines else 0)
 
 
-def runs(policy: str) -> dict[str, Any]:
+def runs(policy: str, kind: str = "") -> dict[str, Any]:
     """Run a policy under several drawn limits; a digest of each, and how often it planned."""
     found = {}
     for number in range(RUNS_OF_A_POLICY):
-        log, _, num_plans = _run(policy, number)
+        log, _, num_plans = _run(policy, number, kind)
         found[str(number)] = [digest(log), num_plans]
     return found
 
@@ -233,15 +233,6 @@ def runs_with_drafts_and_tiers(policy: str) -> dict[str, Any]:
     for number in range(RUNS_OF_A_POLICY):
         log, _, num_plans = _run(policy, number, "drafts with tiers")
         found[str(number)] = [digest(log), num_plans, len(log.copies.columns()["id"])]
-    return found
-
-
-def runs_with_drafts_ahead(policy: str) -> dict[str, Any]:
-    """Run a policy under limits with drafts and a step planned ahead; see `runs`."""
-    found = {}
-    for number in range(RUNS_OF_A_POLICY):
-        log, _, num_plans = _run(policy, number, "drafts ahead")
-        found[str(number)] = [digest(log), num_plans]
     return found
 
 
@@ -387,7 +378,7 @@ CASES = {
         for policy in ("fcfs", "fastserve", "sarathi", "srtf", "vtc")
     },
     **{
-        f"combined drafts ahead {policy}": (runs_with_drafts_ahead, policy)
+        f"combined drafts ahead {policy}": (partial(runs, kind="drafts ahead"), policy)
         for policy in ("fcfs", "priority", "fastserve", "sarathi", "srtf")
     },
     **{

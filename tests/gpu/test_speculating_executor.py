@@ -71,6 +71,15 @@ def speculating(config, temperature=0.0):
     )
 
 
+def replaying(real, config, path):
+    """Return a simulation of the drafts that were verified on the device, which are kept there."""
+    write_drafts(path, real.drafts)
+    acceptance = RecordedAcceptance(path)
+    return RecordingExecutor(
+        SpeculativeExecutor(Pricing(LinearCost()), config, acceptance, NgramDrafter(0.0))
+    )
+
+
 def alone(work, prompt_ids=None):
     """Return what requests generate without drafts where nothing is shared or evicted."""
     executor = TorchExecutor(
@@ -111,13 +120,7 @@ def test_simulation_of_recorded_drafts_takes_the_steps_of_the_device(tmp_path, l
     real = speculating(config)
     device = RecordingExecutor(real)
     served(device, config, policy, arrivals)
-    write_drafts(tmp_path / "drafts.jsonl", real.drafts)
-    simulated = RecordingExecutor(
-        SpeculativeExecutor(
-            Pricing(LinearCost()), config, RecordedAcceptance(tmp_path / "drafts.jsonl"),
-            NgramDrafter(0.0),
-        )
-    )  # fmt: skip
+    simulated = replaying(real, config, tmp_path / "drafts.jsonl")
     served(simulated, replace(config, fast_forward=False), policy, arrivals)
     assert [(s.tokens, s.preempted) for s in device.steps] == [
         (s.tokens, s.preempted) for s in simulated.steps
@@ -155,13 +158,7 @@ def test_drafts_on_shared_blocks_change_neither_answers_nor_steps(memory, case, 
     assert log.requests()["num_preemptions"].sum() > 0
     assert log.requests()["cached_tokens"].sum() > 50
     assert sum(accepted for drafts in real.drafts.values() for _, accepted in drafts) > 50
-    write_drafts(tmp_path / "drafts.jsonl", real.drafts)
-    simulated = RecordingExecutor(
-        SpeculativeExecutor(
-            Pricing(LinearCost()), config, RecordedAcceptance(tmp_path / "drafts.jsonl"),
-            NgramDrafter(0.0),
-        )
-    )  # fmt: skip
+    simulated = replaying(real, config, tmp_path / "drafts.jsonl")
     _, told = served(simulated, replace(config, fast_forward=False), case, work)
     assert laws.difference(told, log, ("simulated", "real")) is None
     assert [(s.tokens, s.preempted) for s in device.steps] == [
