@@ -35,6 +35,7 @@ MODULES = (
     "sim.cost.shape", "sim.cost.stages",
     "sim.drive.arrivals", "sim.drive.clock", "sim.drive.engine_state", "sim.drive.fleet",
     "sim.drive.members", "sim.drive.router", "sim.drive.server", "sim.drive.simulation",
+    "sim.drive.tournament",
     "sim.kv.contiguous", "sim.kv.free_queue", "sim.kv.ledger", "sim.kv.paged", "sim.kv.prefix",
     "sim.kv.prefix_index", "sim.kv.prompt", "sim.kv.tier",
     "sim.record.log", "sim.record.rows", "sim.record.segment_row",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedlab.sim.core.plan import FOREVER
+from schedlab.sim.drive.tournament import Tournament
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.request import Request, RequestState
 
@@ -291,7 +292,7 @@ class Board:
         self._used_until_ns = [FOREVER] * len(engines)
         # The weighted counts that `place_of_least` was asked for last.
         self._waiting_weight = self._running_weight = -1.0
-        self._weighted: list[float] = []
+        self._weighted: Tournament | None = None
         self.index = [engine.index for engine in engines]
         self.num_blocks = [engine.num_blocks for engine in engines]
         self.block_size = [engine.block_size for engine in engines]
@@ -307,9 +308,10 @@ class Board:
         self.num_running[place] = num_running
         if self._load is not None:
             self._changed.add(place)
-        if self._weighted:
+        weighted = self._weighted
+        if weighted is not None:
             load = self._waiting_weight * num_waiting + self._running_weight * num_running
-            self._weighted[place] = load
+            weighted.change(place, load)
 
     def is_sent(self, place: int, num_in_flight: int) -> None:
         """Write down how many requests were sent to an engine and are not answered."""
@@ -359,11 +361,13 @@ class Board:
 
         Among equals the first from `start` on, in a circle.
         """
-        if waiting != self._waiting_weight or running != self._running_weight:
+        weighted = self._weighted
+        if weighted is None or waiting != self._waiting_weight or running != self._running_weight:
             self._waiting_weight, self._running_weight = waiting, running
             counts = zip(self.num_waiting, self.num_running, strict=True)
-            self._weighted = [waiting * here + running * there for here, there in counts]
-        return first_least(self._weighted, start)
+            loads = [waiting * here + running * there for here, there in counts]
+            weighted = self._weighted = Tournament(loads)
+        return weighted.first_least(start)
 
 
 def first_least(loads: list[float], start: int) -> int:
