@@ -45,6 +45,10 @@ _SHARES = 1 / 6, 1 / 2, 5 / 6
 NUM_RUNS = len(_SHARES)
 """So many level runs go with a measured one, the last of them after it."""
 
+_SETTLING_STEPS = 30
+"""First steps of a level run that tell nothing: they are a tenth slower than later ones, of which a
+measured run has a thousand."""
+
 _SIGMA = 0.8
 """Of the logarithm of prompt lengths."""
 
@@ -191,7 +195,8 @@ def level_run_numbers(repeat: int) -> range:
 def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> list[RecordedStep]:
     """Serve a level run where an experiment's measured runs are served, and return its steps.
 
-    None of the experiment's requests, lengths, seeds and policies is in it.
+    None of the experiment's requests, lengths, seeds and policies is in it. Its first steps, until
+    the engine has settled, are not returned.
 
     Parameters
     ----------
@@ -217,7 +222,7 @@ def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> 
     config = kinds[0].point.config
     requests = level_requests(config, num_requests, load.context_tokens, seed)
     open_backend(served, kinds).serve(Task(served, kinds, requests, record=steps))
-    return steps
+    return steps[_SETTLING_STEPS:]
 
 
 def level_requests(

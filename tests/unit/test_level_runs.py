@@ -210,13 +210,13 @@ def served_by(monkeypatch, spec, load, number):
     tasks = []
 
     def serve(task):
-        task.record.append("a step")
+        task.record.extend(range(32))
         tasks.append(task)
 
     monkeypatch.setattr(
         level_runs, "open_backend", lambda spec, kinds: SimpleNamespace(serve=serve)
     )
-    assert serve_level_requests(spec, load, number) == ["a step"]
+    assert serve_level_requests(spec, load, number) == [30, 31], "those of a settled engine"
     return tasks[0]
 
 
