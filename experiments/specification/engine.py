@@ -62,15 +62,17 @@ _VLLM_0_19: Data = {
     "cuda_graph_padding": True,
     "reserve_null_block": True,
 }
+_VLLM_0_32: Data = {
+    **_VLLM_0_19,
+    "threshold_spares_lone_request": True,
+    "free_uncached_first": True,
+    "offloading_connector": True,
+}
 ENGINE_PROFILES: dict[str, Data] = {
     "vllm-0.19": _VLLM_0_19,
     "vllm-0.24": {**_VLLM_0_19, "free_uncached_first": True},
-    "vllm-0.32": {
-        **_VLLM_0_19,
-        "threshold_spares_lone_request": True,
-        "free_uncached_first": True,
-        "offloading_connector": True,
-    },
+    "vllm-0.32": _VLLM_0_32,
+    "vllm-0.33": {**_VLLM_0_32, "serve_behind_preempted": True, "names_accepted_drafts": True},
 }
 """Switches that together behave like a released engine; keys written beside them win."""
 
@@ -86,7 +88,7 @@ def _limit(name: str, description: str) -> Any:  # noqa: ANN401 - as `Field`
 class EngineSpec(Section):
     """Limits and memory of the serving engine; vLLM's names mean what they mean in vLLM."""
 
-    profile: Literal["vllm-0.19", "vllm-0.24", "vllm-0.32"] | None = Field(
+    profile: Literal["vllm-0.19", "vllm-0.24", "vllm-0.32", "vllm-0.33"] | None = Field(
         default=None, description="Switches of a released engine at once; see cost-models.md."
     )
     max_num_seqs: Count = _limit("max_num_seqs", "Most requests in one step.")
@@ -136,6 +138,11 @@ class EngineSpec(Section):
         "free_uncached_first",
         "Hand out freed blocks that no prefix can find before all others.",
     )
+    names_accepted_drafts: bool = _limit(
+        "names_accepted_drafts",
+        "Let a prefix find the blocks of accepted drafts as soon as they are verified, as vLLM "
+        "does from 0.33 on; off = once the request is scheduled anew.",
+    )
     async_scheduling: bool = _limit(
         "async_scheduling",
         "Plan each step while the one before it runs, without knowing its end.",
@@ -158,6 +165,11 @@ class EngineSpec(Section):
     preempt_in_order: bool = _limit(
         "preempt_in_order",
         "Serve running requests one by one and preempt then and there, as vLLM does.",
+    )
+    serve_behind_preempted: bool = _limit(
+        "serve_behind_preempted",
+        "Then also serve running requests behind one that preempted itself, as vLLM does from "
+        "0.33 on.",
     )
     preemption_mode: PreemptionMode = _limit(
         "preemption_mode",

@@ -23,6 +23,7 @@ _OURS = (
     "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
     "threshold_spares_lone_request", "watermark", "scheduler_reserve_full_isl",
     "enable_prefix_caching", "free_uncached_first", "async_scheduling", "preempt_in_order",
+    "serve_behind_preempted",
 )  # fmt: skip
 """Limits and switches that decide what is scheduled."""
 

@@ -14,6 +14,12 @@ from schedlab.sim.config import EngineConfig
 _RULES: dict[str, tuple[str, ...]] = {
     "0.24": ("preempt_in_order", "free_uncached_first"),
     "0.32": ("preempt_in_order", "free_uncached_first", "threshold_spares_lone_request"),
+    "0.33": (
+        "preempt_in_order",
+        "free_uncached_first",
+        "threshold_spares_lone_request",
+        "serve_behind_preempted",
+    ),
 }
 """What each release with which the tests of the adapter pass schedules by, oldest first."""
 
@@ -34,6 +40,7 @@ def with_switches(config: EngineConfig) -> EngineConfig:
         preempt_in_order="preempt_in_order" in rules,
         threshold_spares_lone_request="threshold_spares_lone_request" in rules,
         free_uncached_first="free_uncached_first" in rules,
+        serve_behind_preempted="serve_behind_preempted" in rules,
     )
 
 

@@ -286,12 +286,13 @@ class SpeculatingState(RequestState):
     """
 
     __slots__ = (
-        "_fresh", "_in_flight", "_spare", "_unresolved", "_was_blind", "draft_once", "drafts",
-        "track",
+        "_fresh", "_in_flight", "_names_accepted", "_spare", "_unresolved", "_was_blind",
+        "draft_once", "drafts", "track",
     )  # fmt: skip
 
-    def __init__(self, request: Request, drafts: int) -> None:
+    def __init__(self, request: Request, drafts: int, names_accepted: bool = False) -> None:
         super().__init__(request)
+        self._names_accepted = names_accepted
         self.drafts = drafts
         self.draft_once = -1
         self.track: Track | None = None
@@ -322,11 +323,13 @@ class SpeculatingState(RequestState):
 
     @property
     def fresh_tokens(self) -> int:
-        """Drafted tokens that its last verification accepted.
+        """Drafted tokens that its last verification accepted, if that alone names no block.
 
         vLLM names blocks when it schedules, up to the tokens that are known then: the one to
-        compute, and not those drafted.
+        compute, and not those drafted. From 0.33 on it also does when it has verified them.
         """
+        if self._names_accepted:
+            return 0
         if self._batch is None:
             return self._fresh
         track, i = self.track, self._verification()
@@ -437,7 +440,11 @@ class SpeculatingState(RequestState):
 def new_state(request: Request, config: EngineConfig) -> RequestState:
     """Return a request as an engine with these limits takes it in."""
     num_drafts = config.num_speculative_tokens
-    return SpeculatingState(request, num_drafts) if num_drafts else RequestState(request)
+    if not num_drafts:
+        return RequestState(request)
+    # Who plans ahead names what came out of a step when it is known, in all releases.
+    names_accepted = config.names_accepted_drafts and not config.async_scheduling
+    return SpeculatingState(request, num_drafts, names_accepted)
 
 
 def slots_ahead(config: EngineConfig, end_tokens: int) -> int:

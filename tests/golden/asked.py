@@ -90,6 +90,7 @@ _TINY = {"num_gpu_blocks_override": 200, "max_model_len": 2000}
 CHANGES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "profile": {"engine": {"profile": "vllm-0.32", "max_num_seqs": 16}},
+    "profile of 0.33": {"engine": {"profile": "vllm-0.33", "async_scheduling": False}},
     "two devices": {"engine": {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.5}},
     "formats": {"engine": {"dtype": "float16", "weight_dtype": "int4", "kv_cache_dtype": "fp8"}},
     "swap": {"engine": {"preemption_mode": "swap", "swap_space": 1.5, "block_size": 32}},

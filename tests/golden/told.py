@@ -60,6 +60,10 @@ LIMITS = {
         wild.LIMITS["mixed"], block_size=2, num_blocks=68, swap_space_blocks=30,
         num_speculative_tokens=5, long_prefill_token_threshold=3,
     ),
+    "drafts named at once": replace(
+        wild.LIMITS["mixed, cached"], num_speculative_tokens=4, names_accepted_drafts=True,
+        preempt_in_order=True, serve_behind_preempted=True,
+    ),
     "pipeline": small_runs.PIPELINE,
 }  # fmt: skip
 _SHAPES = (BatchShape(0, 0, 0, ((7, 0),)), BatchShape(3, 40, 20))

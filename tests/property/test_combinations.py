@@ -107,6 +107,7 @@ def limits(draw, speculates, may_have_tiers=True):
         scheduler_reserve_full_isl=draw(st.booleans()),
         kv_allocator="paged" if paged else draw(st.sampled_from(KV_ALLOCATORS[1:])),
         preempt_in_order=draw(st.booleans()),
+        serve_behind_preempted=draw(st.booleans()),
         preemption_mode=draw(st.sampled_from(["recompute", "swap"][: 1 + bool(swap_space_blocks)])),
         swap_space_blocks=swap_space_blocks,
         kv_block_bytes=draw(st.sampled_from([0, 100])),
@@ -116,6 +117,7 @@ def limits(draw, speculates, may_have_tiers=True):
         arrivals_between_steps=draw(st.booleans()),
         cudagraph_capture_sizes=draw(st.sampled_from([(), (1, 2, 4, 8, 16)])),
         num_speculative_tokens=draw(st.sampled_from([1, 3, 5])) if speculates else 0,
+        names_accepted_drafts=draw(st.booleans()),
         num_lookahead_tokens=draw(st.sampled_from([0, 5])) if speculates else 0,
         first_launch_ns=draw(st.sampled_from([0, 0, 2500])),
     )

@@ -70,6 +70,7 @@ def cases(draw):
         threshold_spares_lone_request=draw(st.booleans()),
         free_uncached_first=draw(st.booleans()),
         preempt_in_order=draw(st.booleans()),
+        serve_behind_preempted=draw(st.booleans()),
         null_blocks=draw(st.sampled_from([0, 1])),
         cudagraph_capture_sizes=draw(st.sampled_from([(), (1, 2, 4, 8, 16)])),
     )

