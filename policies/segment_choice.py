@@ -51,7 +51,7 @@ def choose(
     if num_waiting < num_new:
         num_new = num_waiting
         if num_waiting or not drain:
-            stalled_ns = segments.least_since_ns(0)
+            stalled_ns, _ = segments.least_since_ns(0)
             if num_waiting:
                 stalled_ns = min(stalled_ns, view.waiting.head.request.arrival_ns)
             if stalled_ns + timeout_ns > now_ns:
@@ -61,17 +61,18 @@ def choose(
     busy = -1
     if drain:
         busy = 0 if first.num_inside else _first_busy(each)
-    until_ns, i = FOREVER, 0
+    until_ns, i, late = FOREVER, 0, 0  # somebody has waited for too long in segment `late`
     for segment, (limit, group) in zip(each, limits, strict=True):
-        room = limit - segment.num_inside if i else 0
-        if room > 0:
+        if segment.num_inside < limit and i:
+            room = limit - segment.num_inside
             places = room if room < group else group
             gathered = len(segment.entry)
             if gathered < places and i > busy:
-                stalled_ns = segments.least_since_ns(i)
-                if stalled_ns + timeout_ns > now_ns:
-                    until_ns = stalled_ns + timeout_ns
-                    break
+                if i > late:
+                    stalled_ns, late = segments.least_since_ns(i)
+                    if stalled_ns + timeout_ns > now_ns:
+                        until_ns = stalled_ns + timeout_ns
+                        break
                 hurries = i
             if gathered:
                 taken[i] = num_taken = places if places < gathered else gathered

@@ -469,19 +469,23 @@ class Segments:
             since_ns = [ran_ns.get(s, s.first_scheduled_ns) for s in segment.inside()]
             segment.since_ns = min(since_ns, default=FOREVER)
 
-    def least_since_ns(self, first: int) -> int:
-        """Return since when the first in a segment, or in one behind it, waits; or FOREVER."""
-        least_ns, ran_ns = FOREVER, self.ran_ns
+    def least_since_ns(self, first: int) -> tuple[int, int]:
+        """Return since when the first in a segment, or in one behind it, waits, and in which.
+
+        FOREVER, and that segment, if nobody is there.
+        """
+        least_ns, at, i = FOREVER, first, first
         for segment in self.each[first:]:
-            if segment.since_ns < least_ns and segment.num_inside:
-                least_ns = segment.since_ns
-            if segment.entry_since_ns < least_ns:
+            if segment.num_inside and segment.since_ns < least_ns:
+                least_ns, at = segment.since_ns, i
+            if segment.entry:
                 since_ns = segment.entry_since_ns
                 if since_ns < 0:
-                    since_ns = segment.find_since(ran_ns)
+                    since_ns = segment.find_since(self.ran_ns)
                 if since_ns < least_ns:
-                    least_ns = since_ns
-        return least_ns
+                    least_ns, at = since_ns, i
+            i += 1
+        return least_ns, at
 
     def stays_timed_out(self, first: int, chosen: Choice, waited_until_ns: int) -> bool:
         """Whether a segment that runs on a time-out will also in the steps to come.
