@@ -230,7 +230,6 @@ class PlanBuilder(StepLedger):
         The same plan as `grant_all` makes, without a look at those who go on.
         """
         self._require_no_decodes("grant_again")
-        self._has_entries = True
         if self._speculates or self.preempted:
             return False
         batch, kv, paused = self._batch, self._kv, self._requests.paused
@@ -282,8 +281,8 @@ class PlanBuilder(StepLedger):
 
     def _require_no_decodes(self, caller: str) -> None:
         self.plan = None
-        granted = self._decodes or self._members is not None
-        if self._all_decodes or (self._has_entries and granted):
+        granted = self._all_decodes or self._members is not None
+        if granted or (self._has_entries and self._decodes):
             raise InfeasiblePlan(f"{caller}() after decodes were already granted in this step")
 
     def _count_decodes(self) -> int:

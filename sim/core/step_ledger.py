@@ -93,6 +93,8 @@ class StepLedger:
         self._num_compared = -1  # decodes granted at once and compared with the batch, if any were
         self._padding_tokens = 0
         self._set_aside_blocks = 0
+        if self._members is not None:
+            self._members = None
         if self._has_entries:
             self._has_entries = False
             self._forget_entries()
@@ -115,8 +117,6 @@ class StepLedger:
             self._chunks = {}
         if self._decodes:
             self._decodes = {}
-        if self._members is not None:
-            self._members = None
         if self._trimmed:
             self._trimmed = {}
         if self._set_aside:
@@ -203,6 +203,7 @@ class StepLedger:
         decodes.update([(state.id, state) for state in self._joining])
         decodes.update(self._decodes)
         self._decodes, self._members = decodes, None
+        self._has_entries = True
 
     def _grant_verification(self, state: RequestState, want: int | None) -> int:
         """Schedule a decode with its drafts; of them only those that the budget has room for."""
