@@ -62,9 +62,9 @@ class BatchPlan:
         Those of the admitted whose KV is loaded from lower tiers before they are computed: what
         the prefix cache lacks, or, of those that were swapped out and so have no parts, all.
     left, joining : list of RequestState, or None
-        Who of those in the `DecodeBatch` does not decode, in its order, and who is not in it and
-        does, in the order of `decodes`; `None` where the builder did not come to know. Whoever
-        carries the plan out need not look for them then.
+        Who of those in the `DecodeBatch` does not decode, and who is not in it and does, in the
+        order of `decodes`; `None` where the builder did not come to know. Whoever carries the plan
+        out need not look for them then.
     """
 
     __slots__ = (

@@ -255,10 +255,8 @@ class PlanBuilder(StepLedger):
             if need > kv.free_blocks:
                 return False
             kv.free_blocks -= need
-        members = tuple(batch.members.values())
-        self._members = members if num_decodes else None
-        if len(left) > 1:  # in the order of the batch
-            left = list(filter(set(left).__contains__, members))
+        if num_decodes:
+            self._members = tuple(batch.members.values())
         if len(joining) > 1:
             joining.sort(key=seat_number)
         self._num_compared = num_decodes
