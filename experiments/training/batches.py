@@ -68,6 +68,8 @@ def read_batches(folder: Path) -> Batches:
         )
     columns = {name: np.asarray(column) for name, column in result.requests.items()}
     served = completed(columns)
+    if not served.any():
+        raise SpecError(f"{folder}: 0 whole batches, at least {LEAST_BATCHES} needed")
     start, end = columns["first_scheduled_ns"][served], columns["last_token_ns"][served]
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]

@@ -3,7 +3,7 @@
 import itertools
 import json
 import shutil
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +20,12 @@ from schedlab.experiments.running.resolved import make_cost_model  # noqa: E402
 from schedlab.experiments.running.run import run  # noqa: E402
 from schedlab.experiments.specification.cost_model import CostModelSpec  # noqa: E402
 from schedlab.experiments.specification.loading import make_spec  # noqa: E402
-from schedlab.gpu_backend import calibration, calibration_fit, stopwatch  # noqa: E402
+from schedlab.gpu_backend import (  # noqa: E402
+    calibration,
+    calibration_design,
+    calibration_fit,
+    stopwatch,
+)
 from schedlab.gpu_backend.calibration_design import (  # noqa: E402
     BatchPoint,
     batch_kind,
@@ -692,6 +697,150 @@ def test_time_that_a_calibration_took_before_its_rounds_is_taken_off(monkeypatch
             max_s=70.0,
         )
     assert given["max_s"] == 40.0
+
+
+class PaperTimer:
+    """Tells times that are known: fitted batches scatter, held-out ones and sentinels do not."""
+
+    def __init__(self, base_s):
+        self.base_s = base_s  # by batch
+
+    def time(self, point, repetitions):
+        seconds = self.base_s.get(point, 1.0)
+        times = (seconds, 2 * seconds, 4 * seconds)[:repetitions]
+        if point.kind == "held_out":
+            times = (seconds,) * repetitions
+        return times, tuple(9 * s for s in times)
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of_it_down(
+    monkeypatch, tmp_path, swaps
+):
+    fitted = [BatchPoint("decode", (10, 12), ()), BatchPoint("prefill", (), ((8, 0), (4, 3)))]
+    held_out = [
+        BatchPoint("held_out", (4, 6), ()),
+        BatchPoint("held_out", (5,), ((7, 2),)),
+        BatchPoint("held_out", (), ((9, 0),)),
+    ]
+    points = [*fitted, *held_out]
+    timer = PaperTimer({point: float(i) for i, point in enumerate(points, 3)})
+    swapping = [SwapTime("out", 1, 4096, 0.5), SwapTime("in", 4, 16384, 0.25)] if swaps else []
+    opened = SimpleNamespace(
+        timer=timer, buckets=(2, 4), kernels="k1", overhead={"base_s": 0.5}, swapping=swapping,
+        about={"version": 7} if swaps else {}, repetitions=3, run_steps=["runs"],
+    )  # fmt: skip
+    asked = []
+
+    def noted(name, give):
+        def call(*given):
+            asked.append((name, *given))
+            return give
+
+        return call
+
+    fit, level = truth().fit, RunLevel(0.9, 1.1, 5e-5)
+    swapped_fit = replace(fit, validity={"new_tokens": (1.0, 99.0)})
+    errors = {"decode": {"mape": 0.01, "bias": 0.0}}
+    for name, give in {
+        "fit_profile": fit, "run_level": level, "with_swapping": swapped_fit,
+        "error_by_kind": errors, "predictions": np.array([1.5, 2.5, 3.5, 4.5, 5.5]),
+        "coefficient_intervals": {"num_decodes": (0.1, 0.2)}, "step_spread": "spread",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(calibration_fit, name, noted(name, give))
+    monkeypatch.setattr(calibration_design, "design", noted("design", fitted))
+    monkeypatch.setattr(laboratory, "replayed_points", noted("replayed_points", held_out))
+    monkeypatch.setattr(laboratory, "_stopwatch", noted("_stopwatch", PaperWatch()))
+    monkeypatch.setattr(laboratory, "open_ours", noted("open_ours", opened))
+    monkeypatch.setattr(laboratory, "open_vllm", noted("open_vllm", opened))
+    monkeypatch.setattr(laboratory, "describe_machine", lambda device: {"on": device})
+    monkeypatch.setattr(laboratory, "write_fit", noted("write_fit", None))
+    monkeypatch.setattr(laboratory, "_save_figure", noted("_save_figure", None))
+    paper = SimpleNamespace(monotonic=lambda: 0.0, strftime=lambda f, at: (f, at), gmtime=lambda: 0)
+    monkeypatch.setattr(laboratory, "time", paper)
+    engine, clock = ("vllm", "reference") if swaps else ("schedlab", "virtual")
+    told = []
+    found = laboratory.calibrate(
+        tmp_path, model_name="llama-3-8b", hardware="a100", device="cpu", dtype="bf16",
+        config=LIMITS, engine=engine, clock=clock, threads=6, num_rounds=2, num_random=11,
+        num_held_out=13, seed=17, progress=lambda *given: told.append(given),
+    )  # fmt: skip
+
+    rows = [
+        MeasuredBatch(p.shape, s) for p, s in zip(points, (6.0, 8.0, 5.0, 6.0, 7.0), strict=True)
+    ]
+    use = swapped_fit if swaps else fit
+    at_level = replace(use, run_level=level)
+    of_round = [
+        ("fit_profile", rows[:2], rows[2:], (2, 4)),
+        ("run_level", fit, ["runs"]),
+        *([("with_swapping", fit, swapping)] if swaps else []),
+        ("error_by_kind", use, rows[2:]),
+        ("predictions", use, rows),
+        ("coefficient_intervals", rows[:2], (2, 4), 17),
+        ("step_spread", at_level, ["runs"]),
+    ]
+    opening = {False: "open_ours", True: "open_vllm"}[swaps]
+    assert asked[:4] == [
+        ("replayed_points", LIMITS, "llama-3-8b", "a100", "bf16", 13, 17),
+        ("_stopwatch", tmp_path, clock, "llama-3-8b", "cpu", 6),
+        (opening, "llama-3-8b", LIMITS, "cpu", "bf16", 6, 17, asked[2][-1]),
+        ("design", LIMITS, 11, 17, (2, 4)),
+    ]
+    assert isinstance(asked[2][-1], PaperWatch)
+    written = [one for one in asked if one[0] == "write_fit"]
+    residuals = json.loads((tmp_path / "residuals.json").read_text())
+    *calls, (_, drawn, rows_drawn, where) = asked[4:]
+    assert calls == [
+        *of_round, written[0],  # after each of two rounds, and of all of them
+        *of_round, written[1],
+        *of_round, written[2],
+    ]  # fmt: skip
+    assert (drawn, where) == (points, tmp_path)
+    assert json.loads(json.dumps(rows_drawn)) == residuals["points"]
+
+    _, folder, meta, of_runs = written[-1]
+    assert (folder, of_runs) == (tmp_path, replace(at_level, step_spread="spread"))
+    assert meta == {
+        "model": "llama-3-8b", "hardware": "a100-80gb", "dtype": "bf16", "tensor_parallel_size": 1,
+        "scheduling_overhead": {"base_s": 0.5}, "date": ("%Y-%m-%d", 0),
+        "engine": asdict(LIMITS), "graph_buckets": [2, 4],
+        "swap_times": [one._asdict() for one in swapping], "seed": 17, "kernels": "k1",
+        **({"engine_measured": {"version": 7}} if swaps else {}), "machine": {"on": "cpu"},
+        "clock": {"name": clock, "watch": "paper"}, "rounds": 2,
+        "sentinel_drift_by_round": [0.0, 0.0], "held_out_error_by_kind": errors,
+        "median_repeat_spread": 0.0,  # three of five do not scatter
+    }  # fmt: skip
+    assert [one[2]["rounds"] for one in written] == [1, 2, 2]
+    assert residuals == {
+        "coefficient_intervals_s": {"num_decodes": [0.1, 0.2]},
+        "points": [
+            {"kind": "decode", "features": [2, 22, 12], "chunks": [],
+             "measured_s": 6.0, "predicted_s": 1.5},
+            {"kind": "prefill", "features": [0, 0, 0], "chunks": [[8, 0], [4, 3]],
+             "measured_s": 8.0, "predicted_s": 2.5},
+            {"kind": "held_out", "features": [2, 10, 6], "chunks": [],
+             "measured_s": 5.0, "predicted_s": 3.5},
+            {"kind": "held_out", "features": [1, 5, 5], "chunks": [[7, 2]],
+             "measured_s": 6.0, "predicted_s": 4.5},
+            {"kind": "held_out", "features": [0, 0, 0], "chunks": [[9, 0]],
+             "measured_s": 7.0, "predicted_s": 5.5},
+        ],
+    }  # fmt: skip
+    assert (found.fit, found.overhead, found.drift) == (use, {"base_s": 0.5}, [0.0, 0.0])
+    assert found.held_out == errors
+    assert found.verdict == laboratory.verdict(use, errors, SimpleNamespace(drift=[]))
+    assert told[-1] == (10, 10, "done")
+    header = json.loads((tmp_path / "points.jsonl").read_text().splitlines()[0])
+    about = "llama-3-8b a100 cpu bf16 kernels k1 threads 6" + (" clock reference" if swaps else "")
+    assert header == {"calibration": calibration.design_hash(points, LIMITS, about)}
+
+
+class PaperWatch:
+    """Stands for a stopwatch, of which a profile tells what it says of itself."""
+
+    def describe(self):
+        return {"watch": "paper"}
 
 
 def test_reading_is_on_disk_before_the_next_one_is_taken(tmp_path):

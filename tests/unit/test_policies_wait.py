@@ -8,16 +8,19 @@ from fractions import Fraction
 from math import ceil, floor
 from operator import mul
 
+import numpy as np
 import pytest
 
 from schedlab.policies import registry
 from schedlab.policies.fluid import fluid_equilibrium
-from schedlab.policies.segments import Segment
+from schedlab.policies.nested_wait import NestedWait
+from schedlab.policies.segments import Segment, Segments
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.request import RequestState
+from schedlab.sim.rng import stream
 from tests import laws
 from tests.laws import LinearCost, arrival
 from tests.traced import batches, limits
@@ -317,3 +320,55 @@ def test_wait_with_an_impossible_knob_is_refused(name, knobs, message):
 def test_wait_without_predictions_says_so():
     with pytest.raises(Exception, match="needs a predictor"):
         batches("wait", [arrival(0)], limits())
+
+
+class SortsAnew(NestedWait):
+    """Finds those who were followed where sorting them anew puts them, as groups grow and shrink.
+
+    A smaller group holds back whom it does not run, of a segment that runs.
+    """
+
+    num_followed = num_held = 0
+
+    def plan(self, view, builder):
+        followed = self._segments
+        followed.find(view)
+        if followed.is_kept:
+            self.num_followed += 1
+            self.num_held += bool(followed.holding)
+            anew = Segments(self.output_edges)
+            anew.ran_ns.update(followed.ran_ns)
+            for segment in followed.each:
+                segment.note_runs(anew.ran_ns)
+            anew.find(view)
+            for i, (one, other) in enumerate(zip(followed.each, anew.each, strict=True)):
+                assert self.told(one) == self.told(other)
+                assert followed.least_since_ns(i) == anew.least_since_ns(i)
+        group = 1 + self.num_followed // 5 % 3
+        self._limits = [(9, group)] * len(self.output_edges)
+        return super().plan(view, builder)
+
+    def on_finish(self, state, now_ns):
+        self._segments.ended(state)
+
+    @staticmethod
+    def told(segment):
+        stages = [(at + segment.num_steps, there) for at, there in segment.at_stage.items()]
+        passes_in = min(segment.passes_at - segment.num_steps, 1_000)
+        return segment.entry, stages, segment.num_inside, passes_in
+
+
+@pytest.mark.parametrize(("seed", "max_wait_s"), [(0, 0.0), (1, 1e-5), (2, 1e-4)])
+def test_nested_wait_follows_all_who_run_to_where_sorting_them_anew_puts_them(seed, max_wait_s):
+    rng = stream(seed, "nested wait")
+    at_ns = np.cumsum(rng.integers(0, 600, 60)).tolist()
+    work = [
+        arrival(i, at, prompt=int(rng.integers(1, 30)), output=int(rng.choice([1, 2, 3, 5, 9, 30])))
+        for i, at in enumerate(at_ns)
+    ]
+    edges = [1, 3, 6, 12, 40] if seed else [2, 4, 9, 40]
+    policy = SortsAnew(output_edges=edges, max_wait_s=max_wait_s, drain=seed == 1)
+    config = limits(num_blocks=300, seats=20, budget=24)
+    simulate(Engine(config, policy, SimExecutor(Pricing(LinearCost()))), work)
+    assert policy.num_followed > 40
+    assert policy.num_held > 3

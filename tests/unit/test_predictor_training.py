@@ -1,6 +1,7 @@
 """Training predictors: what they learn, what is reported, and the commands."""
 
 import gzip
+import hashlib
 import json
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from schedlab.experiments.commands import predictor as command
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
-from schedlab.experiments.training import network, train, trees
+from schedlab.experiments.training import batches, evaluate, network, train, trees
 from schedlab.experiments.training.batches import read_batches
 from schedlab.experiments.training.dataset import read_dataset
 from schedlab.experiments.training.quality import (
@@ -22,9 +23,12 @@ from schedlab.experiments.training.quality import (
     pairs_right,
     quality,
 )
-from schedlab.policies.predictors import registry
+from schedlab.policies.predictors import registry, text_model
 from schedlab.policies.predictors.predictor import PredictionInputs
+from schedlab.policies.predictors.prompts import prompts
+from schedlab.policies.predictors.text_model import TextModel
 from schedlab.sim.errors import SchedlabError, SpecError
+from schedlab.sim.result import RunResult
 from schedlab.sim.rng import stream
 from tests.data_folder import data_folder
 
@@ -624,3 +628,298 @@ def test_model_is_measured_on_rows_beside_the_means_of_those_it_learned_from(mon
         known = [f"app of {row}" for row in (2, 4, 7, 9)]
         expected = ("means", [20, 40, 70, 90], known, apps) if own_data else None
         assert told == expected
+
+
+SEALED = {  # a row a request, not in the order in which they were served
+    "status": [0, 0, 0, 3, 1, 0, 0, 0],  # one was cut off, one rejected
+    "first_scheduled_ns": [45, 50, 0, 5, -1, 40, 46, 60],
+    "last_token_ns": [48, 90, 20, 40, -1, 45, 47, 80],
+    "prompt_tokens": [8, 7, 5, 9, 999, 2, 8, 3],
+    "predicted_tokens": [1, 30, 8, 4, 999, 6, 1, 50],
+    "num_preemptions": [1, 0, 0, 0, 0, 0, 0, 0],
+}
+
+
+def sealed_columns(monkeypatch, policy="static", **changed):
+    columns = {name: np.array(column) for name, column in {**SEALED, **changed}.items()}
+    for name in ("first_scheduled_ns", "last_token_ns"):
+        columns[name] = columns[name] * 1_000_000_000
+    monkeypatch.setattr(batches, "LEAST_BATCHES", 3)
+    monkeypatch.setattr(
+        RunResult, "load", lambda folder: SimpleNamespace(policy=policy, requests=columns)
+    )
+
+
+def test_batches_of_a_run_are_whoever_is_served_between_moments_at_which_nobody_is(monkeypatch):
+    sealed_columns(monkeypatch)
+    found = read_batches("run")
+    # At 40 s one ends and the next begins; that of 45 s ran out of memory.
+    assert found.shape.tolist() == [[2, 9, 8], [1, 2, 6], [2, 7, 50]]
+    assert found.serving_time_s.tolist() == [40, 5, 40]
+    assert found.num_left_out == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"policy": "fcfs"}, "run: policy fcfs does not seal its batches"),
+        ({"num_preemptions": [1, 1] + [0] * 6}, "run: 2 whole batches, at least 3 needed"),
+        ({"predicted_tokens": [np.nan] * 8}, "run: requests carry no prediction"),
+        ({"status": [1] * 8}, "run: 0 whole batches, at least 3 needed"),
+    ],
+)
+def test_batches_of_a_run_that_cannot_teach_are_refused(monkeypatch, changed, said):
+    sealed_columns(monkeypatch, **changed)
+    with pytest.raises(SpecError, match=said):
+        read_batches("run")
+
+
+def test_estimator_of_serving_times_remembers_its_rows_and_is_judged_beside_their_mean(
+    monkeypatch, tmp_path
+):
+    shape = np.exp([[0.0, 0, 0], [2, 4, 8], [4, 0, 8], [1, 1, 1], [9, 9, 9]])
+    seen = batches.Batches(shape, np.array([1.0, 2.0, 4.0, 8.0, 10.0]), 6)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "requests.parquet").write_bytes(b"rows")
+    asked = []
+    monkeypatch.setattr(train, "read_batches", lambda folder: seen)
+    monkeypatch.setattr(
+        train, "split", lambda *given: asked.append(given) or (np.array([0, 1, 2]), np.array([3]))
+    )
+    monkeypatch.setattr(train, "write_model", lambda *given: asked.append(given))
+    monkeypatch.setattr(batches, "NUM_NEIGHBORS", 1)
+    times = iter([10.0, 12.0])
+    monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    report = train.train_estimator(tmp_path / "run", tmp_path / "out", seed=9)
+    mean_s = 7 / 3
+    # The nearest to (1, 1, 1), by columns over their deviations, is the first: 1 s for 8 s.
+    assert report == {
+        "kind": "knn", "data": "run", "num_left_out": 6, "num_train": 3,
+        "test": pytest.approx({
+            "num_batches": 1, "kendall_tau": None, "mean_absolute_error_s": 7.0,
+            "median_relative_error": 7 / 8, "mean_absolute_error_of_mean_s": 8 - mean_s,
+        }),
+        "latency_s": {"median": 2.0},
+    }  # fmt: skip
+    drawn, (folder, meta, arrays, told) = asked
+    assert drawn == (5, 0.2, 9)
+    assert (folder, told) == (tmp_path / "out", report)
+    assert meta.pop("versions").keys() == {"python", "numpy"}
+    assert meta == {
+        "kind": "knn", "num_neighbors": 5, "seed": 9,
+        "data": {"file": "run", "sha256": hashlib.sha256(b"rows").hexdigest()},
+    }  # fmt: skip
+    assert arrays["batches"] == pytest.approx(np.array([[0.0, 0, 0], [2, 4, 8], [4, 0, 8]]))
+    assert arrays["scale"] == pytest.approx(np.array([[0, 2, 4], [0, 4, 0], [0, 8, 8]]).std(axis=1))
+    assert arrays["serving_time_s"].tolist() == [1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_batches_to_test_on_are_a_share_of_them_and_none_to_learn_from(seed):
+    learned, tested = batches.split(11, 0.2, seed)
+    assert sorted([*learned, *tested]) == list(range(11))
+    assert (len(tested), list(learned)) == (2, sorted(learned))
+    assert len(batches.split(2, 0.2, seed)[1]) == 1
+    assert list(tested) != list(batches.split(11, 0.2, seed + 2)[1])
+
+
+@pytest.mark.parametrize("kind", [train.FOREST, "hashed", "another encoder"])
+def test_training_reports_each_point_of_its_curve_and_writes_what_the_last_one_learned(
+    monkeypatch, tmp_path, kind
+):
+    now_s, learned, told, kept = [0.0], [], [], []
+
+    class Trainer:
+        features_cpu_s = 0.25
+
+        def __init__(self, training, data):
+            self.given = training, data
+
+        def train(self, rows):
+            learned.append(rows.tolist())
+            now_s[0] += 10.0 * len(rows)
+            arrays = {"trained on": len(rows)}
+            if kind == train.FOREST:
+                return train.Forest(["app"], arrays)
+            return TextModel("buckets", kind, arrays)
+
+    def measured(model, data, rows, seed):
+        n = model.arrays["trained on"]
+        now_s[0] += 1000.0  # is no part of training
+        return {"kendall_tau": n / 10, "interval": [n, n + 1], "rows": rows.tolist(), "seed": seed}
+
+    for name, stand_in in {
+        "_Trainer": Trainer, "measure": measured, "CURVE_PROMPTS": (2, 3, 4, 50),
+        "latency": lambda model, data: {"median": model.arrays["trained on"]},
+        "time": SimpleNamespace(process_time=lambda: now_s[0]),
+        "write_model": lambda *given: kept.append(given),
+        "weights_digest": lambda encoder: f"digest of {encoder}",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(train, name, stand_in)
+    data = few_answers(path=tmp_path / "a.jsonl", split="a split", sha256="digest")
+    chosen = train.Training(kind if kind == train.FOREST else "buckets", kind, 7, 13)
+    report = train.train(chosen, data, tmp_path, progress=lambda *given: told.append(given))
+    assert told == [
+        (0, 3, "learning from 2 prompts"), (1, 3, "learning from 3 prompts"),
+        (2, 3, "learning from 4 prompts"),
+    ]  # fmt: skip
+    assert [len(rows) for rows in learned] == [2, 3, 4]
+    assert all(rows == sorted(rows) and set(rows) <= {2, 4, 7, 9} for rows in learned)
+    assert report == {
+        "kind": chosen.kind,
+        "encoder": None if kind == train.FOREST else kind,
+        "data": "a.jsonl",
+        "split": "a split",
+        "test": {"kendall_tau": 0.4, "interval": [4, 5], "rows": [1, 3, 5], "seed": 13},
+        "learning_curve": [
+            {"num_prompts": len(rows), "generated_tokens": 10 * sum(rows),
+             "kendall_tau": len(rows) / 10, "interval": [len(rows), len(rows) + 1],
+             "training_cpu_s": 10.0 * len(rows)}
+            for rows in learned
+        ],
+        "features_cpu_s": 0.25,
+        "training_cpu_s": 40.0,
+        "latency_s": {"median": 4},
+    }  # fmt: skip
+    ((folder, meta, arrays, reported),) = kept
+    assert (folder, arrays, reported) == (tmp_path, {"trained on": 4}, report)
+    assert meta.pop("versions").keys() == {
+        "python", "numpy", *(("scikit-learn", "scipy") if kind == train.FOREST else ("torch",))
+    }  # fmt: skip
+    assert meta == {
+        "kind": chosen.kind,
+        "data": {
+            "file": "a.jsonl", "sha256": "digest", "split": "a split", "num_train": 4,
+            "num_test": 3,
+        },
+        "seed": 13,
+        "test": {"kendall_tau": 0.4, "interval": [4, 5]},
+        **{
+            train.FOREST: {"applications": ["app"]},
+            "hashed": {"encoder": "hashed"},
+            "another encoder": {
+                "encoder": "another encoder", "encoder_sha256": "digest of another encoder",
+            },
+        }[kind],
+    }  # fmt: skip
+    learned.clear()
+    alone = train.train(chosen, data, tmp_path, learning_curve=False)
+    assert (learned, len(alone["learning_curve"])) == ([[2, 4, 7, 9]], 1)
+
+
+def model_of(monkeypatch, meta):
+    """Let a folder hold a model; return what is asked about it."""
+    asked = []
+    folder = SimpleNamespace(meta=meta, get=lambda name, kind: kind(meta[name]))
+    data = SimpleNamespace(
+        sha256="mine", test_rows=np.array([1, 3]),
+        prompts=SimpleNamespace(
+            text=["a", "b", "c", "d"], application=["x", "y", None, "z"],
+            prompt_tokens=np.array([5, 6, 7, 8]), __len__=None,
+        ),
+        output_tokens=np.array([50, 60, 70, 80]),
+    )  # fmt: skip
+
+    class Some(SimpleNamespace):
+        def __len__(self):
+            return 4
+
+    data.prompts = Some(**{k: v for k, v in vars(data.prompts).items() if k != "__len__"})
+    monkeypatch.setattr(evaluate, "ModelFolder", SimpleNamespace(open=lambda *_: folder))
+    monkeypatch.setattr(evaluate, "load_length_model", lambda one: "the model")
+
+    def read(path, **given):
+        asked.append((path.name, given))
+        return data
+
+    def measured(model, dataset, rows, **given):
+        assert (model, dataset) == ("the model", data)
+        return {"rows": rows.tolist(), **given}
+
+    monkeypatch.setattr(evaluate, "read_dataset", read)
+    monkeypatch.setattr(evaluate, "measure", measured)
+    monkeypatch.setattr(evaluate, "latency", lambda model, dataset: {"of": model})
+    return asked
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_model_is_tested_on_what_it_did_not_learn_from(monkeypatch, tmp_path, own):
+    learned_from = {"sha256": "mine" if own else "other", "file": "theirs.jsonl"}
+    asked = model_of(monkeypatch, {"kind": "buckets", "seed": 21, "data": learned_from})
+    found = evaluate.evaluate(tmp_path, tmp_path / "some.jsonl", tokenizer="words")
+    given = {"seed": 21, "tokenizer": "words", "least": 0}
+    assert asked == [("some.jsonl", given)]
+    note = (
+        "tested on the prompts kept out of training" if own
+        else "tested on all of some.jsonl; the model learned from theirs.jsonl"
+    )  # fmt: skip
+    assert found == {
+        "kind": "buckets", "data": "some.jsonl", "latency_s": {"of": "the model"}, "notes": [note],
+        "test": {"rows": [1, 3] if own else [0, 1, 2, 3], "seed": 21, "own_data": own},
+    }  # fmt: skip
+    asked.clear()
+    if not own:
+        with pytest.raises(SpecError, match=r"learned from theirs\.jsonl, not from this some"):
+            evaluate.write_held_out(tmp_path, tmp_path / "some.jsonl", tmp_path / "out.jsonl")
+        return
+    for name, opened in (("out.jsonl", bytes), ("out.jsonl.gz", gzip.decompress)):
+        count = evaluate.write_held_out(
+            tmp_path, tmp_path / "some.jsonl", tmp_path / name, tokenizer="words"
+        )
+        lines = opened((tmp_path / name).read_bytes()).decode().splitlines()
+        assert [json.loads(line) for line in lines] == [
+            {"application": "y", "prompt": "b", "prompt_tokens": 6, "output_tokens": 60},
+            {"application": "z", "prompt": "d", "prompt_tokens": 8, "output_tokens": 80},
+        ]
+        assert count == 2
+    assert asked == [("some.jsonl", given)] * 2
+
+
+def test_estimator_is_tested_on_all_batches_beside_the_mean_of_them(monkeypatch, tmp_path):
+    model_of(monkeypatch, {"kind": "knn"})
+    seen = batches.Batches(np.ones((3, 3)), np.array([1.0, 2.0, 6.0]), 0)
+    monkeypatch.setattr(evaluate, "read_batches", lambda data: seen)
+    monkeypatch.setattr(evaluate, "ServingTime", SimpleNamespace(load=lambda path: path))
+
+    def judged(estimator, given, mean_s, rows):
+        return {"by": (estimator, given is seen, mean_s, rows.tolist())}, 0.125
+
+    monkeypatch.setattr(evaluate, "estimator_quality", judged)
+    assert evaluate.evaluate(tmp_path / "m", tmp_path / "run") == {
+        "kind": "knn", "data": "run", "latency_s": {"median": 0.125},
+        "test": {"by": (str(tmp_path / "m"), True, 3.0, [0, 1, 2])},
+        "notes": [
+            "tested on all batches of the run, also on those it learned from if it is the same"
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("encoder", ["hashed", "none"])
+def test_network_says_of_made_features_what_the_model_says_of_their_prompts(monkeypatch, encoder):
+    """One by one: counts of what a prompt holds behind what its text adds up to."""
+    rng = stream(0, "weights")
+    texts = ["a few words", "Sum 3 and 4, then stop.", "words, words and more of them?"]
+    asked = prompts(np.array(texts, dtype=object), np.array([3, 9, 8]), None)
+    monkeypatch.setattr(network, "NUM_NGRAM_BUCKETS", 64)
+    if encoder != "hashed":
+        some = network.Examples(encoder, text_model.plain_features(asked, None), [], np.ones(3))
+    else:
+        some = network.examples(asked, np.ones(3), encoder)
+    width = some.plain.shape[1] + (5 if encoder == "hashed" else 0)
+    arrays = {
+        "mean": some.plain.mean(axis=0), "deviation": some.plain.std(axis=0) + 1,
+        "rarity": rng.uniform(1, 2, 64), "embedding": rng.standard_normal((64, 5)),
+        "hidden": rng.standard_normal((width, 7)), "hidden_bias": rng.standard_normal(7),
+        "output": rng.standard_normal((7, 2)), "output_bias": rng.standard_normal(2),
+    }  # fmt: skip
+    found = network._outputs(arrays, some)
+    model = TextModel("buckets", "hashed", arrays)
+    if encoder == "hashed":
+        assert found == pytest.approx(model.outputs(asked), rel=1e-5)
+    scaled = (some.plain - arrays["mean"]) / arrays["deviation"]
+    for row, output in zip(scaled, found, strict=True):
+        if encoder == "hashed":
+            break
+        hidden = [max(0.0, float(row @ w) + b) for w, b in
+                  zip(arrays["hidden"].T, arrays["hidden_bias"], strict=True)]  # fmt: skip
+        assert output == pytest.approx(np.array(hidden) @ arrays["output"] + arrays["output_bias"])

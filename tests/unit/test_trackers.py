@@ -1,5 +1,6 @@
 """Runs are sent to trackers through their own packages, which need not be there."""
 
+import math
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ from schedlab.sim.errors import SchedlabError
 
 SPEC = {
     "name": "logged",
+    "seed": 7,
+    "replications": 2,
     "workload": {"trace": "fixed", "num_requests": 5, "request_rate": 4},
     "sweep": {"policy": ["fcfs", "static"]},
 }
@@ -37,30 +40,39 @@ def test_mlflow_gets_parameters_metrics_and_the_experiment(results, monkeypatch)
         log_metrics=sent.append, log_artifact=sent.append,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "mlflow", fake)
-    assert log_runs(results, "mlflow") == 2
-    project, name, parameters, metrics, artifact = sent[:5]
-    assert (project, name) == ("logged", "fcfs")
-    assert parameters["policy"] == "fcfs"
-    assert metrics["completed"] == 5
-    assert all(value == value for value in metrics.values())
-    assert artifact.endswith("spec.yaml")
+    assert log_runs(results, "mlflow") == 4
+    calls = [sent[i : i + 5] for i in range(0, len(sent), 5)]
+    told = [
+        ("fcfs", "7", "0"), ("fcfs", "8", "1"), ("static", "7", "0"), ("static", "8", "1"),
+    ]  # fmt: skip
+    for point, call, (policy, seed, replication) in zip(results.runs, calls, told, strict=True):
+        project, name, parameters, metrics, artifact = call
+        assert (project, name) == ("logged", point.label)
+        assert parameters == {"policy": policy, "seed": seed, "replication": replication}
+        assert metrics == {k: v for k, v in point.metrics.items() if math.isfinite(v)}
+        assert metrics["completed"] == 5
+        assert artifact == str(point.folder / "spec.yaml")
 
 
 def test_wandb_gets_a_run_a_point_and_each_is_finished(results, monkeypatch):
     sent = []
     run = SimpleNamespace(
         log=lambda metrics: sent.append(metrics["completed"]),
-        save=lambda *_, **__: None,
+        save=lambda file, **options: sent.append((file, options)),
         finish=lambda: sent.append("finished"),
     )
 
     def init(project, name, config, reinit):
-        sent.append((project, name, config["policy"]))
+        sent.append((project, name, config["policy"], config["seed"], reinit))
         return run
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    assert log_runs(results, "wandb", "mine") == 2
-    assert sent[:3] == [("mine", "fcfs", "fcfs"), 5, "finished"]
+    assert log_runs(results, "wandb", "mine") == 4
+    folder = results.runs[3].folder
+    assert sent[12:] == [
+        ("mine", results.runs[3].label, "static", "8", True), 5,
+        (str(folder / "spec.yaml"), {"base_path": str(folder), "policy": "now"}), "finished",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

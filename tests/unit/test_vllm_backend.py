@@ -82,6 +82,122 @@ def test_modelled_clock_starts_each_step_when_the_one_planned_before_it_ends():
     assert clock.now_ns == 240
 
 
+@pytest.mark.parametrize("clock", ["modelled", "virtual"])
+def test_engine_of_vllm_is_opened_as_the_experiment_says_and_serves_its_workload(
+    monkeypatch, clock
+):
+    """Every key has a value of its own; what vLLM is given and what it tells are compared whole."""
+    spec = make_spec(
+        {
+            "name": "x",
+            "backend": "vllm",
+            "seed": 11,
+            "model": "schedlab-small",
+            "hardware": "a100",
+            "policy": {"name": "static", "max_batch_size": 3},
+            "engine": {"dtype": "bf16", "num_gpu_blocks_override": 40,
+                       "gpu_memory_utilization": 0.77},
+            "workload": {"trace": "azure-conv", "num_requests": 1, "arrivals": "closed_loop",
+                         "max_concurrency": 9},
+            "real": {"device": "cpu", "weights": "/some/folder", "threads": 3, "clock": clock,
+                     "temperature": 0.5, "attention_backend": "TRITON_ATTN"},
+        }
+    )  # fmt: skip
+    asked = []
+    core = SimpleNamespace(
+        setup=SimpleNamespace(config="limits"), describe=lambda: {"version": 9, "device": "?"}
+    )
+
+    class Replay:
+        first_s = 0.25
+        scheduler = SimpleNamespace(num_estimates=5, num_plans=6)
+
+        def __init__(self, *given, **more):
+            asked.append((given, more))
+
+        def run(self, arrivals, clients):
+            asked.append((arrivals, clients))
+            return SimpleNamespace(recorded=lambda: ["step"], seconds=lambda: {"model_s": 2.0})
+
+    made = {
+        "clock": {
+            "ModelledStepClock": lambda pricing: SimpleNamespace(
+                mode="modelled", read_ns=SimpleNamespace(describe=lambda: {"by": pricing})
+            ),
+            "MeasuredStepClock": lambda mode, stopwatch: SimpleNamespace(
+                mode=mode, read_ns=SimpleNamespace(describe=lambda: {"by": stopwatch})
+            ),
+        },
+        "engine": {"VllmSetup": lambda **given: given},
+        "opening": {
+            "open_core": lambda setup: asked.append(setup) or core,
+            "first_requests": lambda config: f"first within {config}",
+        },
+        "replay": {"Replay": Replay},
+    }
+    for name, things in made.items():
+        monkeypatch.setitem(
+            sys.modules, f"schedlab.gpu_backend.vllm.{name}", SimpleNamespace(**things)
+        )
+    monkeypatch.setattr(vllm_backend, "require_vllm", lambda: None)
+    monkeypatch.setattr(vllm_backend, "open_stopwatch", lambda spec: f"watch of {spec.name}")
+    pricing = SimpleNamespace(estimate_ns="estimates")
+    opened = vllm_backend.open_vllm(SimpleNamespace(spec=spec, config="own limits"), pricing)
+    record, progress = [], object()
+    served = opened.serve(SimpleNamespace(arrivals="those", record=record, progress=progress))
+    setup, (given, more), run_of = asked
+    assert setup == {
+        "model": "schedlab-small", "config": "own limits", "device": "cpu", "dtype": "bf16",
+        "weights": "/some/folder", "seed": 11, "threads": 3, "cuda_graphs": spec.real.cuda_graphs,
+        "attention_backend": "TRITON_ATTN", "gpu_memory_utilization": 0.77,
+    }  # fmt: skip
+    is_timed = clock == "virtual"
+    assert given == (core, {"name": "static", "max_batch_size": 3}, opened._clock, "estimates")
+    assert opened._clock.mode == clock
+    assert more == {
+        "temperature": 0.5, "progress": progress, "warm_up": "first within limits" if is_timed
+        else (),
+    }  # fmt: skip
+    assert (run_of, record, served.num_plans) == (("those", 9), ["step"], 6)
+    assert opened.describe() == {
+        "engine": "vllm", "version": 9, "device": "cpu", "threads": 3, "clock": clock,
+        "by": "watch of x" if is_timed else pricing, "weights": "/some/folder",
+        "estimates": 5, "model_s": 2.0, **({"first_requests_s": 0.25} if is_timed else {}),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"cluster": 2}, "cluster: backend: vllm runs one engine"),
+        ({"tensor_parallel_size": 2}, "engine.tensor_parallel_size: backend: vllm runs one engine"),
+        ({"data_parallel_size": 2}, "engine.data_parallel_size: backend: vllm runs one engine"),
+        ({"weight_dtype": "fp8"}, "engine.weight_dtype: backend: vllm stores weights"),
+        ({"kv_cache_dtype": "fp8"}, "engine.kv_cache_dtype: backend: vllm caches what"),
+        ({"dtype": "fp8"}, "engine.dtype: backend: vllm computes in fp32, bf16 or fp16"),
+        ({"async_scheduling": True}, "engine.async_scheduling: vLLM does not do that on a CPU"),
+        ({}, None),
+        ({"weight_dtype": "bf16", "kv_cache_dtype": "bf16"}, None),
+    ],
+)
+def test_experiment_that_vllm_here_cannot_do_is_refused_by_its_key(changed, said):
+    engine = {
+        "tensor_parallel_size": 1, "data_parallel_size": 1, "weight_dtype": "auto",
+        "kv_cache_dtype": "auto", "dtype": "bf16", "async_scheduling": False, **changed,
+    }  # fmt: skip
+    spec = SimpleNamespace(
+        cluster=engine.pop("cluster", None), engine=SimpleNamespace(**engine),
+        real=SimpleNamespace(device="cpu"),
+    )  # fmt: skip
+    if said is None:
+        vllm_backend._refuse(spec)
+        spec.engine.async_scheduling, spec.real.device = True, "cuda"
+        vllm_backend._refuse(spec)
+        return
+    with pytest.raises(SpecError, match=f"^{said}"):
+        vllm_backend._refuse(spec)
+
+
 @pytest.mark.parametrize(("seats", "asked"), [(2, 40), (1000, calibrated_engine._NUM_SHORT)])
 def test_calibration_of_vllm_asks_twenty_short_requests_a_seat_up_to_a_number(
     monkeypatch, seats, asked
