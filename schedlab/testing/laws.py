@@ -25,7 +25,15 @@ from schedlab.sim.cost.overhead import SchedulingOverhead
 from schedlab.sim.cost.pricing import Pricing
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
-from schedlab.sim.record.columns import FINISHED, REJECTED, Columns, Ints, pairs, whole_numbers
+from schedlab.sim.record.columns import (
+    REJECTED,
+    TRUNCATED,
+    Columns,
+    Ints,
+    completed,
+    pairs,
+    whole_numbers,
+)
 from schedlab.sim.record.log import RunLog
 from schedlab.sim.request import Arrival, Request
 
@@ -154,7 +162,7 @@ def check(
     With `may_wait` the GPU may idle although somebody is there.
     """
     requests, steps = log.requests(), log.steps()
-    done = requests["status"] == FINISHED
+    done = completed(requests)
     ids = [a.request.id for a in workload]
     require(requests["id"].tolist() == sorted(ids), "each request leaves the engine exactly once")
     require((done | (requests["status"] == REJECTED)).all(), "each request is finished or rejected")
@@ -169,7 +177,8 @@ def check(
         "finish_ns",
     ]  # fmt: skip
     for before, after in pairwise(order):
-        require((requests[before][done] <= requests[after][done]).all(), f"{before} > {after}")
+        early, late = (whole_numbers(requests, name)[done] for name in (before, after))
+        require((early <= late).all(), f"{before} > {after}")
     require((steps["end_ns"] > steps["start_ns"]).all(), "every step takes time")
     depth = config.pipeline_parallel_size
     require(
@@ -179,12 +188,19 @@ def check(
     require((np.diff(steps["end_ns"]) > 0).all(), "steps end in the order in which they began")
 
     # Token sums: what was generated, what was computed, and when tokens came out.
+    may_say = {a.request.id: a.request.max_tokens for a in workload}
+    answers = np.minimum(requests["output_tokens"], [may_say[i] for i in requests["id"].tolist()])
     require(
-        (requests["generated_tokens"][done] == requests["output_tokens"][done]).all(),
-        "each answer is as long as it is",
+        (requests["generated_tokens"][done] == answers[done]).all(),
+        "each answer is as long as it is, or as it may be",
+    )
+    is_cut = answers < requests["output_tokens"]
+    require(
+        ((requests["status"] == TRUNCATED) == is_cut)[done].all(),
+        "who may say no more, and nobody else, is cut off",
     )
     computed = int((steps["num_decodes"] + steps["prefill_tokens"] + _accepted(steps)).sum())
-    lengths = [requests[name][done] for name in ("prompt_tokens", "output_tokens")]
+    lengths = [requests[name][done] for name in ("prompt_tokens", "generated_tokens")]
     needed = sum(int(column.sum()) for column in lengths) - int(done.sum())
     reused = int(requests["cached_tokens"].sum())
     require(
@@ -223,7 +239,7 @@ def check(
     times = {i: log.token_times(i) for i in ids}
     for row in np.flatnonzero(done):
         token_ns = times[int(requests["id"][row])]
-        require(len(token_ns) == requests["output_tokens"][row], "each output token has a time")
+        require(len(token_ns) == answers[row], "each output token has a time")
         alone = (np.diff(token_ns) > 0).all() or config.num_speculative_tokens
         require(alone, "two tokens of a request at one instant")
         require(

@@ -4,7 +4,11 @@ import pytest
 
 from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.gpus import gpu
-from schedlab.sim.hardware.memory import memory_budget
+from schedlab.sim.hardware.memory import (
+    RUNTIME_RESERVE_BYTES,
+    MemoryBudget,
+    memory_budget,
+)
 from schedlab.sim.hardware.models import model
 
 LIMITS = {
@@ -129,3 +133,28 @@ def test_memory_budget_of_exactly_a_block_has_one_and_of_a_byte_less_is_refused(
     assert one.num_blocks == 1
     with pytest.raises(SpecError, match="missing"):
         budget_of("llama-3-8b", "a100", activation_bytes=free.kv_bytes - block_bytes + 1)
+
+
+def test_memory_budget_of_a_pipeline_is_that_of_the_stage_with_the_fewest_blocks_by_hand():
+    # 32 layers are 11, 11 and 10; logits for 2000 requests are in the last stage alone, which has
+    # fewer bytes left for keys and values than the first, and keeps fewer of a token.
+    found = budget_of("llama-3-8b", "a100-80gb", pipeline_parallel_size=3, max_num_seqs=2000)
+    hidden, mlp, vocabulary, layers = 4096, 14_336, 128_256, 11
+    of_layer = 2 * hidden * hidden + 2 * hidden * 1024 + 3 * hidden * mlp + 2 * hidden
+    weights = 2 * (layers * of_layer + vocabulary * hidden)
+    reserve = RUNTIME_RESERVE_BYTES + 2048 * (4 * hidden + 3 * mlp) * 2
+    usable = int(0.9 * gpu("a100-80gb").memory_bytes)
+    per_token = layers * 2 * 8 * 128 * 2
+    assert found == MemoryBudget(
+        usable, weights, reserve, usable - weights - reserve, per_token, 16
+    )
+    last = budget_of("llama-3-8b", "a100-80gb", pipeline_parallel_size=3, max_num_seqs=9000)
+    logits = 9000 * vocabulary * (2 + 8)
+    assert last.activation_bytes == reserve + logits
+    assert last.kv_bytes_per_token == 10 * 2 * 8 * 128 * 2
+    assert last.weight_bytes == 2 * (10 * of_layer + vocabulary * hidden + hidden)
+
+
+def test_memory_budget_of_a_pipeline_that_does_not_fit_names_the_stage():
+    with pytest.raises(SpecError, match=r"does not fit on a100-80gb in stage 2 of 2: weights 65"):
+        budget_of("llama-3-70b", "a100", pipeline_parallel_size=2, gpu_memory_utilization=0.8)

@@ -302,3 +302,25 @@ def test_dtype_aliases_and_sizes():
     assert (dtype_bytes("fp8"), dtype_bytes("half"), dtype_bytes("int4")) == (1.0, 2.0, 0.5)
     with pytest.raises(SpecError, match=r"did you mean bfloat16\?"):
         dtype_name("bflot16")
+
+
+@pytest.mark.parametrize(
+    ("file", "given", "name"),
+    [
+        ("config.json", {}, "folder"),
+        ("config.json", {"_name_or_path": "org/theirs/"}, "theirs"),
+        ("own.json", {"_name_or_path": "org/theirs"}, "own"),
+    ],
+)
+@pytest.mark.parametrize("is_around_text", [False, True])
+def test_model_is_named_by_its_config_or_the_file_or_its_folder(
+    tmp_path, file, given, name, is_around_text
+):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "plain.json", model_type="mistral")
+    text = json.loads((folder / "plain.json").read_text())
+    text.pop("_name_or_path", None)
+    whole = {"model_type": "mistral3", "text_config": text} if is_around_text else text
+    (folder / file).write_text(json.dumps({**whole, **given}))
+    assert model(str(folder / file)).name == name

@@ -5,6 +5,7 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan_log import (
+    Difference,
     RecordedStep,
     RecordingExecutor,
     first_difference,
@@ -90,3 +91,56 @@ def test_difference_by_an_arrival_between_the_two_starts_says_so():
     assert found.explain({1: 0, 2: 1_500}).endswith("request 2 came in between)")
     assert "came" not in found.explain({1: 0, 2: 500})
     assert "request 2 gets 0 against 16 tokens" in found.explain()
+
+
+def test_recording_executor_passes_everything_on_as_it_is():
+    class Inner:
+        kv_bytes, prices_never_fall = "bytes", "never"
+
+        def __getattr__(self, name):
+            def call(*given):
+                asked.append((name, *given))
+                return f"answer to {name}"
+
+            return call
+
+    asked = []
+    recorder = RecordingExecutor(Inner())
+    calls = {
+        "add": ("request", 5), "joined": ("states", "decodes"), "look_ahead": ("state",),
+        "cut": (3,), "released": ("a",), "swapped_out": ("b",), "swapped_in": ("c",),
+        "remove": ("d",), "output_tokens": ("e",), "estimate_step_ns": ("shape", 7),
+        "chunk_pricer": ("shape", 11),
+    }  # fmt: skip
+    answers = {name: getattr(recorder, name)(*given) for name, given in calls.items()}
+    assert asked == [(name, *given) for name, given in calls.items()]
+    answering = ("output_tokens", "estimate_step_ns", "chunk_pricer")
+    assert answers == {name: f"answer to {name}" if name in answering else None for name in calls}
+    own = {name for name in vars(RecordingExecutor) if not name.startswith("_")}
+    assert own - calls.keys() == {"execute"}
+
+
+def test_recorded_step_is_priced_by_its_shape_and_beside_its_overhead():
+    shapes = [BatchShape(1, 5, 5), BatchShape(2, 20, 12), BatchShape(0, 0, 0, chunks=((7, 0),))]
+    steps = [RecordedStep(0, {}, (), shape, 1_000 + i, 30) for i, shape in enumerate(shapes)]
+    model = laws.LinearCost()
+    predicted_ns, measured_ns = teacher_forced(steps, model)
+    assert predicted_ns.tolist() == [model.step_ns(shape)[0] for shape in shapes]
+    assert measured_ns.tolist() == [970, 971, 972]
+
+
+def test_difference_is_told_in_a_line_with_times_in_seconds_and_who_came_in_between():
+    def step(start_s, tokens, preempted=()):
+        return RecordedStep(round(start_s * 1e9), tokens, preempted, None, 1, 0)
+
+    one = step(1.5, {1: 4, 2: 1, 3: 1, 4: 1, 5: 1})
+    other = step(1.25, {1: 5, 6: 9, 5: 1}, (2,))
+    assert Difference(7, one, other).explain({3: 1_250_000_000, 4: 1_500_000_000, 5: 1}) == (
+        "step 7: request 1 gets 4 against 5 tokens; request 2 gets 1 against 0 tokens; "
+        "request 3 gets 1 against 0 tokens; and 2 more; preempted () against (2,) "
+        "(the step starts at 1.5000 s against 1.2500 s; request 4 came in between)"
+    )
+    assert Difference(7, one, step(2, {**one.tokens, 1: 2})).explain() == (
+        "step 7: request 1 gets 4 against 2 tokens (the step starts at 1.5000 s against 2.0000 s)"
+    )
+    assert Difference(3, None, one).explain() == "step 3: one run has ended"

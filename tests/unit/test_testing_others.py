@@ -1,6 +1,7 @@
 """The checks for cost models, executors and readers: ours pass, and each catches a bad one."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -357,3 +358,25 @@ def test_cost_model_is_asked_about_the_same_batches_for_every_law_and_each_time(
     assert "Hold" in str(caught.value)
     with pytest.raises(LawBroken, match=r"KeyError\("):
         check_cost_model(LinearCost(), only="odd")
+
+
+class CutsShortOfLimit(SimExecutor):
+    """Ends every answer a token before its limit."""
+
+    def add(self, request, output_tokens):
+        super().add(request, request.max_tokens - 1)
+
+
+def test_answer_that_is_cut_off_is_asked_for_as_far_as_its_limit():
+    case = next(iter(random_cases(0, 1)))
+    long = [
+        replace(one, request=replace(one.request, max_tokens=3), output_tokens=8)
+        for one in case.workload[:3]
+    ]
+    case = replace(case, workload=tuple(long))
+    check_executor(simulated, only="generates_true_lengths", cases=[case])
+    with pytest.raises(LawBroken, match="gets 2 tokens, not 3"):
+        check_executor(
+            lambda case: CutsShortOfLimit(Pricing(case.cost)), only="generates_true_lengths",
+            cases=[case],
+        )  # fmt: skip
