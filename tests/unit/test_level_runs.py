@@ -1,5 +1,6 @@
 """The level at which steps stand beside measured runs, and simulations that are priced at it."""
 
+import json
 from dataclasses import asdict, astuple, replace
 from types import SimpleNamespace
 
@@ -437,3 +438,54 @@ def test_cost_model_is_what_it_is_read_from_and_no_figure_beside_a_fit(tmp_path,
     (tmp_path / "figure.svg").unlink()
     (tmp_path / kind).write_text("2")
     assert told() != first
+
+
+def test_point_scatters_by_the_draw_that_is_asked_for_whatever_it_says_itself(profile):
+    for own in (False, True):
+        spec = make_spec(
+            without_sweep(cost_model={"profile": profile, "scatters": own, "allow_mismatch": True})
+        )
+        for scatters, draw in ((False, 0), (True, 0), (True, 4)):
+            found = comparison._scattering(spec, scatters, draw)
+            said = {
+                "profile": profile, "allow_mismatch": True, "scatters": scatters, "draw": draw,
+            }  # fmt: skip
+            told = found.cost_model.model_dump(exclude_none=True)
+            assert {key: told[key] for key in said} == said
+            assert found.model_copy(update={"cost_model": spec.cost_model}) == spec
+    plain = make_spec(without_sweep())
+    assert comparison._scattering(plain, True, 4) is plain
+
+
+@pytest.mark.parametrize(
+    ("clock", "estimates", "depends"),
+    [
+        ("virtual", 0, False), ("virtual", 3, True), ("reference", 0, True), ("reference", 3, True),
+    ],
+)  # fmt: skip
+def test_measured_run_depends_on_its_cost_model_where_the_clock_or_the_policy_goes_by_it(
+    monkeypatch, tmp_path, profile, clock, estimates, depends
+):
+    monkeypatch.setattr(measured_runs, "kernels", lambda backend, device: f"{backend} {device}")
+    written = []
+    result = SimpleNamespace(
+        provenance={"real": {"estimates": estimates}},
+        save=lambda folder: written.append(folder) or folder.mkdir(parents=True),
+    )
+    spec = make_spec(
+        without_sweep(cost_model={"profile": profile}, backend="real", real={"clock": clock})
+    )
+    kept = MeasuredRuns(tmp_path / "kept")
+    step = RecordedStep(5, {3: 1, 4: 7}, (9,), BatchShape(1, 5, 5, ((7, 2),)), 11, 2)
+    other = step._replace(start_ns=6)
+    kept.keep(spec, 4, MeasuredRun(result, [step], "here", [other]))
+    (folder,) = (path for path in (tmp_path / "kept").iterdir() if path.is_dir())
+    assert folder == kept._folder_of(spec, 4)
+    assert folder.name == f"fcfs-{run_identity(spec)[:16]}-repeat-4"
+    assert json.loads((folder / "run.json").read_text()) == {
+        "machine": "here", "kernels": "real cpu",
+        "cost_model": measured_runs._cost_model_hash(spec) if depends else None,
+    }  # fmt: skip
+    assert measured_runs._read_steps(folder / "plan_log.jsonl.gz") == [step]
+    assert measured_runs._read_steps(folder / "level_log.jsonl.gz") == [other]
+    assert kept.describe() == f"{tmp_path / 'kept'} holds 1 measured runs of kernels real cpu"

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from schedlab.policies import registry
+from schedlab.policies.continuous_batching import ContinuousBatching
 from schedlab.policies.fastserve import FastServe
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
@@ -488,3 +489,22 @@ def test_fastserve_swaps_out_who_runs_last_until_the_reserve_is_free_and_in_who_
         policy._swap_in(idle[:1], lambda one: policy._places[one].position, view, builder)
         assert told == [("in", name) for name in expected], free_blocks
         told.clear()
+
+
+class TakesFromTheFirst(ContinuousBatching):
+    """Takes memory from who was admitted first."""
+
+    def victim(self, running, now_ns):
+        return running[-1]
+
+
+def test_victim_who_had_his_turn_makes_nobody_behind_lose_his():
+    # Of four blocks each holds one; the third fills his, and takes that of the first.
+    work = [arrival(i, 0, 4 if i == 2 else 2, 3) for i in range(4)]
+    recorder = Recorder(TakesFromTheFirst())
+    laws.run(recorder, work, laws.slow(limits(num_blocks=4, preempt_in_order=True)))
+    assert recorder.batches[:3] == [
+        {0: 2, 1: 2, 2: 4, 3: 2},
+        ({1: 1, 2: 1, 3: 1}, [0]),
+        {1: 1, 2: 1, 3: 1},
+    ]

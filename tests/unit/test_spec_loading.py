@@ -9,6 +9,7 @@ from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.specification.paths import absolute_paths
 from schedlab.experiments.specification.shipped import shipped_frontends
+from schedlab.experiments.specification.workload import Workload
 from schedlab.sim.errors import SpecError
 
 PROFILE = str(next((Path(__file__).parents[2] / "profiles" / "cpu").rglob("fit.json")).parent)
@@ -404,3 +405,108 @@ def test_front_end_that_is_there_goes_before_one_of_its_name_that_comes_along(tm
     (tmp_path / name).touch()
     own = str((tmp_path / name).resolve())
     assert absolute_paths({"frontend": name}, tmp_path) == {"frontend": own}
+
+
+TRACE = {"trace": "azure-conv"}
+DRAWN = {"prompt_tokens": 8, "output_tokens": 4, "num_requests": 3}
+LOOP = {"arrivals": "closed_loop"}
+STORIES = [
+    # What stands together, and what is said of it, if it cannot.
+    ({}, "give trace, load_test, sessions, or both prompt_tokens and output_tokens"),
+    ({"prompt_tokens": 8, "num_requests": 3}, "give trace, load_test, sessions, or both"),
+    ({"output_tokens": 8, "num_requests": 3}, "give trace, load_test, sessions, or both"),
+    (DRAWN, None),
+    ({**DRAWN, "num_requests": None}, "num_requests is required without a trace"),
+    (TRACE, None),
+    ({**TRACE, "resample": True, "request_rate": 2}, "num_requests is required without a trace"),
+    ({**TRACE, "resample": True, "request_rate": 2, "num_requests": 3}, None),
+    ({**TRACE, "request_rate": 2, "arrivals": "replay"}, "give request_rate or arrivals, not both"),
+    ({**TRACE, **LOOP}, "arrivals: closed_loop needs max_concurrency"),
+    ({**TRACE, **LOOP, "max_concurrency": 2}, None),
+    ({**TRACE, "session_rate": 1, "request_rate": 2}, "give session_rate, request_rate or"),
+    ({**TRACE, "session_rate": 1, "arrivals": "replay"}, "give session_rate, request_rate or"),
+    ({**TRACE, "session_rate": 1}, None),
+    ({**DRAWN, "think_s": 1}, "think_s: is of the sessions of a trace"),
+    ({**DRAWN, "follow_sessions": True}, "follow_sessions: is of the sessions of a trace"),
+    ({**TRACE, "think_s": 1, "follow_sessions": True}, None),
+    ({**TRACE, "rate_scale": 2, **LOOP, "max_concurrency": 2}, "trace's own times, not closed"),
+    ({**TRACE, "rate_scale": 2, "arrivals": "replay"}, None),
+    ({**TRACE, "rate_scale": 2}, None),
+    ({**TRACE, "rate_scale": 2, "request_rate": 2}, "own times; request_rate redraws them"),
+    ({**TRACE, "burstiness": 2}, "burstiness needs a finite request_rate"),
+    ({**TRACE, "burstiness": 2, "request_rate": "inf"}, "burstiness needs a finite request_rate"),
+    ({**TRACE, "burstiness": 2, "request_rate": 2}, None),
+    ({**TRACE, "slice": [3, 2]}, r"slice must end after it starts, got \[3.0, 2.0\]"),
+    ({**TRACE, "slice": [2, 2]}, r"slice must end after it starts, got \[2.0, 2.0\]"),
+    ({**TRACE, "slice": [2, 3]}, None),
+]
+
+
+@pytest.mark.parametrize(("keys", "said"), STORIES)
+def test_keys_of_a_workload_that_contradict_each_other_are_refused_and_others_taken(keys, said):
+    if said is None:
+        Workload(**keys)
+        return
+    with pytest.raises(ValueError, match=said):
+        Workload(**keys)
+
+
+SESSIONS = {"count": 2, "turns": 2, "new_tokens": 8, "output_tokens": 4, "think_s": 1}
+OWN = {"request_rate": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trace", "azure-conv"), ("resample", True), ("request_rate", 2), ("burstiness", 2),
+        ("slice", [1, 2]), ("rate_scale", 2), ("prompt_tokens", 3), ("output_tokens", 3),
+        ("classes", {"a": {"share": 1}}), ("follow_sessions", True), ("think_s", 1),
+    ],
+)  # fmt: skip
+def test_sessions_stand_alone(key, value):
+    assert Workload(sessions=SESSIONS, session_rate=1).sessions.count == 2
+    with pytest.raises(ValueError, match=f"{key}: not with sessions, which say that"):
+        Workload(sessions=SESSIONS, session_rate=1, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "sessions start by session_rate or by arrivals"),
+        ({"session_rate": 1, "arrivals": "replay"}, "sessions start by session_rate or by arriv"),
+        ({"arrivals": "replay"}, "sessions that are drawn have no times to replay"),
+        (LOOP, "closed_loop needs max_concurrency"),
+        ({**LOOP, "max_concurrency": 3}, None),
+        ({"session_rate": 1, "max_concurrency": 3}, None),
+    ],
+)
+def test_sessions_start_by_one_of_two_ways(keys, said):
+    if said is None:
+        Workload(sessions=SESSIONS, **keys)
+        return
+    with pytest.raises(ValueError, match=said):
+        Workload(sessions=SESSIONS, **keys)
+
+
+@pytest.mark.parametrize(
+    ("classes", "keys", "said"),
+    [
+        ({"a b": {"share": 1}}, {}, "classes: 'a b' is no name"),
+        ({"a": OWN, "b": {"share": 1}}, {}, "classes: a has arrivals of its own, so b needs some"),
+        ({"b": {"share": 1}, "a": OWN}, {}, "classes: a has arrivals of its own, so b needs some"),
+        ({"a": OWN, "b": OWN}, {}, None),
+        ({"a": OWN}, {"num_requests": None}, "num_requests is required where classes have arri"),
+        ({"a": {"share": 1}}, {"num_requests": None}, None),
+        ({"a": OWN}, {"request_rate": 2}, "request_rate: the classes have arrivals of their own"),
+        ({"a": OWN}, {"arrivals": "replay"}, "arrivals: the classes have arrivals of their own"),
+        ({"a": OWN}, {"rate_scale": 2}, "rate_scale: the classes have arrivals of their own"),
+        ({"a": OWN}, {"max_concurrency": 2}, "max_concurrency: the classes have arrivals of thei"),
+    ],
+)
+def test_classes_have_names_and_arrivals_all_of_them_or_none(classes, keys, said):
+    given = {**TRACE, "num_requests": 5, "classes": classes, **keys}
+    if said is None:
+        Workload(**given)
+        return
+    with pytest.raises(ValueError, match=said):
+        Workload(**given)

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schedlab.experiments.commands.app import app
+from schedlab.experiments.specification import checks
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.specification.shipped import (
     experiment_file,
@@ -101,3 +102,14 @@ def test_starter_overwrites_nothing_that_is_there(tmp_path):
         with pytest.raises(SpecError, match=f"{name} is there already"):
             write_starter(folder)
         assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, "mine")]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("profiles/cpu/x", "profiles/cpu/x"), ("/a/profiles/b/profiles/cpu/x", "profiles/cpu/x"),
+        ("../profiles/x", "profiles/x"), ("some/where/x", "x"), ("x", "x"),
+    ],
+)  # fmt: skip
+def test_path_may_be_meant_as_a_shipped_profile_from_the_last_folder_of_them(path, name):
+    assert checks._profile_name(path) == name
