@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,11 +33,13 @@ from schedlab.experiments.search.search_report import (
     find_lines,
     find_rows,
     find_table,
+    tune_lines,
+    tune_rows,
 )
 from schedlab.experiments.search.tune import Trial
 from schedlab.experiments.specification.loading import make_spec
 from schedlab.experiments.specification.search import Find, Tune, check_search
-from schedlab.experiments.statistics import Estimate
+from schedlab.experiments.statistics import Estimate, with_interval
 from schedlab.experiments.sweeps.jobs import Done, Job
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
@@ -1024,3 +1027,70 @@ def test_settings_by_the_largest_value_of_a_key_are_searched_for_it(monkeypatch)
     assert (find.key, find.least, find.at_most) == (
         "workload.request_rate", False, {"p99_ttft_ms": 900.0},
     )  # fmt: skip
+
+
+TRIALS = (
+    Trial({"engine.max_num_seqs": 8, "policy": "fcfs"}, (5.0, 7.0), (-0.25, -1.0)),
+    Trial({"engine.max_num_seqs": 16, "policy": "sjf"}, (3.0,), (-1.0, 0.5)),
+)
+
+
+def test_tuned_settings_are_told_by_values_goal_and_what_breaks():
+    asked = spec(tune={
+        "maximize": "output_throughput", "over": {"engine.max_num_seqs": [1, 64]},
+        "at_most": {"p99_ttft_ms": 900}, "at_least": {"output_throughput": 2.5},
+    })  # fmt: skip
+    found = tuning.Tuned(
+        TRIALS, 4, TRIALS[0], TRIALS[1], "said", ("one", "two"), Counter(rare=1, often=3)
+    )
+    assert tune_rows(found) == [
+        ("8", "fcfs", with_interval(6.0, TRIALS[0].goal.half_width), "hold"),
+        ("16", "sjf", with_interval(3.0, TRIALS[1].goal.half_width), "broken by 50%"),
+    ]
+    first, *lines = tune_lines(asked, found)
+    assert first.startswith(
+        "2 settings tried, 4 left out; maximized: output_throughput within p99_ttft_ms <= 900 and "
+        "output_throughput >= 2.5 ("
+    )
+    assert lines == [
+        f"best: engine.max_num_seqs=8, policy=fcfs: {tune_rows(found)[0][2]}, constraints hold "
+        "(on 2 new seeds)",
+        f"given: engine.max_num_seqs=16, policy=sjf: {tune_rows(found)[1][2]}, A CONSTRAINT BREAKS "
+        "(on 1 new seeds)",
+        "3 left out: often", "1 left out: rare", "said", "one", "two",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("best", [None, "some"])
+def test_found_values_are_written_down_with_all_that_was_tried(best):
+    asked = spec(find={
+        "maximize": "workload.request_rate", "at_most": {"p99_ttft_ms": 900},
+        "at_least": {"output_throughput": 2.5},
+    })  # fmt: skip
+    probes = (Probe(2.0, (-5.0, -1.0)), Probe(4.0, (3.0, -0.5)))
+    one = Found("a", (Bracket(2.0, 4.0, "", probes),), (), ("odd",), num_requests=30)
+    data = find_data(
+        asked, [one], ["told"], 7, best and SimpleNamespace(_asdict=lambda: {"usd": 3})
+    )
+    data.pop("spec_hash")
+    assert data.pop("find")["at_least"] == {"output_throughput": 2.5}
+    expected = {
+        "name": asked.name, "num_runs": 7, "verdicts": ["told"],
+        "settings": [{
+            "label": "a", "error": None, "num_requests": 30, "settled": one.settled,
+            "mean": one.value.mean, "ci95": one.value.half_width, "bound": one.bound or None,
+            "remarks": ["odd"],
+            "replications": [{"value": 2.0, "breaks_at": 4.0, "tried": [
+                {"value": 2.0, "excess": {"p99_ttft_ms <= 900": -5.0,
+                                          "output_throughput >= 2.5": -1.0}},
+                {"value": 4.0, "excess": {"p99_ttft_ms <= 900": 3.0,
+                                          "output_throughput >= 2.5": -0.5}},
+            ]}],
+        }],
+        **({"cheapest": {"usd": 3}} if best else {}),
+    }  # fmt: skip
+    assert data == expected
+    (first, *_) = find_lines(asked, [one])
+    assert first.startswith(
+        "largest workload.request_rate at which p99_ttft_ms <= 900 and output_throughput >= 2.5 ("
+    )

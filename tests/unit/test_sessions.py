@@ -7,6 +7,7 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.record.sessions import has_sessions, session_columns
 from schedlab.traces import read
 from schedlab.traces.workload import workload as requests_of
 from tests import laws, sessions
@@ -177,3 +178,30 @@ def test_prefix_hits_with_answers_are_those_counted_token_by_token(tmp_path, blo
     expected = exact_hits(trace, block_size)
     assert columns["prefix_hit_tokens"].tolist() == expected
     assert sum(expected) > 100
+
+
+def test_row_of_a_session_adds_up_its_requests_and_the_time_when_none_is_in_flight():
+    """One with two at once, of which the longer ends last; one that ends without an answer."""
+    requests = {
+        "session": np.array(["a", "a", "a", "a", "b", "b"]),
+        "turn": np.array([0, 1, 1, 2, 0, 1]),
+        "status": np.array([0, 0, 0, 3, 0, 1]),
+        "arrival_ns": np.array([10, 60, 60, 200, 5, 80]),
+        "first_scheduled_ns": np.array([15, 61, 70, 230, 6, -1]),
+        "last_token_ns": np.array([40, 150, 90, 240, 30, -1]),
+        "finish_ns": np.array([50, 170, 90, 250, 30, 90]),
+        "prompt_tokens": np.array([1, 2, 4, 8, 16, 32]),
+        "generated_tokens": np.array([3, 1, 1, 1, 5, 0]),
+        "prefix_hit_tokens": np.array([0, 1, 0, 7, 0, 0]),
+    }
+    assert has_sessions(requests)
+    for name in ("session", "turn"):
+        assert not has_sessions({key: value for key, value in requests.items() if key != name})
+    found = {name: column.tolist() for name, column in session_columns(requests).items()}
+    assert found == {
+        "session": ["a", "b"], "num_requests": [4, 2], "num_completed": [4, 1],
+        "start_ns": [10, 5], "finish_ns": [250, -1],
+        "away_ns": [10 + 30, 0],  # from 50 to 60 and, two at once until 170, to 200
+        "queue_ns": [5 + 1 + 10 + 30, 1], "running_ns": [25 + 89 + 20 + 10, 24],
+        "prompt_tokens": [15, 48], "generated_tokens": [6, 5], "prefix_hit_tokens": [8, 0],
+    }  # fmt: skip

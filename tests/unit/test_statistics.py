@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import t, ttest_1samp
 from typer.testing import CliRunner
 
+from schedlab.experiments import statistics
 from schedlab.experiments.analysis.run_intervals import run_intervals
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.running.run import run
@@ -189,3 +190,12 @@ def test_intervals_of_a_run_are_around_its_means(tmp_path):
     few = CliRunner().invoke(app, ["batch-means", str(tmp_path), "--batches", "100"])
     assert few.exit_code == 2
     assert "too few" in few.output
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [((0.0, 0.0, 0.0), 1.0), ((2.0, 2.0, 2.0), 0.0), ((-2.0, -2.0), 0.0), ((1.0, 3.0), 0.29517)],
+)
+def test_differences_that_are_all_alike_are_chance_only_where_there_are_none(differences, p):
+    # The last: t = 2 with one degree of freedom, 1 - 2 atan(2) / pi.
+    assert statistics._p_value(differences) == pytest.approx(p, abs=1e-5)

@@ -9,6 +9,7 @@ import pytest
 from schedlab.sim.errors import TraceError
 from schedlab.testing import READER_LAWS, check_reader
 from schedlab.traces import READERS, Trace, detect_format, read, stream
+from schedlab.traces.readers.source import peek
 from schedlab.traces.tokenizer import token_counter
 from tests.data_folder import data_folder
 from tests.trace_samples import (
@@ -381,3 +382,23 @@ def test_mooncake_blocks_are_as_large_as_the_first_row_that_tells_says(
     ]
     trace = read(file("".join(json.dumps(row) + "\n" for row in rows)))
     assert trace.prefix.block_tokens == block_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("a.json", '{\n "x": 1,\n "y": [2]}\n', ("jsonl", ("x", "y"))),
+        ("a.jsonl", '\n{"x": 1}\n{"z": 1}\n', ("jsonl", ("x",))),
+        ("a.json", '[{"x": 1, "y": 2}]', ("json", ("x", "y"))),
+        ("a.csv", "x, y\n1,2\n", ("csv", ("x", "y"))),
+        ("a.jsonl", '{\n "x": 1}\n', "a.jsonl:1: no complete JSON object"),
+        ("a.csv", "\n \n", "the file is empty"),
+    ],
+)
+def test_beginning_of_a_file_tells_its_kind_and_the_names_in_it(tmp_path, name, text, found):
+    (tmp_path / name).write_text(text)
+    if isinstance(found, str):
+        with pytest.raises(TraceError, match=found):
+            peek(tmp_path / name)
+        return
+    assert tuple(peek(tmp_path / name)) == found
