@@ -155,3 +155,30 @@ def test_loaded_blocks_lie_behind_those_that_a_request_begins_with():
     assert pool.blocks(2).tolist() == [1, *behind]
     pool.grow(2, 15)
     assert len(pool.blocks(2)) == 4
+
+
+def engine_with(num_blocks, free_blocks):
+    return SimpleNamespace(kv=SimpleNamespace(num_blocks=num_blocks, free_blocks=free_blocks))
+
+
+def test_check_counts_every_block_once_wherever_it_is():
+    """Held, set aside, taken over, left behind, kept for its content, free."""
+    pool, known, _ = make(num_blocks=8)
+    pool.ledger.num_named = {1: 1, 2: 0}.get
+    known |= {10, 11}
+    pool.name(1, [10])
+    pool.grow(1, 6)
+    pool.set_aside(3, 2)
+    pool.grow(2, 3)
+    pool.name(9, [11])
+    pool.release(9)
+    pool.check(engine_with(8, 3))
+    with pytest.raises(AssertionError, match="5 blocks held, the engine counts 4"):
+        pool.check(engine_with(8, 4))
+    lost = pool._set_aside[3].pop()
+    with pytest.raises(AssertionError, match="a KV block is lost or held twice"):
+        pool.check(engine_with(8, 3))
+    pool._set_aside[3].append(lost)
+    pool.ledger.num_named = {1: 2, 2: 0}.get
+    with pytest.raises(AssertionError, match="a name is missing"):
+        pool.check(engine_with(8, 3))

@@ -183,3 +183,22 @@ def test_row_that_is_held_reads_what_is_computed_of_it_and_writes_nothing():
     assert sorted(step.slots.tolist()) == [-1, -1, 4 * int(pool.tables[seats[0], 0]) + 3]
     assert rows.states == [decoding]
     assert rows.indices.tolist() == [4]
+
+
+def test_batch_that_is_filled_again_tells_of_its_own_rows_alone():
+    batch = make()
+    batch.fill(HISTORY, TABLES, 4, np.array([1, 0]), np.array([2, 3]), np.array([1, 9]), 3)
+    assert (batch.max_query_tokens, batch.num_sequence_tokens, batch.num_tokens) == (9, 10, 13)
+    batch.fill(HISTORY, TABLES, 4, np.array([0, 2]), np.array([1, 4]), np.array([2, 3]))
+    assert (batch.max_query_tokens, batch.num_sequence_tokens, batch.num_tokens) == (3, 5, 5)
+    assert batch.query_start[:3].tolist() == [0, 2, 5]
+    assert batch.context_lens[:2].tolist() == [3, 7]
+    batch.query_start[:] = 7  # as another batch may leave it
+    batch.fill(HISTORY, TABLES, 4, np.array([2]), np.array([4]), np.array([3]))
+    assert batch.query_start[:2].tolist() == [0, 3]
+    batch.fill(HISTORY, TABLES, 4, np.array([0]), np.array([1]))
+    assert (batch.max_query_tokens, batch.num_seqs, batch.decode_only) == (1, 1, True)
+    none = np.array([], dtype=np.int64)
+    batch.fill(HISTORY, TABLES, 4, none, none, none, 2)
+    assert (batch.max_query_tokens, batch.num_sequence_tokens, batch.num_tokens) == (1, 0, 2)
+    assert not batch.decode_only

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import schedlab as sl
+from schedlab.experiments.figures import accessor, plots
 from schedlab.experiments.figures import chosen as chosen_figures
-from schedlab.experiments.figures import plots
 from schedlab.experiments.figures.chosen import FIGURES, Chosen, Drawing, draw_chosen
 from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
 from schedlab.experiments.figures.lines import lines
@@ -439,3 +439,106 @@ def test_figure_for_a_column_is_lower_in_proportion_down_to_a_height(width, heig
     with paper("column"):
         assert new_figure(width, height).get_size_inches() == pytest.approx([3.4, expected])
     assert new_figure(width, height).get_size_inches() == pytest.approx([width, height])
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_figures_as_methods_are_handed_rows_runs_and_titles(monkeypatch, still):
+    rows = [SimpleNamespace(label=f"label {one}", name=one) for one in "ab"]
+    runs = [SimpleNamespace(label=f"label {one}", name=one, load=lambda one=one: Run(one),
+                            folder=f"folder {one}") for one in "ab"]  # fmt: skip
+    results = SimpleNamespace(
+        rows=rows, runs=runs, name="title", of=lambda row: [runs[rows.index(row)]]
+    )
+    loads = []
+    patches = {
+        "plots": Plots(), "shown": lambda figure, still: (figure, still),
+        "num_gpus": lambda run: f"gpus of {run.label}",
+        "shown_load": lambda some, rate: loads.append(rate) or (list(some[1:]), "at 3"),
+        "good_requests_per_usd": lambda results, some: ("good", *some),
+    }  # fmt: skip
+    for key, value in patches.items():
+        monkeypatch.setattr(accessor, key, value)
+    monkeypatch.setattr(Plots, "curve_name", lambda self, row: f"curve of {row.name}",
+                        raising=False)  # fmt: skip
+    plot = accessor.Plots(results)
+    plot = plot.matplotlib if still else plot
+    two, title = ("ttft", "tpot"), "title at 3"
+    for shown, told in [
+        (plot.throughput_against_p99(), ("throughput_against_p99", rows, "title", two, None)),
+        (
+            plot.throughput_against_p99(("a", "b"), ["x"]),
+            ("throughput_against_p99", rows, "title", ("a", "b"), ["x"]),
+        ),
+        (
+            plot.latency_against_rate(("a", "b"), ["x"]),
+            ("latency_against_rate", rows, "title", ("a", "b"), ["x"]),
+        ),
+        (
+            plot.attainment_against_rate("m", 0.5, ["x"]),
+            ("attainment_against_rate", rows, "title", "m", 0.5, ["x"]),
+        ),
+        (plot.pareto("p", "q"), ("pareto", rows, "title", "p", "q")),
+        (
+            plot.gpu_frontier(),
+            ("gpu_frontier", rows, "title", ["gpus of label a", "gpus of label b"]),
+        ),
+        (plot.lines(x="p", by=["q"]), ("lines", rows, "title", ("p99_ttft_ms",), "p", ["q"])),
+        (plot.lines("m"), ("lines", rows, "title", ("m",), None, ())),
+        (plot.heat_map(["m"], 2.0), ("heat_map", rows[1:], title, ["m"])),
+        (plot.latency_cdf("m", 3.0), ("latency_cdf", {"curve of b": "b"}, title, "m")),
+        (plot.predictability(), ("predictability", {"label a": ["a"], "label b": ["b"]}, "title")),
+        (plot.time_series(), ("time_series", "a", "label a")),
+        (plot.time_series("label b"), ("time_series", "b", "label b")),
+        (plot.gantt("label b"), ("gantt", "b", "label b")),
+        (plot.batching(), ("batching", {"curve of a": "a", "curve of b": "b"}, "title")),
+        (plot.engines_over_time("label b"), ("engines_over_time", "b", "label b")),
+        (plot.engine_shares("label b"), ("engine_shares", "all of b", "label b")),
+        (plot.transfers("label b"), ("transfers", "b", "label b")),
+        (plot.goodput_per_dollar(4.0), ("goodput_per_dollar", ("good", rows[1]), title)),
+    ]:
+        assert shown == (told, still)
+    assert loads == [2.0, 3.0, 4.0]
+    with pytest.raises(SpecError, match="no setting is called 'label c' here; did you mean lab"):
+        plot.gantt("label c")
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "title"),
+    [
+        (Chosen(), ["all of them"], "own"),
+        (Chosen(title="t"), ["all of them"], "t"),
+        (Chosen(metrics=["m"]), ["lines"], "own"),
+        (Chosen(x="x"), ["lines"], "own"),
+        (Chosen(by=["k"]), ["lines"], "own"),
+        (Chosen(figures=["pareto", "cdf"], metrics=["m"], title="t"), ["pareto", "cdf"], "t"),
+    ],
+)
+def test_figures_of_a_sweep_are_all_those_that_fit_or_what_the_options_ask_for(
+    monkeypatch, asked, names, title
+):
+    seen = []
+    monkeypatch.setattr(chosen_figures, "search_drawings", lambda folder, title: [])
+    monkeypatch.setattr(chosen_figures, "read_results", lambda folder: folder)
+    monkeypatch.setattr(chosen_figures, "merged", lambda some: SimpleNamespace(of=some))
+    monkeypatch.setattr(chosen_figures, "filtered", lambda results, wanted: results)
+    monkeypatch.setattr(
+        chosen_figures,
+        "relabelled",
+        lambda results, names: SimpleNamespace(name="own", **vars(results)),
+    )
+    monkeypatch.setattr(
+        chosen_figures, "drawings", lambda results, title: seen.append(title) or ["all of them"]
+    )
+    monkeypatch.setattr(
+        chosen_figures, "_bound",
+        lambda draw, results, title, chosen: seen.append(title) or (draw, results.of),
+    )  # fmt: skip
+    found = chosen_figures._drawings(["one", "two"], asked)
+    assert set(seen) == {title}
+    if names == ["all of them"]:
+        assert found == names
+        return
+    assert [one.name for one in found] == names
+    for one in found:
+        assert one.draw == (FIGURES[one.name].draw, ["one", "two"])
+        assert one.caption == FIGURES[one.name].caption

@@ -19,13 +19,19 @@ from typer.testing import CliRunner
 from schedlab import testing
 from schedlab.experiments.analysis import policy_comparison
 from schedlab.experiments.analysis.policy_comparison import PolicyChange
+from schedlab.experiments.commands import measure as measure_module
 from schedlab.experiments.commands import policy as policy_module
+from schedlab.experiments.commands import predictor as predictor_module
+from schedlab.experiments.commands import profile as profile_module
 from schedlab.experiments.commands import regress as regress_module
 from schedlab.experiments.commands import results as results_module
 from schedlab.experiments.commands import run as run_module
 from schedlab.experiments.commands import sweep as sweep_module
+from schedlab.experiments.commands import trace_fetch
 from schedlab.experiments.commands.app import app
 from schedlab.experiments.commands.running import told_what_is_kept
+from schedlab.experiments.comparing import compare as comparing
+from schedlab.experiments.comparing import comparison_files, frontend_measurement, load_tests
 from schedlab.experiments.figures import figures
 from schedlab.experiments.regression import check
 from schedlab.experiments.regression.check import Move
@@ -36,7 +42,14 @@ from schedlab.experiments.search import find as finding
 from schedlab.experiments.statistics import LEAST_SEEDS, Change
 from schedlab.experiments.sweeps import dry_run, store, sweep_all, workers
 from schedlab.sim.config import EngineConfig
+from schedlab.sim.cost.importers import aiconfigurator, llmservingsim, splitwise, vidur
+from schedlab.sim.cost.learning import errors as learning_errors
+from schedlab.sim.cost.learning import fit, kernels_file
+from schedlab.sim.cost.learning import tables as learning_tables
+from schedlab.sim.drive import frontend as drive_frontend
+from schedlab.sim.text import percent
 from schedlab.testing import Case, LawBroken
+from schedlab.traces import published
 
 
 def schedlab(*words):
@@ -497,3 +510,281 @@ def test_check_shows_settings_of_equal_memory_in_one_row_and_others_one_by_one(t
     shown = schedlab("check", path).stdout
     assert "every setting" not in shown
     assert re.search(r"4,800 +1,024\n.* 4,800 +2,048\n", shown)
+
+
+# -- profiles ----------------------------------------------------------------------------------
+
+
+class Imported:
+    """Stands for a profile that was read, and notes where it is written."""
+
+    assumptions = ("one thing", "another")
+
+    def __init__(self, *given, **more):
+        self.given, self.more = given, more
+
+    def save(self, output):
+        self.output = output
+
+
+@pytest.mark.parametrize("cluster", [None, "cluster.json"])
+def test_import_of_a_bundle_hands_on_every_option_in_its_units(monkeypatch, cluster):
+    made = []
+    monkeypatch.setattr(
+        llmservingsim, "import_bundle", lambda *given: made.append(Imported(*given)) or made[-1]
+    )
+    monkeypatch.setattr(llmservingsim, "read_link", lambda path: (f"link of {path}", 5.0))
+    words = [
+        "--tp", 2, "--model-config", "m.json", "--architecture", "a.yaml", "--link-latency-us", 7,
+        "--link-gb-per-s", 3, "--all-reduce", "r.csv", "--data-parallel-size", 4,
+        "--expert-parallel", "--no-skew",
+    ]  # fmt: skip
+    words += [] if cluster is None else ["--cluster", cluster]
+    done = schedlab("profile", "import", "llmservingsim", "bundle", "-o", "out", *words)
+    assert done.exit_code == 0, done.output
+    (found,) = made
+    assert found.given == (
+        Path("bundle"),
+        llmservingsim.Options(
+            tensor_parallel_size=2,
+            model_config=Path("m.json"),
+            architecture=Path("a.yaml"),
+            link_latency_s=pytest.approx(7e-6) if cluster is None else "link of cluster.json",
+            link_bytes_per_s=3e9 if cluster is None else 5.0,
+            all_reduce=Path("r.csv"),
+            data_parallel_size=4,
+            expert_parallel=True,
+            use_skew=False,
+        ),
+    )
+    assert found.output == Path("out")
+    assert done.stdout.splitlines() == [
+        "assumed: one thing", "assumed: another",
+        "profile: out (use it with cost_model: out)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "given", "more"),
+    [
+        (aiconfigurator, ["m", "--hardware", "h", "--tp", 2, "--backend", "trtllm",
+                          "--backend-version", "1.2", "--expert-parallel"],
+         ("m", "h", 2, "trtllm", "1.2"), {"expert_parallel": True}),
+        (vidur, ["f", "--hardware", "h", "--model", "m", "--tp", 2, "--network", "n"],
+         (Path("f"), "h", "m", 2, Path("n")), {}),
+        (splitwise, ["f", "--hardware", "h", "--model", "m", "--tp", 2],
+         (Path("f"), "m", "h", 2), {}),
+    ],
+)  # fmt: skip
+def test_import_of_other_profiles_hands_on_every_option(monkeypatch, module, words, given, more):
+    made = []
+
+    def read(*given, **more):
+        made.append(Imported(*given, **more))
+        return made[-1]
+
+    name = module.__name__.rpartition(".")[2]
+    monkeypatch.setattr(module, f"import_{name}", read)
+    done = schedlab("profile", "import", name, "-o", "out", *words)
+    assert done.exit_code == 0, done.output
+    assert (made[0].given, made[0].more, made[0].output) == (given, more, Path("out"))
+
+
+def test_learning_reads_each_kind_of_tables_and_shows_errors_of_kernels_and_layers(monkeypatch):
+    asked, printed = [], []
+    for name in ("aiconfigurator_tables", "llmservingsim_tables", "vidur_tables"):
+        monkeypatch.setattr(learning_tables, name, lambda path, name=name: [(name, str(path))])
+    monkeypatch.setattr(fit, "learn", lambda tables: ("learnt", *tables))
+    errors = [
+        SimpleNamespace(gpu="g1", kind="k1", num_rows=12, error=0.25, without_gpu=None),
+        SimpleNamespace(gpu="g2", kind="k2", num_rows=7, error=0.5, without_gpu=0.75),
+    ]
+    layers = {"g1": {"m1": {"learnt": 0.1, "other_models": 0.2}, "m2": {"learnt": 0.3}}}
+    monkeypatch.setattr(
+        learning_errors, "table_errors", lambda *given: asked.append(given) or errors
+    )
+    monkeypatch.setattr(
+        learning_errors, "layer_errors", lambda *given: asked.append(given) or layers
+    )
+    monkeypatch.setattr(kernels_file, "write_kernels", lambda *given: asked.append(given))
+    monkeypatch.setattr(profile_module, "print_table", lambda *given: printed.append(given))
+    done = schedlab(
+        "profile", "learn", "-o", "out.json", "--aiconfigurator", "a", "--llmservingsim", "b",
+        "--vidur", "c",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    tables = [("aiconfigurator_tables", "a"), ("llmservingsim_tables", "b")]
+    learnt = ("learnt", *tables)
+    assert asked == [
+        (tables, learnt), ([("vidur_tables", "c")], learnt),
+        (Path("out.json"), learnt, errors, layers),
+    ]  # fmt: skip
+    (_, header, rows), (_, layer_header, layer_rows) = printed
+    assert header == ("GPU", "kernel", "rows", "learnt", "without this GPU")
+    assert rows == [("g1", "k1", "12", percent(0.25), "-"),
+                    ("g2", "k2", "7", percent(0.5), percent(0.75))]  # fmt: skip
+    assert layer_header == ("GPU", "model", "learnt", "learnt on the other models")
+    assert layer_rows == [("g1", "m1", percent(0.1), percent(0.2)), ("g1", "m2", percent(0.3), "-")]
+
+
+# -- predictor ---------------------------------------------------------------------------------
+
+
+def test_report_of_a_predictor_shows_quality_by_application_and_what_learning_costs(monkeypatch):
+    printed = []
+    monkeypatch.setattr(predictor_module, "print_table", lambda *given: printed.append(given))
+    one = {"kendall_tau": 0.5, "interval": [0.25, 0.75], "pairs_right": 0.625,
+           "pairs_right_interval": None}  # fmt: skip
+    report = {
+        "kind": "buckets",
+        "test": {
+            **one, "num_prompts": 1234, "mean_absolute_error_tokens": 56.78,
+            "application_mean": {**one, "kendall_tau": None}, "gain": {**one, "pairs_right": 0.1},
+            "by_application": {"qa": {**one, "num_prompts": 7}, "": {**one, "num_prompts": 8}},
+        },
+        "learning_curve": [
+            {"num_prompts": 1000, "generated_tokens": 20_000, "training_cpu_s": 1.25, **one},
+            {"num_prompts": 3000, "generated_tokens": 60_000, "training_cpu_s": 3.75, **one},
+        ],
+        "latency_s": {"median": 0.002},
+    }  # fmt: skip
+    predictor_module._print_report(report)
+    tau, right = "0.500 [0.250, 0.750]", "0.625 [nan, nan]"
+    assert printed == [
+        ("", ("", "prompts", "Kendall's tau-b", "pairs right", "mean error, tokens"), [
+            ("overall", "1,234", tau, right, "56.8"),
+            ("mean of the application", "", "-", right, ""),
+            ("gain over that mean", "", tau, "0.100 [nan, nan]", ""),
+            ("within qa", "7", tau, right, ""), ("within (none)", "8", tau, right, ""),
+        ]),
+        ("", ("learned from prompts", "tokens generated for it", "Kendall's tau-b", "CPU s"), [
+            ("1,000", "20,000", tau, "1.2"), ("3,000", "60,000", tau, "3.8"),
+        ]),
+    ]  # fmt: skip
+    del report["test"]["application_mean"], report["test"]["gain"], report["learning_curve"][1:]
+    printed.clear()
+    predictor_module._print_report(report)
+    ((_, _, rows),) = printed
+    assert [row[0] for row in rows] == ["overall", "within qa", "within (none)"]
+
+
+# -- compare, traces and recorded runs -----------------------------------------------------------
+
+
+def test_comparison_of_backends_shows_a_table_a_load_and_writes_what_it_found(
+    monkeypatch, tmp_path
+):
+    asked = []
+    found = [SimpleNamespace(label="at 2"), SimpleNamespace(label="at 4")]
+    monkeypatch.chdir(tmp_path)
+    Path("one.yaml").write_text("{name: one, workload: {trace: fixed, num_requests: 3}}")
+    monkeypatch.setattr(
+        comparing, "compare", lambda *given, **more: asked.append((given, more)) or found
+    )
+    for name in ("agreement_lines", "point_lines", "point_rows", "runs_told"):
+        monkeypatch.setattr(
+            comparison_files, name, lambda one, *_, name=name: f"{name} {one.label}"
+            if hasattr(one, "label") else name if name == "runs_told" else [name]
+        )  # fmt: skip
+    monkeypatch.setattr(
+        comparison_files, "write", lambda found, spec, folder: (folder / "x").write_text("")
+    )
+    monkeypatch.setattr(measure_module, "print_table", lambda *given: asked.append(given))
+    monkeypatch.setattr(measure_module, "print_lines", lambda lines: asked.append(list(lines)))
+    done = schedlab("compare", "one.yaml", "-o", "out", "--keep", "kept", "--write-only")
+    assert done.exit_code == 0, done.output
+    ((spec, _), more), *shown = asked
+    assert spec.name == "one"
+    assert more == {"keep": Path("kept"), "max_s": more["max_s"], "check": None,
+                    "write_only": True}  # fmt: skip
+    header = comparison_files.HEADER
+    assert shown[:4] == [
+        ("at 2", header, "point_rows at 2"), ["", *"point_lines at 2", ""],
+        ("at 4", header, "point_rows at 4"), ["", *"point_lines at 4", ""],
+    ]  # fmt: skip
+    last = shown[4]
+    assert last[0] == "do both backends rank alike? agreement_lines"
+    assert last[-2:] == ["runs_told", "results: out"]
+    assert Path("out", "x").exists()
+
+
+def test_list_of_traces_says_which_are_here_and_what_they_are(monkeypatch, tmp_path):
+    printed = []
+    (tmp_path / "a.csv").write_text("")
+    traces = {
+        name: SimpleNamespace(
+            name=name, size_bytes=size, path=tmp_path / f"{name}.csv", licence=f"of {name}",
+            summary=f"what {name} is",
+        )
+        for name, size in (("a", 1_234_567), ("b", 20_000))
+    }  # fmt: skip
+    monkeypatch.setattr(published, "PUBLISHED", traces)
+    monkeypatch.setattr(trace_fetch, "print_table", lambda *given: printed.append(given))
+    trace_fetch._print_list()
+    ((_, header, rows),) = printed
+    assert header == ("trace", "MB", "here", "licence", "what it is")
+    assert rows == [
+        ("a", "1.2", "yes", "of a", "what a is"),
+        ("b", "0.0", "-", "of b", "what b is"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tests.yaml", "--fitted-on", "x.yaml"], "--fitted-on and --by-step need single requests"),
+        (["tests.yaml", "--by-step"], "--fitted-on and --by-step need single requests"),
+        (["one.yaml", "--measure-frontend", "f"], "--measure-frontend needs a file of load tests"),
+        (["one.yaml", "--run", "a"], "--run is of a file of load tests, which one.yaml is not"),
+        (["one.yaml", "--spec-only", "a=1"], "--spec-only needs --fitted-on"),
+        (["one.yaml", "--other-only", "a=1"], "--other-only needs --fitted-on"),
+        (["one.yaml", "--by-step", "--fitted-on", "o.yaml"], "answer different questions"),
+        (["one.yaml", "--figure", "f.svg"], "--figure needs --by-step"),
+    ],
+)
+def test_options_of_validate_that_do_not_go_together_are_refused(
+    monkeypatch, tmp_path, words, said
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "o"):
+        Path(f"{name}.yaml").write_text("{name: x, workload: {trace: fixed, num_requests: 3}}")
+    Path("tests.yaml").write_text("")
+    monkeypatch.setattr(load_tests, "is_load_test", lambda path: path.name == "tests.yaml")
+    done = schedlab("validate", *words)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("front_end", [None, "f.yaml"])
+def test_load_tests_are_predicted_or_measure_their_front_end(monkeypatch, tmp_path, front_end):
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    Path("some").mkdir()
+    monkeypatch.setattr(load_tests, "is_load_test", lambda path: True)
+    monkeypatch.setattr(load_tests, "experiments_of", lambda *given: asked.append(given) or ["e"])
+    told = SimpleNamespace(to_data=lambda: {"d": 1}, header=lambda: ("h",), rows=lambda: [("r",)],
+                           lines=lambda: ["line"])  # fmt: skip
+    monkeypatch.setattr(
+        load_tests, "validate_load_tests", lambda specs, progress: asked.append(specs) or told
+    )
+    measured = SimpleNamespace(
+        frontend="front", to_data=lambda: {"e": 2}, held_out=told, lines=lambda: ["measured"]
+    )
+    monkeypatch.setattr(
+        frontend_measurement,
+        "measure_frontend",
+        lambda specs, source, progress: asked.append((specs, source)) or measured,
+    )
+    monkeypatch.setattr(drive_frontend, "write_frontend", lambda *given: asked.append(given))
+    words = [] if front_end is None else ["--measure-frontend", front_end]
+    done = schedlab(
+        "validate", "some/tests.yaml", "a=1", "--run", "b", "--profiles", "p", "--json", *words
+    )
+    assert done.exit_code == 0, done.output
+    assert asked[0] == (Path("some/tests.yaml"), ["a=1"], ["b"], Path("p"))
+    if front_end is None:
+        assert asked[1:] == [["e"]]
+    else:
+        source = "load tests of some/tests.yaml less their simulated engines"
+        assert asked[1:] == [(["e"], source), (Path("f.yaml"), "front", {"e": 2})]
+    assert json.loads(done.stdout) == {"d": 1}

@@ -394,3 +394,33 @@ def test_autoscaler_that_names_no_number_is_blamed_with_the_time(answer, message
     with pytest.raises(PolicyError, match=rf"autoscaler Odd at t = 1\.250000 s: .*{message}"):
         scaling._asked(Odd(), state)
     assert scaling._asked(SimpleNamespace(num_engines=lambda state: 0), state) == 0
+
+
+@pytest.mark.parametrize(
+    ("times", "period_s", "said"),
+    [
+        ([], None, "in order of time"), ([[10, 2], [5, 3]], None, "in order of time"),
+        ([[-5, 2], [5, 3]], None, "in order of time"), ([[5, 2], [10, 0]], None, ">= 1"),
+        ([[5, 2], [10, 1.5]], None, ">= 1"), ([[5, 2]], 0, "period_s must be > 0"),
+        ([["x", 2]], None, "in order of time"), ([[0, 2]], 1, None), ([[0, 2], [9, 1]], None, None),
+    ],
+)  # fmt: skip
+def test_schedule_is_of_whole_engines_from_zero_on_in_order_of_time(times, period_s, said):
+    if said is None:
+        registry.make("schedule", times=times, period_s=period_s)
+        return
+    with pytest.raises((SpecError, ValueError), match=said):
+        registry.make("schedule", times=times, period_s=period_s)
+
+
+def test_engine_that_leaves_ends_its_last_spans_and_for_good_also_what_is_paid():
+    one = Member(Clock(), 0, "mixed", 0)
+    one.paid = [Span(0, 10), Span(20)]
+    one.served = [Span(2, 9), Span(25)]
+    one.is_up = True
+    one.leave(30, for_good=False)
+    assert (one.paid, one.served) == ([Span(0, 10), Span(20)], [Span(2, 9), Span(25, 30)])
+    assert (one.is_up, one.comes_back) == (False, True)
+    one.leave(40, for_good=True)
+    assert (one.paid, one.served) == ([Span(0, 10), Span(20, 40)], [Span(2, 9), Span(25, 30)])
+    assert not one.comes_back

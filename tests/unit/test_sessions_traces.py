@@ -18,7 +18,9 @@ from schedlab.sim.config import EngineConfig
 from schedlab.sim.errors import SpecError, TraceError
 from schedlab.traces import read, write
 from schedlab.traces.linking import NOBODY, linked
+from schedlab.traces.prefix_hashes import PrefixHashes
 from schedlab.traces.row_error import RowError
+from schedlab.traces.session_blocks import SessionBlocks
 from schedlab.traces.statistics import describe
 from schedlab.traces.turns import Turns
 from schedlab.traces.workload import workload as requests_of
@@ -492,3 +494,34 @@ def test_first_row_of_turns_that_cannot_be_is_named(changes, row, problem):
     with pytest.raises(RowError, match=problem) as caught:
         turns.check(session, np.array(given["arrival_ns"]), "t")
     assert caught.value.row == row
+
+
+def test_turns_of_some_rows_keep_all_that_they_say_of_them():
+    turns = Turns.from_rows(
+        [[], [0], [], [2], [2, 3]],
+        [0, 5, 1, 7, 9],
+        tool=np.array([None, "t", None, "u", None], dtype=object),
+        shared=np.array([(("a", 3),), None, (("b", 4),), None, None], dtype=object),
+        answers=PrefixHashes.from_rows([[1], [2, 3], [], [4], [5, 6]], 16),
+    )
+    some = turns.take(np.array([2, 3, 4]))
+    assert [some.needs(row) for row in range(3)] == [[], [0], [0, 1]]
+    assert some.delay_ns.tolist() == [1, 7, 9]
+    assert some.tool.tolist() == [None, "u", None]
+    assert some.shared.tolist() == [(("b", 4),), None, None]
+    assert (some.answers.rows(), some.answers.block_tokens) == ([(), (4,), (5, 6)], 16)
+    bare = Turns.from_rows([[], [0]], [0, 5]).take(np.array([0]))
+    assert (bare.tool, bare.shared, bare.answers) == (None, None, None)
+    with pytest.raises(TraceError, match="row 4 needs the answer of row 3, which is left out"):
+        turns.take(np.array([2, 4]))
+
+
+def test_blocks_of_a_session_go_on_from_who_is_needed_and_begin_with_what_is_shared():
+    blocks = SessionBlocks(4)
+    begins = (("system", 8),)
+    assert blocks.name(0, "a", None, (10, 3), begins) == (0, 1, 2)  # two are shared
+    assert blocks.name(1, "a", 0, (14, 3), None) == (0, 1, 2, 3)
+    assert blocks.name(2, "a", 0, (12, 5), None) == (4, 5, 6, 7)  # too short: nobody knows
+    assert blocks.name(3, "b", None, (9, 0), begins) == (0, 1)
+    assert blocks.name(4, None, None, (9, 0), None) == (8, 9)
+    assert blocks.name(5, None, None, (5, 0), begins) == (0,)

@@ -180,3 +180,17 @@ def test_process_by_name_equals_its_function():
     by_name = process("gamma", seed=4, rate=2.0, burstiness=0.5)
     assert by_name(20).tolist() == gamma(2.0, 0.5, seed=4)(20).tolist()
     assert process("all_at_once", seed=4)(2).tolist() == [0, 0]
+
+
+def test_rates_go_on_until_they_bring_as_many_arrivals_as_are_expected():
+    drawn = iter([
+        (np.array([1.0, 2.0]), np.array([3.0, 1.0])), (np.array([4.0]), np.array([0.5])),
+        (np.array([1.0]), np.array([9.0])),
+    ])  # fmt: skip
+    expected, ends_s, rates = arrivals._extended([np.zeros(1)] * 3, drawn, 5.5)
+    assert expected.tolist() == [0.0, 3.0, 5.0, 7.0]
+    assert ends_s.tolist() == [0.0, 1.0, 3.0, 7.0]
+    assert rates.tolist() == [0.0, 3.0, 1.0, 0.5]
+    more = arrivals._extended([expected, ends_s, rates], drawn, 7.5)
+    assert [column.tolist()[4:] for column in more] == [[16.0], [8.0], [9.0]]
+    assert len(arrivals._extended([*more], drawn, 16.0)[0]) == 5

@@ -1,0 +1,92 @@
+"""What benches print of figures that are known: every column by its own number."""
+
+import json
+from types import SimpleNamespace
+
+from schedlab.experiments.bench import fleet_bench, peers, policy_shares
+
+
+def cells(printed):
+    return [line.split() for line in printed.splitlines()]
+
+
+def test_table_of_fleets_has_a_line_a_router_and_fleet_in_their_order(monkeypatch, capsys):
+    asked = []
+
+    def measure(name, num_engines, rounds):
+        asked.append((name, num_engines, rounds))
+        n = len(asked)
+        return fleet_bench.Overhead(
+            name, num_engines, 1000.0 * n, 1.1 * n, 2.2 * n, 3.3 * n, 4.4 * n
+        )
+
+    monkeypatch.setattr(fleet_bench, "measure", measure)
+    rows = fleet_bench.report(["vllm", "llm_d"], [2, 3], 7)
+    assert asked == [("vllm", 2, 7), ("llm_d", 2, 7), ("vllm", 3, 7), ("llm_d", 3, 7)]
+    assert [row[:3] for row in rows] == [
+        ("vllm", 2, 1000.0), ("llm_d", 2, 2000.0), ("vllm", 3, 3000.0), ("llm_d", 3, 4000.0)
+    ]  # fmt: skip
+    _, header, *lines = cells(capsys.readouterr().out)
+    assert header[-4:] == ["separate", "alone", "given", "decision"]
+    assert lines == [
+        ["vllm", "2", "1,000", "1.10", "2.20", "3.30", "4.4", "us"],
+        ["llm_d", "2", "2,000", "2.20", "4.40", "6.60", "8.8", "us"],
+        ["vllm", "3", "3,000", "3.30", "6.60", "9.90", "13.2", "us"],
+        ["llm_d", "3", "4,000", "4.40", "8.80", "13.20", "17.6", "us"],
+    ]
+
+
+def test_table_of_policies_has_shares_plans_and_seconds(monkeypatch, capsys):
+    row = policy_shares.Share("edf", 0.25, 0.5, 1234, 6.75)
+    monkeypatch.setattr(policy_shares, "measure", lambda *given: [row._replace(policy=str(given))])
+    policy_shares.main(["edf", "--requests", "11", "--rounds", "2"])
+    first, header, line = capsys.readouterr().out.splitlines()
+    assert first.endswith("; 11 requests, 2 rounds in turn")
+    assert header.split() == ["policy", "share", "of", "fcfs", "by", "plans", "plans", "CPU", "s"]
+    assert line.removeprefix("(['edf'], 11, 2)").split() == ["0.25", "0.50", "1,234", "6.75"]
+
+
+def test_policy_is_run_on_as_many_requests_with_what_it_needs(monkeypatch):
+    seen = []
+
+    def run(spec):
+        seen.append(spec)
+        return SimpleNamespace(provenance={"num_plans": 9}, metrics=lambda: None)
+
+    monkeypatch.setattr(policy_shares, "run", run)
+    for name, predictor in (("fcfs", None), ("sjf", "oracle")):
+        _, num_plans = policy_shares._run(name, 77)
+        spec = seen.pop()
+        assert (spec.policy.name, spec.workload.num_requests, num_plans) == (name, 77, 9)
+        assert (spec.policy.predictor and spec.policy.predictor.name) == predictor
+
+
+def test_table_beside_a_peer_has_speeds_ratios_and_lengths_of_runs(monkeypatch, capsys, tmp_path):
+    case = SimpleNamespace(few=1_000, many=9_000, our_many=5_000)
+    told = {
+        "requests_per_cpu_s": {"schedlab": 1111.0, "AISimulate": 222.0},
+        "slope_ratio": 5.0, "slope_ratio_range": (4.5, 5.5),
+        "whole_ratio": 7.0, "whole_ratio_range": (6.25, 7.75),
+    }  # fmt: skip
+    asked = []
+    monkeypatch.setattr(peers, "cases", lambda data: {"one": case})
+    monkeypatch.setattr(peers, "measure", lambda *given: asked.append(given) or ["rows"])
+    monkeypatch.setattr(peers, "ratios", lambda *given: asked.append(given) or told)
+    file = tmp_path / "found.json"
+    peers.main(["--peer", str(tmp_path / "x"), "--rounds", "4", "--json", str(file)])
+    assert asked == [(case, tmp_path / "x", 4), (case, ["rows"])]
+    first, header, line = capsys.readouterr().out.splitlines()
+    assert first.endswith("; 4 rounds in turn; CPU seconds of processes")
+    assert first.startswith(f"core: {peers.core.running()};")
+    assert header.split() == ["case", "ours/CPU-s", "peer/CPU-s", "slope", "ratio", "short", "run"]
+    assert line.split() == [
+        "one", "1,111", "222", "5.00", "(4.50-5.50)", "7.00", "(6.25-7.75)", "1,000", "to",
+        "5,000", "and", "9,000", "requests",
+    ]  # fmt: skip
+    kept = json.loads(file.read_text())
+    assert kept.pop("core") == peers.core.running()
+    assert kept == {
+        "one": json.loads(json.dumps(
+            {"few": 1_000, "many": 9_000, "our_many": 5_000, **told, "cpu_s": ["rows"]}
+        ))
+    }  # fmt: skip
