@@ -401,3 +401,21 @@ def test_policy_hears_of_who_ended_as_the_engine_died_though_the_next_step_was_p
     assert requests["finish_ns"][0] == 2_420
     assert heard[0] == [(0, 2_420)]
     assert [number for number, _ in heard[1]] == [1, 3, 2]
+
+
+def test_requests_that_an_engine_loses_are_sent_on_in_order_of_their_arrival():
+    """Whatever their ids: those of sessions are no order of time."""
+
+    class Notes(Router):
+        def __init__(self):
+            self.sent = []
+
+        def route(self, request, engines):
+            self.sent.append(request.id)
+            return 0  # of those that are up
+
+    ids = [5, 1, 3]
+    work = [arrival(i, 10 * n, 8, 60) for n, i in enumerate(ids)]
+    router = Notes()
+    simulate(work, Failures(outages=(Outage(0, 5_000, 900_000),)), router=router)
+    assert router.sent == [*ids, *ids]
