@@ -54,7 +54,7 @@ def test_page_compares_settings_with_the_first_at_each_load_if_all_were_run_agai
     several = len(loads) > 1
     assert list(table.header) == [*["req/s"] * several, "verdict", "effect size", "pairs"]
     assert table.num_text == 1 + several
-    rows = [list(row) for row in table.rows]
+    rows = [list(row) for row in table.lines]
     assert len(rows) == 4 * len(pairs)  # nobody had a target for goodput
     for row, (load, base, other) in zip(rows[::4], pairs, strict=True):
         if several:
