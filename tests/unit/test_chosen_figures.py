@@ -1,13 +1,14 @@
 """Figures by name, of what was asked for: names, filters, axes, several folders, sizes, formats."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 import schedlab as sl
-from schedlab.experiments.figures import accessor, plots
+from schedlab.experiments.figures import accessor, figures, plots
 from schedlab.experiments.figures import chosen as chosen_figures
 from schedlab.experiments.figures.chosen import FIGURES, Chosen, Drawing, draw_chosen
 from schedlab.experiments.figures.heat_map import DEFAULT_METRICS
@@ -17,6 +18,7 @@ from schedlab.experiments.figures.style import SIZES, new_figure, paper
 from schedlab.experiments.results.point_folder import PointMetrics
 from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.results.selection import filtered, merged, num_gpus, relabelled
+from schedlab.experiments.results.tables import Estimate, Row
 from schedlab.sim.errors import SchedlabError, SpecError
 
 SWEPT = {
@@ -542,3 +544,56 @@ def test_figures_of_a_sweep_are_all_those_that_fit_or_what_the_options_ask_for(
     for one in found:
         assert one.draw == (FIGURES[one.name].draw, ["one", "two"])
         assert one.caption == FIGURES[one.name].caption
+
+
+def rows_of(*settings, **metrics):
+    """Return a row a setting, the nth of n times the metrics."""
+    return [
+        Row(
+            str(n), one["policy"], one, 1,
+            {key: Estimate(value * n, None) for key, value in metrics.items()},
+        )
+        for n, one in enumerate(settings, 1)
+    ]  # fmt: skip
+
+
+RATES = [
+    {"policy": policy, "workload.request_rate": rate}
+    for policy in ("fcfs", "sjf") for rate in ("1", "2")
+]  # fmt: skip
+MEASURED = {
+    "p99_ttft_ms": 10.0, "p99_tpot_ms": 5.0, "median_tpot_ms": 3.0, "slo_attainment": 0.1,
+    "request_throughput": 1.0, "mean_e2el_ms": 2.0, "output_throughput": 3.0,
+}  # fmt: skip
+OVER_RATES = ["throughput_p99", "latency_rate"]
+CDFS = ["ttft_cdf", "e2el_cdf"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "metrics", "names"),
+    [
+        (RATES, {}, [*OVER_RATES, "slo_attainment", "pareto", "gpu_frontier", "heat_map", *CDFS]),
+        (RATES, {"slo_attainment": math.nan},
+         [*OVER_RATES, "pareto", "gpu_frontier", "heat_map", *CDFS]),
+        (RATES, {"median_tpot_ms": 0.0},
+         [*OVER_RATES, "slo_attainment", "pareto", "heat_map", *CDFS]),
+        (RATES, {"p99_ttft_ms": math.nan},
+         [*OVER_RATES, "slo_attainment", "gpu_frontier", "heat_map", *CDFS]),
+        (RATES, {"p99_tpot_ms": math.nan},
+         [*OVER_RATES, "slo_attainment", "pareto", "gpu_frontier", "heat_map", *CDFS]),
+        ([{"policy": "fcfs"}, {"policy": "sjf"}], {}, ["pareto", "heat_map", *CDFS]),
+        ([{"policy": "fcfs"}], {}, [*CDFS, "time_series", "gantt"]),
+    ],
+)  # fmt: skip
+def test_figures_that_suit_results_are_those_that_have_something_to_show(
+    monkeypatch, settings, metrics, names
+):
+    rows = rows_of(*settings, **{**MEASURED, **metrics})
+    runs = {row.label: SimpleNamespace(load=lambda row=row: SimpleNamespace(
+        policy=row.policy, engines=(), requests={}
+    )) for row in rows}  # fmt: skip
+    results = SimpleNamespace(
+        rows=rows, runs=[*runs.values()], of=lambda row: [runs[row.label]], name="n"
+    )
+    monkeypatch.setattr(figures, "fleet_drawings", lambda results: [])
+    assert [one.name for one in figures.drawings(results)] == names

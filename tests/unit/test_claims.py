@@ -5,12 +5,14 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from schedlab.experiments.claims import report
 from schedlab.experiments.claims.claims import (
     MeasuredFigure,
     compared,
@@ -29,6 +31,7 @@ from schedlab.experiments.specification.claim_settings import varied_spec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.loading import load_spec, make_spec
 from schedlab.experiments.specification.schema import json_schema
+from schedlab.experiments.specification.sweep import shown
 from schedlab.experiments.sweeps.runs import Runs
 from schedlab.experiments.sweeps.store import Store
 from schedlab.experiments.sweeps.workers import InProcess
@@ -553,3 +556,42 @@ def test_page_of_a_folder_of_papers_names_that_folder(tmp_path):
 
 def test_anchor_of_a_heading_is_that_of_github():
     assert anchor("TTFT at 2 req/s, a_b-c (x)") == "ttft-at-2-reqs-a_b-c-x"
+
+
+def test_sentence_on_a_figure_says_what_was_compared_where_and_how_it_came_out(monkeypatch):
+    monkeypatch.setattr(report, "cells", lambda measured: ["", "", "", "found", "verdict"])
+    monkeypatch.setattr(report, "_where", lambda spec, figure, side: f"<{side}>")
+    capacity = SimpleNamespace(
+        over="workload.request_rate", at_most={"a": 5.0, "c": 7.0}, at_least={"b": 2.5}
+    )
+    plain = {"name": "f", "metric": None, "capacity": None, "against": None, "at": None}
+    five, seven, two = map(report._three, (5.0, 7.0, 2.5))
+    one = SimpleNamespace(figure=SimpleNamespace(**plain | {"capacity": capacity}), against=[])
+    assert report._sentence(None, one) == (
+        f"**f**: verdict. largest `workload.request_rate` with a <= {five} and c <= {seven} and "
+        f"b >= {two}, <of>: found."
+    )
+    metric = SimpleNamespace(name="stalls", knobs={"ms": 100})
+    readings = [SimpleNamespace(value=4.0), SimpleNamespace(value=6.0)]
+    given = plain | {"metric": metric, "against": {"policy": "x"}, "at": {"k": 1}}
+    one = SimpleNamespace(figure=SimpleNamespace(**given), of=readings, against=readings[:1])
+    assert report._sentence(None, one) == (
+        f"**f**: verdict. `stalls` (ms=100), <of> against <against>, at <at>: found "
+        f"({report._three(5.0)} against {report._three(4.0)})."
+    )
+
+
+def test_settings_of_a_figure_are_named_as_it_does_with_the_name_of_what_is_chosen(monkeypatch):
+    spec = SimpleNamespace(
+        sweep={"engine.max_num_seqs": [1, 2], "policy": [{"name": "x", "c": 5}, {"name": "y"}]}
+    )
+    monkeypatch.setattr(
+        report, "settings_of", lambda spec, figure, side: [(1, 0 if side == "of" else 1)]
+    )
+    figure = SimpleNamespace(
+        of={"policy": {"c": 5}, "engine.max_num_seqs": 2}, against={"policy": "y"}, at=None
+    )
+    named = shown({"name": "x", "c": 5})
+    assert report._where(spec, figure, "of") == f"{named}, max_num_seqs=2"
+    assert report._where(spec, figure, "against") == "y"
+    assert report._where(spec, figure, "at") == ""

@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -13,10 +14,12 @@ from xml.etree import ElementTree
 import pytest
 
 import schedlab as sl
+from schedlab.experiments.analysis.rate_curves import is_saturated
 from schedlab.experiments.report.live import live, live_data, plotly_script
 from schedlab.experiments.report.page import report_page, write_page
 from schedlab.experiments.results.saved_results import read_results
 from schedlab.experiments.results.tables import Estimate, Row
+from schedlab.sim.metrics.registry import metric_named
 
 BROWSER = next((shutil.which(name) for name in ("chromium", "google-chrome", "chrome")
                 if shutil.which(name)), None)  # fmt: skip
@@ -213,3 +216,46 @@ def test_rate_is_an_axis_only_if_it_takes_several_values(rates, key):
         for rate in rates
     ]
     assert live_data(rows, "x")["rate"] == key
+
+
+def test_data_of_a_page_that_is_alive_are_all_settings_with_all_metrics_any_of_them_has():
+    def row(policy, rate, **metrics):
+        return Row(
+            f"{policy} at {rate}", policy, {"policy": policy, "workload.request_rate": rate}, 2,
+            {name: Estimate(*value) for name, value in metrics.items()},
+        )  # fmt: skip
+
+    rows = [
+        row("a", "1", p99_ttft_ms=(10.0, 1.0), completed=(math.nan, None), kv_utilization=(0.5, 0)),
+        row("b", "2", p99_ttft_ms=(20.0, math.inf), request_throughput=(3.0, None)),
+    ]
+    data = live_data(rows, "n")
+    data.pop("colors")
+    nothing = [None, None]
+    ttft, share, throughput = (
+        metric_named(name) for name in ("p99_ttft_ms", "kv_utilization", "request_throughput")
+    )
+    assert data == {
+        "name": "n",
+        "keys": {"policy": ["a", "b"], "workload.request_rate": ["1", "2"]},
+        "rate": "workload.request_rate",
+        "metrics": {
+            "p99_ttft_ms": {"title": ttft.axis, "scale": 1.0},
+            "kv_utilization": {"title": share.axis, "scale": 100.0},
+            "request_throughput": {"title": throughput.axis, "scale": 1.0},
+        },
+        "rows": [
+            {"label": "a at 1", "policy": "a", "saturated": is_saturated(rows[0]),
+             "settings": {"policy": "a", "workload.request_rate": "1"},
+             "metrics": {"p99_ttft_ms": [10.0, 1.0], "kv_utilization": [0.5, 0],
+                         "request_throughput": nothing}},
+            {"label": "b at 2", "policy": "b", "saturated": is_saturated(rows[1]),
+             "settings": {"policy": "b", "workload.request_rate": "2"},
+             "metrics": {"p99_ttft_ms": [20.0, None], "kv_utilization": nothing,
+                         "request_throughput": [3.0, None]}},
+        ],
+    }  # fmt: skip
+    one = live_data([replace(rows[0], settings={"engine.max_num_seqs": "8"})], "n")
+    assert one["keys"] == {"policy": ["a"], "engine.max_num_seqs": ["8"]}
+    assert one["rate"] is None
+    assert one["rows"][0]["settings"] == {"policy": "a", "engine.max_num_seqs": "8"}

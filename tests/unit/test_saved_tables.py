@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from schedlab.experiments.running.run import run
+from schedlab.experiments.specification.loading import make_spec
 from schedlab.sim.record import saved_log
 from schedlab.sim.record.saved_log import read_table, write_table
 
@@ -55,3 +57,19 @@ def test_rows_of_a_stored_table_are_those_asked_for_wherever_its_groups_begin(tm
     for start in range(5):
         for stop in range(start + 1, 6):
             assert read(start, stop).tolist() == list(range(start, stop))
+
+
+def test_saved_fleet_of_more_rows_than_are_held_at_once_has_the_token_times_of_its_run(
+    tmp_path, monkeypatch
+):
+    spec = make_spec({
+        "workload": {"trace": "azure-conv", "num_requests": 12, "request_rate": 8},
+        "cluster": {"count": 2, "router": "round_robin"},
+    })  # fmt: skip
+    result = run(spec)
+    result.save(tmp_path)
+    monkeypatch.setattr(saved_log, "BATCH_ROWS", 5)
+    log = saved_log.SavedLog(tmp_path)
+    for request_id in result.requests["id"].tolist():
+        expected = result.log.token_times(request_id).tolist()
+        assert log.token_times(request_id).tolist() == expected

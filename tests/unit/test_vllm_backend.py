@@ -287,3 +287,14 @@ def test_config_in_a_file_of_another_name_is_copied_to_where_vllm_looks(tmp_path
     assert model_folder(str(ours), scratch) == scratch
     assert [path.name for path in scratch.iterdir()] == ["config.json"]
     assert (scratch / "config.json").read_bytes() == ours.read_bytes()
+
+
+def test_modelled_clock_prices_prompts_and_decodes_and_lets_nothing_take_no_time():
+    pricing = Pricing(laws.LinearCost(base_ns=100, token_ns=1, context_ns=0))
+    clock = ModelledStepClock(pricing)
+    clock.start()
+    took_ns = []
+    for shape in (BatchShape(2, 5, 5), BatchShape(0, 0, 0, ((7, 0),)), BatchShape(0, 0, 0)):
+        times = clock.ended(clock.planned(clock.read_ns(), shape), clock.read_ns())
+        took_ns.append(times[1] - times[0])
+    assert took_ns == [102, 107, 0]
