@@ -10,6 +10,7 @@ from schedlab.gpu_backend.block_pool import BlockPool  # noqa: E402
 from schedlab.gpu_backend.decoder_config import DecoderConfig, RopeScaling, decoder_config  # noqa: E402
 from schedlab.gpu_backend.model import rotations  # noqa: E402
 from schedlab.gpu_backend.runner import ModelRunner, open_runner  # noqa: E402
+from schedlab.gpu_backend.weights import random_source  # noqa: E402
 from schedlab.sim.errors import SpecError  # noqa: E402
 from schedlab.sim.hardware.models import model  # noqa: E402
 from tests.gpu.backend import (  # noqa: E402
@@ -154,3 +155,19 @@ def test_gathering_takes_the_blocks_that_hold_tokens_and_no_others(length):
     expected = torch.cat([keys[2], keys[0]], dim=1)[:, :length]
     assert torch.equal(k, expected)
     assert torch.equal(v, -expected)
+
+
+def test_random_weights_are_as_wide_as_the_inputs_they_add_up():
+    config = DecoderConfig(shape=model("schedlab-tiny"))
+    source = random_source(config, 5, torch.device("cpu"), torch.float32)
+    residual = 1 / (2 * config.shape.num_layers) ** 0.5
+    for name, times in (
+        ("q_proj", 4.0), ("k_proj", 1.0), ("v_proj", 2.0), ("o_proj", residual), ("up_proj", 1.0),
+        ("down_proj", residual),
+    ):  # fmt: skip
+        some = source(f"model.layers.0.x.{name}.weight", (64, 1024))
+        assert some.std().item() == pytest.approx(times / 32, rel=0.02), name
+        assert abs(some.mean().item()) < times / 32 / 50
+    norm = source("model.norm.weight", (10_000,))
+    assert norm.std().item() == pytest.approx(0.1, rel=0.05)
+    assert norm.mean().item() == pytest.approx(1.0, abs=0.005)

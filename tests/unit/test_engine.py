@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from schedlab.policies import ContinuousBatching, Policy, registry
@@ -16,6 +17,7 @@ from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import InfeasiblePlan, PolicyError, PolicyLied, Stalled
 from schedlab.sim.record.columns import TRUNCATED
 from schedlab.sim.record.saved_log import read_table, save_tables
+from schedlab.sim.request import Slo
 from tests import laws
 from tests.laws import arrival
 from tests.staged_cost import StagedCost
@@ -424,3 +426,17 @@ def test_number_of_decisions_on_a_busy_server_is_a_few_a_request():
         "prefill_first": (1397, 13825),
         "static": (1077, 13101),
     }
+
+
+def test_targets_and_predictions_stand_with_their_request_in_whatever_order_they_end():
+    work = [
+        arrival(i, prompt=2, output=output, predicted_tokens=10.0 + i,
+                slo=Slo(ttft_ms=1.0 + i, tpot_ms=2.0 + i, e2el_ms=None if i == 1 else 3.0 + i))
+        for i, output in enumerate((9, 3, 6))
+    ]  # fmt: skip
+    columns = laws.run(registry.make("fcfs"), work, CONFIG).requests()
+    assert columns["finish_ns"].argsort().tolist() == [1, 2, 0]
+    for name, first in (("predicted_tokens", 10), ("slo_ttft_ms", 1), ("slo_tpot_ms", 2)):
+        assert columns[name].tolist() == [first, first + 1, first + 2], name
+    assert columns["slo_e2el_ms"][[0, 2]].tolist() == [3.0, 5.0]
+    assert np.isnan(columns["slo_e2el_ms"][1])

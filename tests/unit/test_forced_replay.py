@@ -642,3 +642,27 @@ def test_joint_step_of_a_replay_ends_as_recorded_of_all_its_engines(monkeypatch)
     assert backend._joint_step_ns([(None, one) for one in segments]) == 123
     ended = [(f"plan {i}", f"finished {i}") for i in range(3)]
     assert asked == [(50, 9, "shape 1", ended)], "it is priced as the slowest"
+
+
+def test_replay_tells_steps_contradictions_and_every_preemption(monkeypatch):
+    asked = []
+    spec = SimpleNamespace(engine=SimpleNamespace(data_parallel_size=3))
+    result = SimpleNamespace(requests={"num_preemptions": np.array([0, 2, 1])})
+    clock = SimpleNamespace(steps=["s"], contradictions=["c"])
+
+    def backend(*given):
+        asked.append(given)
+        return SimpleNamespace(clock=clock, recorded="router")
+
+    def run(spec, opened):
+        opened("pricing")
+        return result
+
+    monkeypatch.setattr(recorded_replay, "_Backend", backend)
+    monkeypatch.setattr(recorded_replay, "run", run)
+    monkeypatch.setattr(recorded_replay, "timeline", lambda result: f"times of {len(vars(result))}")
+    monkeypatch.setattr(recorded_replay, "check_same", lambda *given: asked.append(given))
+    found = recorded_replay.replay(spec, "recording", "error")
+    assert asked == [("pricing", "recording", "error", 3), ("recording", "times of 1", spec)]
+    assert (found.steps, found.contradictions, found.num_preemptions) == (["s"], ["c"], 3)
+    assert found.router == "router"

@@ -403,3 +403,28 @@ def test_measurement_on_one_model_is_refused(tmp_path):
     specs = recorded(tmp_path / "tests", {"latency_s": 0.004})
     with pytest.raises(SpecError, match="needs load tests of two models"):
         measure_frontend(specs[:1], "made up")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"latency_s": True}, "latency_s must be a number, got True"),
+        ({"latency_s": "1"}, "latency_s must be a number, got '1'"),
+        ({"output_token_s": [1]}, "output_token_s must be a number"),
+        ({"servers": 1.5}, "servers must be a number, got 1.5"),
+        ({"servers": True}, "servers must be a number, got True"),
+        ({"latncy_s": 1}, "unknown key 'latncy_s'; did you mean latency_s"),
+        ({"source": 3}, "source must say where the figures come from"),
+        ({"latency_s": -1.0}, "latency_s"),
+        ({"latency_s": 1, "servers": 2}, None),
+    ],
+)
+def test_file_of_a_front_end_with_a_fault_names_it_and_the_key(tmp_path, data, said):
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps({"source": "a bench", **data}))
+    if said is None:
+        assert read_frontend(path) == Frontend(latency_s=1, servers=2, source="a bench")
+        return
+    with pytest.raises(SpecError, match=said) as refused:
+        read_frontend(path)
+    assert str(path) in str(refused.value)

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from schedlab.experiments.comparing import compare as comparison
-from schedlab.experiments.comparing import level_runs, measured_runs
+from schedlab.experiments.comparing import (
+    compare_figures,
+    comparison_files,
+    level_runs,
+    measured_runs,
+)
 from schedlab.experiments.comparing.comparison_files import level_rows, markdown, to_data
 from schedlab.experiments.comparing.level_runs import (
     Level,
@@ -20,6 +25,7 @@ from schedlab.experiments.comparing.level_runs import (
     serve_level_requests,
 )
 from schedlab.experiments.comparing.measured_runs import MeasuredRun, MeasuredRuns, run_identity
+from schedlab.experiments.figures import style
 from schedlab.experiments.running.resolved import make_cost_model
 from schedlab.experiments.running.run import run
 from schedlab.experiments.specification.loading import make_spec
@@ -489,3 +495,23 @@ def test_measured_run_depends_on_its_cost_model_where_the_clock_or_the_policy_go
     assert measured_runs._read_steps(folder / "plan_log.jsonl.gz") == [step]
     assert measured_runs._read_steps(folder / "level_log.jsonl.gz") == [other]
     assert kept.describe() == f"{tmp_path / 'kept'} holds 1 measured runs of kernels real cpu"
+
+
+def test_comparison_is_written_as_data_as_text_and_as_three_figures(monkeypatch, tmp_path):
+    spec = SimpleNamespace(name="the name")
+    for name in ("step_figure", "cdf_figure", "frontier_figure"):
+        monkeypatch.setattr(
+            compare_figures, name, lambda found, title, name=name: (name, found, title)
+        )
+    saved = []
+    monkeypatch.setattr(style, "save", lambda *given: saved.append(given))
+    monkeypatch.setattr(comparison_files, "to_data", lambda found, spec: {"of": [*found]})
+    monkeypatch.setattr(comparison_files, "markdown", lambda found, spec: f"text {found}\n")
+    comparison_files.write(["a"], spec, tmp_path)
+    assert saved == [
+        (("step_figure", ["a"], "the name"), tmp_path / "steps"),
+        (("cdf_figure", ["a"], "the name"), tmp_path / "latency_cdf"),
+        (("frontier_figure", ["a"], "the name"), tmp_path / "throughput_p99"),
+    ]
+    assert json.loads((tmp_path / "comparison.json").read_text()) == {"of": ["a"]}
+    assert (tmp_path / "comparison.md").read_text() == "text ['a']\n"

@@ -7,10 +7,14 @@ import pytest
 
 from schedlab.policies import registry
 from schedlab.policies.credits import Credits
+from schedlab.sim.core.engine import Engine
+from schedlab.sim.core.executor import SimExecutor
 from schedlab.sim.core.plan import FOREVER, BatchPlan
+from schedlab.sim.cost.pricing import Pricing
+from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.request import RequestState, Slo
 from tests import laws
-from tests.laws import arrival
+from tests.laws import LinearCost, arrival
 from tests.traced import batches, limits
 from tests.unit.test_policies_ordering import rival_stream, served
 
@@ -427,3 +431,55 @@ def test_credits_before_anybody_decodes_let_a_newcomer_with_a_loose_target_run()
     credits = Credits(0.1)
     credits.own_targets_s[state] = 0.4
     assert credits.pace(state) == 1.0
+
+
+def test_slai_whose_prompts_under_way_block_each_other_sends_back_the_last():
+    # Two blocks each, and each needs a third: all four are taken, and nobody decodes.
+    work = [arrival(0, prompt=12, output=1), arrival(1, prompt=12, output=1)]
+    config = limits(num_blocks=4, long_prefill_token_threshold=4)
+    got, _ = batches("slai", work, config, **SLAI, order="fcfs")
+    assert got == [
+        {0: 4, 1: 4},
+        {0: 4, 1: 4},
+        ({}, [1]),
+        {0: 4, 1: 4},
+        {1: 4},
+        {1: 4},
+    ]
+
+
+def test_slai_lets_nobody_behind_the_first_evicted_prompt_take_the_memory_it_left():
+    # Two decodes fill their blocks: the first takes that of prompt 3, the second one of the two of
+    # prompt 2. Request 4 would fit the other, but comes behind prompt 2, though before prompt 3.
+    work = [
+        arrival(0, prompt=3, output=3),
+        arrival(1, prompt=3, output=3),
+        arrival(2, prompt=10, output=1),
+        arrival(3, 500, prompt=14, output=1),
+        arrival(4, 1_500, prompt=12, output=1),
+    ]
+    config = limits(num_blocks=5, long_prefill_token_threshold=4)
+    knobs = {**SLAI, "token_budget": 16, "offset": 10}
+    got, _ = batches("slai", work, config, **knobs)
+    assert got[:3] == [
+        {0: 3, 1: 3, 2: 4},
+        {0: 1, 1: 1, 2: 4, 3: 4},
+        ({0: 1, 1: 1}, [3, 2]),
+    ]
+    ahead = [*work[:4], arrival(4, 1_500, prompt=9, output=1)]
+    got, _ = batches("slai", ahead, config, **knobs)
+    assert got[2] == ({0: 1, 1: 1, 4: 4}, [3, 2])
+
+
+def test_slai_plans_once_for_those_due_and_the_others_while_all_of_them_run():
+    # From the second step on request 0 is due, request 1 is not, and request 2 has no seat.
+    work = [
+        arrival(0, prompt=2, output=10, slo=Slo(tpot_ms=0.002)),
+        arrival(1, prompt=2, output=10),
+        arrival(2, prompt=2, output=10),
+    ]
+    policy = registry.make("slai", **{**SLAI, "offset": 2})
+    engine = Engine(limits(seats=2), policy, SimExecutor(Pricing(LinearCost())))
+    simulate(engine, work)
+    # Prompts, all their steps, the third prompt, all its steps, and one when all is done.
+    assert engine.num_plans == 5

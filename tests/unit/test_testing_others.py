@@ -380,3 +380,25 @@ def test_answer_that_is_cut_off_is_asked_for_as_far_as_its_limit():
             lambda case: CutsShortOfLimit(Pricing(case.cost)), only="generates_true_lengths",
             cases=[case],
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_reader_that_takes_letters_for_numbers_is_caught_on_a_sample_of_two_rows(
+    tmp_path, num_rows
+):
+    """Of one row there is none before it to tell what a row is like."""
+    sample = tmp_path / "sample.csv"
+    sample.write_text("a,b\n" + "1,2\n" * num_rows)
+
+    def forgives(reader, path):
+        text = path.read_text()
+        if not text or "\x00" in text:
+            raise TraceError(f"{path.name}: damaged")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader_laws, "_read", forgives)
+        if num_rows == 1:
+            reader_laws.names_file_and_row_of_a_mistake(None, sample, tmp_path)
+            return
+        with pytest.raises(AssertionError, match="letters for numbers is read without an error"):
+            reader_laws.names_file_and_row_of_a_mistake(None, sample, tmp_path)
