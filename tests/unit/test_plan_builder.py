@@ -508,3 +508,31 @@ def test_all_decodes_may_be_granted_after_none_was_granted_again():
     log = run_plan(plan, [arrival(i, prompt=1, output=4) for i in range(2)])
     assert granted == [True] * 3
     assert log.steps()["num_decodes"].tolist() == [0, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("lost", "served"), [(1, {2: 1}), (2, {1: 1}), (0, {1: 1, 2: 1})])
+def test_decodes_that_join_those_granted_again_are_known_when_somebody_is_preempted(lost, served):
+    """First 0 and 1 decode while 2 is paused; then 1 and 2, and one of the three is preempted."""
+    told = []
+
+    def plan(view, builder):
+        for state in view.waiting:
+            builder.grant(state)
+        decodes = {state.id: state for state in view.decoding}
+        if len(decodes) == 3 and len(told) < 3:
+            told.append(None)
+            if len(told) == 1:
+                assert builder.grant_all([decodes[0], decodes[1]])
+            else:
+                assert builder.grant_again([decodes[0]], [decodes[2]])
+                builder.preempt(decodes[lost])
+                made = builder.build()
+                told[1:] = [made.num_scheduled_tokens(), [state.id for state in made.preempted]]
+                return made
+        else:
+            builder.grant_all(view.decoding)
+        return builder.build()
+
+    log = run_plan(plan, [arrival(i, prompt=3, output=6) for i in range(3)])
+    assert told[1:] == [served, [lost]]
+    assert log.requests()["generated_tokens"].tolist() == [6, 6, 6]

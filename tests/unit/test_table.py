@@ -20,6 +20,7 @@ from schedlab.sim.errors import SpecError
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.models import model as find_model
+from schedlab.sim.rng import stream
 
 META = {"model": "llama-3-8b", "hardware": "a100", "dtype": "bf16", "tensor_parallel_size": 1}
 # A plane over all four axes, 1 + chunk + 2 kv + 3 n + 4 context, which interpolation must hit.
@@ -368,3 +369,30 @@ def test_table_of_several_layers_is_valid_as_far_as_each_of_them_was_measured():
     for curves in ((long, short), (short, long)):
         cost = model(by_tokens=curves, by_requests=curves)
         assert cost.validity["new_tokens"] == cost.validity["num_requests"] == (1, 50.0)
+
+
+def test_attention_grid_prices_the_same_in_whatever_order_its_points_are_given():
+    points = [
+        (chunk, kv, n, context, 1.0 + chunk / 8 + kv / 64 + n * (1 + context) / 16)
+        for chunk in (0, 16, 64) for kv in ((0, 32, 128) if chunk else (0,))
+        for n in (0, 1, 4) for context in ((0, 64, 512) if n else (0,)) if chunk or n
+    ]  # fmt: skip
+    shuffled = [points[i] for i in stream(0, "points").permutation(len(points))]
+    grids = [AttentionGrid(*map(list, zip(*some, strict=True)))
+             for some in (points, points[::-1], shuffled)]  # fmt: skip
+    for chunks, n, context in (
+        ((), 1, 32), ((), 3, 100), (((16, 32),), 0, 0), (((40, 80),), 2, 300), (((64, 128),), 4, 9),
+        (((90, 200),), 6, 900),
+    ):  # fmt: skip
+        chunk, kv = sum(q for q, _ in chunks), sum(c for _, c in chunks)
+        expected = 1.0 + chunk / 8 + kv / 64 + n * (1 + context) / 16  # linear on every axis
+        for grid in grids:
+            assert grid.call_us(chunks, n, context) == pytest.approx(expected)
+            assert grid.bounds == grids[0].bounds
+    for grid in grids:
+        expected = [1.0 + 2 * (1 + context) / 16 for context in range(600)]
+        assert grid.decodes_us(2, 600) == pytest.approx(expected)
+    for times in ([], [0.0], [float("nan")], [float("inf")], [-1.0]):
+        size = [0] * len(times)
+        with pytest.raises(ValueError, match="positive and finite, and there must be some"):
+            AttentionGrid(size, size, size, size, times)
