@@ -95,7 +95,7 @@ def test_difference_by_an_arrival_between_the_two_starts_says_so():
 
 def test_recording_executor_passes_everything_on_as_it_is():
     class Inner:
-        kv_bytes, prices_never_fall = "bytes", "never"
+        kv_bytes, prices_never_fall = None, True
 
         def __getattr__(self, name):
             def call(*given):
@@ -116,6 +116,7 @@ def test_recording_executor_passes_everything_on_as_it_is():
     assert asked == [(name, *given) for name, given in calls.items()]
     answering = ("output_tokens", "estimate_step_ns", "chunk_pricer")
     assert answers == {name: f"answer to {name}" if name in answering else None for name in calls}
+    assert (recorder.kv_bytes, recorder.prices_never_fall) == (None, True)
     own = {name for name in vars(RecordingExecutor) if not name.startswith("_")}
     assert own - calls.keys() == {"execute"}
 
