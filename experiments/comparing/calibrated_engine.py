@@ -136,12 +136,12 @@ def open_vllm(
     from schedlab.gpu_backend.vllm.clock import MeasuredStepClock
     from schedlab.gpu_backend.vllm.engine import VllmSetup
     from schedlab.gpu_backend.vllm.opening import first_requests, open_core
+    from schedlab.gpu_backend.vllm.release import with_switches
     from schedlab.gpu_backend.vllm.replay import Replay
     from schedlab.gpu_backend.vllm.step_timer import VllmStepTimer
 
-    core = open_core(
-        VllmSetup(model, vllm_config(config), device, dtype, seed=seed, threads=threads)
-    )
+    limits = with_switches(vllm_config(config))
+    core = open_core(VllmSetup(model, limits, device, dtype, seed=seed, threads=threads))
 
     def refuse(_: BatchShape, num_steps: int) -> int:
         raise SpecError("fcfs asks for no estimates")
@@ -183,15 +183,8 @@ def open_vllm(
 
 
 def vllm_config(config: EngineConfig) -> EngineConfig:
-    """Return limits with the switches of the newest release of vLLM that is known."""
-    return replace(
-        config,
-        null_blocks=1,
-        preempt_in_order=True,
-        threshold_spares_lone_request=True,
-        free_uncached_first=True,
-        scheduler_reserve_full_isl=True,
-    )
+    """Return limits as any vLLM has them; its release adds its own rules (`with_switches`)."""
+    return replace(config, null_blocks=1, scheduler_reserve_full_isl=True)
 
 
 def scheduling_overhead(

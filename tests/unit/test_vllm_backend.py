@@ -1,6 +1,7 @@
 """What of the backend `vllm` needs no vLLM."""
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -211,6 +212,7 @@ def test_calibration_of_vllm_asks_twenty_short_requests_a_seat_up_to_a_number(
     for name, things in {
         "clock": ["MeasuredStepClock"], "engine": ["VllmSetup"], "replay": ["Replay"],
         "opening": ["open_core", "first_requests"], "step_timer": ["VllmStepTimer"],
+        "release": ["with_switches"],
     }.items():  # fmt: skip
         made = SimpleNamespace(setup=SimpleNamespace(config=None))
         stand_in = SimpleNamespace(**{thing: lambda *_, made=made, **__: made for thing in things})
@@ -225,7 +227,7 @@ def test_calibration_of_vllm_asks_twenty_short_requests_a_seat_up_to_a_number(
 
 def test_calibration_of_vllm_runs_fcfs_and_tells_what_steps_cost_beside_the_model(monkeypatch):
     pytest.importorskip("torch")
-    asked = []
+    asked, setups = [], []
 
     class Replay:
         def __init__(self, core, policy, clock, estimate, warm_up):
@@ -246,10 +248,11 @@ def test_calibration_of_vllm_runs_fcfs_and_tells_what_steps_cost_beside_the_mode
     )
     made = {
         "clock": {"MeasuredStepClock": lambda stopwatch: ("clock", stopwatch)},
-        "engine": {"VllmSetup": lambda *given, **more: (given[0], given[2:], more)},
+        "engine": {"VllmSetup": lambda *given, **more: given},
         "replay": {"Replay": Replay},
+        "release": {"with_switches": lambda config: ("switched", config)},
         "opening": {
-            "open_core": lambda setup: core,
+            "open_core": lambda setup: setups.append(setup) or core,
             "first_requests": lambda config: "first",
         },
         "step_timer": {"VllmStepTimer": lambda *given: given},
@@ -265,6 +268,8 @@ def test_calibration_of_vllm_runs_fcfs_and_tells_what_steps_cost_beside_the_mode
     config = EngineConfig(num_blocks=100, max_model_len=100, max_num_seqs=6)
     for device, repetitions in (("cpu", 1), ("cuda", 2)):
         found = calibrated_engine.open_vllm("m", config, device, "fp32", 1, 7, "watch")
+        limits = replace(config, null_blocks=1, scheduler_reserve_full_isl=True)
+        assert setups.pop() == ("m", ("switched", limits), device, "fp32")
         alone = 120 // calibrated_engine._SHARE_ALONE
         runs, asked[:] = list(asked), []
         assert runs == [(alone, 1), (120, None), (120, 1), (120, 3), (7, None)]

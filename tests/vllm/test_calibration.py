@@ -23,9 +23,11 @@ LIMITS = {
 def test_timer_runs_batches_of_every_kind_up_to_the_longest_length(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     prepare_environment()
+    from schedlab.gpu_backend.vllm.release import with_switches
     from schedlab.gpu_backend.vllm.step_timer import VllmStepTimer
 
-    config = vllm_config(calibration_config(str(tmp_path), "cpu", "fp32", **LIMITS))
+    config = calibration_config(str(tmp_path), "cpu", "fp32", **LIMITS)
+    config = with_switches(vllm_config(config))
     core = open_core(VllmSetup(str(tmp_path), config))
     timer = VllmStepTimer(core)
     batches = []
