@@ -75,6 +75,7 @@ def vllm_config(config: EngineConfig, policy: str) -> Any:
             async_scheduling=config.async_scheduling,
             scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
             watermark=config.watermark,
+            prefill_schedule_interval=1,
         ),
         cache_config=Nothing(
             num_gpu_blocks=config.num_blocks + config.null_blocks,
