@@ -390,7 +390,8 @@ class Segments:
                 return False
             elif edges[0] == 1 and len(edges) > 1:
                 each[1].wait([state], self.ran_ns, now_ns)
-                self.come.append(1)
+                if 1 not in self.come:
+                    self.come.append(1)
             else:
                 each[0].put([state], 1)
         if prompts:
