@@ -10,7 +10,7 @@ from typing import Any
 from schedlab.experiments.analysis.comparison import Compared, rank_agreement
 from schedlab.experiments.comparing.compare import PointComparison
 from schedlab.experiments.comparing.level_runs import POLICY as LEVEL_POLICY
-from schedlab.experiments.comparing.level_runs import Level
+from schedlab.experiments.comparing.level_runs import SETTLING_STEPS, Level
 from schedlab.experiments.specification.experiment import ExperimentSpec
 from schedlab.experiments.specification.identity import spec_hash
 from schedlab.experiments.specification.paths import relative_paths
@@ -167,10 +167,11 @@ def level_told(spec: ExperimentSpec) -> str:
         "by each of as many clients as requests run in a step of that point's simulation, priced "
         "at the level that a first set of such runs told (in the middle one of the third of steps "
         "with the fewest, and of all, before the run; of the third with the most after it), with "
-        "contexts as long as there. Their steps say at what "
-        "level those of a run stood in that round, and how far they scattered; nothing is fitted "
-        "to the runs that are compared. A round is one measured run of each policy at a load, and "
-        "the simulation is priced at the level of each of its rounds, as often at each."
+        f"contexts as long as there. Their steps, but for the first {SETTLING_STEPS} of each, in "
+        "which the engine settles, say at what level those of a run stood in that round, and how "
+        "far they scattered; nothing is fitted to the runs that are compared. A round is one "
+        "measured run of each policy at a load, and the simulation is priced at the level of each "
+        "of its rounds, as often at each."
     )
 
 

@@ -45,7 +45,7 @@ _SHARES = 1 / 6, 1 / 2, 5 / 6
 NUM_RUNS = len(_SHARES)
 """So many level runs go with a measured one, the last of them after it."""
 
-_SETTLING_STEPS = 30
+SETTLING_STEPS = 30
 """First steps of a level run that tell nothing: they are a tenth slower than later ones, of which a
 measured run has a thousand."""
 
@@ -222,7 +222,7 @@ def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> 
     config = kinds[0].point.config
     requests = level_requests(config, num_requests, load.context_tokens, seed)
     open_backend(served, kinds).serve(Task(served, kinds, requests, record=steps))
-    return steps[_SETTLING_STEPS:]
+    return steps[SETTLING_STEPS:]
 
 
 def level_requests(

@@ -11,17 +11,13 @@ from vllm.v1.core.sched.output import NewRequestData
 
 from schedlab.sim.config import EngineConfig
 
-_RULES: dict[str, tuple[str, ...]] = {
+_RULES = {
     "0.24": ("preempt_in_order", "free_uncached_first"),
-    "0.32": ("preempt_in_order", "free_uncached_first", "threshold_spares_lone_request"),
-    "0.33": (
-        "preempt_in_order",
-        "free_uncached_first",
-        "threshold_spares_lone_request",
-        "serve_behind_preempted",
-    ),
+    "0.32": ("threshold_spares_lone_request",),
+    "0.33": ("serve_behind_preempted",),
 }
-"""What each release with which the tests of the adapter pass schedules by, oldest first."""
+"""Releases with which the tests of the adapter pass, oldest first, and what each schedules by that
+the one before it does not."""
 
 
 def with_switches(config: EngineConfig) -> EngineConfig:
@@ -33,15 +29,9 @@ def with_switches(config: EngineConfig) -> EngineConfig:
             f"schedlab was not tested with vLLM {vllm.__version__}, only with {', '.join(_RULES)}",
             stacklevel=2,
         )
-    known = [name for name in _RULES if _numbers(name) <= (major, minor)]
-    rules = _RULES[known[-1] if known else min(_RULES, key=_numbers)]
-    return replace(
-        config,
-        preempt_in_order="preempt_in_order" in rules,
-        threshold_spares_lone_request="threshold_spares_lone_request" in rules,
-        free_uncached_first="free_uncached_first" in rules,
-        serve_behind_preempted="serve_behind_preempted" in rules,
-    )
+    known = [name for name in _RULES if _numbers(name) <= (major, minor)] or [*_RULES][:1]
+    rules: dict[str, Any] = {rule: name in known for name in _RULES for rule in _RULES[name]}
+    return replace(config, **rules)
 
 
 def _numbers(release: str) -> tuple[int, ...]:
