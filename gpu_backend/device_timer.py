@@ -36,11 +36,13 @@ class Timing(NamedTuple):
 class Timer(Protocol):
     """Measures work on a device."""
 
-    def __call__(self, work: Callable[[], object], calls: int = 1) -> Timing:
-        """Time one of the `calls` like things that `work` does."""
+    def __call__(
+        self, work: Callable[[], object], calls: int = 1, *, captured: bool = True
+    ) -> Timing:
+        """Time one of the `calls` like things that `work` does, from a captured graph if asked."""
 
 
-def cuda_timer(work: Callable[[], object], calls: int = 1) -> Timing:
+def cuda_timer(work: Callable[[], object], calls: int = 1, *, captured: bool = True) -> Timing:
     """Time work on the current CUDA device.
 
     Parameters
@@ -50,12 +52,14 @@ def cuda_timer(work: Callable[[], object], calls: int = 1) -> Timing:
         keep the L2 cache out of the measurement it should rotate over more data than that holds.
     calls : int
         How many like things it does; times are divided by it.
+    captured : bool
+        Whether to capture the work into a CUDA graph, so that the time of Python and of launching
+        is no part of the result.
 
     Returns
     -------
     Timing
-        Of at least 10 repetitions and 100 ms, after 3 warm-ups. The work is captured into a CUDA
-        graph, so that the time of Python and of launching is no part of the result.
+        Of at least 10 repetitions and 100 ms, after 3 warm-ups.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -64,22 +68,23 @@ def cuda_timer(work: Callable[[], object], calls: int = 1) -> Timing:
             work()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    run, mode = graph.replay, "graph"
-    try:
-        with torch.cuda.graph(graph):
-            work()
-    except RuntimeError:
-        # Some library paths cannot be captured. The mode is recorded with the result.
-        torch.cuda.synchronize()
-        run, mode = work, "eager"
+    run, mode = work, "eager"
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                work()
+            run, mode = graph.replay, "graph"
+        except RuntimeError:
+            # Some library paths cannot be captured. The mode is recorded with the result.
+            torch.cuda.synchronize()
     run()
     (first_s,) = _elapsed_s(run, 1)
     repetitions = int(np.clip(_MIN_TOTAL_S / first_s, _MIN_REPETITIONS, _MAX_REPETITIONS))
     return Timing.of([s / calls for s in _elapsed_s(run, repetitions)], mode)
 
 
-def host_timer(work: Callable[[], object], calls: int = 1) -> Timing:
+def host_timer(work: Callable[[], object], calls: int = 1, *, captured: bool = True) -> Timing:
     """Run work once on the CPU, to rehearse what is measured on a GPU."""
     begun_s = time.perf_counter()
     work()

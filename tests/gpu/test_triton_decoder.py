@@ -60,6 +60,13 @@ def gpu_work(num_requests=30):
     ]
 
 
+def block_tables(num_seqs, num_blocks):
+    """Return tables of as many blocks each, from the first on, with room for the longest."""
+    tables = np.zeros((num_seqs, -(-GPU_CONFIG.max_model_len // 16)), dtype=np.int32)
+    tables[:, :num_blocks] = 1 + np.arange(num_seqs * num_blocks).reshape(num_seqs, num_blocks)
+    return tables
+
+
 def with_documents(work):
     """Let every fifth of the requests begin with the same tokens."""
     found = []
@@ -99,7 +106,7 @@ def gpu_runner():
 @pytest.mark.gpu
 def test_cuda_graphs_give_the_logits_of_eager_launches(gpu_runner):
     batch = gpu_runner.new_batch()
-    tables = np.arange(1, 1 + 24 * 16, dtype=np.int32).reshape(24, 16)
+    tables = block_tables(24, 16)
     history = np.random.default_rng(0).integers(0, 8192, (24, 256)).astype(np.int32)
     for num_seqs in (1, 3, 8, 24):
         contexts = np.arange(num_seqs) * 7 + 5
@@ -209,7 +216,7 @@ def test_triton_kernels_on_a_gpu_give_the_logits_of_the_portable_ones(gpu_runner
     )
     theirs = ModelRunner(portable, GPU_CONFIG, use_graphs=False)
     batch = gpu_runner.new_batch()
-    tables = np.arange(1, 65, dtype=np.int32).reshape(2, 32)
+    tables = block_tables(2, 32)
     history = np.random.default_rng(0).integers(0, 8192, (2, 512)).astype(np.int32)
     batch.fill(history, tables, 16, np.array([0, 1]), np.array([0, 0]), np.array([400, 37]))
     batch.sample(np.array([399, 436]), np.array([0, 1]))
