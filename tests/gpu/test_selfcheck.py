@@ -41,7 +41,7 @@ interpreted = pytest.mark.skipif(
 )
 
 
-def ten_us(work, calls=1):
+def ten_us(work, calls=1, captured=True):
     """Run the work once; claim that it took 10 us."""
     work()
     return Timing.of([1e-5] * 10, "stand-in")
@@ -57,6 +57,11 @@ def test_selfcheck_without_cuda_says_what_is_missing_and_exits_2(capsys, monkeyp
 
 def test_ceilings_count_both_directions_of_a_copy_and_two_operations_a_product():
     assert ceilings.device_copy(CPU, ten_us, 1024).rate == pytest.approx(2048 / 1e-5)
+
+    def copies_slowly(work, calls=1, captured=True):
+        return ten_us(work)._replace(median_s=1e-5 if captured else 3e-5)
+
+    assert ceilings.device_copy(CPU, copies_slowly, 1024).rate == pytest.approx(2048 / 1e-5)
     assert ceilings.matrix_product(CPU, ten_us, torch.float32, 16).rate == pytest.approx(
         2 * 16**3 / 1e-5
     )
