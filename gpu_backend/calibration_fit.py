@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
+from scipy.optimize import least_squares, nnls
 
 from schedlab.gpu_backend.calibration_design import batch_kind, token_knots
 from schedlab.sim.cost.fitted import FittedCostModel
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
+_OF_CACHE = ("decode_context_sum_tokens", "decode_context_max_tokens")
 _RESAMPLES = 200
 _SHARES, _STEPS_A_SHARE = 100, 5
 _MOST_ALIKE = 100
@@ -60,11 +62,14 @@ def fit_profile(
     The time of a step is a continuous piecewise-linear function of its new tokens (rounded up to
     the bucket where a graph is replayed) plus a non-negative multiple of each feature. Residuals
     are weighted by 1 / measured time, so that the fit is good in percent.
+
+    What a token in the cache of a decoding request costs is the same bytes read in either regime.
+    Where graphs are replayed it is seen on its own there, and the eager regime takes it from them:
+    beside prompts it is a few percent of a step.
     """
     graphed = [p for p in points if _is_graphed(p.shape, buckets)]
     eager = [p for p in points if not _is_graphed(p.shape, buckets)]
-    eager_regime = _fit_regime(eager, ())
-    graph_regime = _fit_regime(graphed, tuple(buckets)) if graphed else None
+    eager_regime, graph_regime = _fit_regimes(eager, graphed, tuple(buckets))
     validity = _box([p.shape for p in points])
     unknown = FitError(0.0, 0.0, 0.0, 0.0, 0)
     draft = Fit(eager_regime, graph_regime, validity, unknown, unknown)
@@ -137,6 +142,51 @@ def run_level(
         decode_row_s=more_s if decode_row_s is None else decode_row_s,
         prompt_step_s=0.0 if decode_row_s is None else more_s,
     )
+
+
+def sustained_level(fit: Fit, steps: Sequence[MeasuredBatch]) -> RunLevel:
+    """Return by how much the steps of a run on a GPU differ from a fit to batches timed alone.
+
+    Parameters
+    ----------
+    fit : Fit
+        Whose own level is not looked at.
+    steps : sequence of MeasuredBatch
+        Of runs that keep the device busy; a kind of which there are none keeps the level one.
+
+    Notes
+    -----
+    Between two batches that are timed by themselves the device waits for the host. One that
+    computes without a pause draws more power and clocks lower: the longer its matrix products, the
+    more, and what waits for launches or for memory not at all. So for steps with prompts
+    ``measured = prompt_steps * predicted + prompt_step_s``, the latter of either sign, by least
+    squares in relative error of which large ones count less (soft L1 beyond 3 %: the host is
+    interrupted now and then). Both are scaled so that the sums of both sides are equal, as they are
+    for the steps without prompts.
+    """
+    if not steps:
+        return RunLevel()
+    measured = np.array([s.seconds for s in steps])
+    predicted = predictions(replace(fit, run_level=RunLevel()), steps)
+    has_prompts = np.array([bool(s.shape.chunks) for s in steps])
+    decode, prompt, more_s = 1.0, 1.0, 0.0
+    if not has_prompts.all():
+        decode = float(measured[~has_prompts].sum() / predicted[~has_prompts].sum())
+    if has_prompts.any():
+        priced, took = predicted[has_prompts], measured[has_prompts]
+        if np.ptp(priced) > 0:
+            # In units of the mean step both are of one size.
+            unit = float(priced.mean())
+            found = least_squares(
+                lambda x: (x[0] * priced + x[1] * unit) / took - 1.0,
+                [1.0, 0.0], bounds=([0.0, -1.0], [np.inf, 1.0]), loss="soft_l1", f_scale=0.03,
+            )  # fmt: skip
+            prompt, more_s = float(found.x[0]), float(found.x[1] * unit)
+            # The shortest step with prompts still takes a tenth of what it takes alone.
+            more_s = max(more_s, -0.9 * prompt * min(fit.eager.knots_s))
+        scale = float(took.sum() / (prompt * priced + more_s).sum())
+        prompt, more_s = prompt * scale, more_s * scale
+    return RunLevel(decode_steps=decode, prompt_steps=prompt, prompt_step_s=more_s)
 
 
 def step_spread(fit: Fit, steps: Sequence[MeasuredBatch]) -> StepSpread | None:
@@ -232,12 +282,16 @@ def coefficient_intervals(
     points: Sequence[MeasuredBatch], buckets: Sequence[int], seed: int
 ) -> dict[str, tuple[float, float]]:
     """Return 95 % bootstrap intervals of the eager regime's coefficients, seconds per unit."""
+    graphed = [p for p in points if _is_graphed(p.shape, buckets)]
     eager = [p for p in points if not _is_graphed(p.shape, buckets)]
     rng = stream(seed, "bootstrap")
     drawn: dict[str, list[float]] = {name: [] for name in FEATURES}
     for _ in range(_RESAMPLES):
-        sample = [eager[i] for i in rng.integers(len(eager), size=len(eager))]
-        regime = _fit_regime(sample, ())
+        some, others = (
+            [of[i] for i in rng.integers(len(of), size=len(of))] if of else []
+            for of in (eager, graphed)
+        )
+        regime, _ = _fit_regimes(some, others, tuple(buckets))
         for name in FEATURES:
             drawn[name].append(float(regime.coefficients_s.get(name, 0.0)))
     return {
@@ -250,23 +304,38 @@ def _is_graphed(shape: BatchShape, buckets: Sequence[int]) -> bool:
     return bool(buckets) and not shape.chunks and shape.num_decodes <= max(buckets)
 
 
-def _fit_regime(points: Sequence[MeasuredBatch], buckets: tuple[int, ...]) -> Regime:
+def _fit_regimes(
+    eager: Sequence[MeasuredBatch], graphed: Sequence[MeasuredBatch], buckets: tuple[int, ...]
+) -> tuple[Regime, Regime | None]:
+    """Fit what is replayed from graphs, if anything is, and then what is launched eagerly."""
+    graph = _fit_regime(graphed, buckets) if graphed else None
+    known = graph.coefficients_s if graph else {}
+    return _fit_regime(eager, (), {n: s for n, s in known.items() if n in _OF_CACHE}), graph
+
+
+def _fit_regime(
+    points: Sequence[MeasuredBatch],
+    buckets: tuple[int, ...],
+    known_s: Mapping[str, float] = MappingProxyType({}),
+) -> Regime:
+    """Fit one regime; what some features cost may be known already."""
     features = [step_features(p.shape) for p in points]
     tokens = np.array([_bucket(f["new_tokens"], buckets) for f in features], dtype=np.float64)
     # A graph takes one time for all batches it is replayed for: each bucket is a knot.
     knots = [int(n) for n in np.unique(tokens)] if buckets else _knots(tokens)
-    names = [name for name in FEATURES if any(f[name] for f in features)]
+    there = [name for name in FEATURES if any(f[name] for f in features)]
+    names = [name for name in there if name not in known_s]
     columns = [np.interp(tokens, knots, hat) for hat in np.eye(len(knots))]
     columns += [np.array([f[name] for f in features], dtype=np.float64) for name in names]
     matrix = np.stack(columns, axis=1)
     weight = 1.0 / np.array([p.seconds for p in points])
+    known = np.array([sum(s * f[name] for name, s in known_s.items()) for f in features])
     scale = (matrix * weight[:, None]).max(axis=0)
     scale[scale == 0] = 1.0
-    solution, _ = nnls(matrix * weight[:, None] / scale, np.ones(len(points)))
+    solution, _ = nnls(matrix * weight[:, None] / scale, 1.0 - known * weight)
     solution = solution / scale
-    coefficients = {
-        name: float(value) for name, value in zip(names, solution[len(knots) :], strict=True)
-    }
+    found = dict(zip(names, solution[len(knots) :].tolist(), strict=True))
+    coefficients = {name: float(found.get(name, known_s.get(name, 0.0))) for name in there}
     values = [float(v) for v in solution[: len(knots)]]
     if len(knots) == 1:  # a flat curve: nothing says how it goes on
         knots, values = [knots[0], knots[0] + 1], values * 2

@@ -79,7 +79,7 @@ COMMANDS = {
     "trace": ("trace", "Fetch, look at, convert and draw request traces."),
     "profile": (
         "profile",
-        "Import performance profiles of other projects, or learn kernels from them.",
+        "Import profiles of other projects, learn kernels from them, or fit one anew.",
     ),
     "predictor": ("predictor", "Train and test predictors of output length."),
     "policy": ("policy", "Prove policies."),

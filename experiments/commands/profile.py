@@ -1,4 +1,4 @@
-"""The `profile` commands: import what other projects measured, or learn from it."""
+"""The `profile` commands: import what others measured, learn from it, or fit it anew."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from schedlab.sim.cost.importers.imported import Imported
 
 app = typer.Typer(
-    help="Import performance profiles of other projects, or learn kernels from them.",
+    help="Import profiles of other projects, learn kernels from them, or fit one anew.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -221,6 +221,28 @@ def learn_command(
     print_lines(
         [f"kernels: {output} (use them with cost_model: {{name: roofline, kernels: FILE}})"]
     )
+
+
+@app.command("refit")
+def refit_command(
+    profile: Annotated[
+        Path, typer.Argument(metavar="PROFILE", help="What schedlab calibrate wrote.")
+    ],
+    output: Output,
+    level_of: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN",
+            help="A run that measure --keep kept where the profile was measured: it tells the "
+            "level of steps. May be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Fit what a calibration measured anew, without its device."""
+    from schedlab.experiments.comparing.calibrate import refit
+
+    typer.echo(refit(profile, output, level_of or []).verdict)
+    typer.echo(f"profile: {output}")
 
 
 def _save(imported: Imported, output: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,17 +14,18 @@ import numpy as np
 
 from schedlab.experiments.comparing.calibrated_engine import chat, open_ours, open_vllm
 from schedlab.experiments.comparing.machine import describe_machine
+from schedlab.experiments.comparing.measured_runs import read_steps
 from schedlab.policies import registry
 from schedlab.sim.config import EngineConfig
 from schedlab.sim.core.engine import Engine
 from schedlab.sim.core.executor import SimExecutor, Steps, Work
 from schedlab.sim.cost.pricing import Pricing
-from schedlab.sim.cost.profile import Fit, write_fit
+from schedlab.sim.cost.profile import Fit, read_meta, write_fit
 from schedlab.sim.cost.roofline import RooflineCostModel
 from schedlab.sim.cost.shape import BatchShape
 from schedlab.sim.drive.simulation import simulate
 from schedlab.sim.errors import SpecError
-from schedlab.sim.files import write_text
+from schedlab.sim.files import read_json_object, read_text, write_text
 from schedlab.sim.hardware.deployment import Deployment
 from schedlab.sim.hardware.gpus import gpu
 from schedlab.sim.hardware.memory import memory_budget
@@ -36,9 +37,13 @@ if TYPE_CHECKING:
 
     from schedlab.gpu_backend.calibration import Measurement
     from schedlab.gpu_backend.calibration_design import BatchPoint
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
     from schedlab.gpu_backend.stopwatch import Stopwatch
 
 Progress = Callable[[int, int, str], None]
+
+HELD_OUT = "held_out"
+READINGS = "points.jsonl"
 
 MAPE_BAR, BIAS_BAR = 0.06, 0.02
 """Held-out error that a profile should not exceed."""
@@ -140,15 +145,6 @@ def calibrate(
     """
     from schedlab.gpu_backend.calibration import measure, measured
     from schedlab.gpu_backend.calibration_design import design
-    from schedlab.gpu_backend.calibration_fit import (
-        coefficient_intervals,
-        error_by_kind,
-        fit_profile,
-        predictions,
-        run_level,
-        step_spread,
-        with_swapping,
-    )
 
     begun_s = time.monotonic()
     held_out = replayed_points(config, model_name, hardware, dtype, num_held_out, seed)
@@ -180,13 +176,6 @@ def calibrate(
     }
 
     def write(taken: Measurement) -> tuple[Calibrated, list[dict[str, Any]]]:
-        rows = measured(taken, points)
-        train, test = rows[: len(fitted_on)], rows[len(fitted_on) :]
-        fit = fit_profile(train, test, buckets)
-        level = run_level(fit, opened.run_steps)
-        if opened.swapping:
-            fit = with_swapping(fit, opened.swapping)
-        by_kind = error_by_kind(fit, test)
         spreads = [taken.spread(i) for i in range(len(points))]
         meta = {
             **same,
@@ -194,31 +183,140 @@ def calibrate(
             "rounds": len(taken.drift),
             "sentinel_drift_by_round": taken.drift,
             "median_repeat_spread": float(np.median(spreads)),
-            "held_out_error_by_kind": by_kind,
         }
-        residuals = [
-            {"kind": point.kind, "features": _decode_features(point.shape),
-             "chunks": list(point.chunks),
-             "measured_s": row.seconds, "predicted_s": float(predicted)}
-            for point, row, predicted in zip(points, rows, predictions(fit, rows), strict=True)
-        ]  # fmt: skip
-        intervals = coefficient_intervals(train, buckets, seed)
-        text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
-        write_text(folder / "residuals.json", text + "\n")
-        of_runs = replace(fit, run_level=level)
-        of_runs = replace(of_runs, step_spread=step_spread(of_runs, opened.run_steps))
-        write_fit(folder, meta, of_runs)
-        found = Calibrated(fit, opened.overhead, taken.drift, by_kind, verdict(fit, by_kind, taken))
-        return found, residuals
+        batches = [
+            (point.kind, row) for point, row in zip(points, measured(taken, points), strict=True)
+        ]
+        return write_profile(folder, meta, batches, opened.run_steps)
 
     taken = measure(
-        opened.timer, config, points, folder / "points.jsonl",
+        opened.timer, config, points, folder / READINGS,
         about=about, num_rounds=num_rounds, repetitions=opened.repetitions, seed=seed,
         progress=progress, max_s=max_s - (time.monotonic() - begun_s), on_round=write,
     )  # fmt: skip
     found, residuals = write(taken)
-    _save_figure(points, residuals, folder)
+    save_residuals(residuals, folder)
     return found
+
+
+def write_profile(
+    folder: Path,
+    meta: Mapping[str, Any],
+    batches: Sequence[tuple[str, MeasuredBatch]],
+    run_steps: Sequence[MeasuredBatch],
+) -> tuple[Calibrated, list[dict[str, Any]]]:
+    """Fit measured batches and write meta.json, fit.json and residuals.json.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the profile.
+    meta : mapping
+        What was measured; what the fit is judged to be good for is added.
+    batches : sequence of (str, MeasuredBatch)
+        With their kind; those that are ``held_out`` judge the fit, the others make it.
+    run_steps : sequence of MeasuredBatch
+        Steps of runs, that tell the level; none leave it at that of the batches.
+
+    Returns
+    -------
+    found : Calibrated
+    residuals : list of dict
+        A batch each, as residuals.json has them.
+    """
+    from schedlab.gpu_backend.calibration_fit import (
+        coefficient_intervals,
+        error_by_kind,
+        fit_profile,
+        predictions,
+        run_level,
+        step_spread,
+        sustained_level,
+        with_swapping,
+    )
+    from schedlab.gpu_backend.swap_timing import SwapTime
+
+    buckets, swapping = meta["graph_buckets"], [SwapTime(**one) for one in meta["swap_times"]]
+    train = [row for kind, row in batches if kind != HELD_OUT]
+    test = [row for kind, row in batches if kind == HELD_OUT]
+    fit = fit_profile(train, test, buckets)
+    level = (run_level if "engine_measured" in meta else sustained_level)(fit, run_steps)
+    if swapping:
+        fit = with_swapping(fit, swapping)
+    by_kind = error_by_kind(fit, test)
+    rows = [row for _, row in batches]
+    residuals = [
+        {"kind": kind, "features": _decode_features(row.shape),
+         "chunks": list(row.shape.chunks),
+         "measured_s": row.seconds, "predicted_s": float(predicted)}
+        for (kind, row), predicted in zip(batches, predictions(fit, rows), strict=True)
+    ]  # fmt: skip
+    intervals = coefficient_intervals(train, buckets, meta["seed"])
+    text = json.dumps({"coefficient_intervals_s": intervals, "points": residuals}, indent=1)
+    write_text(folder / "residuals.json", text + "\n")
+    of_runs = replace(fit, run_level=level)
+    of_runs = replace(of_runs, step_spread=step_spread(of_runs, run_steps))
+    write_fit(folder, {**meta, "held_out_error_by_kind": by_kind}, of_runs)
+    overhead, drift = meta["scheduling_overhead"], meta["sentinel_drift_by_round"]
+    return Calibrated(fit, overhead, drift, by_kind, verdict(fit, by_kind, drift)), residuals
+
+
+def refit(profile: Path, folder: Path, runs: Sequence[Path] = ()) -> Calibrated:
+    """Fit what a calibration measured anew, without the device.
+
+    Parameters
+    ----------
+    profile : Path
+        A profile that was calibrated.
+    folder : Path
+        Gets the new one; may be the same.
+    runs : sequence of Path
+        Runs that were kept where the profile was measured, each a folder, to tell its level;
+        without any the new profile is at the level of its batches.
+
+    Returns
+    -------
+    Calibrated
+
+    Raises
+    ------
+    SpecError
+        If the profile or a run cannot be read.
+    """
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
+    from schedlab.gpu_backend.stopwatch import ReferenceSpeed
+
+    meta = read_meta(profile)
+    path = profile / "residuals.json"
+    try:
+        batches = [
+            (point["kind"], MeasuredBatch(_shape(point), point["measured_s"]))
+            for point in read_json_object(path)["points"]
+        ]
+        steps = [
+            MeasuredBatch(s.shape, (s.duration_ns - s.overhead_ns) / 1e9)
+            for run in runs
+            for s in read_steps(run)[1:]
+        ]
+        about = {**meta, **({"level_of_runs": [run.name for run in runs]} if runs else {})}
+        found, residuals = write_profile(folder, about, batches, steps)
+    except (KeyError, TypeError) as error:
+        raise SpecError(f"{profile} is no profile that can be fitted anew: no {error}") from error
+    if folder.resolve() != profile.resolve():
+        write_text(folder / READINGS, read_text(profile / READINGS))
+        if (speed := ReferenceSpeed.read(profile)) is not None:
+            speed.write(folder)
+    save_residuals(residuals, folder)
+    return found
+
+
+def _shape(point: Mapping[str, Any]) -> BatchShape:
+    num_decodes, context_sum, context_max = point["features"]
+    chunks = tuple((new, cached) for new, cached in point["chunks"])
+    rows = num_decodes + len(chunks)
+    return BatchShape(
+        num_decodes, context_sum, context_max, chunks, rows_sampled=rows, num_running=rows
+    )
 
 
 def _decode_features(shape: BatchShape) -> list[int]:
@@ -308,7 +406,7 @@ def replayed_points(
             decodes: tuple[int, ...] = ()
             if work.shape.num_decodes:
                 decodes = tuple(s.num_computed_tokens for s in work.decodes.members.values())
-            seen.append(BatchPoint("held_out", decodes, work.shape.chunks))
+            seen.append(BatchPoint(HELD_OUT, decodes, work.shape.chunks))
             return super().execute(work, 1, horizon_ns)
 
     pricing = Pricing(RooflineCostModel(Deployment(model(model_name), gpu(hardware), dtype=dtype)))
@@ -327,7 +425,7 @@ def replayed_points(
     return drawn
 
 
-def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], taken: Measurement) -> str:
+def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], drift: Sequence[float]) -> str:
     """Say whether the profile may be trusted, and what speaks against it."""
     from schedlab.gpu_backend.calibration import DRIFT_BAR
 
@@ -344,29 +442,26 @@ def verdict(fit: Fit, by_kind: dict[str, dict[str, float]], taken: Measurement) 
         for e in ({"mape": error.mape, "bias": error.bias}, *kinds.values())
     )
     judgement = "GOOD" if good else f"POOR (bar: {MAPE_BAR:.0%} and {BIAS_BAR:.0%})"
-    worst = max(taken.drift, default=0.0)
+    worst = max(drift, default=0.0)
     shaky = f"; sentinels moved by up to {worst:.1%}: the machine was not quiet"
     return f"{judgement}: {found}{shaky if worst > DRIFT_BAR else ''}"
 
 
-def _save_figure(
-    points: Sequence[BatchPoint], residuals: Sequence[dict[str, Any]], folder: Path
-) -> None:
+def save_residuals(residuals: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Draw `residual_figure` into a profile folder."""
     from schedlab.experiments.figures.style import save
 
-    save(residual_figure(points, residuals, folder.name), folder / "residuals")
+    save(residual_figure(residuals, folder.name), folder / "residuals")
 
 
-def residual_figure(
-    points: Sequence[BatchPoint], residuals: Sequence[dict[str, Any]], title: str
-) -> Figure:
+def residual_figure(residuals: Sequence[dict[str, Any]], title: str) -> Figure:
     """Draw predicted against measured times, and the relative error against the measured time."""
     from schedlab.experiments.figures.style import house_style, looks, new_figure, plain_numbers
 
     with house_style():
         figure = new_figure(9.0, 3.9)
         left, right = figure.subplots(1, 2)
-        kinds = dict.fromkeys(point.kind for point in points)
+        kinds = dict.fromkeys(r["kind"] for r in residuals)
         for kind, look in zip(kinds, looks(), strict=False):
             rows = [r for r in residuals if r["kind"] == kind]
             true = np.array([r["measured_s"] for r in rows]) * 1e3

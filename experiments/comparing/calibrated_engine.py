@@ -25,6 +25,7 @@ from schedlab.traces.workload import workload
 if TYPE_CHECKING:
     from schedlab.gpu_backend.calibration import BatchTimer
     from schedlab.gpu_backend.calibration_fit import MeasuredBatch
+    from schedlab.gpu_backend.executor import StepTime
     from schedlab.gpu_backend.runner import ModelRunner
     from schedlab.gpu_backend.stopwatch import Stopwatch
     from schedlab.gpu_backend.swap_timing import SwapTime
@@ -84,6 +85,9 @@ def open_ours(
 ) -> CalibratedEngine:
     """Open the real backend, and measure what does not depend on the batch.
 
+    On a GPU the steps of a run say at what level a profile of single batches stands: a device that
+    computes without a pause draws more power than one that waits between batches, and clocks lower.
+
     Raises
     ------
     SpecError
@@ -91,18 +95,25 @@ def open_ours(
     """
     import torch
 
+    from schedlab.gpu_backend.calibration_fit import MeasuredBatch
     from schedlab.gpu_backend.runner import open_runner
     from schedlab.gpu_backend.step_timer import StepTimer
     from schedlab.gpu_backend.swap_timing import swap_times
 
     torch.set_num_threads(threads)
     runner = open_runner(model, config, device=device, dtype=dtype, seed=seed)
+    swapping = swap_times(runner, stopwatch)
+    steps = chat_steps(runner, config, seed, stopwatch)
     return CalibratedEngine(
         StepTimer(runner, config, seed, stopwatch),
         kernels("real", device),
         runner.graph_buckets,
-        swap_times(runner, stopwatch),
-        scheduling_overhead(runner, config, seed, stopwatch),
+        swapping,
+        overhead_of([s.shape for s in steps], [s.overhead_ns for s in steps]),
+        run_steps=[
+            MeasuredBatch(s.shape, (s.duration_ns - s.overhead_ns) / 1e9)
+            for s in (steps if runner.is_cuda else [])
+        ],
     )
 
 
@@ -187,16 +198,17 @@ def vllm_config(config: EngineConfig) -> EngineConfig:
     return replace(config, null_blocks=1, scheduler_reserve_full_isl=True)
 
 
-def scheduling_overhead(
+def chat_steps(
     runner: ModelRunner,
     config: EngineConfig,
     seed: int,
     stopwatch: Stopwatch | None = None,
     num_requests: int = _NUM_REQUESTS,
-) -> dict[str, float]:
-    """Measure what the engine itself costs between two steps of the real backend.
+) -> list[StepTime]:
+    """Serve a chat workload on the real backend, with `fcfs`, by the virtual clock.
 
-    A chat workload runs on the device by the virtual clock; see `overhead_of`.
+    All requests come at once, so that the device computes without a pause. The first step is left
+    out.
     """
     from schedlab.gpu_backend.clock import VirtualClock
     from schedlab.gpu_backend.executor import TorchExecutor
@@ -204,8 +216,7 @@ def scheduling_overhead(
     executor = TorchExecutor(runner, config, VirtualClock(stopwatch), seed=seed)
     requests = chat(config, min(num_requests, 2 * config.max_num_seqs), seed)
     simulate(Engine(config, registry.make("fcfs"), executor), requests)
-    steps = executor.steps[1:]
-    return overhead_of([s.shape for s in steps], [s.overhead_ns for s in steps])
+    return executor.steps[1:]
 
 
 def overhead_of(shapes: Sequence[BatchShape], overheads_ns: Sequence[int]) -> dict[str, float]:

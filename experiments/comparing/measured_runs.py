@@ -232,6 +232,21 @@ def _frozen_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
+def read_steps(run: Path) -> list[RecordedStep]:
+    """Return the steps of a kept run.
+
+    Raises
+    ------
+    SpecError
+        If the folder holds none, or they cannot be read.
+    """
+    path = run / _STEPS
+    try:
+        return _read_steps(path)
+    except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+        raise SpecError(f"{path}: no steps of a kept run: {error}") from error
+
+
 def _write_steps(path: Path, steps: Sequence[RecordedStep]) -> None:
     with gzip.open(path, "wt", encoding="utf-8") as lines:
         lines.writelines(json.dumps(step, default=astuple) + "\n" for step in steps)

@@ -144,7 +144,8 @@ class RunLevel:
         request by request is what a run finds in no cache.
     prompt_step_s : float
         Seconds that a step with prompt tokens takes longer beside that, however many they are: what
-        is done once in a step is as much for a short prompt as for a long one.
+        is done once in a step is as much for a short prompt as for a long one. Negative where only
+        the part of a step beyond its shortest is slower in a run.
     """
 
     decode_steps: float = 1.0
@@ -154,7 +155,8 @@ class RunLevel:
 
     def __post_init__(self) -> None:
         for key, value in asdict(self).items():
-            check_number(f"run_level.{key}", value)
+            size = abs(value) if key == "prompt_step_s" else value
+            check_number(f"run_level.{key}", size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,13 @@ class Fit:
             check_number(f"validity.{key}", high)
             if low > high:
                 raise SpecError(f"validity.{key}: {low} > {high}")
+        level = self.run_level
+        shortest_s = level.prompt_steps * min(self.eager.knots_s)
+        if level.prompt_step_s < 0 and shortest_s + level.prompt_step_s <= 0:
+            raise SpecError(
+                f"run_level.prompt_step_s: {level.prompt_step_s!r} takes more than all of the "
+                f"shortest step with prompts, {shortest_s!r} s"
+            )
 
 
 def write_fit(folder: Path, meta: Mapping[str, object], fit: Fit) -> None:

@@ -16,6 +16,7 @@ from schedlab.experiments.comparing import calibrate as laboratory  # noqa: E402
 from schedlab.experiments.comparing import machine  # noqa: E402
 from schedlab.experiments.comparing.calibrated_engine import overhead_of  # noqa: E402
 from schedlab.experiments.comparing.machine import check_profile  # noqa: E402
+from schedlab.experiments.comparing.measured_runs import _write_steps  # noqa: E402
 from schedlab.experiments.running.resolved import make_cost_model  # noqa: E402
 from schedlab.experiments.running.run import run  # noqa: E402
 from schedlab.experiments.specification.cost_model import CostModelSpec  # noqa: E402
@@ -41,14 +42,16 @@ from schedlab.gpu_backend.calibration_fit import (  # noqa: E402
     judge,
     predictions,
     run_level,
+    sustained_level,
     with_swapping,
 )
 from schedlab.gpu_backend.step_timer import StepTimer  # noqa: E402
 from schedlab.gpu_backend.stopwatch import ReferenceSpeed  # noqa: E402
 from schedlab.gpu_backend.swap_timing import SwapTime, swap_times, swapped_byte_s  # noqa: E402
 from schedlab.sim.config import EngineConfig  # noqa: E402
+from schedlab.sim.core.plan_log import RecordedStep  # noqa: E402
 from schedlab.sim.cost.fitted import FittedCostModel  # noqa: E402
-from schedlab.sim.cost.profile import Fit, FitError, Regime, RunLevel  # noqa: E402
+from schedlab.sim.cost.profile import Fit, FitError, Regime, RunLevel, read_fit  # noqa: E402
 from schedlab.sim.cost.shape import BatchShape  # noqa: E402
 from schedlab.sim.errors import SpecError  # noqa: E402
 from tests.gpu.backend import CONFIG, tiny_runner  # noqa: E402
@@ -75,7 +78,8 @@ def truth(buckets=()):
     graph = None
     if buckets:
         times = tuple(0.004 + 1e-4 * b for b in buckets)
-        graph = Regime(tuple(buckets), times, {"decode_context_sum_tokens": 1e-6}, tuple(buckets))
+        of_cache = {name: COEFFICIENTS[name] for name in calibration_fit._OF_CACHE}
+        graph = Regime(tuple(buckets), times, of_cache, tuple(buckets))
     return FittedCostModel(Fit(eager, graph, {"new_tokens": (1.0, 256.0)}, NONE, NONE), {})
 
 
@@ -198,10 +202,85 @@ def test_batch_fits_the_limits_up_to_their_edges(point, fits):
     assert point.fits(limits) is fits
 
 
+def test_eager_steps_with_graphs_beside_them_take_what_a_token_in_the_cache_costs_from_these():
+    buckets = (1, 2, 4, 8, 16)
+    points = measured_by(truth(buckets), design(LIMITS, 60, seed=0))
+    # Beside prompts hardly any context was measured, and that badly.
+    noisy = [
+        MeasuredBatch(p.shape, p.seconds * (1.2 if p.shape.num_decodes else 1.0))
+        if p.shape.chunks
+        else p
+        for p in points
+    ]
+    fit = fit_profile(noisy, [], buckets)
+    for name in calibration_fit._OF_CACHE:
+        assert fit.eager.coefficients_s[name] == fit.graph.coefficients_s[name]
+        assert fit.eager.coefficients_s[name] == pytest.approx(COEFFICIENTS[name], rel=0.01)
+    alone = fit_profile([p for p in noisy if p.shape.chunks], [])
+    assert alone.eager.coefficients_s != fit.eager.coefficients_s
+
+
+def level_steps(model, level, points):
+    """Return steps of a run at a level, a hundredth of them stalled by the host."""
+    at_level = FittedCostModel(replace(model.fit, run_level=level), {})
+    steps = measured_by(at_level, points)
+    return [
+        MeasuredBatch(s.shape, s.seconds * (3.0 if i % 100 == 50 else 1.0))
+        for i, s in enumerate(steps)
+    ]
+
+
+@pytest.mark.parametrize("more_s", [-0.004, 0.0, 0.003])
+def test_sustained_level_is_found_through_stalls_of_the_host(more_s):
+    model, level = truth(), RunLevel(1.02, 1.15, 0.0, more_s)
+    points = design(LIMITS, 200, seed=3)
+    found = sustained_level(model.fit, measured_by_level(model, level, points))
+    assert found.decode_steps == pytest.approx(1.02, rel=1e-6)
+    assert found.prompt_steps == pytest.approx(1.15, rel=1e-3)
+    assert found.prompt_step_s == pytest.approx(more_s, abs=2e-5)
+    stalled = level_steps(model, level, points)
+    found = sustained_level(model.fit, stalled)
+    # A run takes as long as its steps together, the stalled ones among them.
+    at_found = FittedCostModel(replace(model.fit, run_level=found), {})
+    for has_prompts in (False, True):
+        of_kind = [s for s in stalled if bool(s.shape.chunks) == has_prompts]
+        total_s = sum(at_found.step_ns(s.shape)[0] for s in of_kind) / 1e9
+        assert total_s == pytest.approx(sum(s.seconds for s in of_kind), rel=1e-6)
+    ratio = more_s / 1.15
+    assert found.prompt_step_s / found.prompt_steps == pytest.approx(ratio, abs=2e-4)
+
+
+def measured_by_level(model, level, points):
+    return measured_by(FittedCostModel(replace(model.fit, run_level=level), {}), points)
+
+
+def test_sustained_level_of_no_steps_and_of_one_kind_leaves_the_rest_alone():
+    model = truth()
+    assert sustained_level(model.fit, []) == RunLevel()
+    decode = BatchPoint("decode", (10, 20), ())
+    prompt = BatchPoint("prefill", (), ((9, 0),))
+    slow = [MeasuredBatch(p.shape, 2 * m.seconds) for p in (decode, prompt)
+            for m in measured_by(model, [p])]  # fmt: skip
+    for some, levels in ((slow[:1], (2.0, 1.0)), (slow[1:], (1.0, 2.0))):
+        found = sustained_level(model.fit, some)
+        assert (found.decode_steps, found.prompt_steps) == pytest.approx(levels)
+        assert (found.decode_row_s, found.prompt_step_s) == (0.0, 0.0)
+
+
+def test_sustained_level_never_lets_the_shortest_step_take_nothing():
+    model = truth()
+    points = [BatchPoint("prefill", (), ((n, 0),)) for n in (16, 256)]
+    first, last = measured_by(model, points)
+    steep = [MeasuredBatch(first.shape, 1e-4), MeasuredBatch(last.shape, 3 * last.seconds)]
+    found = sustained_level(model.fit, steep)
+    assert found.prompt_step_s < 0
+    assert replace(model.fit, run_level=found).run_level == found
+
+
 def test_coefficients_lie_within_the_middle_95_percent_of_what_is_drawn(monkeypatch):
     drawn = iter(range(200))
 
-    def regime(points, buckets):
+    def regime(points, buckets, known_s):
         return Regime((1, 2), (0.0, 0.0), {"num_decodes": float(next(drawn))})
 
     monkeypatch.setattr(calibration_fit, "_fit_regime", regime)
@@ -429,6 +508,53 @@ def test_calibrate_writes_a_profile_that_a_simulation_can_use(profile):
     assert result.metrics()["completed"] == 4
 
 
+def test_refit_of_a_profile_gives_its_fit_again_and_a_run_tells_its_level(profile, tmp_path):
+    folder, found = profile
+    again = laboratory.refit(folder, tmp_path / "again")
+    assert again == found
+    for name in ("fit.json", "residuals.json", "points.jsonl", "meta.json"):
+        assert (tmp_path / "again" / name).read_text() == (folder / name).read_text(), name
+    kept = tmp_path / "kept" / "run"
+    kept.mkdir(parents=True)
+    slow = [
+        RecordedStep(0, {}, (), p.shape, round(2e9 * s) + 50, 50)
+        for p, s in zip(STEPPED, predictions(found.fit, measured_by(truth(), STEPPED)), strict=True)
+    ]
+    _write_steps(kept / "plan_log.jsonl.gz", [slow[0], *slow])
+    laboratory.refit(folder, tmp_path / "level", [kept])
+    level = read_fit(tmp_path / "level").run_level
+    assert level.decode_steps == pytest.approx(2.0, rel=1e-6)
+    assert level.prompt_steps == pytest.approx(2.0, rel=0.05)
+    assert json.loads((tmp_path / "level" / "meta.json").read_text())["level_of_runs"] == ["run"]
+
+
+@pytest.mark.parametrize("what", ["no run", "no profile", "a broken one"])
+def test_refit_without_what_it_needs_names_the_file_and_writes_nothing(profile, tmp_path, what):
+    folder, _ = profile
+    output, runs = tmp_path / "new", []
+    if what == "no run":
+        runs = [tmp_path / "gone"]
+    elif what == "no profile":
+        folder = tmp_path
+    else:
+        broken = tmp_path / "broken"
+        shutil.copytree(folder, broken)
+        (broken / "residuals.json").write_text('{"points": [{"kind": "decode"}]}')
+        folder = broken
+    with pytest.raises(SpecError, match=r"gone|meta\.json|broken is no profile"):
+        laboratory.refit(folder, output, runs)
+    assert not output.exists()
+
+
+STEPPED = [
+    BatchPoint("decode", (5, 9), ()),
+    BatchPoint("decode", (3,), ()),
+    BatchPoint("prefill", (), ((9, 0),)),
+    BatchPoint("prefill", (), ((20, 0),)),
+    BatchPoint("prefill", (), ((30, 0),)),
+]
+
+
 def spec_with(folder, **real):
     return make_spec(
         {
@@ -649,16 +775,15 @@ def test_profile_is_good_if_errors_of_all_kinds_are_small_in_size_and_sign(
     mape, bias, by_kind, good
 ):
     held_out = SimpleNamespace(mape=mape, p90=0.2, bias=bias, num_points=5)
-    fit, quiet = SimpleNamespace(held_out=held_out), SimpleNamespace(drift=[])
-    said = laboratory.verdict(fit, by_kind, quiet)
+    fit = SimpleNamespace(held_out=held_out)
+    said = laboratory.verdict(fit, by_kind, [])
     assert said.startswith("GOOD" if good else "POOR")
     assert "sentinels" not in said
     assert "20.0% at the 90th percentile" in said
     assert "over 5 replayed batches" in said
     for kind in by_kind.keys() - {"by_time"}:
         assert f"{kind} {by_kind[kind]['mape']:.1%} {by_kind[kind]['bias']:+.1%}" in said
-    moved = SimpleNamespace(drift=[0.004, 0.5, 0.001])
-    assert "moved by up to 50.0%" in laboratory.verdict(fit, by_kind, moved)
+    assert "moved by up to 50.0%" in laboratory.verdict(fit, by_kind, [0.004, 0.5, 0.001])
 
 
 class MeasuringBeginsError(Exception):
@@ -726,6 +851,7 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     points = [*fitted, *held_out]
     timer = PaperTimer({point: float(i) for i, point in enumerate(points, 3)})
     swapping = [SwapTime("out", 1, 4096, 0.5), SwapTime("in", 4, 16384, 0.25)] if swaps else []
+    level_of = "run_level" if swaps else "sustained_level"
     opened = SimpleNamespace(
         timer=timer, buckets=(2, 4), kernels="k1", overhead={"base_s": 0.5}, swapping=swapping,
         about={"version": 7} if swaps else {}, repetitions=3, run_steps=["runs"],
@@ -743,7 +869,7 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     swapped_fit = replace(fit, validity={"new_tokens": (1.0, 99.0)})
     errors = {"decode": {"mape": 0.01, "bias": 0.0}}
     for name, give in {
-        "fit_profile": fit, "run_level": level, "with_swapping": swapped_fit,
+        "fit_profile": fit, level_of: level, "with_swapping": swapped_fit,
         "error_by_kind": errors, "predictions": np.array([1.5, 2.5, 3.5, 4.5, 5.5]),
         "coefficient_intervals": {"num_decodes": (0.1, 0.2)}, "step_spread": "spread",
     }.items():  # fmt: skip
@@ -755,7 +881,7 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     monkeypatch.setattr(laboratory, "open_vllm", noted("open_vllm", opened))
     monkeypatch.setattr(laboratory, "describe_machine", lambda device: {"on": device})
     monkeypatch.setattr(laboratory, "write_fit", noted("write_fit", None))
-    monkeypatch.setattr(laboratory, "_save_figure", noted("_save_figure", None))
+    monkeypatch.setattr(laboratory, "save_residuals", noted("save_residuals", None))
     paper = SimpleNamespace(monotonic=lambda: 0.0, strftime=lambda f, at: (f, at), gmtime=lambda: 0)
     monkeypatch.setattr(laboratory, "time", paper)
     engine, clock = ("vllm", "reference") if swaps else ("schedlab", "virtual")
@@ -772,12 +898,12 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     use = swapped_fit if swaps else fit
     at_level = replace(use, run_level=level)
     of_round = [
-        ("fit_profile", rows[:2], rows[2:], (2, 4)),
-        ("run_level", fit, ["runs"]),
+        ("fit_profile", rows[:2], rows[2:], [2, 4]),
+        (level_of, fit, ["runs"]),
         *([("with_swapping", fit, swapping)] if swaps else []),
         ("error_by_kind", use, rows[2:]),
         ("predictions", use, rows),
-        ("coefficient_intervals", rows[:2], (2, 4), 17),
+        ("coefficient_intervals", rows[:2], [2, 4], 17),
         ("step_spread", at_level, ["runs"]),
     ]
     opening = {False: "open_ours", True: "open_vllm"}[swaps]
@@ -790,13 +916,13 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     assert isinstance(asked[2][-1], PaperWatch)
     written = [one for one in asked if one[0] == "write_fit"]
     residuals = json.loads((tmp_path / "residuals.json").read_text())
-    *calls, (_, drawn, rows_drawn, where) = asked[4:]
+    *calls, (_, rows_drawn, where) = asked[4:]
     assert calls == [
         *of_round, written[0],  # after each of two rounds, and of all of them
         *of_round, written[1],
         *of_round, written[2],
     ]  # fmt: skip
-    assert (drawn, where) == (points, tmp_path)
+    assert where == tmp_path
     assert json.loads(json.dumps(rows_drawn)) == residuals["points"]
 
     _, folder, meta, of_runs = written[-1]
@@ -829,7 +955,7 @@ def test_calibration_fits_some_batches_is_judged_by_the_others_and_writes_all_of
     }  # fmt: skip
     assert (found.fit, found.overhead, found.drift) == (use, {"base_s": 0.5}, [0.0, 0.0])
     assert found.held_out == errors
-    assert found.verdict == laboratory.verdict(use, errors, SimpleNamespace(drift=[]))
+    assert found.verdict == laboratory.verdict(use, errors, [])
     assert told[-1] == (10, 10, "done")
     header = json.loads((tmp_path / "points.jsonl").read_text().splitlines()[0])
     about = "llama-3-8b a100 cpu bf16 kernels k1 threads 6" + (" clock reference" if swaps else "")

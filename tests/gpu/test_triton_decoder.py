@@ -210,18 +210,21 @@ def test_requests_on_a_gpu_with_tiers_get_nearly_the_same_tokens(gpu_runner, wri
 
 
 @pytest.mark.gpu
-def test_triton_kernels_on_a_gpu_give_the_logits_of_the_portable_ones(gpu_runner):
-    portable = Decoder(
-        gpu_runner.decoder.config, gpu_runner.decoder.weights, cpu_ops, GPU_CONFIG.max_model_len
-    )
+def test_triton_kernels_on_a_gpu_give_the_logits_of_the_portable_ones():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    # Half precision: rounding alone moves logits by 0.16 on average in bf16, by 0.02 in fp16.
+    ours = open_runner("schedlab-small", GPU_CONFIG, device="cuda", dtype="fp16")
+    portable = Decoder(ours.decoder.config, ours.decoder.weights, cpu_ops, GPU_CONFIG.max_model_len)
     theirs = ModelRunner(portable, GPU_CONFIG, use_graphs=False)
-    batch = gpu_runner.new_batch()
+    batch = ours.new_batch()
     tables = block_tables(2, 32)
     history = np.random.default_rng(0).integers(0, 8192, (2, 512)).astype(np.int32)
     batch.fill(history, tables, 16, np.array([0, 1]), np.array([0, 0]), np.array([400, 37]))
     batch.sample(np.array([399, 436]), np.array([0, 1]))
     logits = []
-    for runner in (gpu_runner, theirs):
+    for runner in (ours, theirs):
         runner._buffer.copy_(batch.buffer)
         logits.append(runner.decoder.forward(batch.tensors(runner._views), runner.kv_pools).float())
-    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=0.1)
+    difference = (logits[0] - logits[1]).abs().mean(dim=1)
+    assert (difference < 0.08).all(), difference  # of other tokens: 1.1
