@@ -358,7 +358,7 @@ def profiles(_: str) -> dict[str, Any]:
     ):  # fmt: skip
         error, box = FitError(mape, 0.12, 0.3, bias, 17), {"new_tokens": (1.0, 8.0)}
         fit = Fit(Regime((1, 8), (1e-6, 2e-6), {}), None, box, train=error, held_out=error)
-        said.append(calibrate.verdict(fit, kinds, SimpleNamespace(drift=drift)))
+        said.append(calibrate.verdict(fit, kinds, drift))
     points = held_out[::4]
     residuals = [
         {"kind": point.kind, "measured_s": 0.01 * (i + 1), "predicted_s": 0.011 * (i + 1) ** 0.9}
@@ -368,7 +368,7 @@ def profiles(_: str) -> dict[str, Any]:
         "limits": [[config.num_blocks, config.max_num_seqs] for config in (cpu, card)],
         "held out": [len(held_out), json_digest([list(astuple(p.shape)) for p in held_out])],
         "sent": sent, "said": said,
-        "figure": figures.seen(calibrate.residual_figure(points, residuals, "title")),
+        "figure": figures.seen(calibrate.residual_figure(residuals, "title")),
     }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ class _Timer:
     def __init__(self) -> None:
         self.calls: list[int] = []
 
-    def __call__(self, work: Callable[[], object], calls: int = 1) -> Any:
+    def __call__(self, work: Callable[[], object], calls: int = 1, *, captured: bool = True) -> Any:
         from schedlab.gpu_backend.device_timer import Timing
 
         work()

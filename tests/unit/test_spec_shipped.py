@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKLOAD = {"trace": "azure-conv", "num_requests": 10, "request_rate": 2.0}
 PROFILE = "profiles/cpu/schedlab-small/fp32-tp1"
 PROFILE_OF_VLLM = "profiles/cpu/schedlab-mini/vllm-fp32-tp1"
+PROFILE_OF_H200 = "profiles/h200/llama-3-8b/bf16-tp1"
 
 
 def test_shipped_experiments_have_one_name_each():
@@ -64,7 +65,7 @@ def test_experiment_file_names_the_nearest_name(folder, wrong, tmp_path, monkeyp
 
 def test_shipped_profile_is_found_by_name_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert list(shipped_profiles()) == [PROFILE_OF_VLLM, PROFILE]
+    assert list(shipped_profiles()) == [PROFILE_OF_VLLM, PROFILE, PROFILE_OF_H200]
     for cost_model in (PROFILE, {"profile": PROFILE}):
         spec = make_spec({"workload": WORKLOAD, "cost_model": cost_model})
         assert spec.cost_model.profile == str(ROOT / PROFILE)
