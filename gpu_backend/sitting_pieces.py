@@ -65,10 +65,10 @@ GPU = Setup(
 REHEARSAL = Setup(
     device="cpu",
     calibration=(*_calibration(*_TINY), "--rounds", "1"),
-    comparison=(*_ON_CPU, *_comparison(*_TINY), "workload.num_requests=8"),
+    comparison=(*_ON_CPU, *_comparison(*_TINY), "workload.num_requests=24"),
     small_calibration=(*_calibration(*_TINY), "--rounds", "1"),
     small_comparison=(
-        *_ON_CPU, *_comparison(*_TINY), "workload.num_requests=4", "sweep.policy=[fcfs]",
+        *_ON_CPU, *_comparison(*_TINY), "workload.num_requests=24", "sweep.policy=[fcfs]",
         "sweep.workload.request_rate=[20]",
     ),
     poll_s=0.5,
