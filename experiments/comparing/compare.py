@@ -24,6 +24,7 @@ from schedlab.experiments.comparing.level_runs import (
     level_of,
     load_beside,
     simulated_at,
+    warm_up,
 )
 from schedlab.experiments.comparing.machine import check_profile, machine_name
 from schedlab.experiments.comparing.measured_runs import (
@@ -179,6 +180,7 @@ def compare(
     runs: list[dict[int, MeasuredRun]] = [{} for _ in todo]
     checks: list[MeasuredRun | None] = [None] * len(todo)
     end_s, longest_s = time.monotonic() + max_s, 0.0
+    is_cold = spec.real.device != "cpu"
     for turn in turns:
         point = todo[turn.point]
         tell(
@@ -191,6 +193,9 @@ def compare(
         if found is None:
             if write_only or begun_s + longest_s > end_s:
                 continue
+            if is_cold:
+                warm_up(wanted)
+                is_cold = False
             found = measure(wanted, turn.repeat, None if turn.is_check else beside.load_of(point))
             if kept is not None:
                 kept.keep(wanted, turn.repeat, found)

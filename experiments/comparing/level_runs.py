@@ -49,6 +49,9 @@ SETTLING_STEPS = 30
 """First steps of a level run that tell nothing: they are a tenth slower than later ones, of which a
 measured run has a thousand."""
 
+_WARMING, _WARMING_CONTEXT_TOKENS = 48, 512.0
+"""Clients of a warm-up, and the mean context of their requests."""
+
 _SIGMA = 0.8
 """Of the logarithm of prompt lengths."""
 
@@ -223,6 +226,14 @@ def serve_level_requests(spec: ExperimentSpec, load: LevelLoad, number: int) -> 
     requests = level_requests(config, num_requests, load.context_tokens, seed)
     open_backend(served, kinds).serve(Task(served, kinds, requests, record=steps))
     return steps[SETTLING_STEPS:]
+
+
+def warm_up(spec: ExperimentSpec) -> None:
+    """Serve a level run that tells nothing, so that no measured run is the first on a device.
+
+    A GPU's kernels are loaded, and the host has seen the way of a step, when time begins to count.
+    """
+    serve_level_requests(spec, LevelLoad((_WARMING,) * NUM_RUNS, _WARMING_CONTEXT_TOKENS), 0)
 
 
 def level_requests(

@@ -476,6 +476,7 @@ def compared(name: str) -> dict[str, Any]:
         "machine_name": lambda device: told.append(f"machine of {device}") or "m",
         "load_beside": lambda of, at=None: f"beside {of.workload.request_rate} at {at}",
         "steps_at_level": at_level,
+        "warm_up": lambda of: told.append(f"warms up {said(of)}"),
         "_profile_of": lambda point: f"profile of {point.label}",
         "level_of": lambda profile, steps: f"level of {steps} by {profile}",
         "_check_profiles": lambda todo, machine: told.append(f"profiles of {len(todo)}, {machine}"),

@@ -248,6 +248,23 @@ def test_level_run_serves_other_requests_by_fcfs_more_of_them_where_clients_are_
     assert lengths[0] != [(a.request.prompt_tokens, a.output_tokens) for a in other.arrivals]
 
 
+def test_warm_up_serves_as_many_requests_as_keep_a_device_busy_of_nobody(monkeypatch, profile):
+    spec = make_spec(without_sweep(cost_model={"profile": profile}, policy="prefill_first"))
+    served = []
+
+    def serve(task):
+        served.append(task)
+
+    monkeypatch.setattr(
+        level_runs, "open_backend", lambda spec, kinds: SimpleNamespace(serve=serve)
+    )
+    level_runs.warm_up(spec)
+    (task,) = served
+    assert task.spec.policy.name == "fcfs"
+    assert task.spec.workload.max_concurrency == 48
+    assert len(task.arrivals) >= 48
+
+
 def test_level_requests_leave_the_contexts_asked_for_within_the_limits():
     config = EngineConfig(num_blocks=1000, max_model_len=2000, max_num_batched_tokens=256)
     some = level_requests(config, 4000, 130.0, seed=1)
