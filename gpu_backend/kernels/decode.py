@@ -13,8 +13,6 @@ grid depends only on the batch size, as a CUDA graph demands.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -233,19 +231,10 @@ def decode_launches(
     partial_lse = torch.empty(
         (num_kv_heads, num_slots, group), dtype=torch.float32, device=q.device
     )
-    shared: dict[str, Any] = {
-        "context_lens": context_lens,
-        "out": out,
-        "partial_out": partial_out,
-        "partial_lse": partial_lse,
-        "num_rows": num_rows,
-        "num_slots": num_slots,
-        "target_splits": target_splits,
-        "stride_out": out.stride(0),
-    }
-    constants: dict[str, Any] = {
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
+    partials = {"partial_out": partial_out, "partial_lse": partial_lse}
+    counts = {"num_rows": num_rows, "num_slots": num_slots, "target_splits": target_splits}
+    stride_out = out.stride(0)
+    cut = {
         # Powers of two from 32: a handful of variants for all batch sizes.
         "BLOCK_B": max(32, triton.next_power_of_2(num_rows)),
         "BLOCK_N": tile.block_n,
@@ -255,20 +244,26 @@ def decode_launches(
         kernel=decode_kernel,
         grid=(num_kv_heads, num_slots),
         args={
-            **shared,
             "q": q,
             "k_pool": k_pool,
             "v_pool": v_pool,
             "block_tables": block_tables,
+            "context_lens": context_lens,
+            "out": out,
+            **partials,
             "scale_log2": scale * LOG2_E,
+            **counts,
             "stride_table": block_tables.stride(0),
             "stride_q": q.stride(0),
+            "stride_out": stride_out,
             "stride_block": k_pool.stride(0),
         },
         constants={
-            **constants,
+            "GROUP": group,
             "BLOCK_G": max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
+            "HEAD_DIM": head_dim,
             "BLOCK_SIZE": block_size,
+            **cut,
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -276,8 +271,14 @@ def decode_launches(
     reduce = Launch(
         kernel=reduce_kernel,
         grid=(num_heads, num_rows),
-        args=shared,
-        constants={**constants, "BLOCK_S": _REDUCE_SPLITS},
+        args={
+            **partials,
+            "context_lens": context_lens,
+            "out": out,
+            **counts,
+            "stride_out": stride_out,
+        },
+        constants={"GROUP": group, "HEAD_DIM": head_dim, **cut, "BLOCK_S": _REDUCE_SPLITS},
         num_warps=4,
     )
     return decode, reduce

@@ -1,0 +1,195 @@
+"""That compiled kernels called directly are those that Triton's JIT would call, with its arguments.
+
+Run by `test_direct_launches` in a process of its own, in which Triton compiles.
+"""
+
+import itertools
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+from schedlab.gpu_backend import compile_check
+from schedlab.gpu_backend.kernels import launch as launch_module
+from schedlab.gpu_backend.kernels.launch import Device, Launch
+from tests.gpu.stand_in import StandInDriver
+
+HOPPER = Device(90, 132)
+MEMORY = torch.zeros(4096, dtype=torch.uint8)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64)
+LIMIT = 2**31
+INTEGERS = (
+    0, 1, 2, 8, 15, 16, 17, 24, 32, 48, 4096, 4097, -1, -15, -16, LIMIT - 1, LIMIT - 16, LIMIT,
+    LIMIT + 1, LIMIT + 16, -LIMIT, -LIMIT - 1, 2**40, 2**40 + 1, 2**63, True, False,
+)  # fmt: skip
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Stand in for the driver, with nothing compiled; count what goes through the JIT."""
+    driver = StandInDriver()
+    driver.by_jit = 0
+    jit_run = JITFunction.run
+
+    def counted(self, *args, **given):
+        driver.by_jit += 1
+        return jit_run(self, *args, **given)
+
+    monkeypatch.setattr(JITFunction, "run", counted)
+    monkeypatch.setattr(launch_module, "_BUILT", {})
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    for kernel in {launch.kernel.fn: launch.kernel for launch in usual()}.values():
+        kernel.device_caches.clear()
+    return driver
+
+
+def usual(dtype=torch.bfloat16):
+    """Return each kernel's launch, on memory that is there."""
+    given = compile_check.step_launches(HOPPER, head_dim=64, group=4, dtype=dtype)
+    return [
+        one._replace(args={
+            name: memory(value.dtype) if isinstance(value, torch.Tensor) else value
+            for name, value in one.args.items()
+        })
+        for one in given
+    ]  # fmt: skip
+
+
+def memory(dtype, offset=0):
+    """Return a tensor whose address is `offset` bytes behind a multiple of 64."""
+    start = -MEMORY.data_ptr() % 64 + offset
+    return MEMORY[start : start + 64].view(dtype)
+
+
+def by_jit(launch):
+    """Launch the way it is done without a short cut."""
+    launch.kernel[launch.grid](
+        **launch.args, **launch.constants,
+        num_warps=launch.num_warps, num_stages=launch.num_stages, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+def told(noted):
+    """Return a launch without who watches it, tensors by address."""
+    args = [a.data_ptr() if isinstance(a, torch.Tensor) else (type(a), a) for a in noted.args]
+    return noted.grid, noted.stream, noted.function, noted.metadata, args
+
+
+def check_as_jit(launch, driver):
+    """Launch twice and by the JIT: the same thrice. Return how often the short cut was taken."""
+    before = driver.by_jit
+    launch.run()
+    launch.run()
+    short = 2 - (driver.by_jit - before)
+    by_jit(launch)
+    first, second, right = (told(noted) for noted in driver.launches[-3:])
+    assert first == right
+    assert second == right
+    return short
+
+
+def test_every_kernel_is_called_as_the_jit_calls_it(driver):
+    kernels = usual()
+    assert len({launch.kernel.fn for launch in kernels}) == 6
+    for launch in kernels:
+        driver.stream += 1
+        assert check_as_jit(launch, driver) == 1
+    # From now on nothing goes through the JIT but what is compared with.
+    before, compiled = driver.by_jit, len(driver.binaries)
+    for launch in kernels:
+        other = launch._replace(grid=(3, 5))
+        assert check_as_jit(other, driver) == 2
+    assert driver.by_jit == before + len(kernels)
+    assert len(driver.binaries) == compiled
+
+
+def test_binaries_that_differ_are_told_apart(driver):
+    (silu,) = (one for one in usual() if one.kernel.__name__ == "silu_and_mul_kernel")
+    args = silu.args
+    unaligned, wide = memory(torch.bfloat16, 2), memory(torch.float32)
+    cases = [
+        silu,
+        silu._replace(args=args | {"gate_up": unaligned}),
+        silu._replace(args=args | {"out": unaligned}),
+        silu._replace(args=args | {"out": wide}),
+        silu._replace(args=args | {"stride_gate_up": 1}),
+        silu._replace(args=args | {"stride_gate_up": 17}),
+        silu._replace(constants=silu.constants | {"WIDTH": 64}),
+        silu._replace(num_warps=8),
+    ]
+    for launch in [*cases, *reversed(cases)]:
+        check_as_jit(launch, driver)
+    assert len(driver.binaries) == len(cases)
+
+
+def test_no_argument_gets_a_variant_that_the_jit_made_for_another(driver, monkeypatch):
+    """Many arguments through the JIT's own tests of them, without its compiler."""
+
+    def not_compiled(kernel):
+        def compile_(key, signature, device, *rest):
+            built = driver.launcher_cls(None, SimpleNamespace(
+                num_ctas=1, global_scratch_size=0, global_scratch_align=1, profile_scratch_size=0,
+                profile_scratch_align=1, launch_cooperative_grid=False, launch_pdl=False,
+            ))  # fmt: skip
+            made = SimpleNamespace(
+                run=built, function=next(numbers), packed_metadata=(4, 1, 0),
+                launch_metadata=lambda *_: None,
+            )  # fmt: skip
+            kernel.device_caches[device][0][key] = made
+            return made
+
+        return compile_
+
+    numbers, draw = itertools.count(), random.Random(0)
+    short = 0
+    for launch in (one for dtype in (torch.bfloat16, torch.float32) for one in usual(dtype)):
+        monkeypatch.setattr(launch.kernel, "_do_compile", not_compiled(launch.kernel))
+        for _ in range(400):
+            # Few changes at a time, so that variants are met again.
+            args = dict(launch.args)
+            for name in draw.sample(sorted(args), draw.randint(0, 3)):
+                args[name] = changed(args[name], draw)
+            short += check_as_jit(launch._replace(args=args), driver)
+    assert short > 2000
+
+
+def changed(value, draw):
+    if isinstance(value, torch.Tensor):
+        dtype = draw.choice((value.dtype, *DTYPES))
+        return memory(dtype, draw.choice((0, 8, 16, 24, 32)))
+    if isinstance(value, float):
+        return draw.choice((0.0, 1.0, 16.0, value))
+    return draw.choice(INTEGERS)
+
+
+def test_who_watches_launches_is_told_of_each(driver):
+    silu = usual()[-1]
+    seen = []
+    hook = triton.knobs.runtime.launch_enter_hook
+    silu.run()
+    hook.add(seen.append)
+    try:
+        silu.run()
+    finally:
+        hook.remove(seen.append)
+    silu.run()
+    assert driver.by_jit == 2
+    assert [any(noted.watchers) for noted in driver.launches] == [True, True, False]
+
+
+def test_arguments_in_another_order_are_named_to_the_jit(driver):
+    silu = usual()[-1]
+    turned = silu._replace(args=dict(reversed(silu.args.items())))
+    swapped = silu._replace(constants=dict(reversed(silu.constants.items())))
+    for launch in (turned, swapped):
+        assert check_as_jit(launch, driver) == 0
+    assert check_as_jit(silu, driver) == 1
+
+
+def test_every_launch_names_arguments_in_the_order_of_its_kernel():
+    for launch in usual():
+        assert [*launch.args, *launch.constants] == launch.kernel.arg_names
+    assert isinstance(usual()[0], Launch)
